@@ -1,0 +1,39 @@
+"""Three kinds of failure.
+
+1. `UserError`: somebody asked for what cannot be; one line that says what to do. Becomes an HTTP error or exit code 2.
+2. Refusals are values (`NoPages`, `NoBlocks`, in `memory`): expected, typed, handled by the caller.
+3. `assert` is for bugs of ours.
+"""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """What a user can cause and mend. `message` is one line; `param` names the offending field, if there is one."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        kind: str = "invalid_request_error",
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.param = param
+        self.code = code
+        self.kind = kind
+
+
+class ModelRefused(UserError):
+    """A checkpoint that cannot be served; the message says why and names the checkpoint."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="model_refused", param="model")
+
+
+class LawBroken(AssertionError):
+    """An accounting law does not hold: a bug of ours, never a user's doing."""

@@ -1,0 +1,228 @@
+"""What crosses between the proxy process and the instances: control only, never KV bytes.
+
+Each is an event to the core that receives it and an effect of the core that sends it. Encoded as msgpack by the
+transport. Messages about a request carry its `attempt`; a receiver drops those of another attempt (they come from a
+process that was lost in the meantime).
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from aegis.core.ids import InstanceId, ModelId, RequestId, SlabId
+from aegis.core.model import ModelSpec
+from aegis.core.request import FinishReason, Job, KvHandle, Token
+
+
+# --- to an instance ---------------------------------------------------------------------------------------------
+
+
+class AddModel(Struct, frozen=True, tag=True):
+    """Bind this model; answered by `ModelAdded` or `ModelFailed`."""
+
+    spec: ModelSpec
+
+
+class DropModel(Struct, frozen=True, tag=True):
+    """Forget this model; no job of it is left. Answered by `ModelDropped`."""
+
+    model: ModelId
+
+
+class Submit(Struct, frozen=True, tag=True):
+    """To a prefill instance: run this prefill, in group `group` (Aegaeon Alg. 1)."""
+
+    job: Job
+    group: int
+
+
+class Adopt(Struct, frozen=True, tag=True):
+    """To a decode instance: go on from here. `tokens` are all generated so far, those of `job.sent` included."""
+
+    job: Job
+    tokens: tuple[int, ...]
+    kv: KvHandle
+
+
+class Cancel(Struct, frozen=True, tag=True):
+    """Free all the request holds here. Not answered."""
+
+    request: RequestId
+    attempt: int
+
+
+class ReleaseKv(Struct, frozen=True, tag=True):
+    """To the owner of a `KvHandle`: the blocks may be used again once `kv.ready` has passed (rule 3)."""
+
+    request: RequestId
+    attempt: int
+    kv: KvHandle
+
+
+class GrantSlabs(Struct, frozen=True, tag=True):
+    """The node leases these slabs of its host KV region. `refused` is true where there were fewer than asked for."""
+
+    slabs: tuple[SlabId, ...]
+    refused: bool = False
+
+
+class ForgetPeer(Struct, frozen=True, tag=True):
+    """This instance was lost: finish or drop every transfer from its slabs, then answer `PeerForgotten`."""
+
+    peer: InstanceId
+
+
+class Shutdown(Struct, frozen=True, tag=True):
+    """Finish the step in hand and exit 0."""
+
+
+ToInstance = AddModel | DropModel | Submit | Adopt | Cancel | ReleaseKv | GrantSlabs | ForgetPeer | Shutdown
+
+
+# --- from an instance -------------------------------------------------------------------------------------------
+
+
+class Ready(Struct, frozen=True, tag=True):
+    """The engine is initialised; sent once per process."""
+
+    pid: int
+
+
+class ModelAdded(Struct, frozen=True, tag=True):
+    model: ModelId
+
+
+class ModelFailed(Struct, frozen=True, tag=True):
+    model: ModelId
+    reason: str
+
+
+class ModelDropped(Struct, frozen=True, tag=True):
+    model: ModelId
+
+
+class Started(Struct, frozen=True, tag=True):
+    """A prefill began."""
+
+    request: RequestId
+    attempt: int
+
+
+class Tokens(Struct, frozen=True, tag=True):
+    """Tokens `[first, first + len(tokens))` of the request. With `finish` set nothing follows."""
+
+    request: RequestId
+    attempt: int
+    first: int
+    tokens: tuple[Token, ...]
+    finish: FinishReason | None = None
+
+
+class Prefilled(Struct, frozen=True, tag=True):
+    """The first token, and where the KV will be. Not sent when the first token was also the last (`Tokens` is)."""
+
+    request: RequestId
+    attempt: int
+    token: Token
+    kv: KvHandle
+    duration_ns: int
+
+
+class PromptLogprobs(Struct, frozen=True, tag=True):
+    """For `echo` with `logprobs`: one entry per prompt token from the second on; before the first token."""
+
+    request: RequestId
+    attempt: int
+    tokens: tuple[Token, ...]
+
+
+class KvArrived(Struct, frozen=True, tag=True):
+    """The decode instance holds the request's KV, or will once `kv.ready` (now its own event) has passed: the
+    previous owner may release it then."""
+
+    request: RequestId
+    attempt: int
+    kv: KvHandle
+
+
+class Phase(Struct, frozen=True, tag=True):
+    """A request's batch got or lost its turn."""
+
+    requests: tuple[RequestId, ...]
+    running: bool
+
+
+class GaveUp(Struct, frozen=True, tag=True):
+    """The instance gave the request's KV up (no memory for it anywhere): it has to be prefilled again."""
+
+    request: RequestId
+    attempt: int
+
+
+class Broken(Struct, frozen=True, tag=True):
+    """The request cannot be run here for a reason that trying again would not change."""
+
+    request: RequestId
+    attempt: int
+    reason: str
+
+
+class NeedSlabs(Struct, frozen=True, tag=True):
+    """Asks the node for host KV slabs."""
+
+    count: int
+
+
+class ReturnSlabs(Struct, frozen=True, tag=True):
+    slabs: tuple[SlabId, ...]
+
+
+class PeerForgotten(Struct, frozen=True, tag=True):
+    peer: InstanceId
+
+
+class SwitchDone(Struct, frozen=True, tag=True):
+    """A model became the running one. Nanoseconds by phase: `make_room` (victims released, pages mapped), `copy`
+    (waiting for the weights, 0 when prefetched), `kv` (waiting for the first request's KV)."""
+
+    model: ModelId
+    prefetched: bool
+    make_room_ns: int
+    copy_ns: int
+    kv_ns: int
+    nbytes: int
+
+
+class Telemetry(Struct, frozen=True, tag=True):
+    """Counters since the process started and gauges of now; sent a few times a second while anything changes.
+
+    Names of counters end in `_total`. `accounts` are pages, slabs and blocks as `{"device_pages_free": …}`.
+    """
+
+    running_model: ModelId | None
+    resident: tuple[ModelId, ...]
+    queued: int
+    running: int
+    counters: dict[str, int]
+    accounts: dict[str, int]
+
+
+FromInstance = (
+    Ready
+    | ModelAdded
+    | ModelFailed
+    | ModelDropped
+    | Started
+    | Tokens
+    | Prefilled
+    | PromptLogprobs
+    | KvArrived
+    | Phase
+    | GaveUp
+    | Broken
+    | NeedSlabs
+    | ReturnSlabs
+    | PeerForgotten
+    | SwitchDone
+    | Telemetry
+)

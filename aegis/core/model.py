@@ -1,0 +1,90 @@
+"""What the whole system knows of a model: its manifest, the shape of its KV cache, its deadlines."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from aegis.core.ids import ModelId
+
+TENSOR_ALIGNMENT_BYTES = 256
+
+
+class TensorEntry(Struct, frozen=True):
+    """One tensor of a weight image. Tied tensors are stored once: `names` lists every path it is bound to."""
+
+    names: tuple[str, ...]
+    dtype: str  # as torch prints it without the prefix: "float32", "bfloat16", "int64"
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    buffer: bool  # a module buffer (persistent or not) rather than a parameter
+
+
+class KvLayer(Struct, frozen=True):
+    """Per token, one layer caches `heads * (key_dim + value_dim)` elements."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+
+
+class KvShape(Struct, frozen=True):
+    """The KV cache of one model. Block-first: all layers, K then V, of one block are contiguous.
+
+    Within a block, layer l holds K as [block_tokens, heads, key_dim] and then V as [block_tokens, heads, value_dim].
+    """
+
+    layers: tuple[KvLayer, ...]
+    dtype: str
+    itemsize: int
+    block_tokens: int = 16
+
+    @property
+    def token_bytes(self) -> int:
+        return self.itemsize * sum(x.heads * (x.key_dim + x.value_dim) for x in self.layers)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.token_bytes * self.block_tokens
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_tokens)
+
+
+class Slo(Struct, frozen=True):
+    """Token i is due at `arrival + ttft + i * tbt` (Aegaeon §2.1)."""
+
+    ttft_ns: int = 10_000_000_000
+    tbt_ns: int = 100_000_000
+
+    def due_ns(self, arrival_ns: int, index: int) -> int:
+        return arrival_ns + self.ttft_ns + index * self.tbt_ns
+
+
+class Manifest(Struct, frozen=True):
+    """What an image directory says of itself (`manifest.json`). Beside it lie `image.bin`, `config.json` and,
+    where the checkpoint has one, `tokenizer.json` with its configuration."""
+
+    fingerprint: str
+    architecture: str  # transformers' class name
+    dtype: str
+    image_bytes: int
+    tensors: tuple[TensorEntry, ...]
+    kv: KvShape
+    context_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    hidden_size: int
+    intermediate_size: int
+    parameters: int
+
+
+class ModelSpec(Struct, frozen=True):
+    """A registered model as it travels to instances."""
+
+    model: ModelId
+    manifest: Manifest
+    directory: str  # the image directory
+    image_path: str  # bytes of the image: the host model cache if it has room, else `directory/image.bin`
+    root: str  # the checkpoint the user named
+    slo: Slo = Slo()

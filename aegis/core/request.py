@@ -1,0 +1,79 @@
+"""A request as the schedulers see it. The output length is not in it: nobody knows it (rule 2, no oracle)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from aegis.core.ids import BlockId, InstanceId, ModelId, RequestId
+
+
+class Sampling(Struct, frozen=True):
+    """How tokens are chosen. Greedy when `temperature` is 0. Ranges are checked at the proxy."""
+
+    max_tokens: int
+    seed: int = 0  # always set by the proxy; draw i uses the stream (seed, i), so batching cannot change it
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()  # the model's own end tokens included unless ignore_eos
+    logprobs: int | None = None  # alternatives to report per generated token
+    prompt_logprobs: int | None = None  # the same for the prompt (echo)
+
+
+class Token(Struct, frozen=True, array_like=True):
+    """A generated token; logprobs are of the distribution before temperature and truncation."""
+
+    id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Job(Struct, frozen=True):
+    """One sequence to run. A replay after a failure carries the tokens already sent as `sent`: they are prefilled with
+    the prompt, count towards max_tokens and penalties, and are never sent again."""
+
+    request: RequestId
+    attempt: int
+    model: ModelId
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    arrival_ns: int
+    sent: tuple[int, ...] = ()
+
+    @property
+    def prefill_tokens(self) -> int:
+        return len(self.prompt) + len(self.sent)
+
+    @property
+    def most_tokens(self) -> int:
+        """Positions the sequence can ever occupy."""
+        return len(self.prompt) + self.sampling.max_tokens
+
+
+class EventHandle(Struct, frozen=True, array_like=True):
+    """An event that any process of the node can query: passed once shared word `word` has reached `value`."""
+
+    word: int
+    value: int
+
+
+class KvHandle(Struct, frozen=True):
+    """Where a request's KV lies in the node's host slabs, and the event after which it is there."""
+
+    owner: InstanceId
+    blocks: tuple[BlockId, ...]
+    tokens: int
+    ready: EventHandle

@@ -1,0 +1,41 @@
+"""Named random streams derived from one seed by a stable hash: same seed and names, same draws, on any machine.
+
+The generator is SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA'14, Fig. 16).
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+_MASK = (1 << 64) - 1
+
+
+def derive(seed: int, *names: str | int) -> int:
+    """A 64-bit seed for the stream called `names`, independent of the order in which streams are made."""
+    text = "\x1f".join((str(seed), *map(str, names)))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+class Stream:
+    """One stream of draws."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, seed: int, *names: str | int) -> None:
+        self._state = derive(seed, *names)
+
+    def bits64(self) -> int:
+        self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
+        z = self._state
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        return z ^ (z >> 31)
+
+    def uniform(self) -> float:
+        """In [0, 1), 53 bits."""
+        return (self.bits64() >> 11) / (1 << 53)
+
+    def below(self, n: int) -> int:
+        """An integer in [0, n)."""
+        assert n > 0
+        return self.bits64() * n >> 64

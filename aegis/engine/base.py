@@ -1,0 +1,81 @@
+"""The engine protocol: runs batches of one model over paged KV, knows nothing of policies, queues or pages.
+
+An engine is initialised once per process. `attach` binds a model's parameters to its weight range, once for its life;
+which models' bytes are there at a moment is the caller's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from aegis.core.ids import BlockId, ModelId, RequestId
+from aegis.core.model import KvShape, ModelSpec
+from aegis.core.request import Sampling, Token
+
+
+class Row(Struct, frozen=True):
+    """One sequence in a decode step: `token`, the last one generated, goes to position `position`, whose KV is written
+    to `blocks[position // block_tokens]`. Positions `[0, position]` are attended to."""
+
+    request: RequestId
+    token: int
+    position: int
+    blocks: Sequence[BlockId]
+
+
+class Sampled(Struct, frozen=True):
+    """The next token of one row; with its prompt's logprobs after a prefill that asked for them."""
+
+    token: Token
+    prompt: tuple[Token, ...] = ()
+
+
+class Engine(Protocol):
+    """A backend. All calls come from one thread; steps return when their tokens are known."""
+
+    @property
+    def initialisations(self) -> int:
+        """How often the engine was initialised in this process: 1."""
+        ...
+
+    def attach(self, spec: ModelSpec, weights_base: int) -> None:
+        """Binds the model's parameters as views at `weights_base + tensor.offset`. Touches no byte there.
+
+        Raises ModelRefused where the backend cannot run it.
+        """
+        ...
+
+    def detach(self, model: ModelId) -> None: ...
+
+    def start(self, request: RequestId, prompt: Sequence[int], generated: Sequence[int], sampling: Sampling) -> None:
+        """Makes the sampler's state for a request (penalty counts, position of its random stream)."""
+        ...
+
+    def stop(self, request: RequestId) -> None:
+        """Forgets it; unknown requests are ignored."""
+        ...
+
+    def prefill(
+        self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: Sequence[BlockId]
+    ) -> Sampled:
+        """Runs positions `[0, len(tokens))`, writes their KV to `blocks`, samples the next token."""
+        ...
+
+    def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:
+        """One step for each row, in order."""
+        ...
+
+
+class KvRegion(Struct, frozen=True):
+    """The device's KV memory as an engine addresses it: block b of a shape lies at
+    `base + (b // per_slab) * slab_bytes + (b % per_slab) * block_bytes`, `per_slab = slab_bytes // block_bytes`."""
+
+    base: int
+    nbytes: int
+    slab_bytes: int
+
+    def blocks_per_slab(self, shape: KvShape) -> int:
+        return self.slab_bytes // shape.block_bytes
