@@ -13,7 +13,6 @@ from aegis.core.ids import InstanceId, ModelId, RequestId, SlabId
 from aegis.core.model import ModelSpec
 from aegis.core.request import FinishReason, Job, KvHandle, Token
 
-
 # --- to an instance ---------------------------------------------------------------------------------------------
 
 
@@ -52,11 +51,10 @@ class Cancel(Struct, frozen=True, tag=True):
 
 
 class ReleaseKv(Struct, frozen=True, tag=True):
-    """To the owner of a `KvHandle`: the blocks may be used again once `kv.ready` has passed (rule 3)."""
+    """To the owner of the request's `KvHandle`: nobody reads the blocks any more."""
 
     request: RequestId
     attempt: int
-    kv: KvHandle
 
 
 class GrantSlabs(Struct, frozen=True, tag=True):
@@ -136,9 +134,9 @@ class PromptLogprobs(Struct, frozen=True, tag=True):
     tokens: tuple[Token, ...]
 
 
-class KvArrived(Struct, frozen=True, tag=True):
-    """The decode instance holds the request's KV, or will once `kv.ready` (now its own event) has passed: the
-    previous owner may release it then."""
+class KvReleased(Struct, frozen=True, tag=True):
+    """Who adopted a `KvHandle` is done with it: the KV has arrived, or is no longer wanted. Forwarded to the owner as
+    `ReleaseKv`, whatever became of the request meanwhile."""
 
     request: RequestId
     attempt: int
@@ -216,7 +214,7 @@ FromInstance = (
     | Tokens
     | Prefilled
     | PromptLogprobs
-    | KvArrived
+    | KvReleased
     | Phase
     | GaveUp
     | Broken

@@ -28,7 +28,7 @@ class KvLayer(Struct, frozen=True):
     value_dim: int
 
 
-class KvShape(Struct, frozen=True):
+class KvShape(Struct, frozen=True, cache_hash=True):
     """The KV cache of one model. Block-first: all layers, K then V, of one block are contiguous.
 
     Within a block, layer l holds K as [block_tokens, heads, key_dim] and then V as [block_tokens, heads, value_dim].

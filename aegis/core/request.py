@@ -62,6 +62,12 @@ class Job(Struct, frozen=True):
         """Positions the sequence can ever occupy."""
         return len(self.prompt) + self.sampling.max_tokens
 
+    def finish(self, index: int, token: int) -> FinishReason | None:
+        """Why generated token number `index` is the last, if it is. Stop tokens count from min_tokens on."""
+        if index >= self.sampling.min_tokens and token in self.sampling.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if index + 1 >= self.sampling.max_tokens else None
+
 
 class EventHandle(Struct, frozen=True, array_like=True):
     """An event that any process of the node can query: passed once shared word `word` has reached `value`."""

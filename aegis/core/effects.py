@@ -1,0 +1,120 @@
+"""What an instance core asks its shell to do. Performed in order; a `Run…` is always the last of a list and is answered
+by exactly one `Stepped`. Copies are answered by `Progress`; the rest is done when the shell returns to the core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from aegis.core.ids import BlockId, ModelId, PageId, RequestId, SlabId
+from aegis.core.messages import FromInstance
+from aegis.core.model import KvShape
+from aegis.core.request import EventHandle, Job
+
+
+class StreamName(StrEnum):
+    """The streams of an instance beside its compute."""
+
+    WEIGHTS = "weights"
+    SWAP_IN = "swap_in"
+    SWAP_OUT = "swap_out"
+
+
+@dataclass(frozen=True, slots=True)
+class MapKv:
+    """Back this slab of the device's KV range with these pages."""
+
+    slab: SlabId
+    pages: tuple[PageId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UnmapKv:
+    slab: SlabId
+
+
+@dataclass(frozen=True, slots=True)
+class MapWeights:
+    """Back the model's range with these pages."""
+
+    model: ModelId
+    pages: tuple[PageId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UnmapWeights:
+    model: ModelId
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWeights:
+    """Copy the model's image to its range on the weights stream; `event` is what that copy will be."""
+
+    model: ModelId
+    event: EventHandle
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlocks:
+    """Copy KV blocks between device and host slabs, `(source, destination)` each, once `after` has passed."""
+
+    stream: StreamName
+    shape: KvShape
+    pairs: tuple[tuple[BlockId, BlockId], ...]
+    after: EventHandle | None
+    event: EventHandle
+
+
+@dataclass(frozen=True, slots=True)
+class RunPrefill:
+    job: Job
+    blocks: tuple[BlockId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    request: RequestId
+    token: int
+    position: int
+    blocks: list[BlockId]  # the core's own table; read at once, never kept
+
+
+@dataclass(frozen=True, slots=True)
+class RunDecode:
+    model: ModelId
+    rows: tuple[DecodeRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """Make the sampler's state for a sequence that arrives with tokens already generated."""
+
+    job: Job
+    generated: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Untrack:
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """To the proxy."""
+
+    message: FromInstance
+
+
+Effect = (
+    MapKv
+    | UnmapKv
+    | MapWeights
+    | UnmapWeights
+    | LoadWeights
+    | CopyBlocks
+    | RunPrefill
+    | RunDecode
+    | Track
+    | Untrack
+    | Send
+)

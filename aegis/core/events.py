@@ -1,0 +1,30 @@
+"""What a shell tells an instance core, beside the messages of `aegis.core.messages`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aegis.core.effects import StreamName
+from aegis.core.messages import ToInstance
+from aegis.core.request import Token
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The stream has completed all its copies up to and including number `value`."""
+
+    stream: StreamName
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The tokens of the step that was asked for last, one per row and in its order; `prompt` after a prefill that
+    wanted its prompt's logprobs."""
+
+    tokens: tuple[Token, ...]
+    duration_ns: int
+    prompt: tuple[Token, ...] = ()
+
+
+InstanceEvent = ToInstance | Progress | Stepped

@@ -1,0 +1,56 @@
+"""Weighted round-robin decoding (Aegaeon §4.3, Algorithm 2, eq. 2 and 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aegis.core.clock import NS_PER_S
+from aegis.core.ids import InstanceId, ModelId
+from aegis.core.views import BatchView, ListView, Turn
+
+_ALPHA_FLOOR = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedRoundRobin:
+    """(1) A request joins a batch of its model that has room, else the instance with the shortest work list;
+    (2) a round gives each batch the quota of eq. 2, batches of one model side by side."""
+
+    q_max_ns: int = 4 * NS_PER_S
+
+    def place(self, model: ModelId, lists: Sequence[ListView]) -> InstanceId:
+        for view in lists:
+            if model in view.open_models:
+                return view.instance
+        return min(lists, key=lambda view: (view.batches, view.instance)).instance
+
+    def plan(self, batches: Sequence[BatchView]) -> list[Turn]:
+        order = _side_by_side(batches)
+        return [Turn(b.batch, q) for b, q in zip(order, quotas_ns(order, self.q_max_ns), strict=True)]
+
+
+def quotas_ns(batches: Sequence[BatchView], q_max_ns: int) -> list[int]:
+    """Eq. 2 and 3. With n_k = d_k / t_k and c the sum of the switches of all models in the list,
+
+    α = max(c / (min n · Q_MAX) + Σ 1/n_k, 0.5) and q_i = c / (n_i (α − Σ 1/n_k)).
+
+    Where nothing has to be switched (one model), c is 0 and eq. 2 has no answer: the quota is Q_MAX. So it is where
+    α − Σ 1/n vanishes otherwise.
+    """
+    switch_ns = {b.model: b.switch_ns for b in batches}
+    c = sum(switch_ns.values()) if len(switch_ns) > 1 else 0
+    n = [b.tbt_ns / b.step_ns for b in batches]
+    share = sum(1 / x for x in n)
+    alpha = max(c / (min(n) * q_max_ns) + share, _ALPHA_FLOOR)
+    if c == 0 or alpha <= share:
+        return [q_max_ns] * len(batches)
+    return [round(c / (x * (alpha - share))) for x in n]
+
+
+def _side_by_side(batches: Sequence[BatchView]) -> list[BatchView]:
+    """Batches of one model adjacent, models in the order of their first batch."""
+    first: dict[ModelId, int] = {}
+    for index, batch in enumerate(batches):
+        first.setdefault(batch.model, index)
+    return sorted(batches, key=lambda b: first[b.model])

@@ -1,0 +1,191 @@
+"""Sequences of a decode instance and where their KV is: in host slabs, arriving, or on the device.
+
+Whoever holds a `KvHandle` of another instance releases it exactly once: when the KV has arrived or is not wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from aegis.core.ids import BlockId, InstanceId, SlabId
+from aegis.core.messages import FromInstance, GaveUp, GrantSlabs, KvReleased, NeedSlabs
+from aegis.core.model import ModelSpec
+from aegis.core.request import EventHandle, Job, KvHandle
+from memory.ledger import Ledger
+from memory.slabs import NoBlocks
+
+
+class Where(Enum):
+    """Of a sequence's KV. Being moved out is HOST already: a swap-in waits for the swap-out's event (rule 2)."""
+
+    HOST = "host"
+    ARRIVING = "arriving"
+    DEVICE = "device"
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the process started."""
+
+    switches: int = 0
+    preemptions: int = 0
+    prefetches: int = 0
+    steps: int = 0
+    generated_tokens: int = 0
+    swap_in_bytes: int = 0
+    swap_out_bytes: int = 0
+    given_up: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`cached` positions of KV exist; the last of `tokens` is not among them."""
+
+    job: Job
+    tokens: list[int]
+    cached: int
+    spec: ModelSpec
+    handle: KvHandle | None  # set while another instance's slabs hold the KV
+    where: Where = Where.HOST
+    device: list[BlockId] = field(default_factory=list)
+    host: tuple[BlockId, ...] = ()  # our own host blocks
+    arrival: EventHandle | None = None  # the swap-in under way
+    saved: EventHandle | None = None  # the swap-out that filled `host`
+    running: bool = False
+    gone: bool = False
+
+    def blocks_now(self) -> int:
+        """Blocks the next step needs."""
+        return self.spec.manifest.kv.blocks_for(self.cached + 1)
+
+    def blocks_ahead(self, lookahead: int) -> int:
+        shape = self.spec.manifest.kv
+        return min(shape.blocks_for(self.cached) + lookahead, shape.blocks_for(self.job.most_tokens))
+
+
+class KvStore:
+    """Moves sequences' KV between host and device, on the ledger's books."""
+
+    def __init__(self, ledger: Ledger, counters: Counters, send: Callable[[FromInstance], None]) -> None:
+        self._ledger = ledger
+        self._counters = counters
+        self._send = send
+        self._asked = False
+        self._refused = False
+        self._departing: list[tuple[Sequence, KvHandle, EventHandle]] = []  # dropped while arriving
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an answer to a request for host slabs will come."""
+        return self._asked and not self._refused
+
+    def capacity(self, spec: ModelSpec) -> int:
+        """Blocks the device can hold for a model while its weights are in."""
+        budget = self._ledger.budget
+        pages = budget.pages - budget.weight_pages(spec.manifest.image_bytes)
+        return pages // budget.pages_per_slab * self._ledger.device.per_slab(spec.manifest.kv)
+
+    def bring_in(self, sequence: Sequence) -> None:
+        """Starts the swap-in; the device must have room for `blocks_now`."""
+        shape = sequence.spec.manifest.kv
+        source = sequence.handle.blocks if sequence.handle else sequence.host
+        after = sequence.handle.ready if sequence.handle else sequence.saved
+        device = self._ledger.device.alloc(shape, sequence.blocks_now())
+        assert not isinstance(device, NoBlocks) and after is not None
+        sequence.device = list(device)
+        sequence.where = Where.ARRIVING
+        sequence.arrival = self._ledger.copy_in(shape, source, device[: len(source)], after)
+        self._counters.swap_in_bytes += shape.block_bytes * len(source)
+
+    def settle(self, sequence: Sequence) -> None:
+        """Rule 1: once its own swap-in has passed, the sequence may join a step."""
+        if sequence.where is not Where.ARRIVING or sequence.arrival is None:
+            return
+        if not self._ledger.transfers.passed(sequence.arrival):
+            return
+        shape = sequence.spec.manifest.kv
+        self._ledger.device.commit(shape, sequence.device)
+        sequence.where, sequence.arrival = Where.DEVICE, None
+        self._release_host(sequence)
+
+    def grow(self, sequence: Sequence, blocks: int) -> bool:
+        shape = sequence.spec.manifest.kv
+        more = self._ledger.device.alloc(shape, blocks)
+        if isinstance(more, NoBlocks):
+            return False
+        self._ledger.device.commit(shape, more)
+        sequence.device += more
+        return True
+
+    def put_away(self, sequence: Sequence, give_up: Callable[[Sequence], None]) -> bool:
+        """Moves the KV to host slabs; the room comes with an event. With no slab to be had the sequence is given up and
+        prefilled again: true then, for its room is there at once."""
+        shape = sequence.spec.manifest.kv
+        keep = shape.blocks_for(sequence.cached)
+        host = self._ledger.host.alloc(shape, keep)
+        if isinstance(host, NoBlocks):
+            return self._do_without(sequence, host, give_up)
+        sequence.saved = self._ledger.copy_out(shape, sequence.device[:keep], host)
+        self._ledger.device.free_after(shape, sequence.device, sequence.saved)
+        self._ledger.host.commit(shape, host)
+        self._counters.swap_out_bytes += shape.block_bytes * keep
+        sequence.host, sequence.device, sequence.where = host, [], Where.HOST
+        return False
+
+    def drop(self, sequence: Sequence) -> None:
+        """Frees all the sequence holds; what a transfer still touches goes to the move lists (rule 3)."""
+        shape, device, host = sequence.spec.manifest.kv, self._ledger.device, self._ledger.host
+        if sequence.arrival is not None:
+            device.free_after(shape, sequence.device, sequence.arrival)
+            if sequence.handle:
+                self._departing.append((sequence, sequence.handle, sequence.arrival))
+            host.free_after(shape, sequence.host, sequence.arrival)
+        else:
+            device.free(shape, sequence.device)
+            self._release_host(sequence)
+        sequence.device, sequence.host, sequence.handle = [], (), None
+
+    def granted(self, event: GrantSlabs) -> None:
+        self._ledger.grant(event.slabs)
+        self._refused = event.refused
+        self._asked = event.refused
+
+    def surplus_slabs(self) -> tuple[SlabId, ...]:
+        return () if self._asked else self._ledger.surplus_slabs()
+
+    def release_departed(self) -> None:
+        """Handles of sequences that were dropped while arriving, once nothing reads from them."""
+        passed = self._ledger.transfers.passed
+        for sequence, handle, event in self._departing:
+            if passed(event):
+                self._send(KvReleased(sequence.job.request, sequence.job.attempt, handle))
+        self._departing = [departing for departing in self._departing if not passed(departing[2])]
+
+    def reads_from(self, peer: InstanceId) -> bool:
+        """Whether a transfer from the peer's slabs is under way."""
+        return any(handle.owner == peer for _, handle, _ in self._departing)
+
+    def _do_without(self, sequence: Sequence, lacking: NoBlocks, give_up: Callable[[Sequence], None]) -> bool:
+        if self._refused:
+            self._counters.given_up += 1
+            give_up(sequence)
+            self._send(GaveUp(sequence.job.request, sequence.job.attempt))
+            return True
+        if not self._asked:
+            self._asked = True
+            self._send(NeedSlabs(lacking.slabs))
+        return False
+
+    def _release_host(self, sequence: Sequence) -> None:
+        if sequence.handle:
+            self._send(KvReleased(sequence.job.request, sequence.job.attempt, sequence.handle))
+            sequence.handle = None
+        if sequence.host:
+            assert sequence.saved is not None
+            if self._ledger.transfers.passed(sequence.saved):
+                self._ledger.host.free(sequence.spec.manifest.kv, sequence.host)
+            else:
+                self._ledger.host.free_after(sequence.spec.manifest.kv, sequence.host, sequence.saved)
+            sequence.host = ()
