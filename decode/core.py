@@ -390,7 +390,7 @@ class DecodeCore:
 
     def _add_model(self, event: AddModel) -> None:
         spec = event.spec
-        if self.ledger.add_model(spec) is None:
+        if not self.ledger.add_model(spec):
             self._send(ModelFailed(spec.model, "no address space is left"))
             return
         self._latency[spec.model] = Latency(spec.manifest, self._hardware)

@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from aegis.core.effects import CopyBlocks, Effect, LoadWeights, MapKv, MapWeights, StreamName, UnmapKv, UnmapWeights
+from aegis.core.effects import (
+    Bind,
+    CopyBlocks,
+    Effect,
+    LoadWeights,
+    MapKv,
+    MapWeights,
+    StreamName,
+    Unbind,
+    UnmapKv,
+    UnmapWeights,
+)
 from aegis.core.errors import LawBroken
 from aegis.core.ids import BlockId, ModelId, PageId, SlabId
 from aegis.core.model import KvShape, ModelSpec
@@ -129,14 +140,16 @@ class Ledger:
         self.device = SlabPool(budget.slab_bytes, self._device_slabs)
         self.host = SlabPool(budget.slab_bytes, self._leases)
 
-    def add_model(self, spec: ModelSpec) -> int | None:
-        """Gives the model its permanent offset, in pages; None when the address space is used up."""
+    def add_model(self, spec: ModelSpec) -> bool:
+        """Gives the model its permanent range; false when the address space is used up."""
         assert spec.model not in self.specs
         offset = self._ranges.place(spec.model, self.budget.weight_pages(spec.manifest.image_bytes))
-        if offset is not None:
-            self.specs[spec.model] = spec
-            self.weights.add(spec.model)
-        return offset
+        if offset is None:
+            return False
+        self.specs[spec.model] = spec
+        self.weights.add(spec.model)
+        self.effects.append(Bind(spec, offset))
+        return True
 
     def drop_model(self, model: ModelId) -> None:
         """The model must not be loading and no block of its sequences be left."""
@@ -145,6 +158,7 @@ class Ledger:
         self.weights.remove(model)
         self._ranges.release(model)
         del self.specs[model]
+        self.effects.append(Unbind(model))
 
     def load(self, model: ModelId, expendable: Sequence[ModelId], *, spare: int = 0) -> EventHandle | NoPages:
         """Starts bringing the model in, evicting from `expendable` as far as needed. Promotion later is free."""

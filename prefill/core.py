@@ -179,7 +179,7 @@ class PrefillCore:
     def _add_model(self, event: AddModel) -> None:
         added = self.ledger.add_model(event.spec)
         model = event.spec.model
-        self._send(ModelAdded(model) if added is not None else ModelFailed(model, "no address space is left"))
+        self._send(ModelAdded(model) if added else ModelFailed(model, "no address space is left"))
 
     def _advance(self, now_ns: int) -> None:
         self._drop_models()

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from aegis.core.ids import BlockId, ModelId, PageId, RequestId, SlabId
 from aegis.core.messages import FromInstance
-from aegis.core.model import KvShape
+from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import EventHandle, Job
 
 
@@ -18,6 +18,20 @@ class StreamName(StrEnum):
     WEIGHTS = "weights"
     SWAP_IN = "swap_in"
     SWAP_OUT = "swap_out"
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """Bind the model's parameters to its permanent range, `offset_pages` into the weights' address space. A backend
+    that refuses is answered with `DropModel`, and the `ModelAdded` that follows becomes a `ModelFailed`."""
+
+    spec: ModelSpec
+    offset_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unbind:
+    model: ModelId
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +120,9 @@ class Send:
 
 
 Effect = (
-    MapKv
+    Bind
+    | Unbind
+    | MapKv
     | UnmapKv
     | MapWeights
     | UnmapWeights

@@ -1,0 +1,80 @@
+"""Performs the effects of an instance core, in order, on its engine, its memory and its link."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aegis.core.effects import Bind, Effect, RunDecode, RunPrefill, Send, Track, Unbind, Untrack
+from aegis.core.errors import UserError
+from aegis.core.events import InstanceEvent, Stepped
+from aegis.core.ids import ModelId
+from aegis.core.messages import DropModel, FromInstance, ModelAdded, ModelFailed
+from aegis.device.mover import Mover
+from aegis.engine.base import Engine
+from aegis.runtime.link import InstanceLink
+from decode.worker import DecodeWorker
+from prefill.worker import PrefillWorker
+
+
+class Hands:
+    """What a core decides, done."""
+
+    def __init__(self, engine: Engine, mover: Mover, link: InstanceLink, worker: PrefillWorker | DecodeWorker) -> None:
+        self._engine = engine
+        self._mover = mover
+        self._link = link
+        self._worker = worker
+        self._refused: dict[ModelId, str] = {}
+
+    def perform(self, effects: Sequence[Effect]) -> list[InstanceEvent]:
+        """Returns what the core has to be told next. Messages leave before a step begins, in one batch."""
+        outbox: list[FromInstance] = []
+        answers: list[InstanceEvent] = []
+        for effect in effects:
+            match effect:
+                case Send(message):
+                    outbox.append(self._checked(message))
+                case RunPrefill() | RunDecode():
+                    self._flush(outbox)
+                    answers.append(self._step(effect))
+                case Track(job, generated):
+                    self._engine.start(job.request, job.prompt, generated, job.sampling)
+                case Untrack(request):
+                    self._engine.stop(request)
+                case Bind(spec):
+                    self._mover.perform(effect)
+                    if not self._attach(effect):
+                        answers.append(DropModel(spec.model))
+                case Unbind(model):
+                    self._engine.detach(model)
+                    self._mover.perform(effect)
+                case _:
+                    self._mover.perform(effect)
+        self._flush(outbox)
+        return answers
+
+    def _step(self, effect: RunPrefill | RunDecode) -> Stepped:
+        match self._worker, effect:
+            case PrefillWorker() as worker, RunPrefill():
+                return worker.step(effect)
+            case DecodeWorker() as worker, RunDecode():
+                return worker.step(effect)
+        raise AssertionError(f"{type(effect).__name__} is not for {type(self._worker).__name__}")
+
+    def _attach(self, bind: Bind) -> bool:
+        try:
+            self._engine.attach(bind.spec, self._mover.weights_base(bind))
+        except UserError as error:
+            self._refused[bind.spec.model] = error.message
+            return False
+        return True
+
+    def _checked(self, message: FromInstance) -> FromInstance:
+        if isinstance(message, ModelAdded) and message.model in self._refused:
+            return ModelFailed(message.model, self._refused.pop(message.model))
+        return message
+
+    def _flush(self, outbox: list[FromInstance]) -> None:
+        if outbox:
+            self._link.send(outbox)
+            outbox.clear()

@@ -1,0 +1,155 @@
+"""The process of one instance: initialises its engine once, then lets its core decide and its hands do.
+
+Started as `python -m aegis.runtime.instance` with its settings as JSON on standard input.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict
+
+import msgspec
+
+from aegis.core.clock import Clock
+from aegis.core.effects import StreamName
+from aegis.core.errors import UserError
+from aegis.core.estimators import Hardware
+from aegis.core.events import InstanceEvent
+from aegis.core.messages import Ready, Shutdown, Telemetry
+from aegis.device.mover import Mover
+from aegis.device.open import open_device
+from aegis.device.shared_words import SharedWords
+from aegis.engine.base import KvRegion
+from aegis.engine.transformers_engine import TransformersEngine
+from aegis.runtime.clock import MonotonicClock
+from aegis.runtime.hands import Hands
+from aegis.runtime.instance_settings import InstanceSettings
+from aegis.runtime.link import InstanceLink
+from decode.core import DecodeCore
+from decode.policy import WeightedRoundRobin
+from decode.worker import DecodeWorker
+from memory.ledger import Budget, Ledger
+from prefill.core import PrefillCore
+from prefill.worker import PrefillWorker
+
+ADDRESS_PAGES = 1 << 22
+"""Address space for weights: 8 TiB of 2 MiB pages. It costs nothing until something is mapped."""
+
+_TELEMETRY_NS = 200_000_000
+_IDLE_MS = 100
+_TRANSFER_POLL_S = 0.0001
+
+
+class Instance:
+    """Core, hands and link of this process."""
+
+    def __init__(self, settings: InstanceSettings) -> None:
+        self._settings = settings
+        self._clock: Clock = MonotonicClock()
+        self._link = InstanceLink(settings.address, settings.identity)
+        words = SharedWords.open(settings.words_path)
+        self._device = open_device(
+            settings.device,
+            settings.device_memory_bytes,
+            words,
+            stream_words=settings.words,
+        )
+        host = self._device.open_host(settings.host_kv_path, writable=True)
+        self._mover = Mover(self._device, host, slab_bytes=settings.slab_bytes, address_pages=ADDRESS_PAGES)
+        self._engine = TransformersEngine(
+            KvRegion(self._mover.kv.base, self._mover.kv.nbytes, settings.slab_bytes), device=settings.device
+        )
+        self._core = self._make_core()
+        self._hands = Hands(self._engine, self._mover, self._link, self._make_worker())
+        self._reported: Telemetry | None = None
+        self._report_due_ns = 0
+
+    def serve(self) -> None:
+        """Until `Shutdown`. One event at a time: messages first, then what the streams completed, then the step's."""
+        self._link.send([Ready(os.getpid())])
+        pending: list[InstanceEvent] = []
+        while True:
+            events: list[InstanceEvent] = [*self._receive(waiting=not pending), *self._mover.progress(), *pending]
+            pending = []
+            for event in events:
+                if isinstance(event, Shutdown):
+                    return
+                pending += self._hands.perform(self._core.on(event, self._clock.now_ns()))
+                if self._settings.check_laws:
+                    self._core.ledger.check()
+            self._report()
+
+    def close(self) -> None:
+        self._device.close()
+        self._link.close()
+
+    def _receive(self, *, waiting: bool) -> list[InstanceEvent]:
+        if not waiting:
+            return list(self._link.receive(0))
+        if not self._mover.in_flight:
+            return list(self._link.receive(_IDLE_MS))
+        messages = self._link.receive(0)
+        if not messages:
+            time.sleep(_TRANSFER_POLL_S)
+        return list(messages)
+
+    def _make_core(self) -> PrefillCore | DecodeCore:
+        settings = self._settings
+        budget = Budget(
+            pages=self._device.page_count,
+            page_bytes=self._device.page_bytes,
+            slab_bytes=settings.slab_bytes,
+            host_slabs=settings.host_slabs,
+            instances=settings.instances,
+        )
+        ledger = Ledger(budget, {name: self._mover.words[name] for name in StreamName}, address_pages=ADDRESS_PAGES)
+        if settings.prefill:
+            return PrefillCore(settings.instance, ledger)
+        return DecodeCore(settings.instance, ledger, WeightedRoundRobin(settings.q_max_ns), Hardware())
+
+    def _make_worker(self) -> PrefillWorker | DecodeWorker:
+        if self._settings.prefill:
+            return PrefillWorker(self._engine, self._clock)
+        return DecodeWorker(self._engine, self._clock)
+
+    def _report(self) -> None:
+        now_ns = self._clock.now_ns()
+        if now_ns < self._report_due_ns:
+            return
+        self._report_due_ns = now_ns + _TELEMETRY_NS
+        core = self._core
+        counters = {f"{name}_total": value for name, value in asdict(core.counters).items()}
+        counters["engine_initialisations_total"] = self._engine.initialisations
+        resident, accounts = core.ledger.weights.resident(), core.ledger.accounts()
+        report = Telemetry(core.active, resident, core.queued, core.running, counters, accounts)
+        if report != self._reported:
+            self._reported = report
+            self._link.send([report])
+
+
+def main() -> int:
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
+    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=InstanceSettings)
+    try:
+        instance = Instance(settings)
+    except UserError as error:
+        sys.stderr.write(f"aegis: {settings.instance}: {error.message}\n")
+        return 2
+    instance.serve()
+    instance.close()
+    return 0
+
+
+def _die_with_parent() -> None:
+    """A launcher that is killed outright leaves no orphans (prctl PR_SET_PDEATHSIG, Linux)."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

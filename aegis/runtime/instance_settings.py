@@ -1,0 +1,30 @@
+"""What the launcher tells an instance's process, as JSON on its standard input."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from aegis.core.ids import InstanceId
+
+
+class InstanceSettings(Struct, frozen=True, kw_only=True):
+    """All an instance has to be told. `words` are the shared words its streams may use, one each."""
+
+    instance: InstanceId
+    incarnation: int
+    prefill: bool
+    address: str
+    words_path: str
+    words: tuple[int, ...]
+    host_kv_path: str
+    device: str
+    device_memory_bytes: int
+    slab_bytes: int
+    host_slabs: int
+    instances: int
+    q_max_ns: int
+    check_laws: bool = False
+
+    @property
+    def identity(self) -> str:
+        return f"{self.instance}/{self.incarnation}"

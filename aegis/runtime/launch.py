@@ -1,0 +1,223 @@
+"""`aegis launch`: instances, registration, HTTP, and their orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+
+from aegis.config import Config, ModelEntry
+from aegis.core.clock import NS_PER_MS, NS_PER_S
+from aegis.core.errors import ModelRefused, UserError
+from aegis.core.ids import InstanceId, ModelId
+from aegis.core.model import Slo
+from aegis.device.host_memory import SharedMemory
+from aegis.device.shared_words import SharedWords
+from aegis.models.cache import default_cache_dir
+from aegis.models.sources import Source, read_sources
+from aegis.runtime.clock import MonotonicClock
+from aegis.runtime.image_cache import ImageCache
+from aegis.runtime.instance_settings import InstanceSettings
+from aegis.runtime.link import ProxyLink
+from aegis.runtime.market import LiveMarket, LiveModel, new_session_core
+from aegis.runtime.pool import WORDS, Pool
+from aegis.telemetry import logs
+from memory.ledger import Budget
+from proxy.http.app import create_app
+from proxy.http.server import make_server
+
+PAGE_BYTES = 2 << 20
+_START_S = 120.0
+
+
+def main(config: Config) -> int:
+    """Serves until SIGINT or SIGTERM. Returns the exit code; raises UserError for what the user can mend."""
+    logs.setup(config.server.log_level)
+    listener = _listen(config.server.host, config.server.port)
+    sources = _sources(config)
+    return uvloop.run(_serve(config, listener, sources))
+
+
+async def _serve(config: Config, listener: socket.socket, sources: list[Source]) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    console = Console(stderr=True)
+    async with _market(config) as market:
+        started = asyncio.create_task(_bring_up(market, sources, console))
+        if not await _first(started, stop):
+            return 130
+        server = make_server(create_app(market), host=config.server.host, port=listener.getsockname()[1], shutdown_s=5)
+        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        serving = asyncio.create_task(server.serve([listener]))
+        _announce(console, market, listener)
+        await _first(serving, stop)
+        market.draining = True
+        server.should_exit = True
+        await serving
+    return 0
+
+
+async def _first(task: asyncio.Task[None], stop: asyncio.Event) -> bool:
+    """Whether the task ended before the stop; otherwise it goes on. Raises what the task raised."""
+    waiting = asyncio.create_task(stop.wait())
+    await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if task.done():
+        task.result()
+        return True
+    return False
+
+
+@asynccontextmanager
+async def _market(config: Config) -> AsyncIterator[LiveMarket]:
+    """The market with its processes, which are gone afterwards whatever happens."""
+    budget, names = _budget(config), _instances(config)
+    words = SharedWords.create(WORDS)
+    kv = SharedMemory.create(budget.host_slabs * budget.slab_bytes, "kv")
+    images = ImageCache(config.memory.host - kv.nbytes)
+    with tempfile.TemporaryDirectory(prefix="aegis-") as directory:
+        address = f"ipc://{directory}/instances"
+        link = ProxyLink(address)
+        q_max_ns = round(config.scheduling.decode.q_max_s * NS_PER_S)
+        market = LiveMarket(
+            new_session_core(config.scheduling.prefill.max_group_size, q_max_ns),
+            budget,
+            images,
+            link,
+            MonotonicClock(),
+            dtype=config.dtype,
+            cache_dir=default_cache_dir(),
+            default_slo=_slo(config),
+        )
+        template = InstanceSettings(
+            instance=InstanceId(""),
+            incarnation=0,
+            prefill=False,
+            address=address,
+            words_path=words.path,
+            words=(),
+            host_kv_path=kv.path,
+            device=config.device,
+            device_memory_bytes=config.memory.device,
+            slab_bytes=budget.slab_bytes,
+            host_slabs=budget.host_slabs,
+            instances=len(names),
+            q_max_ns=q_max_ns,
+            check_laws=config.memory.debug,
+        )
+        pool = market.pool = Pool(template, names, link, words, market.lost)
+        listening = asyncio.create_task(market.listen())
+        try:
+            await pool.start()
+            yield market
+        finally:
+            await pool.close()
+            listening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await listening
+            link.close()
+            images.close()
+
+
+def _budget(config: Config) -> Budget:
+    """Half of the host memory is for KV, half for cached weights."""
+    names = _instances(config)
+    budget = Budget(
+        pages=config.memory.device // PAGE_BYTES,
+        page_bytes=PAGE_BYTES,
+        slab_bytes=config.memory.slab,
+        host_slabs=config.memory.host // 2 // config.memory.slab,
+        instances=len(names),
+    )
+    if budget.host_slabs < 2 * len(names):
+        raise UserError(
+            f"--host-memory holds {budget.host_slabs} KV slabs, {len(names)} instances need {2 * len(names)}; raise it"
+        )
+    return budget
+
+
+def _instances(config: Config) -> dict[InstanceId, bool]:
+    prefills = {InstanceId(f"prefill-{i}"): True for i in range(config.instances.prefill)}
+    return prefills | {InstanceId(f"decode-{i}"): False for i in range(config.instances.decode)}
+
+
+def _slo(config: Config) -> Slo:
+    return Slo(round(config.slo.ttft_ms * NS_PER_MS), round(config.slo.tbt_ms * NS_PER_MS))
+
+
+def _sources(config: Config) -> list[Source]:
+    sources = [_source(ModelId(name), entry, config) for name, entry in config.models.items()]
+    sources += read_sources(config.sources, default_slo=_slo(config))
+    if config.serves_demo:
+        from aegis.models.demo import demo_models, make_market
+
+        make_market()
+        sources += demo_models(default_cache_dir())
+    names = [source.model for source in sources]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two models are named '{name}'; rename one", param="models")
+    return sources
+
+
+def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
+    ttft_ms = entry.slo.ttft_ms or config.slo.ttft_ms
+    tbt_ms = entry.slo.tbt_ms or config.slo.tbt_ms
+    slo = Slo(round(ttft_ms * NS_PER_MS), round(tbt_ms * NS_PER_MS))
+    path = str(Path(entry.path).expanduser().resolve()) if entry.path else None
+    return Source(model, path, entry.hub, slo, entry.dtype)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
+    return listener
+
+
+async def _bring_up(market: LiveMarket, sources: list[Source], console: Console) -> None:
+    """Registers everything and waits for the instances; at least one model has to be served."""
+    refused = 0
+    with console.status("starting") as status:
+        report = lambda model, text: status.update(f"{model}: {text}")  # noqa: E731
+        async for source, outcome in market.register(sources, report):
+            if isinstance(outcome, ModelRefused):
+                refused += 1
+                console.print(f"refused {source.model}: {outcome.message}", highlight=False, markup=False)
+        if refused == len(sources):
+            raise UserError("no model can be served; see the reasons above")
+        status.update("waiting for the instances")
+        async with asyncio.timeout(_START_S):
+            while not market.ready()[0]:
+                if not market.healthy()[0]:
+                    raise UserError(f"an instance {market.healthy()[1]}")
+                await asyncio.sleep(0.02)
+
+
+def _announce(console: Console, market: LiveMarket, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    models: list[LiveModel] = list(market.models().values())
+    out = Console(highlight=False, soft_wrap=True)
+    out.print(f"aegis serves {len(models)} models on {url}")
+    for model in models:
+        manifest = model.spec.manifest
+        out.print(f"  {model.spec.model:24} {manifest.architecture:24} {manifest.image_bytes / (1 << 20):8.1f} MiB")
+    out.print("try it:")
+    body = f'{{"model": "{models[0].spec.model}", "prompt": "Tell me", "max_tokens": 64, "stream": true}}'
+    out.print(f"  curl -N {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'", markup=False)
+    out.print("Ctrl-C stops everything.")
+    sys.stdout.flush()

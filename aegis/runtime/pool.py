@@ -1,0 +1,150 @@
+"""The instances' processes: started, watched, started again when they die.
+
+Each start of an instance is an incarnation with shared words of its own. When a process is lost its words are poisoned,
+so that whoever waits for one of its copies goes on; what it held is replayed by the session core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from aegis.core.effects import StreamName
+from aegis.core.ids import InstanceId
+from aegis.core.messages import Shutdown
+from aegis.device.shared_words import SharedWords
+from aegis.runtime.instance_settings import InstanceSettings
+from aegis.runtime.link import ProxyLink
+
+log = logging.getLogger(__name__)
+
+WORDS = 1 << 16
+_RETRIES = 5  # starts in a row that never got ready
+_BACKOFF_S = 0.5
+
+
+@dataclass(slots=True)
+class _Place:
+    """One instance; `process` is that of its present incarnation."""
+
+    instance: InstanceId
+    prefill: bool
+    incarnation: int = 0
+    process: asyncio.subprocess.Process | None = None
+    ready: bool = False
+    failures: int = 0
+    watcher: asyncio.Task[None] | None = None
+
+
+class Pool:
+    """The processes behind the instances of one node."""
+
+    def __init__(
+        self,
+        template: InstanceSettings,
+        instances: dict[InstanceId, bool],
+        link: ProxyLink,
+        words: SharedWords,
+        on_lost: Callable[[InstanceId], None],
+    ) -> None:
+        """`instances` maps each name to whether it is a prefill instance. `template` is completed for each start."""
+        self._template = template
+        self._link = link
+        self._words = words
+        self._next_word = 0
+        self._on_lost = on_lost
+        self._places = {name: _Place(name, prefill) for name, prefill in instances.items()}
+        self._closing = False
+        self.restarts = 0
+
+    async def start(self) -> None:
+        await asyncio.gather(*(self._spawn(place) for place in self._places.values()))
+
+    def is_prefill(self, instance: InstanceId) -> bool:
+        return self._places[instance].prefill
+
+    def identity(self, instance: InstanceId) -> str:
+        return f"{instance}/{self._places[instance].incarnation}"
+
+    def sender(self, identity: str) -> InstanceId | None:
+        """Whose living process this is; None for one that was lost."""
+        name, _, _ = identity.rpartition("/")
+        place = self._places.get(InstanceId(name))
+        return place.instance if place and place.process and self.identity(place.instance) == identity else None
+
+    def became_ready(self, instance: InstanceId) -> None:
+        place = self._places[instance]
+        place.ready, place.failures = True, 0
+
+    def missing(self) -> list[InstanceId]:
+        """Instances that do not serve at the moment."""
+        return [place.instance for place in self._places.values() if not place.ready]
+
+    def dead(self) -> list[InstanceId]:
+        """Instances that do not come up and are not tried any more."""
+        return [place.instance for place in self._places.values() if place.failures >= _RETRIES]
+
+    def pids(self) -> dict[InstanceId, int]:
+        return {p.instance: p.process.pid for p in self._places.values() if p.process}
+
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """Asks every process to stop, then ends those that do not."""
+        self._closing = True
+        places = [place for place in self._places.values() if place.process]
+        for place in places:
+            with contextlib.suppress(Exception):
+                self._link.send(self.identity(place.instance), [Shutdown()])
+        watchers = [place.watcher for place in self._places.values() if place.watcher]
+        _, late = await asyncio.wait(watchers, timeout=timeout_s) if watchers else ((), ())
+        for place in places:
+            if place.watcher in late and place.process:
+                with contextlib.suppress(ProcessLookupError):
+                    place.process.kill()
+        if late:
+            await asyncio.wait(late)
+
+    async def _spawn(self, place: _Place) -> None:
+        place.incarnation += 1
+        words = tuple(range(self._next_word, self._next_word + len(StreamName)))
+        self._next_word += len(StreamName)
+        assert self._next_word <= WORDS
+        settings = msgspec.structs.replace(
+            self._template, instance=place.instance, incarnation=place.incarnation, prefill=place.prefill, words=words
+        )
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "aegis.runtime.instance", stdin=asyncio.subprocess.PIPE, env=self._environment()
+        )
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(settings))
+        with contextlib.suppress(ConnectionError):
+            await process.stdin.drain()
+        process.stdin.close()
+        place.process = process
+        place.watcher = asyncio.create_task(self._watch(place, process, words))
+
+    def _environment(self) -> dict[str, str]:
+        """Threads shared fairly between instances: more than there are cores makes timings go wild."""
+        threads = max(1, (os.cpu_count() or 1) // (len(self._places) + 1))
+        return {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **os.environ}
+
+    async def _watch(self, place: _Place, process: asyncio.subprocess.Process, words: tuple[int, ...]) -> None:
+        code = await process.wait()
+        was_ready, place.ready, place.process = place.ready, False, None
+        for word in words:
+            self._words.poison(word)
+        if self._closing:
+            return
+        log.warning("%s (pid %d) ended with code %d", place.instance, process.pid, code)
+        self._on_lost(place.instance)
+        place.failures += not was_ready
+        if place.failures < _RETRIES:
+            self.restarts += 1
+            await asyncio.sleep(_BACKOFF_S * place.failures)
+            await self._spawn(place)

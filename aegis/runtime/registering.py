@@ -1,0 +1,61 @@
+"""Registers models beside serving: one registrar process for any number of sources, ended when it is done."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from aegis.core.errors import ModelRefused
+from aegis.core.ids import ModelId
+from aegis.core.model import ModelSpec
+from aegis.models.registrar import Answer, Job, Progress, Refused, Registered
+from aegis.models.sources import Source
+
+Report = Callable[[ModelId, str], None]
+
+
+async def register(
+    sources: Sequence[Source], *, dtype: str, cache_dir: Path, report: Report = lambda _model, _text: None
+) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]:
+    """Yields what became of each source, in order. A registrar that dies refuses the source it was at."""
+    waiting = list(sources)
+    while waiting:
+        async for answer in _run(waiting, dtype, cache_dir):
+            match answer:
+                case Progress(model, text):
+                    report(model, text)
+                case Registered(spec):
+                    yield waiting.pop(0), spec
+                case Refused(_, reason):
+                    yield waiting.pop(0), ModelRefused(reason)
+        if waiting:
+            source = waiting.pop(0)
+            yield source, ModelRefused(f"{source.root}: the process that read it ended abruptly (out of memory?)")
+
+
+async def _run(sources: Sequence[Source], dtype: str, cache_dir: Path) -> AsyncIterator[Answer]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "aegis.runtime.registrar",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=1 << 26,
+        env={"OMP_NUM_THREADS": "1", **os.environ},
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.writelines(msgspec.json.encode(Job(s, dtype, str(cache_dir))) + b"\n" for s in sources)
+        process.stdin.close()
+        while line := await process.stdout.readline():
+            yield msgspec.json.decode(line, type=Answer)
+        await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

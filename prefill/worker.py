@@ -1,0 +1,23 @@
+"""Runs prefills on an engine, one at a time, and says what came out and how long it took."""
+
+from __future__ import annotations
+
+from aegis.core.clock import Clock
+from aegis.core.effects import RunPrefill
+from aegis.core.events import Stepped
+from aegis.engine.base import Engine
+
+
+class PrefillWorker:
+    """The live side of a `PrefillCore`'s steps; a prefill is a batch of one (Aegaeon §4.2)."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine = engine
+        self._clock = clock
+
+    def step(self, effect: RunPrefill) -> Stepped:
+        job = effect.job
+        started_ns = self._clock.now_ns()
+        self._engine.start(job.request, job.prompt, job.sent, job.sampling)
+        sampled = self._engine.prefill(job.model, job.request, (*job.prompt, *job.sent), effect.blocks)
+        return Stepped((sampled.token,), self._clock.now_ns() - started_ns, sampled.prompt)
