@@ -112,7 +112,7 @@ class DecodeCore:
             case Submit() | ReleaseKv() | Shutdown():
                 raise AssertionError(f"not for a decode instance: {event}")
         self._advance(now_ns)
-        surplus = self._kv.surplus_slabs()
+        surplus = self._kv.surplus_slabs(idle=not self._by_request)
         if surplus:
             self._send(ReturnSlabs(surplus))
         self._flush()

@@ -152,8 +152,9 @@ class KvStore:
         self._refused = event.refused
         self._asked = event.refused
 
-    def surplus_slabs(self) -> tuple[SlabId, ...]:
-        return () if self._asked else self._ledger.surplus_slabs()
+    def surplus_slabs(self, *, idle: bool) -> tuple[SlabId, ...]:
+        """What the node gets back; nothing while some were asked for that somebody still needs."""
+        return () if self._asked and not idle else self._ledger.surplus_slabs()
 
     def release_departed(self) -> None:
         """Handles of sequences that were dropped while arriving, once nothing reads from them."""

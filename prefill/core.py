@@ -330,7 +330,7 @@ class PrefillCore:
             self._send(ModelDropped(model))
 
     def _return_slabs(self) -> None:
-        if not self._asked_slabs:
+        if not self._asked_slabs or not self._queue:
             surplus = self.ledger.surplus_slabs()
             if surplus:
                 self._send(ReturnSlabs(surplus))
