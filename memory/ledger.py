@@ -69,19 +69,15 @@ class _DeviceSlabs:
         count = pool.capacity // pages_per_slab
         self._slots = [SlabId(slot) for slot in range(count - 1, -1, -1)]
         self._pages: dict[SlabId, tuple[PageId, ...]] = {}
-        self._last: dict[SlabId, tuple[PageId, ...]] = {}  # whose mappings may still stand
 
     def available(self) -> int:
         return self._pool.free // self._size
 
     def take(self) -> SlabId:
         slab = self._slots.pop()
-        last = self._last.get(slab)
-        pages = self._pool.take_exactly(_KV_OWNER, last) if last else NoPages(self._size, 0)
-        if isinstance(pages, NoPages):
-            pages = self._pool.take(_KV_OWNER, self._size, high=True)
+        pages = self._pool.take(_KV_OWNER, self._size, high=True)
         assert not isinstance(pages, NoPages)
-        self._pages[slab] = self._last[slab] = pages
+        self._pages[slab] = pages
         self._effects.append(MapKv(slab, pages))
         return slab
 

@@ -6,7 +6,7 @@ Laws: (P1) free + used == capacity; (P2) no page has two owners; (P3) the free r
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -25,8 +25,7 @@ class NoPages:
 class PagePool:
     """Hands out pages as few, long runs, so that mapping them takes few calls.
 
-    Weights take from the low end and KV slabs from the high end: what comes back tends to be the same pages, whose
-    mappings still stand.
+    Weights take from the low end and KV slabs from the high end, which keeps the long runs long.
     """
 
     __slots__ = ("_owners", "_runs", "capacity")
@@ -62,13 +61,6 @@ class PagePool:
             if len(picked) == count:
                 break
         return self._grant(owner, sorted(picked))
-
-    def take_exactly(self, owner: str, pages: Sequence[PageId]) -> tuple[PageId, ...] | NoPages:
-        """These very pages, or none of them."""
-        taken = sum(page in self._owners for page in pages)
-        if taken:
-            return NoPages(len(pages), len(pages) - taken)
-        return self._grant(owner, pages)
 
     def give(self, owner: str, pages: Iterable[PageId]) -> None:
         """Returns pages; each must be the owner's."""

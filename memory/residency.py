@@ -7,7 +7,7 @@ is never a victim, for its pages are the target of a transfer (rule 3).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aegis.core.errors import LawBroken
 from aegis.core.ids import ModelId, PageId
@@ -19,7 +19,6 @@ from memory.pages import NoPages, PagePool
 @dataclass(slots=True)
 class _Weights:
     pages: tuple[PageId, ...] = ()
-    last: tuple[PageId, ...] = field(default=())  # whose mappings may still stand
     loading: EventHandle | None = None
 
 
@@ -65,8 +64,7 @@ class Residency:
     def admit(self, model: ModelId, expendable: Sequence[ModelId], *, spare: int = 0) -> Admitted | NoPages:
         """Takes the model's pages, evicting resident models from `expendable`, first ones first, as far as needed.
 
-        Those that sit on the pages the model had last go first: its mappings there still stand. All or nothing.
-        `spare` pages must remain free besides.
+        All or nothing; `spare` pages must remain free besides.
         """
         weights, wanted = self._weights[model], self._ranges.pages(model)
         assert not weights.pages
@@ -74,17 +72,13 @@ class Residency:
         free = self._pool.free + sum(len(self._weights[m].pages) for m in victims)
         if wanted + spare > free:
             return NoPages(wanted + spare, free)
-        last = frozenset(weights.last)
-        victims.sort(key=lambda m: last.isdisjoint(self._weights[m].pages))
         evicted: list[ModelId] = []
         for victim in victims:
             if self._pool.free >= wanted + spare:
                 break
             self.evict(victim)
             evicted.append(victim)
-        pages = self._pool.take_exactly(model, weights.last) if weights.last else NoPages(wanted, 0)
-        if isinstance(pages, NoPages):
-            pages = self._pool.take(model, wanted)
+        pages = self._pool.take(model, wanted)
         assert not isinstance(pages, NoPages)
         weights.pages = pages
         return Admitted(pages, tuple(evicted))
@@ -101,7 +95,7 @@ class Residency:
         assert weights.loading is None, "a loading model is the target of a transfer"
         if weights.pages:
             self._pool.give(model, weights.pages)
-            weights.last, weights.pages = weights.pages, ()
+            weights.pages = ()
 
     def check(self) -> None:
         for model, weights in self._weights.items():

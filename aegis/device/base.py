@@ -83,8 +83,15 @@ class Device(Protocol):
         """Whether an event of any process of the node has passed. Never blocks."""
         ...
 
-    def open_host(self, path: str, *, writable: bool) -> HostRegion:
-        """Maps a file or shared memory object whole, its pages faulted in."""
+    def wait(self, event: EventHandle, *, timeout_ns: int) -> bool:
+        """Sleeps until an event of any process of the node has passed; False if it has not after `timeout_ns`."""
+        ...
+
+    def open_host(self, path: str, *, writable: bool, populate: bool = True) -> HostRegion:
+        """Maps a file or shared memory object whole, its pages faulted in unless `populate` is false.
+
+        Raises UserError where there is nothing to map.
+        """
         ...
 
     def close(self) -> None:

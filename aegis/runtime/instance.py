@@ -42,6 +42,7 @@ ADDRESS_PAGES = 1 << 22
 _TELEMETRY_NS = 200_000_000
 _IDLE_MS = 100
 _TRANSFER_POLL_S = 0.0001
+_SWITCH_INTERVAL_S = 0.0005  # how long a copy thread may wait for the interpreter beside Python code
 
 
 class Instance:
@@ -58,7 +59,7 @@ class Instance:
             words,
             stream_words=settings.words,
         )
-        host = self._device.open_host(settings.host_kv_path, writable=True)
+        host = self._device.open_host(settings.host_kv_path, writable=True, populate=False)
         self._mover = Mover(self._device, host, slab_bytes=settings.slab_bytes, address_pages=ADDRESS_PAGES)
         self._engine = TransformersEngine(
             KvRegion(self._mover.kv.base, self._mover.kv.nbytes, settings.slab_bytes), device=settings.device
@@ -133,6 +134,7 @@ class Instance:
 
 def main() -> int:
     _die_with_parent()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=InstanceSettings)
     try:

@@ -1,0 +1,249 @@
+"""The command line. Nothing heavy is imported before a command runs: `aegis --help` answers at once.
+
+Exit codes: 0; 1 where a running server refuses; 2 for everything a user can mend, told in one line; 130 at Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aegis import __version__
+from aegis.client import AdminClient, Refused
+from aegis.core.errors import UserError
+
+_PLAIN: dict[str, Any] = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
+
+app = typer.Typer(name="aegis", **_PLAIN)
+models = typer.Typer(help="List, add and remove the models of a running server.", **_PLAIN)
+bench = typer.Typer(help="Measure this machine.", **_PLAIN)
+app.add_typer(models, name="models")
+app.add_typer(bench, name="bench")
+
+
+@app.callback(invoke_without_command=True)
+def aegis(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> int:
+    """Serve a market of language models from a few devices, switching between them at the token level.
+
+    \b
+    Examples:
+      aegis launch                                  the demo market on http://127.0.0.1:8000
+      aegis launch --models ~/checkpoints           your own models
+      aegis models list                             what a running server serves
+      aegis COMMAND --help                          options and examples of a command
+    """
+    if version:
+        print(f"aegis {__version__}")
+        raise typer.Exit
+    return _help_unless_command(context)
+
+
+@models.callback(invoke_without_command=True)
+@bench.callback(invoke_without_command=True)
+def _help_unless_command(context: typer.Context) -> int:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+    return 0
+
+
+@app.command()
+def launch(
+    prefill: Annotated[str | None, typer.Option(metavar="N", help="Prefill instances. [default: 1]")] = None,
+    decode: Annotated[str | None, typer.Option(metavar="N", help="Decode instances. [default: 1]")] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WHAT",
+            help="A YAML file with a `models:` map, a checkpoint directory, a directory of those, or a hub id. "
+            "May be repeated. [default: the demo market]",
+        ),
+    ] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Serve the demo market, also beside other models.")] = False,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Read settings from a YAML file.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="KIND", help="cpu or cuda. [default: cpu]")] = None,
+    device_memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="What an instance may hold of weights and KV together. [default: 512MiB]"),
+    ] = None,
+    host_memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Host memory for cached weights and KV of all instances. [default: 4GiB]"),
+    ] = None,
+    slab: Annotated[str | None, typer.Option(metavar="SIZE", help="Slab of KV blocks. [default: 2MiB]")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="auto, float32 or bfloat16; auto: as stored. [default: auto]")
+    ] = None,
+    host: Annotated[str | None, typer.Option(metavar="H", help="Address to listen on. [default: 127.0.0.1]")] = None,
+    port: Annotated[str | None, typer.Option(metavar="N", help="Port to listen on. [default: 8000]")] = None,
+    log_level: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error. [default: info]")
+    ] = None,
+    debug_memory: Annotated[
+        bool, typer.Option("--debug-memory", help="Check the accounting laws after every step (slow).")
+    ] = False,
+) -> int:
+    """Launch the instances and serve until Ctrl-C.
+
+    Each option can also be set as an environment variable (--device-memory: AEGIS_DEVICE_MEMORY) or in the file given
+    to --config. Options win over variables, variables over the file.
+
+    \b
+    Examples:
+      aegis launch
+      aegis launch --prefill 1 --decode 2 --device-memory 2GiB --models ~/checkpoints
+      aegis launch --models ./llama --models Qwen/Qwen3-0.6B --port 9000
+      aegis launch --config configs/two_models.yaml --demo
+    """
+    options = dict(locals())
+    from aegis.config_sources import load
+
+    configuration = load(options | {"demo": demo or None, "debug_memory": debug_memory or None})
+    _check_address(configuration.server.host, configuration.server.port)
+    from aegis.runtime.launch import main as run
+
+    return run(configuration)
+
+
+@app.command()
+def demo() -> int:
+    """Make the demo market and do not serve it.
+
+    It has eight tiny models, each of which knows one passage by heart. They are kept in the cache directory and made
+    only where they are missing. `aegis launch` does this by itself.
+
+    \b
+    Example:
+      aegis demo
+    """
+    from aegis.models.demo import make_market
+
+    make_market()
+    return 0
+
+
+_Url = Annotated[str, typer.Option("--url", metavar="URL", help="Address of the server.")]
+_URL = "http://127.0.0.1:8000"
+
+
+@models.command("list")
+def list_models(url: _Url = _URL) -> int:
+    """List the models of a running server.
+
+    \b
+    Example:
+      aegis models list --url http://127.0.0.1:9000
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("model", "state", "checkpoint"):
+        table.add_column(title, overflow="fold")
+    for model in AdminClient(url).models():
+        table.add_row(*(str(model.get(key) or "-") for key in ("id", "state", "root")))
+    width = None if sys.stdout.isatty() else 10_000  # one line for each model where a program reads
+    Console(markup=False, highlight=False, width=width).print(table)
+    return 0
+
+
+@models.command("add")
+def add_model(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Checkpoint directory or hub id.")],
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name for clients. [default: the source's]")] = None,
+    url: _Url = _URL,
+) -> int:
+    """Add a model to a running server; it is registered beside serving.
+
+    \b
+    Examples:
+      aegis models add ~/checkpoints/llama
+      aegis models add Qwen/Qwen3-0.6B --name qwen
+    """
+    local = Path(source).expanduser()
+    answer = AdminClient(url).add(str(local.resolve()) if local.is_dir() else source, name)
+    print(f"{answer.get('id', name or source)} is served")
+    return 0
+
+
+@models.command("remove")
+def remove_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Its name, as `aegis models list` shows it.")],
+    url: _Url = _URL,
+) -> int:
+    """Remove a model from a running server.
+
+    \b
+    Example:
+      aegis models remove qwen
+    """
+    AdminClient(url).remove(model)
+    print(f"{model} is removed")
+    return 0
+
+
+_Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")]
+
+
+@bench.command("switch")
+def bench_switch(json: _Json = None) -> int:
+    """Measure activating models of 64 MiB to 1 GiB, beside a plain memcpy of as many bytes.
+
+    \b
+    Example:
+      aegis bench switch --json bench/results/switch.json
+    """
+    from bench.switch import run
+
+    run(json_path=json)
+    return 0
+
+
+@bench.command("decode")
+def bench_decode(json: _Json = None) -> int:
+    """Measure decoding at batch 1, 8 and 32, beside transformers' own generate on the same checkpoint.
+
+    \b
+    Example:
+      aegis bench decode --json bench/results/decode.json
+    """
+    from bench.decode import run
+
+    run(json_path=json)
+    return 0
+
+
+def _check_address(host: str, port: int) -> None:
+    """Refuses an address that cannot be listened on, before anything slow starts."""
+    import socket
+
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; try another --host or --port") from None
+
+
+def main() -> None:
+    """The `aegis` command."""
+    try:
+        sys.exit(app(prog_name="aegis", standalone_mode=False))
+    except UserError as error:
+        message, code = error.message, 1 if isinstance(error, Refused) else 2
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "aegis"
+        message, code = f"{error.format_message().rstrip('.')}; see {command} --help", 2
+    print("aegis:", " ".join(message.split()), file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

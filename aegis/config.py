@@ -1,0 +1,193 @@
+"""What `aegis launch` can be told: the configuration as a model, its options and its variables.
+
+`aegis.config_sources.load` fills it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
+
+from aegis.core.clock import NS_PER_MS
+from aegis.core.model import Slo
+from aegis.sizes import SIZE_PATTERN, format_size, parse_size
+
+
+def _not_a_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError(f"should be a number, not {str(value).lower()}")
+    return value
+
+
+Size = Annotated[
+    int,
+    Field(gt=0),
+    BeforeValidator(parse_size),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": f"^({SIZE_PATTERN}|\\d+)$"}]}
+    ),
+]
+Count = Annotated[int, Field(ge=1), BeforeValidator(_not_a_bool)]
+Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_not_a_bool)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_not_a_bool)]
+Dtype = Literal["auto", "float32", "bfloat16"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class Section(BaseModel):
+    """A part of the configuration: immutable, and a key it does not know is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SloTargets(Section):
+    """Deadlines: token i of a request is due `ttft_ms + i * tbt_ms` after its arrival."""
+
+    ttft_ms: Positive = Field(default=10_000.0, description="Time to the first token, milliseconds")
+    tbt_ms: Positive = Field(default=100.0, description="Time between two tokens, milliseconds")
+
+    def as_slo(self) -> Slo:
+        return Slo(ttft_ns=round(self.ttft_ms * NS_PER_MS), tbt_ns=round(self.tbt_ms * NS_PER_MS))
+
+
+class ModelSlo(Section):
+    """A model's own deadlines; what is not set is the market's."""
+
+    ttft_ms: Positive | None = Field(default=None, description="Time to the first token, milliseconds")
+    tbt_ms: Positive | None = Field(default=None, description="Time between two tokens, milliseconds")
+
+
+class ModelEntry(Section):
+    """One model of the `models:` map, whose key is the name clients use."""
+
+    path: str | None = Field(default=None, description="Checkpoint directory, relative to the file it stands in")
+    hub: str | None = Field(default=None, description="Hub id, in place of a path")
+    dtype: Dtype | None = Field(default=None, description="Serve it in this type; as `dtype` if not set")
+    slo: ModelSlo = Field(default=ModelSlo(), description="Its own deadlines")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> ModelEntry:
+        if (not self.path and not self.hub) or (self.path and self.hub):
+            raise ValueError("should have either path or hub")
+        return self
+
+
+class Instances(Section):
+    """How many instances of each kind are launched."""
+
+    prefill: Count = Field(default=1, description="Prefill instances")
+    decode: Count = Field(default=1, description="Decode instances")
+
+
+class Server(Section):
+    """Where the proxy listens."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on")
+    port: Port = Field(default=8000, description="Port to listen on")
+    log_level: LogLevel = Field(default="info", description="Least level that is logged")
+
+
+class Memory(Section):
+    """What may be used of device and host memory."""
+
+    device: Size = Field(default=512 << 20, description="What each instance may hold of weights and KV together")
+    host: Size = Field(default=4 << 30, description="Host memory of the node: cached weights and KV")
+    slab: Size = Field(default=2 << 20, description="Slab of KV blocks of one shape; a multiple of 2MiB")
+    debug: bool = Field(default=False, description="Check the accounting laws after every step")
+
+    @model_validator(mode="after")
+    def _slabs_fit(self) -> Memory:
+        if self.slab % (2 << 20):
+            raise ValueError(f"slab ({format_size(self.slab)}) should be a multiple of 2MiB")
+        for name in ("device", "host"):
+            if self.slab > getattr(self, name):
+                raise ValueError(f"{name} ({format_size(getattr(self, name))}) is less than one slab")
+        return self
+
+
+class PrefillScheduling(Section):
+    """Grouped first come, first served (Aegaeon, Algorithm 1)."""
+
+    max_group_size: Count = Field(default=8, description="Requests that may ever join one group of a model")
+
+
+class DecodeScheduling(Section):
+    """Weighted round robin (Aegaeon, Algorithm 2, equations 2 and 3)."""
+
+    q_max_s: Positive = Field(default=4.0, description="Longest turn of a batch, seconds")
+
+
+class Scheduling(Section):
+    """Constants of the schedulers."""
+
+    prefill: PrefillScheduling = PrefillScheduling()
+    decode: DecodeScheduling = DecodeScheduling()
+
+
+ModelName = Annotated[str, Field(pattern=r"^[\w.:/@+-]+$")]
+
+
+class Config(Section):
+    """Everything that `aegis launch` is told."""
+
+    models: dict[ModelName, ModelEntry] = Field(default={}, description="Models by the name clients use")
+    sources: tuple[str, ...] = Field(default=(), description="YAML of models, directories of checkpoints, hub ids")
+    demo: bool = Field(default=False, description="Serve the demo market, also beside other models")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="Kind of device")
+    dtype: Dtype = Field(default="auto", description="Type of weights and KV; auto takes the checkpoint's")
+    instances: Instances = Instances()
+    server: Server = Server()
+    memory: Memory = Memory()
+    scheduling: Scheduling = Scheduling()
+    slo: SloTargets = SloTargets()
+
+    @property
+    def serves_demo(self) -> bool:
+        """The demo market is what is served when nothing else is named."""
+        return self.demo or not (self.models or self.sources)
+
+
+Key = tuple[str, ...]
+
+OPTIONS: dict[str, Key] = {
+    "prefill": ("instances", "prefill"),
+    "decode": ("instances", "decode"),
+    "models": ("sources",),
+    "demo": ("demo",),
+    "device": ("device",),
+    "device_memory": ("memory", "device"),
+    "host_memory": ("memory", "host"),
+    "slab": ("memory", "slab"),
+    "dtype": ("dtype",),
+    "host": ("server", "host"),
+    "port": ("server", "port"),
+    "log_level": ("server", "log_level"),
+    "debug_memory": ("memory", "debug"),
+}
+"""Command-line option → key. `--device-memory` is `AEGIS_DEVICE_MEMORY` in the environment; keys without an option
+are set by their path: `AEGIS_SCHEDULING_DECODE_Q_MAX_S`."""
+
+
+def leaves(section: type[Section] = Config, path: Key = ()) -> Iterator[tuple[Key, Any]]:
+    """Every key that holds a value, with its field, in order of declaration; the models map is not one."""
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            yield from leaves(kind, (*path, name))
+        elif name != "models":
+            yield (*path, name), field
+
+
+def variable(path: Key) -> str:
+    """The environment variable that sets a key."""
+    names = {path: name for name, path in OPTIONS.items()}
+    return "AEGIS_" + names.get(path, "_".join(path)).upper()

@@ -1,0 +1,69 @@
+"""The CPU device: real memory, real threads, real events; everything of aegis runs on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aegis.core.errors import UserError
+from aegis.core.request import EventHandle
+from aegis.device.cpu_pages import PAGE_BYTES, CpuRange, PhysicalPages
+from aegis.device.cpu_streams import CpuStream
+from aegis.device.host_memory import MappedFile
+from aegis.device.shared_words import SharedWords
+
+
+class CpuDevice:
+    """A `Device` of `memory_bytes`, rounded down to pages.
+
+    `words` are the node's and stay the caller's; `stream_words` are those among them that this device's streams may
+    take, in order (all, if not given), each still 0. Ranges are mapped and unmapped by one thread. With `prefault` the
+    memory is taken from the operating system now rather than as pages are mapped for the first time.
+    """
+
+    def __init__(
+        self,
+        memory_bytes: int,
+        words: SharedWords,
+        *,
+        stream_words: Sequence[int] | None = None,
+        prefault: bool = False,
+    ) -> None:
+        self.page_bytes = PAGE_BYTES
+        self.page_count = memory_bytes // PAGE_BYTES
+        if self.page_count < 1:
+            raise UserError(f"the device memory must be at least {PAGE_BYTES} bytes, not {memory_bytes}")
+        self._words = words
+        self._free_words = list(range(words.count) if stream_words is None else stream_words)
+        self._pages = PhysicalPages(self.page_count)
+        if prefault:
+            self._pages.fault_in(0, self.page_count)
+        self._streams: list[CpuStream] = []
+        self._ranges: list[CpuRange] = []
+        self._regions: list[MappedFile] = []
+
+    def reserve(self, nbytes: int) -> CpuRange:
+        self._ranges.append(CpuRange(nbytes, self._pages))
+        return self._ranges[-1]
+
+    def stream(self, name: str) -> CpuStream:
+        self._streams.append(CpuStream(name, self._free_words.pop(0), self._words))
+        return self._streams[-1]
+
+    def passed(self, event: EventHandle) -> bool:
+        return self._words.load(event.word) >= event.value
+
+    def wait(self, event: EventHandle, *, timeout_ns: int) -> bool:
+        return self._words.wait(event.word, event.value, timeout_ns=timeout_ns)
+
+    def open_host(self, path: str, *, writable: bool, populate: bool = True) -> MappedFile:
+        self._regions.append(MappedFile(path, writable=writable, populate=populate))
+        return self._regions[-1]
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+        for space in self._ranges:
+            space.close()
+        for region in self._regions:
+            region.close()
+        self._pages.close()

@@ -1,0 +1,61 @@
+"""Memory of the node that several processes map: weight images, host slabs of KV."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+from aegis.core.errors import UserError
+from aegis.device.libc import map_file, release
+
+
+class SharedMemory:
+    """An unnamed file in memory, of fixed size, zero at first. Any process of the same user can map it by `path`.
+
+    The memory lives as long as this object or a mapping of it; nothing is left behind when processes die.
+    """
+
+    __slots__ = ("_fd", "nbytes", "path")
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self._fd = fd
+        self.nbytes = nbytes
+        self.path = f"/proc/{os.getpid()}/fd/{fd}"
+
+    @classmethod
+    def create(cls, nbytes: int, name: str) -> SharedMemory:
+        """`name` shows up in /proc/<pid>/maps, nothing else. No memory is taken before it is written."""
+        fd = os.memfd_create(f"aegis-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, nbytes)
+        # Shrinking it would kill every process that has it mapped.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return cls(fd, nbytes)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class MappedFile:
+    """A file or shared memory mapped whole: the HostRegion of both devices."""
+
+    __slots__ = ("base", "nbytes")
+
+    def __init__(self, path: str, *, writable: bool, populate: bool) -> None:
+        """Raises UserError where there is nothing to map."""
+        try:
+            fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        except OSError as error:
+            raise UserError(f"cannot map {path}: {error.strerror}") from error
+        try:
+            self.nbytes = os.fstat(fd).st_size
+            if self.nbytes == 0:
+                raise UserError(f"cannot map {path}: it is empty")
+            self.base = map_file(fd, self.nbytes, writable=writable, populate=populate)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Unmaps it; a second call does nothing."""
+        if self.base:
+            release(self.base, self.nbytes)
+            self.base = 0

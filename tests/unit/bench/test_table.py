@@ -1,0 +1,56 @@
+"""Results files as tables."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.table import SUITES, results
+
+DECODE: dict[str, Any] = {
+    "checkpoint": "tiny",
+    "dtype": "float32",
+    "context": 128,
+    "batch": 8,
+    "aegis_tokens_per_s": 1234.6,
+    "transformers_tokens_per_s": 400.0,
+    "ratio": 3.0865,
+    "times_one_sequence": 4.44,
+}
+SIZE = {"nbytes": 64 << 20, "switch_ns": 12_340_000, "memcpy_ns": 11_000_000, "ratio": 1.1218, "prefetched_ns": 20_000}
+
+
+def test_no_results_are_said_to_be_none(tmp_path: Path) -> None:
+    assert results(tmp_path).startswith("Nothing has been measured yet")
+
+
+@pytest.mark.parametrize(
+    ("suite", "content", "expected"),
+    [
+        (
+            "decode",
+            {"date": "2025-06-01T10:00:00", "machine": "Linux, 2 × X", "cases": [DECODE]},
+            ["(2025-06-01, Linux, 2 × X)", "| tiny | float32 | 128 | 8 | 1235 | 400 | 3.09 | 4.4 |"],
+        ),
+        (
+            "switch",
+            {"machine": {"date": "2025-06-01T10:00:00", "cpu": "X", "cores": 2}, "sizes": [SIZE]},
+            ["(2025-06-01, X, 2 cores)", "| 64MiB | 12.3 | 11.0 | 1.12 | 0.02 |"],
+        ),
+    ],
+)
+def test_a_case_is_a_row_and_the_machine_is_named(
+    tmp_path: Path, suite: str, content: dict[str, Any], expected: list[str]
+) -> None:
+    (tmp_path / f"{suite}.json").write_text(json.dumps(content))
+    table = results(tmp_path)
+    assert all(part in table for part in expected)
+    assert table.count("\n| ") == 3  # head, rule and row
+
+
+def test_all_suites_with_results_are_shown(tmp_path: Path) -> None:
+    for name, suite in SUITES.items():
+        empty = {"date": "2025-06-01", "machine": "X", suite.cases: []}
+        (tmp_path / f"{name}.json").write_text(json.dumps(empty))
+    assert results(tmp_path).count("**") == 2 * len(SUITES)

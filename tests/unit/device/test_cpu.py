@@ -1,0 +1,73 @@
+import ctypes
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from aegis.core.errors import UserError
+from aegis.core.ids import PageId
+from aegis.device.base import Device
+from aegis.device.cpu import CpuDevice
+from aegis.device.host_memory import SharedMemory
+from aegis.device.shared_words import SharedWords
+
+LONG_NS = 60_000_000_000
+
+
+def held() -> tuple[int, int, int]:
+    """Mappings of ours, file descriptors and threads of this process."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    ours = [line for line in maps if "aegis-" in line or " ---p 00000000 00:00 0" in line]
+    return len(ours), len(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
+
+
+def use_everything(words: SharedWords) -> None:
+    device: Device = CpuDevice(16 << 20, words)
+    memory = SharedMemory.create(4 << 20, "image")
+    image = device.open_host(memory.path, writable=True)
+    weights = device.reserve(1 << 30)
+    weights.map(0, [PageId(5), PageId(2)])
+    weights.map(9, [PageId(0)])
+    ctypes.memset(image.base, 1, image.nbytes)
+    loads, swaps = device.stream("weights"), device.stream("swap")
+    swaps.wait(loads.copy([(weights.base, image.base, image.nbytes)]))
+    assert device.wait(swaps.copy([(weights.base + 9 * (2 << 20), weights.base, 1 << 20)]), timeout_ns=LONG_NS)
+    assert ctypes.string_at(weights.base + 9 * (2 << 20) + (1 << 20) - 1, 2) == b"\1\0"
+    device.close()
+    memory.close()
+    for stream in (loads, swaps):
+        words.store(stream.word, 0)
+
+
+def test_closing_gives_everything_back(words: SharedWords) -> None:
+    use_everything(words)
+    before = held()
+    for _ in range(3):
+        use_everything(words)
+    assert held() == before
+
+
+def test_memory_is_rounded_down_to_pages(words: SharedWords) -> None:
+    device = CpuDevice((7 << 20) + 5, words)
+    assert (device.page_count, device.page_bytes) == (3, 2 << 20)
+    device.close()
+
+
+def test_less_than_a_page_is_refused(words: SharedWords) -> None:
+    with pytest.raises(UserError, match="at least 2097152 bytes, not 1000"):
+        CpuDevice(1000, words)
+
+
+def test_prefault_takes_the_memory_at_once(words: SharedWords) -> None:
+    device = CpuDevice(8 << 20, words, prefault=True)
+    assert device._pages.taken_bytes == 8 << 20
+    device.close()
+
+
+def test_streams_take_the_words_they_were_given(words: SharedWords) -> None:
+    device = CpuDevice(2 << 20, words, stream_words=[9, 4])
+    assert [device.stream("a").word, device.stream("b").word] == [9, 4]
+    with pytest.raises(IndexError):
+        device.stream("c")
+    device.close()
