@@ -3,11 +3,11 @@
 Two models take turns in a device memory that holds one. For each size:
 
 * first: the device's memory is taken from the operating system on the way;
-* switch: the other model's pages are unmapped, mapped into this model's range, the image copied by the weights
-  stream and the event awaited: what every later activation costs;
-* remapped: the same onto other, scattered pages than last time (each page apart from its neighbour: the worst case);
+* switch: the other model is evicted, this one's pages are mapped, its image is copied by the weights stream and the
+  event awaited, all through an instance's own books: what every later activation costs;
+* fragmented: the same where no two free pages are adjacent: the worst case for mapping;
 * prefetched: the model was loaded while the other one was active, in a memory that holds both; only the promotion is
-  timed: its event has passed and its first and last bytes are read.
+  timed: the books say it is resident, and its first and last bytes are read.
 
 Each switch is followed by libc's memcpy of the same image to the same, now mapped, addresses by the calling thread;
 `ratio` is the median of the quotients of such neighbours, so that a machine whose speed drifts does not spoil it.
@@ -19,21 +19,25 @@ import ctypes
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from math import gcd
 from pathlib import Path
 from typing import ParamSpec
 
 import msgspec
 from msgspec import Struct
 
-from aegis.core.ids import PageId
+from aegis.core.effects import Bind, LoadWeights, MapWeights, UnmapWeights
+from aegis.core.ids import ModelId
+from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec
 from aegis.core.request import EventHandle
 from aegis.device.cpu import CpuDevice
 from aegis.device.cpu_pages import PAGE_BYTES
 from aegis.device.host_memory import SharedMemory
 from aegis.device.libc import copy
+from aegis.device.mover import Mover
 from aegis.device.shared_words import SharedWords
 from bench.machine import Machine, describe
+from memory.ledger import Budget, Ledger
+from memory.pages import NoPages, PagePool
 
 SIZES = tuple(mib << 20 for mib in (64, 128, 256, 512, 1024))
 _TIMEOUT_NS = 60_000_000_000
@@ -50,8 +54,8 @@ class SizeResult(Struct, frozen=True):
     switch_ns: int
     memcpy_ns: int
     ratio: float
-    remapped_ns: int
-    remapped_ratio: float
+    fragmented_ns: int
+    fragmented_ratio: float
     prefetched_ns: int
 
 
@@ -61,50 +65,101 @@ class Result(Struct, frozen=True):
 
 
 class TwoModels:
-    """Two models of `nbytes` (whole pages), A = 0 and B = 1, on a device memory that holds `slots` of them."""
+    """Two models of `nbytes` (whole pages), A = 0 and B = 1, on an instance's books and memory of `pages` pages."""
 
-    def __init__(self, nbytes: int, *, slots: int) -> None:
+    def __init__(self, nbytes: int, *, pages: int, fragmented: bool = False) -> None:
         self.nbytes = nbytes
-        self.page_count = nbytes // PAGE_BYTES
         self._words = SharedWords.create(8)
-        self.device = CpuDevice(slots * nbytes, self._words)
-        self._stream = self.device.stream("weights")
+        self._kv = SharedMemory.create(PAGE_BYTES, "kv")
         self._memory = [SharedMemory.create(nbytes, f"image-{model}") for model in (0, 1)]
+        self.device = CpuDevice(pages * PAGE_BYTES, self._words)
         self._images = [self.device.open_host(memory.path, writable=True) for memory in self._memory]
-        self._ranges = [self.device.reserve(nbytes) for _ in (0, 1)]
-        self._resident = [False, False]
         for model, image in enumerate(self._images):
             ctypes.memset(image.base, model + 1, nbytes)
+        host = self.device.open_host(self._kv.path, writable=True)
+        self._mover = Mover(self.device, host, slab_bytes=PAGE_BYTES, address_pages=4 * pages)
+        budget = Budget(pages=pages, page_bytes=PAGE_BYTES, slab_bytes=PAGE_BYTES, host_slabs=1, instances=1)
+        self._ledger = Ledger(budget, self._mover.words, address_pages=4 * pages)
+        self._specs = [_spec(model, memory) for model, memory in enumerate(self._memory)]
+        self._bases = [self._bind(spec) for spec in self._specs]
+        if fragmented:
+            _fragment(self._ledger.pool)
 
-    def load(self, model: int, pages: Sequence[PageId]) -> EventHandle:
-        """Maps the pages and starts the copy."""
-        self._ranges[model].map(0, pages)
-        self._resident[model] = True
-        return self._stream.copy([(self._ranges[model].base, self._images[model].base, self.nbytes)])
+    def load(self, model: int) -> EventHandle:
+        """Admits the model, evicting the other if need be, maps its pages and starts the copy."""
+        event = self._ledger.load(self._specs[model].model, [self._specs[1 - model].model])
+        assert not isinstance(event, NoPages)
+        self._perform()
+        return event
 
-    def evict(self, model: int) -> None:
-        if self._resident[model]:
-            self._ranges[model].unmap(0, self.page_count)
-            self._resident[model] = False
+    def arrived(self, event: EventHandle) -> None:
+        """Waits for the copy and books it."""
+        assert self.device.wait(event, timeout_ns=_TIMEOUT_NS)
+        for progress in self._mover.progress():
+            self._ledger.progress(progress.stream, progress.value)
 
-    def promote(self, model: int, loaded: EventHandle) -> None:
-        """Waits until the model can run, and looks at both ends of it."""
-        assert self.device.wait(loaded, timeout_ns=_TIMEOUT_NS)
-        for address in (self._ranges[model].base, self._ranges[model].base + self.nbytes - 1):
+    def promote(self, model: int) -> None:
+        """What a switch to a model that is there takes: a look at the books, and here at both ends of its bytes."""
+        assert self._ledger.weights.is_resident(self._specs[model].model)
+        for address in (self._bases[model], self._bases[model] + self.nbytes - 1):
             assert ctypes.c_ubyte.from_address(address).value == model + 1
 
-    def switch_to(self, model: int, pages: Sequence[PageId]) -> None:
-        self.evict(1 - model)
-        self.promote(model, self.load(model, pages))
+    def evict(self, model: int) -> None:
+        self._ledger.evict(self._specs[model].model)
+        self._perform()
+
+    def switch_to(self, model: int) -> None:
+        self.arrived(self.load(model))
+        self.promote(model)
 
     def memcpy(self, model: int) -> None:
-        copy(self._ranges[model].base, self._images[model].base, self.nbytes)
+        copy(self._bases[model], self._images[model].base, self.nbytes)
 
     def close(self) -> None:
         self.device.close()
-        for memory in self._memory:
+        for memory in (*self._memory, self._kv):
             memory.close()
         self._words.close()
+
+    def _bind(self, spec: ModelSpec) -> int:
+        assert self._ledger.add_model(spec)
+        (bind,) = self._ledger.drain()
+        assert isinstance(bind, Bind)
+        self._mover.perform(bind)
+        return self._mover.weights_base(bind)
+
+    def _perform(self) -> None:
+        for effect in self._ledger.drain():
+            assert isinstance(effect, MapWeights | UnmapWeights | LoadWeights)
+            self._mover.perform(effect)
+
+
+def _spec(model: int, memory: SharedMemory) -> ModelSpec:
+    """A model of which only the size and the image matter."""
+    shape = KvShape((KvLayer(heads=1, key_dim=1, value_dim=1),), "float32", 4)
+    manifest = Manifest(
+        fingerprint="",
+        architecture="",
+        dtype="float32",
+        image_bytes=memory.nbytes,
+        tensors=(),
+        kv=shape,
+        context_tokens=1,
+        vocab_size=1,
+        eos_token_ids=(),
+        hidden_size=1,
+        intermediate_size=1,
+        parameters=1,
+    )
+    return ModelSpec(ModelId(str(model)), manifest, "", memory.path, "")
+
+
+def _fragment(pool: PagePool) -> None:
+    """Leaves every other page free: no two adjacent ones."""
+    taken = [pool.take("fragment", 1) for _ in range(pool.capacity)]
+    for pages in taken[::2]:
+        assert not isinstance(pages, NoPages)
+        pool.give("fragment", pages)
 
 
 def run(json_path: Path | None = None, sizes: Sequence[int] = SIZES, repetitions: int = 9) -> Result:
@@ -113,7 +168,7 @@ def run(json_path: Path | None = None, sizes: Sequence[int] = SIZES, repetitions
     Sizes are in bytes, whole pages. Each way is switched at least `repetitions` times.
     """
     results = []
-    print("     size      first     switch     memcpy  ratio   remapped  ratio  prefetched")
+    print("     size      first     switch     memcpy  ratio fragmented  ratio  prefetched")
     for nbytes in sizes:
         result = measure(nbytes, max(repetitions, min(32, _BYTES_PER_SIZE // nbytes)))
         results.append(result)
@@ -125,11 +180,14 @@ def run(json_path: Path | None = None, sizes: Sequence[int] = SIZES, repetitions
 
 
 def measure(nbytes: int, repetitions: int) -> SizeResult:
-    models = TwoModels(nbytes, slots=1)
-    in_order = [PageId(page) for page in range(models.page_count)]
-    first_ns = _timed(models.switch_to, 0, in_order)
-    switch_ns, memcpy_ns = _alternate(models, repetitions, lambda _: in_order)
-    remapped_ns, beside_ns = _alternate(models, repetitions, lambda turn: _scattered(models.page_count, turn))
+    count = nbytes // PAGE_BYTES
+    models = TwoModels(nbytes, pages=count)
+    first_ns = _timed(models.switch_to, 0)
+    switch_ns, memcpy_ns = _alternate(models, repetitions)
+    models.close()
+    models = TwoModels(nbytes, pages=2 * count, fragmented=True)
+    models.switch_to(0)
+    fragmented_ns, beside_ns = _alternate(models, repetitions)
     models.close()
     return SizeResult(
         nbytes=nbytes,
@@ -138,43 +196,33 @@ def measure(nbytes: int, repetitions: int) -> SizeResult:
         switch_ns=_median(switch_ns),
         memcpy_ns=_median(memcpy_ns),
         ratio=_ratio(switch_ns, memcpy_ns),
-        remapped_ns=_median(remapped_ns),
-        remapped_ratio=_ratio(remapped_ns, beside_ns),
+        fragmented_ns=_median(fragmented_ns),
+        fragmented_ratio=_ratio(fragmented_ns, beside_ns),
         prefetched_ns=_prefetched_ns(nbytes, repetitions),
     )
 
 
-def _alternate(
-    models: TwoModels, repetitions: int, pages: Callable[[int], Sequence[PageId]]
-) -> tuple[list[int], list[int]]:
+def _alternate(models: TwoModels, repetitions: int) -> tuple[list[int], list[int]]:
     """Durations of switches, and of the memcpy after each; A is active before, and again afterwards."""
     switches_ns, copies_ns = [], []
     for turn in range(2 * repetitions):
         model = (turn + 1) % 2
-        switches_ns.append(_timed(models.switch_to, model, pages(turn)))
+        switches_ns.append(_timed(models.switch_to, model))
         copies_ns.append(_timed(models.memcpy, model))
     return switches_ns, copies_ns
 
 
 def _prefetched_ns(nbytes: int, repetitions: int) -> int:
-    models = TwoModels(nbytes, slots=2)
-    pages = [[PageId(model * models.page_count + page) for page in range(models.page_count)] for model in (0, 1)]
-    models.switch_to(0, pages[0])
+    models = TwoModels(nbytes, pages=2 * nbytes // PAGE_BYTES)
+    models.switch_to(0)
     durations_ns = []
     for turn in range(repetitions):
         model = (turn + 1) % 2
-        loaded = models.load(model, pages[model])
-        assert models.device.wait(loaded, timeout_ns=_TIMEOUT_NS)
-        durations_ns.append(_timed(models.promote, model, loaded))
+        models.arrived(models.load(model))
+        durations_ns.append(_timed(models.promote, model))
         models.evict(1 - model)
     models.close()
     return _median(durations_ns)
-
-
-def _scattered(count: int, turn: int) -> list[PageId]:
-    """All pages in strides that change with the turn: no two adjacent ones side by side, unless there are few."""
-    step = next(step for step in range(3 + 2 * turn, 2 * count + 3 + 2 * turn) if gcd(step, count) == 1)
-    return [PageId(index * step % count) for index in range(count)]
 
 
 def _timed(action: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> int:
@@ -197,5 +245,5 @@ def _row(r: SizeResult) -> str:
 
     return (
         f"{r.nbytes >> 20:6d}MiB {ms(r.first_ns)} {ms(r.switch_ns)} {ms(r.memcpy_ns)} {r.ratio:6.3f}"
-        f" {ms(r.remapped_ns)} {r.remapped_ratio:6.3f} {r.prefetched_ns / 1e6:9.4f}ms"
+        f" {ms(r.fragmented_ns)} {r.fragmented_ratio:6.3f} {r.prefetched_ns / 1e6:9.4f}ms"
     )

@@ -3,7 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.switch import Result, TwoModels, _scattered, run
+from bench.switch import Result, TwoModels, run
 
 
 def test_a_tiny_run_measures_every_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -12,21 +12,13 @@ def test_a_tiny_run_measures_every_column(tmp_path: Path, capsys: pytest.Capture
     assert msgspec.json.decode(path.read_bytes(), type=Result) == result
     assert [size.nbytes for size in result.sizes] == [2 << 20, 8 << 20]
     for size in result.sizes:
-        numbers = (size.first_ns, size.switch_ns, size.memcpy_ns, size.remapped_ns, size.prefetched_ns, size.ratio)
+        numbers = (size.first_ns, size.switch_ns, size.memcpy_ns, size.fragmented_ns, size.prefetched_ns, size.ratio)
         assert min(numbers) > 0
     assert "8MiB" in capsys.readouterr().out
 
 
 def test_a_switch_brings_the_other_models_bytes() -> None:
-    models = TwoModels(4 << 20, slots=1)
-    pages = list(_scattered(2, 0))
+    models = TwoModels(4 << 20, pages=4, fragmented=True)
     for model in (0, 1, 0):
-        models.switch_to(model, pages)  # looks at the bytes itself
+        models.switch_to(model)  # looks at the bytes itself
     models.close()
-
-
-def test_scattered_is_a_permutation_that_changes() -> None:
-    for count in (1, 2, 7, 32, 512):
-        for turn in range(20):
-            assert sorted(_scattered(count, turn)) == list(range(count))
-    assert _scattered(32, 0) != _scattered(32, 1)
