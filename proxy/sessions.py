@@ -54,7 +54,10 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class ClientLeft:
+    """`satisfied`: not because it lost interest but because it has all it asked for (a stop string)."""
+
     request: RequestId
+    satisfied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +186,10 @@ class SessionCore:
                 assert job.request not in self._sessions
                 self._sessions[job.request] = _Session(job)
                 self._place_prefill(job.request)
-            case ClientLeft(request):
+            case ClientLeft(request, satisfied):
                 if request in self._sessions:
                     self._stop_work(request)
-                    self._end(request, Step.CANCEL)
+                    self._end(request, Step.FINISH if satisfied else Step.CANCEL, reason=FinishReason.STOP)
             case Heard(instance, message):
                 self._heard(instance, message)
             case InstanceUp(instance, prefill):

@@ -6,6 +6,8 @@ import time
 
 
 class MonotonicClock:
+    """Implements `aegis.core.clock.Clock`."""
+
     __slots__ = ()
 
     def now_ns(self) -> int:

@@ -85,8 +85,8 @@ class LiveTicket:
             if isinstance(delivery, Finished | Failed):
                 return
 
-    def cancel(self) -> None:
-        self._market.tell(ClientLeft(self._request))
+    def cancel(self, *, satisfied: bool = False) -> None:
+        self._market.tell(ClientLeft(self._request, satisfied))
 
     def put(self, delivery: Delivery) -> None:
         self._queue.put_nowait(delivery)

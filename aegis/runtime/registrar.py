@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from aegis.core.model import ModelSpec
 from aegis.models import registrar
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
-
-def _check(spec: ModelSpec, model: PreTrainedModel) -> None:
+def _check(spec: ModelSpec, model: Any) -> None:
     from aegis.engine.transformers_engine import TransformersEngine
     from aegis.models.selfcheck import check
 

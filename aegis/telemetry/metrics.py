@@ -1,0 +1,156 @@
+"""Metrics for Prometheus: vLLM's suffixes and its `model_name` label under `aegis:`, and what switching models adds.
+
+The runtime tells of every request's life, times being its own clock's nanoseconds. One process holds all metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, disable_created_metrics
+
+from aegis.core.clock import NS_PER_S
+from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.messages import SwitchDone, Telemetry
+from aegis.core.model import Slo
+from aegis.core.request import FinishReason
+from aegis.telemetry.attainment import AttainmentMetrics
+from aegis.telemetry.instances import InstanceMetrics
+from aegis.telemetry.series import Families, Series
+
+
+@dataclass(slots=True)
+class _Life:
+    """A request that has not ended."""
+
+    model: ModelId
+    slo: Slo
+    arrival_ns: int
+    max_tokens: int
+    running: bool = False
+    started_ns: int | None = None
+    first_ns: int | None = None
+    last_ns: int = 0
+    tokens: int = 0
+
+
+class Metrics:
+    """`registry` is what `/metrics` shows. Every request that arrived is told to have finished, failed or been
+    cancelled, once."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        self._lives: dict[RequestId, _Life] = {}
+        self._attainment = AttainmentMetrics()
+        self._instances = InstanceMetrics()
+        self._series: dict[ModelId, Series] = {}
+        self._families = Families(self.registry)
+        self.registry.register(self._instances)
+        self.registry.register(self._attainment)
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def arrived(
+        self, request: RequestId, model: ModelId, slo: Slo, now_ns: int, *, prompt_tokens: int, max_tokens: int
+    ) -> None:
+        series = self._of(model)
+        self._lives[request] = _Life(model, slo, now_ns, max_tokens)
+        series.waiting.inc()
+        series.prompt_tokens.inc(prompt_tokens)
+
+    def started(self, request: RequestId, now_ns: int) -> None:
+        """A prefill began, not necessarily its first."""
+        life = self._lives[request]
+        self._set_running(life, True)
+        if life.started_ns is None:
+            life.started_ns = now_ns
+            self._of(life.model).queue_time.observe((now_ns - life.arrival_ns) / NS_PER_S)
+
+    def token(self, request: RequestId, now_ns: int, count: int = 1) -> None:
+        """`count` more tokens came, at once; the first ever ends the prefill."""
+        life = self._lives[request]
+        series = self._of(life.model)
+        if life.first_ns is None:
+            life.first_ns = now_ns
+            series.first_token.observe((now_ns - life.arrival_ns) / NS_PER_S)
+            if life.started_ns is not None:
+                series.prefill_time.observe((now_ns - life.started_ns) / NS_PER_S)
+        else:
+            series.inter_token.observe((now_ns - life.last_ns) / NS_PER_S)
+        self._attainment.of(life.model).saw(life.slo, life.arrival_ns, life.tokens, count, now_ns)
+        series.generation_tokens.inc(count)
+        life.last_ns = now_ns
+        life.tokens += count
+
+    def phase(self, requests: Iterable[RequestId], *, running: bool) -> None:
+        """Their batch got or lost its turn; losing it is a preemption. Requests that ended meanwhile are ignored."""
+        for request in requests:
+            life = self._lives.get(request)
+            if life and life.running != running:
+                self._set_running(life, running)
+                if not running:
+                    self._of(life.model).preemptions.inc()
+
+    def replayed(self, request: RequestId) -> None:
+        """It waits again, to be prefilled with the tokens it has: its instance was lost, or gave its KV up."""
+        life = self._lives[request]
+        self._set_running(life, False)
+        self._families.replays.labels(life.model).inc()
+
+    def finished(self, request: RequestId, reason: FinishReason, now_ns: int) -> None:
+        life = self._end(request)
+        series = self._of(life.model)
+        self._families.success.labels(life.model, reason.value).inc()
+        series.e2e.observe((now_ns - life.arrival_ns) / NS_PER_S)
+        if life.first_ns is not None and life.tokens > 1:
+            series.per_token.observe((life.last_ns - life.first_ns) / (life.tokens - 1) / NS_PER_S)
+
+    def failed(self, request: RequestId) -> None:
+        """The tokens it might still have got are missed."""
+        life = self._end(request)
+        self._families.failure.labels(life.model, "failed").inc()
+        self._attainment.of(life.model).missed(life.max_tokens - life.tokens)
+
+    def cancelled(self, request: RequestId) -> None:
+        self._families.failure.labels(self._end(request).model, "cancelled").inc()
+
+    # --- instances --------------------------------------------------------------------------------------------------
+
+    def switch(self, done: SwitchDone) -> None:
+        phases = {"make_room": done.make_room_ns, "copy": done.copy_ns, "kv": done.kv_ns}
+        for phase, duration_ns in phases.items():
+            self._families.switch_time.labels(phase).observe(duration_ns / NS_PER_S)
+        self._families.switches.labels(done.model, str(done.prefetched).lower()).inc()
+
+    def telemetry(self, instance: InstanceId, report: Telemetry) -> None:
+        self._instances.report(instance, report)
+
+    def up(self, instance: InstanceId, is_up: bool) -> None:
+        self._instances.set_up(instance, is_up)
+
+    def restarted(self, instance: InstanceId) -> None:
+        """The instance gets a new process; it is not up yet."""
+        self._instances.restarted(instance)
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _of(self, model: ModelId) -> Series:
+        series = self._series.get(model)
+        if series is None:
+            series = self._series[model] = self._families.of(model)
+        return series
+
+    def _set_running(self, life: _Life, running: bool) -> None:
+        if life.running != running:
+            life.running = running
+            series = self._of(life.model)
+            (series.running if running else series.waiting).inc()
+            (series.waiting if running else series.running).dec()
+
+    def _end(self, request: RequestId) -> _Life:
+        life = self._lives.pop(request)
+        series = self._of(life.model)
+        (series.running if life.running else series.waiting).dec()
+        return life

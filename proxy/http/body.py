@@ -1,0 +1,60 @@
+"""The request body: bounded, and one JSON object whose names are each given once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import Request
+
+from aegis.core.errors import UserError
+from proxy.http.errors import shown
+from proxy.http.fields import Fields
+
+
+class _Key(str):
+    """A type of its own, so that decoding shows every name to its hook, repeated ones too."""
+
+    __slots__ = ()
+
+
+async def read_fields(request: Request, bytes_max: int) -> Fields:
+    """The parameters of the request. Raises UserError: 413 beyond `bytes_max`, 400 where it is no JSON object."""
+    return Fields(parse_object(await _read(request, bytes_max)))
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Raises UserError where `body` is not one JSON object, or names a parameter twice."""
+    seen: set[str] = set()
+
+    def once(_: type, name: str) -> _Key:
+        if name in seen:
+            raise UserError(f"{shown(name)} is given more than once", param=name[:200])
+        seen.add(name)
+        return _Key(name)
+
+    try:
+        parsed = msgspec.json.decode(body, type=dict[_Key, Any], dec_hook=once)
+    except msgspec.ValidationError as error:
+        raise UserError(f"the body must be a JSON object: {error}", code="invalid_json") from None
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else shown(str(error))
+        raise UserError(f"the body is not valid JSON: {reason}", code="invalid_json") from None
+    return {str(name): value for name, value in parsed.items()}
+
+
+async def _read(request: Request, bytes_max: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared[:20]) > bytes_max:
+        raise _too_large(bytes_max)
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > bytes_max:
+            raise _too_large(bytes_max)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _too_large(bytes_max: int) -> UserError:
+    return UserError(f"the body is larger than {bytes_max} bytes", status=413, code="body_too_large")

@@ -1,0 +1,114 @@
+"""What the HTTP layer asks of the rest of aegis. It sees a market of models and tickets for sequences, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+from prometheus_client import CollectorRegistry
+
+from aegis.core.ids import ModelId
+from aegis.core.model import ModelSpec
+from aegis.core.request import FinishReason, Sampling, Token
+from aegis.models.text import TextModel
+
+
+class Delta(Struct, frozen=True):
+    """The next generated tokens, in order, never twice. A stop token that ended the sequence is among them."""
+
+    tokens: tuple[Token, ...]
+
+
+class PromptScores(Struct, frozen=True):
+    """Logprobs of the prompt's tokens from the second on; comes before the first `Delta` where they were asked for."""
+
+    tokens: tuple[Token, ...]
+
+
+class Finished(Struct, frozen=True):
+    """Nothing follows."""
+
+    reason: FinishReason
+
+
+class Failed(Struct, frozen=True):
+    """Nothing follows. `status` is what a reply that has not begun answers with."""
+
+    message: str
+    status: int = 500
+
+
+Delivery = Delta | PromptScores | Finished | Failed
+
+
+class Ticket(Protocol):
+    """One sequence being generated; iterate it once. Ends after `Finished` or `Failed`."""
+
+    def __aiter__(self) -> AsyncIterator[Delivery]: ...
+
+    def cancel(self, *, satisfied: bool = False) -> None:
+        """Frees all the sequence holds. Harmless when it has ended or was cancelled before. `satisfied`: a stop string
+        was found, the client has all it asked for."""
+        ...
+
+
+class Served(Protocol):
+    """One registered model."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def text(self) -> TextModel | None:
+        """None when the checkpoint has no tokenizer: prompts and answers are token ids then."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """`loading`, `ready`, `failed`, `unloaded`, …; requests to a failed model are refused, others wait."""
+        ...
+
+    @property
+    def detail(self) -> str:
+        """Why it failed."""
+        ...
+
+    @property
+    def created_s(self) -> int: ...
+
+    @property
+    def kv_limit_tokens(self) -> int:
+        """The most tokens one sequence's KV can ever hold on an instance."""
+        ...
+
+
+class Market(Protocol):
+    """Everything behind the HTTP layer."""
+
+    @property
+    def registry(self) -> CollectorRegistry: ...
+
+    def models(self) -> Mapping[str, Served]:
+        """By the name clients use."""
+        ...
+
+    def submit(self, model: ModelId, prompt: Sequence[int], sampling: Sampling) -> Ticket:
+        """Queues a sequence whose lengths and parameters were checked. Raises UserError (503 while draining)."""
+        ...
+
+    def healthy(self) -> tuple[bool, str]:
+        """Whether the server can go on, and if not, why."""
+        ...
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether every launched instance serves, and if not, which does not."""
+        ...
+
+    async def add_model(self, source: str, name: str | None) -> Served:
+        """Registers a checkpoint directory or hub id; returns when it is served. Raises UserError."""
+        ...
+
+    async def remove_model(self, name: str) -> None:
+        """Raises UserError."""
+        ...

@@ -1,0 +1,153 @@
+"""The choices of one call, each a sequence being generated, driven side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from msgspec import Struct, structs
+
+from aegis.core.errors import UserError
+from aegis.core.request import Token
+from aegis.models.text import TextModel
+from proxy.http.boundary import Delivery, Delta, Failed, Finished, Market, PromptScores, Served, Ticket
+from proxy.http.sampling import Wish
+from proxy.http.transcript import Piece, Scored, Transcript
+
+
+class Order(Struct, frozen=True):
+    """One prompt, checked: `max_tokens` fits. `echo` is what the answer begins with, its tokens included."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    echo: str | None = None
+
+
+class Choice:
+    """`index` is its place in the reply."""
+
+    __slots__ = ("_begun", "_ended", "_order", "_prompt_scores", "_text", "index", "ticket", "transcript")
+
+    def __init__(self, index: int, order: Order, ticket: Ticket, text: TextModel | None, wish: Wish) -> None:
+        self.index = index
+        self.ticket = ticket
+        self.transcript = Transcript(
+            text,
+            order.prompt,
+            stop=wish.stop,
+            stop_token_ids=wish.sampling.stop_token_ids,
+            min_tokens=wish.sampling.min_tokens,
+            offset=len(order.echo or ""),
+        )
+        self._begun = False
+        self._ended = False
+        self._order = order
+        self._text = text
+        self._prompt_scores: tuple[Token, ...] = ()
+
+    def take(self, delivery: Delivery) -> Piece | None:
+        """What the delivery adds, if anything. Raises UserError where the sequence failed."""
+        match delivery:
+            case Delta(tokens):
+                return self._next(self.transcript.push(tokens))
+            case Finished(reason):
+                self._ended = True
+                return self._next(self.transcript.finish(reason))
+            case PromptScores(tokens):
+                self._prompt_scores = tokens
+                return None
+            case Failed(message, status):
+                self._ended = True
+                raise UserError(message, status=status, code="generation_failed", kind="server_error")
+
+    def cancel(self, *, satisfied: bool = False) -> None:
+        """Frees what the sequence holds, unless it has ended."""
+        if not self._ended:
+            self._ended = True
+            self.ticket.cancel(satisfied=satisfied)
+
+    def _next(self, piece: Piece) -> Piece:
+        if self._begun:
+            return piece
+        self._begun = True
+        echoed = self._echoed() if self._order.echo is not None else Piece()
+        return Piece(echoed.text + piece.text, echoed.tokens + piece.tokens, piece.finish, first=True)
+
+    def _echoed(self) -> Piece:
+        """The prompt as the answer's beginning. Nothing precedes its first token, which has no logprob."""
+        ids = self._order.prompt
+        tokens = [Token(ids[0]), *(self._prompt_scores or map(Token, ids[1:]))]
+        stream = self._text.stream() if self._text else None
+        scored: list[Scored] = []
+        offset = 0
+        for token in tokens:
+            text = stream.push(token.id) if stream else ""
+            scored.append(Scored(token, offset, text))
+            offset += len(text)
+        return Piece(self._order.echo or "", tuple(scored))
+
+
+class Usage(Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Call:
+    """All sequences of one request. Who makes one calls `cancel` when the reply has ended, however it ended."""
+
+    def __init__(self, market: Market, served: Served, orders: Sequence[Order], wish: Wish) -> None:
+        """Submits them all, or none. Raises UserError."""
+        self.served = served
+        self.orders = orders
+        self.choices: list[Choice] = []
+        try:
+            for order in orders:
+                for which in range(wish.choices):
+                    self.choices.append(self._submit(market, order, wish, which))
+        except BaseException:
+            self.cancel()
+            raise
+
+    def _submit(self, market: Market, order: Order, wish: Wish, which: int) -> Choice:
+        sampling = structs.replace(
+            wish.sampling,
+            max_tokens=order.max_tokens,
+            seed=wish.seed_of(which),
+            prompt_logprobs=None if order.echo is None else wish.sampling.logprobs,
+        )
+        ticket = market.submit(self.served.spec.model, order.prompt, sampling)
+        return Choice(len(self.choices), order, ticket, self.served.text, wish)
+
+    def usage(self) -> Usage:
+        prompt = sum(len(order.prompt) for order in self.orders)
+        generated = sum(choice.transcript.generated for choice in self.choices)
+        return Usage(prompt, generated, prompt + generated)
+
+    async def run(self, deliver: Callable[[Choice, Piece], Awaitable[None]]) -> None:
+        """Hands on each choice's pieces as they come. Raises UserError where one of them failed."""
+        if len(self.choices) == 1:
+            await _run(self.choices[0], deliver)
+            return
+        tasks = [asyncio.create_task(_run(choice, deliver)) for choice in self.choices]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def cancel(self) -> None:
+        for choice in self.choices:
+            choice.cancel()
+
+
+async def _run(choice: Choice, deliver: Callable[[Choice, Piece], Awaitable[None]]) -> None:
+    async for delivery in choice.ticket:
+        piece = choice.take(delivery)
+        if piece is not None:
+            await deliver(choice, piece)
+        if choice.transcript.finished:
+            choice.cancel(satisfied=True)
+            return
+    raise AssertionError("a ticket ended before its sequence")

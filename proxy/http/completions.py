@@ -1,0 +1,55 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from time import time
+
+from fastapi import APIRouter, Request, Response
+
+from proxy.http.answer import answer
+from proxy.http.body import read_fields
+from proxy.http.boundary import Served
+from proxy.http.choice import Order
+from proxy.http.completion_shape import CompletionShape
+from proxy.http.models import find_servable
+from proxy.http.prompts import Prompt, max_tokens_for, read_prompts
+from proxy.http.request_ids import request_id_for
+from proxy.http.sampling import LOGPROBS_MAX, Wish, check_sequences, read_max_tokens, read_wish
+from proxy.http.settings import market_of, settings_of
+
+DEFAULT_MAX_TOKENS = 16
+
+router = APIRouter()
+
+
+@router.post("/v1/completions")
+async def create_completion(request: Request) -> Response:
+    fields = await read_fields(request, settings_of(request).body_bytes_max)
+    served = find_servable(market_of(request), fields)
+    logprobs = fields.integer("logprobs", None, low=0, high=LOGPROBS_MAX)
+    wish = read_wish(fields, served, max_tokens=read_max_tokens(fields, "max_tokens"), logprobs=logprobs)
+    echo = fields.flag("echo")
+    fields.unsupported("best_of", (1, wish.choices))
+    fields.unsupported("suffix", ("",))
+    prompts = await read_prompts(fields, served)
+    fields.end()
+    check_sequences(len(prompts), wish)
+    orders = [_order(served, prompt, wish, echo) for prompt in prompts]
+    shape = CompletionShape(
+        id=f"cmpl-{request_id_for(request, wish.request_id)}",
+        created_s=int(time()),
+        model=served.spec.model,
+        text=served.text,
+        logprobs=logprobs is not None,
+        token_ids=wish.return_token_ids,
+        include_usage=wish.include_usage,
+    )
+    return await answer(request, served, orders, wish, shape)
+
+
+def _order(served: Served, prompt: Prompt, wish: Wish, echo: bool) -> Order:
+    max_tokens = max_tokens_for(served, len(prompt.tokens), wish, default=DEFAULT_MAX_TOKENS, param="prompt")
+    text = prompt.text
+    if echo and text is None:
+        text = served.text.decode(prompt.tokens) if served.text else ""
+    return Order(prompt.tokens, max_tokens, text if echo else None)

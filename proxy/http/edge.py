@@ -1,0 +1,60 @@
+"""The outermost layer: gives every request its id, logs one line of it, keeps a bug of ours to its request."""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic_ns
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from aegis.core.clock import NS_PER_MS
+from aegis.telemetry.logs import Value, log
+from proxy.http.request_ids import HEADER, assign, id_of
+
+_logger = logging.getLogger(__name__)
+_QUIET = frozenset({"/health", "/metrics", "/ready"})
+
+
+def note(scope: Scope, **fields: Value) -> None:
+    """Adds to the line that will be logged of this request."""
+    scope["state"].setdefault("notes", {}).update(fields)
+
+
+class Edge:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        assign(scope)
+        began_ns = monotonic_ns()
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (HEADER, id_of(scope).encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:  # noqa: BLE001 - the client was answered; the server goes on
+            log(_logger, logging.ERROR, "request broke", {"request_id": id_of(scope)}, exc_info=True)
+        level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
+        log(_logger, level, "request", _line(scope, status, monotonic_ns() - began_ns))
+
+
+def _line(scope: Scope, status: int, took_ns: int) -> dict[str, Value]:
+    return {
+        "request_id": id_of(scope),
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": status,
+        "took_ms": round(took_ns / NS_PER_MS, 1),
+        **scope["state"].get("notes", {}),
+    }

@@ -1,0 +1,82 @@
+"""Every reply that is not a success: `{"error": {"message", "type", "param", "code"}}`, one line, no stack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from fastapi import FastAPI, Request, Response
+from msgspec import Struct
+from starlette.exceptions import HTTPException
+
+from aegis.core.errors import UserError
+from proxy.http.connection import ClientGone
+from proxy.http.replies import json_reply
+
+_SHOWN_CHARACTERS = 60
+_CLIENT_GONE_STATUS = 499  # nginx's; only the log sees it
+_RETRY_AFTER_S = {429: "1", 503: "1"}
+
+
+class ErrorDetail(Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Struct, frozen=True):
+    error: ErrorDetail
+
+
+def shown(value: object) -> str:
+    """A value as messages quote it: short, on one line."""
+    text = repr(value[: _SHOWN_CHARACTERS + 1] if isinstance(value, str | list) else value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """Up to three known names like `name`, the best first, whatever their case."""
+    by_fold = {candidate.casefold(): candidate for candidate in sorted(known)}
+    matches = get_close_matches(name[:200].casefold(), by_fold, n=3, cutoff=0.5)
+    return [by_fold[match] for match in matches]
+
+
+def error_body(error: UserError) -> ErrorBody:
+    return ErrorBody(ErrorDetail(error.message, error.kind, error.param, error.code))
+
+
+def error_reply(error: UserError) -> Response:
+    retry = _RETRY_AFTER_S.get(error.status)
+    return json_reply(error_body(error), error.status, {"retry-after": retry} if retry else None)
+
+
+def unexpected() -> UserError:
+    """What a client hears of a bug of ours; the log has the rest."""
+    return UserError("internal error; the server's log has it under this X-Request-Id", status=500, kind="server_error")
+
+
+def install(app: FastAPI) -> None:
+    """Makes `app` answer UserError, the router's own refusals (no such path, wrong method) and bugs in this form."""
+
+    async def user_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, UserError)
+        return error_reply(error)
+
+    async def routing_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} {shown(request.url.path)}: {error.detail}"
+        reply = error_reply(UserError(message, status=error.status_code, code="no_such_route"))
+        reply.headers.update(error.headers or {})
+        return reply
+
+    async def client_gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=_CLIENT_GONE_STATUS)
+
+    async def bug(request: Request, error: Exception) -> Response:
+        return error_reply(unexpected())
+
+    app.add_exception_handler(UserError, user_error)
+    app.add_exception_handler(HTTPException, routing_error)
+    app.add_exception_handler(ClientGone, client_gone)
+    app.add_exception_handler(Exception, bug)

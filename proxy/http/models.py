@@ -1,0 +1,76 @@
+"""Which models there are: `/v1/models`, and finding the one a request names."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from msgspec import Struct
+
+from aegis.core.errors import UserError
+from proxy.http.boundary import Market, Served
+from proxy.http.errors import nearest, shown
+from proxy.http.fields import Fields
+from proxy.http.replies import json_reply
+from proxy.http.settings import market_of
+
+router = APIRouter()
+
+
+class ModelCard(Struct, frozen=True):
+    """OpenAI's fields, then vLLM's, then `state` and, where it failed, the reason as `detail`."""
+
+    id: str
+    created: int
+    root: str
+    max_model_len: int
+    state: str
+    detail: str | None = None
+    object: str = "model"
+    owned_by: str = "aegis"
+
+
+class ModelList(Struct, frozen=True):
+    data: list[ModelCard]
+    object: str = "list"
+
+
+def card_of(served: Served) -> ModelCard:
+    context = served.spec.manifest.context_tokens
+    return ModelCard(
+        id=served.spec.model,
+        created=served.created_s,
+        root=served.spec.root,
+        max_model_len=min(context, served.kv_limit_tokens),
+        state=served.state,
+        detail=served.detail or None,
+    )
+
+
+def find(market: Market, name: str) -> Served:
+    """Raises UserError: 404 naming near matches."""
+    models = market.models()
+    served = models.get(name)
+    if served is None:
+        near = nearest(name, models)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "GET /v1/models lists those there are"
+        raise UserError(f"there is no model {shown(name)}; {hint}", status=404, param="model", code="model_not_found")
+    return served
+
+
+def find_servable(market: Market, fields: Fields) -> Served:
+    """The model that `model` names. Raises UserError: 404 where there is none, 503 where it could not be loaded."""
+    served = find(market, fields.required_text("model"))
+    if served.state == "failed":
+        reason = served.detail or "its checkpoint cannot be served"
+        raise UserError(f"{served.spec.model!r} failed: {reason}", status=503, param="model", code="model_failed")
+    return served
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> Response:
+    cards = [card_of(served) for _, served in sorted(market_of(request).models().items())]
+    return json_reply(ModelList(cards))
+
+
+@router.get("/v1/models/{name:path}")
+async def retrieve_model(request: Request, name: str) -> Response:
+    return json_reply(card_of(find(market_of(request), name)))

@@ -1,0 +1,100 @@
+"""The prompts of a completion request, and whether a model can hold them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from msgspec import Struct
+
+from aegis.core.errors import UserError
+from aegis.models.text import TextModel
+from proxy.http.boundary import Served
+from proxy.http.fields import Fields
+from proxy.http.sampling import Wish, checked_token_ids
+
+PROMPTS_MAX = 2048
+PROMPT_TOKENS_MAX = 1 << 22
+_CHARACTERS_IN_LOOP = 8_192  # longer texts are tokenised beside the event loop
+
+
+class Prompt(Struct, frozen=True):
+    """`text` as the client gave it, None where it gave token ids."""
+
+    tokens: tuple[int, ...]
+    text: str | None = None
+
+
+async def read_prompts(fields: Fields, served: Served) -> list[Prompt]:
+    """`prompt` as a string, a list of strings, token ids, or a list of lists of them. Raises UserError."""
+    value = fields.take("prompt")
+    special = fields.flag("add_special_tokens", True)
+    if value is None:
+        raise fields.refusal("prompt", "is required")
+    entries = _entries(fields, value)
+    return [await _read_one(fields, entry, served, special) for entry in entries]
+
+
+def _entries(fields: Fields, value: Any) -> list[str | list[Any]]:
+    form = "must be a string, a list of strings, a list of token ids or a list of such lists"
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise fields.refusal("prompt", form)
+    if not value:
+        raise fields.refusal("prompt", "is empty")
+    kinds = set(map(type, value))
+    if kinds == {int}:
+        return [value]
+    if kinds != {str} and kinds != {list}:
+        raise fields.refusal("prompt", form)
+    if len(value) > PROMPTS_MAX:
+        raise fields.refusal("prompt", f"may hold at most {PROMPTS_MAX} prompts, not {len(value)}")
+    return value
+
+
+async def _read_one(fields: Fields, entry: str | list[Any], served: Served, special: bool) -> Prompt:
+    if isinstance(entry, list):
+        prompt = Prompt(checked_token_ids(fields, "prompt", entry, served.spec))
+    else:
+        text = needs_tokenizer(served, "prompt")
+        prompt = Prompt(await encode(text, entry, special=special) if entry else (), entry)
+    if not prompt.tokens:
+        raise fields.refusal("prompt", "is empty")
+    return prompt
+
+
+async def encode(text: TextModel, string: str, *, special: bool) -> tuple[int, ...]:
+    """Token ids of `string`, with the tokens the tokenizer adds around any text where `special`."""
+    if len(string) <= _CHARACTERS_IN_LOOP:
+        return tuple(text.encode(string, add_special_tokens=special))
+    return tuple(await asyncio.to_thread(text.encode, string, add_special_tokens=special))
+
+
+def needs_tokenizer(served: Served, param: str) -> TextModel:
+    """Raises UserError where the model has none."""
+    if served.text is None:
+        message = f"model {served.spec.model!r} has no tokenizer: send its prompts as token ids to /v1/completions"
+        raise UserError(message, param=param, code="no_tokenizer")
+    return served.text
+
+
+def max_tokens_for(served: Served, prompt_tokens: int, wish: Wish, *, default: int | None, param: str) -> int:
+    """How many tokens may be generated: as many as the client asked for, else as many as fit, at most `default`.
+
+    Raises UserError with both lengths where prompt and answer fit neither the model's context nor the KV memory.
+    """
+    model, context = served.spec.model, served.spec.manifest.context_tokens
+    limit = min(context, served.kv_limit_tokens)
+    least = wish.max_tokens or max(wish.sampling.min_tokens, 1)
+    if prompt_tokens + least <= limit:
+        return wish.max_tokens or max(least, min(limit - prompt_tokens, default or limit))
+    where = f"{model!r} has a context of {context} tokens"
+    if limit < context:
+        where = f"the KV memory of an instance holds at most {limit} tokens of {model!r}"
+    lengths = f"the prompt has {prompt_tokens} tokens and {least} are to be generated, {prompt_tokens + least} in all"
+    raise UserError(
+        f"{lengths}; {where}",
+        param=param if prompt_tokens >= limit else "max_tokens",
+        code="context_length_exceeded",
+    )

@@ -1,0 +1,37 @@
+"""Every request has an id: the client's `X-Request-Id`, else its `request_id`, else a random one. It comes back as
+`X-Request-Id`, stands in the reply's `id` and in the log."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+from fastapi import Request
+from starlette.types import Scope
+
+HEADER = b"x-request-id"
+_CHARACTERS_MAX = 128
+
+
+def is_request_id(value: str) -> bool:
+    """Whether it may stand in a header and in a log line."""
+    return 0 < len(value) <= _CHARACTERS_MAX and value.isascii() and value.isprintable() and " " not in value
+
+
+def assign(scope: Scope) -> None:
+    """Gives the request its id, before anything else is known of it."""
+    state = scope.setdefault("state", {})
+    sent = next((value.decode("latin-1") for name, value in scope["headers"] if name == HEADER), "")
+    state["request_id_sent"] = is_request_id(sent)
+    state["request_id"] = sent if state["request_id_sent"] else uuid4().hex
+
+
+def id_of(scope: Scope) -> str:
+    request_id: str = scope["state"]["request_id"]
+    return request_id
+
+
+def request_id_for(request: Request, in_body: str | None) -> str:
+    """The request's id, once its body is known."""
+    if in_body is not None and not request.state.request_id_sent:
+        request.state.request_id = in_body
+    return id_of(request.scope)

@@ -1,0 +1,25 @@
+"""What the HTTP layer can be told, and how its routes reach it and the market."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from fastapi import Request
+
+from proxy.http.boundary import Market
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    admin_key: str | None = None  # without one, only local clients may add and remove models
+    body_bytes_max: int = 16 << 20
+    keep_alive_s: float = 5.0  # the longest silence of an event stream
+
+
+def market_of(request: Request) -> Market:
+    return cast(Market, request.app.state.market)
+
+
+def settings_of(request: Request) -> Settings:
+    return cast(Settings, request.app.state.settings)

@@ -1,0 +1,88 @@
+"""Server-sent events as raw bytes: one write per event, comments as keep-alive while there is nothing to say."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from fastapi import Response
+from msgspec import Struct
+from starlette.types import Receive, Scope, Send
+
+from aegis.core.errors import UserError
+from proxy.http.connection import ClientGone, while_connected
+from proxy.http.errors import error_body, unexpected
+from proxy.http.replies import encode
+
+DONE = b"data: [DONE]\n\n"
+_KEEP_ALIVE = b": waiting\n\n"
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+_log = logging.getLogger(__name__)
+
+Emit = Callable[[bytes], Awaitable[None]]
+
+
+def event(value: Struct) -> bytes:
+    """The JSON is on one line, for clients too that take U+0085, U+2028 and U+2029 for line ends."""
+    data = encode(value).replace(b"\xc2\x85", b"\\u0085")
+    data = data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+    return b"data: " + data + b"\n\n"
+
+
+class EventStream(Response):
+    """Runs `write`, which emits the events, for as long as the client listens; `close` is called in any case.
+
+    What `write` raises becomes an error event, the last of the stream: a client that saw no `[DONE]` knows that the
+    answer is not whole.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, write: Callable[[Emit], Awaitable[None]], close: Callable[[], None], keep_alive_s: float
+    ) -> None:
+        super().__init__(headers=_HEADERS)
+        del self.headers["content-length"]
+        self._write = write
+        self._close = close
+        self._keep_alive_s = keep_alive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await while_connected(receive, self._emit_all(send))
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except ClientGone:
+            return
+        finally:
+            self._close()
+
+    async def _emit_all(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        emitted = loop.time()
+
+        async def emit(data: bytes) -> None:
+            nonlocal emitted
+            emitted = loop.time()
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+        async def keep_alive() -> None:
+            while True:
+                silence = loop.time() - emitted
+                if silence >= self._keep_alive_s:
+                    await emit(_KEEP_ALIVE)
+                else:
+                    await asyncio.sleep(self._keep_alive_s - silence)
+
+        beat = asyncio.create_task(keep_alive())
+        try:
+            await self._write(emit)
+        except UserError as error:
+            await emit(event(error_body(error)))
+        except Exception:  # noqa: BLE001 - the status line is sent: the client can only be told in the stream
+            _log.exception("stream broke")
+            await emit(event(error_body(unexpected())))
+        finally:
+            beat.cancel()

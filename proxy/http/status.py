@@ -1,0 +1,51 @@
+"""How the server does: `/health`, `/ready`, `/metrics`, `/version`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request, Response
+from msgspec import Struct
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+import aegis
+from proxy.http.replies import json_reply
+from proxy.http.settings import market_of
+
+router = APIRouter()
+
+
+class Status(Struct, frozen=True):
+    status: str
+    reason: str | None = None
+
+
+class Version(Struct, frozen=True):
+    version: str
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """200 while the server can go on."""
+    return _status(*market_of(request).healthy())
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """200 only when every launched instance serves."""
+    return _status(*market_of(request).ready())
+
+
+def _status(well: bool, reason: str) -> Response:
+    return json_reply(Status("ok")) if well else json_reply(Status("unavailable", reason), 503)
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    text = await asyncio.to_thread(generate_latest, market_of(request).registry)
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/version")
+async def version(request: Request) -> Response:
+    return json_reply(Version(aegis.__version__))

@@ -1,0 +1,48 @@
+"""Families of the OpenAI API that aegis does not serve: 501 with one line, rather than a puzzling 404."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from aegis.core.errors import UserError
+
+_FAMILIES = (
+    "/classify",
+    "/pooling",
+    "/rerank",
+    "/score",
+    "/v1/assistants",
+    "/v1/audio",
+    "/v1/batches",
+    "/v1/containers",
+    "/v1/conversations",
+    "/v1/embeddings",
+    "/v1/evals",
+    "/v1/files",
+    "/v1/fine_tuning",
+    "/v1/images",
+    "/v1/messages",
+    "/v1/moderations",
+    "/v1/realtime",
+    "/v1/rerank",
+    "/v1/responses",
+    "/v1/score",
+    "/v1/threads",
+    "/v1/uploads",
+    "/v1/vector_stores",
+    "/v1/videos",
+)
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+router = APIRouter()
+
+
+async def _refuse(request: Request) -> Response:
+    path = request.url.path[:100]
+    message = f"{path} is not served: aegis generates text, at /v1/completions and /v1/chat/completions"
+    raise UserError(message, status=501, code="not_implemented")
+
+
+for _family in _FAMILIES:
+    router.add_api_route(_family, _refuse, methods=_METHODS, include_in_schema=False)
+    router.add_api_route(_family + "/{rest:path}", _refuse, methods=_METHODS, include_in_schema=False)

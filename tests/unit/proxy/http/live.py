@@ -1,0 +1,40 @@
+"""The application behind a real uvicorn, on a free port, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from proxy.http.app import create_app
+from proxy.http.server import make_server
+from proxy.http.settings import Settings
+from tests.unit.proxy.http.scripted import ScriptedMarket
+
+
+@contextmanager
+def serving(behind: ScriptedMarket, **settings: Any) -> Iterator[str]:
+    """The address of the server, which answers as soon as this is entered."""
+    server = make_server(create_app(behind, Settings(**settings)), host="127.0.0.1", port=0, shutdown_s=1)
+    started = threading.Event()
+    address: list[str] = []
+
+    async def serve() -> None:
+        task = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        address.append(f"http://127.0.0.1:{port}")
+        started.set()
+        await task
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    assert started.wait(10)
+    try:
+        yield address[0]
+    finally:
+        server.should_exit = True
+        thread.join(10)

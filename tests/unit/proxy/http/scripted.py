@@ -1,0 +1,199 @@
+"""The other side of the HTTP boundary for tests: a market whose sequences say what a script says.
+
+The text side is real: `tokenizers` tokenizers, one token per byte or with words that carry their spaces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from aegis.core.errors import ModelRefused, UserError
+from aegis.core.ids import ModelId
+from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec
+from aegis.core.request import FinishReason, Sampling, Token
+from aegis.models.text import TextModel
+from proxy.http.app import create_app
+from proxy.http.boundary import Delivery, Delta, Finished, PromptScores
+from proxy.http.settings import Settings
+
+BOS, EOS = 256, 257
+CONTEXT_TOKENS = 512
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant', 'developer'] %}"
+    "{{ raise_exception('no such role') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{{ mood }}{% endif %}"
+)
+
+
+def byte_text(chat_template: str | None = CHAT_TEMPLATE) -> TextModel:
+    """Token b is the byte b; every character beyond ASCII is cut at each of its borders."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    names = {b: chr(b) for b in printable}
+    names |= {b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in names)}
+    tokenizer = Tokenizer(models.BPE(vocab={names[b]: b for b in range(256)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
+    return TextModel(tokenizer, {}, chat_template)
+
+
+def word_text() -> TextModel:
+    """Words that begin with a space, which the first word of a text loses."""
+    words = {word: i for i, word in enumerate(["<unk>", "▁the", "▁cat", "▁sat", "s", "▁"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return TextModel(tokenizer, {}, None)
+
+
+def spec(name: str, **changes: Any) -> ModelSpec:
+    manifest: dict[str, Any] = {
+        "fingerprint": name,
+        "architecture": "LlamaForCausalLM",
+        "dtype": "float32",
+        "image_bytes": 0,
+        "tensors": (),
+        "kv": KvShape((KvLayer(1, 8, 8),), "float32", 4),
+        "context_tokens": CONTEXT_TOKENS,
+        "vocab_size": 258,
+        "eos_token_ids": (EOS,),
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "parameters": 0,
+    }
+    return ModelSpec(
+        ModelId(name), Manifest(**(manifest | changes)), "/images/x", "/images/x/image.bin", "/checkpoints/x"
+    )
+
+
+def tokens(said: str | bytes | Sequence[int]) -> tuple[Token, ...]:
+    ids = said.encode() if isinstance(said, str) else said
+    return tuple(Token(i, -0.5 - i / 1000, ((i, -0.5 - i / 1000), ((i + 1) % 256, -2.0))) for i in ids)
+
+
+def says(
+    said: str | bytes | Sequence[int], *, per_delivery: int = 1, reason: FinishReason = FinishReason.STOP
+) -> Script:
+    """The same for every prompt: `said`, in deliveries of so many tokens."""
+
+    def script(prompt: Sequence[int], sampling: Sampling) -> list[Delivery]:
+        generated = tokens(said)
+        parts = range(0, len(generated), per_delivery)
+        deltas: list[Delivery] = [Delta(generated[i : i + per_delivery]) for i in parts]
+        scores: list[Delivery] = [] if sampling.prompt_logprobs is None else [PromptScores(tokens(prompt[1:]))]
+        return [*scores, *deltas, Finished(reason)]
+
+    return script
+
+
+Script = Callable[[Sequence[int], Sampling], Sequence[Delivery | Awaitable[Any]]]
+"""What a sequence delivers; anything awaitable among it is waited for."""
+
+
+class ScriptedTicket:
+    def __init__(self, deliveries: Sequence[Delivery | Awaitable[Any]]) -> None:
+        self.cancelled = False
+        self.satisfied = False
+        self.ended = False
+        self._deliveries = deliveries
+
+    async def __aiter__(self) -> AsyncIterator[Delivery]:
+        for delivery in self._deliveries:
+            await asyncio.sleep(0)
+            if isinstance(delivery, Awaitable):
+                await delivery
+            elif not self.cancelled:
+                yield delivery
+        self.ended = True
+
+    def cancel(self, *, satisfied: bool = False) -> None:
+        self.cancelled = not self.ended
+        self.satisfied = satisfied
+
+
+@dataclass
+class ScriptedModel:
+    spec: ModelSpec
+    script: Script
+    text: TextModel | None = field(default_factory=byte_text)
+    state: str = "ready"
+    detail: str = ""
+    created_s: int = 1_700_000_000
+    kv_limit_tokens: int = 1_000_000
+
+
+@dataclass
+class ScriptedMarket:
+    """`submitted` are all sequences ever, `refusals` the errors that the next submissions raise (None: none)."""
+
+    served: dict[str, ScriptedModel]
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    submitted: list[tuple[ModelId, tuple[int, ...], Sampling]] = field(default_factory=list)
+    tickets: list[ScriptedTicket] = field(default_factory=list)
+    refusals: list[UserError | None] = field(default_factory=list)
+    unwell: str = ""
+
+    def models(self) -> Mapping[str, ScriptedModel]:
+        return self.served
+
+    def submit(self, model: ModelId, prompt: Sequence[int], sampling: Sampling) -> ScriptedTicket:
+        refusal = self.refusals.pop(0) if self.refusals else None
+        if refusal:
+            raise refusal
+        self.submitted.append((model, tuple(prompt), sampling))
+        self.tickets.append(ScriptedTicket(self.served[model].script(prompt, sampling)))
+        return self.tickets[-1]
+
+    def healthy(self) -> tuple[bool, str]:
+        return not self.unwell, self.unwell
+
+    def ready(self) -> tuple[bool, str]:
+        return not self.unwell, self.unwell
+
+    async def add_model(self, source: str, name: str | None) -> ScriptedModel:
+        if "broken" in source:
+            raise ModelRefused(f"{source}: truncated")
+        added = ScriptedModel(spec(name or source), says("new"))
+        self.served[added.spec.model] = added
+        return added
+
+    async def remove_model(self, name: str) -> None:
+        del self.served[name]
+
+
+def market(script: Script | None = None, **changes: Any) -> ScriptedMarket:
+    """One model, `m`."""
+    return ScriptedMarket({"m": ScriptedModel(spec("m"), script or says("hello"), **changes)})
+
+
+def calling(
+    behind: ScriptedMarket, calls: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]], **settings: Any
+) -> Any:
+    """What `calls` makes of a client of this market, within the process."""
+    app: ASGIApp = create_app(behind, Settings(**settings))
+
+    async def run() -> Any:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://aegis") as client:
+            return await calls(client)
+
+    return asyncio.run(run())
+
+
+def post(behind: ScriptedMarket, path: str, body: Any = None, **request: Any) -> httpx.Response:
+    if body is not None:
+        request["json"] = body
+    return calling(behind, lambda client: client.post(path, **request))
+
+
+def get(behind: ScriptedMarket, path: str, **request: Any) -> httpx.Response:
+    return calling(behind, lambda client: client.get(path, **request))

@@ -1,0 +1,151 @@
+"""Over real connections: the official client, what a stream looks like on the wire, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from aegis.core.request import FinishReason
+from proxy.http.boundary import Delta, Finished
+from tests.unit.proxy.http.live import serving
+from tests.unit.proxy.http.scripted import ScriptedMarket, market, says, tokens
+
+WAIT_S = 10
+
+
+@pytest.fixture(scope="module")
+def hello() -> Iterator[str]:
+    with serving(market(says("héllo €"))) as url:
+        yield url
+
+
+@pytest.fixture
+def client(hello: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=hello + "/v1", api_key="none", max_retries=0)
+
+
+def test_the_openai_client_completes(client: openai.OpenAI) -> None:
+    whole = client.completions.create(model="m", prompt="x", logprobs=1)
+    assert whole.choices[0].text == "héllo €"
+    assert whole.usage and whole.usage.completion_tokens == 10
+    parts = [*client.completions.create(model="m", prompt="x", stream=True, stream_options={"include_usage": True})]
+    assert "".join(choice.text for part in parts for choice in part.choices) == "héllo €"
+    assert parts[-1].usage == whole.usage
+
+
+def test_the_openai_client_chats(client: openai.OpenAI) -> None:
+    asked: Any = [{"role": "user", "content": "x"}]
+    whole = client.chat.completions.create(model="m", messages=asked, n=2, logprobs=True, top_logprobs=1)
+    assert [choice.message.content for choice in whole.choices] == ["héllo €"] * 2
+    parts = [*client.chat.completions.create(model="m", messages=asked, stream=True)]
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == "héllo €"
+    with client.chat.completions.stream(model="m", messages=asked) as stream:
+        assert stream.get_final_completion().choices[0].message.content == "héllo €"
+
+
+def test_the_openai_client_lists_models_and_understands_errors(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["m"]
+    assert client.models.retrieve("m").id == "m"
+    with pytest.raises(openai.NotFoundError, match="did you mean"):
+        client.completions.create(model="mm", prompt="x")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="m", prompt="x", temperature=9)
+    assert caught.value.param == "temperature"
+
+
+class Gate:
+    """Something a script waits for and a test opens, from another thread."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self._event = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __await__(self) -> Iterator[Any]:
+        self._loop = asyncio.get_running_loop()
+        self.reached.set()
+        return self._event.wait().__await__()
+
+    def open(self) -> None:
+        assert self.reached.wait(WAIT_S)
+        assert self._loop
+        self._loop.call_soon_threadsafe(self._event.set)
+
+
+def gated() -> tuple[ScriptedMarket, Gate]:
+    """A market whose sequences say `a`, wait at the gate and say `b`."""
+    gate = Gate()
+    deliveries = [Delta(tokens("a")), gate, Delta(tokens("b")), Finished(FinishReason.LENGTH)]
+    return market(lambda prompt, sampling: deliveries), gate
+
+
+def test_silence_is_filled_with_comments_and_events_come_as_they_are_made() -> None:
+    behind, gate = gated()
+    body = {"model": "m", "prompt": "x", "stream": True}
+    with (
+        serving(behind, keep_alive_s=0.02) as url,
+        httpx.stream("POST", url + "/v1/completions", json=body, timeout=WAIT_S) as reply,
+    ):
+        lines = (line for line in reply.iter_lines() if line)
+        assert '"text":"a"' in next(lines)
+        assert next(lines) == next(lines) == ": waiting"
+        gate.open()
+        rest = [line for line in lines if not line.startswith(":")]
+    assert '"text":"b"' in rest[0]
+    assert rest[-1] == "data: [DONE]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_client_that_leaves_frees_its_sequences(path: str, stream: bool) -> None:
+    behind, gate = gated()
+    cancelled = threading.Event()
+    submit = behind.submit
+
+    def watched(*arguments: Any) -> Any:
+        ticket = submit(*arguments)
+        cancel = ticket.cancel
+
+        def seen(*, satisfied: bool = False) -> None:
+            cancel(satisfied=satisfied)
+            cancelled.set()
+
+        ticket.cancel = seen  # type: ignore[method-assign]
+        return ticket
+
+    behind.submit = watched  # type: ignore[method-assign]
+    body = {"model": "m", "stream": stream}
+    body |= {"prompt": "x"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
+    with serving(behind) as url:
+
+        async def leave() -> None:
+            async with httpx.AsyncClient(base_url=url, timeout=WAIT_S) as client:
+                asking = asyncio.create_task(client.post(path, json=body))
+                await asyncio.to_thread(gate.reached.wait, WAIT_S)
+                asking.cancel()
+
+        asyncio.run(leave())
+        assert cancelled.wait(WAIT_S)
+    assert behind.tickets[0].cancelled
+
+
+def test_choices_are_interleaved_as_they_come() -> None:
+    gates = [Gate(), Gate()]
+
+    def script(prompt: Any, sampling: Any) -> list[Any]:
+        return [gates[len(behind.submitted) - 1], Delta(tokens("x")), Finished(FinishReason.LENGTH)]
+
+    behind = market(script)
+    body = {"model": "m", "prompt": "x", "stream": True, "n": 2}
+    with serving(behind) as url, httpx.stream("POST", url + "/v1/completions", json=body, timeout=WAIT_S) as reply:
+        lines = (line for line in reply.iter_lines() if line)
+        gates[1].open()
+        assert ['"index":1' in next(lines) for _ in range(2)] == [True, True]
+        gates[0].open()
+        assert ['"index":0' in next(lines) for _ in range(2)] == [True, True]

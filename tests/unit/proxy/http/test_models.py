@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.http.app import create_app
+from tests.unit.proxy.http.scripted import ScriptedMarket, ScriptedModel, calling, get, market, post, says, spec
+
+
+def two() -> ScriptedMarket:
+    behind = market()
+    failed = ScriptedModel(spec("org/other"), says("x"), state="failed", detail="truncated", kv_limit_tokens=99)
+    behind.served["org/other"] = failed
+    return behind
+
+
+def test_models_are_listed_with_root_state_and_length() -> None:
+    answer = get(two(), "/v1/models").json()
+    assert answer["object"] == "list"
+    assert answer["data"] == [
+        {
+            "id": "m",
+            "created": 1_700_000_000,
+            "root": "/checkpoints/x",
+            "max_model_len": 512,
+            "state": "ready",
+            "detail": None,
+            "object": "model",
+            "owned_by": "aegis",
+        },
+        get(two(), "/v1/models/org/other").json(),
+    ]
+    assert answer["data"][1]["state"] == "failed"
+    assert answer["data"][1]["detail"] == "truncated"
+    assert answer["data"][1]["max_model_len"] == 99
+
+
+def test_an_unknown_model_is_404() -> None:
+    reply = get(two(), "/v1/models/other")
+    assert reply.status_code == 404
+    assert "'org/other'" in reply.json()["error"]["message"]
+
+
+def test_models_come_and_go() -> None:
+    behind = market()
+    added = post(behind, "/models/load", {"source": "/checkpoints/new", "name": "new"})
+    assert added.status_code == 200
+    assert added.json()["id"] == "new"
+    assert post(behind, "/v1/completions", {"model": "new", "prompt": "x"}).json()["choices"][0]["text"] == "new"
+    assert post(behind, "/models/unload", {"model": "new"}).json() == {"id": "new", "object": "model", "deleted": True}
+    assert post(behind, "/models/unload", {"model": "new"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({}, "source"), ({"source": 5}, "source"), ({"source": "broken"}, "model"), ({"source": "x", "nam": "y"}, "nam")],
+)
+def test_a_wrong_load_is_refused(body: dict[str, Any], param: str) -> None:
+    reply = post(market(), "/models/load", body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("path", ["/models/load", "/models/unload"])
+def test_without_a_key_only_local_clients_that_are_no_web_page_may_change_models(path: str) -> None:
+    for name in ("origin", "x-forwarded-for"):
+        assert post(market(), path, {}, headers={name: "http://elsewhere.example"}).status_code == 403
+
+    async def from_elsewhere() -> httpx.Response:
+        transport = httpx.ASGITransport(app=create_app(market()), client=("192.0.2.7", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://aegis") as client:
+            return await client.post(path, json={})
+
+    assert calling(market(), lambda _: from_elsewhere()).status_code == 403
+
+
+def test_with_a_key_whoever_sends_it_may() -> None:
+    def load(key: str) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"}
+        body = {"source": "x"}
+        return calling(market(), lambda c: c.post("/models/load", json=body, headers=headers), admin_key="s3cret")
+
+    assert load("s3cret").status_code == 200
+    assert load("wrong").status_code == 401
+    assert calling(market(), lambda c: c.post("/models/load", json={}), admin_key="s3cret").status_code == 401

@@ -1,0 +1,130 @@
+"""Routes around the models: status, metrics, tokens, what is not served; and what surrounds every route."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from prometheus_client import Counter
+
+import aegis
+from tests.unit.proxy.http.scripted import byte_text, get, market, post
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_health_and_readiness_are_the_market_s(path: str) -> None:
+    behind = market()
+    assert get(behind, path).json() == {"status": "ok", "reason": None}
+    behind.unwell = "decode-0 is starting"
+    reply = get(behind, path)
+    assert reply.status_code == 503
+    assert reply.json()["reason"] == "decode-0 is starting"
+
+
+def test_metrics_are_the_market_s_registry() -> None:
+    behind = market()
+    Counter("aegis:things", "Things", registry=behind.registry).inc(3)
+    reply = get(behind, "/metrics")
+    assert reply.headers["content-type"].startswith("text/plain")
+    assert "aegis:things_total 3.0" in reply.text
+
+
+def test_the_version_is_told() -> None:
+    assert get(market(), "/version").json() == {"version": aegis.__version__}
+
+
+def test_text_becomes_tokens_and_back() -> None:
+    answer = post(market(), "/tokenize", {"model": "m", "prompt": "é"}).json()
+    assert answer == {"count": 3, "max_model_len": 512, "tokens": [256, 0xC3, 0xA9]}
+    assert post(market(), "/detokenize", {"model": "m", "tokens": answer["tokens"]}).json() == {"prompt": "é"}
+    plain = post(market(), "/tokenize", {"model": "m", "prompt": "a", "add_special_tokens": False}).json()
+    assert plain["tokens"] == [97]
+    chat = post(market(), "/tokenize", {"model": "m", "messages": [{"role": "user", "content": "a"}]}).json()
+    assert bytes(chat["tokens"]) == b"[user]a[assistant]"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": [{"role": "user", "content": "a"}]}, "messages"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [999]}, "tokens"),
+        ("/detokenize", {"tokens": "x"}, "tokens"),
+    ],
+)
+def test_a_wrong_tokenize_request_is_refused(path: str, body: dict[str, object], param: str) -> None:
+    reply = post(market(), path, {"model": "m"} | body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == param
+
+
+def test_tokenizing_needs_a_tokenizer() -> None:
+    for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]})):
+        assert post(market(text=None), path, {"model": "m"} | body).status_code == 400
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+    assert post(market(text=byte_text(None)), "/tokenize", body).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses", "/v1/audio/speech", "/v1/images/generations"])
+def test_families_that_are_not_served_say_so(path: str) -> None:
+    reply = post(market(), path, {"model": "m"})
+    assert reply.status_code == 501
+    assert path in reply.json()["error"]["message"]
+
+
+def test_unknown_paths_and_wrong_methods_have_the_same_form() -> None:
+    assert get(market(), "/v1/nothing").json()["error"]["code"] == "no_such_route"
+    reply = get(market(), "/v1/completions")
+    assert reply.status_code == 405
+    assert reply.headers["allow"] == "POST"
+    assert reply.json()["error"]["message"].startswith("GET")
+
+
+def test_every_reply_has_the_request_s_id_or_one_of_its_own() -> None:
+    assert get(market(), "/health", headers={"x-request-id": "abc"}).headers["x-request-id"] == "abc"
+    drawn = {get(market(), path).headers["x-request-id"] for path in ("/health", "/nothing")}
+    assert len(drawn) == 2
+    for unfit in ("a b", "x" * 200, "é".encode()):
+        assert get(market(), "/health", headers={"x-request-id": unfit}).headers["x-request-id"] != unfit
+    body = {"model": "m", "prompt": "x", "request_id": "from-body"}
+    assert post(market(), "/v1/completions", body).headers["x-request-id"] == "from-body"
+    both = post(market(), "/v1/completions", body, headers={"x-request-id": "from-header"})
+    assert both.headers["x-request-id"] == "from-header"
+    assert both.json()["id"] == "cmpl-from-header"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bug_is_a_clean_500_and_is_logged_without_the_prompt(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    def script(prompt: object, sampling: object) -> list[object]:
+        return ["no delivery at all"]
+
+    body = {"model": "m", "prompt": "a secret", "stream": stream}
+    with caplog.at_level(logging.INFO):
+        reply = post(market(script), "/v1/completions", body, headers={"x-request-id": "bug-1"})  # type: ignore[arg-type]
+    if not stream:
+        assert reply.status_code == 500
+        assert reply.json()["error"]["type"] == "server_error"
+    assert "internal error" in reply.text
+    assert "[DONE]" not in reply.text
+    assert any(record.exc_info for record in caplog.records)
+    assert not any("a secret" in str(vars(record)) for record in caplog.records)
+
+
+def test_the_log_tells_a_request_s_model_and_lengths_but_no_text(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        body = {"model": "m", "prompt": "a secret", "add_special_tokens": False}
+        post(market(), "/v1/completions", body, headers={"x-request-id": "r-1"})
+        get(market(), "/health")
+    (line,) = [record.fields for record in caplog.records if hasattr(record, "fields")]
+    assert line.pop("took_ms") >= 0
+    assert line == {
+        "request_id": "r-1",
+        "method": "POST",
+        "path": "/v1/completions",
+        "status": 200,
+        "model": "m",
+        "prompt_tokens": 8,
+        "tokens": 5,
+    }
