@@ -104,7 +104,6 @@ def launch(
     from aegis.config_sources import load
 
     configuration = load(options | {"demo": demo or None, "debug_memory": debug_memory or None})
-    _check_address(configuration.server.host, configuration.server.port)
     from aegis.runtime.launch import main as run
 
     return run(configuration)
@@ -121,9 +120,12 @@ def demo() -> int:
     Example:
       aegis demo
     """
-    from aegis.models.demo import make_market
+    from aegis.models.cache import default_cache_dir
+    from aegis.models.demo import demo_models, make_market
 
     make_market()
+    for source in demo_models(default_cache_dir()):
+        print(source.path)
     return 0
 
 
@@ -146,7 +148,8 @@ def list_models(url: _Url = _URL) -> int:
     for title in ("model", "state", "checkpoint"):
         table.add_column(title, overflow="fold")
     for model in AdminClient(url).models():
-        table.add_row(*(str(model.get(key) or "-") for key in ("id", "state", "root")))
+        state = ": ".join(str(model[key]) for key in ("state", "detail") if model.get(key))
+        table.add_row(str(model.get("id")), state or "-", str(model.get("root") or "-"))
     width = None if sys.stdout.isatty() else 10_000  # one line for each model where a program reads
     Console(markup=False, highlight=False, width=width).print(table)
     return 0
@@ -167,7 +170,7 @@ def add_model(
     """
     local = Path(source).expanduser()
     answer = AdminClient(url).add(str(local.resolve()) if local.is_dir() else source, name)
-    print(f"{answer.get('id', name or source)} is served")
+    print(f"{answer.get('id', name or source)} is {answer.get('state', 'added')}")
     return 0
 
 
@@ -216,19 +219,6 @@ def bench_decode(json: _Json = None) -> int:
 
     run(json_path=json)
     return 0
-
-
-def _check_address(host: str, port: int) -> None:
-    """Refuses an address that cannot be listened on, before anything slow starts."""
-    import socket
-
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; try another --host or --port") from None
 
 
 def main() -> None:

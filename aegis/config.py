@@ -17,8 +17,6 @@ from pydantic import (
     model_validator,
 )
 
-from aegis.core.clock import NS_PER_MS
-from aegis.core.model import Slo
 from aegis.sizes import SIZE_PATTERN, format_size, parse_size
 
 
@@ -54,9 +52,6 @@ class SloTargets(Section):
 
     ttft_ms: Positive = Field(default=10_000.0, description="Time to the first token, milliseconds")
     tbt_ms: Positive = Field(default=100.0, description="Time between two tokens, milliseconds")
-
-    def as_slo(self) -> Slo:
-        return Slo(ttft_ns=round(self.ttft_ms * NS_PER_MS), tbt_ns=round(self.tbt_ms * NS_PER_MS))
 
 
 class ModelSlo(Section):

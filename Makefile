@@ -1,0 +1,64 @@
+# make run: serve the demo market. make test: everything that has to hold. Both call make setup, which installs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lint format generate clean _venv
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make run       serve the demo market on http://127.0.0.1:8000"
+	@echo "make test      linters, types, import contracts and all tests"
+	@echo "make setup     install into $(VENV) (run and test do it by themselves)"
+	@echo "make lint      the part of make test that runs nothing"
+	@echo "make format    format the code"
+	@echo "make generate  renew what is generated: schema, lifecycle, tables of the README"
+	@echo "make clean     remove $(VENV) and caches"
+
+setup: $(STAMP)
+
+# The stamp is written last: an install that was interrupted is done again. Compiling on all cores, and of transformers'
+# model files only those that get imported, takes a third of the time it takes pip.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "aegis needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(MAKE) --no-print-directory _venv
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "Installing into $(VENV); the first time takes a minute or two."
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m compileall -q -j 0 -x transformers/models/ $(VENV)/lib >/dev/null || true  # templates do not compile
+	@touch $@
+
+# Debian and Ubuntu ship Python without what makes virtual environments.
+_venv: PACKAGE = $(shell $(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
+_venv:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing $(PACKAGE)."; apt-get -qq update && apt-get -qq install -y $(PACKAGE) >/dev/null; \
+	else echo "$(PYTHON) cannot make virtual environments; on Debian: sudo apt-get install $(PACKAGE)" >&2; exit 1; fi
+
+# exec: Ctrl-C reaches aegis itself, and make has nothing to report.
+run: $(STAMP)
+	@exec $(BIN)/aegis launch
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+generate: $(STAMP)
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,60 @@
+"""The admin side of a running server, as the command line uses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aegis.core.errors import UserError
+
+
+class Refused(UserError):
+    """The server was reached and said no; its own words."""
+
+
+class AdminClient:
+    """Talks to one server. Raises UserError where it cannot be reached or is no aegis, Refused where it says no."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        if not self._url.startswith(("http://", "https://")):
+            raise UserError(f"{url!r} is no address of a server; give one like --url http://127.0.0.1:8000")
+
+    def models(self) -> list[dict[str, Any]]:
+        """The served models, as `/v1/models` lists them."""
+        listed = self._call("GET", "/v1/models").get("data")
+        if not isinstance(listed, list):
+            raise UserError(f"{self._url} answers, but is no aegis server")
+        return listed
+
+    def add(self, source: str, name: str | None = None) -> dict[str, Any]:
+        """Registers a checkpoint directory or hub id. Returns when it is served."""
+        return self._call("POST", "/models/load", {"source": source} | ({"name": name} if name else {}))
+
+    def remove(self, model: str) -> dict[str, Any]:
+        """Takes a model out of the market."""
+        return self._call("POST", "/models/unload", {"model": model})
+
+    def _call(self, method: str, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
+        import httpx  # a tenth of a second, which `aegis --help` need not pay
+
+        timeout = httpx.Timeout(connect=5.0, read=None, write=30.0, pool=None)
+        try:
+            response = httpx.request(method, self._url + path, json=body, timeout=timeout, trust_env=False)
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise UserError(f"no server at {self._url} ({error}); is `aegis launch` running there?") from None
+        try:
+            content = response.json()
+        except ValueError:
+            content = None
+        if not isinstance(content, dict):
+            raise UserError(f"{self._url} answers, but is no aegis server")
+        if response.is_error:
+            raise Refused(
+                _reason(content) or f"the server answered {response.status_code}", status=response.status_code
+            )
+        return content
+
+
+def _reason(content: dict[str, Any]) -> str | None:
+    error = content.get("error")
+    return error.get("message") if isinstance(error, dict) else None

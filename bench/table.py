@@ -1,0 +1,79 @@
+"""The README's tables of measurements, made from what `aegis bench … --json bench/results/SUITE.json` wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aegis.sizes import format_size
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """How one suite's file is shown: a row for each of its `cases`, `columns` being title → text of a case."""
+
+    title: str
+    cases: str
+    columns: Mapping[str, Callable[[Any], str]]
+
+
+SUITES = {
+    "decode": Suite(
+        "Decoding, beside transformers' `generate` on the same checkpoint in the same process",
+        "cases",
+        {
+            "checkpoint": lambda case: case["checkpoint"],
+            "dtype": lambda case: case["dtype"],
+            "context": lambda case: f"{case['context']}",
+            "batch": lambda case: f"{case['batch']}",
+            "aegis, tokens/s": lambda case: f"{case['aegis_tokens_per_s']:.0f}",
+            "transformers, tokens/s": lambda case: f"{case['transformers_tokens_per_s']:.0f}",
+            "ratio": lambda case: f"{case['ratio']:.2f}",
+            "÷ batch 1": lambda case: f"{case['times_one_sequence']:.1f}",
+        },
+    ),
+    "switch": Suite(
+        "Activating a model, beside a memcpy of as many bytes in the same run",
+        "sizes",
+        {
+            "model": lambda size: format_size(size["nbytes"]),
+            "switch, ms": lambda size: f"{size['switch_ns'] / 1e6:.1f}",
+            "memcpy, ms": lambda size: f"{size['memcpy_ns'] / 1e6:.1f}",
+            "ratio": lambda size: f"{size['ratio']:.2f}",
+            "prefetched, ms": lambda size: f"{size['prefetched_ns'] / 1e6:.2f}",
+        },
+    ),
+}
+
+
+def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    head = list(head)
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows])
+
+
+def results(directory: Path = RESULTS) -> str:
+    """One table for each results file of a known suite, or a line that says there are none."""
+    tables = [
+        _table(suite, json.loads(file.read_text(encoding="utf-8")))
+        for name, suite in sorted(SUITES.items())
+        if (file := directory / f"{name}.json").exists()
+    ]
+    return "\n\n".join(tables) or "Nothing has been measured yet; the commands above do it."
+
+
+def _table(suite: Suite, measured: Mapping[str, Any]) -> str:
+    rows = [[show(case) for show in suite.columns.values()] for case in measured[suite.cases]]
+    return f"**{suite.title}** ({_where(measured)})\n\n{markdown(suite.columns, rows)}"
+
+
+def _where(measured: Mapping[str, Any]) -> str:
+    machine = measured["machine"]
+    if isinstance(machine, str):
+        return f"{measured['date'][:10]}, {machine}"
+    return f"{machine['date'][:10]}, {machine['cpu']}, {machine['cores']} cores"

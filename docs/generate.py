@@ -1,0 +1,118 @@
+"""Writes what is derived from the code: the JSON Schema, the lifecycle, the tables of options, keys and results.
+
+`python docs/generate.py` renews them, `--check` only names those that are not current and exits 1.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from aegis.config import OPTIONS, Config, leaves, variable
+from aegis.core.lifecycle import TABLE, TERMINAL, State
+from aegis.sizes import format_size
+from bench.table import markdown, results
+
+ROOT = Path(__file__).resolve().parent.parent
+SIZES = (("memory", "device"), ("memory", "host"), ("memory", "slab"))
+
+
+def schema() -> str:
+    """configs/schema.json"""
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "aegis configuration"}
+    return json.dumps(head | Config.model_json_schema() | head, indent=2) + "\n"
+
+
+def _default(path: tuple[str, ...], field: Any) -> str:
+    if path in SIZES:
+        return f"`{format_size(field.default)}`"
+    if isinstance(field.default, bool):
+        return "on" if field.default else "off"
+    if isinstance(field.default, float):
+        return f"`{field.default:g}`"
+    return "" if field.default == () else f"`{field.default}`"
+
+
+def options() -> str:
+    """The README's table of `aegis launch`."""
+    fields = dict(leaves())
+    rows = [
+        (f"`--{name.replace('_', '-')}`", f"`{'.'.join(path)}`", _default(path, fields[path]), fields[path].description)
+        for name, path in OPTIONS.items()
+    ]
+    return markdown(("option", "key in the file", "default", "meaning"), rows)
+
+
+def keys() -> str:
+    """Every key of the file, with its variable."""
+    rows = [
+        (f"`{'.'.join(path)}`", f"`{variable(path)}`", _default(path, field), field.description)
+        for path, field in leaves()
+    ]
+    return markdown(("key", "variable", "default", "meaning"), rows)
+
+
+def lifecycle() -> str:
+    """The life of a request as a diagram and as a table."""
+    table = {state: steps for state, steps in TABLE.items() if state not in TERMINAL}
+    events = list(dict.fromkeys(step for steps in table.values() for step in steps))
+    everywhere = [step for step in events if len({steps.get(step) for steps in table.values()}) == 1]
+    diagram = ["```mermaid", "stateDiagram-v2", "    [*] --> live", "    state live {", "        [*] --> queued"]
+    diagram += [
+        f"        {state} --> {after}: {step}"
+        for state, steps in table.items()
+        for step, after in steps.items()
+        if step not in everywhere
+    ]
+    diagram += ["    }"] + [f"    live --> {table[State.QUEUED][step]}: {step}" for step in everywhere]
+    diagram += [f"    {state} --> [*]" for state in sorted(TERMINAL)] + ["```"]
+    rows = [(f"**{state}**", *(steps.get(step, "") for step in events)) for state, steps in table.items()]
+    return "\n".join(diagram) + "\n\n" + markdown(("state", *events), rows)
+
+
+SECTIONS = {
+    "README.md": {"options": options, "results": results},
+    "docs/configuration.md": {"keys": keys},
+    "docs/lifecycle.md": {"lifecycle": lifecycle},
+}
+
+
+def fill(text: str, name: str, content: str) -> str:
+    """Puts `content` between the marks `<!-- name -->` and `<!-- /name -->`."""
+    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, rest = text.split(start)
+    _, after = rest.split(end)
+    return f"{before}{start}\n{content}\n{end}{after}"
+
+
+def generated() -> dict[Path, str]:
+    """Every generated file as it should be."""
+    files = {ROOT / "configs/schema.json": schema()}
+    for file, sections in SECTIONS.items():
+        text = (ROOT / file).read_text(encoding="utf-8")
+        for name, make in sections.items():
+            text = fill(text, name, make())
+        files[ROOT / file] = text
+    return files
+
+
+def main() -> int:
+    """Renews the files, or with `--check` names the stale ones."""
+    stale = {
+        path: text
+        for path, text in generated().items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    }
+    for path, text in stale.items():
+        if "--check" in sys.argv[1:]:
+            print(f"{path.relative_to(ROOT)} is not current; run: make generate", file=sys.stderr)
+        else:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+    return 1 if stale and "--check" in sys.argv[1:] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,14 @@
+"""What all tests share: one torch thread per process, no network, property tests that do not watch the clock."""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+for name in [name for name in os.environ if name.startswith("AEGIS_") and name != "AEGIS_CACHE"]:
+    del os.environ[name]
+
+from hypothesis import settings  # noqa: E402
+
+settings.register_profile("aegis", deadline=None, print_blob=True)
+settings.load_profile("aegis")

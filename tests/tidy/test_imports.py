@@ -1,0 +1,84 @@
+"""The import contracts: each can fail, and no core or policy escapes them."""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
+LINTER = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+CONTRACTS = {contract["id"]: contract for contract in LINTER["contracts"]}
+VIOLATIONS = [
+    ("core", "aegis/core/ids.py", "import memory.pages"),
+    ("core", "aegis/core/ids.py", "import aegis.sizes"),
+    ("memory", "memory/pages.py", "import aegis.config"),
+    ("memory", "memory/pages.py", "import decode.policy"),
+    ("deciders", "prefill/policy.py", "import aegis.sizes"),
+    ("deciders", "proxy/dispatch.py", "import proxy.http.errors"),
+    ("pure", "memory/pages.py", "import time"),
+    ("pure", "aegis/core/rng.py", "from random import random"),
+    ("pure", "decode/policy.py", "import torch"),
+    ("layers", "decode/policy.py", "import prefill.policy"),
+    ("layers", "proxy/sessions.py", "import decode.policy"),
+    ("layers", "aegis/engine/base.py", "import aegis.runtime"),
+    ("layers", "aegis/runtime/__init__.py", "import bench"),
+    ("tensors", "proxy/http/errors.py", "import torch"),
+    ("tensors", "aegis/config.py", "import transformers"),
+    ("cli", "bench/__init__.py", "import aegis.cli"),
+]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packages and their contracts, to be spoiled."""
+    directory = tmp_path_factory.mktemp("imports")
+    shutil.copy(ROOT / "pyproject.toml", directory)
+    for package in ("aegis", "bench", "decode", "memory", "prefill", "proxy"):
+        shutil.copytree(ROOT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return directory
+
+
+def lint(directory: Path, contract: str) -> tuple[int, str]:
+    command = [LINT_IMPORTS, "--no-logo", "--contract", contract]
+    done = subprocess.run(command, cwd=directory, env={"PYTHONPATH": "."}, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("contract", "file", "line"), VIOLATIONS)
+def test_a_violation_breaks_its_contract(copy: Path, contract: str, file: str, line: str) -> None:
+    spoiled = copy / file
+    text = spoiled.read_text(encoding="utf-8")
+    try:
+        spoiled.write_text(f"{text}\n{line}\n", encoding="utf-8")
+        code, out = lint(copy, contract)
+    finally:
+        spoiled.write_text(text, encoding="utf-8")
+    assert code == 1
+    assert "BROKEN" in out
+    assert file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") in out
+
+
+def test_every_contract_has_a_violation_that_breaks_it() -> None:
+    assert {contract for contract, _, _ in VIOLATIONS} == set(CONTRACTS)
+
+
+def test_what_is_forbidden_to_the_pure_exists() -> None:
+    """A misspelt name would forbid nothing."""
+    assert [name for name in CONTRACTS["pure"]["forbidden_modules"] if not importlib.util.find_spec(name)] == []
+
+
+def test_all_of_prefill_decode_and_proxy_but_their_shells_is_held_to_be_pure() -> None:
+    shells = {"decode.worker", "prefill.worker", "proxy.http"}
+    modules = {
+        ".".join((package, entry.stem))
+        for package in ("decode", "prefill", "proxy")
+        for entry in (ROOT / package).iterdir()
+        if entry.suffix == ".py" or (entry.is_dir() and entry.name != "__pycache__")
+    } - {"decode.__init__", "prefill.__init__", "proxy.__init__"}
+    assert modules - shells <= set(CONTRACTS["pure"]["source_modules"])
+    assert modules - shells <= set(CONTRACTS["deciders"]["source_modules"])

@@ -1,0 +1,219 @@
+"""The command line: what it says, and with which exit code."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import pytest
+import typer.main
+
+from aegis import __version__
+from aegis.cli import app, main
+from aegis.config import OPTIONS, leaves
+from aegis.sizes import format_size
+
+HEAVY = {"fastapi", "httpx", "numpy", "pydantic", "rich", "torch", "transformers", "uvicorn", "yaml", "zmq"}
+
+
+class Run:
+    """What came of one command."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["aegis", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        self.code = exit_.value.code
+        self.out, self.err = capsys.readouterr()
+
+
+@pytest.fixture
+def aegis(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda *arguments: Run(capsys, monkeypatch, *arguments)
+
+
+def commands(group: Any = None, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    group = group or typer.main.get_command(app)
+    yield path, group
+    for name, command in getattr(group, "commands", {}).items():
+        yield from commands(command, *path, name)
+
+
+@pytest.mark.parametrize("path", [path for path, _ in commands()], ids=" ".join)
+def test_every_command_has_help(aegis: Any, path: tuple[str, ...]) -> None:
+    run = aegis(*path, "--help")
+    assert (run.code, run.err) == (0, "")
+    assert run.out.startswith(f"Usage: {' '.join(('aegis', *path))} ")
+
+
+@pytest.mark.parametrize("path", [path for path, command in commands() if not hasattr(command, "commands")])
+def test_every_command_shows_examples_that_call_it(aegis: Any, path: tuple[str, ...]) -> None:
+    examples = aegis(*path, "--help").out.split("Example", 1)[1]
+    assert f"aegis {' '.join(path)}" in examples
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, aegis.cli\n"
+        "sys.argv = ['aegis', '--help']\n"
+        "try: aegis.cli.main()\n"
+        "finally: print('loaded:', *{name.split('.')[0] for name in sys.modules})"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = set(out.split("loaded:")[1].split())
+    assert "typer" in loaded
+    assert not loaded & HEAVY
+
+
+def test_the_version(aegis: Any) -> None:
+    run = aegis("--version")
+    assert (run.code, run.out) == (0, f"aegis {__version__}\n")
+
+
+@pytest.mark.parametrize("group", [(), ("models",), ("bench",)])
+def test_a_group_alone_prints_its_help(aegis: Any, group: tuple[str, ...]) -> None:
+    run = aegis(*group)
+    assert run.code == 0
+    assert run.out == aegis(*group, "--help").out
+
+
+def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defaults() -> None:
+    fields = dict(leaves())
+    told = {parameter.name: parameter.help or "" for parameter in dict(commands())[("launch",)].params}
+    assert set(told) - {"help"} == {*OPTIONS, "config"}
+    for option, path in OPTIONS.items():
+        if match := re.search(r"\[default: (.+)\]", told[option]):
+            value = fields[path].default
+            spelled = {
+                str(value),
+                format_size(value) if isinstance(value, int) else "",
+                "the demo market" * (not value),
+            }
+            assert match[1] in spelled, option
+        else:
+            assert fields[path].default is False, option
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["launch", "--prot", "1"], "No such option: --prot"),
+        (["lunch"], "No such command 'lunch'"),
+        (["launch", "--port"], "Option '--port' requires an argument"),
+        (["launch", "extra"], "unexpected extra argument"),
+        (["models", "add"], "Missing argument 'SOURCE'"),
+        (["launch", "--port", "http"], "--port: should be a valid integer"),
+        (["launch", "--device-memory", "lots"], "--device-memory: 'lots' is no size"),
+        (["launch", "--config", "/nowhere/aegis.yaml"], "/nowhere/aegis.yaml: cannot be read"),
+        (["models", "list", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
+    ],
+)
+def test_a_mistake_costs_one_line_and_exit_code_2(aegis: Any, arguments: list[str], line: str) -> None:
+    run = aegis(*arguments)
+    assert run.code == 2
+    assert run.out == ""
+    assert re.fullmatch(r"aegis: [^\n]+\n", run.err)
+    assert line in run.err
+
+
+def test_an_address_that_cannot_be_listened_on_costs_one_line_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for option, value in (("--port", port), ("--host", "no.such.host.invalid")):
+            command = [sys.executable, "-m", "aegis.cli", "launch", option, value]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert (done.returncode, done.stdout) == (2, "")
+            assert re.fullmatch(rf"aegis: cannot listen on [^\n]*{value}[^\n]*--port\n", done.stderr)
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A server that answers by a table and notes what it was asked."""
+
+    table: ClassVar[dict[str, tuple[int, str]]] = {}
+    asked: ClassVar[list[Any]] = []
+
+    def do_GET(self) -> None:
+        status, body = self.table[f"{self.command} {self.path}"]
+        length = int(self.headers.get("Content-Length", 0))
+        self.asked.append(json.loads(self.rfile.read(length)) if length else None)
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    do_POST = do_GET
+
+    def log_message(self, *_: Any) -> None:
+        """Silence."""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    Answers.table.clear()
+    Answers.asked.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as http:
+        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+        thread.join()
+
+
+def test_models_are_listed_one_a_line_however_long_their_names(aegis: Any, server: str) -> None:
+    root = "/checkpoints/" + "x" * 150
+    served = [{"id": "a[b]", "state": "loaded", "root": root}, {"id": "c", "root": None}]
+    Answers.table["GET /v1/models"] = (200, json.dumps({"data": served}))
+    lines = aegis("models", "list", "--url", server).out.splitlines()
+    assert [line.split() for line in lines] == [
+        ["model", "state", "checkpoint"],
+        ["a[b]", "loaded", root],
+        ["c", "-", "-"],
+    ]
+
+
+def test_a_model_that_failed_is_listed_with_the_reason(aegis: Any, server: str) -> None:
+    failed = {"id": "x", "state": "failed", "detail": "a shard is missing", "root": "/x"}
+    Answers.table["GET /v1/models"] = (200, json.dumps({"data": [failed]}))
+    assert "failed: a shard is missing" in aegis("models", "list", "--url", server).out
+
+
+def test_models_are_added_and_removed(aegis: Any, server: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Answers.table |= {
+        "POST /models/load": (200, '{"id": "llama", "state": "loaded"}'),
+        "POST /models/unload": (200, "{}"),
+    }
+    (tmp_path / "llama").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert aegis("models", "add", "llama", "--url", server).out == "llama is loaded\n"
+    assert aegis("models", "add", "org/name", "--name", "n", "--url", server + "/").code == 0
+    assert aegis("models", "remove", "llama", "--url", server).out == "llama is removed\n"
+    assert Answers.asked == [
+        {"source": str(tmp_path / "llama")},
+        {"source": "org/name", "name": "n"},
+        {"model": "llama"},
+    ]
+
+
+def test_a_refusal_of_the_server_is_told_in_its_words_with_exit_code_1(aegis: Any, server: str) -> None:
+    Answers.table["POST /models/unload"] = (404, '{"error": {"message": "no model \'x\'"}}')
+    run = aegis("models", "remove", "x", "--url", server)
+    assert (run.code, run.err) == (1, "aegis: no model 'x'\n")
+
+
+def test_no_server_is_one_line_and_exit_code_2(aegis: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as once:
+        url = f"http://127.0.0.1:{once.getsockname()[1]}"
+    run = aegis("models", "list", "--url", url)
+    assert run.code == 2
+    assert re.fullmatch(rf"aegis: no server at {url} \([^\n]+\); is `aegis launch` running there\?\n", run.err)
+
+
+@pytest.mark.parametrize("body", ["<html>", "[]", "{}"])
+def test_a_server_that_is_no_aegis_is_said_to_be_none(aegis: Any, server: str, body: str) -> None:
+    Answers.table["GET /v1/models"] = (200, body)
+    run = aegis("models", "list", "--url", server)
+    assert (run.code, run.err) == (2, f"aegis: {server} answers, but is no aegis server\n")
