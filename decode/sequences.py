@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from aegis.core.ids import BlockId, InstanceId, SlabId
-from aegis.core.messages import FromInstance, GaveUp, GrantSlabs, KvReleased, NeedSlabs
+from aegis.core.messages import FromInstance, GrantSlabs, KvReleased, NeedSlabs
 from aegis.core.model import ModelSpec
 from aegis.core.request import EventHandle, Job, KvHandle
 from memory.ledger import Ledger
@@ -23,6 +23,22 @@ class Where(Enum):
     HOST = "host"
     ARRIVING = "arriving"
     DEVICE = "device"
+
+
+class Room(Enum):
+    """What became of an attempt to make room on the device."""
+
+    NOW = "now"
+    LATER = "later"  # with an event: a copy's, or an answer about host slabs
+    NONE = "none"  # there was nothing to put away
+
+
+class _Slabs(Enum):
+    """How a request for host slabs stands."""
+
+    NOT_ASKED = "not asked"
+    ASKED = "asked"
+    REFUSED = "refused"  # they come when there are some
 
 
 @dataclass(slots=True)
@@ -72,14 +88,13 @@ class KvStore:
         self._ledger = ledger
         self._counters = counters
         self._send = send
-        self._asked = False
-        self._refused = False
+        self._slabs = _Slabs.NOT_ASKED
         self._departing: list[tuple[Sequence, KvHandle, EventHandle]] = []  # dropped while arriving
 
     @property
     def waiting(self) -> bool:
-        """Whether an answer to a request for host slabs will come."""
-        return self._asked and not self._refused
+        """Whether the node still has to answer a request for host slabs."""
+        return self._slabs is _Slabs.ASKED
 
     def capacity(self, spec: ModelSpec) -> int:
         """Blocks the device can hold for a model while its weights are in."""
@@ -119,20 +134,19 @@ class KvStore:
         sequence.device += more
         return True
 
-    def put_away(self, sequence: Sequence, give_up: Callable[[Sequence], None]) -> bool:
-        """Moves the KV to host slabs; the room comes with an event. With no slab to be had the sequence is given up and
-        prefilled again: true then, for its room is there at once."""
+    def put_away(self, sequence: Sequence) -> Room:
+        """Moves the KV to host slabs. NOW: the node has none to give, and the caller is to drop the sequence."""
         shape = sequence.spec.manifest.kv
         keep = shape.blocks_for(sequence.cached)
         host = self._ledger.host.alloc(shape, keep)
         if isinstance(host, NoBlocks):
-            return self._do_without(sequence, host, give_up)
+            return Room.NOW if self._slabs is _Slabs.REFUSED else self._ask(host.slabs)
         sequence.saved = self._ledger.copy_out(shape, sequence.device[:keep], host)
         self._ledger.device.free_after(shape, sequence.device, sequence.saved)
         self._ledger.host.commit(shape, host)
         self._counters.swap_out_bytes += shape.block_bytes * keep
         sequence.host, sequence.device, sequence.where = host, [], Where.HOST
-        return False
+        return Room.LATER
 
     def drop(self, sequence: Sequence) -> None:
         """Frees all the sequence holds; what a transfer still touches goes to the move lists (rule 3)."""
@@ -149,12 +163,11 @@ class KvStore:
 
     def granted(self, event: GrantSlabs) -> None:
         self._ledger.grant(event.slabs)
-        self._refused = event.refused
-        self._asked = event.refused
+        self._slabs = _Slabs.REFUSED if event.refused else _Slabs.NOT_ASKED
 
-    def surplus_slabs(self, *, idle: bool) -> tuple[SlabId, ...]:
-        """What the node gets back; nothing while some were asked for that somebody still needs."""
-        return () if self._asked and not idle else self._ledger.surplus_slabs()
+    def surplus_slabs(self) -> tuple[SlabId, ...]:
+        """What the node gets back; nothing while an answer is on its way that counts on what is here."""
+        return () if self.waiting else self._ledger.surplus_slabs()
 
     def release_departed(self) -> None:
         """Handles of sequences that were dropped while arriving, once nothing reads from them."""
@@ -168,16 +181,11 @@ class KvStore:
         """Whether a transfer from the peer's slabs is under way."""
         return any(handle.owner == peer for _, handle, _ in self._departing)
 
-    def _do_without(self, sequence: Sequence, lacking: NoBlocks, give_up: Callable[[Sequence], None]) -> bool:
-        if self._refused:
-            self._counters.given_up += 1
-            give_up(sequence)
-            self._send(GaveUp(sequence.job.request, sequence.job.attempt))
-            return True
-        if not self._asked:
-            self._asked = True
-            self._send(NeedSlabs(lacking.slabs))
-        return False
+    def _ask(self, slabs: int) -> Room:
+        if self._slabs is _Slabs.NOT_ASKED:
+            self._slabs = _Slabs.ASKED
+            self._send(NeedSlabs(slabs))
+        return Room.LATER
 
     def _release_host(self, sequence: Sequence) -> None:
         if sequence.handle:

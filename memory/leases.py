@@ -2,18 +2,21 @@
 
 Leasing by slab keeps the token path free of messages: an instance asks rarely and allocates blocks on its own. What
 cannot be granted at once is refused at once (the asker may then give KV up) and also remembered: slabs that come back
-go to the instances that still want some, first come first served.
+go to the instances that still want some. A wish is granted whole and strictly in order of asking: two instances that
+each held a part of what they need would wait for each other for ever, and small wishes would starve a large one.
 
 When an instance is lost its slabs may still be read by others' swap-ins. They are free again once every live instance
-has said that it has no transfer from them left.
+has said, as often as it was asked, that it has no transfer from them left.
 
-Laws: (L1) free + leased + orphaned == capacity; (L2) a slab is in one place only.
+Laws: (L1) free + leased + orphaned == capacity; (L2) a slab is in one place only; (L3) who has waited longest wants
+more than is free.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aegis.core.errors import LawBroken
 from aegis.core.ids import InstanceId, SlabId
@@ -23,7 +26,7 @@ from aegis.core.messages import ForgetPeer, GrantSlabs
 @dataclass(slots=True)
 class _Orphans:
     slabs: list[SlabId]
-    waiting_for: set[InstanceId] = field(default_factory=set)
+    answers: Counter[InstanceId]  # still to come, from each
 
 
 Grants = list[tuple[InstanceId, GrantSlabs | ForgetPeer]]
@@ -50,12 +53,12 @@ class SlabLeases:
         self._leased[instance] = set()
 
     def ask(self, instance: InstanceId, count: int) -> Grants:
-        """Grants what there is; `refused` where that is less than `count`."""
-        grant = self._grant(instance, min(count, len(self._free)))
-        short = count - len(grant)
-        if short:
-            self._wanted[instance] = short
-        return [(instance, GrantSlabs(grant, refused=short > 0))]
+        """Grants `count` slabs, or none. Asking again replaces the wish and keeps its place."""
+        self._wanted[instance] = count
+        grants = self._serve()
+        if instance in self._wanted:
+            grants.append((instance, GrantSlabs((), refused=True)))
+        return grants
 
     def give_back(self, instance: InstanceId, slabs: Iterable[SlabId]) -> Grants:
         for slab in slabs:
@@ -65,22 +68,18 @@ class SlabLeases:
 
     def lost(self, instance: InstanceId) -> Grants:
         """The instance's process is gone; the others are asked to forget it."""
-        slabs = sorted(self._leased.pop(instance, ()))
         self._wanted.pop(instance, None)
         for orphans in self._orphans.values():
-            orphans.waiting_for.discard(instance)
-        others = set(self._leased)
-        previous = self._orphans.pop(instance, None)
-        if previous:
-            slabs += previous.slabs
-        self._orphans[instance] = _Orphans(slabs, set(others))
-        grants: Grants = [(other, ForgetPeer(instance)) for other in sorted(others)]
+            orphans.answers.pop(instance, None)
+        mine = self._orphans.setdefault(instance, _Orphans([], Counter()))
+        mine.slabs += sorted(self._leased.pop(instance))
+        mine.answers.update(list(self._leased))
+        grants: Grants = [(other, ForgetPeer(instance)) for other in sorted(self._leased)]
         return grants + self._settle()
 
     def forgotten(self, instance: InstanceId, peer: InstanceId) -> Grants:
         """`instance` has no transfer from the lost `peer`'s slabs left."""
-        if peer in self._orphans:
-            self._orphans[peer].waiting_for.discard(instance)
+        self._orphans[peer].answers.subtract([instance])
         return self._settle()
 
     def check(self) -> None:
@@ -90,24 +89,22 @@ class SlabLeases:
             raise LawBroken(f"L1: {len(everything)} slabs counted, {self.capacity} exist")
         if len(set(everything)) != len(everything):
             raise LawBroken("L2: a slab is in two places")
-
-    def _grant(self, instance: InstanceId, count: int) -> tuple[SlabId, ...]:
-        slabs = tuple(self._free.pop() for _ in range(count))
-        self._leased[instance].update(slabs)
-        return slabs
+        if self._wanted and next(iter(self._wanted.values())) <= self.free:
+            raise LawBroken(f"L3: {self.free} slabs are free, the first in line wants fewer")
 
     def _serve(self) -> Grants:
         grants: Grants = []
-        while self._free and self._wanted:
-            instance, wanted = next(iter(self._wanted.items()))
+        while self._wanted:
+            instance, count = next(iter(self._wanted.items()))
+            if count > len(self._free):
+                break
             del self._wanted[instance]
-            grant = self._grant(instance, min(wanted, len(self._free)))
-            if wanted > len(grant):
-                self._wanted[instance] = wanted - len(grant)
-            grants.append((instance, GrantSlabs(grant)))
+            slabs = tuple(self._free.pop() for _ in range(count))
+            self._leased[instance].update(slabs)
+            grants.append((instance, GrantSlabs(slabs)))
         return grants
 
     def _settle(self) -> Grants:
-        for peer in [p for p, orphans in self._orphans.items() if not orphans.waiting_for]:
+        for peer in [p for p, orphans in self._orphans.items() if not orphans.answers.total()]:
             self._free += self._orphans.pop(peer).slabs
         return self._serve()

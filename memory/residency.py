@@ -6,7 +6,7 @@ is never a victim, for its pages are the target of a transfer (rule 3).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aegis.core.errors import LawBroken
@@ -55,7 +55,7 @@ class Residency:
     def is_loading(self, model: ModelId) -> bool:
         return self._weights[model].loading is not None
 
-    def loading(self) -> Iterable[tuple[ModelId, EventHandle]]:
+    def loading(self) -> list[tuple[ModelId, EventHandle]]:
         return [(model, w.loading) for model, w in self._weights.items() if w.loading is not None]
 
     def resident(self) -> tuple[ModelId, ...]:

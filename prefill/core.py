@@ -2,7 +2,8 @@
 
 `on(event, now_ns) -> effects`; no clock, no I/O. A job goes waiting → running → handed over, or ends with its first
 token. What a job will need is reserved before its prefill starts: device blocks for its KV and host blocks to put them
-(reserve, acquire, forfeit), so a prefill that has run can always be handed over.
+(reserve, acquire, forfeit), so a prefill that has run can always be handed over. A group stays in front until its last
+job has run: a request that joins it meanwhile still finds it there, as Algorithm 1 has it.
 
 While one model prefills, the model of the next group is brought in, if there is room that nobody needs more.
 """
@@ -35,11 +36,11 @@ from aegis.core.messages import (
     Shutdown,
     Started,
     Submit,
-    SwitchDone,
     Tokens,
 )
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle, Job, KvHandle, Token
+from aegis.core.switching import Switching
 from memory.ledger import Ledger
 from memory.pages import NoPages
 from memory.slabs import NoBlocks
@@ -70,15 +71,6 @@ class _Handed:
 
 
 @dataclass(slots=True)
-class _Switch:
-    """The model change in progress, for telemetry."""
-
-    model: ModelId
-    wanted_ns: int
-    loading_ns: int | None = None
-
-
-@dataclass(slots=True)
 class Counters:
     """Since the process started."""
 
@@ -100,7 +92,7 @@ class PrefillCore:
         self._queue: deque[_Group] = deque()
         self._running: _Running | None = None
         self._handed: dict[tuple[RequestId, int], _Handed] = {}
-        self._switch: _Switch | None = None
+        self._switch: Switching | None = None
         self._dropping: set[ModelId] = set()
         self._asked_slabs = False
         self._out: list[Effect] = []
@@ -124,14 +116,16 @@ class PrefillCore:
             case AddModel():
                 self._add_model(event)
             case DropModel():
-                self._dropping.add(event.model)
+                self._drop_model(event.model)
             case ForgetPeer():
                 self._send(PeerForgotten(event.peer))  # a prefill instance reads nobody's slabs
             case Adopt() | Shutdown():
                 raise AssertionError(f"not for a prefill instance: {event}")
-        self._advance(now_ns)
+        begun = self._advance(now_ns)
         self._return_slabs()
         self._flush()
+        if begun:
+            self._out.append(RunPrefill(begun.job, begun.device))
         out, self._out = self._out, []
         return out
 
@@ -150,12 +144,14 @@ class PrefillCore:
 
     def _submit(self, event: Submit) -> None:
         for group in self._queue:
-            if group.group == event.group and group.model == event.job.model:
+            if group.group == event.group:
+                assert group.model == event.job.model
                 group.jobs.append(event.job)
                 return
         self._queue.append(_Group(event.group, event.job.model, deque([event.job])))
 
     def _cancel(self, request: RequestId, attempt: int) -> None:
+        """What was handed over already is left to `ReleaseKv`: whoever cancels learns of the handle and sends it."""
         running = self._running
         if running and (running.job.request, running.job.attempt) == (request, attempt):
             running.cancelled = True
@@ -165,12 +161,9 @@ class PrefillCore:
                 if (job.request, job.attempt) == (request, attempt):
                     group.jobs.remove(job)
                     return
-        self._release((request, attempt))
 
     def _release(self, key: tuple[RequestId, int]) -> None:
-        handed = self._handed.pop(key, None)
-        if handed is None:
-            return
+        handed = self._handed.pop(key)
         if self.ledger.transfers.passed(handed.event):
             self.ledger.host.free(handed.shape, handed.host)
         else:
@@ -181,108 +174,105 @@ class PrefillCore:
         model = event.spec.model
         self._send(ModelAdded(model) if added else ModelFailed(model, "no address space is left"))
 
-    def _advance(self, now_ns: int) -> None:
+    def _advance(self, now_ns: int) -> _Running | None:
+        """What begins to run, if anything: the step is the last thing an event asks for, all else being under way."""
         self._drop_models()
+        begun = self._start_next(now_ns) if self._running is None else None
+        self._prefetch()
+        return begun
+
+    def _start_next(self, now_ns: int) -> _Running | None:
+        """(1) Bring the model in; (2) reserve device and host blocks; (3) run. What is lacking comes with an event."""
         while self._queue and not self._queue[0].jobs:
             self._queue.popleft()
-        if self._running is None and self._queue:
-            self._try_start(self._queue[0], now_ns)
-        self._prefetch()
-
-    def _try_start(self, group: _Group, now_ns: int) -> None:
-        """(1) Bring the model in; (2) reserve device and host blocks; (3) run. What is lacking comes with an event."""
-        if not self._bring_in(group.model, now_ns):
-            return
-        job = group.jobs[0]
-        reserved = self._reserve(job)
-        if reserved is None:
-            return
-        group.jobs.popleft()
-        self._activate(group.model, now_ns)
-        self._running = reserved
-        self._send(Started(job.request, job.attempt))
-        self._flush()
-        self._out.append(RunPrefill(job, reserved.device))
+        if not self._queue or not self._bring_in(self._queue[0].model, now_ns):
+            return None
+        group = self._queue[0]
+        self._running = self._reserve(group.jobs[0])
+        if self._running:
+            group.jobs.popleft()
+            self._activate(group.model, now_ns)
+            self._send(Started(self._running.job.request, self._running.job.attempt))
+        return self._running
 
     def _bring_in(self, model: ModelId, now_ns: int) -> bool:
         weights = self.ledger.weights
         if self.active is not None and not weights.is_resident(self.active):
             self.active = None
         if self._switch is None or self._switch.model != model:
-            self._switch = _Switch(model, now_ns) if model != self.active else None
-        if not weights.is_resident(model):
-            if not weights.is_loading(model):
-                started = self.ledger.load(model, self._expendable(model))
-                if not isinstance(started, NoPages) and self._switch:
-                    self._switch.loading_ns = now_ns
-            return False
-        return True
+            self._switch = Switching(model, now_ns) if model != self.active else None
+        if weights.is_resident(model):
+            if self._switch:
+                self._switch.loaded(now_ns)
+            return True
+        if not weights.is_loading(model):
+            started = self.ledger.load(model, self._expendable(model))
+            if not isinstance(started, NoPages) and self._switch:
+                self._switch.loading_ns = now_ns
+        return False
+
+    def _needed(self) -> list[ModelId]:
+        """Models with waiting jobs, those needed first first."""
+        return list(dict.fromkeys(group.model for group in self._queue if group.jobs))
 
     def _expendable(self, needed: ModelId) -> list[ModelId]:
         """Resident models, those needed last first: unqueued ones before queued ones."""
-        order = {group.model: position for position, group in reversed(list(enumerate(self._queue)))}
-        far = len(self._queue)
+        order = {model: position for position, model in enumerate(self._needed())}
         keep = {needed, self._running.job.model} if self._running else {needed}
         candidates = [model for model in self.ledger.weights.resident() if model not in keep]
-        return sorted(candidates, key=lambda model: (-order.get(model, far), model))
+        return sorted(candidates, key=lambda model: (-order.get(model, len(order)), model))
 
     def _reserve(self, job: Job) -> _Running | None:
-        shape = self.ledger.specs[job.model].manifest.kv
+        shape, device, host = self.ledger.specs[job.model].manifest.kv, self.ledger.device, self.ledger.host
         count = shape.blocks_for(job.prefill_tokens)
-        last = len(job.sent) + 1 >= job.sampling.max_tokens
-        if not last and self.ledger.host.room(shape) < count:
-            self._ask_slabs(shape, count)
-            return None
-        device = self.ledger.device.alloc(shape, count)
+        to_host = 0 if len(job.sent) + 1 >= job.sampling.max_tokens else count
         for victim in self._expendable(job.model):
-            if not isinstance(device, NoBlocks):
+            if device.room(shape) >= count:
                 break
             self.ledger.evict(victim)
-            device = self.ledger.device.alloc(shape, count)
-        if isinstance(device, NoBlocks):
+        if device.room(shape) < count:
             return None  # blocks on their way out come back with Progress
-        host = () if last else self.ledger.host.alloc(shape, count)
-        assert not isinstance(host, NoBlocks)
-        return _Running(job, device, host)
+        if host.room(shape) < to_host:
+            self._ask_slabs(shape, to_host)
+            return None
+        on_device, in_host = device.alloc(shape, count), host.alloc(shape, to_host)
+        assert not isinstance(on_device, NoBlocks) and not isinstance(in_host, NoBlocks)
+        return _Running(job, on_device, in_host)
 
     def _ask_slabs(self, shape: KvShape, count: int) -> None:
+        """Who waits holds nothing idle: instances that hoard would wait for each other for ever."""
         if not self._asked_slabs:
             self._asked_slabs = True
+            self._return_slabs()
             short = count - self.ledger.host.room(shape)
             self._send(NeedSlabs(-(-short // self.ledger.host.per_slab(shape))))
 
     def _activate(self, model: ModelId, now_ns: int) -> None:
-        if model == self.active:
-            return
-        self.active = model
         switch, self._switch = self._switch, None
-        assert switch is not None
-        self.counters.switches += 1
-        loading_ns = switch.loading_ns
-        self._send(
-            SwitchDone(
-                model,
-                prefetched=loading_ns is None,
-                make_room_ns=0 if loading_ns is None else loading_ns - switch.wanted_ns,
-                copy_ns=now_ns - (switch.wanted_ns if loading_ns is None else loading_ns),
-                kv_ns=0,
-                nbytes=self.ledger.specs[model].manifest.image_bytes,
-            )
-        )
+        if switch:
+            self.active = model
+            self.counters.switches += 1
+            self._send(switch.done(now_ns, nbytes=self.ledger.specs[model].manifest.image_bytes))
 
     def _prefetch(self) -> None:
-        """The next group's model, while this one prefills; never at the cost of a model the queue needs sooner."""
-        if self._running is None:
+        """The next group's model, while this one prefills; never at the cost of what the queue needs sooner: models, and
+        room for the KV of the running group's jobs."""
+        if self._running is None or self.ledger.weights.loading():
             return
-        current = self._running.job.model
-        model = next((g.model for g in self._queue if g.model != current and g.jobs), None)
-        weights = self.ledger.weights
-        if model is None or weights.is_resident(model) or any(True for _ in weights.loading()):
+        current, needed = self._running.job.model, self._needed()
+        model = next((model for model in needed if model != current), None)
+        if model is None or self.ledger.weights.is_resident(model):
             return
-        wanted = {group.model for group in self._queue if group.jobs}
-        idle = [victim for victim in self._expendable(model) if victim not in wanted]
-        if not isinstance(self.ledger.load(model, idle), NoPages):
+        idle = [victim for victim in self._expendable(model) if victim not in needed]
+        if not isinstance(self.ledger.load(model, idle, spare=self._spare_pages()), NoPages):
             self.counters.prefetches += 1
+
+    def _spare_pages(self) -> int:
+        """Pages that the largest job left in the running group may take."""
+        group = self._queue[0]
+        shape = self.ledger.specs[group.model].manifest.kv
+        blocks = max((shape.blocks_for(job.prefill_tokens) for job in group.jobs), default=0)
+        return -(-blocks // self.ledger.device.per_slab(shape)) * self.ledger.budget.pages_per_slab
 
     def _stepped(self, event: Stepped) -> None:
         running, self._running = self._running, None
@@ -318,6 +308,12 @@ class PrefillCore:
         kv = KvHandle(self.instance, running.host, job.prefill_tokens, ready)
         self._send(Prefilled(job.request, job.attempt, token, kv, duration_ns))
 
+    def _drop_model(self, model: ModelId) -> None:
+        if model in self.ledger.specs:
+            self._dropping.add(model)
+        else:
+            self._send(ModelDropped(model))  # it could not be added
+
     def _drop_models(self) -> None:
         for model in sorted(self._dropping):
             busy = self.ledger.weights.is_loading(model) or (self._running and self._running.job.model == model)
@@ -330,10 +326,9 @@ class PrefillCore:
             self._send(ModelDropped(model))
 
     def _return_slabs(self) -> None:
-        if not self._asked_slabs or not self._queue:
-            surplus = self.ledger.surplus_slabs()
-            if surplus:
-                self._send(ReturnSlabs(surplus))
+        surplus = self.ledger.surplus_slabs(keep=0 if self._asked_slabs else 1)
+        if surplus:
+            self._send(ReturnSlabs(surplus))
 
     def _send(self, message: FromInstance) -> None:
         self._flush()

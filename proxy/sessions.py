@@ -342,11 +342,10 @@ class SessionCore:
         for request in sorted(lost):
             session = self._sessions[request]
             session.losses += 1
+            self._stop_work(request)
             if session.losses >= MAX_LOSSES:
-                self._stop_work(request)
                 self._end(request, Step.FAIL, message=f"the instance serving this request was lost {MAX_LOSSES} times")
             else:
-                self._stop_work(request)
                 self._replay(request)
 
     def _held_by(self, instance: InstanceId, request: RequestId) -> bool:
@@ -362,6 +361,7 @@ class SessionCore:
             self._stop_work(request)
             self._end(request, Step.FAIL, message=f"model '{model}' was removed")
         self._latency.pop(model, None)
+        self._capacity.pop(model, None)
 
     def _replay(self, request: RequestId) -> None:
         session = self._sessions[request]
@@ -376,8 +376,9 @@ class SessionCore:
         """Whoever still works on the request is told to stop. An adopter releases the KV it was given by itself."""
         session = self._sessions[request]
         attempt = session.job.attempt
-        if session.decode in self._decodes:
-            self._out.append(To(session.decode, Cancel(request, attempt)))
+        if session.decode is not None:
+            if session.decode in self._decodes:
+                self._out.append(To(session.decode, Cancel(request, attempt)))
         elif session.kv is not None:
             self._release(session.kv.owner, request, attempt)
         elif session.prefill in self._prefills:

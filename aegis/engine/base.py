@@ -58,9 +58,7 @@ class Engine(Protocol):
         """Forgets it; unknown requests are ignored."""
         ...
 
-    def prefill(
-        self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: Sequence[BlockId]
-    ) -> Sampled:
+    def prefill(self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: Sequence[BlockId]) -> Sampled:
         """Runs positions `[0, len(tokens))`, writes their KV to `blocks`, samples the next token."""
         ...
 

@@ -119,7 +119,12 @@ class Pool:
             self._template, instance=place.instance, incarnation=place.incarnation, prefill=place.prefill, words=words
         )
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "aegis.runtime.instance", stdin=asyncio.subprocess.PIPE, env=self._environment()
+            sys.executable,
+            "-m",
+            "aegis.runtime.instance",
+            place.instance,  # for whoever looks at the processes
+            stdin=asyncio.subprocess.PIPE,
+            env=self._environment(),
         )
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(settings))

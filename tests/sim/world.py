@@ -308,6 +308,7 @@ class World:
                 return
 
     def _perform(self, node: _Node, effects: list[Effect]) -> None:
+        assert not any(isinstance(effect, RunPrefill | RunDecode) for effect in effects[:-1]), "a step is not the last"
         for effect in effects:
             match effect:
                 case Send(message):
@@ -317,7 +318,9 @@ class World:
                     assert not node.stepping
                     node.stepping = True
                     self.log.append(f"{self.now_ns} {node.instance} {effect}")
-                    stepped = self._prefill(node, effect) if isinstance(effect, RunPrefill) else self._decode(node, effect)
+                    stepped = (
+                        self._prefill(node, effect) if isinstance(effect, RunPrefill) else self._decode(node, effect)
+                    )
                     self._schedule(self.now_ns + stepped.duration_ns, lambda s=stepped: self._feed(node, s))
                 case Track(job, _):
                     node.tracked.add(job.request)
@@ -351,7 +354,9 @@ class World:
             case LoadWeights(model, event):
                 pages = node.weight_pages[model]
                 duration_ns = 200_000 * len(pages) + self._draw.below(500_000)
-                self._submit(node, StreamName.WEIGHTS, _Copy(event, None, duration_ns, lambda: self._load(node, model, pages)))
+                self._submit(
+                    node, StreamName.WEIGHTS, _Copy(event, None, duration_ns, lambda: self._load(node, model, pages))
+                )
             case CopyBlocks():
                 duration_ns = 20_000 * len(effect.pairs) + self._draw.below(3_000_000)
                 copy = _Copy(effect.event, effect.after, duration_ns, lambda: self._copy(node, effect))
@@ -372,7 +377,9 @@ class World:
         source, target = (node.kv, self._host) if effect.stream is StreamName.SWAP_OUT else (self._host, node.kv)
         for a, b in effect.pairs:
             device = a if effect.stream is StreamName.SWAP_OUT else b
-            assert SlabId(device // (PAGE // effect.shape.block_bytes)) in node.slab_pages, "copy touches unmapped memory"
+            assert SlabId(device // (PAGE // effect.shape.block_bytes)) in node.slab_pages, (
+                "copy touches unmapped memory"
+            )
             target[effect.shape, b] = list(source.get((effect.shape, a), []))
 
     # --- streams ------------------------------------------------------------------------------------------------------

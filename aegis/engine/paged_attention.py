@@ -1,0 +1,317 @@
+"""Attention over paged KV, for any model of transformers that takes an attention implementation.
+
+One function is registered once under `NAME`. It has no entry in transformers' mask interface, which makes the
+models build no mask at all (`masking_utils._preprocess_mask_arguments`): a step knows causality, and the window, the
+soft cap and the sinks come as arguments.
+
+A forward pass runs one step, `Prefill` or `Decode`, made before it and handed over by `running`. Whatever does not
+depend on the layer (which slots are written, which blocks read, which positions hidden) is computed once per step.
+
+A block is zeroed when its first position is written. What is gathered is then finite everywhere, and positions that
+do not exist yet need no cleaning: their weight is exactly 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol, cast
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from aegis.core.errors import ModelRefused
+from aegis.core.ids import BlockId
+from aegis.engine.views import KvViews, LayerViews
+
+NAME = "aegis_paged"
+
+PADDING_TOKENS = 512
+"""Rows share one gather while it pads them by no more tokens than this: about what another gather costs."""
+
+GATHER_BYTES = 1 << 20
+"""Nor while it is larger than this: what was just copied should still be in a core's cache when it is read."""
+
+
+class Kind(NamedTuple):
+    """What a layer's attention is, besides its weights. `scaling` None: 1/sqrt(key_dim)."""
+
+    scaling: float | None
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None  # [query heads]: a logit per head that takes part in the softmax alone
+
+
+class Step(Protocol):
+    attended: int
+    """How many layers have attended."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kind: Kind
+    ) -> torch.Tensor:
+        """Caches `key` and `value`, attends. All are `[batch, heads, tokens, dim]`, the result `[batch, tokens, heads,
+        value_dim]`."""
+        ...
+
+
+_running: Step | None = None
+
+
+@contextmanager
+def running(step: Step) -> Iterator[None]:
+    """Forward passes inside use `step`. The engine is single-threaded and passes do not nest."""
+    global _running
+    assert _running is None
+    _running = step
+    try:
+        yield
+    finally:
+        _running = None
+
+
+_HARMLESS = frozenset({"position_ids", "is_causal"})  # is_causal is checked by value
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    assert _running is not None, "a forward pass outside a step"
+    unknown = [name for name, given in others.items() if name not in _HARMLESS and _says_something(given)]
+    if attention_mask is not None:
+        unknown.append("attention_mask")
+    if unknown or not getattr(module, "is_causal", True) or others.get("is_causal") is False:
+        what = f"with {', '.join(unknown)}" if unknown else "that is not causal"
+        raise ModelRefused(f"{type(module).__name__} asks for attention {what}, which aegis cannot compute")
+    _running.attended += 1
+    kind = Kind(scaling, sliding_window or None, softcap or None, s_aux)
+    return _running.attend(cast(int, module.layer_idx), query, key, value, kind), None
+
+
+def _says_something(argument: object) -> bool:
+    return isinstance(argument, torch.Tensor) or bool(argument)
+
+
+AttentionInterface.register(NAME, _attention)
+
+
+def attend_dense(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, kind: Kind
+) -> torch.Tensor:
+    """Attention spelled out, for what the fused one lacks: soft caps and sinks.
+
+    `query [batch, heads, group, tokens, key_dim]`, `key` and `value` `[batch, heads, positions, dim]`, `bias` added to
+    scores `[batch, heads, group, tokens, positions]`; the result is shaped as `query`, with value_dim.
+    """
+    batch, heads, group, tokens, key_dim = query.shape
+    scores = torch.matmul(query.reshape(batch, heads, group * tokens, key_dim), key.transpose(2, 3))
+    scores = scores.view(batch, heads, group, tokens, -1).mul_(kind.scaling or key_dim**-0.5)
+    if kind.softcap is not None:
+        scores = scores.div_(kind.softcap).tanh_().mul_(kind.softcap)
+    if bias is not None:
+        scores = scores + bias
+    if kind.sinks is not None:
+        sinks = kind.sinks.view(1, heads, group, 1, 1).expand(batch, -1, -1, tokens, -1)
+        scores = torch.cat((scores, sinks.to(scores.dtype)), -1)
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+    if kind.sinks is not None:
+        weights = weights[..., :-1]
+    mixed = torch.matmul(weights.reshape(batch, heads, group * tokens, -1), value)
+    return mixed.view(batch, heads, group, tokens, -1)
+
+
+class Prefill:
+    """Positions `[0, tokens)` of one sequence, written to its blocks."""
+
+    def __init__(self, views: KvViews, tokens: int, blocks: Sequence[BlockId]) -> None:
+        size = views.block_tokens
+        used = -(-tokens // size)
+        assert used <= len(blocks)
+        device = views.blocks.device
+        units = torch.from_numpy(views.units(blocks[:used])).to(device)
+        positions = torch.arange(tokens, device=device)
+        self.attended = 0
+        self._views = views
+        self._slots = (units.repeat_interleave(size)[:tokens], positions % size)
+        self._positions = positions
+        self._biases: dict[int | None, torch.Tensor] = {}
+        views.blocks[int(units[-1])].zero_()
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kind: Kind
+    ) -> torch.Tensor:
+        cache = self._views.layers[layer]
+        _, query_heads, tokens, key_dim = query.shape
+        cache.keys.index_put_(self._slots, key[0].transpose(0, 1).reshape(tokens, -1))
+        cache.values.index_put_(self._slots, value[0].transpose(0, 1).reshape(tokens, -1))
+        group = query_heads // cache.heads
+        window = kind.window if kind.window is not None and kind.window < tokens else None
+        if kind.softcap is not None or kind.sinks is not None:
+            folded = query.reshape(1, cache.heads, group, tokens, key_dim)
+            mixed = attend_dense(folded, key, value, self._bias(window, query.dtype), kind)
+            return mixed.view(1, query_heads, tokens, -1).transpose(1, 2)
+        folded = query.reshape(cache.heads, group, tokens, key_dim)
+        mixed = scaled_dot_product_attention(
+            folded,
+            key[0].unsqueeze(1).expand(-1, group, -1, -1),
+            value[0].unsqueeze(1).expand(-1, group, -1, -1),
+            attn_mask=None if window is None else self._bias(window, query.dtype),
+            is_causal=window is None,
+            scale=kind.scaling,
+        )
+        return mixed.reshape(1, query_heads, tokens, -1).transpose(1, 2)
+
+    def _bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """0 where position j may be seen from i, that is i - window < j <= i, else -inf. `[tokens, tokens]`."""
+        if window not in self._biases:
+            distance = self._positions[:, None] - self._positions[None, :]
+            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+            self._biases[window] = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
+        return self._biases[window]
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Consecutive rows whose KV is read together: `[rows, length]` positions, some of them hidden by `bias`."""
+
+    rows: slice
+    length: int
+    units: torch.Tensor  # [rows * blocks]
+    bias: torch.Tensor | None  # [rows, 1, 1, length]; None: nothing is hidden
+
+
+class Reading(NamedTuple):
+    """A `Gather` for layers of one geometry: where blocks are copied to, and those bytes as K and V."""
+
+    gather: Gather
+    keys_to: torch.Tensor  # [blocks, block_tokens, heads * key_dim]
+    values_to: torch.Tensor
+    keys: torch.Tensor  # [rows, heads, length, key_dim]
+    values: torch.Tensor
+
+
+class Scratch:
+    """Memory that gathers go through, one after the other. Kept, because fresh pages cost more than the copy."""
+
+    __slots__ = ("_memory",)
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(GATHER_BYTES, dtype=torch.uint8)
+
+    def reading(self, gather: Gather, cache: LayerViews) -> Reading:
+        _, size, key_width = cache.keys.shape
+        value_width = cache.values.shape[2]
+        dtype, device = cache.keys.dtype, cache.keys.device
+        blocks, rows = gather.units.numel(), gather.rows.stop - gather.rows.start
+        nbytes = blocks * size * (key_width + value_width) * dtype.itemsize
+        if self._memory.numel() < nbytes or self._memory.device != device:
+            self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        both = self._memory[:nbytes].view(dtype)
+        cut = blocks * size * key_width
+        keys, values = both[:cut], both[cut:]
+        return Reading(
+            gather,
+            keys.view(blocks, size, key_width),
+            values.view(blocks, size, value_width),
+            keys.view(rows, -1, cache.heads, cache.key_dim)[:, : gather.length].transpose(1, 2),
+            values.view(rows, -1, cache.heads, cache.value_dim)[:, : gather.length].transpose(1, 2),
+        )
+
+
+class Decode:
+    """One token for each of several sequences, of lengths `positions + 1`, longest first."""
+
+    def __init__(
+        self, views: KvViews, scratch: Scratch, positions: Sequence[int], blocks: Sequence[Sequence[BlockId]]
+    ) -> None:
+        size = views.block_tokens
+        assert all(a >= b for a, b in pairwise(positions)), "rows come longest first"
+        self.attended = 0
+        self._views = views
+        self._scratch = scratch
+        self._positions = positions
+        self._units = [views.units(row[: at // size + 1]) for at, row in zip(positions, blocks, strict=True)]
+        self._readings: dict[tuple[int, int | None], list[Reading]] = {}
+        last = [int(units[-1]) for units in self._units]
+        self._slots = (self._tensor(last), self._tensor([at % size for at in positions]))
+        fresh = [unit for unit, at in zip(last, positions, strict=True) if at % size == 0]
+        if fresh:
+            views.blocks.index_fill_(0, self._tensor(fresh), 0)
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kind: Kind
+    ) -> torch.Tensor:
+        cache = self._views.layers[layer]
+        batch, query_heads, _, key_dim = query.shape
+        cache.keys.index_put_(self._slots, key.reshape(batch, -1))
+        cache.values.index_put_(self._slots, value.reshape(batch, -1))
+        folded = query.reshape(batch, cache.heads, -1, key_dim)
+        readings = self._readings.get((cache.geometry, kind.window))
+        if readings is None:
+            readings = [self._scratch.reading(gather, cache) for gather in self._plan(cache, kind.window)]
+            self._readings[cache.geometry, kind.window] = readings
+        if len(readings) == 1:
+            mixed = _attend_rows(cache, readings[0], folded, kind)
+        else:
+            mixed = torch.cat([_attend_rows(cache, each, folded[each.gather.rows], kind) for each in readings])
+        return mixed.reshape(batch, 1, query_heads, -1)
+
+    def _plan(self, cache: LayerViews, window: int | None) -> Iterator[Gather]:
+        """Cuts the rows into gathers: one grows while its padding and its size stay within bounds."""
+        size = self._views.block_tokens
+        firsts = [0 if window is None else max(at - window + 1, 0) for at in self._positions]
+        lengths = [at + 1 - first // size * size for at, first in zip(self._positions, firsts, strict=True)]
+        most = GATHER_BYTES // cache.token_bytes
+        start, longest, total = 0, lengths[0], lengths[0]
+        for row, length in enumerate(lengths[1:], 1):
+            longest, total = max(longest, length), total + length
+            padded = longest * (row + 1 - start)
+            if padded - total > PADDING_TOKENS or padded > most:
+                yield self._gather(slice(start, row), firsts, lengths)
+                start, longest, total = row, length, length
+        yield self._gather(slice(start, len(lengths)), firsts, lengths)
+
+    def _gather(self, rows: slice, firsts: Sequence[int], lengths: Sequence[int]) -> Gather:
+        size = self._views.block_tokens
+        length = max(lengths[rows])
+        blocks = -(-length // size)
+        units = []
+        for row, first in zip(self._units[rows], firsts[rows], strict=True):
+            own = row[first // size :]
+            units.append(own)
+            if len(own) < blocks:  # any block of its own will do: it is hidden
+                units.append(np.full(blocks - len(own), own[0]))
+        together = torch.from_numpy(np.concatenate(units)).to(self._views.blocks.device)
+        skipped = [first % size for first in firsts[rows]]
+        if not any(skipped) and min(lengths[rows]) == length:
+            return Gather(rows, length, together, None)
+        at = torch.arange(length, device=together.device)
+        hidden = (at < self._tensor(skipped)[:, None]) | (at >= self._tensor(lengths[rows])[:, None])
+        bias = torch.zeros(hidden.shape, dtype=self._views.dtype, device=together.device)
+        return Gather(rows, length, together, bias.masked_fill_(hidden, -torch.inf)[:, None, None, :])
+
+    def _tensor(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, device=self._views.blocks.device)
+
+
+def _attend_rows(cache: LayerViews, reading: Reading, query: torch.Tensor, kind: Kind) -> torch.Tensor:
+    """`query [rows, heads, group, key_dim]`, so that all query heads of a KV head share its products."""
+    gather, keys_to, values_to, keys, values = reading
+    torch.index_select(cache.keys, 0, gather.units, out=keys_to)
+    torch.index_select(cache.values, 0, gather.units, out=values_to)
+    if kind.softcap is None and kind.sinks is None:
+        return scaled_dot_product_attention(query, keys, values, attn_mask=gather.bias, scale=kind.scaling)
+    bias = None if gather.bias is None else gather.bias.unsqueeze(1)
+    return attend_dense(query.unsqueeze(3), keys, values, bias, kind).squeeze(3)

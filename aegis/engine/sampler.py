@@ -1,0 +1,198 @@
+"""From logits to tokens, for rows of any batch with any parameters.
+
+The order is: logit bias, min_tokens, penalties, temperature, min_p, top_k, top_p, draw. Each row's result depends on
+its own logits and its own state alone, so a seeded request gets the same tokens whatever it is batched with: token i
+of a request is found with one uniform number, the first of `Stream(seed, "sample", i)`, by inverting the cumulative
+distribution in float64 over a stable descending sort. Rows that are greedy without any extras cost one argmax in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from aegis.core.ids import RequestId
+from aegis.core.request import Sampling, Token
+from aegis.core.rng import Stream
+
+PROMPT_CHUNK_TOKENS = 256
+"""Prompt positions whose distributions are held at a time."""
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    """A request as the sampler knows it. `counts` are of generated tokens, `seen` of prompt and generated ones."""
+
+    sampling: Sampling
+    prompt_tokens: int
+    generated: int
+    plain: bool
+    history: tuple[int, ...]  # prompt and tokens generated before `start`, until the counts are made
+    counts: torch.Tensor | None = field(default=None)  # [vocab], float32
+    seen: torch.Tensor | None = field(default=None)  # [vocab], bool
+
+
+def _penalised(sampling: Sampling) -> bool:
+    return bool(sampling.presence_penalty or sampling.frequency_penalty) or sampling.repetition_penalty != 1.0
+
+
+def _plain(sampling: Sampling) -> bool:
+    return (
+        sampling.temperature == 0
+        and not _penalised(sampling)
+        and not sampling.logit_bias
+        and sampling.min_tokens == 0
+        and sampling.logprobs is None
+    )
+
+
+class Sampler:
+    """The sampling state of every request that is being generated."""
+
+    __slots__ = ("_states",)
+
+    def __init__(self) -> None:
+        self._states: dict[RequestId, _State] = {}
+
+    def start(self, request: RequestId, prompt: Sequence[int], generated: Sequence[int], sampling: Sampling) -> None:
+        """The state after `generated`, which is what it was when these tokens were drawn one by one."""
+        history = (*prompt, *generated) if _penalised(sampling) else ()
+        self._states[request] = _State(sampling, len(prompt), len(generated), _plain(sampling), history)
+
+    def stop(self, request: RequestId) -> None:
+        self._states.pop(request, None)
+
+    def wants_prompt(self, request: RequestId) -> bool:
+        """Whether this prefill reports prompt logprobs: a replay does not, they went out before its first token."""
+        state = self._states[request]
+        return state.sampling.prompt_logprobs is not None and state.generated == 0
+
+    def prompt_logprobs(self, request: RequestId, logits: torch.Tensor, prompt: Sequence[int]) -> tuple[Token, ...]:
+        """One entry per prompt token from the second on. `logits [len(prompt), vocab]`."""
+        top = self._states[request].sampling.prompt_logprobs
+        assert top is not None
+        tokens: list[Token] = []
+        for first in range(0, len(prompt) - 1, PROMPT_CHUNK_TOKENS):
+            following = prompt[first + 1 : first + 1 + PROMPT_CHUNK_TOKENS]
+            tokens += _report(logits[first : first + len(following)], following, [top] * len(following))
+        return tuple(tokens)
+
+    def sample(self, requests: Sequence[RequestId], logits: torch.Tensor) -> list[Token]:
+        """The next token of each request. `logits [len(requests), vocab]`, any float dtype; not changed."""
+        states = [self._states[request] for request in requests]
+        if all(state.plain for state in states):
+            for state in states:
+                state.generated += 1
+            return [Token(token) for token in logits.argmax(-1).tolist()]
+        raw = logits.float()
+        chosen = _choose(states, _adjust(states, raw))
+        for state, token in zip(states, chosen, strict=True):
+            state.generated += 1
+            if state.counts is not None and state.seen is not None:
+                state.counts[token] += 1
+                state.seen[token] = True
+        tokens = [Token(token) for token in chosen]
+        wanted = [row for row, state in enumerate(states) if state.sampling.logprobs is not None]
+        if wanted:
+            tops = [states[row].sampling.logprobs or 0 for row in wanted]
+            reported = _report(raw[wanted], [chosen[row] for row in wanted], tops)
+            for row, with_logprobs in zip(wanted, reported, strict=True):
+                tokens[row] = with_logprobs
+        return tokens
+
+
+def _report(logits: torch.Tensor, chosen: Sequence[int], tops: Sequence[int]) -> Iterable[Token]:
+    """The chosen tokens' logprobs and those of each row's `tops` likeliest, best first."""
+    logprobs = torch.log_softmax(logits.float(), -1)
+    own = logprobs.gather(1, torch.tensor(chosen, device=logits.device)[:, None])[:, 0].tolist()
+    values, ids = logprobs.topk(min(max(tops), logprobs.shape[1]), -1)
+    for token, logprob, top, row_ids, row_values in zip(chosen, own, tops, ids.tolist(), values.tolist(), strict=True):
+        yield Token(token, logprob, tuple(zip(row_ids[:top], row_values[:top], strict=True)))
+
+
+def _adjust(states: Sequence[_State], raw: torch.Tensor) -> torch.Tensor:
+    """Bias, min_tokens and penalties. `raw` itself is returned where nothing is asked for."""
+    logits = raw
+    for row, state in enumerate(states):
+        sampling = state.sampling
+        banned = sampling.stop_token_ids if state.generated < sampling.min_tokens else ()
+        if not (sampling.logit_bias or banned):
+            continue
+        if logits is raw:
+            logits = raw.clone()
+        if sampling.logit_bias:
+            ids, biases = zip(*sampling.logit_bias, strict=True)
+            logits[row].index_add_(0, torch.tensor(ids, device=raw.device), torch.tensor(biases, device=raw.device))
+        if banned:
+            logits[row, list(banned)] = -torch.inf
+    rows = [row for row, state in enumerate(states) if _penalised(state.sampling)]
+    if rows:
+        if logits is raw:
+            logits = raw.clone()
+        logits[rows] = _penalise([states[row] for row in rows], logits[rows])
+    return logits
+
+
+def _penalise(states: Sequence[_State], logits: torch.Tensor) -> torch.Tensor:
+    """Repetition (Keskar et al., CTRL, 2019, §4.1) over prompt and output; presence and frequency over the output."""
+    for state in states:
+        if state.counts is None:
+            _count(state, logits.shape[1], logits.device)
+    counts = torch.stack([state.counts for state in states if state.counts is not None])
+    seen = torch.stack([state.seen for state in states if state.seen is not None])
+
+    def column(values: Iterable[float]) -> torch.Tensor:
+        return torch.tensor(list(values), device=logits.device)[:, None]
+
+    repetition = column(state.sampling.repetition_penalty for state in states)
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(seen, repeated, logits)
+    logits = logits - counts * column(state.sampling.frequency_penalty for state in states)
+    return logits - (counts > 0) * column(state.sampling.presence_penalty for state in states)
+
+
+def _count(state: _State, vocab: int, device: torch.device) -> None:
+    history = torch.tensor(state.history, dtype=torch.int64)
+    output = history[state.prompt_tokens :]
+    state.counts = torch.bincount(output, minlength=vocab).to(device, torch.float32)
+    state.seen = (torch.bincount(history, minlength=vocab) > 0).to(device)
+    state.history = ()
+
+
+def _choose(states: Sequence[_State], logits: torch.Tensor) -> list[int]:
+    chosen: list[int] = logits.argmax(-1).tolist()
+    rows = [row for row, state in enumerate(states) if state.sampling.temperature > 0]
+    if rows:
+        drawn = _draw([states[row] for row in rows], logits[rows])
+        for row, token in zip(rows, drawn, strict=True):
+            chosen[row] = token
+    return chosen
+
+
+def _draw(states: Sequence[_State], logits: torch.Tensor) -> list[int]:
+    """Samples each row after temperature, min_p, top_k and top_p. `logits [len(states), vocab]`."""
+
+    def column(values: Iterable[float]) -> torch.Tensor:
+        return torch.tensor(list(values), dtype=torch.float64, device=logits.device)[:, None]
+
+    samplings = [state.sampling for state in states]
+    scaled = logits.double() / column(sampling.temperature for sampling in samplings)
+    ordered, ids = scaled.sort(stable=True, dim=-1, descending=True)
+    weights = (ordered - ordered[:, :1]).exp()  # of the likeliest token: 1
+    weights = weights.where(weights >= column(sampling.min_p for sampling in samplings), 0)
+    vocab = logits.shape[1]
+    rank = torch.arange(vocab, device=logits.device)
+    weights = weights.where(rank < column(sampling.top_k or vocab for sampling in samplings), 0)
+    cumulative = weights.cumsum(-1)
+    # The shortest prefix that reaches top_p: a token stays while the ones before it fall short.
+    top_p = column(sampling.top_p for sampling in samplings)
+    within = (cumulative - weights) < top_p * cumulative[:, -1:]
+    weights = weights.where(within | (top_p >= 1), 0)
+    cumulative = weights.cumsum(-1)
+    uniform = column(Stream(state.sampling.seed, "sample", state.generated).uniform() for state in states)
+    at = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
+    last = (weights > 0).sum(-1, keepdim=True) - 1
+    drawn: list[int] = ids.gather(1, torch.minimum(at, last))[:, 0].tolist()
+    return drawn

@@ -1,0 +1,160 @@
+"""The default backend: architectures from transformers, weights and KV in memory of ours.
+
+`attach` builds a model's modules once, on the meta device, and binds every parameter and buffer as a view of the
+model's weight range, for life. A switch between models then touches nothing here: it is a copy into that range, made
+by somebody else. Nothing is known of any architecture in particular.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from aegis.core.errors import ModelRefused
+from aegis.core.ids import BlockId, ModelId, RequestId
+from aegis.core.model import Manifest, ModelSpec
+from aegis.core.request import Sampling
+from aegis.engine.base import KvRegion, Row, Sampled
+from aegis.engine.linear import use_onednn
+from aegis.engine.paged_attention import NAME, Decode, Prefill, Scratch, Step, running
+from aegis.engine.sampler import Sampler
+from aegis.engine.views import KvViews, dtype_named, tensor_at
+
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    module: PreTrainedModel
+    views: KvViews
+    keeps_logits: bool  # forward takes `logits_to_keep`
+
+
+class TransformersEngine:
+    """Implements `Engine`. `kv` is the device's KV region; the views of each model's shape are made at `attach`."""
+
+    def __init__(self, kv: KvRegion, *, device: str = "cpu") -> None:
+        self._kv = kv
+        self._device = torch.device(device)
+        self._models: dict[ModelId, _Attached] = {}
+        self._sampler = Sampler()
+        self._scratch = Scratch()
+        self._initialisations = 1
+
+    @property
+    def initialisations(self) -> int:
+        return self._initialisations
+
+    def attach(self, spec: ModelSpec, weights_base: int) -> None:
+        assert spec.model not in self._models
+        module = _build(spec)
+        _bind(module, spec.manifest, weights_base, self._device)
+        _check_bound(module, spec.model)
+        use_onednn(module)
+        views = KvViews(self._kv, spec.manifest.kv, self._device)
+        keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
+        self._models[spec.model] = _Attached(module, views, keeps_logits)
+
+    def detach(self, model: ModelId) -> None:
+        del self._models[model]
+
+    def start(self, request: RequestId, prompt: Sequence[int], generated: Sequence[int], sampling: Sampling) -> None:
+        self._sampler.start(request, prompt, generated, sampling)
+
+    def stop(self, request: RequestId) -> None:
+        self._sampler.stop(request)
+
+    @torch.inference_mode()
+    def prefill(self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: Sequence[BlockId]) -> Sampled:
+        attached = self._models[model]
+        step = Prefill(attached.views, len(tokens), blocks)
+        wants_prompt = self._sampler.wants_prompt(request)
+        positions = range(len(tokens))
+        logits = self._forward(attached, step, [tokens], [positions], keep=0 if wants_prompt else 1)[0]
+        prompt = self._sampler.prompt_logprobs(request, logits, tokens) if wants_prompt else ()
+        return Sampled(self._sampler.sample([request], logits[-1:])[0], prompt)
+
+    @torch.inference_mode()
+    def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:
+        attached = self._models[model]
+        order = sorted(range(len(rows)), key=lambda i: -rows[i].position)
+        ordered = [rows[i] for i in order]
+        step = Decode(attached.views, self._scratch, [row.position for row in ordered], [row.blocks for row in ordered])
+        logits = self._forward(
+            attached, step, [[row.token] for row in ordered], [[row.position] for row in ordered], keep=1
+        )
+        tokens = self._sampler.sample([row.request for row in ordered], logits[:, -1])
+        sampled = dict(zip(order, tokens, strict=True))
+        return [Sampled(sampled[i]) for i in range(len(rows))]
+
+    def _forward(
+        self,
+        attached: _Attached,
+        step: Step,
+        tokens: Sequence[Sequence[int]],
+        positions: Sequence[Sequence[int]],
+        *,
+        keep: int,
+    ) -> torch.Tensor:
+        """Logits `[batch, kept, vocab]`: of the last `keep` tokens, of all where it is 0."""
+        kept = {"logits_to_keep": keep} if attached.keeps_logits else {}
+        with running(step):
+            result = attached.module(
+                input_ids=torch.tensor(tokens, device=self._device),
+                position_ids=torch.tensor(positions, device=self._device),
+                use_cache=False,
+                **kept,
+            )
+        if step.attended != len(attached.views.layers):
+            raise ModelRefused(f"{type(attached.module).__name__} has layers that attend by other means than paged KV")
+        logits: torch.Tensor = result.logits
+        return logits
+
+
+def _build(spec: ModelSpec) -> PreTrainedModel:
+    """The architecture without weights."""
+    config = AutoConfig.from_pretrained(spec.directory, local_files_only=True, trust_remote_code=False)
+    odd = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES)
+    if odd:
+        raise ModelRefused(f"{spec.root}: layers of type {', '.join(odd)} cannot be served")
+    try:
+        with torch.device("meta"):
+            module: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, attn_implementation=NAME, dtype=dtype_named(spec.manifest.dtype), trust_remote_code=False
+            )
+    except (ValueError, KeyError, TypeError, AttributeError, NotImplementedError, ImportError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelRefused(f"{spec.root}: transformers cannot build it with paged attention: {reason}") from error
+    if not module._can_set_attn_implementation():
+        raise ModelRefused(f"{spec.root}: {type(module).__name__} does not take an attention implementation")
+    return module.eval()
+
+
+def _bind(module: PreTrainedModel, manifest: Manifest, base: int, device: torch.device) -> None:
+    """Puts a view of the weight range wherever a tensor of the image belongs."""
+    for entry in manifest.tensors:
+        view = tensor_at(base + entry.offset, entry.shape, dtype_named(entry.dtype), device)
+        bound = view if entry.buffer else torch.nn.Parameter(view, requires_grad=False)
+        for name in entry.names:
+            owner, _, leaf = name.rpartition(".")
+            place = module.get_submodule(owner)
+            (place._buffers if entry.buffer else place._parameters)[leaf] = bound
+
+
+def _check_bound(module: PreTrainedModel, model: ModelId) -> None:
+    """What is on the meta device has no bytes in the image, so the model cannot run."""
+    missing = sorted(name for name, tensor in _tensors(module) if tensor.is_meta)
+    if missing:
+        raise ModelRefused(f"{model}: the weight image lacks {', '.join(missing[:3])} ({len(missing)} tensors in all)")
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for path, part in module.named_modules():
+        for held in (part._parameters, part._buffers, vars(part)):
+            for name, value in held.items():
+                if isinstance(value, torch.Tensor):
+                    yield f"{path}.{name}", value

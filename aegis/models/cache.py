@@ -1,0 +1,41 @@
+"""The cache on disk: where it is, and how several processes make one thing in it at most once and never by halves."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def default_cache_dir() -> Path:
+    """`$AEGIS_CACHE`, else `~/.cache/aegis`."""
+    return Path(os.environ.get("AEGIS_CACHE") or "~/.cache/aegis").expanduser()
+
+
+@contextmanager
+def locked(target: Path) -> Iterator[None]:
+    """Holds the lock of `target` against all processes; the system releases it if this one dies."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.with_name(f".{target.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Yields an empty directory that becomes `target` if the block succeeds and is removed if it fails.
+
+    The caller holds `locked(target)`; what a killed predecessor left behind is removed first.
+    """
+    draft = target.with_name(f".{target.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    try:
+        yield draft
+        shutil.rmtree(target, ignore_errors=True)
+        draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

@@ -1,0 +1,27 @@
+"""What an image directory holds and whether it is whole. Without torch: the proxy reads it too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from aegis.core.model import Manifest
+
+IMAGE = "image.bin"
+MANIFEST = "manifest.json"
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+
+
+def read_manifest(directory: Path, fingerprint: str) -> Manifest | None:
+    """The manifest of a whole image with this fingerprint; None where there is none or anything about it is off."""
+    try:
+        manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
+        whole = (directory / IMAGE).stat().st_size == manifest.image_bytes and (directory / CONFIG).is_file()
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return manifest if whole and manifest.fingerprint == fingerprint else None

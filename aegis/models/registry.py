@@ -1,0 +1,85 @@
+"""Registering a model: from what the user named to a `ModelSpec` that any instance can bind.
+
+A checkpoint is converted once; afterwards its image is found by fingerprint in milliseconds and without torch. An image
+appears in the cache whole or not at all, and only after the model has been checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aegis.core.errors import ModelRefused
+from aegis.core.model import Manifest, ModelSpec
+from aegis.models.cache import locked, replacing
+from aegis.models.checkpoint import Checkpoint, open_checkpoint
+from aegis.models.fingerprint import fingerprint
+from aegis.models.image_directory import IMAGE, read_manifest
+from aegis.models.sources import Source, fetch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Check = Callable[[ModelSpec, "PreTrainedModel"], None]
+"""Compares the image, served by an engine, with the model as transformers runs it. Raises ModelRefused."""
+
+Report = Callable[[str], None]
+"""Receives one line on what is being done."""
+
+
+def register(
+    source: Source, *, dtype: str, cache_dir: Path, check: Check | None = None, report: Report = lambda _: None
+) -> ModelSpec:
+    """`dtype` holds unless the source has its own. Raises ModelRefused: one line that names the checkpoint and why."""
+    try:
+        report("finding the checkpoint")
+        checkpoint = open_checkpoint(fetch(source))
+        return _register(source, checkpoint, source.dtype or dtype, cache_dir, check, report)
+    except ModelRefused as refusal:
+        raise ModelRefused(f"{source.root}: {refusal.message}") from refusal
+
+
+def _register(
+    source: Source, checkpoint: Checkpoint, dtype: str, cache_dir: Path, check: Check | None, report: Report
+) -> ModelSpec:
+    name = fingerprint(checkpoint, dtype)
+    directory = cache_dir / "images" / name
+    with locked(directory):
+        manifest = read_manifest(directory, name)
+        if manifest is None:
+            manifest = _convert(source, checkpoint, dtype, directory, check, report)
+    return _spec(source, manifest, directory)
+
+
+def _convert(
+    source: Source, checkpoint: Checkpoint, dtype: str, directory: Path, check: Check | None, report: Report
+) -> Manifest:
+    from aegis.models.image import write_image
+    from aegis.models.loading import load
+    from aegis.models.probe import probe
+    from aegis.models.tokenizer_files import write_tokenizer
+
+    report("loading the weights")
+    model = load(checkpoint, dtype)
+    probed = probe(model)
+    with replacing(directory) as draft:
+        report("writing the weight image")
+        manifest = write_image(model, probed, directory.name, checkpoint.directory, draft)
+        if note := write_tokenizer(checkpoint.directory, draft):
+            report(f"{note}: only token ids can be sent")
+        if check is not None:
+            report("comparing its output with transformers'")
+            check(_spec(source, manifest, draft), model)
+    return manifest
+
+
+def _spec(source: Source, manifest: Manifest, directory: Path) -> ModelSpec:
+    return ModelSpec(
+        model=source.model,
+        manifest=manifest,
+        directory=str(directory),
+        image_path=str(directory / IMAGE),
+        root=source.root,
+        slo=source.slo,
+    )

@@ -1,0 +1,162 @@
+"""What the user names with `--models`: a YAML of models, a checkpoint directory, a directory of them, or a hub id.
+
+    models:
+      my-llama:
+        path: checkpoints/llama        # or  hub: org/name
+        slo: {ttft_ms: 5000, tbt_ms: 50}
+        dtype: bfloat16
+
+A relative `path` is relative to the YAML file that names it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from aegis.core.clock import NS_PER_MS
+from aegis.core.errors import ModelRefused, UserError
+from aegis.core.ids import ModelId
+from aegis.core.model import Slo
+from aegis.models.failures import one_line
+from aegis.yaml_file import read_mapping
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.:/+-]*")
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+
+
+class Source(Struct, frozen=True):
+    """One model as the user named it, not looked into yet: `path` is absolute, or `hub` is a hub id."""
+
+    model: ModelId
+    path: str | None = None
+    hub: str | None = None
+    slo: Slo = Slo()
+    dtype: Dtype | None = None  # None: what the command line says
+
+    @property
+    def root(self) -> str:
+        root = self.path or self.hub
+        assert root is not None
+        return root
+
+
+class _SloEntry(Struct, frozen=True, forbid_unknown_fields=True):
+    ttft_ms: float | None = None
+    tbt_ms: float | None = None
+
+
+class _ModelEntry(Struct, frozen=True, forbid_unknown_fields=True):
+    path: str | None = None
+    hub: str | None = None
+    slo: _SloEntry = _SloEntry()
+    dtype: Dtype | None = None
+
+
+def read_sources(named: Iterable[str], *, default_slo: Slo = Slo()) -> list[Source]:  # noqa: B008
+    """All sources behind these `--models`, in order. Raises UserError, also when two bear the same name."""
+    sources: dict[ModelId, Source] = {}
+    for name in named:
+        for source in _read_one(name, default_slo):
+            if source.model in sources:
+                raise UserError(f"{name}: there is already a model named {source.model!r}", param="models")
+            sources[source.model] = source
+    return list(sources.values())
+
+
+def fetch(source: Source) -> Path:
+    """The checkpoint's directory; downloads what a hub id names unless it is cached. Raises ModelRefused."""
+    if source.path is not None:
+        return Path(source.path)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(source.root, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]))
+    except LocalEntryNotFoundError as error:
+        reason = "it is not in the local hub cache and the hub cannot be reached (no network, or HF_HUB_OFFLINE is set)"
+        raise ModelRefused(f"{reason}; name a checkpoint directory instead") from error
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise ModelRefused(f"cannot be downloaded from the hub: {one_line(error)}") from error
+
+
+def is_checkpoint(directory: Path) -> bool:
+    return (directory / "config.json").is_file()
+
+
+def _read_one(name: str, default_slo: Slo) -> list[Source]:
+    path = Path(name).expanduser()
+    if path.is_file():
+        if path.suffix not in (".yaml", ".yml"):
+            raise UserError(f"{name}: expected a .yaml file, a directory or a hub id", param="models")
+        return _read_yaml(path, default_slo)
+    if path.is_dir():
+        return [Source(_name(at.name, name), path=str(at), slo=default_slo) for at in _checkpoints(path)]
+    if _HUB_ID.fullmatch(name) and path.suffix not in (".yaml", ".yml"):
+        return [Source(_name(name, name), hub=name, slo=default_slo)]
+    raise UserError(f"{name}: no such file or directory", param="models")
+
+
+def _checkpoints(directory: Path) -> list[Path]:
+    directory = directory.resolve()
+    if is_checkpoint(directory):
+        return [directory]
+    found = sorted(entry for entry in directory.iterdir() if is_checkpoint(entry))
+    if not found:
+        raise UserError(f"{directory}: neither it nor any directory in it holds a config.json", param="models")
+    return found
+
+
+def _read_yaml(path: Path, default_slo: Slo) -> list[Source]:
+    tree = read_mapping(path)
+    if not isinstance(tree.get("models"), dict) or not tree["models"]:
+        raise UserError(f"{path}: expected a `models:` map from names to checkpoints", param="models")
+    if unknown := [key for key in tree if key != "models"]:
+        raise UserError(f"{path}: unknown key {unknown[0]!r}; the only one is 'models'", param="models")
+    return [_from_entry(path, name, entry, default_slo) for name, entry in tree["models"].items()]
+
+
+def _from_entry(path: Path, name: object, entry: object, default_slo: Slo) -> Source:
+    where = f"{path}: models.{name}"
+    model = _name(name, str(path))
+    try:
+        read = msgspec.convert(entry, _ModelEntry)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{where}: {_flat(error)}", param="models") from error
+    if (read.path is None) == (read.hub is None):
+        raise UserError(f"{where}: give either 'path' or 'hub'", param="models")
+    slo = _slo(where, read.slo, default_slo)
+    if read.hub is not None:
+        return Source(model, hub=read.hub, slo=slo, dtype=read.dtype)
+    directory = (path.parent / Path(read.path or "").expanduser()).resolve()
+    if not directory.is_dir():
+        raise UserError(f"{where}: no such directory: {directory}", param="models")
+    return Source(model, path=str(directory), slo=slo, dtype=read.dtype)
+
+
+def _slo(where: str, entry: _SloEntry, default: Slo) -> Slo:
+    for key, value in (("ttft_ms", entry.ttft_ms), ("tbt_ms", entry.tbt_ms)):
+        if value is not None and not 0 < value < 1e9:
+            raise UserError(f"{where}.slo.{key}: expected milliseconds above 0, got {value}", param="models")
+    return Slo(
+        ttft_ns=default.ttft_ns if entry.ttft_ms is None else round(entry.ttft_ms * NS_PER_MS),
+        tbt_ns=default.tbt_ns if entry.tbt_ms is None else round(entry.tbt_ms * NS_PER_MS),
+    )
+
+
+def _name(name: object, where: str) -> ModelId:
+    if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
+        raise UserError(f"{where}: {name!r} cannot be a model's name: use letters, digits and . _ - : / +")
+    return ModelId(name)
+
+
+def _flat(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,139 @@
+"""Text and token ids, as the proxy needs them: from an image directory, without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from aegis.core.errors import UserError
+from aegis.models.image_directory import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_CHARACTER_TOKENS = 4
+"""No character takes more tokens than UTF-8 has bytes for it."""
+
+
+class TextModel:
+    """The tokenizer of one model. Threads may share it."""
+
+    def __init__(self, tokenizer: Tokenizer, special: Mapping[str, str], chat_template: str | None) -> None:
+        self._tokenizer = tokenizer
+        self._special = dict(special)
+        self._chat_template = chat_template
+
+    @classmethod
+    def load(cls, directory: Path) -> TextModel | None:
+        """None where the checkpoint had no tokenizer."""
+        if not (directory / TOKENIZER).is_file():
+            return None
+        tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return cls(tokenizer, _special_tokens(directory), _chat_template(directory))
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens without text: ends, beginnings, roles."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(token for token, what in added.items() if what.special)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Ids beyond the vocabulary have no text; bytes that are no UTF-8 become U+FFFD."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def stream(self) -> TextStream:
+        return TextStream(self)
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """The prompt for a conversation. It contains the special tokens it needs: encode it with none added.
+
+        `variables` go to the template. Raises UserError where the model has no template or its template objects.
+        """
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        if self._chat_template is None:
+            raise UserError("the model has no chat template: use /v1/completions", param="messages", code="no_template")
+        try:
+            rendered, _ = render_jinja_template(
+                conversations=[list(messages)],
+                chat_template=self._chat_template,
+                add_generation_prompt=add_generation_prompt,
+                **{**self._special, **variables},
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"the model's chat template refuses the messages: {reason}", param="messages") from error
+        text: str = rendered[0]
+        return text
+
+
+class TextStream:
+    """Turns tokens into text one by one: joined, the pieces are the text of all tokens decoded at once.
+
+    A token's text may depend on the tokens before it (a space that only a first word lacks), so each is decoded after
+    those of the previous piece. Text that ends in the middle of a character waits for the rest of it.
+    """
+
+    __slots__ = ("_context", "_text", "_waiting")
+
+    def __init__(self, text: TextModel) -> None:
+        self._text = text
+        self._context: list[int] = []  # tokens of the last piece
+        self._waiting: list[int] = []
+
+    def push(self, token: int) -> str:
+        """The text that is certain now, possibly none."""
+        self._waiting.append(token)
+        piece = self._piece(self._waiting)
+        if piece and not piece.endswith(_REPLACEMENT):
+            return self._take(len(self._waiting), piece)
+        if len(self._waiting) < 2 * _CHARACTER_TOKENS:
+            return ""
+        certain = len(self._waiting) - _CHARACTER_TOKENS
+        return self._take(certain, self._piece(self._waiting[:certain]))
+
+    def end(self) -> str:
+        """What was still waiting; after this nothing may be pushed."""
+        return self._piece(self._waiting)
+
+    def _piece(self, tokens: list[int]) -> str:
+        before = self._text.decode(self._context)
+        return self._text.decode(self._context + tokens)[len(before) :]
+
+    def _take(self, count: int, piece: str) -> str:
+        self._context, self._waiting = self._waiting[:count], self._waiting[count:]
+        return piece
+
+
+def _special_tokens(directory: Path) -> dict[str, str]:
+    """`bos_token`, `eos_token` and their like, which templates refer to by these names."""
+    file = directory / TOKENIZER_CONFIG
+    if not file.is_file():
+        return {}
+    found: dict[str, str] = {}
+    for key, value in json.loads(file.read_text(encoding="utf-8")).items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(content, str):
+            found[key] = content
+    return found
+
+
+def _chat_template(directory: Path) -> str | None:
+    file = directory / CHAT_TEMPLATE
+    return file.read_text(encoding="utf-8") if file.is_file() else None

@@ -1,0 +1,59 @@
+"""Runs requests through an engine as a decode instance would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from aegis.core.ids import BlockId, ModelId, RequestId
+from aegis.core.request import Sampling, Token
+from aegis.engine.base import Engine, Row, Sampled
+from tests.unit.engine.images import Arena, Built
+
+GREEDY = Sampling(max_tokens=1 << 20, temperature=0.0)
+
+
+@dataclass
+class Generation:
+    """One request on its way."""
+
+    model: ModelId
+    request: RequestId
+    prompt: list[int]
+    blocks: tuple[BlockId, ...]
+    tokens: list[Token] = field(default_factory=list)
+    first: Sampled | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        return [token.id for token in self.tokens]
+
+
+def begin(
+    engine: Engine,
+    arena: Arena,
+    built: Built,
+    request: int,
+    prompt: list[int],
+    *,
+    room: int,
+    sampling: Sampling = GREEDY,
+    sent: Sequence[int] = (),
+) -> Generation:
+    """Prefills `prompt` and the tokens `sent` before; `room` tokens can follow."""
+    blocks = arena.take(built.manifest.kv, len(prompt) + len(sent) + room)
+    run = Generation(built.spec.model, RequestId(request), prompt, blocks, [Token(token) for token in sent])
+    engine.start(run.request, prompt, sent, sampling)
+    run.first = engine.prefill(run.model, run.request, [*prompt, *sent], blocks)
+    run.tokens.append(run.first.token)
+    return run
+
+
+def step(engine: Engine, runs: Sequence[Generation], steps: int = 1) -> None:
+    """Decodes all of one model's sequences together."""
+    for _ in range(steps):
+        rows = [
+            Row(run.request, run.tokens[-1].id, len(run.prompt) + len(run.tokens) - 1, run.blocks) for run in runs
+        ]
+        for run, sampled in zip(runs, engine.decode(runs[0].model, rows), strict=True):
+            run.tokens.append(sampled.token)

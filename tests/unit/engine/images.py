@@ -1,0 +1,95 @@
+"""Small random models for the engine's tests: transformers' own as the reference, and the same weights as an image."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from aegis.core.ids import BlockId, ModelId
+from aegis.core.model import KvShape, Manifest, ModelSpec
+from aegis.engine.base import KvRegion
+from aegis.models.image import write_image
+from aegis.models.image_directory import IMAGE
+from aegis.models.probe import Probed, probe
+
+
+@dataclass(frozen=True)
+class Built:
+    reference: Any
+    spec: ModelSpec
+    image: np.ndarray[Any, np.dtype[np.uint8]]
+
+    @property
+    def base(self) -> int:
+        return self.image.ctypes.data
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.spec.manifest
+
+    def greedy(self, prompt: list[int], tokens: int) -> list[int]:
+        out = self.reference.generate(
+            torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=None
+        )
+        return out[0, len(prompt) :].tolist()
+
+
+def build(
+    config: PretrainedConfig,
+    directory: Path,
+    *,
+    std: float = 0.3,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    probed: Probed | None = None,
+) -> Built:
+    """`probed` is given for models that a probe would refuse before the engine could."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    _randomise(model, std, seed)
+    directory.mkdir(parents=True)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(directory)
+    into = directory / "image"
+    into.mkdir()
+    manifest = write_image(model, probed or probe(model), directory.name, directory, into)
+    spec = ModelSpec(ModelId(directory.name), manifest, str(into), str(into / IMAGE), str(directory))
+    return Built(model, spec, np.fromfile(into / IMAGE, dtype=np.uint8))
+
+
+def _randomise(model: Any, std: float, seed: int) -> None:
+    """Weights so large that the next token depends on everything before it."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+        if parameter.dim() > 1:
+            parameter.data = noise * std
+        else:
+            parameter.data += noise * 0.1
+
+
+class Arena:
+    """A KV region full of NaN. Its slabs go to shapes, and their blocks to sequences, in random order."""
+
+    def __init__(self, *, slab_bytes: int = 200_004, slabs: int = 100, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+        self._memory = torch.full((slabs * slab_bytes // 4,), torch.nan)
+        self.region = KvRegion(self._memory.data_ptr(), slabs * slab_bytes, slab_bytes)
+        self._slabs = self._random.sample(range(slabs), slabs)
+        self._free: dict[KvShape, list[int]] = {}
+
+    def take(self, shape: KvShape, tokens: int) -> tuple[BlockId, ...]:
+        per_slab = self.region.blocks_per_slab(shape)
+        free = self._free.setdefault(shape, [])
+        while len(free) < shape.blocks_for(tokens):
+            for _ in range(2):
+                slab = self._slabs.pop()
+                free += range(slab * per_slab, (slab + 1) * per_slab)
+            self._random.shuffle(free)
+        return tuple(BlockId(free.pop()) for _ in range(shape.blocks_for(tokens)))

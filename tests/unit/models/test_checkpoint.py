@@ -1,0 +1,113 @@
+"""Broken checkpoints are refused before anything is loaded, each with its own reason."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from aegis.core.errors import ModelRefused
+from aegis.models.checkpoint import open_checkpoint
+from tests import checkpoints
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.write(tmp_path_factory.mktemp("single"), "llama")
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.write(tmp_path_factory.mktemp("sharded"), "llama", shards=3)
+
+
+def copy(source: Path, into: Path) -> Path:
+    for file in source.iterdir():
+        (into / file.name).write_bytes(file.read_bytes())
+    return into
+
+
+def shard(directory: Path) -> Path:
+    return sorted(directory.glob("model-*.safetensors"))[1]
+
+
+def edit_index(directory: Path, change: Callable[[dict[str, str]], None]) -> None:
+    tree = json.loads((directory / INDEX).read_text())
+    change(tree["weight_map"])
+    (directory / INDEX).write_text(json.dumps(tree))
+
+
+def truncate(directory: Path) -> None:
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def pickle_only(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+
+
+def test_whole_checkpoints_are_opened(single: Path, sharded: Path) -> None:
+    assert open_checkpoint(single).weights == (single / "model.safetensors",)
+    opened = open_checkpoint(sharded)
+    assert len(opened.weights) > 1
+    assert opened.config["model_type"] == "llama"
+
+
+SINGLE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "pickled": (pickle_only, r"its weights are pickled \(pytorch_model.bin\)"),
+    "truncated": (truncate, "model.safetensors: truncated or not a safetensors file"),
+    "wrong header": (
+        lambda at: (at / "model.safetensors").write_bytes(b"\xff" * 4096),
+        "model.safetensors: truncated or not a safetensors file",
+    ),
+    "empty file": (lambda at: (at / "model.safetensors").write_bytes(b""), "truncated or not a safetensors file"),
+    "no weights": (lambda at: (at / "model.safetensors").unlink(), "there are no weights: expected model.safetensors"),
+    "no config": (lambda at: (at / "config.json").unlink(), "there is no config.json"),
+    "bad config": (lambda at: (at / "config.json").write_text("{"), "config.json: not readable as JSON"),
+    "list config": (lambda at: (at / "config.json").write_text("[]"), "config.json: expected a JSON object"),
+}
+
+SHARDED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing shard": (lambda at: shard(at).unlink(), r"the shard model-0000\d-of-\d+.safetensors, named in .* is missing"),
+    "tensor elsewhere": (
+        lambda at: edit_index(at, lambda map_: map_.update({"no.such.weight": shard(at).name})),
+        "the tensor no.such.weight, which .* places here, is not in it",
+    ),
+    "path outside": (
+        lambda at: edit_index(at, lambda map_: map_.update({"x": "../../etc/passwd"})),
+        "'../../etc/passwd' is not the name of a file beside it",
+    ),
+    "empty index": (lambda at: (at / INDEX).write_text("{}"), "it has no weight_map"),
+}
+
+
+@pytest.mark.parametrize("fault", SINGLE)
+def test_a_broken_checkpoint_is_refused(fault: str, single: Path, tmp_path: Path) -> None:
+    damage, said = SINGLE[fault]
+    damage(copy(single, tmp_path))
+    with pytest.raises(ModelRefused, match=said):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("fault", SHARDED)
+def test_a_broken_sharded_checkpoint_is_refused(fault: str, sharded: Path, tmp_path: Path) -> None:
+    damage, said = SHARDED[fault]
+    damage(copy(sharded, tmp_path))
+    with pytest.raises(ModelRefused, match=said):
+        open_checkpoint(tmp_path)
+
+
+def test_pickled_weights_are_never_opened(single: Path, tmp_path: Path) -> None:
+    copy(single, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelRefused, match="convert them to safetensors"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match="no such directory"):
+        open_checkpoint(tmp_path / "nowhere")

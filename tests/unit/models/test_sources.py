@@ -1,0 +1,104 @@
+"""What `--models` may name, and what is said about what it may not."""
+
+from pathlib import Path
+
+import pytest
+
+from aegis.core.errors import ModelRefused, UserError
+from aegis.core.ids import ModelId
+from aegis.core.model import Slo
+from aegis.models.sources import Source, fetch, read_sources
+
+
+def directory(path: Path) -> Path:
+    path.mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    return path
+
+
+def yaml(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "models.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+def test_a_checkpoint_directory_is_one_model_named_after_it(tmp_path: Path) -> None:
+    path = directory(tmp_path / "llama")
+    assert read_sources([str(path)]) == [Source(ModelId("llama"), path=str(path))]
+
+
+def test_a_directory_of_checkpoints_is_all_of_them_in_order(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        directory(tmp_path / name)
+    (tmp_path / "notes").mkdir()
+    assert [source.model for source in read_sources([str(tmp_path)])] == ["a", "b"]
+
+
+def test_a_hub_id_is_a_model_of_that_name() -> None:
+    assert read_sources(["Qwen/Qwen3-0.6B"]) == [Source(ModelId("Qwen/Qwen3-0.6B"), hub="Qwen/Qwen3-0.6B")]
+
+
+def test_yaml_paths_are_relative_to_the_file_and_targets_in_milliseconds(tmp_path: Path) -> None:
+    path = directory(tmp_path / "checkpoints" / "one")
+    file = yaml(
+        tmp_path,
+        "models:\n"
+        "  first: {path: checkpoints/one, slo: {ttft_ms: 2500, tbt_ms: 12.5}, dtype: bfloat16}\n"
+        "  second: {hub: org/name, slo: {tbt_ms: 1}}\n",
+    )
+    default = Slo(ttft_ns=7, tbt_ns=8)
+    assert read_sources([file], default_slo=default) == [
+        Source(ModelId("first"), path=str(path), slo=Slo(2_500_000_000, 12_500_000), dtype="bfloat16"),
+        Source(ModelId("second"), hub="org/name", slo=Slo(7, 1_000_000)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("models: {a: {pth: x}}", "models.a: Object contains unknown field `pth`"),
+        ("models: {a: {hub: o/n}}\nmodel: 1", "unknown key 'model'"),
+        ("models: {a: {hub: o/n}, a: {hub: o/m}}", "'a' is given twice"),
+        ("models: {a: {hub: o/n, slo: {ttft: 1}}}", "unknown field `ttft`"),
+        ("models: {a: {hub: o/n, slo: {ttft_ms: -1}}}", "models.a.slo.ttft_ms: expected milliseconds above 0"),
+        ("models: {a: {hub: o/n, dtype: int4}}", "models.a: Invalid enum value 'int4'"),
+        ("models: {a: {hub: o/n, path: x}}", "models.a: give either 'path' or 'hub'"),
+        ("models: {a: {}}", "models.a: give either 'path' or 'hub'"),
+        ("models: {a: {path: nowhere}}", "models.a: no such directory"),
+        ("models: {'a b': {hub: o/n}}", "'a b' cannot be a model's name"),
+        ("models: []", "expected a `models:` map"),
+        ("models: {", "not readable as YAML"),
+    ],
+)
+def test_a_bad_yaml_is_one_line_naming_file_and_key(tmp_path: Path, text: str, said: str) -> None:
+    file = yaml(tmp_path, text)
+    with pytest.raises(UserError) as caught:
+        read_sources([file])
+    assert said in caught.value.message
+    assert file in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+    first, second = directory(tmp_path / "x" / "llama"), directory(tmp_path / "y" / "llama")
+    with pytest.raises(UserError, match=r"y/llama: there is already a model named 'llama'"):
+        read_sources([str(first), str(second)])
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/place", "a/b/c", "no.yaml", "spaced out"])
+def test_what_is_neither_there_nor_a_hub_id_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="no such file or directory"):
+        read_sources([name])
+
+
+def test_an_empty_directory_and_an_odd_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds a config.json"):
+        read_sources([str(tmp_path)])
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(UserError, match="expected a .yaml file"):
+        read_sources([str(tmp_path / "model.gguf")])
+
+
+def test_a_hub_id_without_network_is_refused_with_a_way_out() -> None:
+    with pytest.raises(ModelRefused, match="the hub cannot be reached .*; name a checkpoint directory instead"):
+        fetch(Source(ModelId("m"), hub="no-such-org/no-such-model"))
