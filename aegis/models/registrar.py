@@ -27,6 +27,7 @@ class Job(Struct, frozen=True):
     source: Source
     dtype: str
     cache_dir: str
+    limit_bytes: int | None = None
 
 
 class Progress(Struct, frozen=True, tag=True):
@@ -60,6 +61,7 @@ def _run(job: Job, check: Check | None, out: BinaryIO) -> Registered | Refused:
             job.source,
             dtype=job.dtype,
             cache_dir=Path(job.cache_dir),
+            limit_bytes=job.limit_bytes,
             check=check,
             report=lambda text: _write(out, Progress(model, text)),
         )

@@ -29,15 +29,33 @@ Report = Callable[[str], None]
 
 
 def register(
-    source: Source, *, dtype: str, cache_dir: Path, check: Check | None = None, report: Report = lambda _: None
+    source: Source,
+    *,
+    dtype: str,
+    cache_dir: Path,
+    limit_bytes: int | None = None,
+    check: Check | None = None,
+    report: Report = lambda _: None,
 ) -> ModelSpec:
-    """`dtype` holds unless the source has its own. Raises ModelRefused: one line that names the checkpoint and why."""
+    """`dtype` holds unless the source has its own. A checkpoint that cannot be made to fit in `limit_bytes` is not even
+    loaded. Raises ModelRefused: one line that names the checkpoint and why."""
     try:
         report("finding the checkpoint")
         checkpoint = open_checkpoint(fetch(source))
+        _refuse_too_large(checkpoint, limit_bytes)
         return _register(source, checkpoint, source.dtype or dtype, cache_dir, check, report)
     except ModelRefused as refusal:
         raise ModelRefused(f"{source.root}: {refusal.message}") from refusal
+
+
+def _refuse_too_large(checkpoint: Checkpoint, limit_bytes: int | None) -> None:
+    """Only what is sure already: stored in half the bytes, or with tied weights stored twice, it might still fit."""
+    stored = sum(file.stat().st_size for file in checkpoint.weights)
+    if limit_bytes is not None and stored > 2 * limit_bytes:
+        raise ModelRefused(
+            f"its weights are {stored / (1 << 20):.0f} MiB, an instance holds {limit_bytes / (1 << 20):.0f} MiB; "
+            "raise --device-memory"
+        )
 
 
 def _register(

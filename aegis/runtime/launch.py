@@ -37,6 +37,7 @@ from proxy.http.server import make_server
 
 PAGE_BYTES = 2 << 20
 _START_S = 120.0
+_DRAIN_S = 3  # that running requests are given to finish in when the server is ended
 
 
 def main(config: Config) -> int:
@@ -56,15 +57,28 @@ async def _serve(config: Config, listener: socket.socket, sources: list[Source])
         started = asyncio.create_task(_bring_up(market, sources, console))
         if not await _first(started, stop):
             return 130
-        server = make_server(create_app(market), host=config.server.host, port=listener.getsockname()[1], shutdown_s=5)
-        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        server = make_server(
+            create_app(market), host=config.server.host, port=listener.getsockname()[1], shutdown_s=_DRAIN_S + 5
+        )
+        server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]  # signals are ours
         serving = asyncio.create_task(server.serve([listener]))
         _announce(console, market, listener)
         await _first(serving, stop)
-        market.draining = True
         server.should_exit = True
+        stop.clear()
+        await _drain(market, stop)
         await serving
     return 0
+
+
+async def _drain(market: LiveMarket, stop: asyncio.Event) -> None:
+    """Running requests get a moment to finish in; when it is over, or at a second signal, the rest is failed."""
+    market.draining = True
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_S):
+            while market.busy and not stop.is_set():
+                await asyncio.sleep(0.02)
+    market.abandon()
 
 
 async def _first(task: asyncio.Task[None], stop: asyncio.Event) -> bool:
@@ -117,6 +131,7 @@ async def _market(config: Config) -> AsyncIterator[LiveMarket]:
         )
         pool = market.pool = Pool(template, names, link, words, market.lost)
         listening = asyncio.create_task(market.listen())
+        listening.add_done_callback(_end_if_broken)
         try:
             await pool.start()
             yield market
@@ -127,6 +142,12 @@ async def _market(config: Config) -> AsyncIterator[LiveMarket]:
                 await listening
             link.close()
             images.close()
+
+
+def _end_if_broken(listening: asyncio.Task[None]) -> None:
+    """A bug that stopped the market ends the server, rather than leaving its clients to wait for ever."""
+    if not listening.cancelled() and listening.exception():
+        signal.raise_signal(signal.SIGTERM)
 
 
 def _budget(config: Config) -> Budget:

@@ -6,11 +6,11 @@ successor sends.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from aegis.core.messages import FromInstance, ToInstance
 
@@ -50,24 +50,39 @@ class InstanceLink:
 
 
 class ProxyLink:
-    """The proxy's end; asyncio."""
+    """The proxy's end, of one event loop.
+
+    A ZeroMQ socket's descriptor is edge-triggered, and a send swallows the edge of what has just come in. So the reader
+    looks again after every send; `zmq.asyncio`, which learns of no send but its own, would wait for ever.
+    """
 
     def __init__(self, address: str) -> None:
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.set_hwm(0)
         self._socket.bind(address)
-        self._sync: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
+        self._perhaps_readable = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.fileno(), self._perhaps_readable.set)
 
     def send(self, identity: str, messages: Sequence[ToInstance]) -> None:
         """Queues at once; to an identity that is gone it is dropped, as its death is handled elsewhere."""
-        self._sync.send_multipart((identity.encode(), _encoder.encode(messages)), zmq.NOBLOCK)
+        self._socket.send_multipart((identity.encode(), _encoder.encode(messages)), zmq.NOBLOCK)
+        self._perhaps_readable.set()
 
     async def receive(self) -> tuple[str, list[FromInstance]]:
-        identity, body = await self._socket.recv_multipart()
-        return identity.decode(), _from_instance.decode(body)
+        while True:
+            self._perhaps_readable.clear()
+            try:
+                identity, body = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                await self._perhaps_readable.wait()
+            else:
+                await asyncio.sleep(0)  # clients come in between, however much the instances say
+                return identity.decode(), _from_instance.decode(body)
 
     def close(self) -> None:
+        self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
         self._context.term()

@@ -194,13 +194,26 @@ class LiveMarket:
             raise UserError(f"there is no model named '{name}'", status=404, param="model")
         self._forget(model)
 
+    @property
+    def busy(self) -> bool:
+        return bool(self._tickets)
+
+    def abandon(self) -> None:
+        """Fails every request that has not ended: the server is about to."""
+        for request in list(self._tickets):
+            self.tell(ClientLeft(request))
+
     # --- registering ------------------------------------------------------------------------------------------------
 
     async def register(
         self, sources: Sequence[Source], report: Report = lambda _model, _text: None
     ) -> AsyncIterator[tuple[Source, LiveModel | ModelRefused]]:
         """Registers and binds; yields what became of each. Requests to other models go on meanwhile."""
-        async for source, outcome in register(sources, dtype=self._dtype, cache_dir=self._cache_dir, report=report):
+        limit_bytes = self._budget.pages * self._budget.page_bytes
+        registered = register(
+            sources, dtype=self._dtype, cache_dir=self._cache_dir, limit_bytes=limit_bytes, report=report
+        )
+        async for source, outcome in registered:
             yield source, outcome if isinstance(outcome, ModelRefused) else await self._admit(source, outcome)
 
     async def _admit(self, source: Source, spec: ModelSpec) -> LiveModel | ModelRefused:
@@ -356,7 +369,7 @@ class LiveMarket:
             ticket.put(Failed(ended.message))
         else:
             self._metrics.cancelled(ended.request)
-            ticket.put(Failed("cancelled", 499))
+            ticket.put(Failed("the server is shutting down", 503) if self.draining else Failed("cancelled", 499))
 
     def _lease(self, grants: Iterable[tuple[InstanceId, ToInstance]]) -> None:
         for instance, message in grants:

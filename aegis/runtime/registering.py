@@ -20,12 +20,17 @@ Report = Callable[[ModelId, str], None]
 
 
 async def register(
-    sources: Sequence[Source], *, dtype: str, cache_dir: Path, report: Report = lambda _model, _text: None
+    sources: Sequence[Source],
+    *,
+    dtype: str,
+    cache_dir: Path,
+    limit_bytes: int,
+    report: Report = lambda _model, _text: None,
 ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]:
     """Yields what became of each source, in order. A registrar that dies refuses the source it was at."""
     waiting = list(sources)
     while waiting:
-        async for answer in _run(waiting, dtype, cache_dir):
+        async for answer in _run([Job(s, dtype, str(cache_dir), limit_bytes) for s in waiting]):
             match answer:
                 case Progress(model, text):
                     report(model, text)
@@ -38,7 +43,7 @@ async def register(
             yield source, ModelRefused(f"{source.root}: the process that read it ended abruptly (out of memory?)")
 
 
-async def _run(sources: Sequence[Source], dtype: str, cache_dir: Path) -> AsyncIterator[Answer]:
+async def _run(jobs: Sequence[Job]) -> AsyncIterator[Answer]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -50,7 +55,7 @@ async def _run(sources: Sequence[Source], dtype: str, cache_dir: Path) -> AsyncI
     )
     assert process.stdin is not None and process.stdout is not None
     try:
-        process.stdin.writelines(msgspec.json.encode(Job(s, dtype, str(cache_dir))) + b"\n" for s in sources)
+        process.stdin.writelines(msgspec.json.encode(job) + b"\n" for job in jobs)
         process.stdin.close()
         while line := await process.stdout.readline():
             yield msgspec.json.decode(line, type=Answer)

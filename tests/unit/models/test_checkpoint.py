@@ -71,7 +71,10 @@ SINGLE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 SHARDED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing shard": (lambda at: shard(at).unlink(), r"the shard model-0000\d-of-\d+.safetensors, named in .* is missing"),
+    "missing shard": (
+        lambda at: shard(at).unlink(),
+        r"the shard model-0000\d-of-\d+.safetensors, named in .* is missing",
+    ),
     "tensor elsewhere": (
         lambda at: edit_index(at, lambda map_: map_.update({"no.such.weight": shard(at).name})),
         "the tensor no.such.weight, which .* places here, is not in it",

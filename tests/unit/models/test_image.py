@@ -15,7 +15,9 @@ from tests import checkpoints
 ARCHITECTURES = ["llama", "gemma2", "phi3", "gpt2", "mixtral", "qwen3_moe"]
 
 
-def written(tmp_path: Path, model_type: str, dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, Manifest, bytes]:
+def written(
+    tmp_path: Path, model_type: str, dtype: torch.dtype = torch.float32
+) -> tuple[torch.nn.Module, Manifest, bytes]:
     model = checkpoints.model(model_type, dtype=dtype)
     model.config.save_pretrained(tmp_path)
     into = tmp_path / "image"

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import PretrainedConfig
+from transformers import AutoConfig
 
 from aegis.core.errors import ModelRefused
 from aegis.core.model import KvLayer
@@ -53,9 +53,8 @@ def test_the_kv_shape_is_what_attention_is_given(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", REFUSED_BY_CONFIG)
 def test_the_configuration_alone_rules_out(model_type: str) -> None:
-    config = PretrainedConfig if model_type == "none" else checkpoints.config(model_type, plain=True)
     with pytest.raises(ModelRefused, match=REFUSED_BY_CONFIG[model_type]):
-        refuse_by_config(config)
+        refuse_by_config(AutoConfig.for_model(model_type))
 
 
 @pytest.mark.parametrize("model_type", REFUSED_BY_WATCHING)

@@ -92,13 +92,13 @@ def test_what_is_neither_there_nor_a_hub_id_is_refused(name: str) -> None:
 
 
 def test_an_empty_directory_and_an_odd_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds a config.json"):
+    with pytest.raises(UserError, match="neither it nor any directory in it holds"):
         read_sources([str(tmp_path)])
     (tmp_path / "model.gguf").touch()
-    with pytest.raises(UserError, match="expected a .yaml file"):
+    with pytest.raises(UserError, match=r"expected a \.yaml file"):
         read_sources([str(tmp_path / "model.gguf")])
 
 
 def test_a_hub_id_without_network_is_refused_with_a_way_out() -> None:
-    with pytest.raises(ModelRefused, match="the hub cannot be reached .*; name a checkpoint directory instead"):
+    with pytest.raises(ModelRefused, match=r"the hub cannot be reached .*; name a checkpoint directory instead"):
         fetch(Source(ModelId("m"), hub="no-such-org/no-such-model"))

@@ -1,0 +1,55 @@
+"""Things in the cache are whole or absent, and made by one process at a time."""
+
+import multiprocessing
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+
+from aegis.models.cache import default_cache_dir, locked, replacing
+
+
+def test_the_environment_names_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AEGIS_CACHE", str(tmp_path))
+    assert default_cache_dir() == tmp_path
+    monkeypatch.delenv("AEGIS_CACHE")
+    assert default_cache_dir() == Path.home() / ".cache" / "aegis"
+
+
+def test_a_directory_is_replaced_whole(tmp_path: Path) -> None:
+    target = tmp_path / "thing"
+    for content in ("first", "second"):
+        with replacing(target) as draft:
+            (draft / content).touch()
+            assert not (target / content).exists()
+        assert [file.name for file in target.iterdir()] == [content]
+
+
+def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
+    target = tmp_path / "thing"
+    with replacing(target) as draft:
+        (draft / "first").touch()
+    with pytest.raises(KeyboardInterrupt), replacing(target) as draft:
+        (draft / "second").touch()
+        raise KeyboardInterrupt
+    assert [file.name for file in target.iterdir()] == ["first"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thing"]
+
+
+def _hold(target: Path, held: Event, release: Event, log: Path) -> None:
+    with locked(target):
+        held.set()
+        release.wait()
+        log.write_text("the other is done")
+
+
+def test_a_lock_keeps_other_processes_out(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    held, release, log = spawn.Event(), spawn.Event(), tmp_path / "log"
+    other = spawn.Process(target=_hold, args=(tmp_path / "thing", held, release, log))
+    other.start()
+    held.wait()
+    release.set()
+    with locked(tmp_path / "thing"):
+        assert log.read_text() == "the other is done"
+    other.join()

@@ -1,0 +1,168 @@
+"""From a directory to a spec: converted once, found again, rebuilt when damaged, refused in one line."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from aegis.core.errors import ModelRefused
+from aegis.core.ids import ModelId
+from aegis.core.model import ModelSpec, Slo
+from aegis.models.registry import register
+from aegis.models.sources import Source
+from tests import checkpoints
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    path = checkpoints.write(tmp_path / "llama", "llama", tokenizer=True)
+    return Source(ModelId("mine"), path=str(path), slo=Slo(1, 2))
+
+
+def image_of(spec: ModelSpec) -> Path:
+    return Path(spec.image_path)
+
+
+def test_a_model_is_registered_under_its_name(source: Source, tmp_path: Path) -> None:
+    spec = register(source, dtype="auto", cache_dir=tmp_path / "cache")
+    assert (spec.model, spec.root, spec.slo) == ("mine", source.path, Slo(1, 2))
+    directory = tmp_path / "cache" / "images" / spec.manifest.fingerprint
+    assert Path(spec.directory) == directory == image_of(spec).parent
+    names = {"image.bin", "manifest.json", "config.json", "generation_config.json"}
+    assert names | {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} == {
+        file.name for file in directory.iterdir()
+    }
+
+
+def test_the_second_time_the_image_is_found(source: Source, tmp_path: Path) -> None:
+    said: list[str] = []
+    first = register(source, dtype="auto", cache_dir=tmp_path / "cache", report=said.append)
+    written_ns = image_of(first).stat().st_mtime_ns
+    assert "writing the weight image" in said
+    said.clear()
+    assert register(source, dtype="auto", cache_dir=tmp_path / "cache", report=said.append) == first
+    assert image_of(first).stat().st_mtime_ns == written_ns
+    assert said == ["finding the checkpoint"]
+
+
+@pytest.mark.parametrize("damaged", ["image.bin", "manifest.json", "config.json"])
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_damaged_image_is_made_again(source: Source, tmp_path: Path, damaged: str, missing: bool) -> None:
+    first = register(source, dtype="auto", cache_dir=tmp_path / "cache")
+    whole = image_of(first).read_bytes()
+    file = Path(first.directory) / damaged
+    if missing or damaged == "config.json":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-10])
+    assert register(source, dtype="auto", cache_dir=tmp_path / "cache") == first
+    assert image_of(first).read_bytes() == whole
+
+
+def test_what_a_killed_registrar_left_is_no_image(source: Source, tmp_path: Path) -> None:
+    first = register(source, dtype="auto", cache_dir=tmp_path / "cache")
+    directory = Path(first.directory)
+    draft = directory.with_name(f".{directory.name}.draft")
+    directory.rename(draft)
+    (draft / "image.bin").write_bytes(b"half")
+    assert register(source, dtype="auto", cache_dir=tmp_path / "cache") == first
+    assert not draft.exists()
+
+
+def test_the_sources_own_dtype_goes_first(source: Source, tmp_path: Path) -> None:
+    own = Source(source.model, path=source.path, dtype="bfloat16")
+    spec = register(own, dtype="float32", cache_dir=tmp_path / "cache")
+    assert (spec.manifest.dtype, spec.manifest.kv.dtype, spec.manifest.kv.itemsize) == ("bfloat16", "bfloat16", 2)
+
+
+def test_auto_keeps_the_checkpoints_dtype(tmp_path: Path) -> None:
+    path = checkpoints.write(tmp_path / "half", "llama", dtype=torch.float16)
+    spec = register(Source(ModelId("m"), path=str(path)), dtype="auto", cache_dir=tmp_path / "cache")
+    assert (spec.manifest.dtype, spec.manifest.kv.dtype) == ("float16", "float16")
+
+
+def test_a_checkpoint_without_tokenizer_is_served_by_token_ids(tmp_path: Path) -> None:
+    path = checkpoints.write(tmp_path / "bare", "llama")
+    said: list[str] = []
+    spec = register(
+        Source(ModelId("m"), path=str(path)), dtype="auto", cache_dir=tmp_path / "cache", report=said.append
+    )
+    assert not (Path(spec.directory) / "tokenizer.json").exists()
+    assert "the checkpoint has no tokenizer: only token ids can be sent" in said
+
+
+def test_a_model_that_fails_its_check_leaves_no_image(source: Source, tmp_path: Path) -> None:
+    def check(spec: ModelSpec, model: PreTrainedModel) -> None:
+        assert image_of(spec).is_file()
+        raise ModelRefused("it is not what it seems")
+
+    with pytest.raises(ModelRefused, match=rf"^{source.path}: it is not what it seems$"):
+        register(source, dtype="auto", cache_dir=tmp_path / "cache", check=check)
+    assert [file.name for file in (tmp_path / "cache" / "images").iterdir() if not file.name.endswith(".lock")] == []
+
+
+def test_missing_tensors_are_refused(tmp_path: Path) -> None:
+    path = checkpoints.write(tmp_path / "llama", "llama")
+    deeper = checkpoints.config("llama", num_hidden_layers=3)
+    deeper.architectures = ["LlamaForCausalLM"]
+    deeper.save_pretrained(path)
+    with pytest.raises(ModelRefused, match=r"the weights lack model.layers.2.\S+ and 8 more"):
+        register(Source(ModelId("m"), path=str(path)), dtype="auto", cache_dir=tmp_path / "cache")
+
+
+def test_tensors_of_another_shape_are_refused(tmp_path: Path) -> None:
+    path = checkpoints.write(tmp_path / "llama", "llama")
+    wider = checkpoints.config("llama", intermediate_size=128)
+    wider.architectures = ["LlamaForCausalLM"]
+    wider.save_pretrained(path)
+    with pytest.raises(ModelRefused, match=r"transformers cannot load it|in another shape"):
+        register(Source(ModelId("m"), path=str(path)), dtype="auto", cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ('{"model_type": "no-such-model"}', "transformers knows no such model .model_type 'no-such-model'."),
+        ("{}", "config.json has no model_type"),
+        ('{"model_type": "x", "auto_map": {"AutoConfig": "evil.Config"}}', "transformers knows no such model"),
+    ],
+)
+def test_unknown_and_remote_code_architectures_are_refused(tmp_path: Path, config: str, said: str) -> None:
+    path = checkpoints.write(tmp_path / "llama", "llama")
+    (path / "config.json").write_text(config)
+    (path / "evil.py").write_text("raise SystemExit('remote code ran')")
+    with pytest.raises(ModelRefused, match=said) as caught:
+        register(Source(ModelId("m"), path=str(path)), dtype="auto", cache_dir=tmp_path / "cache")
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("model_type", "said"), [("bert", "it is an encoder"), ("bloom", "an attention of its own"), ("mamba", "recurrent")]
+)
+def test_unsupported_architectures_are_refused_in_one_line(tmp_path: Path, model_type: str, said: str) -> None:
+    path = checkpoints.write(tmp_path / model_type, model_type)
+    with pytest.raises(ModelRefused, match=said) as caught:
+        register(Source(ModelId("m"), path=str(path)), dtype="auto", cache_dir=tmp_path / "cache")
+    assert caught.value.message.startswith(str(path))
+    assert "\n" not in caught.value.message
+
+
+def test_the_loaded_reference_is_the_checkpoint(source: Source, tmp_path: Path) -> None:
+    """The model handed to the check computes what transformers computes."""
+    seen: list[torch.Tensor] = []
+
+    def check(_: ModelSpec, model: PreTrainedModel) -> None:
+        seen.append(model(torch.tensor([[1, 2, 3]])).logits)
+
+    register(source, dtype="auto", cache_dir=tmp_path / "cache", check=check)
+    expected = AutoModelForCausalLM.from_pretrained(source.path, attn_implementation="eager").eval()
+    assert torch.equal(seen[0], expected(torch.tensor([[1, 2, 3]])).logits)
+
+
+def test_a_checkpoint_far_too_large_is_not_even_loaded(tmp_path: Path) -> None:
+    source = Source(ModelId("m"), path=str(checkpoints.write(tmp_path / "m", "llama")))
+    said: list[str] = []
+    with pytest.raises(ModelRefused, match=r"its weights are \d+ MiB, an instance holds 0 MiB"):
+        register(source, dtype="auto", cache_dir=tmp_path / "cache", limit_bytes=1000, report=said.append)
+    assert "loading the weights" not in said
