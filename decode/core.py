@@ -5,8 +5,9 @@ stays on the device while there is room and moves to host slabs when there is no
 turn's model is brought in. Inside a turn batching is continuous: finished requests leave, new ones of the running
 model join.
 
-A turn: (1) the model's weights become resident; (2) KV of its sequences is brought in, and a step runs as soon as one
-is there (rule 1); (3) steps until the quota is used, the batch is empty or, with nothing else to run, for ever.
+A turn: (1) the model's weights and the KV of its sequences are brought in side by side, unless they are there; (2) a
+step runs as soon as the weights and the KV of one sequence are there (rule 1); (3) steps follow until the quota is
+used, the batch is empty or, with nothing else to run, for ever.
 """
 
 from __future__ import annotations
@@ -198,15 +199,20 @@ class DecodeCore:
         return BatchView(batch.batch, batch.model, step_ns, slo.tbt_ns, latency.switch_ns())
 
     def _try(self, turn: RunningTurn, now_ns: int) -> bool:
-        """Does what the turn needs next. True when memory was freed at once on the way: look again."""
-        weights = self.ledger.weights
+        """Does what the turn needs next: weights and KV arrive side by side. True when memory was freed at once on the
+        way: look again."""
+        model, weights = turn.batch.model, self.ledger.weights
         if self.active is not None and not weights.is_resident(self.active):
             self.active = None
-        if not weights.is_resident(turn.batch.model):
-            return self._bring_in(turn, now_ns)
-        turn.switching.loaded(now_ns)
+        if not weights.is_resident(model) and not weights.is_loading(model):
+            if not self._load(model, now_ns):
+                return not self.ledger.device.moving and self._put_away(turn.batch) is Room.NOW
+            turn.switching.loading_ns = now_ns
         ready = [s for s in turn.batch.sequences if s.where is Where.DEVICE and self._grow(s)]
         self._bring_in_kv(turn.batch, ready)
+        if weights.is_loading(model):
+            return False
+        turn.switching.loaded(now_ns)
         if ready:
             self._begin_step(turn, ready, now_ns)
             return False
@@ -234,16 +240,6 @@ class DecodeCore:
         return RunDecode(self._stepping[0].job.model, rows)
 
     # --- memory -----------------------------------------------------------------------------------------------------
-
-    def _bring_in(self, turn: RunningTurn, now_ns: int) -> bool:
-        """Starts loading the turn's model. True as for `_try`."""
-        model = turn.batch.model
-        if self.ledger.weights.is_loading(model):
-            return False
-        if self._load(model, now_ns):
-            turn.switching.loading_ns = now_ns
-            return False
-        return not self.ledger.device.moving and self._put_away(turn.batch) is Room.NOW
 
     def _load(self, model: ModelId, now_ns: int, *, spare: int = 0) -> bool:
         started = self.ledger.load(model, self._expendable(model), spare=spare)

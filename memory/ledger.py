@@ -2,6 +2,9 @@
 
 A `Ledger` counts and says what has to be done to bytes; it touches none. Operations append to `effects`, which its core
 drains in order. `check` proves every law at any moment (rule 3).
+
+Laws: (M1) the pages of resident and loading models and of device KV slabs are all the pages in use; (M2) pages back
+exactly the device slabs that hold blocks; (M3) a leased host slab holds blocks or is idle.
 """
 
 from __future__ import annotations
@@ -211,11 +214,11 @@ class Ledger:
     def accounts(self) -> dict[str, int]:
         """Counts of now, for telemetry."""
         device, host = self.device.use().values(), self.host.use().values()
-        weights = sum(self.budget.weight_pages(self.specs[m].manifest.image_bytes) for m in self.weights.resident())
         return {
             "device_pages": self.pool.capacity,
             "device_pages_free": self.pool.free,
-            "device_pages_weights": weights,
+            "device_pages_weights": self._weight_pages(self.weights.resident()),
+            "device_pages_loading": self._weight_pages(model for model, _ in self.weights.loading()),
             "device_pages_kv": self._device_slabs.pages,
             "device_blocks_used": sum(u.used for u in device),
             "device_blocks_reserved": sum(u.reserved for u in device),
@@ -232,9 +235,7 @@ class Ledger:
         """Raises LawBroken where any law of the books does not hold."""
         for part in (self.pool, self._ranges, self.weights, self.device, self.host):
             part.check()
-        weights = sum(
-            self._ranges.pages(m) for m in self.specs if self.weights.is_resident(m) or self.weights.is_loading(m)
-        )
+        weights = self._weight_pages(self.weights.resident()) + self._weight_pages(m for m, _ in self.weights.loading())
         if weights + self._device_slabs.pages != self.pool.used:
             raise LawBroken(f"M1: {weights} weight + {self._device_slabs.pages} KV pages != {self.pool.used} used")
         held = sum(use.slabs for use in self.device.use().values())
@@ -243,6 +244,9 @@ class Ledger:
         held = sum(use.slabs for use in self.host.use().values())
         if held + self._leases.available() != len(self._leases.leased):
             raise LawBroken(f"M3: {held} host slabs held + idle ones != {len(self._leases.leased)} leased")
+
+    def _weight_pages(self, models: Iterable[ModelId]) -> int:
+        return sum(self._ranges.pages(model) for model in models)
 
     def _copy(
         self,

@@ -50,7 +50,7 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class _Slab:
-    free: list[BlockId]  # descending, so that pop() gives the lowest
+    free: list[BlockId]  # a stack
     taken: dict[BlockId, _State] = field(default_factory=dict)
 
 

@@ -255,8 +255,8 @@ class PrefillCore:
             self._send(switch.done(now_ns, nbytes=self.ledger.specs[model].manifest.image_bytes))
 
     def _prefetch(self) -> None:
-        """The next group's model, while this one prefills; never at the cost of what the queue needs sooner: models, and
-        room for the KV of the running group's jobs."""
+        """The next group's model, while this one prefills; never at the cost of what the queue needs sooner: models,
+        and room for the KV of the running group's jobs."""
         if self._running is None or self.ledger.weights.loading():
             return
         current, needed = self._running.job.model, self._needed()

@@ -1,8 +1,8 @@
 """Latency estimators (Aegaeon Appendix A.2, eq. 4-6), fitted from the engine's own telemetry.
 
 No profiling step stands between registering a model and serving it: until there are observations, the analytic bound
-of `Hardware` answers. The bound enters the fits as a few pseudo-observations that never decay, so a single measurement
-cannot send an estimate anywhere silly.
+of `Hardware` answers. The bound enters the fits as a few pseudo-observations that never decay, so measurements of a few
+lengths cannot send the estimates of others anywhere silly.
 """
 
 from __future__ import annotations
@@ -28,59 +28,87 @@ class Hardware:
 
 
 class LinearFit:
-    """cost ≈ Σ cᵢ·xᵢ by exponentially weighted least squares on relative errors."""
+    """cost ≈ Σ cᵢ·xᵢ by exponentially weighted least squares on relative errors.
 
-    __slots__ = ("_coefficients", "_matrix", "_prior", "_scale", "_vector")
+    The prior gives the shape where there are no observations. Its level follows them: a device ten times slower than
+    its bound is so at every length.
+    """
+
+    __slots__ = ("_bound", "_coefficients", "_data", "_level", "_prior", "_scale")
 
     def __init__(self, prior: Sequence[tuple[Sequence[float], float]]) -> None:
         """`prior` holds `(features, cost)` pairs; at least as many as there are features, linearly independent."""
         n = len(prior[0][0])
         self._scale = [max(abs(x[i]) for x, _ in prior) or 1.0 for i in range(n)]
-        self._matrix = [[0.0] * n for _ in range(n)]
-        self._vector = [0.0] * n
-        self._coefficients: list[float] | None = None
+        self._prior, self._data, self._level = _Squares(n), _Squares(n), _Squares(1)
         for features, cost in prior:
-            self._add(features, cost, _PRIOR_WEIGHT)
-        self._prior = ([row[:] for row in self._matrix], self._vector[:])
+            self._prior.add(self._scaled(features), cost)
+        self._bound = self._prior.solve()
+        self._coefficients: list[float] | None = self._bound
 
     def observe(self, features: Sequence[float], cost: float) -> None:
-        matrix, vector = self._prior
-        for i, row in enumerate(self._matrix):
-            self._vector[i] = vector[i] + (self._vector[i] - vector[i]) * _DECAY
-            for j in range(len(row)):
-                row[j] = matrix[i][j] + (row[j] - matrix[i][j]) * _DECAY
-        self._add(features, cost, 1.0)
+        x = self._scaled(features)
+        self._data.fade()
+        self._data.add(x, cost)
+        self._level.fade()
+        self._level.add([_dot(self._bound, x)], cost)
         self._coefficients = None
 
     def at(self, features: Sequence[float]) -> float:
         if self._coefficients is None:
-            self._coefficients = _solve(self._matrix, self._vector)
-        total = sum(c * x / s for c, x, s in zip(self._coefficients, features, self._scale, strict=True))
-        return max(total, _FLOOR_NS)
+            (level,) = self._level.solve()
+            self._coefficients = self._data.plus(self._prior, _PRIOR_WEIGHT, level).solve()
+        return max(_dot(self._coefficients, self._scaled(features)), _FLOOR_NS)
 
-    def _add(self, features: Sequence[float], cost: float, weight: float) -> None:
-        relative = [x / s / max(cost, _FLOOR_NS) for x, s in zip(features, self._scale, strict=True)]
+    def _scaled(self, features: Sequence[float]) -> list[float]:
+        return [x / s for x, s in zip(features, self._scale, strict=True)]
+
+
+class _Squares:
+    """The normal equations of a least-squares fit of `Σ cᵢ·xᵢ / cost` to 1."""
+
+    __slots__ = ("matrix", "vector")
+
+    def __init__(self, n: int) -> None:
+        self.matrix = [[0.0] * n for _ in range(n)]
+        self.vector = [0.0] * n
+
+    def add(self, x: Sequence[float], cost: float) -> None:
+        relative = [v / max(cost, _FLOOR_NS) for v in x]
         for i, a in enumerate(relative):
-            self._vector[i] += weight * a
+            self.vector[i] += a
             for j, b in enumerate(relative):
-                self._matrix[i][j] += weight * a * b
+                self.matrix[i][j] += a * b
+
+    def fade(self) -> None:
+        self.vector = [_DECAY * v for v in self.vector]
+        self.matrix = [[_DECAY * v for v in row] for row in self.matrix]
+
+    def plus(self, other: _Squares, weight: float, level: float) -> _Squares:
+        """Together with `other`, all of whose costs are taken `level` times as high."""
+        total, n = _Squares(len(self.vector)), range(len(self.vector))
+        total.vector = [self.vector[i] + weight * other.vector[i] / level for i in n]
+        total.matrix = [[self.matrix[i][j] + weight * other.matrix[i][j] / level**2 for j in n] for i in n]
+        return total
+
+    def solve(self) -> list[float]:
+        """Gaussian elimination with partial pivoting; the prior keeps the matrix regular."""
+        n = len(self.vector)
+        rows = [[*row, v] for row, v in zip(self.matrix, self.vector, strict=True)]
+        for i in range(n):
+            pivot = max(range(i, n), key=lambda r: abs(rows[r][i]))
+            rows[i], rows[pivot] = rows[pivot], rows[i]
+            for r in range(i + 1, n):
+                factor = rows[r][i] / rows[i][i]
+                rows[r] = [v - factor * u for v, u in zip(rows[r], rows[i], strict=True)]
+        solution = [0.0] * n
+        for i in range(n - 1, -1, -1):
+            solution[i] = (rows[i][n] - _dot(rows[i][i + 1 : n], solution[i + 1 :])) / rows[i][i]
+        return solution
 
 
-def _solve(matrix: list[list[float]], vector: list[float]) -> list[float]:
-    """Gaussian elimination with partial pivoting; the prior keeps the matrix regular."""
-    n = len(vector)
-    rows = [[*row, vector[i]] for i, row in enumerate(matrix)]
-    for i in range(n):
-        pivot = max(range(i, n), key=lambda r: abs(rows[r][i]))
-        rows[i], rows[pivot] = rows[pivot], rows[i]
-        for r in range(i + 1, n):
-            factor = rows[r][i] / rows[i][i]
-            for k in range(i, n + 1):
-                rows[r][k] -= factor * rows[i][k]
-    solution = [0.0] * n
-    for i in range(n - 1, -1, -1):
-        solution[i] = (rows[i][n] - sum(rows[i][k] * solution[k] for k in range(i + 1, n))) / rows[i][i]
-    return solution
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
 
 
 class Latency:

@@ -41,6 +41,13 @@ class Engine(Protocol):
         """How often the engine was initialised in this process: 1."""
         ...
 
+    def prepare(self, spec: ModelSpec) -> None:
+        """Builds what `attach` will bind. May be left out, and may run in another thread beside steps.
+
+        Raises ModelRefused.
+        """
+        ...
+
     def attach(self, spec: ModelSpec, weights_base: int) -> None:
         """Binds the model's parameters as views at `weights_base + tensor.offset`. Touches no byte there.
 

@@ -41,6 +41,7 @@ class TransformersEngine:
         self._kv = kv
         self._device = torch.device(device)
         self._models: dict[ModelId, _Attached] = {}
+        self._prepared: dict[ModelId, PreTrainedModel] = {}
         self._sampler = Sampler()
         self._scratch = Scratch()
         self._initialisations = 1
@@ -49,9 +50,12 @@ class TransformersEngine:
     def initialisations(self) -> int:
         return self._initialisations
 
+    def prepare(self, spec: ModelSpec) -> None:
+        self._prepared[spec.model] = _build(spec)
+
     def attach(self, spec: ModelSpec, weights_base: int) -> None:
         assert spec.model not in self._models
-        module = _build(spec)
+        module = self._prepared.pop(spec.model, None) or _build(spec)
         _bind(module, spec.manifest, weights_base, self._device)
         _check_bound(module, spec.model)
         use_onednn(module)
@@ -116,7 +120,8 @@ class TransformersEngine:
 
 
 def _build(spec: ModelSpec) -> PreTrainedModel:
-    """The architecture without weights."""
+    """The architecture without weights. It is built in float32, for transformers sets torch's default dtype meanwhile
+    and other threads would notice; the weights bring their own."""
     config = AutoConfig.from_pretrained(spec.directory, local_files_only=True, trust_remote_code=False)
     odd = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES)
     if odd:
@@ -124,13 +129,14 @@ def _build(spec: ModelSpec) -> PreTrainedModel:
     try:
         with torch.device("meta"):
             module: PreTrainedModel = AutoModelForCausalLM.from_config(
-                config, attn_implementation=NAME, dtype=dtype_named(spec.manifest.dtype), trust_remote_code=False
+                config, attn_implementation=NAME, dtype=torch.float32, trust_remote_code=False
             )
     except (ValueError, KeyError, TypeError, AttributeError, NotImplementedError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise ModelRefused(f"{spec.root}: transformers cannot build it with paged attention: {reason}") from error
     if not module._can_set_attn_implementation():
         raise ModelRefused(f"{spec.root}: {type(module).__name__} does not take an attention implementation")
+    module.config.dtype = dtype_named(spec.manifest.dtype)
     return module.eval()
 
 

@@ -25,6 +25,7 @@ from aegis.device.open import open_device
 from aegis.device.shared_words import SharedWords
 from aegis.engine.base import KvRegion
 from aegis.engine.transformers_engine import TransformersEngine
+from aegis.runtime.binder import Binder
 from aegis.runtime.clock import MonotonicClock
 from aegis.runtime.hands import Hands
 from aegis.runtime.instance_settings import InstanceSettings
@@ -65,6 +66,7 @@ class Instance:
             KvRegion(self._mover.kv.base, self._mover.kv.nbytes, settings.slab_bytes), device=settings.device
         )
         self._core = self._make_core()
+        self._binder = Binder(self._engine)
         self._hands = Hands(self._engine, self._mover, self._link, self._make_worker())
         self._reported: Telemetry | None = None
         self._report_due_ns = 0
@@ -74,7 +76,9 @@ class Instance:
         self._link.send([Ready(os.getpid())])
         pending: list[InstanceEvent] = []
         while True:
-            events: list[InstanceEvent] = [*self._receive(waiting=not pending), *self._mover.progress(), *pending]
+            busy = self._core.queued + self._core.running > 0
+            messages = [m for m in self._receive(waiting=not pending) if not self._binder.defer(m, busy=busy)]
+            events = [*messages, *self._binder.ready(), *self._mover.progress(), *pending]
             pending = []
             for event in events:
                 if isinstance(event, Shutdown):
@@ -85,6 +89,7 @@ class Instance:
             self._report()
 
     def close(self) -> None:
+        self._binder.close()
         self._device.close()
         self._link.close()
 
@@ -154,4 +159,6 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # taking torch down in order takes seconds

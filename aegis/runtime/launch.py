@@ -44,16 +44,17 @@ def main(config: Config) -> int:
     """Serves until SIGINT or SIGTERM. Returns the exit code; raises UserError for what the user can mend."""
     logs.setup(config.server.log_level)
     listener = _listen(config.server.host, config.server.port)
+    budget = _budget(config)
     sources = _sources(config)
-    return uvloop.run(_serve(config, listener, sources))
+    return uvloop.run(_serve(config, budget, listener, sources))
 
 
-async def _serve(config: Config, listener: socket.socket, sources: list[Source]) -> int:
+async def _serve(config: Config, budget: Budget, listener: socket.socket, sources: list[Source]) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    console = Console(stderr=True)
-    async with _market(config) as market:
+    console = Console(stderr=True, soft_wrap=True)
+    async with _market(config, budget) as market:
         started = asyncio.create_task(_bring_up(market, sources, console))
         if not await _first(started, stop):
             return 130
@@ -93,9 +94,9 @@ async def _first(task: asyncio.Task[None], stop: asyncio.Event) -> bool:
 
 
 @asynccontextmanager
-async def _market(config: Config) -> AsyncIterator[LiveMarket]:
+async def _market(config: Config, budget: Budget) -> AsyncIterator[LiveMarket]:
     """The market with its processes, which are gone afterwards whatever happens."""
-    budget, names = _budget(config), _instances(config)
+    names = _instances(config)
     words = SharedWords.create(WORDS)
     kv = SharedMemory.create(budget.host_slabs * budget.slab_bytes, "kv")
     images = ImageCache(config.memory.host - kv.nbytes)

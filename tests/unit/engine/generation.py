@@ -52,8 +52,6 @@ def begin(
 def step(engine: Engine, runs: Sequence[Generation], steps: int = 1) -> None:
     """Decodes all of one model's sequences together."""
     for _ in range(steps):
-        rows = [
-            Row(run.request, run.tokens[-1].id, len(run.prompt) + len(run.tokens) - 1, run.blocks) for run in runs
-        ]
+        rows = [Row(run.request, run.tokens[-1].id, len(run.prompt) + len(run.tokens) - 1, run.blocks) for run in runs]
         for run, sampled in zip(runs, engine.decode(runs[0].model, rows), strict=True):
             run.tokens.append(sampled.token)

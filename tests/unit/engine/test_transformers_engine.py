@@ -276,7 +276,7 @@ def test_an_image_without_some_tensor_is_refused(llama: Built) -> None:
         attached(Built(llama.reference, spec, llama.image))
 
 
-_ANY = Probed((KvLayer(4, 16, 16),) * 2, torch.float32, VOCAB)
+_ANY = Probed((KvLayer(2, 16, 16),) * 2, torch.float32, VOCAB)
 _NO_ATTENTION_INTERFACE = {
     "bloom": _IDS | {"hidden_size": 64, "n_layer": 2, "n_head": 4},
     "falcon": _IDS | {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -292,7 +292,7 @@ def test_what_cannot_run_over_paged_kv_is_refused_at_once(name: str, tmp_path: P
         attached(build(config, tmp_path / name, probed=_ANY))
 
 
-@pytest.mark.parametrize("name", ["bert", "diffllama"])
+@pytest.mark.parametrize("name", ["bert", "diffllama"])  # not causal; an attention class of its own
 def test_what_turns_out_to_attend_otherwise_is_refused(name: str, tmp_path: Path) -> None:
     built = build(AutoConfig.for_model(name, **_BASE), tmp_path / name, probed=_ANY)
     engine, arena = attached(built)

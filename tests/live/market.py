@@ -1,0 +1,120 @@
+"""Eight models of eight architectures and eight KV shapes, and what transformers itself says they answer."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from aegis.core.errors import ModelRefused
+from aegis.core.model import ModelSpec
+from aegis.models.sources import read_sources
+from aegis.runtime.registering import register
+from tests import checkpoints
+
+CONTEXT_TOKENS = 1024
+END_TOKENS = [1, 40, 90, 140, 190, 240, 290]
+_GEMMA = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 2}
+_GEMMA |= {"query_pre_attn_scalar": 64, "tie_word_embeddings": False}  # tied, it repeats its last token for ever
+
+
+def _shape(layers: int, heads: int, kv_heads: int, head_dim: int, inner: int, **own: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": 128,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": inner,
+    } | own
+
+
+MARKET: dict[str, dict[str, Any]] = {
+    "llama": _shape(2, 4, 2, 32, 1024),
+    "qwen2": _shape(2, 4, 4, 32, 1024),
+    "qwen3": _shape(3, 4, 2, 48, 640),
+    "mistral": _shape(2, 4, 1, 52, 1024, sliding_window=64),
+    "gemma2": _shape(4, 4, 4, 64, 256, **_GEMMA),
+    "gemma3_text": _shape(4, 4, 1, 64, 384, **_GEMMA),
+    "phi3": _shape(3, 4, 4, 32, 640),
+    "olmo2": _shape(4, 8, 8, 16, 384),
+}
+"""Each has between 2 and 4 MiB of weights: two pages."""
+
+
+def write(directory: Path) -> None:
+    """Saves the market's checkpoints, a directory each."""
+    for seed, (model_type, shape) in enumerate(MARKET.items()):
+        changes = shape | {"max_position_embeddings": CONTEXT_TOKENS, "eos_token_id": END_TOKENS}
+        checkpoints.write(directory / model_type, model_type, tokenizer=True, seed=seed, **changes)
+
+
+def register_all(directory: Path, cache: Path) -> tuple[list[ModelSpec], list[ModelRefused]]:
+    """Through the registrar, as a server does, which then finds the images in the cache."""
+
+    async def outcomes() -> list[ModelSpec | ModelRefused]:
+        sources = read_sources([str(directory)])
+        return [
+            outcome async for _, outcome in register(sources, dtype="float32", cache_dir=cache, limit_bytes=1 << 30)
+        ]
+
+    ended = asyncio.run(outcomes())
+    specs = [outcome for outcome in ended if isinstance(outcome, ModelSpec)]
+    return specs, [outcome for outcome in ended if isinstance(outcome, ModelRefused)]
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """What `generate` returned. `margin` is the least lead that a chosen token had over the second best, in units of
+    the spread of the logits: where it is no more than rounding, the answer is not defined."""
+
+    tokens: list[int]
+    margin: float
+
+
+class Reference:
+    """A checkpoint as transformers runs it, in float32."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(checkpoint) if (checkpoint / "tokenizer.json").exists() else None
+        ends = self.model.generation_config.eos_token_id
+        self._ends = [ends] if isinstance(ends, int) else ends
+        self.model.generation_config = GenerationConfig()
+
+    @torch.inference_mode()
+    def greedy(self, prompt: list[int], *, max_tokens: int, min_tokens: int = 0, ignore_eos: bool = False) -> Greedy:
+        how = GenerationConfig(
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            min_new_tokens=min_tokens or None,
+            eos_token_id=None if ignore_eos else self._ends,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        tokens = torch.tensor([prompt])
+        attended = torch.ones_like(tokens)  # or generate takes tokens of the prompt for padding
+        output = self.model.generate(tokens, attention_mask=attended, generation_config=how)
+        return Greedy(output.sequences[0, len(prompt) :].tolist(), min(map(_lead, output.scores)))
+
+    def answer(self, prompt: list[int], *, max_tokens: int) -> str:
+        """The greedy answer's text. An end token has none."""
+        tokens = self.greedy(prompt, max_tokens=max_tokens).tokens
+        text: str = self.tokenizer.decode(tokens[:-1] if tokens[-1] in self._ends else tokens, skip_special_tokens=True)
+        return text
+
+    @torch.inference_mode()
+    def logprobs(self, tokens: list[int]) -> torch.Tensor:
+        """`[len(tokens), vocab]`: row i is the distribution of what follows token i."""
+        return torch.log_softmax(self.model(torch.tensor([tokens])).logits[0], -1)
+
+
+def _lead(scores: torch.Tensor) -> float:
+    best, second = scores[0].topk(2).values.tolist()
+    finite = scores[0][scores[0].isfinite()]
+    return float((best - second) / (finite.max() - finite.min()))

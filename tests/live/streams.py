@@ -1,0 +1,94 @@
+"""Clients: streamed completions, many at once, each token kept with the moment it came."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+WAIT_S = 240.0
+_POLL_S = 0.005
+
+Body = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Stream:
+    """One streamed completion as far as it has come. `error` is the terminal event of one that failed."""
+
+    body: Body
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    finish: str | None = None
+    error: dict[str, Any] | None = None
+    done: bool = False
+    arrivals_s: list[float] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        return self.done or self.error is not None
+
+    @property
+    def longest_gap_s(self) -> float:
+        return max((b - a for a, b in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)), default=0.0)
+
+    async def run(self, client: httpx.AsyncClient) -> None:
+        body = self.body | {"stream": True, "return_token_ids": True}
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            if response.is_error:
+                await response.aread()
+                self.error = response.json()["error"]
+                return
+            async for line in response.aiter_lines():
+                if line.startswith("data: "):
+                    self._take(line.removeprefix("data: "))
+
+    def _take(self, data: str) -> None:
+        assert not self.ended, f"after the end of a stream: {data}"
+        if data == "[DONE]":
+            self.done = True
+            return
+        event = json.loads(data)
+        if "error" in event:
+            self.error = event["error"]
+            return
+        (choice,) = event["choices"]
+        self.tokens += choice["token_ids"]
+        self.text += choice["text"]
+        self.finish = choice["finish_reason"] or self.finish
+        self.arrivals_s.append(time.monotonic())
+
+
+def client_of(url: str) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    return httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=limits, trust_env=False)
+
+
+async def until(condition: Callable[[], bool], what: str, within_s: float = WAIT_S) -> None:
+    deadline_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {within_s:.0f} s: {what}"
+        await asyncio.sleep(_POLL_S)
+
+
+Meanwhile = Callable[[Sequence[Stream]], Awaitable[None]]
+
+
+def run_all(url: str, bodies: Sequence[Body], meanwhile: Meanwhile | None = None) -> list[Stream]:
+    """Streams all of them at once to their ends; `meanwhile` is what happens beside."""
+    streams = [Stream(body) for body in bodies]
+
+    async def main() -> None:
+        async with client_of(url) as client, asyncio.TaskGroup() as group:
+            for stream in streams:
+                group.create_task(stream.run(client))
+            if meanwhile:
+                await meanwhile(streams)
+
+    asyncio.run(main())
+    return streams

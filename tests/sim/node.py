@@ -1,0 +1,244 @@
+"""One incarnation of an instance: its core, and a device made of dictionaries that performs the core's effects.
+
+Memory is modelled so that a broken rule shows: a copy reads its source and writes its target at its very end, a page's
+content is lost when another owner maps it, an engine computes the next token from what it finds in the KV blocks, and a
+step runs only on weights that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from aegis.core.effects import (
+    Bind,
+    CopyBlocks,
+    Effect,
+    LoadWeights,
+    MapKv,
+    MapWeights,
+    RunDecode,
+    RunPrefill,
+    Send,
+    StreamName,
+    Track,
+    Unbind,
+    UnmapKv,
+    UnmapWeights,
+    Untrack,
+)
+from aegis.core.events import InstanceEvent, Progress, Stepped
+from aegis.core.ids import BlockId, InstanceId, ModelId, PageId, RequestId, SlabId
+from aegis.core.messages import FromInstance
+from aegis.core.model import KvShape
+from aegis.core.request import EventHandle, Token
+from decode.core import DecodeCore
+from prefill.core import PrefillCore
+from tests.sim.ground import Action, Content, Ground
+from tests.sim.pretended import BLOCK_TOKENS, PAGE, next_token
+
+MESSAGE_NS = 50_000
+
+
+@dataclass(slots=True)
+class _Copy:
+    event: EventHandle
+    after: EventHandle | None
+    duration_ns: int
+    finish: Action
+
+
+class Node:
+    """`hear` receives what the instance says, `moved` is told when a shared word has moved."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        instance: InstanceId,
+        core: PrefillCore | DecodeCore,
+        words: Mapping[StreamName, int],
+        *,
+        hear: Callable[[InstanceId, FromInstance], None],
+        moved: Action,
+    ) -> None:
+        self.instance = instance
+        self.core = core
+        self.words = words
+        self.alive = True
+        self.bound: set[ModelId] = set()
+        self.tracked: set[RequestId] = set()
+        self._ground = ground
+        self._hear = hear
+        self._moved = moved
+        self._kv: dict[tuple[KvShape, BlockId], Content] = {}
+        self._slab_pages: dict[SlabId, tuple[PageId, ...]] = {}
+        self._weight_pages: dict[ModelId, tuple[PageId, ...]] = {}
+        self._loaded: dict[PageId, ModelId] = {}
+        self._queues: dict[StreamName, list[_Copy]] = {name: [] for name in StreamName}
+        self._copying: dict[StreamName, bool] = dict.fromkeys(StreamName, False)
+        self._inbox: list[InstanceEvent] = []
+        self._stepping = False
+
+    def feed(self, event: InstanceEvent) -> None:
+        """A stepping instance looks at messages when its step is over, as a real one does."""
+        if not self.alive:
+            return
+        if self._stepping and not isinstance(event, Stepped):
+            self._inbox.append(event)
+            return
+        events = [event]
+        if isinstance(event, Stepped):
+            self._stepping = False
+            events, self._inbox = [event, *self._inbox], []
+        while events and not self._stepping:
+            self._perform(self.core.on(events.pop(0), self._ground.now_ns))
+            self.core.ledger.check()
+        self._inbox += events
+
+    def pump(self) -> None:
+        """Starts the copies whose events have passed."""
+        for stream in StreamName:
+            self._pump(stream)
+
+    # --- effects ------------------------------------------------------------------------------------------------------
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        assert not any(isinstance(effect, RunPrefill | RunDecode) for effect in effects[:-1]), "a step is not the last"
+        for effect in effects:
+            match effect:
+                case Send(message):
+                    self._note(message)
+                    self._ground.after(MESSAGE_NS, lambda m=message: self._speak(m))  # type: ignore[misc]
+                case RunPrefill() | RunDecode():
+                    self._note(effect)
+                    self._step(effect)
+                case Track(job, _):
+                    self.tracked.add(job.request)
+                case Untrack(request):
+                    self.tracked.discard(request)
+                case Bind(spec):
+                    assert spec.model not in self.bound
+                    self.bound.add(spec.model)
+                case Unbind(model):
+                    assert model not in self._weight_pages, f"{model} is unbound while it is mapped"
+                    self.bound.remove(model)
+                case _:
+                    self._memory(effect)
+
+    def _note(self, what: object) -> None:
+        self._ground.log.append(f"{self._ground.now_ns} {self.instance} {what}")
+
+    def _speak(self, message: FromInstance) -> None:
+        if self.alive:
+            self._hear(self.instance, message)
+
+    def _step(self, effect: RunPrefill | RunDecode) -> None:
+        assert not self._stepping
+        self._stepping = True
+        stepped = self._prefill(effect) if isinstance(effect, RunPrefill) else self._decode(effect)
+        self._ground.after(stepped.duration_ns, lambda: self.feed(stepped))
+
+    def _memory(self, effect: Effect) -> None:
+        draw = self._ground.draw
+        match effect:
+            case MapKv(slab, pages):
+                self._claim(pages)
+                self._slab_pages[slab] = pages
+            case UnmapKv(slab):
+                del self._slab_pages[slab]
+                for key in [key for key in self._kv if _slab(*key) == slab]:
+                    del self._kv[key]
+            case MapWeights(model, pages):
+                self._claim(pages)
+                self._weight_pages[model] = pages
+            case UnmapWeights(model):
+                del self._weight_pages[model]
+            case LoadWeights(model, event):
+                pages = self._weight_pages[model]
+                duration_ns = 200_000 * len(pages) + draw.below(500_000)
+                copy = _Copy(event, None, duration_ns, lambda: self._load(model, pages))
+                self._submit(StreamName.WEIGHTS, copy)
+            case CopyBlocks():
+                duration_ns = 20_000 * len(effect.pairs) + draw.below(3_000_000)
+                self._submit(effect.stream, _Copy(effect.event, effect.after, duration_ns, lambda: self._copy(effect)))
+
+    def _claim(self, pages: tuple[PageId, ...]) -> None:
+        """Mapped at one place at a time; whatever was in the pages is gone."""
+        mapped = [p for held in (self._slab_pages, self._weight_pages) for run in held.values() for p in run]
+        assert not set(mapped) & set(pages), "a page is mapped twice"
+        for page in pages:
+            self._loaded.pop(page, None)
+
+    # --- streams ------------------------------------------------------------------------------------------------------
+
+    def _submit(self, stream: StreamName, copy: _Copy) -> None:
+        self._queues[stream].append(copy)
+        self._pump(stream)
+
+    def _pump(self, stream: StreamName) -> None:
+        queue = self._queues[stream]
+        if not self.alive or self._copying[stream] or not queue:
+            return
+        copy = queue[0]
+        if copy.after is None or self._ground.passed(copy.after):
+            self._copying[stream] = True
+            self._ground.after(copy.duration_ns, lambda: self._completed(stream, copy))
+
+    def _completed(self, stream: StreamName, copy: _Copy) -> None:
+        if not self.alive:
+            return
+        copy.finish()
+        self._queues[stream].pop(0)
+        self._copying[stream] = False
+        self._ground.signal(copy.event)
+        self._moved()
+        self.feed(Progress(stream, copy.event.value))
+
+    def _load(self, model: ModelId, pages: tuple[PageId, ...]) -> None:
+        assert self._weight_pages.get(model) == pages, f"{model} was unmapped while it was loading"
+        self._loaded.update(dict.fromkeys(pages, model))
+
+    def _copy(self, effect: CopyBlocks) -> None:
+        out = effect.stream is StreamName.SWAP_OUT
+        source, target = (self._kv, self._ground.host) if out else (self._ground.host, self._kv)
+        for a, b in effect.pairs:
+            self._mapped(effect.shape, a if out else b)
+            target[effect.shape, b] = list(source.get((effect.shape, a), []))
+
+    # --- the pretended engine -----------------------------------------------------------------------------------------
+
+    def _weights_there(self, model: ModelId) -> KvShape:
+        assert all(self._loaded.get(page) == model for page in self._weight_pages[model]), f"{model} is not loaded"
+        return self.core.ledger.specs[model].manifest.kv
+
+    def _mapped(self, shape: KvShape, block: BlockId) -> None:
+        assert _slab(shape, block) in self._slab_pages, "unmapped memory is touched"
+
+    def _block(self, shape: KvShape, block: BlockId) -> Content:
+        self._mapped(shape, block)
+        content = self._kv.setdefault((shape, block), [])
+        content += [None] * (BLOCK_TOKENS - len(content))
+        return content
+
+    def _prefill(self, effect: RunPrefill) -> Stepped:
+        shape = self._weights_there(effect.job.model)
+        sequence = (*effect.job.prompt, *effect.job.sent)
+        for position, token in enumerate(sequence):
+            self._block(shape, effect.blocks[position // BLOCK_TOKENS])[position % BLOCK_TOKENS] = token
+        duration_ns = 1_000_000 + 10_000 * len(sequence) + self._ground.draw.below(1_000_000)
+        return Stepped((Token(next_token(sequence)),), duration_ns)
+
+    def _decode(self, effect: RunDecode) -> Stepped:
+        shape = self._weights_there(effect.model)
+        tokens = []
+        for row in effect.rows:
+            self._block(shape, row.blocks[row.position // BLOCK_TOKENS])[row.position % BLOCK_TOKENS] = row.token
+            found: Content = []
+            for block in row.blocks[: row.position // BLOCK_TOKENS + 1]:
+                found += self._block(shape, block)
+            tokens.append(Token(next_token(found[: row.position + 1])))
+        return Stepped(tuple(tokens), 2_000_000 + self._ground.draw.below(1_000_000))
+
+
+def _slab(shape: KvShape, block: BlockId) -> SlabId:
+    return SlabId(block // (PAGE // shape.block_bytes))

@@ -1,0 +1,166 @@
+"""Latency estimates: the analytic bound before there is data, the truth of eq. 4-6 after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aegis.core.estimators import Hardware, Latency, LinearFit
+from aegis.core.model import Manifest
+from aegis.core.rng import Stream
+from tests.sim.pretended import make_shape
+
+HARDWARE = Hardware()
+FAST = Hardware(copy_bytes_per_s=2e12, memory_bytes_per_s=2e13, flops_per_s=5e15, overhead_ns=10_000)
+SLOW = Hardware(copy_bytes_per_s=2e8, memory_bytes_per_s=2e9, flops_per_s=1e12, overhead_ns=100_000_000)
+H, M = 4096, 11008
+TOKENS = (1, 7, 50, 300, 1000, 2000)
+
+
+def manifest(*, image_bytes: int = 14 << 30, parameters: int = 7_000_000_000) -> Manifest:
+    return Manifest(
+        fingerprint="f",
+        architecture="None",
+        dtype="bfloat16",
+        image_bytes=image_bytes,
+        tensors=(),
+        kv=make_shape(16 * 524_288),
+        context_tokens=4096,
+        vocab_size=1,
+        eos_token_ids=(),
+        hidden_size=H,
+        intermediate_size=M,
+        parameters=parameters,
+    )
+
+
+def switch_truth() -> float:
+    """Eq. 4: 14 GiB over 32 GB/s, β = 1/0.625."""
+    return (14 << 30) / 32e9 * 1e9 / 0.625
+
+
+def prefill_truth(t: int) -> float:
+    """Eq. 5 with a batch of one and block size 128."""
+    c1, c2, c3 = 9e-4, 4e-5, 7e6
+    return c1 * (4 * t * H * H + 2 * t * H * M) + c2 * 3 * H * t * t / 128 + c3
+
+
+def decode_truth(t: int) -> float:
+    """Eq. 6."""
+    c4, c5 = 0.12, 0.03
+    return c4 * (4 * H * H + 2 * H * M) + c5 * 3 * H * t
+
+
+def r_squared(estimate: Callable[[int], float], truth: Callable[[int], float], at: Sequence[int]) -> float:
+    true = [truth(t) for t in at]
+    mean = sum(true) / len(true)
+    residual = sum((estimate(t) - y) ** 2 for t, y in zip(at, true, strict=True))
+    return 1 - residual / sum((y - mean) ** 2 for y in true)
+
+
+@pytest.mark.parametrize("hardware", [HARDWARE, FAST, SLOW], ids=["default", "bound too low", "bound too high"])
+@pytest.mark.parametrize("seed", range(3))
+def test_noisy_observations_lead_to_the_truth(seed: int, hardware: Hardware) -> None:
+    """However far the analytic bound was off."""
+    latency, draw = Latency(manifest(), hardware), Stream(seed, "noise")
+
+    def noisy(true_ns: float) -> int:
+        return round(true_ns * (0.9 + 0.2 * draw.uniform()))
+
+    for _ in range(200):
+        t, context = 1 + draw.below(2048), 1 + draw.below(64 * 2048)
+        latency.saw_prefill(t, noisy(prefill_truth(t)))
+        latency.saw_decode(context, noisy(decode_truth(context)))
+        latency.saw_switch(noisy(switch_truth()))
+    assert r_squared(latency.prefill_ns, prefill_truth, TOKENS) >= 0.95
+    assert r_squared(latency.decode_ns, decode_truth, [60 * t for t in TOKENS]) >= 0.95
+    assert latency.switch_ns() == pytest.approx(switch_truth(), rel=0.05)
+
+
+def test_what_changes_is_followed() -> None:
+    """Something else uses the link: half the bandwidth from now on."""
+    latency = Latency(manifest(), HARDWARE)
+    for factor in (1, 2):
+        for _ in range(200):
+            latency.saw_switch(round(factor * switch_truth()))
+        assert latency.switch_ns() == pytest.approx(factor * switch_truth(), rel=0.05)
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_without_observations_the_analytic_bound_answers(tokens: int) -> None:
+    latency, m, hw = Latency(manifest(), HARDWARE), manifest(), HARDWARE
+    prefill = hw.overhead_ns + 1e9 * 2 * m.parameters * tokens / hw.flops_per_s
+    step = hw.overhead_ns + 1e9 * (m.image_bytes + m.kv.token_bytes * tokens) / hw.memory_bytes_per_s
+    assert latency.switch_ns() == pytest.approx(1e9 * m.image_bytes / hw.copy_bytes_per_s, rel=0.01)
+    assert latency.prefill_ns(tokens) == pytest.approx(prefill, rel=0.03)
+    assert latency.decode_ns(tokens) == pytest.approx(step, rel=0.03)
+
+
+@pytest.mark.parametrize("factor", [0.02, 3, 50])
+def test_one_length_teaches_the_others_the_level(factor: float) -> None:
+    """A single observation, however far from the bound, gives no other length a silly estimate."""
+    latency = Latency(manifest(), HARDWARE)
+    before = {t: latency.prefill_ns(t) for t in TOKENS}
+    latency.saw_prefill(300, round(factor * before[300]))
+    for t in TOKENS:
+        assert latency.prefill_ns(t) == pytest.approx(factor * before[t], rel=0.05)
+
+
+def test_lengths_near_each_other_do_not_mislead_about_others() -> None:
+    """Noise between them is no slope."""
+    latency, draw = Latency(manifest(), HARDWARE), Stream(1, "noise")
+    before = {t: latency.prefill_ns(t) for t in TOKENS}
+    for _ in range(300):
+        t = 300 + draw.below(10)
+        latency.saw_prefill(t, round(before[300] * (0.8 + 0.4 * draw.uniform())))
+    for t in TOKENS:
+        assert before[t] / 3 <= latency.prefill_ns(t) <= 3 * before[t]
+
+
+def test_the_first_step_may_be_slow() -> None:
+    """What a process does once, in its first step, is forgotten soon."""
+    latency = Latency(manifest(), HARDWARE)
+    latency.saw_decode(100, round(200 * decode_truth(100)))
+    for _ in range(3):
+        latency.saw_decode(100, round(decode_truth(100)))
+    assert latency.decode_ns(100) == pytest.approx(decode_truth(100), rel=0.05)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["switch", "prefill", "decode"]), st.integers(1, 1 << 15), st.integers(0, 10**13)),
+        max_size=30,
+    ),
+    st.integers(1, 1 << 15),
+)
+def test_no_estimate_is_ever_negative(seen: list[tuple[str, int, int]], tokens: int) -> None:
+    latency = Latency(manifest(image_bytes=1 << 20, parameters=500_000), HARDWARE)
+    for kind, t, duration_ns in seen:
+        if kind == "switch":
+            latency.saw_switch(duration_ns)
+        elif kind == "prefill":
+            latency.saw_prefill(t, duration_ns)
+        else:
+            latency.saw_decode(t, duration_ns)
+        assert min(latency.switch_ns(), latency.prefill_ns(tokens), latency.decode_ns(tokens)) > 0
+
+
+def test_the_features_are_those_of_equations_5_and_6() -> None:
+    latency = Latency(manifest(), HARDWARE)
+    assert latency._prefill_features(100) == (4 * 100 * H * H + 2 * 100 * H * M, 3 * H * 100**2, 1)
+    assert latency._decode_features(100) == (4 * H * H + 2 * H * M, 3 * H * 100)
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=3, max_size=3))
+def test_a_fit_without_noise_is_exact(coefficients: list[float]) -> None:
+    def cost(x: tuple[float, float, float]) -> float:
+        return 1e6 * sum(c * v for c, v in zip(coefficients, x, strict=True))
+
+    points = [(1.0, 0.0, 2.0), (0.0, 3.0, 1.0), (5.0, 1.0, 0.0), (2.0, 2.0, 2.0), (7.0, 0.5, 1.0)]
+    fit = LinearFit([(x, cost(x)) for x in points[:3]])
+    for x in points:
+        fit.observe(x, cost(x))
+    assert fit.at((4.0, 4.0, 4.0)) == pytest.approx(cost((4.0, 4.0, 4.0)), rel=1e-6)

@@ -1,0 +1,63 @@
+"""What crosses between processes survives the crossing."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from aegis.core import messages
+from aegis.core.ids import BlockId, InstanceId, ModelId, RequestId, SlabId
+from aegis.core.messages import FromInstance, ToInstance
+from aegis.core.request import EventHandle, FinishReason, Job, KvHandle, Sampling, Token
+from tests.sim.pretended import make_spec
+
+M, R, P = ModelId("m"), RequestId(3), InstanceId("prefill-0")
+JOB = Job(R, 2, M, (1, 2), Sampling(max_tokens=4, logit_bias=((5, -1.0),), logprobs=2), 17, (9,))
+KV = KvHandle(P, (BlockId(4), BlockId(5)), 30, EventHandle(6, 7))
+TOKEN = Token(8, -0.5, ((8, -0.5), (9, -1.5)))
+
+TO = [
+    messages.AddModel(make_spec(0, image_pages=1, block_bytes=128)),
+    messages.DropModel(M),
+    messages.Submit(JOB, 5),
+    messages.Adopt(JOB, (9, 8), KV),
+    messages.Cancel(R, 2),
+    messages.ReleaseKv(R, 2),
+    messages.GrantSlabs((SlabId(1),), refused=False),
+    messages.ForgetPeer(P),
+    messages.Shutdown(),
+]
+FROM = [
+    messages.Ready(1),
+    messages.ModelAdded(M),
+    messages.ModelFailed(M, "why"),
+    messages.ModelDropped(M),
+    messages.Started(R, 2),
+    messages.Tokens(R, 2, 1, (TOKEN,), FinishReason.STOP),
+    messages.Prefilled(R, 2, TOKEN, KV, 99),
+    messages.PromptLogprobs(R, 2, (TOKEN,)),
+    messages.KvReleased(R, 2, KV),
+    messages.Phase((R,), running=True),
+    messages.GaveUp(R, 2),
+    messages.Broken(R, 2, "why"),
+    messages.NeedSlabs(2),
+    messages.ReturnSlabs((SlabId(1),)),
+    messages.PeerForgotten(P),
+    messages.SwitchDone(M, True, 1, 2, 3, 4),
+    messages.Telemetry(M, (M,), 1, 2, {"steps_total": 3}, {"device_pages": 4}),
+]
+
+
+@pytest.mark.parametrize("message", TO, ids=lambda m: type(m).__name__)
+def test_to_an_instance(message: ToInstance) -> None:
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode([message]), type=list[ToInstance]) == [message]
+
+
+@pytest.mark.parametrize("message", FROM, ids=lambda m: type(m).__name__)
+def test_from_an_instance(message: FromInstance) -> None:
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode([message]), type=list[FromInstance]) == [message]
+
+
+def test_no_message_is_left_out() -> None:
+    assert {type(m) for m in TO} == set(ToInstance.__args__)
+    assert {type(m) for m in FROM} == set(FromInstance.__args__)

@@ -1,0 +1,188 @@
+"""The work list: batches with room, rounds, turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from aegis.core.model import ModelSpec
+from aegis.core.views import BatchView, Turn
+from decode.sequences import Sequence
+from decode.worklist import LOOKAHEAD_BLOCKS, MAX_BATCH, Batch, WorkList
+from tests.sim.driven import make_job
+from tests.sim.pretended import make_spec
+
+SPECS = [make_spec(i, image_pages=1, block_bytes=1024) for i in range(3)]
+A, B, C = SPECS
+QUOTA = 10
+
+
+class EqualTurns:
+    """In the list's order."""
+
+    def plan(self, batches: SequenceOf[BatchView]) -> list[Turn]:
+        return [Turn(b.batch, QUOTA) for b in batches]
+
+
+def view(batch: Batch) -> BatchView:
+    return BatchView(batch.batch, batch.model, 1, 1, 1)
+
+
+def sequence(request: int, spec: ModelSpec, *, cached: int = 16) -> Sequence:
+    job = make_job(request, spec, prompt=cached, max_tokens=200)
+    return Sequence(job, [1], cached, spec, None)
+
+
+def start(work: WorkList, now_ns: int) -> Batch | None:
+    """The turn now, its first step beginning at once."""
+    turn = work.turn_now(now_ns, view)
+    if turn and turn.started_ns is None:
+        turn.started_ns = now_ns
+    return turn.batch if turn else None
+
+
+def models(batches: SequenceOf[Batch]) -> str:
+    return "".join("ABC"[SPECS.index(next(s for s in SPECS if s.model == b.model))] for b in batches)
+
+
+def test_a_batch_takes_sequences_while_their_growth_fits() -> None:
+    """Each is counted with what it has and room to grow: 1 + 4 blocks, so two fit into ten blocks and three do not."""
+    work = WorkList(EqualTurns())
+    for request in range(5):
+        work.join(sequence(request, A), 2 * (1 + LOOKAHEAD_BLOCKS))
+    assert [len(batch.sequences) for batch in work.batches] == [2, 2, 1]
+
+
+def test_no_more_room_is_reserved_than_a_sequence_can_ever_use() -> None:
+    short = Sequence(make_job(1, A, prompt=10, max_tokens=6), [1], 10, A, None)
+    assert (short.blocks_now(), short.blocks_ahead(LOOKAHEAD_BLOCKS)) == (1, 1)
+    longer = Sequence(make_job(1, A, prompt=16, max_tokens=20), [1], 16, A, None)
+    assert (longer.blocks_now(), longer.blocks_ahead(LOOKAHEAD_BLOCKS)) == (2, 3)
+
+
+def test_a_batch_is_full_with_so_many_sequences() -> None:
+    work = WorkList(EqualTurns())
+    for request in range(MAX_BATCH + 1):
+        work.join(sequence(request, A), 10_000)
+    assert [len(batch.sequences) for batch in work.batches] == [MAX_BATCH, 1]
+
+
+def test_models_do_not_share_a_batch_and_a_left_batch_is_gone() -> None:
+    work, (a, b) = WorkList(EqualTurns()), (sequence(1, A), sequence(2, B))
+    work.join(a, 100)
+    work.join(b, 100)
+    assert models(work.batches) == "AB"
+    work.leave(a)
+    assert models(work.batches) == "B"
+
+
+def test_turns_go_round_and_last_as_long_as_their_quota() -> None:
+    work = WorkList(EqualTurns())
+    for request, spec in enumerate((A, B, C)):
+        work.join(sequence(request, spec), 100)
+    seen = [start(work, now) for now in range(0, 60, 5)]
+    assert models([b for b in seen if b]) == "AABBCCAABBCC"
+
+
+def test_the_quota_begins_with_the_first_step() -> None:
+    """Bringing things in takes nothing from it."""
+    work = WorkList(EqualTurns())
+    for request, spec in enumerate((A, B)):
+        work.join(sequence(request, spec), 100)
+    turn = work.turn_now(0, view)
+    assert turn is not None and work.turn_now(1000, view) is turn
+    turn.started_ns = 1000
+    assert work.turn_now(1000 + QUOTA - 1, view) is turn
+    assert work.turn_now(1000 + QUOTA, view) is not turn
+
+
+def test_who_comes_during_a_round_has_a_turn_in_the_next() -> None:
+    work = WorkList(EqualTurns())
+    for request, spec in enumerate((A, B)):
+        work.join(sequence(request, spec), 100)
+    first = start(work, 0)
+    work.join(sequence(3, C), 100)
+    seen = [first] + [start(work, now) for now in (10, 20, 30, 40)]
+    assert models([b for b in seen if b]) == "ABABC"
+
+
+def test_a_batch_that_ends_gives_its_turn_away() -> None:
+    work, gone = WorkList(EqualTurns()), sequence(1, A)
+    work.join(gone, 100)
+    work.join(sequence(2, B), 100)
+    work.join(sequence(3, C), 100)
+    start(work, 0)
+    work.leave(gone)
+    work.leave(work.batches[0].sequences[0])
+    assert models([b for b in [start(work, 1)] if b]) == "C"
+    work.leave(work.batches[0].sequences[0])
+    assert start(work, 2) is None and work.turn is None
+
+
+def test_upcoming_is_the_order_of_turns() -> None:
+    work = WorkList(EqualTurns())
+    for request, spec in enumerate((A, B, C)):
+        work.join(sequence(request, spec), 100)
+    start(work, 0)
+    assert models(work.upcoming()) == "ABC"
+    start(work, 10)
+    assert models(work.upcoming()) == "BCA"
+    start(work, 20)
+    assert models(work.upcoming()) == "CAB"
+
+
+class Rounds(RuleBasedStateMachine):
+    """Nobody is left out, whoever comes and goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work = WorkList(EqualTurns())
+        self.now_ns = 0
+        self.requests = 0
+        self.most = 0
+        self.waited: dict[int, int] = {}  # turns of others since its own
+
+    @rule(spec=st.sampled_from(SPECS))
+    def join(self, spec: ModelSpec) -> None:
+        self.requests += 1
+        self.work.join(sequence(self.requests, spec), 2 * (1 + LOOKAHEAD_BLOCKS))
+        self.most = max(self.most, len(self.work.batches))
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        if self.work.batches:
+            batch = data.draw(st.sampled_from(self.work.batches))
+            self.work.leave(data.draw(st.sampled_from(batch.sequences)))
+
+    @rule(ns=st.integers(0, 15))
+    def go_on(self, ns: int) -> None:
+        self.now_ns += ns
+        before = self.work.turn
+        batch = start(self.work, self.now_ns)
+        assert (batch is None) == (not self.work.batches)
+        if batch is None or self.work.turn is before:
+            return
+        self.waited = {b.batch: self.waited.get(b.batch, 0) + 1 for b in self.work.batches}
+        self.waited[batch.batch] = 0
+
+    @invariant()
+    def no_batch_is_empty_or_too_large(self) -> None:
+        for batch in self.work.batches:
+            assert 0 < len(batch.sequences) <= 2
+            assert all(s.job.model == batch.model for s in batch.sequences)
+
+    @invariant()
+    def everyone_has_a_turn_within_two_rounds(self) -> None:
+        assert all(turns < 2 * self.most for turns in self.waited.values())
+
+    @invariant()
+    def upcoming_names_each_batch_once(self) -> None:
+        upcoming = [batch.batch for batch in self.work.upcoming()]
+        assert sorted(upcoming) == sorted(batch.batch for batch in self.work.batches)
+
+
+Rounds.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestRounds = Rounds.TestCase

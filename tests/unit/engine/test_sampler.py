@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aegis.core.ids import RequestId
+from aegis.core.request import Sampling
+from aegis.engine.sampler import Sampler
+
+VOCAB = 24
+DRAWS = 3000
+
+
+def sampling(**options: object) -> Sampling:
+    return Sampling(**{"max_tokens": 1 << 20, **options})  # type: ignore[arg-type]
+
+
+samplings = st.builds(
+    sampling,
+    seed=st.integers(0, 5),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
+    top_p=st.sampled_from([1.0, 0.9, 0.4]),
+    top_k=st.sampled_from([0, 1, 3, 100]),
+    min_p=st.sampled_from([0.0, 0.1, 0.6]),
+    presence_penalty=st.sampled_from([0.0, 1.0, -0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.7]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    logit_bias=st.sampled_from([(), ((3, 2.5), (5, -100.0))]),
+    min_tokens=st.sampled_from([0, 3]),
+    stop_token_ids=st.just((1, 2)),
+    logprobs=st.sampled_from([None, 0, 3]),
+)
+wishes = st.lists(samplings, min_size=1, max_size=5)
+
+
+def logits_of(row: int, at: int) -> torch.Tensor:
+    return torch.randn(VOCAB, generator=torch.Generator().manual_seed(1000 * row + at)) * 3
+
+
+def adjusted(logits: torch.Tensor, wish: Sampling, prompt: list[int], output: list[int]) -> list[float]:
+    """Bias, min_tokens and penalties, token by token."""
+    out = logits.tolist()
+    for token, bias in wish.logit_bias:
+        out[token] += bias
+    if len(output) < wish.min_tokens:
+        for token in wish.stop_token_ids:
+            out[token] = -math.inf
+    for token in range(VOCAB):
+        if token in prompt or token in output:
+            out[token] *= wish.repetition_penalty if out[token] <= 0 else 1 / wish.repetition_penalty
+        out[token] -= wish.frequency_penalty * output.count(token) + wish.presence_penalty * (token in output)
+    return out
+
+
+def distribution(logits: list[float], wish: Sampling) -> list[float]:
+    """What a token is drawn from: temperature, min_p, top_k, top_p."""
+    top = max(logits)
+    weights = [math.exp((x - top) / wish.temperature) for x in logits]
+    weights = [w if w >= wish.min_p else 0.0 for w in weights]
+    order = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
+    kept = order[: wish.top_k or None]
+    mass = sum(weights[i] for i in kept)
+    nucleus, before = [], 0.0
+    for i in kept:
+        if before < wish.top_p * mass:
+            nucleus.append(i)
+        before += weights[i]
+    total = sum(weights[i] for i in nucleus)
+    return [weights[i] / total if i in nucleus else 0.0 for i in range(len(weights))]
+
+
+@settings(deadline=None)
+@given(wishes, st.integers(1, 6))
+def test_a_row_is_independent_of_its_batch(batch: list[Sampling], steps: int) -> None:
+    together, alone = Sampler(), Sampler()
+    requests = [RequestId(i) for i in range(len(batch))]
+    for request, wish in zip(requests, batch, strict=True):
+        together.start(request, [7, 8], (), wish)
+        alone.start(request, [7, 8], (), wish)
+    for at in range(steps):
+        logits = torch.stack([logits_of(row, at) for row in requests])
+        expected = [alone.sample([row], logits_of(row, at)[None])[0] for row in requests]
+        assert together.sample(requests, logits) == expected
+
+
+@settings(deadline=None)
+@given(samplings, st.integers(1, 8), st.integers(0, 8))
+def test_a_replay_draws_the_same_tokens(wish: Sampling, steps: int, cut: int) -> None:
+    sampler, prompt, request = Sampler(), [7, 8, 8], RequestId(1)
+    sampler.start(request, prompt, (), wish)
+    whole = [sampler.sample([request], logits_of(0, at)[None])[0] for at in range(steps)]
+    cut = min(cut, steps)
+    sampler.stop(request)
+    sampler.start(request, prompt, [token.id for token in whole[:cut]], wish)
+    assert [sampler.sample([request], logits_of(0, at)[None])[0] for at in range(cut, steps)] == whole[cut:]
+
+
+@settings(deadline=None)
+@given(samplings, st.integers(1, 6))
+def test_tokens_come_from_the_distribution_asked_for(wish: Sampling, steps: int) -> None:
+    sampler, prompt, request, output = Sampler(), [7, 8], RequestId(1), list[int]()
+    sampler.start(request, prompt, (), wish)
+    for at in range(steps):
+        expected = adjusted(logits_of(0, at), wish, prompt, output)
+        token = sampler.sample([request], logits_of(0, at)[None])[0].id
+        if wish.temperature == 0:
+            assert expected[token] == pytest.approx(max(expected), abs=1e-4)
+        else:
+            assert distribution(expected, wish)[token] > 0
+        output.append(token)
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        sampling(),
+        sampling(temperature=0.6),
+        sampling(top_k=4),
+        sampling(top_p=0.7),
+        sampling(min_p=0.2),
+        sampling(temperature=1.7, top_k=9, top_p=0.8, min_p=0.05),
+        sampling(presence_penalty=1.5, frequency_penalty=0.5, repetition_penalty=1.4, logit_bias=((4, 3.0),)),
+    ],
+    ids=["plain", "temperature", "top_k", "top_p", "min_p", "all", "penalties"],
+)
+def test_frequencies_match_the_reference(wish: Sampling) -> None:
+    """Draw i of DRAWS requests with seeds of their own; Pearson's chi-squared within 5 standard deviations."""
+    logits, prompt, output = logits_of(3, 0), [2, 9], [4, 4, 9, 11]
+    sampler = Sampler()
+    requests = [RequestId(i) for i in range(DRAWS)]
+    for request in requests:
+        sampler.start(request, prompt, output, msgspec.structs.replace(wish, seed=request))
+    drawn = Counter(token.id for token in sampler.sample(requests, logits.expand(DRAWS, -1)))
+    expected = distribution(adjusted(logits, wish, prompt, output), wish)
+    likely = [token for token in range(VOCAB) if expected[token] * DRAWS >= 5]
+    assert all(expected[token] > 0 for token in drawn)
+    chi2 = sum((drawn[t] - expected[t] * DRAWS) ** 2 / (expected[t] * DRAWS) for t in likely)
+    assert chi2 < len(likely) + 5 * math.sqrt(2 * len(likely))
+
+
+def test_greedy_takes_the_first_of_equals() -> None:
+    sampler = Sampler()
+    sampler.start(RequestId(1), [], (), sampling(temperature=0.0))
+    sampler.start(RequestId(2), [], (), sampling(temperature=0.0, logprobs=2))
+    logits = torch.zeros(2, VOCAB)
+    logits[:, [5, 9]] = 4.0
+    plain, reported = sampler.sample([RequestId(1), RequestId(2)], logits)
+    assert (plain.id, plain.logprob, plain.top) == (5, None, ())
+    assert reported.id == 5
+    assert len(reported.top) == 2
+
+
+def test_stop_tokens_wait_for_min_tokens() -> None:
+    wish = sampling(temperature=0.0, min_tokens=2, stop_token_ids=(6,))
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 6], logits[0, 3] = 9.0, 5.0
+    sampler = Sampler()
+    sampler.start(RequestId(1), [], (), wish)
+    assert [sampler.sample([RequestId(1)], logits)[0].id for _ in range(3)] == [3, 3, 6]
+
+
+def test_sampling_leaves_the_logits_as_they_are() -> None:
+    sampler = Sampler()
+    sampler.start(RequestId(1), [1], (), sampling(repetition_penalty=2.0, logit_bias=((1, 5.0),), min_tokens=1))
+    logits = logits_of(0, 0)[None]
+    before = logits.clone()
+    sampler.sample([RequestId(1)], logits)
+    assert torch.equal(logits, before)
+
+
+def test_prompt_logprobs_cover_long_prompts_and_not_replays() -> None:
+    sampler, prompt = Sampler(), [i % VOCAB for i in range(600)]
+    sampler.start(RequestId(1), prompt, (), sampling(prompt_logprobs=1))
+    assert sampler.wants_prompt(RequestId(1))
+    logits = torch.stack([logits_of(1, at) for at in range(len(prompt))])
+    tokens = sampler.prompt_logprobs(RequestId(1), logits, prompt)
+    expected = torch.log_softmax(logits, -1)
+    assert [token.id for token in tokens] == prompt[1:]
+    for at, token in enumerate(tokens):
+        assert token.logprob == pytest.approx(float(expected[at, token.id]), abs=1e-5)
+        assert token.top[0][0] == int(expected[at].argmax())
+    sampler.start(RequestId(2), prompt, [5], sampling(prompt_logprobs=1))
+    assert not sampler.wants_prompt(RequestId(2))
+
+
+def test_a_stopped_request_is_forgotten_and_unknown_ones_ignored() -> None:
+    sampler = Sampler()
+    sampler.start(RequestId(1), [], (), sampling())
+    sampler.stop(RequestId(1))
+    sampler.stop(RequestId(1))
+    with pytest.raises(KeyError):
+        sampler.sample([RequestId(1)], torch.zeros(1, VOCAB))
