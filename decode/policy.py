@@ -15,9 +15,15 @@ _ALPHA_FLOOR = 0.5
 @dataclass(frozen=True, slots=True)
 class WeightedRoundRobin:
     """(1) A request joins a batch of its model that has room, else the instance with the shortest work list;
-    (2) a round gives each batch the quota of eq. 2, batches of one model side by side."""
+    (2) a round gives each batch the quota of eq. 2, batches of one model side by side.
+
+    Q_MAX keeps turns from growing for ever, and 4 s suit devices where a switch takes the better part of a second. Where
+    it takes milliseconds, turns of 4 s would save nothing and stall everybody else: then Q_MAX is the turn at which
+    switching takes `switching_share` of a round, c / (c + Σ q).
+    """
 
     q_max_ns: int = 4 * NS_PER_S
+    switching_share: float = 0.05
 
     def place(self, model: ModelId, lists: Sequence[ListView]) -> InstanceId:
         for view in lists:
@@ -27,7 +33,19 @@ class WeightedRoundRobin:
 
     def plan(self, batches: Sequence[BatchView]) -> list[Turn]:
         order = _side_by_side(batches)
-        return [Turn(b.batch, q) for b, q in zip(order, quotas_ns(order, self.q_max_ns), strict=True)]
+        q_max_ns = min(self.q_max_ns, self._worthwhile_ns(order))
+        return [Turn(b.batch, q) for b, q in zip(order, quotas_ns(order, q_max_ns), strict=True)]
+
+    def _worthwhile_ns(self, batches: Sequence[BatchView]) -> int:
+        c = switches_ns(batches)
+        share = self.switching_share
+        return round(c * (1 - share) / (share * len(batches))) if c else self.q_max_ns
+
+
+def switches_ns(batches: Sequence[BatchView]) -> int:
+    """c of eq. 2: what bringing in each model of the list once takes; nothing where there is only one."""
+    switch_ns = {b.model: b.switch_ns for b in batches}
+    return sum(switch_ns.values()) if len(switch_ns) > 1 else 0
 
 
 def quotas_ns(batches: Sequence[BatchView], q_max_ns: int) -> list[int]:
@@ -38,8 +56,7 @@ def quotas_ns(batches: Sequence[BatchView], q_max_ns: int) -> list[int]:
     Where nothing has to be switched (one model), c is 0 and eq. 2 has no answer: the quota is Q_MAX. So it is where
     α − Σ 1/n vanishes otherwise.
     """
-    switch_ns = {b.model: b.switch_ns for b in batches}
-    c = sum(switch_ns.values()) if len(switch_ns) > 1 else 0
+    c = switches_ns(batches)
     n = [b.tbt_ns / b.step_ns for b in batches]
     share = sum(1 / x for x in n)
     alpha = max(c / (min(n) * q_max_ns) + share, _ALPHA_FLOOR)
