@@ -12,8 +12,6 @@ used, the batch is empty or, with nothing else to run, for ever.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from aegis.core.effects import DecodeRow, Effect, RunDecode, Send, StreamName, Track, Untrack
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.events import InstanceEvent, Progress, Stepped
@@ -55,7 +53,6 @@ class DecodeCore:
         self.counters = Counters()
         self._hardware = hardware
         self._latency: dict[ModelId, Latency] = {}
-        self._loading_since: dict[ModelId, int] = {}
         self._work = WorkList(policy)
         self._stepping: tuple[Sequence, ...] = ()
         self._by_request: dict[RequestId, Sequence] = {}
@@ -72,7 +69,7 @@ class DecodeCore:
             case Stepped():
                 self._stepped(event)
             case Progress():
-                self._progress(event, now_ns)
+                self._progress(event)
             case Cancel():
                 self._cancel(event)
             case GrantSlabs():
@@ -153,9 +150,8 @@ class DecodeCore:
             if finish:
                 self._leave(sequence)
 
-    def _progress(self, event: Progress, now_ns: int) -> None:
-        for model in self.ledger.progress(event.stream, event.value):
-            self._latency[model].saw_switch(now_ns - self._loading_since.pop(model))
+    def _progress(self, event: Progress) -> None:
+        self.ledger.progress(event.stream, event.value)
         if event.stream is StreamName.SWAP_IN:
             for sequence in self._by_request.values():
                 self._kv.settle(sequence)
@@ -167,7 +163,7 @@ class DecodeCore:
         self._drop_models()
         begun = not self._stepping and self._find_step(now_ns)
         if self._stepping:
-            self._prepare_next(now_ns)
+            self._prepare_next()
         return begun
 
     def _find_step(self, now_ns: int) -> bool:
@@ -205,7 +201,7 @@ class DecodeCore:
         if self.active is not None and not weights.is_resident(self.active):
             self.active = None
         if not weights.is_resident(model) and not weights.is_loading(model):
-            if not self._load(model, now_ns):
+            if not self._load(model):
                 return not self.ledger.device.moving and self._put_away(turn.batch) is Room.NOW
             turn.switching.loading_ns = now_ns
         ready = [s for s in turn.batch.sequences if s.where is Where.DEVICE and self._grow(s)]
@@ -224,10 +220,7 @@ class DecodeCore:
         if turn.started_ns is None:
             turn.started_ns = now_ns
         if turn.batch.model != self.active:
-            self.active = turn.batch.model
-            self.counters.switches += 1
-            nbytes = self.ledger.specs[self.active].manifest.image_bytes
-            self._send(turn.switching.done(now_ns, nbytes=nbytes))
+            self._switched(turn, now_ns)
         resumed = [s for s in ready if not s.running]
         if resumed:
             for sequence in resumed:
@@ -235,18 +228,23 @@ class DecodeCore:
             self._send(Phase(tuple(s.job.request for s in resumed), running=True))
         self._stepping = tuple(ready)
 
+    def _switched(self, turn: RunningTurn, now_ns: int) -> None:
+        """A load beside running steps is not measured: its end is only noticed between two of them."""
+        self.active = turn.batch.model
+        self.counters.switches += 1
+        done = turn.switching.done(now_ns, nbytes=self.ledger.specs[self.active].manifest.image_bytes)
+        if not done.prefetched:
+            self._latency[self.active].saw_switch(done.copy_ns)
+        self._send(done)
+
     def _step(self) -> RunDecode:
         rows = tuple(DecodeRow(s.job.request, s.tokens[-1], s.cached, s.device) for s in self._stepping)
         return RunDecode(self._stepping[0].job.model, rows)
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
-    def _load(self, model: ModelId, now_ns: int, *, spare: int = 0) -> bool:
-        started = self.ledger.load(model, self._expendable(model), spare=spare)
-        if isinstance(started, NoPages):
-            return False
-        self._loading_since[model] = now_ns
-        return True
+    def _load(self, model: ModelId, *, spare: int = 0) -> bool:
+        return not isinstance(self.ledger.load(model, self._expendable(model), spare=spare), NoPages)
 
     def _bring_in_kv(self, batch: Batch, ready: list[Sequence]) -> None:
         """Those that run come first: nobody is brought in to be put away again as soon as they grow."""
@@ -308,14 +306,14 @@ class DecodeCore:
         idle = [model for model in self.ledger.weights.resident() if model not in keep]
         return sorted(idle, key=lambda model: (-position.get(model, len(position)), model))
 
-    def _prepare_next(self, now_ns: int) -> None:
+    def _prepare_next(self) -> None:
         """The next turn's model and KV, while this one decodes, as far as there is room that nobody needs sooner."""
         current, weights = self._stepping[0].job.model, self.ledger.weights
         batch = next((b for b in self._work.upcoming() if b.model != current), None)
         if batch is None:
             return
         if not weights.is_resident(batch.model) and not weights.loading():
-            self.counters.prefetches += self._load(batch.model, now_ns, spare=self.ledger.budget.pages_per_slab)
+            self.counters.prefetches += self._load(batch.model, spare=self.ledger.budget.pages_per_slab)
         if weights.is_resident(batch.model) or weights.is_loading(batch.model):
             for sequence in batch.sequences:
                 shape = sequence.spec.manifest.kv
@@ -363,6 +361,3 @@ class DecodeCore:
     def _flush(self) -> None:
         """Memory effects so far go before whatever relies on them."""
         self._out += self.ledger.drain()
-
-    def latencies(self) -> Mapping[ModelId, Latency]:
-        return self._latency

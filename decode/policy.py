@@ -17,9 +17,9 @@ class WeightedRoundRobin:
     """(1) A request joins a batch of its model that has room, else the instance with the shortest work list;
     (2) a round gives each batch the quota of eq. 2, batches of one model side by side.
 
-    Q_MAX keeps turns from growing for ever, and 4 s suit devices where a switch takes the better part of a second. Where
-    it takes milliseconds, turns of 4 s would save nothing and stall everybody else: then Q_MAX is the turn at which
-    switching takes `switching_share` of a round, c / (c + Σ q).
+    Q_MAX keeps turns from growing for ever, and 4 s suit devices where a switch takes the better part of a second.
+    Where it takes milliseconds, turns of 4 s would save nothing and stall everybody else: then Q_MAX is the turn at
+    which switching takes `switching_share` of a round, c / (c + Σ q).
     """
 
     q_max_ns: int = 4 * NS_PER_S

@@ -185,18 +185,12 @@ class Ledger:
         """Device to host. The device blocks hold their content already: a step or a swap-in has finished."""
         return self._copy(StreamName.SWAP_OUT, shape, device, host, None)
 
-    def progress(self, stream: StreamName, value: int) -> list[ModelId]:
-        """Books what a stream has completed, reclaims move lists; returns the models that became resident."""
+    def progress(self, stream: StreamName, value: int) -> None:
+        """Books what a stream has completed: models that are loaded now, blocks that nothing moves any more."""
         self.transfers.progress(stream, value)
-        self.reclaim()
-        if stream is not StreamName.WEIGHTS:
-            return []
-        arrived = [model for model, event in self.weights.loading() if self.transfers.passed(event)]
-        for model in arrived:
-            self.weights.loaded(model)
-        return arrived
-
-    def reclaim(self) -> None:
+        for model, event in self.weights.loading():
+            if self.transfers.passed(event):
+                self.weights.loaded(model)
         self.device.reclaim(self.transfers.passed)
         self.host.reclaim(self.transfers.passed)
 

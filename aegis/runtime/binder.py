@@ -23,14 +23,13 @@ class Binder:
         self._building: list[tuple[Future[None], AddModel]] = []
 
     def defer(self, event: InstanceEvent, *, busy: bool) -> bool:
-        """Whether the event is kept here. A model dropped while it is being built is never heard of."""
+        """Whether the event is kept here. Of a model dropped while it is being built the core hears that alone."""
         match event:
             case AddModel() if busy or self._building:
                 self._building.append((self._thread.submit(self._build, event), event))
                 return True
-            case DropModel(model) if any(added.spec.model == model for _, added in self._building):
+            case DropModel(model):
                 self._building = [entry for entry in self._building if entry[1].spec.model != model]
-                return True
         return False
 
     def ready(self) -> list[AddModel]:

@@ -106,6 +106,14 @@ class LiveModel:
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+@dataclass(slots=True)
+class _Leaving:
+    """A model that was removed; `instances` are those that have not dropped it yet."""
+
+    instances: set[InstanceId]
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class LiveMarket:
     """Implements `proxy.http.boundary.Market`."""
 
@@ -132,6 +140,8 @@ class LiveMarket:
         self._leases = SlabLeases(budget.host_slabs)
         self._metrics = Metrics()
         self._models: dict[ModelId, LiveModel] = {}
+        self._leaving: dict[ModelId, _Leaving] = {}
+        self._admitting = asyncio.Lock()
         self._tickets: dict[RequestId, LiveTicket] = {}
         self._outbox: defaultdict[InstanceId, list[ToInstance]] = defaultdict(list)
         self._next_request = 0
@@ -217,19 +227,23 @@ class LiveMarket:
             yield source, outcome if isinstance(outcome, ModelRefused) else await self._admit(source, outcome)
 
     async def _admit(self, source: Source, spec: ModelSpec) -> LiveModel | ModelRefused:
-        refusal = self._misfit(spec)
-        if refusal or spec.model in self._models:
-            return ModelRefused(refusal or f"there is already a model named '{spec.model}'")
-        spec, text = await asyncio.to_thread(self._prepare, spec)
-        limit = self._budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
-        model = self._models[spec.model] = LiveModel(spec, text, limit, int(time.time()))
+        async with self._admitting:
+            while spec.model in self._leaving:  # an instance may be in a step of a model that bore this name
+                await self._leaving[spec.model].gone.wait()
+            refusal = self._misfit(spec)
+            if refusal or spec.model in self._models:
+                return ModelRefused(refusal or f"there is already a model named '{spec.model}'")
+            spec, text = await asyncio.to_thread(self._prepare, spec)
+            limit = self._budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
+            model = self._models[spec.model] = LiveModel(spec, text, limit, int(time.time()))
         self.tell(ModelUp(spec, limit))
         self._broadcast(self._up, AddModel(spec))
         if not self._up:
             self._settle(model)
         await model.settled.wait()
         if model.state == "failed":
-            self._forget(spec.model)
+            if self._models.get(spec.model) is model:
+                self._forget(spec.model)
             return ModelRefused(f"{source.root}: {model.detail}")
         return model
 
@@ -258,9 +272,23 @@ class LiveMarket:
 
     def _forget(self, model: ModelId) -> None:
         self.tell(ModelGone(model))
-        del self._models[model]
+        left = self._models.pop(model)
+        if left.state == "loading":
+            left.state, left.detail = "failed", "it was removed"
+            self._settle(left)
         self._broadcast(self._up, DropModel(model))
         self._images.drop(model)
+        if self._up:
+            self._leaving[model] = _Leaving(set(self._up))
+
+    def _dropped(self, model: ModelId, instance: InstanceId) -> None:
+        """The instance has nothing of the model any more."""
+        leaving = self._leaving.get(model)
+        if leaving:
+            leaving.instances.discard(instance)
+            if not leaving.instances:
+                del self._leaving[model]
+                leaving.gone.set()
 
     def _settle(self, model: LiveModel) -> None:
         if model.state == "loading" and model.bound >= self._up:
@@ -293,6 +321,8 @@ class LiveMarket:
         for model in self._models.values():
             model.bound.discard(instance)
             self._settle(model)
+        for leaving in list(self._leaving):
+            self._dropped(leaving, instance)
         self._flush()
 
     def _hear(self, instance: InstanceId, message: FromInstance) -> None:
@@ -305,8 +335,10 @@ class LiveMarket:
             case ModelFailed(model, reason) if model in self._models:
                 self._models[model].state, self._models[model].detail = "failed", reason
                 self._settle(self._models[model])
-            case ModelAdded() | ModelFailed() | ModelDropped():
+            case ModelAdded() | ModelFailed():
                 pass  # of a model that was removed meanwhile
+            case ModelDropped(model):
+                self._dropped(model, instance)
             case NeedSlabs(count):
                 self._lease(self._leases.ask(instance, count))
             case ReturnSlabs(slabs):

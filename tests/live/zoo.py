@@ -23,6 +23,7 @@ SERVED = (
 REFUSED = {
     "bloom": "attention of its own",
     "doge": "masks its attention in a way of its own",
+    "mamba": "state-space",
     "minimax": "linear_attention layers",
     "rwkv": "recurrent state",
 }

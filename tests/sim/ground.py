@@ -11,6 +11,8 @@ from aegis.core.model import KvShape
 from aegis.core.request import EventHandle
 from aegis.core.rng import Stream
 
+MESSAGE_NS = 50_000
+
 Action = Callable[[], None]
 Content = list[int | None]  # the tokens whose KV a block holds
 
@@ -18,8 +20,10 @@ Content = list[int | None]  # the tokens whose KV a block holds
 class Ground:
     """Events of one time happen in the order they were scheduled in."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, jitter_ns: int) -> None:
         self.now_ns = 0
+        self._jitter_ns = jitter_ns
+        self._arrives_ns: defaultdict[str, int] = defaultdict(int)  # the last message of a link
         self.draw = Stream(seed, "world")
         self.log: list[str] = []
         self.host: dict[tuple[KvShape, BlockId], Content] = {}
@@ -30,6 +34,12 @@ class Ground:
     def after(self, delay_ns: int, action: Action) -> None:
         self._sequence += 1
         heapq.heappush(self._heap, (self.now_ns + delay_ns, self._sequence, action))
+
+    def send(self, link: str, action: Action) -> None:
+        """A message takes its time, and none overtakes another on the same link."""
+        at_ns = self.now_ns + MESSAGE_NS + self.draw.below(self._jitter_ns + 1)
+        at_ns = self._arrives_ns[link] = max(at_ns, self._arrives_ns[link])
+        self.after(at_ns - self.now_ns, action)
 
     def run(self) -> None:
         """Until nothing is left to happen."""

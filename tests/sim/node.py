@@ -37,8 +37,6 @@ from prefill.core import PrefillCore
 from tests.sim.ground import Action, Content, Ground
 from tests.sim.pretended import BLOCK_TOKENS, PAGE, next_token
 
-MESSAGE_NS = 50_000
-
 
 @dataclass(slots=True)
 class _Copy:
@@ -108,7 +106,7 @@ class Node:
             match effect:
                 case Send(message):
                     self._note(message)
-                    self._ground.after(MESSAGE_NS, lambda m=message: self._speak(m))  # type: ignore[misc]
+                    self._ground.send(f"from {self.instance}", lambda m=message: self._speak(m))  # type: ignore[misc]
                 case RunPrefill() | RunDecode():
                     self._note(effect)
                     self._step(effect)

@@ -75,6 +75,7 @@ def test_instances_die_when_there_is_little_memory(seed: int) -> None:
         requests=40,
         deaths=8,
         gap_ns=500_000,
+        jitter_ns=5_000_000,
         prompt_max=80,
         output_max=20,
     )
@@ -83,7 +84,17 @@ def test_instances_die_when_there_is_little_memory(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_models_leave_and_come_back(seed: int) -> None:
-    scenario = Scenario(specs=SPECS, pages=16, host_slabs=48, prefills=2, decodes=2, requests=60, removals=6, deaths=2)
+    scenario = Scenario(
+        specs=SPECS,
+        pages=16,
+        host_slabs=48,
+        prefills=2,
+        decodes=2,
+        requests=60,
+        removals=6,
+        deaths=2,
+        jitter_ns=2_000_000,
+    )
     world = play(scenario, seed)
     assert world.readded == scenario.removals
     assert any("was removed" in ended.message for ended in world.ended.values())

@@ -46,7 +46,7 @@ from proxy.sessions import (
     To,
 )
 from tests.sim.ground import Action, Ground
-from tests.sim.node import MESSAGE_NS, Node
+from tests.sim.node import Node
 from tests.sim.pretended import END_TOKEN, PAGE, reference
 
 
@@ -65,6 +65,7 @@ class Scenario:
     cancel_share: float = 0.1
     gap_ns: int = 2_000_000
     q_max_ns: int = 30_000_000
+    jitter_ns: int = 0  # how much later than the fastest a message may come
     prompt_max: int = 120
     output_max: int = 80
 
@@ -80,7 +81,7 @@ class World:
         self.nodes: dict[InstanceId, Node] = {}
         self.lost: list[Node] = []
         self.readded = 0
-        self._ground = Ground(seed)
+        self._ground = Ground(seed, jitter_ns=scenario.jitter_ns)
         self._next_word = 0
         names = [f"prefill-{i}" for i in range(scenario.prefills)] + [f"decode-{i}" for i in range(scenario.decodes)]
         self._budget = Budget(
@@ -257,4 +258,4 @@ class World:
 
     def _deliver(self, instance: InstanceId, message: ToInstance) -> None:
         node = self.nodes[instance]
-        self._ground.after(MESSAGE_NS, lambda: node.feed(message))
+        self._ground.send(f"to {instance}", lambda: node.feed(message))

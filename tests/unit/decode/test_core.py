@@ -13,7 +13,7 @@ from aegis.core.effects import (
     UnmapWeights,
     Untrack,
 )
-from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.ids import InstanceId, RequestId
 from aegis.core.messages import (
     AddModel,
     Cancel,
@@ -565,14 +565,25 @@ def test_dropping_a_model_that_could_not_be_added_is_answered() -> None:
 
 
 def test_latencies_are_learned_from_steps_and_loads() -> None:
-    driven = decode(A, pages=TWO_MODELS_FIT)
+    driven = decode(A, B, pages=20)
     take(driven, 1, A)
     driven.complete(WEIGHTS)
     driven.complete(IN)
     driven.stepped(2, after_ns=50_000_000)
-    latency = driven.core._latency[ModelId("m0")]
+    latency = driven.core._latency[A.model]
     assert latency.switch_ns() == pytest.approx(1_000_000, rel=0.1)
     assert latency.decode_ns(10) == pytest.approx(50_000_000, rel=0.1)
+
+
+def test_a_prefetch_is_not_taken_for_a_measurement() -> None:
+    """Its end is noticed when the step beside it is over."""
+    driven = two_turns(20, A, B)
+    before = driven.core._latency[B.model].switch_ns()
+    driven.stepped(2, after_ns=50_000_000)
+    settle(driven)
+    while running(driven) != [2]:
+        step(driven)
+    assert driven.core._latency[B.model].switch_ns() == before
 
 
 def test_what_is_not_for_a_core_is_a_bug() -> None:

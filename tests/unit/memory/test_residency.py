@@ -13,7 +13,7 @@ from memory.bump import BumpBuffer
 from memory.pages import NoPages, PagePool
 from memory.residency import Admitted, Residency
 
-SIZES = {ModelId("a"): 2, ModelId("b"): 3, ModelId("c"): 5, ModelId("d"): 7}
+SIZES = {ModelId("a"): 2, ModelId("b"): 3, ModelId("b2"): 3, ModelId("c"): 5, ModelId("d"): 7}
 models = st.sampled_from(sorted(SIZES))
 
 
@@ -92,6 +92,14 @@ def test_r2_a_loading_model_is_no_victim() -> None:
     held.loaded(ModelId("a"))
     assert held.admit(ModelId("c"), [ModelId("a")]) == Admitted(tuple(PageId(p) for p in range(5)), (ModelId("a"),))
     assert pool.free == 0
+
+
+def test_no_more_leave_than_have_to() -> None:
+    _, held = residency(5)
+    for model in (ModelId("a"), ModelId("b")):
+        held.admit(model, [])
+    admitted = held.admit(ModelId("b2"), [ModelId("b"), ModelId("a")])
+    assert isinstance(admitted, Admitted) and admitted.evicted == (ModelId("b"),)
 
 
 def test_a_refusal_evicts_nobody() -> None:

@@ -240,6 +240,19 @@ def test_prefetching_evicts_only_models_that_nobody_waits_for() -> None:
     assert driven.loads == [A.model, B.model, C.model], "B runs and C is next"
 
 
+def test_prefetching_takes_nothing_from_a_model_that_somebody_waits_for() -> None:
+    driven = prefill(A, B, C, pages=TWO_MODELS_FIT)
+    driven.on(Submit(make_job(1, C), 1))
+    driven.complete(WEIGHTS)
+    finish(driven)
+    for request, spec in enumerate((A, B, C), start=2):
+        driven.on(Submit(make_job(request, spec), request))
+    driven.complete(WEIGHTS)
+    assert ran(driven) == [1, 2] and driven.loads == [C.model, A.model], "C stays, though B comes before it"
+    finish(driven)
+    assert driven.asked(UnmapWeights, driven.effects) == [UnmapWeights(A.model)]
+
+
 def test_prefetching_leaves_room_for_the_running_groups_kv() -> None:
     """Else the model would be evicted for the next job, and brought in again while that one runs, and so on."""
     driven = prefill(WIDE, B, pages=3 + 3 + 2)
