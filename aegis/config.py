@@ -37,6 +37,7 @@ Size = Annotated[
 Count = Annotated[int, Field(ge=1), BeforeValidator(_not_a_bool)]
 Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_not_a_bool)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_not_a_bool)]
+Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValidator(_not_a_bool)]
 Dtype = Literal["auto", "float32", "bfloat16"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -119,6 +120,9 @@ class DecodeScheduling(Section):
     """Weighted round robin (Aegaeon, Algorithm 2, equations 2 and 3)."""
 
     q_max_s: Positive = Field(default=4.0, description="Longest turn of a batch, seconds")
+    switching_share: Share = Field(
+        default=0.05, description="Turns end earlier where switching would take less of a round than this; 0: never"
+    )
 
 
 class Scheduling(Section):

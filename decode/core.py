@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from aegis.core.effects import DecodeRow, Effect, RunDecode, Send, StreamName, Track, Untrack
 from aegis.core.estimators import Hardware, Latency
-from aegis.core.events import InstanceEvent, Progress, Stepped
+from aegis.core.events import InstanceEvent, Progress, StepFailed, Stepped
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.messages import (
     AddModel,
     Adopt,
+    Broken,
     Cancel,
     DropModel,
     ForgetPeer,
@@ -68,6 +69,8 @@ class DecodeCore:
                 self._adopt(event)
             case Stepped():
                 self._stepped(event)
+            case StepFailed():
+                self._step_failed(event)
             case Progress():
                 self._progress(event)
             case Cancel():
@@ -149,6 +152,15 @@ class DecodeCore:
             self._send(Tokens(job.request, job.attempt, index, (token,), finish))
             if finish:
                 self._leave(sequence)
+
+    def _step_failed(self, event: StepFailed) -> None:
+        stepped, self._stepping = self._stepping, ()
+        for sequence in stepped:
+            if sequence.gone:
+                self._kv.drop(sequence)
+                continue
+            self._send(Broken(sequence.job.request, sequence.job.attempt, event.reason))
+            self._leave(sequence)
 
     def _progress(self, event: Progress) -> None:
         self.ledger.progress(event.stream, event.value)

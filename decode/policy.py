@@ -39,7 +39,7 @@ class WeightedRoundRobin:
     def _worthwhile_ns(self, batches: Sequence[BatchView]) -> int:
         c = switches_ns(batches)
         share = self.switching_share
-        return round(c * (1 - share) / (share * len(batches))) if c else self.q_max_ns
+        return round(c * (1 - share) / (share * len(batches))) if c and share else self.q_max_ns
 
 
 def switches_ns(batches: Sequence[BatchView]) -> int:

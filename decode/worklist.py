@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from aegis.core.ids import ModelId
 from aegis.core.switching import Switching
-from aegis.core.views import BatchView, RoundPolicy, Turn
+from aegis.core.views import MAX_BATCH, BatchView, RoundPolicy, Turn
 from decode.sequences import Sequence
 
-MAX_BATCH = 64
 LOOKAHEAD_BLOCKS = 4  # room for growth a sequence is counted with when it joins a batch (Aegaeon's artifact)
 
 

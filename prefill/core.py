@@ -14,11 +14,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from aegis.core.effects import Effect, RunPrefill, Send, Untrack
-from aegis.core.events import InstanceEvent, Progress, Stepped
+from aegis.core.events import InstanceEvent, Progress, StepFailed, Stepped
 from aegis.core.ids import BlockId, InstanceId, ModelId, RequestId
 from aegis.core.messages import (
     AddModel,
     Adopt,
+    Broken,
     Cancel,
     DropModel,
     ForgetPeer,
@@ -104,6 +105,8 @@ class PrefillCore:
                 self._submit(event)
             case Stepped():
                 self._stepped(event)
+            case StepFailed():
+                self._step_failed(event)
             case Progress():
                 self.ledger.progress(event.stream, event.value)
             case Cancel():
@@ -293,6 +296,16 @@ class PrefillCore:
             return
         self._report_prompt(job, event)
         self._hand_over(running, shape, token, event.duration_ns)
+
+    def _step_failed(self, event: StepFailed) -> None:
+        running, self._running = self._running, None
+        assert running is not None
+        job, shape = running.job, self.ledger.specs[running.job.model].manifest.kv
+        self._out.append(Untrack(job.request))
+        self.ledger.device.free(shape, running.device)
+        self.ledger.host.free(shape, running.host)
+        if not running.cancelled:
+            self._send(Broken(job.request, job.attempt, event.reason))
 
     def _report_prompt(self, job: Job, event: Stepped) -> None:
         if event.prompt:

@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.views import GroupView, ListView, QueueView
-
-MAX_BATCH = 64
+from aegis.core.views import MAX_BATCH, GroupView, ListView, QueueView
 
 
 @dataclass(slots=True)
@@ -21,38 +19,50 @@ class _Group:
     model: ModelId
     size: int = 0
     waiting: dict[RequestId, int] = field(default_factory=dict)  # prefill tokens
+    view: GroupView | None = None  # until the group changes
+
+    def seen(self) -> GroupView:
+        if self.view is None:
+            self.view = GroupView(self.group, self.model, self.size, tuple(self.waiting.values()))
+        return self.view
 
 
 class PrefillMirror:
     """The queue of one prefill instance."""
 
-    __slots__ = ("_groups", "_next", "instance", "running")
+    __slots__ = ("_group_of", "_groups", "_next", "instance", "running")
 
     def __init__(self, instance: InstanceId) -> None:
         self.instance = instance
         self.running: ModelId | None = None
         self._groups: dict[int, _Group] = {}
+        self._group_of: dict[RequestId, _Group] = {}
         self._next = 0
 
     def view(self) -> QueueView:
-        groups = (GroupView(g.group, g.model, g.size, tuple(g.waiting.values())) for g in self._groups.values())
-        return QueueView(self.instance, tuple(groups), self.running)
+        return QueueView(self.instance, tuple(group.seen() for group in self._groups.values()), self.running)
 
     def add(self, request: RequestId, model: ModelId, tokens: int, group: int | None) -> int:
         """Returns the group joined; None makes a new one."""
         if group is None:
             self._next += 1
-            group = self._next
-            self._groups[group] = _Group(group, model)
-        self._groups[group].size += 1
-        self._groups[group].waiting[request] = tokens
-        return group
+            self._groups[self._next] = _Group(self._next, model)
+        joined = self._groups[self._next if group is None else group]
+        joined.size += 1
+        joined.waiting[request] = tokens
+        joined.view = None
+        self._group_of[request] = joined
+        return joined.group
 
     def remove(self, request: RequestId) -> None:
         """The request was prefilled or cancelled. A group with nobody waiting has left the queue."""
-        for group in list(self._groups.values()):
-            if group.waiting.pop(request, None) is not None and not group.waiting:
-                del self._groups[group.group]
+        group = self._group_of.pop(request, None)
+        if group is None:
+            return
+        del group.waiting[request]
+        group.view = None
+        if not group.waiting:
+            del self._groups[group.group]
 
 
 class DecodeMirror:

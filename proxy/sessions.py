@@ -41,7 +41,10 @@ from aegis.core.views import DecodePolicy, PrefillPolicy
 from proxy.dispatch import DecodeMirror, PrefillMirror
 
 MAX_LOSSES = 3
-"""A request that has seen so many instances die under it is failed: it may be what kills them."""
+"""A request that has seen so many instances die while it was running on them is failed: it may be what kills them."""
+
+MAX_REPLAYS = 10
+"""The same for deaths of whatever it was waiting on: what was running may not have had the time to say so."""
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
@@ -83,7 +86,10 @@ class InstanceDown:
 
 @dataclass(frozen=True, slots=True)
 class ModelUp:
-    """`capacity_tokens`: what a decode instance holds of its KV beside its weights."""
+    """Every living instance has bound it: its requests may be placed, those that wait too.
+
+    `capacity_tokens`: what a decode instance holds of its KV beside its weights.
+    """
 
     spec: ModelSpec
     capacity_tokens: int
@@ -154,6 +160,7 @@ class _Session:
     kv: KvHandle | None = None  # handed over and not adopted yet
     prompt_reported: bool = False
     losses: int = 0
+    deaths: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +206,7 @@ class SessionCore:
             case ModelUp(spec, capacity_tokens):
                 self._latency[spec.model] = Latency(spec.manifest, self._hardware)
                 self._capacity[spec.model] = capacity_tokens
+                self._place_waiting()
             case ModelGone(model):
                 self._model_gone(model)
         out, self._out = self._out, []
@@ -212,14 +220,19 @@ class SessionCore:
 
     def _place_prefill(self, request: RequestId) -> None:
         session = self._sessions[request]
-        if not self._prefills:
-            return  # placed when one comes up
         job = session.job
+        if not self._prefills or job.model not in self._latency:
+            return  # placed when an instance, or the model, comes up
         queues = [mirror.view() for _, mirror in sorted(self._prefills.items())]
         chosen = self._prefill_policy.place(job.model, queues, self._latency)
         group = self._prefills[chosen.instance].add(request, job.model, job.prefill_tokens, chosen.group)
         session.prefill = chosen.instance
         self._out.append(To(chosen.instance, Submit(job, group)))
+
+    def _place_waiting(self) -> None:
+        waiting = [r for r, s in self._sessions.items() if s.state is State.QUEUED and s.prefill is None]
+        for request in sorted(waiting):
+            self._place_prefill(request)
 
     def _place_decode(self, request: RequestId) -> None:
         session = self._sessions[request]
@@ -319,9 +332,7 @@ class SessionCore:
     def _up(self, instance: InstanceId, prefill: bool) -> None:
         if prefill:
             self._prefills[instance] = PrefillMirror(instance)
-            waiting = [r for r, s in self._sessions.items() if s.state is State.QUEUED and s.prefill is None]
-            for request in sorted(waiting):
-                self._place_prefill(request)
+            self._place_waiting()
         else:
             self._decodes[instance] = DecodeMirror(instance)
             for request in sorted(r for r, s in self._sessions.items() if s.kv is not None):
@@ -341,10 +352,12 @@ class SessionCore:
                     self._release(handle.owner, request, attempt)
         for request in sorted(lost):
             session = self._sessions[request]
-            session.losses += 1
+            session.deaths += 1
+            session.losses += session.state in (State.PREFILLING, State.DECODING)
             self._stop_work(request)
-            if session.losses >= MAX_LOSSES:
-                self._end(request, Step.FAIL, message=f"the instance serving this request was lost {MAX_LOSSES} times")
+            if session.losses >= MAX_LOSSES or session.deaths >= MAX_REPLAYS:
+                message = f"the instance serving this request was lost {session.deaths} times"
+                self._end(request, Step.FAIL, message=message)
             else:
                 self._replay(request)
 

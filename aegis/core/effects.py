@@ -1,5 +1,6 @@
 """What an instance core asks its shell to do. Performed in order; a `Run…` is always the last of a list and is answered
-by exactly one `Stepped`. Copies are answered by `Progress`; the rest is done when the shell returns to the core."""
+by exactly one `Stepped` or `StepFailed`. Copies are answered by `Progress`; the rest is done when the shell returns to
+the core."""
 
 from __future__ import annotations
 

@@ -27,4 +27,11 @@ class Stepped:
     prompt: tuple[Token, ...] = ()
 
 
-InstanceEvent = ToInstance | Progress | Stepped
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    """In place of `Stepped`: the engine raised, no row has a token. `reason` is for the client."""
+
+    reason: str
+
+
+InstanceEvent = ToInstance | Progress | Stepped | StepFailed

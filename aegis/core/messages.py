@@ -1,7 +1,7 @@
 """What crosses between the proxy process and the instances: control only, never KV bytes.
 
 Each is an event to the core that receives it and an effect of the core that sends it. Encoded as msgpack by the
-transport. Messages about a request carry its `attempt`; a receiver drops those of another attempt (they come from a
+transport. Messages about one request carry its `attempt`; a receiver drops those of another attempt (they come from a
 process that was lost in the meantime).
 """
 
@@ -158,7 +158,7 @@ class GaveUp(Struct, frozen=True, tag=True):
 
 
 class Broken(Struct, frozen=True, tag=True):
-    """The request cannot be run here for a reason that trying again would not change."""
+    """The engine failed on a step the request was part of. Trying again would do the same, so it ends."""
 
     request: RequestId
     attempt: int

@@ -9,6 +9,9 @@ from typing import Protocol
 from aegis.core.estimators import Latency
 from aegis.core.ids import InstanceId, ModelId
 
+MAX_BATCH = 64
+"""Sequences in a decode batch, whatever room there is."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
@@ -47,11 +50,11 @@ class PrefillPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ListView:
-    """A decode instance's work list: sequences per model, in no particular order, and how many batches they make."""
+    """A decode instance's work list: how long it is, and which models have a batch with room."""
 
     instance: InstanceId
     batches: int
-    open_models: frozenset[ModelId]  # with a batch that has room
+    open_models: frozenset[ModelId]
 
 
 class DecodePolicy(Protocol):

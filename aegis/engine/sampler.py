@@ -4,6 +4,9 @@ The order is: logit bias, min_tokens, penalties, temperature, min_p, top_k, top_
 its own logits and its own state alone, so a seeded request gets the same tokens whatever it is batched with: token i
 of a request is found with one uniform number, the first of `Stream(seed, "sample", i)`, by inverting the cumulative
 distribution in float64 over a stable descending sort. Rows that are greedy without any extras cost one argmax in all.
+
+Whatever the logits and parameters, a token of the vocabulary comes out: a NaN counts as banned, an overflow as the
+largest number, and where everything is banned, nothing is.
 """
 
 from __future__ import annotations
@@ -85,9 +88,9 @@ class Sampler:
         if all(state.plain for state in states):
             for state in states:
                 state.generated += 1
-            return [Token(token) for token in logits.argmax(-1).tolist()]
+            return [Token(token) for token in _likeliest(logits).tolist()]
         raw = logits.float()
-        chosen = _choose(states, _adjust(states, raw))
+        chosen = _choose(states, _drawable(_adjust(states, raw), raw))
         for state, token in zip(states, chosen, strict=True):
             state.generated += 1
             if state.counts is not None and state.seen is not None:
@@ -114,25 +117,43 @@ def _report(logits: torch.Tensor, chosen: Sequence[int], tops: Sequence[int]) ->
 
 def _adjust(states: Sequence[_State], raw: torch.Tensor) -> torch.Tensor:
     """Bias, min_tokens and penalties. `raw` itself is returned where nothing is asked for."""
-    logits = raw
+    logits, vocab = raw, raw.shape[1]
     for row, state in enumerate(states):
         sampling = state.sampling
-        banned = sampling.stop_token_ids if state.generated < sampling.min_tokens else ()
-        if not (sampling.logit_bias or banned):
+        biased = [(token, bias) for token, bias in sampling.logit_bias if token < vocab]
+        early = state.generated < sampling.min_tokens
+        banned = [token for token in sampling.stop_token_ids if token < vocab] if early else []
+        if not (biased or banned):
             continue
         if logits is raw:
             logits = raw.clone()
-        if sampling.logit_bias:
-            ids, biases = zip(*sampling.logit_bias, strict=True)
+        if biased:
+            ids, biases = zip(*biased, strict=True)
             logits[row].index_add_(0, torch.tensor(ids, device=raw.device), torch.tensor(biases, device=raw.device))
         if banned:
-            logits[row, list(banned)] = -torch.inf
+            logits[row, banned] = -torch.inf
     rows = [row for row, state in enumerate(states) if _penalised(state.sampling)]
     if rows:
         if logits is raw:
             logits = raw.clone()
         logits[rows] = _penalise([states[row] for row in rows], logits[rows])
     return logits
+
+
+def _likeliest(logits: torch.Tensor) -> torch.Tensor:
+    best = logits.argmax(-1)
+    greatest = logits.gather(1, best[:, None])  # of a row with a NaN: that NaN
+    return best if bool(greatest.isfinite().all()) else _drawable(logits, logits).argmax(-1)
+
+
+def _drawable(logits: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+    """`logits` with a finite maximum in every row: that of `raw` where everything is banned."""
+    if bool(logits.amax(-1).isfinite().all()):
+        return logits
+    least, most = torch.finfo(logits.dtype).min, torch.finfo(logits.dtype).max
+    logits = logits.nan_to_num(nan=-torch.inf, posinf=most, neginf=-torch.inf)
+    barren = logits.amax(-1, keepdim=True) == -torch.inf
+    return torch.where(barren, raw.nan_to_num(nan=least, posinf=most, neginf=least), logits)
 
 
 def _penalise(states: Sequence[_State], logits: torch.Tensor) -> torch.Tensor:
@@ -156,8 +177,8 @@ def _penalise(states: Sequence[_State], logits: torch.Tensor) -> torch.Tensor:
 def _count(state: _State, vocab: int, device: torch.device) -> None:
     history = torch.tensor(state.history, dtype=torch.int64)
     output = history[state.prompt_tokens :]
-    state.counts = torch.bincount(output, minlength=vocab).to(device, torch.float32)
-    state.seen = (torch.bincount(history, minlength=vocab) > 0).to(device)
+    state.counts = torch.bincount(output, minlength=vocab)[:vocab].to(device, torch.float32)
+    state.seen = (torch.bincount(history, minlength=vocab)[:vocab] > 0).to(device)
     state.history = ()
 
 
@@ -178,9 +199,9 @@ def _draw(states: Sequence[_State], logits: torch.Tensor) -> list[int]:
         return torch.tensor(list(values), dtype=torch.float64, device=logits.device)[:, None]
 
     samplings = [state.sampling for state in states]
-    scaled = logits.double() / column(sampling.temperature for sampling in samplings)
-    ordered, ids = scaled.sort(stable=True, dim=-1, descending=True)
-    weights = (ordered - ordered[:, :1]).exp()  # of the likeliest token: 1
+    ordered, ids = logits.double().sort(stable=True, dim=-1, descending=True)
+    behind = ordered - ordered[:, :1]  # before the temperature, which might overflow them
+    weights = (behind / column(sampling.temperature for sampling in samplings)).exp()  # of the likeliest token: 1
     weights = weights.where(weights >= column(sampling.min_p for sampling in samplings), 0)
     vocab = logits.shape[1]
     rank = torch.arange(vocab, device=logits.device)

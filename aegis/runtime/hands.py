@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from aegis.core.effects import Bind, Effect, RunDecode, RunPrefill, Send, Track, Unbind, Untrack
 from aegis.core.errors import UserError
-from aegis.core.events import InstanceEvent, Stepped
+from aegis.core.events import InstanceEvent, StepFailed, Stepped
 from aegis.core.ids import ModelId
 from aegis.core.messages import DropModel, FromInstance, ModelAdded, ModelFailed
 from aegis.device.mover import Mover
 from aegis.engine.base import Engine
 from aegis.runtime.link import InstanceLink
+from aegis.telemetry.logs import log
 from decode.worker import DecodeWorker
 from prefill.worker import PrefillWorker
+
+_logger = logging.getLogger(__name__)
 
 
 class Hands:
@@ -53,12 +57,17 @@ class Hands:
         self._flush(outbox)
         return answers
 
-    def _step(self, effect: RunPrefill | RunDecode) -> Stepped:
-        match self._worker, effect:
-            case PrefillWorker() as worker, RunPrefill():
-                return worker.step(effect)
-            case DecodeWorker() as worker, RunDecode():
-                return worker.step(effect)
+    def _step(self, effect: RunPrefill | RunDecode) -> Stepped | StepFailed:
+        """A step on which the engine raises costs its own requests, not the instance."""
+        try:
+            match self._worker, effect:
+                case PrefillWorker() as worker, RunPrefill():
+                    return worker.step(effect)
+                case DecodeWorker() as worker, RunDecode():
+                    return worker.step(effect)
+        except Exception as error:  # noqa: BLE001 - whatever a model did to the engine
+            log(_logger, logging.ERROR, "step failed", {}, exc_info=True)
+            return StepFailed(f"the model failed on this request ({type(error).__name__})")
         raise AssertionError(f"{type(effect).__name__} is not for {type(self._worker).__name__}")
 
     def _attach(self, bind: Bind) -> bool:

@@ -115,7 +115,8 @@ class Instance:
         ledger = Ledger(budget, {name: self._mover.words[name] for name in StreamName}, address_pages=ADDRESS_PAGES)
         if settings.prefill:
             return PrefillCore(settings.instance, ledger)
-        return DecodeCore(settings.instance, ledger, WeightedRoundRobin(settings.q_max_ns), Hardware())
+        policy = WeightedRoundRobin(settings.q_max_ns, settings.switching_share)
+        return DecodeCore(settings.instance, ledger, policy, Hardware())
 
     def _make_worker(self) -> PrefillWorker | DecodeWorker:
         if self._settings.prefill:

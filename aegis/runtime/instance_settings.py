@@ -23,6 +23,7 @@ class InstanceSettings(Struct, frozen=True, kw_only=True):
     host_slabs: int
     instances: int
     q_max_ns: int
+    switching_share: float
     check_laws: bool = False
 
     @property

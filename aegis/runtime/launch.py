@@ -128,6 +128,7 @@ async def _market(config: Config, budget: Budget) -> AsyncIterator[LiveMarket]:
             host_slabs=budget.host_slabs,
             instances=len(names),
             q_max_ns=q_max_ns,
+            switching_share=config.scheduling.decode.switching_share,
             check_laws=config.memory.debug,
         )
         pool = market.pool = Pool(template, names, link, words, market.lost)

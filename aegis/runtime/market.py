@@ -277,18 +277,20 @@ class LiveMarket:
             left.state, left.detail = "failed", "it was removed"
             self._settle(left)
         self._broadcast(self._up, DropModel(model))
-        self._images.drop(model)
-        if self._up:
-            self._leaving[model] = _Leaving(set(self._up))
+        self._leaving[model] = _Leaving(set(self._up))
+        self._let_go(model)
 
     def _dropped(self, model: ModelId, instance: InstanceId) -> None:
         """The instance has nothing of the model any more."""
-        leaving = self._leaving.get(model)
-        if leaving:
-            leaving.instances.discard(instance)
-            if not leaving.instances:
-                del self._leaving[model]
-                leaving.gone.set()
+        if model in self._leaving:
+            self._leaving[model].instances.discard(instance)
+            self._let_go(model)
+
+    def _let_go(self, model: ModelId) -> None:
+        """Once all instances have dropped it: until then they may have the image's path before them."""
+        if not self._leaving[model].instances:
+            self._leaving.pop(model).gone.set()
+            self._images.drop(model)
 
     def _settle(self, model: LiveModel) -> None:
         if model.state == "loading" and model.bound >= self._up:

@@ -72,8 +72,8 @@ def zoo_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def zoo_server(tmp_path_factory: pytest.TempPathFactory, cache: Path, zoo_dir: Path) -> Iterator[Server]:
-    """Serves many architectures in little memory, the accounting laws checked; its instances get killed."""
-    options = ["--models", str(zoo_dir), "--dtype", "float32", "--device-memory", zoo.MEMORY]
+    """Serves many architectures in very little memory, the accounting laws checked; its instances get killed."""
+    options = ["--models", str(zoo_dir), "--dtype", "float32", *zoo.MEMORY]
     with launched(tmp_path_factory.mktemp("zoo-server"), cache, *options, "--debug-memory") as running:
         running.wait_for_ready()
         yield running

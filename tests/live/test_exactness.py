@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aegis.core.rng import Stream as Draws
@@ -16,6 +17,14 @@ PROMPT_TOKENS_MAX = 400
 OUTPUT_TOKENS_MIN, OUTPUT_TOKENS_MAX = 16, 200
 MARGIN_MIN = 3e-5  # some ten times what rounding makes of a batch of another size
 SWITCHES_MIN = PREEMPTIONS_MIN = 50
+FIGURES = (
+    "model_switches_total",
+    "num_preemptions_total",
+    "request_replays_total",
+    "instance_prefetches_total",
+    "instance_steps_total",
+    "instance_given_up_total",
+)
 _WORDS = ["the", "cat", "and", "the", "hat", "sat", "on", "the", "mat", "then", "they", "ran", "and", "ran", "again"]
 
 
@@ -54,7 +63,7 @@ def _draw(model: str, number: int, reference: Reference, draws: Draws) -> Case:
 
 
 def test_64_streams_over_eight_models_are_what_transformers_generates(
-    server: Server, references: dict[str, Reference], record_property
+    server: Server, references: dict[str, Reference], record_property: Callable[[str, object], None]
 ) -> None:
     cases = [_case(model, n, references[model]) for n in range(STREAMS_PER_MODEL) for model in MARKET]
     before = server.metrics()
@@ -75,13 +84,3 @@ def test_64_streams_over_eight_models_are_what_transformers_generates(
     assert seen["num_preemptions_total"] >= PREEMPTIONS_MIN
     for instance in after.instances():
         assert after.total("engine_initialisations_total", instance=instance) == 1
-
-
-FIGURES = (
-    "model_switches_total",
-    "num_preemptions_total",
-    "request_replays_total",
-    "instance_prefetches_total",
-    "instance_steps_total",
-    "instance_given_up_total",
-)

@@ -27,8 +27,9 @@ REFUSED = {
     "minimax": "linear_attention layers",
     "rwkv": "recurrent state",
 }
-MEMORY = "8MiB"
-"""Four pages; a model takes one, a slab of KV another."""
+MEMORY = ("--device-memory", "8MiB", "--host-memory", "24MiB")
+"""Four pages, of which a model takes one and a slab of KV another, and six slabs of the host, fewer than there are
+models: KV is given up and prefilled again."""
 
 
 def write(directory: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from aegis.core.effects import (
     CopyBlocks,
@@ -33,16 +33,17 @@ PEER_WORD = 99
 WORDS = {name: i for i, name in enumerate(StreamName)}
 
 T = TypeVar("T")
+Core = TypeVar("Core", bound=PrefillCore | DecodeCore)
 
 
-class Driven:
+class Driven(Generic[Core]):
     """`effects` is all the core ever asked for, `last` what the latest event made it ask for. Each event takes 1 ms.
 
     A node of `slabs` host slabs answers at once; with None the test answers itself.
     """
 
-    def __init__(self, core: PrefillCore | DecodeCore, specs: Sequence[ModelSpec], *, slabs: int | None) -> None:
-        self.core = core
+    def __init__(self, core: Core, specs: Sequence[ModelSpec], *, slabs: int | None) -> None:
+        self.core: Core = core
         self.now_ns = 0
         self.effects: list[Effect] = []
         self.last: list[Effect] = []
@@ -115,11 +116,13 @@ def ledger(pages: int, *, host_slabs: int = 64) -> Ledger:
     return Ledger(budget(pages, host_slabs=host_slabs), WORDS, address_pages=1000)
 
 
-def prefill(*specs: ModelSpec, pages: int, slabs: int | None = 64) -> Driven:
+def prefill(*specs: ModelSpec, pages: int, slabs: int | None = 64) -> Driven[PrefillCore]:
     return Driven(PrefillCore(InstanceId("prefill-0"), ledger(pages)), specs, slabs=slabs)
 
 
-def decode(*specs: ModelSpec, pages: int, slabs: int | None = 64, policy: RoundPolicy | None = None) -> Driven:
+def decode(
+    *specs: ModelSpec, pages: int, slabs: int | None = 64, policy: RoundPolicy | None = None
+) -> Driven[DecodeCore]:
     core = DecodeCore(InstanceId("decode-0"), ledger(pages), policy or WeightedRoundRobin(), Hardware())
     return Driven(core, specs, slabs=slabs)
 

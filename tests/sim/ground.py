@@ -20,8 +20,9 @@ Content = list[int | None]  # the tokens whose KV a block holds
 class Ground:
     """Events of one time happen in the order they were scheduled in."""
 
-    def __init__(self, seed: int, *, jitter_ns: int) -> None:
+    def __init__(self, seed: int, *, jitter_ns: int, failing_share: float) -> None:
         self.now_ns = 0
+        self.failing_share = failing_share
         self._jitter_ns = jitter_ns
         self._arrives_ns: defaultdict[str, int] = defaultdict(int)  # the last message of a link
         self.draw = Stream(seed, "world")

@@ -27,7 +27,7 @@ from aegis.core.effects import (
     UnmapWeights,
     Untrack,
 )
-from aegis.core.events import InstanceEvent, Progress, Stepped
+from aegis.core.events import InstanceEvent, Progress, StepFailed, Stepped
 from aegis.core.ids import BlockId, InstanceId, ModelId, PageId, RequestId, SlabId
 from aegis.core.messages import FromInstance
 from aegis.core.model import KvShape
@@ -81,11 +81,11 @@ class Node:
         """A stepping instance looks at messages when its step is over, as a real one does."""
         if not self.alive:
             return
-        if self._stepping and not isinstance(event, Stepped):
+        if self._stepping and not isinstance(event, Stepped | StepFailed):
             self._inbox.append(event)
             return
         events = [event]
-        if isinstance(event, Stepped):
+        if isinstance(event, Stepped | StepFailed):
             self._stepping = False
             events, self._inbox = [event, *self._inbox], []
         while events and not self._stepping:
@@ -134,7 +134,9 @@ class Node:
         assert not self._stepping
         self._stepping = True
         stepped = self._prefill(effect) if isinstance(effect, RunPrefill) else self._decode(effect)
-        self._ground.after(stepped.duration_ns, lambda: self.feed(stepped))
+        fails = self._ground.draw.uniform() < self._ground.failing_share
+        answer = StepFailed("drawn") if fails else stepped
+        self._ground.after(stepped.duration_ns, lambda: self.feed(answer))
 
     def _memory(self, effect: Effect) -> None:
         draw = self._ground.draw

@@ -41,6 +41,14 @@ def test_little_memory_anywhere() -> None:
     assert all(play(scenario, seed).decode_counters()[0].given_up > 0 for seed in range(4))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_the_engine_fails_now_and_then(seed: int) -> None:
+    """Who was in the step is told so; nobody else notices, and no memory stays behind."""
+    scenario = Scenario(specs=SPECS, pages=16, host_slabs=48, prefills=2, decodes=2, requests=60, failing_share=0.01)
+    failed = [ended for ended in play(scenario, seed).ended.values() if ended.state == "failed"]
+    assert failed and all(ended.message == "drawn" for ended in failed)
+
+
 @pytest.mark.parametrize("prefills", [2, 3])
 @pytest.mark.parametrize("seed", range(4))
 def test_instances_compete_for_the_last_host_slabs(prefills: int, seed: int) -> None:

@@ -63,6 +63,7 @@ class Scenario:
     deaths: int = 0
     removals: int = 0
     cancel_share: float = 0.1
+    failing_share: float = 0.0  # of steps on which the engine raises
     gap_ns: int = 2_000_000
     q_max_ns: int = 30_000_000
     jitter_ns: int = 0  # how much later than the fastest a message may come
@@ -81,7 +82,7 @@ class World:
         self.nodes: dict[InstanceId, Node] = {}
         self.lost: list[Node] = []
         self.readded = 0
-        self._ground = Ground(seed, jitter_ns=scenario.jitter_ns)
+        self._ground = Ground(seed, jitter_ns=scenario.jitter_ns, failing_share=scenario.failing_share)
         self._next_word = 0
         names = [f"prefill-{i}" for i in range(scenario.prefills)] + [f"decode-{i}" for i in range(scenario.decodes)]
         self._budget = Budget(

@@ -13,9 +13,11 @@ from aegis.core.effects import (
     UnmapWeights,
     Untrack,
 )
+from aegis.core.events import StepFailed
 from aegis.core.ids import InstanceId, RequestId
 from aegis.core.messages import (
     AddModel,
+    Broken,
     Cancel,
     DropModel,
     ForgetPeer,
@@ -34,6 +36,7 @@ from aegis.core.messages import (
 )
 from aegis.core.model import ModelSpec
 from aegis.core.request import FinishReason, Token
+from decode.core import DecodeCore
 from decode.policy import WeightedRoundRobin
 from decode.sequences import Where
 from tests.sim.driven import PEER, PEER_WORD, Driven, adopt, decode, make_job
@@ -46,22 +49,22 @@ WEIGHTS, IN, OUT = StreamName.WEIGHTS, StreamName.SWAP_IN, StreamName.SWAP_OUT
 STEP_NS = 1_000_000
 
 
-def take(driven: Driven, request: int, spec: ModelSpec, *, prompt: int = 10, max_tokens: int = 100) -> None:
+def take(driven: Driven[DecodeCore], request: int, spec: ModelSpec, *, prompt: int = 10, max_tokens: int = 100) -> None:
     driven.on(adopt(make_job(request, spec, prompt=prompt, max_tokens=max_tokens), spec, first_block=100 * request))
 
 
-def step(driven: Driven, token: int = 2) -> list[int]:
+def step(driven: Driven[DecodeCore], token: int = 2) -> list[int]:
     """One step ends; the requests whose rows run next."""
     rows = driven.asked(RunDecode, driven.effects)[-1].rows
     driven.stepped(*[token] * len(rows))
     return running(driven)
 
 
-def running(driven: Driven) -> list[int]:
+def running(driven: Driven[DecodeCore]) -> list[int]:
     return [row.request for run in driven.asked(RunDecode) for row in run.rows]
 
 
-def settle(driven: Driven) -> None:
+def settle(driven: Driven[DecodeCore]) -> None:
     """Whatever is under way completes."""
     while any(driven.under_way(stream) for stream in (WEIGHTS, OUT, IN)):
         for stream in (WEIGHTS, OUT, IN):
@@ -69,12 +72,14 @@ def settle(driven: Driven) -> None:
                 driven.complete(stream)
 
 
-def short_turns(*specs: ModelSpec, pages: int, slabs: int | None = 64) -> Driven:
+def short_turns(*specs: ModelSpec, pages: int, slabs: int | None = 64) -> Driven[DecodeCore]:
     """A turn is over after each step."""
     return decode(*specs, pages=pages, slabs=slabs, policy=WeightedRoundRobin(q_max_ns=1))
 
 
-def two_turns(pages: int, first: ModelSpec = WIDE, second: ModelSpec = WIDE_2, *, slabs: int | None = 64) -> Driven:
+def two_turns(
+    pages: int, first: ModelSpec = WIDE, second: ModelSpec = WIDE_2, *, slabs: int | None = 64
+) -> Driven[DecodeCore]:
     """In a round of two: request 1 runs its step, request 2 of the other model has the next turn."""
     driven = short_turns(first, second, pages=pages, slabs=slabs)
     take(driven, 1, first)
@@ -430,6 +435,18 @@ def test_cancelled_in_the_middle_of_a_step() -> None:
     driven.stepped(3, 4)
     assert [message.request for message in driven.said(Tokens)] == [2] and running(driven) == [2]
     assert driven.core.ledger.device.use()[A.manifest.kv].used == 1
+
+
+def test_a_step_that_failed_ends_its_requests_and_frees_their_memory() -> None:
+    driven = decode(A, pages=TWO_MODELS_FIT)
+    take(driven, 1, A)
+    take(driven, 2, A)
+    settle(driven)
+    assert step(driven) == [1, 2]
+    driven.on(Cancel(RequestId(1), 1))
+    driven.on(StepFailed("why"))
+    assert driven.said(Broken) == [Broken(RequestId(2), 1, "why")]
+    assert not driven.core.ledger.device.use() and running(driven) == []
 
 
 def test_cancelled_while_it_waits_on_the_device() -> None:

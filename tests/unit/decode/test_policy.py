@@ -107,8 +107,10 @@ def test_a_plan_gives_each_batch_its_own_quota() -> None:
 
 def test_cheap_switches_do_not_make_others_wait_for_long() -> None:
     """Turns of 4 s would spare two switches of 2 ms: the round ends as soon as switching takes a twentieth of it."""
-    plan = WeightedRoundRobin(Q_MAX).plan([batch(i, m, step_ms=50, switch_ms=2) for i, m in enumerate((A, B))])
+    cheap = [batch(i, m, step_ms=50, switch_ms=2) for i, m in enumerate((A, B))]
+    plan = WeightedRoundRobin(Q_MAX).plan(cheap)
     assert [turn.quota_ns for turn in plan] == pytest.approx([38 * NS_PER_MS] * 2, rel=1e-3)
+    assert [turn.quota_ns for turn in WeightedRoundRobin(Q_MAX, 0).plan(cheap)] == [Q_MAX] * 2
     dear = [batch(i, m, step_ms=50) for i, m in enumerate((A, B))]
     assert [turn.quota_ns for turn in WeightedRoundRobin(Q_MAX).plan(dear)] == [Q_MAX] * 2, "as in the paper"
 

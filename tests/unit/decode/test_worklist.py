@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from aegis.core.model import ModelSpec
-from aegis.core.views import BatchView, Turn
+from aegis.core.views import MAX_BATCH, BatchView, Turn
 from decode.sequences import Sequence
-from decode.worklist import LOOKAHEAD_BLOCKS, MAX_BATCH, Batch, WorkList
+from decode.worklist import LOOKAHEAD_BLOCKS, Batch, WorkList
 from tests.sim.driven import make_job
 from tests.sim.pretended import make_spec
 

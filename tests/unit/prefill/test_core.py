@@ -14,10 +14,11 @@ from aegis.core.effects import (
     UnmapWeights,
     Untrack,
 )
-from aegis.core.events import Stepped
+from aegis.core.events import StepFailed, Stepped
 from aegis.core.ids import InstanceId, RequestId
 from aegis.core.messages import (
     AddModel,
+    Broken,
     Cancel,
     DropModel,
     ForgetPeer,
@@ -47,11 +48,11 @@ TWO_MODELS_FIT = 8  # pages: 3 + 3, and 2 slabs of KV
 WEIGHTS, OUT = StreamName.WEIGHTS, StreamName.SWAP_OUT
 
 
-def ran(driven: Driven) -> list[int]:
+def ran(driven: Driven[PrefillCore]) -> list[int]:
     return [effect.job.request for effect in driven.asked(RunPrefill, driven.effects)]
 
 
-def finish(driven: Driven, token: int = 1) -> None:
+def finish(driven: Driven[PrefillCore], token: int = 1) -> None:
     """The running job's step ends and its KV leaves."""
     driven.stepped(token)
     if driven.under_way(OUT):
@@ -353,6 +354,19 @@ def test_a_running_job_is_cancelled_when_its_step_ends() -> None:
     driven.stepped(5)
     assert driven.said(object) == [] and driven.asked(Untrack) == [Untrack(RequestId(1))]
     assert not driven.core.ledger.device.use() and not driven.core.ledger.host.use()
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_step_that_failed_ends_its_request_and_nothing_else(cancelled: bool) -> None:
+    driven = prefill(A, pages=TWO_MODELS_FIT)
+    driven.on(Submit(make_job(1, A), 1))
+    driven.on(Submit(make_job(2, A), 1))
+    driven.complete(WEIGHTS)
+    if cancelled:
+        driven.on(Cancel(RequestId(1), 1))
+    driven.on(StepFailed("why"))
+    assert driven.said(Broken) == ([] if cancelled else [Broken(RequestId(1), 1, "why")])
+    assert driven.asked(Untrack) == [Untrack(RequestId(1))] and ran(driven) == [1, 2]
 
 
 def test_what_was_handed_over_is_not_freed_by_a_cancellation() -> None:

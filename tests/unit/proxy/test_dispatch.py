@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.views import GroupView
-from proxy.dispatch import MAX_BATCH, DecodeMirror, PrefillMirror
+from aegis.core.views import MAX_BATCH, GroupView
+from proxy.dispatch import DecodeMirror, PrefillMirror
 
 A, B = ModelId("a"), ModelId("b")
 I = InstanceId("i")  # noqa: E741

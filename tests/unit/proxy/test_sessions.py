@@ -31,6 +31,7 @@ from decode.policy import WeightedRoundRobin
 from prefill.policy import GroupedFcfs
 from proxy.sessions import (
     MAX_LOSSES,
+    MAX_REPLAYS,
     Arrived,
     ClientLeft,
     Deliver,
@@ -359,12 +360,33 @@ def test_kv_of_an_older_attempt_is_released_at_once() -> None:
 def test_three_losses_fail_a_request() -> None:
     proxy = Proxy(P0, D0)
     proxy.arrive()
-    for _ in range(MAX_LOSSES - 1):
+    for loss in range(1, MAX_LOSSES + 1):
+        assert R not in proxy.ended
+        proxy.heard(P0, Started(R, loss))
         proxy.tell(InstanceDown(P0))
         proxy.up(P0)
-        assert proxy.sent(Submit)
-    proxy.tell(InstanceDown(P0))
     assert proxy.ended[R].state is State.FAILED and "lost 3 times" in proxy.ended[R].message
+
+
+def test_who_only_waited_is_not_blamed_as_soon() -> None:
+    """What was running may be what kills instances; its neighbours in the queue are not failed with it."""
+    proxy = Proxy(P0, D0)
+    proxy.arrive()
+    for death in range(1, MAX_REPLAYS):
+        proxy.tell(InstanceDown(P0))
+        proxy.up(P0)
+        assert [submit.job.attempt for _, submit in proxy.sent(Submit)] == [death + 1]
+    proxy.tell(InstanceDown(P0))
+    assert proxy.ended[R].state is State.FAILED
+
+
+def test_requests_wait_for_a_model_that_is_not_up_yet() -> None:
+    proxy = Proxy(P0, D0)
+    late = make_spec(2, image_pages=3, block_bytes=1024)
+    proxy.arrive(model=late.model)
+    assert not proxy.all_sent() and proxy.state() is State.QUEUED
+    proxy.tell(ModelUp(late, 1000))
+    assert [submit.job.model for _, submit in proxy.sent(Submit)] == [late.model]
 
 
 # --- giving up, breaking ----------------------------------------------------------------------------------------------
