@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from aegis.core.ids import MODEL_NAME_PATTERN
 from aegis.sizes import SIZE_PATTERN, format_size, parse_size
 
 
@@ -132,7 +133,7 @@ class Scheduling(Section):
     decode: DecodeScheduling = DecodeScheduling()
 
 
-ModelName = Annotated[str, Field(pattern=r"^[\w.:/@+-]+$")]
+ModelName = Annotated[str, Field(pattern=f"^{MODEL_NAME_PATTERN}$")]
 
 
 class Config(Section):

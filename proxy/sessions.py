@@ -32,122 +32,33 @@ from aegis.core.messages import (
     Started,
     Submit,
     SwitchDone,
-    ToInstance,
     Tokens,
 )
-from aegis.core.model import ModelSpec
 from aegis.core.request import FinishReason, Job, KvHandle, Token
 from aegis.core.views import DecodePolicy, PrefillPolicy
 from proxy.dispatch import DecodeMirror, PrefillMirror
+from proxy.events import (
+    Arrived,
+    ClientLeft,
+    Deliver,
+    DeliverPrompt,
+    Effect,
+    Ended,
+    Event,
+    Heard,
+    InstanceDown,
+    InstanceUp,
+    ModelGone,
+    ModelUp,
+    Replayed,
+    To,
+)
 
 MAX_LOSSES = 3
 """A request that has seen so many instances die while it was running on them is failed: it may be what kills them."""
 
 MAX_REPLAYS = 10
 """The same for deaths of whatever it was waiting on: what was running may not have had the time to say so."""
-
-
-# --- events ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    job: Job
-
-
-@dataclass(frozen=True, slots=True)
-class ClientLeft:
-    """`satisfied`: not because it lost interest but because it has all it asked for (a stop string)."""
-
-    request: RequestId
-    satisfied: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """A message of an instance's living process; the shell drops those of a dead one."""
-
-    instance: InstanceId
-    message: FromInstance
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceUp:
-    """Its process serves: all models were sent to it before anything this core sends."""
-
-    instance: InstanceId
-    prefill: bool
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceDown:
-    instance: InstanceId
-
-
-@dataclass(frozen=True, slots=True)
-class ModelUp:
-    """Every living instance has bound it: its requests may be placed, those that wait too.
-
-    `capacity_tokens`: what a decode instance holds of its KV beside its weights.
-    """
-
-    spec: ModelSpec
-    capacity_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class ModelGone:
-    model: ModelId
-
-
-Event = Arrived | ClientLeft | Heard | InstanceUp | InstanceDown | ModelUp | ModelGone
-
-
-# --- effects --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class To:
-    instance: InstanceId
-    message: ToInstance
-
-
-@dataclass(frozen=True, slots=True)
-class Deliver:
-    """Tokens `[first, first + len(tokens))` for the client."""
-
-    request: RequestId
-    first: int
-    tokens: tuple[Token, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DeliverPrompt:
-    request: RequestId
-    tokens: tuple[Token, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The terminal reply. With `state` FINISHED a reason, with FAILED a message for the client."""
-
-    request: RequestId
-    state: State
-    reason: FinishReason | None = None
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """For the metrics: a request starts again from its prompt and the tokens sent."""
-
-    request: RequestId
-
-
-Effect = To | Deliver | DeliverPrompt | Ended | Replayed
-
-
-# --- the core -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -207,8 +118,8 @@ class SessionCore:
                 self._latency[spec.model] = Latency(spec.manifest, self._hardware)
                 self._capacity[spec.model] = capacity_tokens
                 self._place_waiting()
-            case ModelGone(model):
-                self._model_gone(model)
+            case ModelGone(model, why):
+                self._model_gone(model, why)
         out, self._out = self._out, []
         return out
 
@@ -369,10 +280,10 @@ class SessionCore:
         handle = self._handles.get((request, session.job.attempt))
         return handle is not None and handle.owner == instance
 
-    def _model_gone(self, model: ModelId) -> None:
+    def _model_gone(self, model: ModelId, why: str) -> None:
         for request in sorted(r for r, s in self._sessions.items() if s.job.model == model):
             self._stop_work(request)
-            self._end(request, Step.FAIL, message=f"model '{model}' was removed")
+            self._end(request, Step.FAIL, message=f"model '{model}' {why}")
         self._latency.pop(model, None)
         self._capacity.pop(model, None)
 

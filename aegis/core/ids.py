@@ -5,6 +5,9 @@ from typing import NewType
 ModelId = NewType("ModelId", str)
 """The name a client puts in `model`."""
 
+MODEL_NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,127}"
+"""What the whole of a model's name looks like."""
+
 RequestId = NewType("RequestId", int)
 """One sequence being generated; increasing in order of arrival. A call with n choices makes n of them."""
 

@@ -16,18 +16,11 @@ class CpuDevice:
     """A `Device` of `memory_bytes`, rounded down to pages.
 
     `words` are the node's and stay the caller's; `stream_words` are those among them that this device's streams may
-    take, in order (all, if not given), each still 0. Ranges are mapped and unmapped by one thread. With `prefault` the
-    memory is taken from the operating system now rather than as pages are mapped for the first time.
+    take, in order (all, if not given), each still 0. Ranges are mapped and unmapped by one thread; any may open a host
+    region. Memory is taken from the operating system as pages are mapped for the first time.
     """
 
-    def __init__(
-        self,
-        memory_bytes: int,
-        words: SharedWords,
-        *,
-        stream_words: Sequence[int] | None = None,
-        prefault: bool = False,
-    ) -> None:
+    def __init__(self, memory_bytes: int, words: SharedWords, *, stream_words: Sequence[int] | None = None) -> None:
         self.page_bytes = PAGE_BYTES
         self.page_count = memory_bytes // PAGE_BYTES
         if self.page_count < 1:
@@ -35,11 +28,9 @@ class CpuDevice:
         self._words = words
         self._free_words = list(range(words.count) if stream_words is None else stream_words)
         self._pages = PhysicalPages(self.page_count)
-        if prefault:
-            self._pages.fault_in(0, self.page_count)
         self._streams: list[CpuStream] = []
         self._ranges: list[CpuRange] = []
-        self._regions: list[MappedFile] = []
+        self._regions: set[MappedFile] = set()
 
     def reserve(self, nbytes: int) -> CpuRange:
         self._ranges.append(CpuRange(nbytes, self._pages))
@@ -56,8 +47,10 @@ class CpuDevice:
         return self._words.wait(event.word, event.value, timeout_ns=timeout_ns)
 
     def open_host(self, path: str, *, writable: bool, populate: bool = True) -> MappedFile:
-        self._regions.append(MappedFile(path, writable=writable, populate=populate))
-        return self._regions[-1]
+        region = MappedFile(path, writable=writable, populate=populate)
+        self._regions.add(region)
+        self._regions.difference_update([known for known in tuple(self._regions) if not known.base])
+        return region
 
     def close(self) -> None:
         for stream in self._streams:

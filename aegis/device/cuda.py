@@ -5,7 +5,7 @@ the node's shared words, registered with the driver: a stream writes its word it
 for another process's word itself (cuStreamWaitValue64), so an `EventHandle` means the same on every device. Waits for
 streams of this process use CUDA events instead, because the driver has to see those dependencies to schedule them.
 
-All calls come from the thread that made the device: it holds the context.
+All calls come from the thread that made the device, which holds the context, but `open_host`, which may come from any.
 """
 
 from __future__ import annotations
@@ -199,6 +199,7 @@ class PinnedFile:
             self._driver("cuMemHostUnregister", self.base)
             self.pinned = False
         self._file.close()
+        self.base = 0
 
 
 class CudaDevice:
@@ -211,7 +212,8 @@ class CudaDevice:
         try:
             self.driver("cuInit", 0)
             self._gpu = self.driver("cuDeviceGet", ordinal)
-            self.driver("cuCtxSetCurrent", self.driver("cuDevicePrimaryCtxRetain", self._gpu))
+            self._context = self.driver("cuDevicePrimaryCtxRetain", self._gpu)
+            self.driver("cuCtxSetCurrent", self._context)
         except RuntimeError as error:  # the bindings' own, too, where there is no driver to load
             raise UserError(f"there is no usable GPU {ordinal}: {error}", param="device") from error
         self._pages = CudaPages(self.driver, memory_bytes, ordinal)
@@ -225,7 +227,7 @@ class CudaDevice:
         self._free_words = list(range(words.count) if stream_words is None else stream_words)
         self.streams: dict[int, CudaStream] = {}  # by word
         self._ranges: list[CudaRange] = []
-        self._regions: list[PinnedFile] = []
+        self._regions: set[PinnedFile] = set()
 
     def word_address(self, word: int) -> int:
         """Where the GPU sees it."""
@@ -251,8 +253,11 @@ class CudaDevice:
         return True
 
     def open_host(self, path: str, *, writable: bool, populate: bool = True) -> PinnedFile:
-        self._regions.append(PinnedFile(self.driver, path, writable=writable, populate=populate))
-        return self._regions[-1]
+        self.driver("cuCtxSetCurrent", self._context)
+        region = PinnedFile(self.driver, path, writable=writable, populate=populate)
+        self._regions.add(region)
+        self._regions.difference_update([known for known in tuple(self._regions) if not known.base])
+        return region
 
     def close(self) -> None:
         for stream in self.streams.values():

@@ -8,6 +8,9 @@ import os
 from aegis.core.errors import UserError
 from aegis.device.libc import map_file, release
 
+_POPULATE_BYTES = 16 << 20
+"""Faulted in at a time: the process's other threads can map nothing meanwhile (200 ms for a GiB)."""
+
 
 class SharedMemory:
     """An unnamed file in memory, of fixed size, zero at first. Any process of the same user can map it by `path`.
@@ -44,15 +47,21 @@ class MappedFile:
         """Raises UserError where there is nothing to map."""
         try:
             fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+            try:
+                self._map(fd, path, writable, populate)
+            finally:
+                os.close(fd)
         except OSError as error:
             raise UserError(f"cannot map {path}: {error.strerror}") from error
-        try:
-            self.nbytes = os.fstat(fd).st_size
-            if self.nbytes == 0:
-                raise UserError(f"cannot map {path}: it is empty")
-            self.base = map_file(fd, self.nbytes, writable=writable, populate=populate)
-        finally:
-            os.close(fd)
+
+    def _map(self, fd: int, path: str, writable: bool, populate: bool) -> None:
+        self.nbytes = os.fstat(fd).st_size
+        if self.nbytes == 0:
+            raise UserError(f"cannot map {path}: it is empty")
+        self.base = map_file(fd, self.nbytes, writable=writable, populate=False)
+        for at in range(0, self.nbytes if populate else 0, _POPULATE_BYTES):
+            count = min(_POPULATE_BYTES, self.nbytes - at)
+            map_file(fd, count, offset=at, address=self.base + at, writable=writable)
 
     def close(self) -> None:
         """Unmaps it; a second call does nothing."""

@@ -17,6 +17,7 @@ from aegis.core.effects import (
 )
 from aegis.core.events import Progress
 from aegis.core.ids import ModelId
+from aegis.core.model import ModelSpec
 from aegis.device.base import Device, HostRegion
 
 MemoryEffect = Bind | Unbind | MapKv | UnmapKv | MapWeights | UnmapWeights | LoadWeights | CopyBlocks
@@ -36,6 +37,7 @@ class Mover:
         self._streams = {name: device.stream(name.value) for name in StreamName}
         self._seen = dict.fromkeys(StreamName, 0)
         self._submitted = dict.fromkeys(StreamName, 0)
+        self._opened: dict[tuple[ModelId, str], HostRegion] = {}  # by name and fingerprint, for `Bind`
         self._images: dict[ModelId, HostRegion] = {}
         self._bound: dict[ModelId, Bind] = {}
 
@@ -51,15 +53,31 @@ class Mover:
     def weights_base(self, bind: Bind) -> int:
         return self._weights.base + bind.offset_pages * self._device.page_bytes
 
+    def prepare(self, spec: ModelSpec) -> None:
+        """Opens the image that `Bind` will need, which takes 200 ms per GiB. May be left out, and may run in another
+        thread beside everything else.
+
+        Raises UserError where there is nothing to open.
+        """
+        self._opened[spec.model, spec.manifest.fingerprint] = self._device.open_host(spec.image_path, writable=False)
+
+    def discard(self, spec: ModelSpec) -> None:
+        """Closes what `prepare` opened and no `Bind` took; from the same thread."""
+        image = self._opened.pop((spec.model, spec.manifest.fingerprint), None)
+        if image is not None:
+            image.close()
+
     def perform(self, effect: MemoryEffect) -> None:
-        """Maps at once, copies asynchronously. Raises OSError where the system refuses."""
+        """Maps at once, copies asynchronously. Raises OSError where the system refuses, UserError where there is no
+        image to bind; the `Unbind` of a model that is not bound does nothing."""
         match effect:
             case Bind(spec):
-                self._images[spec.model] = self._device.open_host(spec.image_path, writable=False)
+                image = self._opened.pop((spec.model, spec.manifest.fingerprint), None)
+                self._images[spec.model] = image or self._device.open_host(spec.image_path, writable=False)
                 self._bound[spec.model] = effect
             case Unbind(model):
-                self._images.pop(model).close()
-                del self._bound[model]
+                if self._bound.pop(model, None):
+                    self._images.pop(model).close()
             case MapKv(slab, pages):
                 self.kv.map(slab * self._pages_per_slab, pages)
             case UnmapKv(slab):

@@ -48,6 +48,10 @@ class Engine(Protocol):
         """
         ...
 
+    def discard(self, spec: ModelSpec) -> None:
+        """Forgets what `prepare` built and `attach` did not take; from the same thread."""
+        ...
+
     def attach(self, spec: ModelSpec, weights_base: int) -> None:
         """Binds the model's parameters as views at `weights_base + tensor.offset`. Touches no byte there.
 
@@ -55,7 +59,9 @@ class Engine(Protocol):
         """
         ...
 
-    def detach(self, model: ModelId) -> None: ...
+    def detach(self, model: ModelId) -> None:
+        """Unbinds it; models that are not attached are ignored."""
+        ...
 
     def start(self, request: RequestId, prompt: Sequence[int], generated: Sequence[int], sampling: Sampling) -> None:
         """Makes the sampler's state for a request (penalty counts, position of its random stream)."""

@@ -26,6 +26,7 @@ from transformers import AttentionInterface
 
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import BlockId
+from aegis.engine.accepted import attends_causally, strange_arguments
 from aegis.engine.views import KvViews, LayerViews
 
 NAME = "aegis_paged"
@@ -73,9 +74,6 @@ def running(step: Step) -> Iterator[None]:
         _running = None
 
 
-_HARMLESS = frozenset({"position_ids", "is_causal"})  # is_causal is checked by value
-
-
 def _attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -89,19 +87,15 @@ def _attention(
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     assert _running is not None, "a forward pass outside a step"
-    unknown = [name for name, given in others.items() if name not in _HARMLESS and _says_something(given)]
+    unknown = strange_arguments(others)
     if attention_mask is not None:
         unknown.append("attention_mask")
-    if unknown or not getattr(module, "is_causal", True) or others.get("is_causal") is False:
+    if unknown or not attends_causally(module, others):
         what = f"with {', '.join(unknown)}" if unknown else "that is not causal"
         raise ModelRefused(f"{type(module).__name__} asks for attention {what}, which aegis cannot compute")
     _running.attended += 1
     kind = Kind(scaling, sliding_window or None, softcap or None, s_aux)
     return _running.attend(cast(int, module.layer_idx), query, key, value, kind), None
-
-
-def _says_something(argument: object) -> bool:
-    return isinstance(argument, torch.Tensor) or bool(argument)
 
 
 AttentionInterface.register(NAME, _attention)

@@ -18,13 +18,12 @@ from aegis.core.errors import ModelRefused
 from aegis.core.ids import BlockId, ModelId, RequestId
 from aegis.core.model import Manifest, ModelSpec
 from aegis.core.request import Sampling
+from aegis.engine.accepted import strange_layers
 from aegis.engine.base import KvRegion, Row, Sampled
 from aegis.engine.linear import use_onednn
 from aegis.engine.paged_attention import NAME, Decode, Prefill, Scratch, Step, running
 from aegis.engine.sampler import Sampler
 from aegis.engine.views import KvViews, dtype_named, tensor_at
-
-_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class TransformersEngine:
         self._kv = kv
         self._device = torch.device(device)
         self._models: dict[ModelId, _Attached] = {}
-        self._prepared: dict[ModelId, PreTrainedModel] = {}
+        self._prepared: dict[tuple[ModelId, str], PreTrainedModel] = {}  # by name and fingerprint
         self._sampler = Sampler()
         self._scratch = Scratch()
         self._initialisations = 1
@@ -51,11 +50,14 @@ class TransformersEngine:
         return self._initialisations
 
     def prepare(self, spec: ModelSpec) -> None:
-        self._prepared[spec.model] = _build(spec)
+        self._prepared[spec.model, spec.manifest.fingerprint] = _build(spec)
+
+    def discard(self, spec: ModelSpec) -> None:
+        self._prepared.pop((spec.model, spec.manifest.fingerprint), None)
 
     def attach(self, spec: ModelSpec, weights_base: int) -> None:
         assert spec.model not in self._models
-        module = self._prepared.pop(spec.model, None) or _build(spec)
+        module = self._prepared.pop((spec.model, spec.manifest.fingerprint), None) or _build(spec)
         _bind(module, spec.manifest, weights_base, self._device)
         _check_bound(module, spec.model)
         use_onednn(module)
@@ -64,7 +66,7 @@ class TransformersEngine:
         self._models[spec.model] = _Attached(module, views, keeps_logits)
 
     def detach(self, model: ModelId) -> None:
-        del self._models[model]
+        self._models.pop(model, None)
 
     def start(self, request: RequestId, prompt: Sequence[int], generated: Sequence[int], sampling: Sampling) -> None:
         self._sampler.start(request, prompt, generated, sampling)
@@ -122,18 +124,17 @@ class TransformersEngine:
 def _build(spec: ModelSpec) -> PreTrainedModel:
     """The architecture without weights. It is built in float32, for transformers sets torch's default dtype meanwhile
     and other threads would notice; the weights bring their own."""
-    config = AutoConfig.from_pretrained(spec.directory, local_files_only=True, trust_remote_code=False)
-    odd = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES)
-    if odd:
-        raise ModelRefused(f"{spec.root}: layers of type {', '.join(odd)} cannot be served")
     try:
+        config = AutoConfig.from_pretrained(spec.directory, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             module: PreTrainedModel = AutoModelForCausalLM.from_config(
                 config, attn_implementation=NAME, dtype=torch.float32, trust_remote_code=False
             )
-    except (ValueError, KeyError, TypeError, AttributeError, NotImplementedError, ImportError) as error:
+    except (AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ModelRefused(f"{spec.root}: transformers cannot build it with paged attention: {reason}") from error
+    if strange := strange_layers(config):
+        raise ModelRefused(f"{spec.root}: {strange[0]} layers cannot be served")
     if not module._can_set_attn_implementation():
         raise ModelRefused(f"{spec.root}: {type(module).__name__} does not take an attention implementation")
     module.config.dtype = dtype_named(spec.manifest.dtype)

@@ -79,6 +79,7 @@ def _describe(
     config = model.config.get_text_config()
     kv_dtype = str(probed.kv_dtype).removeprefix("torch.")
     eos = model.generation_config.eos_token_id if model.generation_config else config.eos_token_id
+    ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
     return Manifest(
         fingerprint=fingerprint,
         architecture=type(model).__name__,
@@ -88,7 +89,7 @@ def _describe(
         kv=KvShape(layers=probed.layers, dtype=kv_dtype, itemsize=probed.kv_dtype.itemsize),
         context_tokens=context_tokens(model.config),
         vocab_size=probed.vocab_size,
-        eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        eos_token_ids=tuple(token for token in ends if 0 <= token < probed.vocab_size),  # no other can be generated
         hidden_size=config.hidden_size,
         intermediate_size=_intermediate_size(config),
         parameters=sum(tensor.numel() for _, tensor, buffer in _distinct(model) if not buffer),

@@ -2,9 +2,9 @@
 
 Nothing here knows an architecture by name. The model runs once over a few tokens with an attention function that
 records how each layer calls it, under masks that remember what they stand for. A layer can be served if all it asks
-of attention is among the arguments the engines honour (`HONOURED`) and its mask is what those arguments say: causal,
-within the sliding window if there is one. The pass runs on the loaded model rather than on the meta device, because
-routers of experts and scaled rotary embeddings look at values.
+of attention is accepted (`aegis.engine.accepted`) and its mask is what the arguments say: causal, within the sliding
+window if there is one. The pass runs on the loaded model rather than on the meta device, because routers of experts
+and scaled rotary embeddings look at values.
 """
 
 from __future__ import annotations
@@ -25,14 +25,9 @@ from transformers import (
 
 from aegis.core.errors import ModelRefused
 from aegis.core.model import KvLayer
+from aegis.engine.accepted import attends_causally, strange_arguments, strange_layers
 from aegis.models.failures import LIBRARY_ERRORS, one_line
 
-HONOURED = frozenset({"scaling", "sliding_window", "softcap", "s_aux"})
-"""Arguments of the attention call that every engine's paged attention gives their meaning. `sliding_window` w lets
-position q attend to `(q - w, q]`."""
-
-_HARMLESS = frozenset({"dropout", "position_ids", "logits_to_keep", "is_causal"})  # is_causal is checked by value
-_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
 _CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "max_seq_len", "seq_length", "n_positions")
 _GROWING_ROPES = ("dynamic", "longrope")
@@ -61,7 +56,6 @@ class _Call(Struct, frozen=True):
 
 def refuse_by_config(config: PretrainedConfig) -> None:
     """Raises ModelRefused for what the configuration alone rules out; costs nothing, unlike loading."""
-    text = config.get_text_config()
     mapped = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     name = next(iter(config.architectures or ()), mapped.__name__ if mapped else type(config).__name__)
     if config.is_encoder_decoder:
@@ -74,8 +68,8 @@ def refuse_by_config(config: PretrainedConfig) -> None:
         raise ModelRefused(f"{name} keeps a recurrent state (state-space or hybrid); only attention can be paged")
     if getattr(config, "quantization_config", None) is not None:
         raise ModelRefused(f"{name}: the checkpoint is quantised, which is not supported")
-    if others := sorted(set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES):
-        raise ModelRefused(f"{name} has {others[0]} layers; only full and sliding attention can be paged")
+    if strange := strange_layers(config):
+        raise ModelRefused(f"{name} has {strange[0]} layers; only full and sliding attention can be paged")
 
 
 def context_tokens(config: PretrainedConfig) -> int:
@@ -149,10 +143,9 @@ def _watch(model: PreTrainedModel) -> tuple[list[_Call], dict[int, MaskFunction]
 
 
 def _check_call(name: str, call: _Call, masks: dict[int, MaskFunction], context: int) -> None:
-    arguments = {key: value for key, value in call.arguments.items() if isinstance(value, torch.Tensor) or value}
-    if unknown := sorted(arguments.keys() - HONOURED - _HARMLESS):
-        raise ModelRefused(f"{name} passes {unknown[0]} to its attention, which paged attention does not know")
-    if not getattr(call.module, "is_causal", True) or call.arguments.get("is_causal") is False:
+    if strange := strange_arguments(call.arguments):
+        raise ModelRefused(f"{name} passes {strange[0]} to its attention, which paged attention does not know")
+    if not attends_causally(call.module, call.arguments):
         raise ModelRefused(f"{name} attends to later tokens: it is an encoder")
     if call.layer.heads == 0 or call.query_heads % call.layer.heads:
         raise ModelRefused(f"{name} has {call.query_heads} query heads for {call.layer.heads} of KV")

@@ -21,15 +21,14 @@ from msgspec import Struct
 
 from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import ModelRefused, UserError
-from aegis.core.ids import ModelId
+from aegis.core.ids import MODEL_NAME_PATTERN, ModelId
 from aegis.core.model import Slo
 from aegis.models.failures import one_line
 from aegis.yaml_file import read_mapping
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.:/+-]*")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 
 
@@ -65,7 +64,7 @@ def read_sources(named: Iterable[str], *, default_slo: Slo = Slo()) -> list[Sour
     """All sources behind these `--models`, in order. Raises UserError, also when two bear the same name."""
     sources: dict[ModelId, Source] = {}
     for name in named:
-        for source in _read_one(name, default_slo):
+        for source in _read(name, default_slo):
             if source.model in sources:
                 raise UserError(f"{name}: there is already a model named {source.model!r}", param="models")
             sources[source.model] = source
@@ -88,8 +87,26 @@ def fetch(source: Source) -> Path:
         raise ModelRefused(f"cannot be downloaded from the hub: {one_line(error)}") from error
 
 
+def check_name(name: object) -> ModelId:
+    """A name that clients may use. Raises UserError."""
+    if not isinstance(name, str) or not re.fullmatch(MODEL_NAME_PATTERN, name):
+        rule = "use up to 128 ASCII letters, digits and . _ : / @ + -, the first a letter or digit"
+        raise UserError(f"{name!r} cannot be a model's name: {rule}", param="name")
+    return ModelId(name)
+
+
 def is_checkpoint(directory: Path) -> bool:
     return (directory / "config.json").is_file()
+
+
+def _read(name: str, default_slo: Slo) -> list[Source]:
+    try:
+        return _read_one(name, default_slo)
+    except (OSError, RuntimeError, ValueError) as error:  # `~nobody`, a path too long, a directory that may not be read
+        shown = name if name.isprintable() else repr(name)
+        raise UserError(
+            f"{shown[:300]}: {getattr(error, 'strerror', None) or one_line(error)}", param="models"
+        ) from error
 
 
 def _read_one(name: str, default_slo: Slo) -> list[Source]:
@@ -102,7 +119,7 @@ def _read_one(name: str, default_slo: Slo) -> list[Source]:
         return [Source(_name(at.name, name), path=str(at), slo=default_slo) for at in _checkpoints(path)]
     if _HUB_ID.fullmatch(name) and path.suffix not in (".yaml", ".yml"):
         return [Source(_name(name, name), hub=name, slo=default_slo)]
-    raise UserError(f"{name}: no such file or directory", param="models")
+    raise FileNotFoundError(0, "no such file or directory")
 
 
 def _checkpoints(directory: Path) -> list[Path]:
@@ -153,9 +170,10 @@ def _slo(where: str, entry: _SloEntry, default: Slo) -> Slo:
 
 
 def _name(name: object, where: str) -> ModelId:
-    if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
-        raise UserError(f"{where}: {name!r} cannot be a model's name: use letters, digits and . _ - : / +")
-    return ModelId(name)
+    try:
+        return check_name(name)
+    except UserError as error:
+        raise UserError(f"{where}: {error.message}", param="models") from None
 
 
 def _flat(error: Exception) -> str:

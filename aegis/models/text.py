@@ -36,12 +36,6 @@ class TextModel:
         return cls(tokenizer, _special_tokens(directory), _chat_template(directory))
 
     @property
-    def special_ids(self) -> frozenset[int]:
-        """Tokens without text: ends, beginnings, roles."""
-        added = self._tokenizer.get_added_tokens_decoder()
-        return frozenset(token for token, what in added.items() if what.special)
-
-    @property
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
 

@@ -1,39 +1,49 @@
-"""Builds the modules of a model that is added while steps run, in a thread beside them.
+"""Prepares a model that is added while steps run, in a thread beside them: its modules are built, its image is mapped.
 
-A core learns of the model when its modules are there: binding them then is a matter of a millisecond. An idle instance
-builds at once, so that what a restarted one is sent arrives in order.
+A core learns of the model when all that is there: binding it then is a matter of a millisecond. An idle instance does
+it at once, so that what a restarted one is sent arrives in order.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Protocol
 
 from aegis.core.errors import UserError
 from aegis.core.events import InstanceEvent
 from aegis.core.messages import AddModel, DropModel
-from aegis.engine.base import Engine
+from aegis.core.model import ModelSpec
+
+
+class Preparing(Protocol):
+    """What has something to do before a model is bound: an engine, a mover."""
+
+    def prepare(self, spec: ModelSpec) -> None: ...
+
+    def discard(self, spec: ModelSpec) -> None: ...
 
 
 class Binder:
-    """Holds `AddModel` events back while their modules are built."""
+    """Holds `AddModel` events back while their models are prepared by all `parts`."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, *parts: Preparing) -> None:
+        self._parts = parts
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="build")
         self._building: list[tuple[Future[None], AddModel]] = []
 
     def defer(self, event: InstanceEvent, *, busy: bool) -> bool:
-        """Whether the event is kept here. Of a model dropped while it is being built the core hears that alone."""
+        """Whether the event is kept here. Of a model dropped while it is being prepared the core hears that alone."""
         match event:
-            case AddModel() if busy or self._building:
-                self._building.append((self._thread.submit(self._build, event), event))
+            case AddModel(spec) if busy or self._building:
+                self._building.append((self._thread.submit(self._prepare, spec), event))
                 return True
             case DropModel(model):
-                self._building = [entry for entry in self._building if entry[1].spec.model != model]
+                self._forget([entry for entry in self._building if entry[1].spec.model == model])
         return False
 
     def ready(self) -> list[AddModel]:
-        """Those whose modules have been built since the last call, in order."""
+        """Those that have been prepared since the last call, in order."""
         ready = []
         while self._building and self._building[0][0].done():
             future, event = self._building.pop(0)
@@ -44,8 +54,17 @@ class Binder:
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
 
-    def _build(self, event: AddModel) -> None:
-        try:
-            self._engine.prepare(event.spec)
-        except UserError:
-            return  # attaching says it again, to whom it concerns
+    def _forget(self, dropped: list[tuple[Future[None], AddModel]]) -> None:
+        for future, event in dropped:
+            self._building.remove((future, event))
+            if not future.cancel():  # it is under way, or done
+                self._thread.submit(self._discard, event.spec)
+
+    def _prepare(self, spec: ModelSpec) -> None:
+        for part in self._parts:
+            with suppress(UserError):  # binding says it again, to whom it concerns
+                part.prepare(spec)
+
+    def _discard(self, spec: ModelSpec) -> None:
+        for part in self._parts:
+            part.discard(spec)

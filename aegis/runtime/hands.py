@@ -46,8 +46,7 @@ class Hands:
                 case Untrack(request):
                     self._engine.stop(request)
                 case Bind(spec):
-                    self._mover.perform(effect)
-                    if not self._attach(effect):
+                    if not self._bind(effect):
                         answers.append(DropModel(spec.model))
                 case Unbind(model):
                     self._engine.detach(model)
@@ -70,10 +69,13 @@ class Hands:
             return StepFailed(f"the model failed on this request ({type(error).__name__})")
         raise AssertionError(f"{type(effect).__name__} is not for {type(self._worker).__name__}")
 
-    def _attach(self, bind: Bind) -> bool:
+    def _bind(self, bind: Bind) -> bool:
+        """False where it is refused: the core is told to drop the model, and its `Unbind` undoes what was done."""
         try:
+            self._mover.perform(bind)
             self._engine.attach(bind.spec, self._mover.weights_base(bind))
         except UserError as error:
+            self._engine.discard(bind.spec)
             self._refused[bind.spec.model] = error.message
             return False
         return True

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.device.host_memory import SharedMemory
@@ -26,15 +27,19 @@ class ImageCache:
 
     @property
     def used_bytes(self) -> int:
-        return sum(image.nbytes for image in self._images.values())
+        return sum(image.nbytes for image in list(self._images.values()))
 
     def hold(self, spec: ModelSpec) -> ModelSpec:
         """The spec with `image_path` in memory if there is room. Blocks while it reads."""
         nbytes = spec.manifest.image_bytes
         if self.used_bytes + nbytes > self._capacity:
             return spec
-        memory = SharedMemory.create(nbytes, f"image-{spec.model}"[:200])
-        _fill(memory.path, Path(spec.image_path), nbytes)
+        memory = SharedMemory.create(nbytes, f"image-{spec.manifest.fingerprint}")
+        try:
+            _fill(memory.path, Path(spec.image_path), nbytes)
+        except OSError as error:
+            memory.close()
+            raise ModelRefused(f"{spec.image_path}: cannot be read: {error.strerror}") from error
         self._images[spec.model] = memory
         return msgspec.structs.replace(spec, image_path=memory.path)
 

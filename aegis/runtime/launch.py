@@ -18,24 +18,29 @@ from rich.console import Console
 from aegis.config import Config, ModelEntry
 from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.errors import ModelRefused, UserError
+from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.model import Slo
+from aegis.device.cpu_pages import PAGE_BYTES
 from aegis.device.host_memory import SharedMemory
 from aegis.device.shared_words import SharedWords
 from aegis.models.cache import default_cache_dir
 from aegis.models.sources import Source, read_sources
+from aegis.runtime.catalogue import LiveModel
 from aegis.runtime.clock import MonotonicClock
 from aegis.runtime.image_cache import ImageCache
 from aegis.runtime.instance_settings import InstanceSettings
 from aegis.runtime.link import ProxyLink
-from aegis.runtime.market import LiveMarket, LiveModel, new_session_core
+from aegis.runtime.market import LiveMarket
 from aegis.runtime.pool import WORDS, Pool
 from aegis.telemetry import logs
+from decode.policy import WeightedRoundRobin
 from memory.ledger import Budget
+from prefill.policy import GroupedFcfs
 from proxy.http.app import create_app
 from proxy.http.server import make_server
+from proxy.sessions import SessionCore
 
-PAGE_BYTES = 2 << 20
 _START_S = 120.0
 _DRAIN_S = 3  # that running requests are given to finish in when the server is ended
 
@@ -103,9 +108,8 @@ async def _market(config: Config, budget: Budget) -> AsyncIterator[LiveMarket]:
     with tempfile.TemporaryDirectory(prefix="aegis-") as directory:
         address = f"ipc://{directory}/instances"
         link = ProxyLink(address)
-        q_max_ns = round(config.scheduling.decode.q_max_s * NS_PER_S)
         market = LiveMarket(
-            new_session_core(config.scheduling.prefill.max_group_size, q_max_ns),
+            _session_core(config),
             budget,
             images,
             link,
@@ -113,29 +117,14 @@ async def _market(config: Config, budget: Budget) -> AsyncIterator[LiveMarket]:
             dtype=config.dtype,
             cache_dir=default_cache_dir(),
             default_slo=_slo(config),
-        )
-        template = InstanceSettings(
-            instance=InstanceId(""),
-            incarnation=0,
-            prefill=False,
-            address=address,
-            words_path=words.path,
-            words=(),
-            host_kv_path=kv.path,
-            device=config.device,
-            device_memory_bytes=config.memory.device,
-            slab_bytes=budget.slab_bytes,
-            host_slabs=budget.host_slabs,
-            instances=len(names),
-            q_max_ns=q_max_ns,
-            switching_share=config.scheduling.decode.switching_share,
             check_laws=config.memory.debug,
         )
-        pool = market.pool = Pool(template, names, link, words, market.lost)
+        template = _template(config, budget, address=address, words_path=words.path, host_kv_path=kv.path)
+        pool = market.pool = Pool(template, names, link, words, market.lost, market.given_up)
         listening = asyncio.create_task(market.listen())
         listening.add_done_callback(_end_if_broken)
         try:
-            await pool.start()
+            pool.start()
             yield market
         finally:
             await pool.close()
@@ -144,6 +133,36 @@ async def _market(config: Config, budget: Budget) -> AsyncIterator[LiveMarket]:
                 await listening
             link.close()
             images.close()
+
+
+def _session_core(config: Config) -> SessionCore:
+    prefill = GroupedFcfs(config.scheduling.prefill.max_group_size)
+    return SessionCore(prefill, WeightedRoundRobin(_q_max_ns(config)), Hardware())
+
+
+def _template(config: Config, budget: Budget, *, address: str, words_path: str, host_kv_path: str) -> InstanceSettings:
+    """What all instances are told alike; the pool adds who each of them is."""
+    return InstanceSettings(
+        instance=InstanceId(""),
+        incarnation=0,
+        prefill=False,
+        address=address,
+        words_path=words_path,
+        words=(),
+        host_kv_path=host_kv_path,
+        device=config.device,
+        device_memory_bytes=config.memory.device,
+        slab_bytes=budget.slab_bytes,
+        host_slabs=budget.host_slabs,
+        instances=budget.instances,
+        q_max_ns=_q_max_ns(config),
+        switching_share=config.scheduling.decode.switching_share,
+        check_laws=config.memory.debug,
+    )
+
+
+def _q_max_ns(config: Config) -> int:
+    return round(config.scheduling.decode.q_max_s * NS_PER_S)
 
 
 def _end_if_broken(listening: asyncio.Task[None]) -> None:
@@ -206,6 +225,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen()  # from now on nobody else can
     except OSError as error:
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
     return listener
@@ -216,18 +236,21 @@ async def _bring_up(market: LiveMarket, sources: list[Source], console: Console)
     refused = 0
     with console.status("starting") as status:
         report = lambda model, text: status.update(f"{model}: {text}")  # noqa: E731
-        async for source, outcome in market.register(sources, report):
+        async for source, outcome in market.catalogue.register(sources, report):
             if isinstance(outcome, ModelRefused):
                 refused += 1
                 console.print(f"refused {source.model}: {outcome.message}", highlight=False, markup=False)
         if refused == len(sources):
             raise UserError("no model can be served; see the reasons above")
         status.update("waiting for the instances")
-        async with asyncio.timeout(_START_S):
-            while not market.ready()[0]:
-                if not market.healthy()[0]:
-                    raise UserError(f"an instance {market.healthy()[1]}")
-                await asyncio.sleep(0.02)
+        try:
+            async with asyncio.timeout(_START_S):
+                while not market.ready()[0]:
+                    if not market.healthy()[0]:
+                        raise UserError(f"an instance {market.healthy()[1]}")
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise UserError(f"after {_START_S:.0f} s still {market.ready()[1]}; see the log above") from None
 
 
 def _announce(console: Console, market: LiveMarket, listener: socket.socket) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 WORDS = 1 << 16
 _RETRIES = 5  # starts in a row that never got ready
 _BACKOFF_S = 0.5
+_STEADY_S = 10.0  # a process that ends sooner is started again after a pause, if it is not the first
 
 
 @dataclass(slots=True)
@@ -39,8 +41,9 @@ class _Place:
     incarnation: int = 0
     process: asyncio.subprocess.Process | None = None
     ready: bool = False
-    failures: int = 0
-    watcher: asyncio.Task[None] | None = None
+    failures: int = 0  # starts in a row that did not get ready
+    hasty: int = 0  # ends in a row that came soon after the start
+    keeper: asyncio.Task[None] | None = None
 
 
 class Pool:
@@ -53,6 +56,7 @@ class Pool:
         link: ProxyLink,
         words: SharedWords,
         on_lost: Callable[[InstanceId], None],
+        on_given_up: Callable[[InstanceId], None],
     ) -> None:
         """`instances` maps each name to whether it is a prefill instance. `template` is completed for each start."""
         self._template = template
@@ -60,12 +64,17 @@ class Pool:
         self._words = words
         self._next_word = 0
         self._on_lost = on_lost
+        self._on_given_up = on_given_up
         self._places = {name: _Place(name, prefill) for name, prefill in instances.items()}
-        self._closing = False
-        self.restarts = 0
+        self._close_asked = asyncio.Event()
 
-    async def start(self) -> None:
-        await asyncio.gather(*(self._spawn(place) for place in self._places.values()))
+    @property
+    def _closing(self) -> bool:
+        return self._close_asked.is_set()
+
+    def start(self) -> None:
+        for place in self._places.values():
+            place.keeper = asyncio.create_task(self._keep(place))
 
     def is_prefill(self, instance: InstanceId) -> bool:
         return self._places[instance].prefill
@@ -81,7 +90,7 @@ class Pool:
 
     def became_ready(self, instance: InstanceId) -> None:
         place = self._places[instance]
-        place.ready, place.failures = True, 0
+        place.ready = True
 
     def missing(self) -> list[InstanceId]:
         """Instances that do not serve at the moment."""
@@ -91,30 +100,61 @@ class Pool:
         """Instances that do not come up and are not tried any more."""
         return [place.instance for place in self._places.values() if place.failures >= _RETRIES]
 
-    def pids(self) -> dict[InstanceId, int]:
-        return {p.instance: p.process.pid for p in self._places.values() if p.process}
+    def hopeless(self) -> bool:
+        """Whether a kind of instance is left without any that might come up."""
+        alive = {place.prefill for place in self._places.values() if place.failures < _RETRIES}
+        return alive != {place.prefill for place in self._places.values()}
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Asks every process to stop, then ends those that do not."""
-        self._closing = True
+        self._close_asked.set()
         places = [place for place in self._places.values() if place.process]
         for place in places:
             with contextlib.suppress(Exception):
                 self._link.send(self.identity(place.instance), [Shutdown()])
-        watchers = [place.watcher for place in self._places.values() if place.watcher]
-        _, late = await asyncio.wait(watchers, timeout=timeout_s) if watchers else ((), ())
-        for place in places:
-            if place.watcher in late and place.process:
+        keepers = [place.keeper for place in self._places.values() if place.keeper]
+        _, late = await asyncio.wait(keepers, timeout=timeout_s) if keepers else ((), ())
+        for place in self._places.values():
+            if place.keeper in late and place.process:
                 with contextlib.suppress(ProcessLookupError):
                     place.process.kill()
         if late:
             await asyncio.wait(late)
 
-    async def _spawn(self, place: _Place) -> None:
+    async def _keep(self, place: _Place) -> None:
+        """Starts the instance again and again, until it is given up or the pool closes."""
+        while not self._closing:
+            words = self._new_words()
+            try:
+                process = await self._spawn(place, words)
+            except OSError as error:
+                log.warning("%s cannot be started: %s", place.instance, error.strerror)
+                place.failures += 1
+            else:
+                await self._watch(place, process, words)
+            if self._closing:
+                return
+            if place.failures >= _RETRIES:
+                self._on_given_up(place.instance)
+                return
+            await self._closed_within(_BACKOFF_S * (2 ** min(place.hasty, 4) - 1 + place.failures))
+
+    async def _watch(self, place: _Place, process: asyncio.subprocess.Process, words: tuple[int, ...]) -> None:
+        """Until the process ends."""
+        started_s = time.monotonic()
+        code = await process.wait()
+        was_ready, place.ready, place.process = place.ready, False, None
+        for word in words:
+            self._words.poison(word)
+        if self._closing:
+            return
+        log.warning("%s (pid %d) ended with code %d", place.instance, process.pid, code)
+        self._on_lost(place.instance)
+        place.failures = 0 if was_ready else place.failures + 1
+        place.hasty = place.hasty + 1 if time.monotonic() - started_s < _STEADY_S else 0
+
+    async def _spawn(self, place: _Place, words: tuple[int, ...]) -> asyncio.subprocess.Process:
         place.incarnation += 1
-        words = tuple(range(self._next_word, self._next_word + len(StreamName)))
-        self._next_word += len(StreamName)
-        assert self._next_word <= WORDS
         settings = msgspec.structs.replace(
             self._template, instance=place.instance, incarnation=place.incarnation, prefill=place.prefill, words=words
         )
@@ -126,30 +166,25 @@ class Pool:
             stdin=asyncio.subprocess.PIPE,
             env=self._environment(),
         )
+        place.process = process
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(settings))
         with contextlib.suppress(ConnectionError):
             await process.stdin.drain()
         process.stdin.close()
-        place.process = process
-        place.watcher = asyncio.create_task(self._watch(place, process, words))
+        return process
+
+    def _new_words(self) -> tuple[int, ...]:
+        words = tuple(range(self._next_word, self._next_word + len(StreamName)))
+        self._next_word += len(StreamName)
+        assert self._next_word <= WORDS
+        return words
 
     def _environment(self) -> dict[str, str]:
         """Threads shared fairly between instances: more than there are cores makes timings go wild."""
-        threads = max(1, (os.cpu_count() or 1) // (len(self._places) + 1))
+        threads = max(1, len(os.sched_getaffinity(0)) // (len(self._places) + 1))
         return {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **os.environ}
 
-    async def _watch(self, place: _Place, process: asyncio.subprocess.Process, words: tuple[int, ...]) -> None:
-        code = await process.wait()
-        was_ready, place.ready, place.process = place.ready, False, None
-        for word in words:
-            self._words.poison(word)
-        if self._closing:
-            return
-        log.warning("%s (pid %d) ended with code %d", place.instance, process.pid, code)
-        self._on_lost(place.instance)
-        place.failures += not was_ready
-        if place.failures < _RETRIES:
-            self.restarts += 1
-            await asyncio.sleep(_BACKOFF_S * place.failures)
-            await self._spawn(place)
+    async def _closed_within(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._close_asked.wait(), timeout_s)

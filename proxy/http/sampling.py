@@ -21,6 +21,8 @@ LOGPROBS_MAX = 20
 STOPS_MAX = 16
 STOP_CHARACTERS_MAX = 256
 TOKENS_MAX = 1 << 31
+TEMPERATURE_MIN = 1e-5  # above 0: what is less is greedy in all but name
+REPETITION_PENALTY_MIN = 1e-3
 
 _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": ([],),
@@ -99,17 +101,24 @@ def _read_sampling(fields: Fields, spec: ModelSpec, *, most_tokens: int, logprob
     return Sampling(
         max_tokens=1,
         min_tokens=fields.integer("min_tokens", 0, low=0, high=most_tokens),
-        temperature=fields.number("temperature", 1.0, low=0, high=2),
+        temperature=_read_temperature(fields),
         top_p=fields.number("top_p", 1.0, low=0, high=1, open_low=True),
         top_k=max(top_k, 0),
         min_p=fields.number("min_p", 0.0, low=0, high=1),
         presence_penalty=fields.number("presence_penalty", 0.0, low=-2, high=2),
         frequency_penalty=fields.number("frequency_penalty", 0.0, low=-2, high=2),
-        repetition_penalty=fields.number("repetition_penalty", 1.0, low=0, high=2, open_low=True),
+        repetition_penalty=fields.number("repetition_penalty", 1.0, low=REPETITION_PENALTY_MIN, high=2),
         logit_bias=_read_logit_bias(fields, spec),
         stop_token_ids=tuple(dict.fromkeys((*ends, *stop_token_ids))),
         logprobs=logprobs,
     )
+
+
+def _read_temperature(fields: Fields) -> float:
+    temperature = fields.number("temperature", 1.0, low=0, high=2)
+    if 0 < temperature < TEMPERATURE_MIN:
+        raise fields.refusal("temperature", f"must be 0 or at least {TEMPERATURE_MIN:g}, not {shown(temperature)}")
+    return temperature
 
 
 def read_max_tokens(fields: Fields, name: str) -> int | None:

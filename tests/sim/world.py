@@ -31,7 +31,7 @@ from memory.leases import SlabLeases
 from memory.ledger import Budget, Ledger
 from prefill.core import PrefillCore
 from prefill.policy import GroupedFcfs
-from proxy.sessions import (
+from proxy.events import (
     Arrived,
     ClientLeft,
     Deliver,
@@ -42,9 +42,9 @@ from proxy.sessions import (
     InstanceUp,
     ModelGone,
     ModelUp,
-    SessionCore,
     To,
 )
+from proxy.sessions import SessionCore
 from tests.sim.ground import Action, Ground
 from tests.sim.node import Node
 from tests.sim.pretended import END_TOKEN, PAGE, reference

@@ -72,6 +72,7 @@ def test_a_bad_option_is_named(option: str) -> None:
         ("models: {a: {}}", "models.a: should have either path or hub"),
         ("models: {a: {path: /x, hub: y}}", "models.a: should have either path or hub"),
         ("models: {'a b': {path: /x}}", "models.a b: is no model name"),
+        ("models: {é: {path: /x}}", "models.é: is no model name"),
         ("models: [a]", "models: should be a mapping"),
         ("server: 8000", "server: should be a mapping"),
         ("server: {port: true}", "server.port: should be a number, not true"),

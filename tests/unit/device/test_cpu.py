@@ -59,10 +59,16 @@ def test_less_than_a_page_is_refused(words: SharedWords) -> None:
         CpuDevice(1000, words)
 
 
-def test_prefault_takes_the_memory_at_once(words: SharedWords) -> None:
-    device = CpuDevice(8 << 20, words, prefault=True)
-    assert device._pages.taken_bytes == 8 << 20
+def test_closed_regions_are_forgotten_and_open_ones_closed(words: SharedWords, tmp_path: Path) -> None:
+    path = tmp_path / "image"
+    path.write_bytes(b"x")
+    device = CpuDevice(2 << 20, words)
+    for _ in range(5):
+        device.open_host(str(path), writable=False).close()
+    last = device.open_host(str(path), writable=False)
+    assert device._regions == {last}
     device.close()
+    assert not last.base
 
 
 def test_streams_take_the_words_they_were_given(words: SharedWords) -> None:

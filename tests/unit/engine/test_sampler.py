@@ -196,3 +196,66 @@ def test_a_stopped_request_is_forgotten_and_unknown_ones_ignored() -> None:
     sampler.stop(RequestId(1))
     with pytest.raises(KeyError):
         sampler.sample([RequestId(1)], torch.zeros(1, VOCAB))
+
+
+extreme = st.sampled_from([math.nan, math.inf, -math.inf, 3e38, -3e38, 0.0, 1.0])
+extreme_samplings = st.builds(
+    sampling,
+    temperature=st.sampled_from([0.0, 5e-324, 1e-310, 1.0]),
+    top_p=st.sampled_from([5e-324, 1.0]),
+    min_p=st.sampled_from([0.0, 1.0]),
+    top_k=st.sampled_from([0, 1]),
+    presence_penalty=st.sampled_from([0.0, 2.0]),
+    repetition_penalty=st.sampled_from([1.0, 1e-38, 1e-310]),
+    min_tokens=st.sampled_from([0, 9]),
+    stop_token_ids=st.sampled_from([(1,), tuple(range(VOCAB))]),
+    logprobs=st.sampled_from([None, 2]),
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(extreme_samplings, st.lists(extreme, min_size=VOCAB, max_size=VOCAB)), min_size=1, max_size=3)
+)
+def test_any_logits_and_parameters_give_a_token_of_the_vocabulary(batch: list[tuple[Sampling, list[float]]]) -> None:
+    sampler, requests = Sampler(), [RequestId(i) for i in range(len(batch))]
+    for request, (wish, _) in zip(requests, batch, strict=True):
+        sampler.start(request, [0, 3], [4], wish)
+    logits = torch.tensor([row for _, row in batch])
+    for _ in range(2):
+        assert all(0 <= token.id < VOCAB for token in sampler.sample(requests, logits))
+
+
+@pytest.mark.parametrize("wish", [sampling(temperature=0.0), sampling(), sampling(temperature=0.0, logprobs=0)])
+def test_a_token_without_a_number_is_never_chosen(wish: Sampling) -> None:
+    logits = torch.full((1, VOCAB), math.nan)
+    logits[0, 7] = -5.0
+    sampler = Sampler()
+    sampler.start(RequestId(1), [], (), wish)
+    assert sampler.sample([RequestId(1)], logits)[0].id == 7
+
+
+def test_the_least_temperature_takes_the_likeliest() -> None:
+    sampler = Sampler()
+    sampler.start(RequestId(1), [], (), sampling(temperature=1e-310))
+    assert sampler.sample([RequestId(1)], logits_of(0, 0)[None])[0].id == int(logits_of(0, 0).argmax())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_everything_is_banned_nothing_is(temperature: float) -> None:
+    wish = sampling(temperature=temperature, top_k=1, min_tokens=1, stop_token_ids=tuple(range(VOCAB)))
+    sampler = Sampler()
+    sampler.start(RequestId(1), [], (), wish)
+    assert sampler.sample([RequestId(1)], logits_of(0, 0)[None])[0].id == int(logits_of(0, 0).argmax())
+
+
+def test_ids_beyond_the_vocabulary_have_no_effect() -> None:
+    within = sampling(repetition_penalty=1.3, min_tokens=3, stop_token_ids=(3,), logit_bias=((5, 1.0),), logprobs=0)
+    beyond = VOCAB
+    wish = msgspec.structs.replace(within, stop_token_ids=(3, beyond), logit_bias=((5, 1.0), (beyond, 9.0)))
+    sampler = Sampler()
+    sampler.start(RequestId(1), [2, 2], [8, 8], within)
+    sampler.start(RequestId(2), [2, beyond], [8, beyond], wish)
+    logits = torch.stack([logits_of(0, 0)] * 2)
+    first, second = sampler.sample([RequestId(1), RequestId(2)], logits)
+    assert first == second

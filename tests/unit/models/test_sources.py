@@ -1,5 +1,6 @@
 """What `--models` may name, and what is said about what it may not."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import Slo
-from aegis.models.sources import Source, fetch, read_sources
+from aegis.models.sources import Source, check_name, fetch, read_sources
 
 
 def directory(path: Path) -> Path:
@@ -83,6 +84,38 @@ def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     first, second = directory(tmp_path / "x" / "llama"), directory(tmp_path / "y" / "llama")
     with pytest.raises(UserError, match=r"y/llama: there is already a model named 'llama'"):
         read_sources([str(first), str(second)])
+
+
+@pytest.mark.parametrize("name", ["llama", "org/Name-1.5_b:v2+x@y", "7", "x" * 128])
+def test_a_name_is_ascii_and_short(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a b", "modèle", "a\n", "x" * 129, None, 5])
+def test_another_name_is_refused(name: object) -> None:
+    with pytest.raises(UserError, match=r"cannot be a model's name: use up to 128 ASCII letters"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser", "~nosuchuser/x", "x" * 300, "x/" * 3000, "a\0b", "a\nb", ""])
+def test_what_the_system_rejects_is_one_line(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_sources([name])
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 500
+
+
+def test_a_directory_whose_name_is_no_model_s_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="'a b' cannot be a model's name"):
+        read_sources([str(directory(tmp_path / "a b"))])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_directory_that_may_not_be_read_is_refused(tmp_path: Path) -> None:
+    closed = directory(tmp_path / "closed")
+    closed.chmod(0)
+    with pytest.raises(UserError, match="closed: Permission denied"):
+        read_sources([str(closed)])
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/place", "a/b/c", "no.yaml", "spaced out"])

@@ -29,9 +29,7 @@ from aegis.core.messages import (
 from aegis.core.request import EventHandle, FinishReason, Job, KvHandle, Sampling, Token
 from decode.policy import WeightedRoundRobin
 from prefill.policy import GroupedFcfs
-from proxy.sessions import (
-    MAX_LOSSES,
-    MAX_REPLAYS,
+from proxy.events import (
     Arrived,
     ClientLeft,
     Deliver,
@@ -45,9 +43,9 @@ from proxy.sessions import (
     ModelGone,
     ModelUp,
     Replayed,
-    SessionCore,
     To,
 )
+from proxy.sessions import MAX_LOSSES, MAX_REPLAYS, SessionCore
 from tests.sim.pretended import make_spec
 
 SPEC = make_spec(0, image_pages=3, block_bytes=1024)

@@ -1,0 +1,230 @@
+"""The models that are served: registered, bound by every instance, removed; all beside serving.
+
+A model is *loading* until every living instance has bound it, then *ready*; *failed* where an instance could not. Its
+name is free again when every instance has let go of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, cast
+
+from aegis.core.errors import ModelRefused, UserError
+from aegis.core.ids import InstanceId, ModelId
+from aegis.core.messages import AddModel, DropModel, ToInstance
+from aegis.core.model import ModelSpec, Slo
+from aegis.models.sources import Source, check_name, read_sources
+from aegis.models.text import TextModel
+from aegis.runtime.image_cache import ImageCache
+from aegis.runtime.registering import Report, register
+from memory.ledger import Budget
+from proxy.events import Event, ModelGone, ModelUp
+
+_MIB = 1 << 20
+
+
+@dataclass(slots=True)
+class LiveModel:
+    """Implements `proxy.http.boundary.Served`. `bound` are the instances that have its parameters bound."""
+
+    spec: ModelSpec
+    text: TextModel | None
+    kv_limit_tokens: int
+    created_s: int
+    state: str = "loading"
+    detail: str = ""
+    bound: set[InstanceId] = field(default_factory=set)
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """A model that was removed; `instances` are those that have not dropped it yet."""
+
+    instances: set[InstanceId]
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Wire(Protocol):
+    """The market, as the catalogue needs it."""
+
+    @property
+    def up(self) -> Collection[InstanceId]: ...
+
+    def tell(self, event: Event) -> None: ...
+
+    def broadcast(self, message: ToInstance) -> None:
+        """To every instance that is up."""
+        ...
+
+
+class Catalogue:
+    """All models by the names that clients use."""
+
+    def __init__(
+        self, wire: Wire, budget: Budget, images: ImageCache, *, dtype: str, cache_dir: Path, default_slo: Slo
+    ) -> None:
+        self._wire = wire
+        self._budget = budget
+        self._images = images
+        self._dtype = dtype
+        self._cache_dir = cache_dir
+        self._default_slo = default_slo
+        self._models: dict[ModelId, LiveModel] = {}
+        self._leaving: dict[ModelId, _Leaving] = {}
+        self._admitting = asyncio.Lock()
+
+    def models(self) -> Mapping[str, LiveModel]:
+        return cast(Mapping[str, LiveModel], self._models)
+
+    def specs(self) -> list[ModelSpec]:
+        """What an instance that comes up has to be told of."""
+        return [model.spec for model in self._models.values()]
+
+    def unbound(self) -> set[InstanceId]:
+        """Instances that are up and have not bound every model that can be served."""
+        return {i for m in self._models.values() if m.state != "failed" for i in set(self._wire.up) - m.bound}
+
+    # --- what users ask -----------------------------------------------------------------------------------------------
+
+    async def add(self, source: str, name: str | None) -> LiveModel:
+        """One model, under another name if given. Raises UserError."""
+        sources = await asyncio.to_thread(read_sources, [source], default_slo=self._default_slo)
+        if len(sources) != 1:
+            raise UserError(f"{source} holds {len(sources)} models; add them one at a time", param="source")
+        model = check_name(name) if name is not None else sources[0].model
+        if model in self._models:
+            raise UserError(f"there is already a model named '{model}'", status=409, param="name")
+        (found,) = sources
+        async for _, outcome in self.register([Source(model, found.path, found.hub, found.slo, found.dtype)]):
+            if isinstance(outcome, ModelRefused):
+                raise outcome
+            return outcome
+        raise AssertionError("a source was registered and nothing came of it")
+
+    def remove(self, name: str) -> None:
+        """Its requests end at once. Raises UserError."""
+        model = ModelId(name)
+        if model not in self._models:
+            raise UserError(f"there is no model named '{name}'", status=404, param="model")
+        self._forget(model)
+
+    async def register(
+        self, sources: Sequence[Source], report: Report = lambda _model, _text: None
+    ) -> AsyncIterator[tuple[Source, LiveModel | ModelRefused]]:
+        """Registers and binds; yields what became of each. Requests to other models go on meanwhile."""
+        registered = register(
+            sources,
+            dtype=self._dtype,
+            cache_dir=self._cache_dir,
+            limit_bytes=self._budget.pages * self._budget.page_bytes,
+            report=report,
+        )
+        async for source, outcome in registered:
+            yield source, outcome if isinstance(outcome, ModelRefused) else await self._admit(source, outcome)
+
+    # --- what instances say -------------------------------------------------------------------------------------------
+
+    def added(self, model: ModelId, instance: InstanceId) -> None:
+        if model in self._models:
+            self._models[model].bound.add(instance)
+            self._settle(self._models[model])
+
+    def failed(self, model: ModelId, reason: str) -> None:
+        """An instance cannot bind it: nobody serves it then, for any instance may be given its requests."""
+        if model in self._models:
+            self._fail(self._models[model], reason)
+            self._wire.tell(ModelGone(model, f"cannot be served: {reason}"))
+
+    def dropped(self, model: ModelId, instance: InstanceId) -> None:
+        """The instance has nothing of the model any more."""
+        if model in self._leaving:
+            self._leaving[model].instances.discard(instance)
+            self._let_go(model)
+
+    def lost(self, instance: InstanceId) -> None:
+        """Its process is gone, and with it all it had bound."""
+        for model in list(self._models.values()):
+            model.bound.discard(instance)
+            self._settle(model)
+        for leaving in list(self._leaving):
+            self.dropped(leaving, instance)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    async def _admit(self, source: Source, spec: ModelSpec) -> LiveModel | ModelRefused:
+        async with self._admitting:
+            while spec.model in self._leaving:  # an instance may be in a step of a model that bore this name
+                await self._leaving[spec.model].gone.wait()
+            refusal = _misfit(spec, self._budget)
+            if refusal or spec.model in self._models:
+                return ModelRefused(refusal or f"there is already a model named '{spec.model}'")
+            try:
+                spec, text = await asyncio.to_thread(self._prepare, spec)
+            except ModelRefused as error:
+                return error
+            limit = self._budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
+            model = self._models[spec.model] = LiveModel(spec, text, limit, int(time.time()))
+        self._wire.broadcast(AddModel(spec))
+        if not self._wire.up:
+            self._settle(model)
+        await model.settled.wait()
+        if model.state == "failed":
+            if self._models.get(spec.model) is model:
+                self._forget(spec.model)
+            return ModelRefused(f"{source.root}: {model.detail}")
+        return model
+
+    def _prepare(self, spec: ModelSpec) -> tuple[ModelSpec, TextModel | None]:
+        text = TextModel.load(Path(spec.directory))
+        return self._images.hold(spec), text
+
+    def _settle(self, model: LiveModel) -> None:
+        if model.state == "loading" and model.bound >= set(self._wire.up):
+            model.state = "ready"
+            self._wire.tell(ModelUp(model.spec, model.kv_limit_tokens))
+            model.settled.set()
+
+    def _fail(self, model: LiveModel, reason: str) -> None:
+        model.state, model.detail = "failed", reason
+        model.settled.set()
+
+    def _forget(self, model: ModelId) -> None:
+        self._wire.tell(ModelGone(model, "was removed"))
+        left = self._models.pop(model)
+        if left.state == "loading":
+            self._fail(left, "it was removed")
+        self._wire.broadcast(DropModel(model))
+        self._leaving[model] = _Leaving(set(self._wire.up))
+        self._let_go(model)
+
+    def _let_go(self, model: ModelId) -> None:
+        """Once all instances have dropped it: until then they may have the image's path before them."""
+        if not self._leaving[model].instances:
+            self._leaving.pop(model).gone.set()
+            self._images.drop(model)
+
+
+def _misfit(spec: ModelSpec, budget: Budget) -> str:
+    """Why the model can never be served with these memories; empty if it can."""
+    manifest, total = spec.manifest, budget.pages * budget.page_bytes
+    if manifest.image_bytes > total:
+        return (
+            f"{spec.root}: its weights are {manifest.image_bytes / _MIB:.0f} MiB, an instance holds "
+            f"{total / _MIB:.0f} MiB; raise --device-memory"
+        )
+    if manifest.kv.block_bytes > budget.slab_bytes:
+        return (
+            f"{spec.root}: a KV block of it is {manifest.kv.block_bytes / _MIB:.1f} MiB, a slab "
+            f"{budget.slab_bytes / _MIB:.1f} MiB; raise --slab"
+        )
+    if budget.sequence_tokens(manifest.image_bytes, manifest.kv) <= 0:
+        return (
+            f"{spec.root}: beside its weights of {manifest.image_bytes / _MIB:.0f} MiB an instance of "
+            f"{total / _MIB:.0f} MiB has no room for a slab of KV; raise --device-memory or --host-memory"
+        )
+    return ""
