@@ -34,6 +34,12 @@ NAME = "aegis_paged"
 PADDING_TOKENS = 512
 """Rows share one gather while it pads them by no more tokens than this: about what another gather costs."""
 
+QUERY_ROWS = 512
+"""Queries of a prefill that attend at a time where positions are hidden by a bias, which has this many rows."""
+
+SCORES = 1 << 25
+"""And so many scores at most, of all heads, where attention is not fused."""
+
 GATHER_BYTES = 1 << 20
 """Nor while it is larger than this: what was just copied should still be in a core's cache when it is read."""
 
@@ -115,7 +121,7 @@ def attend_dense(
     if kind.softcap is not None:
         scores = scores.div_(kind.softcap).tanh_().mul_(kind.softcap)
     if bias is not None:
-        scores = scores + bias
+        scores = scores.add_(bias)
     if kind.sinks is not None:
         sinks = kind.sinks.view(1, heads, group, 1, 1).expand(batch, -1, -1, tokens, -1)
         scores = torch.cat((scores, sinks.to(scores.dtype)), -1)
@@ -139,41 +145,69 @@ class Prefill:
         self.attended = 0
         self._views = views
         self._slots = (units.repeat_interleave(size)[:tokens], positions % size)
-        self._positions = positions
-        self._biases: dict[int | None, torch.Tensor] = {}
+        self._bias: tuple[tuple[object, ...], torch.Tensor] | None = None
         views.blocks[int(units[-1])].zero_()
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kind: Kind
     ) -> torch.Tensor:
         cache = self._views.layers[layer]
-        _, query_heads, tokens, key_dim = query.shape
+        _, query_heads, tokens, _ = query.shape
         cache.keys.index_put_(self._slots, key[0].transpose(0, 1).reshape(tokens, -1))
         cache.values.index_put_(self._slots, value[0].transpose(0, 1).reshape(tokens, -1))
-        group = query_heads // cache.heads
         window = kind.window if kind.window is not None and kind.window < tokens else None
-        if kind.softcap is not None or kind.sinks is not None:
-            folded = query.reshape(1, cache.heads, group, tokens, key_dim)
-            mixed = attend_dense(folded, key, value, self._bias(window, query.dtype), kind)
-            return mixed.view(1, query_heads, tokens, -1).transpose(1, 2)
-        folded = query.reshape(cache.heads, group, tokens, key_dim)
-        mixed = scaled_dot_product_attention(
-            folded,
-            key[0].unsqueeze(1).expand(-1, group, -1, -1),
-            value[0].unsqueeze(1).expand(-1, group, -1, -1),
-            attn_mask=None if window is None else self._bias(window, query.dtype),
-            is_causal=window is None,
-            scale=kind.scaling,
-        )
-        return mixed.reshape(1, query_heads, tokens, -1).transpose(1, 2)
+        dense = kind.softcap is not None or kind.sinks is not None
+        unfused = dense or cache.key_dim != cache.value_dim  # torch's fused attention wants them equal
+        if window is None and not unfused:
+            return _attend_fused(query, key, value, None, kind).transpose(1, 2)
+        most = min(QUERY_ROWS, max(SCORES // (query_heads * tokens), 1)) if unfused else QUERY_ROWS
+        mixed = []
+        for start in range(0, tokens, most):
+            rows = slice(start, min(start + most, tokens))
+            seen = slice(0 if window is None else max(start - window + 1, 0), rows.stop)
+            bias = self._bias_of(rows, seen, window, query)
+            attend = _attend_folded if dense else _attend_fused
+            mixed.append(attend(query[:, :, rows], key[:, :, seen], value[:, :, seen], bias, kind))
+        return torch.cat(mixed, 2).transpose(1, 2)
 
-    def _bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """0 where position j may be seen from i, that is i - window < j <= i, else -inf. `[tokens, tokens]`."""
-        if window not in self._biases:
-            distance = self._positions[:, None] - self._positions[None, :]
-            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-            self._biases[window] = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
-        return self._biases[window]
+    def _bias_of(self, rows: slice, seen: slice, window: int | None, like: torch.Tensor) -> torch.Tensor:
+        """0 where position j of `seen` may be seen from i of `rows`, that is i - window < j <= i, else -inf. The last
+        one is kept: the next rows within a window have the same, as has the next layer of a short prompt."""
+        count, behind = rows.stop - rows.start, rows.start - seen.start
+        key = (count, behind, window)
+        if self._bias is None or self._bias[0] != key:
+            hidden = torch.full((count, seen.stop - seen.start), -torch.inf, dtype=like.dtype, device=like.device)
+            bias = hidden.triu(behind + 1)
+            self._bias = (key, bias if window is None else bias.add_(hidden.tril_(behind - window)))
+        return self._bias[1]
+
+
+def _attend_fused(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, kind: Kind
+) -> torch.Tensor:
+    """`query [1, query_heads, tokens, key_dim]`, `key` and `value` `[1, heads, positions, dim]`; causal where there is
+    no `bias [tokens, positions]`. The result is shaped as `query`, with value_dim."""
+    _, query_heads, tokens, key_dim = query.shape
+    heads = key.shape[1]
+    group = query_heads // heads
+    mixed = scaled_dot_product_attention(
+        query.reshape(heads, group, tokens, key_dim),
+        key[0].unsqueeze(1).expand(-1, group, -1, -1),
+        value[0].unsqueeze(1).expand(-1, group, -1, -1),
+        attn_mask=bias,
+        is_causal=bias is None,
+        scale=kind.scaling,
+    )
+    return mixed.reshape(1, query_heads, tokens, -1)
+
+
+def _attend_folded(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, kind: Kind
+) -> torch.Tensor:
+    """As `_attend_fused`, spelled out."""
+    _, query_heads, tokens, key_dim = query.shape
+    folded = query.reshape(1, key.shape[1], -1, tokens, key_dim)
+    return attend_dense(folded, key, value, bias, kind).view(1, query_heads, tokens, -1)
 
 
 @dataclass(frozen=True, slots=True)

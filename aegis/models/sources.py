@@ -102,11 +102,9 @@ def is_checkpoint(directory: Path) -> bool:
 def _read(name: str, default_slo: Slo) -> list[Source]:
     try:
         return _read_one(name, default_slo)
-    except (OSError, RuntimeError, ValueError) as error:  # `~nobody`, a path too long, a directory that may not be read
-        shown = name if name.isprintable() else repr(name)
-        raise UserError(
-            f"{shown[:300]}: {getattr(error, 'strerror', None) or one_line(error)}", param="models"
-        ) from error
+    except (OSError, RuntimeError, ValueError) as error:  # a directory that may not be read, `~nobody`, a NUL byte
+        reason = getattr(error, "strerror", None) or one_line(error)
+        raise UserError(f"{_shown(name)}: {reason}", param="models") from error
 
 
 def _read_one(name: str, default_slo: Slo) -> list[Source]:
@@ -119,7 +117,7 @@ def _read_one(name: str, default_slo: Slo) -> list[Source]:
         return [Source(_name(at.name, name), path=str(at), slo=default_slo) for at in _checkpoints(path)]
     if _HUB_ID.fullmatch(name) and path.suffix not in (".yaml", ".yml"):
         return [Source(_name(name, name), hub=name, slo=default_slo)]
-    raise FileNotFoundError(0, "no such file or directory")
+    raise UserError(f"{_shown(name)}: no such file or directory", param="models")
 
 
 def _checkpoints(directory: Path) -> list[Path]:
@@ -174,6 +172,10 @@ def _name(name: object, where: str) -> ModelId:
         return check_name(name)
     except UserError as error:
         raise UserError(f"{where}: {error.message}", param="models") from None
+
+
+def _shown(name: str) -> str:
+    return (name if name.isprintable() else repr(name))[:300]
 
 
 def _flat(error: Exception) -> str:

@@ -16,6 +16,9 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _CHARACTER_TOKENS = 4
 """No character takes more tokens than UTF-8 has bytes for it."""
 
+_FEW_TOKENS = 1024
+"""More are decoded as a batch of one, which, slower for a few, lets other Python threads run meanwhile."""
+
 
 class TextModel:
     """The tokenizer of one model. Threads may share it."""
@@ -45,8 +48,11 @@ class TextModel:
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Ids beyond the vocabulary have no text; bytes that are no UTF-8 become U+FFFD."""
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
-        return text
+        if len(tokens) <= _FEW_TOKENS:
+            text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+            return text
+        texts: list[str] = self._tokenizer.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)
+        return texts[0]
 
     def stream(self) -> TextStream:
         return TextStream(self)

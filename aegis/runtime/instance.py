@@ -66,7 +66,7 @@ class Instance:
             KvRegion(self._mover.kv.base, self._mover.kv.nbytes, settings.slab_bytes), device=settings.device
         )
         self._core = self._make_core()
-        self._binder = Binder(self._engine)
+        self._binder = Binder(self._engine, self._mover)
         self._hands = Hands(self._engine, self._mover, self._link, self._make_worker())
         self._reported: Telemetry | None = None
         self._report_due_ns = 0

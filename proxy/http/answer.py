@@ -35,7 +35,7 @@ class Shape(Protocol):
 
 async def answer(request: Request, served: Served, orders: Sequence[Order], wish: Wish, shape: Shape) -> Response:
     """Submits the sequences and answers with them. Raises UserError; ClientGone where nobody waits any more."""
-    call = Call(market_of(request), served, orders, wish)
+    call = await Call.submit(market_of(request), served, orders, wish)
 
     def close() -> None:
         call.cancel()

@@ -17,7 +17,7 @@ from proxy.http.choice import Order
 from proxy.http.fields import Fields
 from proxy.http.messages import read_messages
 from proxy.http.models import find_servable
-from proxy.http.prompts import encode, max_tokens_for, needs_tokenizer
+from proxy.http.prompts import encode, known, max_tokens_for, needs_tokenizer
 from proxy.http.request_ids import request_id_for
 from proxy.http.sampling import LOGPROBS_MAX, read_max_tokens, read_wish
 from proxy.http.settings import market_of, settings_of
@@ -69,7 +69,7 @@ async def create_chat_completion(request: Request) -> Response:
         fields.unsupported(name, neutral)
     rendered = await render(fields, text)
     fields.end()
-    prompt = await encode(text, rendered, special=False)
+    prompt = known(fields, "messages", await encode(text, rendered, special=False), served.spec)
     if not prompt:
         raise fields.refusal("messages", "make an empty prompt")
     order = Order(prompt, max_tokens_for(served, len(prompt), wish, default=None, param="messages"))

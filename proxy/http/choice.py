@@ -14,6 +14,8 @@ from proxy.http.boundary import Delivery, Delta, Failed, Finished, Market, Promp
 from proxy.http.sampling import Wish
 from proxy.http.transcript import Piece, Scored, Transcript
 
+_SUBMITTED_AT_ONCE = 16
+
 
 class Order(Struct, frozen=True):
     """One prompt, checked: `max_tokens` fits. `echo` is what the answer begins with, its tokens included."""
@@ -96,18 +98,25 @@ class Usage(Struct, frozen=True):
 class Call:
     """All sequences of one request. Who makes one calls `cancel` when the reply has ended, however it ended."""
 
-    def __init__(self, market: Market, served: Served, orders: Sequence[Order], wish: Wish) -> None:
-        """Submits them all, or none. Raises UserError."""
+    def __init__(self, served: Served, orders: Sequence[Order]) -> None:
         self.served = served
         self.orders = orders
         self.choices: list[Choice] = []
+
+    @classmethod
+    async def submit(cls, market: Market, served: Served, orders: Sequence[Order], wish: Wish) -> Call:
+        """Submits them all, or none, and lets other calls come in between. Raises UserError."""
+        call = cls(served, orders)
         try:
             for order in orders:
                 for which in range(wish.choices):
-                    self.choices.append(self._submit(market, order, wish, which))
+                    call.choices.append(call._submit(market, order, wish, which))
+                    if len(call.choices) % _SUBMITTED_AT_ONCE == 0:
+                        await asyncio.sleep(0)
         except BaseException:
-            self.cancel()
+            call.cancel()
             raise
+        return call
 
     def _submit(self, market: Market, order: Order, wish: Wish, which: int) -> Choice:
         sampling = structs.replace(

@@ -6,18 +6,20 @@ from time import time
 
 from fastapi import APIRouter, Request, Response
 
+from aegis.core.errors import UserError
 from proxy.http.answer import answer
 from proxy.http.body import read_fields
 from proxy.http.boundary import Served
 from proxy.http.choice import Order
 from proxy.http.completion_shape import CompletionShape
 from proxy.http.models import find_servable
-from proxy.http.prompts import Prompt, max_tokens_for, read_prompts
+from proxy.http.prompts import Prompt, beside_loop, max_tokens_for, read_prompts
 from proxy.http.request_ids import request_id_for
 from proxy.http.sampling import LOGPROBS_MAX, Wish, check_sequences, read_max_tokens, read_wish
 from proxy.http.settings import market_of, settings_of
 
 DEFAULT_MAX_TOKENS = 16
+PROMPT_LOGITS_MAX = 1 << 28  # of one prompt, all tokens' together: 1 GiB in float32
 
 router = APIRouter()
 
@@ -34,7 +36,8 @@ async def create_completion(request: Request) -> Response:
     prompts = await read_prompts(fields, served)
     fields.end()
     check_sequences(len(prompts), wish)
-    orders = [_order(served, prompt, wish, echo) for prompt in prompts]
+    tokens = sum(len(prompt.tokens) for prompt in prompts)
+    orders = await beside_loop(lambda: [_order(served, prompt, wish, echo) for prompt in prompts], tokens)
     shape = CompletionShape(
         id=f"cmpl-{request_id_for(request, wish.request_id)}",
         created_s=int(time()),
@@ -49,7 +52,17 @@ async def create_completion(request: Request) -> Response:
 
 def _order(served: Served, prompt: Prompt, wish: Wish, echo: bool) -> Order:
     max_tokens = max_tokens_for(served, len(prompt.tokens), wish, default=DEFAULT_MAX_TOKENS, param="prompt")
+    if echo and wish.sampling.logprobs is not None:
+        _check_prompt_logits(served, len(prompt.tokens))
     text = prompt.text
     if echo and text is None:
         text = served.text.decode(prompt.tokens) if served.text else ""
     return Order(prompt.tokens, max_tokens, text if echo else None)
+
+
+def _check_prompt_logits(served: Served, tokens: int) -> None:
+    """Raises UserError where the logprobs of a prompt would take more memory than one request may."""
+    most = PROMPT_LOGITS_MAX // served.spec.manifest.vocab_size
+    if tokens > most:
+        message = f"the prompt has {tokens} tokens; with 'echo', 'logprobs' are given for up to {most} of this model's"
+        raise UserError(message, param="echo")

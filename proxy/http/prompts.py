@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from aegis.core.errors import UserError
+from aegis.core.model import ModelSpec
 from aegis.models.text import TextModel
 from proxy.http.boundary import Served
 from proxy.http.fields import Fields
 from proxy.http.sampling import Wish, checked_token_ids
 
-PROMPTS_MAX = 2048
+PROMPTS_MAX = 1024
 PROMPT_TOKENS_MAX = 1 << 22
-_CHARACTERS_IN_LOOP = 8_192  # longer texts are tokenised beside the event loop
+_IN_LOOP = 2048  # characters or tokens that are worked on in a fraction of a millisecond
+
+T = TypeVar("T")
 
 
 class Prompt(Struct, frozen=True):
@@ -32,7 +36,9 @@ async def read_prompts(fields: Fields, served: Served) -> list[Prompt]:
     if value is None:
         raise fields.refusal("prompt", "is required")
     entries = _entries(fields, value)
-    return [await _read_one(fields, entry, served, special) for entry in entries]
+    return await beside_loop(
+        lambda: [_read_one(fields, entry, served, special) for entry in entries], sum(map(len, entries))
+    )
 
 
 def _entries(fields: Fields, value: Any) -> list[str | list[Any]]:
@@ -53,12 +59,13 @@ def _entries(fields: Fields, value: Any) -> list[str | list[Any]]:
     return value
 
 
-async def _read_one(fields: Fields, entry: str | list[Any], served: Served, special: bool) -> Prompt:
+def _read_one(fields: Fields, entry: str | list[Any], served: Served, special: bool) -> Prompt:
     if isinstance(entry, list):
         prompt = Prompt(checked_token_ids(fields, "prompt", entry, served.spec))
     else:
         text = needs_tokenizer(served, "prompt")
-        prompt = Prompt(await encode(text, entry, special=special) if entry else (), entry)
+        tokens = text.encode(entry, add_special_tokens=special) if entry else ()
+        prompt = Prompt(known(fields, "prompt", tokens, served.spec), entry)
     if not prompt.tokens:
         raise fields.refusal("prompt", "is empty")
     return prompt
@@ -66,9 +73,20 @@ async def _read_one(fields: Fields, entry: str | list[Any], served: Served, spec
 
 async def encode(text: TextModel, string: str, *, special: bool) -> tuple[int, ...]:
     """Token ids of `string`, with the tokens the tokenizer adds around any text where `special`."""
-    if len(string) <= _CHARACTERS_IN_LOOP:
-        return tuple(text.encode(string, add_special_tokens=special))
-    return tuple(await asyncio.to_thread(text.encode, string, add_special_tokens=special))
+    return await beside_loop(lambda: tuple(text.encode(string, add_special_tokens=special)), len(string))
+
+
+async def beside_loop(work: Callable[[], T], size: int) -> T:
+    """What `work` makes of `size` characters or tokens: in a thread, unless they are few."""
+    return work() if size <= _IN_LOOP else await asyncio.to_thread(work)
+
+
+def known(fields: Fields, param: str, tokens: Sequence[int], spec: ModelSpec) -> tuple[int, ...]:
+    """What a tokenizer made of `param`. Raises UserError where the model has no embedding for a token of it."""
+    vocabulary, highest = spec.manifest.vocab_size, max(tokens, default=0)
+    if highest >= vocabulary:
+        raise fields.refusal(param, f"has a token, {highest}, beyond the model's vocabulary of {vocabulary}")
+    return tuple(tokens)
 
 
 def needs_tokenizer(served: Served, param: str) -> TextModel:
@@ -82,7 +100,7 @@ def needs_tokenizer(served: Served, param: str) -> TextModel:
 def max_tokens_for(served: Served, prompt_tokens: int, wish: Wish, *, default: int | None, param: str) -> int:
     """How many tokens may be generated: as many as the client asked for, else as many as fit, at most `default`.
 
-    Raises UserError with both lengths where prompt and answer fit neither the model's context nor the KV memory.
+    Raises UserError with both lengths where prompt and answer do not fit both the model's context and the KV memory.
     """
     model, context = served.spec.model, served.spec.manifest.context_tokens
     limit = min(context, served.kv_limit_tokens)

@@ -16,7 +16,7 @@ from proxy.http.fields import Fields
 from proxy.http.request_ids import is_request_id
 
 CHOICES_MAX = 128
-SEQUENCES_MAX = 2048  # of one request, all prompts and choices together
+SEQUENCES_MAX = 1024  # of one request, all prompts and choices together
 LOGPROBS_MAX = 20
 STOPS_MAX = 16
 STOP_CHARACTERS_MAX = 256

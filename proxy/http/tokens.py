@@ -8,9 +8,9 @@ from msgspec import Struct
 from proxy.http.body import read_fields
 from proxy.http.chat import needs_chat_template, render
 from proxy.http.models import find_servable
-from proxy.http.prompts import PROMPT_TOKENS_MAX, encode, needs_tokenizer
+from proxy.http.prompts import PROMPT_TOKENS_MAX, beside_loop, encode, needs_tokenizer
 from proxy.http.replies import json_reply
-from proxy.http.sampling import read_token_ids
+from proxy.http.sampling import checked_token_ids
 from proxy.http.settings import market_of, settings_of
 
 router = APIRouter()
@@ -55,6 +55,10 @@ async def detokenize(request: Request) -> Response:
     text = needs_tokenizer(served, "model")
     if not fields.given("tokens"):
         raise fields.refusal("tokens", "is required")
-    tokens = read_token_ids(fields, "tokens", served.spec, most=PROMPT_TOKENS_MAX)
+    tokens = fields.items("tokens", most=PROMPT_TOKENS_MAX)
     fields.end()
-    return json_reply(Detokenized(text.decode(tokens)))
+
+    def decoded() -> str:
+        return text.decode(checked_token_ids(fields, "tokens", tokens, served.spec))
+
+    return json_reply(Detokenized(await beside_loop(decoded, len(tokens))))

@@ -27,9 +27,8 @@ REFUSED = {
     "minimax": "linear_attention layers",
     "rwkv": "recurrent state",
 }
-MEMORY = ("--device-memory", "8MiB", "--host-memory", "24MiB")
-"""Four pages, of which a model takes one and a slab of KV another, and six slabs of the host, fewer than there are
-models: KV is given up and prefilled again."""
+MEMORY = ("--device-memory", "6MiB", "--host-memory", "16MiB")
+"""Three pages, of which a model takes one and a slab of KV another; and four slabs of the host, two per instance."""
 
 
 def write(directory: Path) -> None:

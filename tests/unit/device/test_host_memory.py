@@ -58,6 +58,18 @@ def test_a_region_outlives_its_memory_object() -> None:
     region.close()
 
 
+def test_a_region_larger_than_what_is_populated_at_a_time_is_one_mapping_of_the_whole(tmp_path: Path) -> None:
+    memory = SharedMemory.create((33 << 20) + 4096, "large")
+    region = MappedFile(memory.path, writable=True, populate=True)
+    for at in range(0, region.nbytes, 1 << 20):
+        ctypes.c_uint64.from_address(region.base + at).value = at
+    again = MappedFile(memory.path, writable=False, populate=True)
+    assert all(ctypes.c_uint64.from_address(again.base + at).value == at for at in range(0, again.nbytes, 1 << 20))
+    region.close()
+    again.close()
+    memory.close()
+
+
 def test_a_file_is_mapped_whole_and_read_only(device: CpuDevice, tmp_path: Path) -> None:
     path = tmp_path / "image.bin"
     path.write_bytes(bytes(range(256)) * 100 + b"end")

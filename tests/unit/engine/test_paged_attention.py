@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aegis.core.model import KvLayer, KvShape
 from aegis.engine import paged_attention
@@ -87,3 +90,40 @@ def test_how_rows_are_gathered_changes_nothing(
     check = test_prefill_and_decode_follow_the_definition.hypothesis.inner_test  # type: ignore[attr-defined]
     for kind in (Kind(None, None, None, None), Kind(None, 20, None, None), Kind(None, 20, 2.0, None)):
         check([1, 16, 16, 17, 48, 90, 90], kind, 0, 2)
+
+
+@pytest.mark.parametrize(("rows", "scores"), [(1, 1 << 30), (7, 1 << 30), (512, 1), (512, 90 * HEADS * 5)])
+def test_how_queries_are_cut_changes_nothing(rows: int, scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_attention, "QUERY_ROWS", rows)
+    monkeypatch.setattr(paged_attention, "SCORES", scores)
+    check = test_prefill_and_decode_follow_the_definition.hypothesis.inner_test  # type: ignore[attr-defined]
+    for window in (None, 1, 20):
+        for softcap in (None, 2.0):
+            check([90, 48, 17, 16, 1], Kind(None, window, softcap, None), 0, 1)
+
+
+class Largest(TorchDispatchMode):
+    """The bytes of the largest tensor that is made."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.nbytes = max(self.nbytes, out.nbytes)
+        return out
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("window", [100, None])
+def test_memory_does_not_grow_with_the_square_of_the_prompt(
+    window: int | None, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_attention, "SCORES", 1 << 19)
+    tokens = 3000
+    arena = Arena(slab_bytes=100 * SHAPE.block_bytes, slabs=4)
+    step = Prefill(KvViews(arena.region, SHAPE), tokens, arena.take(SHAPE, tokens))
+    key, value = draw(1, LAYER.heads, tokens, LAYER.key_dim), draw(1, LAYER.heads, tokens, LAYER.value_dim)
+    with Largest() as largest:
+        step.attend(1, draw(1, HEADS, tokens, LAYER.key_dim), key, value, Kind(None, window, softcap, None))
+    assert largest.nbytes <= 4 << 20

@@ -298,3 +298,24 @@ def test_what_turns_out_to_attend_otherwise_is_refused(name: str, tmp_path: Path
     engine, arena = attached(built)
     with pytest.raises(ModelRefused):
         begin(engine, arena, built, 1, [3, 4, 5], room=1, sampling=GREEDY)
+
+
+def test_a_model_that_is_not_attached_can_be_detached(llama: Built) -> None:
+    TransformersEngine(Arena().region).detach(llama.spec.model)
+
+
+def test_what_was_prepared_serves_its_own_checkpoint_alone(llama: Built, qwen: Built) -> None:
+    engine, arena = attached()
+    engine.prepare(qwen.spec)
+    renamed = msgspec.structs.replace(llama.spec, model=qwen.spec.model)
+    engine.attach(renamed, llama.base)
+    run = begin(engine, arena, Built(llama.reference, renamed, llama.image), 1, prompts(12)[2], room=4)
+    step(engine, [run], 3)
+    assert run.ids == llama.greedy(run.prompt, 4)
+    engine.discard(qwen.spec)
+    assert not engine._prepared
+
+
+def test_a_configuration_that_cannot_be_read_is_refused(llama: Built, tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match="cannot build it"):
+        TransformersEngine(Arena().region).prepare(msgspec.structs.replace(llama.spec, directory=str(tmp_path)))

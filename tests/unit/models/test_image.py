@@ -1,6 +1,7 @@
 """Images hold every tensor of a model, bit for bit, once."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,9 @@ ARCHITECTURES = ["llama", "gemma2", "phi3", "gpt2", "mixtral", "qwen3_moe"]
 
 
 def written(
-    tmp_path: Path, model_type: str, dtype: torch.dtype = torch.float32
+    tmp_path: Path, model_type: str, dtype: torch.dtype = torch.float32, **changes: Any
 ) -> tuple[torch.nn.Module, Manifest, bytes]:
-    model = checkpoints.model(model_type, dtype=dtype)
+    model = checkpoints.model(model_type, dtype=dtype, **changes)
     model.config.save_pretrained(tmp_path)
     into = tmp_path / "image"
     into.mkdir()
@@ -75,6 +76,12 @@ def test_the_manifest_describes_the_model(tmp_path: Path) -> None:
     assert manifest.kv.token_bytes == 2 * 2 * 2 * (16 + 16)  # itemsize, layers, heads, K and V
     assert (manifest.vocab_size, manifest.context_tokens) == (checkpoints.VOCAB_SIZE, 256)
     assert (manifest.hidden_size, manifest.intermediate_size, manifest.eos_token_ids) == (64, 96, (1,))
+
+
+@pytest.mark.parametrize(("eos", "kept"), [([1, 5000], (1,)), (5000, ()), (-1, ())])
+def test_ends_that_cannot_be_generated_are_left_out(tmp_path: Path, eos: object, kept: tuple[int, ...]) -> None:
+    _, manifest, _ = written(tmp_path, "llama", eos_token_id=eos)
+    assert manifest.eos_token_ids == kept
 
 
 def test_a_manifest_is_read_back_only_with_a_whole_image(tmp_path: Path) -> None:

@@ -70,6 +70,11 @@ def test_endless_noise_is_not_held_back_for_ever(text: TextModel) -> None:
     assert len(sent) >= 90
 
 
+def test_a_long_text_is_decoded_like_a_short_one(text: TextModel) -> None:
+    once = text.encode("<|user|>the hat 東")
+    assert text.decode(once * 400) == "".join([text.decode(once)] * 400)
+
+
 def test_special_tokens_have_no_text(text: TextModel) -> None:
     tokens = text.encode("<|user|>the", add_special_tokens=False)
     assert text.decode(tokens) == "the"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.proxy.http.scripted import calling, market, post
+from tests.unit.proxy.http.scripted import calling, market, post, spec
 
 BOTH = {
     "/v1/completions": {"model": "m", "prompt": "hi"},
@@ -153,7 +153,28 @@ def test_null_is_as_good_as_nothing(path: str) -> None:
 
 def test_too_many_sequences_are_refused() -> None:
     assert refused("/v1/completions", {"prompt": ["a"] * 100, "n": 100})["param"] == "n"
-    assert refused("/v1/completions", {"prompt": ["a"] * 2049})["param"] == "prompt"
+    assert refused("/v1/completions", {"prompt": ["a"] * 1025})["param"] == "prompt"
+
+
+def test_a_text_whose_tokens_the_model_does_not_know_is_refused() -> None:
+    for path, param in (("/v1/completions", "prompt"), ("/v1/chat/completions", "messages")):
+        behind = market()
+        behind.served["m"].spec = spec("m", vocab_size=100)
+        reply = post(behind, path, BOTH[path])
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+        assert "beyond the model's vocabulary of 100" in reply.json()["error"]["message"]
+        assert behind.submitted == []
+
+
+def test_logprobs_of_a_long_prompt_are_refused_where_they_would_fill_the_memory() -> None:
+    behind = market()
+    behind.served["m"].spec = spec("m", vocab_size=1 << 25)
+    body = {"model": "m", "prompt": list(range(9)), "echo": True}
+    assert post(behind, "/v1/completions", body).status_code == 200
+    error = post(behind, "/v1/completions", body | {"logprobs": 0}).json()["error"]
+    assert error["param"] == "echo"
+    assert "up to 8 of this model's" in error["message"]
+    assert post(behind, "/v1/completions", body | {"logprobs": 0, "prompt": [1] * 8}).status_code == 200
 
 
 def test_an_unknown_model_is_404_with_near_matches() -> None:

@@ -1,0 +1,157 @@
+"""Binding a model, refusing it and letting go of it, with a real core, device, engine and wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from transformers import LlamaConfig
+
+from aegis.core.effects import StreamName
+from aegis.core.events import InstanceEvent
+from aegis.core.ids import InstanceId
+from aegis.core.messages import AddModel, DropModel, FromInstance, ModelAdded, ModelDropped, ModelFailed
+from aegis.core.model import ModelSpec
+from aegis.device.cpu import CpuDevice
+from aegis.device.host_memory import SharedMemory
+from aegis.device.mover import Mover
+from aegis.device.shared_words import SharedWords
+from aegis.engine.base import KvRegion
+from aegis.engine.transformers_engine import TransformersEngine
+from aegis.runtime.clock import MonotonicClock
+from aegis.runtime.hands import Hands
+from aegis.runtime.link import InstanceLink
+from memory.ledger import Budget, Ledger
+from prefill.core import PrefillCore
+from prefill.worker import PrefillWorker
+from tests.unit.engine.images import Built, build
+
+SLAB_BYTES = 2 << 20
+ADDRESS_PAGES = 1 << 10
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    return build(config, tmp_path_factory.mktemp("models") / "llama")
+
+
+class Instance:
+    """A prefill instance without its process."""
+
+    def __init__(self, address: str) -> None:
+        self.words = SharedWords.create(8)
+        self.memory = SharedMemory.create(SLAB_BYTES, "kv")
+        self.device = CpuDevice(16 << 20, self.words)
+        host = self.device.open_host(self.memory.path, writable=True, populate=False)
+        self.mover = Mover(self.device, host, slab_bytes=SLAB_BYTES, address_pages=ADDRESS_PAGES)
+        self.engine = TransformersEngine(KvRegion(self.mover.kv.base, self.mover.kv.nbytes, SLAB_BYTES))
+        budget = Budget(
+            pages=self.device.page_count,
+            page_bytes=self.device.page_bytes,
+            slab_bytes=SLAB_BYTES,
+            host_slabs=1,
+            instances=1,
+        )
+        words = {name: self.mover.words[name] for name in StreamName}
+        self.core = PrefillCore(InstanceId("prefill-0"), Ledger(budget, words, address_pages=ADDRESS_PAGES))
+        self.link = InstanceLink(address, "prefill-0/1")
+        self.hands = Hands(self.engine, self.mover, self.link, PrefillWorker(self.engine, MonotonicClock()))
+
+    def hear(self, event: InstanceEvent) -> None:
+        """The event and all that follows from it."""
+        pending = [event]
+        while pending:
+            pending += self.hands.perform(self.core.on(pending.pop(0), 0))
+            self.core.ledger.check()
+
+    def close(self) -> None:
+        self.device.close()
+        self.link.close()
+        self.memory.close()
+        self.words.close()
+
+
+class Proxy:
+    def __init__(self, tmp_path: Path) -> None:
+        self.address = f"ipc://{tmp_path}/proxy"
+        self.socket = zmq.Context.instance().socket(zmq.ROUTER)
+        self.socket.bind(self.address)
+
+    def heard(self, count: int) -> list[FromInstance]:
+        messages: list[FromInstance] = []
+        while len(messages) < count:
+            assert self.socket.poll(10_000)
+            messages += msgspec.msgpack.decode(self.socket.recv_multipart()[1], type=list[FromInstance])
+        return messages
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[Proxy]:
+    proxy = Proxy(tmp_path)
+    yield proxy
+    proxy.socket.close(0)
+
+
+@pytest.fixture
+def instance(proxy: Proxy) -> Iterator[Instance]:
+    instance = Instance(proxy.address)
+    yield instance
+    instance.close()
+
+
+def unbuildable(spec: ModelSpec, tmp_path: Path) -> ModelSpec:
+    (tmp_path / "config.json").write_text('{"model_type": "no-such-architecture"}')
+    return msgspec.structs.replace(spec, directory=str(tmp_path))
+
+
+@pytest.mark.parametrize("fault", ["no image", "an image that cannot be mapped", "no configuration", "no architecture"])
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_refused_model_is_reported_and_leaves_nothing(
+    fault: str, prepared: bool, llama: Built, instance: Instance, proxy: Proxy, tmp_path: Path
+) -> None:
+    spec = {
+        "no image": msgspec.structs.replace(llama.spec, image_path=str(tmp_path / "nothing")),
+        "an image that cannot be mapped": msgspec.structs.replace(llama.spec, image_path=str(tmp_path)),
+        "no configuration": msgspec.structs.replace(llama.spec, directory=str(tmp_path / "nothing")),
+        "no architecture": unbuildable(llama.spec, tmp_path),
+    }[fault]
+    if prepared and "image" in fault:
+        instance.engine.prepare(spec)
+    if prepared and "image" not in fault:
+        instance.mover.prepare(spec)
+    instance.hear(AddModel(spec))
+    failed, dropped = proxy.heard(2)
+    assert isinstance(failed, ModelFailed)
+    assert "\n" not in failed.reason
+    assert dropped == ModelDropped(spec.model)
+    assert not instance.engine._prepared
+    assert len([region for region in instance.device._regions if region.base]) == 1, "that of the KV"
+    instance.hear(AddModel(llama.spec))
+    assert proxy.heard(1) == [ModelAdded(llama.spec.model)]
+
+
+def test_a_prepared_model_is_bound_without_opening_or_building_anything(
+    llama: Built, instance: Instance, proxy: Proxy, tmp_path: Path
+) -> None:
+    instance.engine.prepare(llama.spec)
+    instance.mover.prepare(llama.spec)
+    vanished = msgspec.structs.replace(llama.spec, image_path=str(tmp_path / "no"), directory=str(tmp_path / "no"))
+    instance.hear(AddModel(vanished))
+    instance.hear(DropModel(vanished.model))
+    assert proxy.heard(2) == [ModelAdded(vanished.model), ModelDropped(vanished.model)]
+
+
+def test_what_was_prepared_for_another_checkpoint_of_that_name_is_not_taken(
+    llama: Built, instance: Instance, proxy: Proxy, tmp_path: Path
+) -> None:
+    instance.engine.prepare(llama.spec)
+    instance.mover.prepare(llama.spec)
+    manifest = msgspec.structs.replace(llama.manifest, fingerprint="another")
+    instance.hear(AddModel(msgspec.structs.replace(llama.spec, manifest=manifest, directory=str(tmp_path))))
+    assert isinstance(proxy.heard(1)[0], ModelFailed)
