@@ -112,7 +112,8 @@ def _generate(model: PreTrainedModel, prompt: tuple[int, ...]) -> _Reference:
         output_logits=True,
         return_dict_in_generate=True,
     )
-    output = model.generate(torch.tensor([prompt]), generation_config=plain)
+    ids = torch.tensor([prompt])
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=plain)  # no token is padding
     return _Reference(prompt, tuple(output.sequences[0, len(prompt) :].tolist()), torch.cat(output.logits).float())
 
 

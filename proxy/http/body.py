@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from aegis.core.errors import UserError
+from proxy.http.connection import ClientGone
 from proxy.http.errors import shown
 from proxy.http.fields import Fields
 
@@ -19,7 +21,7 @@ class _Key(str):
 
 
 async def read_fields(request: Request, bytes_max: int) -> Fields:
-    """The parameters of the request. Raises UserError: 413 beyond `bytes_max`, 400 where it is no JSON object."""
+    """The parameters of the request. Raises UserError: 413 beyond `bytes_max`, 400 where it is no JSON object; ClientGone."""
     return Fields(parse_object(await _read(request, bytes_max)))
 
 
@@ -48,11 +50,14 @@ async def _read(request: Request, bytes_max: int) -> bytes:
     if declared.isdigit() and int(declared[:20]) > bytes_max:
         raise _too_large(bytes_max)
     chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > bytes_max:
-            raise _too_large(bytes_max)
-        chunks.append(chunk)
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > bytes_max:
+                raise _too_large(bytes_max)
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise ClientGone from None
     return b"".join(chunks)
 
 
