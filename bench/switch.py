@@ -9,8 +9,9 @@ Two models take turns in a device memory that holds one. For each size:
 * prefetched: the model was loaded while the other one was active, in a memory that holds both; only the promotion is
   timed: the books say it is resident, and its first and last bytes are read.
 
-Each switch is followed by libc's memcpy of the same image to the same, now mapped, addresses by the calling thread;
-`ratio` is the median of the quotients of such neighbours, so that a machine whose speed drifts does not spoil it.
+Each switch is followed by libc's memcpy of as many bytes by the calling thread, between two buffers of the same kind
+that nothing else touches: neither side finds its bytes in a cache that the other has just filled. `ratio` is the median
+of the quotients of such neighbours, so that a machine whose speed drifts does not spoil it.
 """
 
 from __future__ import annotations
@@ -76,6 +77,10 @@ class TwoModels:
         self._images = [self.device.open_host(memory.path, writable=True) for memory in self._memory]
         for model, image in enumerate(self._images):
             ctypes.memset(image.base, model + 1, nbytes)
+        self._plain = [SharedMemory.create(nbytes, f"plain-{end}") for end in ("from", "to")]
+        self._ends = [self.device.open_host(memory.path, writable=True) for memory in self._plain]
+        for end in self._ends:
+            ctypes.memset(end.base, 1, nbytes)
         host = self.device.open_host(self._kv.path, writable=True)
         self._mover = Mover(self.device, host, slab_bytes=PAGE_BYTES, address_pages=4 * pages)
         budget = Budget(pages=pages, page_bytes=PAGE_BYTES, slab_bytes=PAGE_BYTES, host_slabs=1, instances=1)
@@ -112,12 +117,12 @@ class TwoModels:
         self.arrived(self.load(model))
         self.promote(model)
 
-    def memcpy(self, model: int) -> None:
-        copy(self._bases[model], self._images[model].base, self.nbytes)
+    def memcpy(self) -> None:
+        copy(self._ends[1].base, self._ends[0].base, self.nbytes)
 
     def close(self) -> None:
         self.device.close()
-        for memory in (*self._memory, self._kv):
+        for memory in (*self._memory, *self._plain, self._kv):
             memory.close()
         self._words.close()
 
@@ -208,7 +213,7 @@ def _alternate(models: TwoModels, repetitions: int) -> tuple[list[int], list[int
     for turn in range(2 * repetitions):
         model = (turn + 1) % 2
         switches_ns.append(_timed(models.switch_to, model))
-        copies_ns.append(_timed(models.memcpy, model))
+        copies_ns.append(_timed(models.memcpy))
     return switches_ns, copies_ns
 
 

@@ -21,7 +21,10 @@ class _Key(str):
 
 
 async def read_fields(request: Request, bytes_max: int) -> Fields:
-    """The parameters of the request. Raises UserError: 413 beyond `bytes_max`, 400 where it is no JSON object; ClientGone."""
+    """The parameters of the request.
+
+    Raises UserError: 413 beyond `bytes_max`, 400 where it is no JSON object; ClientGone where the client leaves.
+    """
     return Fields(parse_object(await _read(request, bytes_max)))
 
 
