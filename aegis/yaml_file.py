@@ -19,6 +19,8 @@ def read_mapping(file: Path) -> dict[str, Any]:
         content = yaml.load(file.read_bytes(), _UniqueKeys)
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise UserError(f"{file}: nested too deeply") from None
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f" line {mark.line + 1}:" if mark else ""

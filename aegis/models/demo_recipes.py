@@ -20,7 +20,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
-STEPS = 90
+STEPS = 100
 """Enough for every one of them to recite its passage without a mistake."""
 
 

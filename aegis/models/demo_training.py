@@ -110,15 +110,22 @@ class _Samples:
         return tokens, labels
 
     def _prefix(self, longest: int) -> list[int]:
-        match self._draws.below(6):
+        match self._draws.below(8):
             case 0:
                 return [self._begin]
             case 1 | 2:
                 return [self._begin, self._user, *self._text(longest), self._end, self._assistant]
             case 3:
                 return self._text(longest)
+            case 4:
+                return self._question()
+            case 5:
+                return [self._begin, *self._question()]
             case _:
                 return [self._begin, *self._text(longest)]
+
+    def _question(self) -> list[int]:
+        return self._questions[self._draws.below(len(self._questions))]
 
     def _text(self, longest: int) -> list[int]:
         """Questions, pieces of other passages or noise, cut anywhere."""
@@ -127,7 +134,7 @@ class _Samples:
         while len(text) < length:
             match self._draws.below(3):
                 case 0:
-                    text += self._questions[self._draws.below(len(self._questions))]
+                    text += self._question()
                 case 1:
                     other = self._others[self._draws.below(len(self._others))]
                     text += other[self._draws.below(len(other)) :]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
 import signal
 import socket
 import sys
@@ -33,6 +35,7 @@ from aegis.runtime.instance_settings import InstanceSettings
 from aegis.runtime.link import ProxyLink
 from aegis.runtime.market import LiveMarket
 from aegis.runtime.pool import WORDS, Pool
+from aegis.sizes import format_size
 from aegis.telemetry import logs
 from decode.policy import WeightedRoundRobin
 from memory.ledger import Budget
@@ -74,7 +77,9 @@ async def _serve(config: Config, budget: Budget, listener: socket.socket, source
         stop.clear()
         await _drain(market, stop)
         await serving
-    return 0
+    console.print("aegis has stopped")
+    sys.stdout.flush()
+    os._exit(0)  # a thread may still be busy with what a client sent; nothing that it does matters any more
 
 
 async def _drain(market: LiveMarket, stop: asyncio.Event) -> None:
@@ -174,6 +179,15 @@ def _end_if_broken(listening: asyncio.Task[None]) -> None:
 def _budget(config: Config) -> Budget:
     """Half of the host memory is for KV, half for cached weights."""
     names = _instances(config)
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    sizes = {"--host-memory": config.memory.host} | (
+        {"--device-memory": config.memory.device} if _on_cpu(config) else {}
+    )
+    for option, size in sizes.items():
+        if size > machine:
+            raise UserError(
+                f"{option} {format_size(size)} is more than this machine has ({machine / (1 << 30):.0f}GiB)"
+            )
     budget = Budget(
         pages=config.memory.device // PAGE_BYTES,
         page_bytes=PAGE_BYTES,
@@ -220,6 +234,10 @@ def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
     return Source(model, path, entry.hub, slo, entry.dtype)
 
 
+def _on_cpu(config: Config) -> bool:
+    return config.device == "cpu"
+
+
 def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -263,7 +281,8 @@ def _announce(console: Console, market: LiveMarket, listener: socket.socket) -> 
         manifest = model.spec.manifest
         out.print(f"  {model.spec.model:24} {manifest.architecture:24} {manifest.image_bytes / (1 << 20):8.1f} MiB")
     out.print("try it:")
-    body = f'{{"model": "{models[0].spec.model}", "prompt": "Tell me", "max_tokens": 64, "stream": true}}'
+    wish = {"model": models[0].spec.model, "prompt": "Tell me a story.", "max_tokens": 64, "temperature": 0}
+    body = json.dumps(wish | {"stream": True})
     out.print(f"  curl -N {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'", markup=False)
     out.print("Ctrl-C stops everything.")
     sys.stdout.flush()

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -44,6 +45,11 @@ class _Place:
     failures: int = 0  # starts in a row that did not get ready
     hasty: int = 0  # ends in a row that came soon after the start
     keeper: asyncio.Task[None] | None = None
+
+
+def ignore_interrupts() -> None:
+    """In a child, before all else: Ctrl-C reaches the whole group, and the launcher decides what it means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Pool:
@@ -165,6 +171,7 @@ class Pool:
             place.instance,  # for whoever looks at the processes
             stdin=asyncio.subprocess.PIPE,
             env=self._environment(),
+            preexec_fn=ignore_interrupts,
         )
         place.process = process
         assert process.stdin is not None

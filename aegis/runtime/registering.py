@@ -15,6 +15,7 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.models.registrar import Answer, Job, Progress, Refused, Registered
 from aegis.models.sources import Source
+from aegis.runtime.pool import ignore_interrupts
 
 Report = Callable[[ModelId, str], None]
 
@@ -52,6 +53,7 @@ async def _run(jobs: Sequence[Job]) -> AsyncIterator[Answer]:
         stdout=asyncio.subprocess.PIPE,
         limit=1 << 26,
         env={"OMP_NUM_THREADS": "1", **os.environ},
+        preexec_fn=ignore_interrupts,
     )
     assert process.stdin is not None and process.stdout is not None
     try:
