@@ -121,7 +121,7 @@ def test_a_signal_ends_the_server_and_tells_every_client(
         assert server.stop(number) == 0
 
     for stream in _running(tmp_path, checkpoint, stop):
-        assert stream.error and stream.error["message"].startswith("the server is shutting down")
+        assert stream.error and stream.error["message"] == "the server is shutting down; try another one"
 
 
 def test_a_launcher_that_is_killed_leaves_no_orphans(tmp_path: Path, checkpoint: Path) -> None:
