@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format generate clean _venv
+.PHONY: help setup run test test-gpu lint format generate clean _venv
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make run       serve the demo market on http://127.0.0.1:8000"
 	@echo "make test      linters, types, import contracts and all tests"
+	@echo "make test-gpu  what needs an NVIDIA GPU: tests and figures, into bench/results/gpu.json"
 	@echo "make setup     install into $(VENV) (run and test do it by themselves)"
 	@echo "make lint      the part of make test that runs nothing"
 	@echo "make format    format the code"
@@ -45,6 +46,11 @@ run: $(STAMP)
 
 test: lint
 	$(BIN)/python -m pytest
+
+# Without a GPU both say so, and the second fails.
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest tests/gpu
+	$(BIN)/python -m bench.gpu --json bench/results/gpu.json
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -67,13 +67,20 @@ def launch(
     demo: Annotated[bool, typer.Option("--demo", help="Serve the demo market, also beside other models.")] = False,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Read settings from a YAML file.")] = None,
     device: Annotated[str | None, typer.Option(metavar="KIND", help="cpu or cuda. [default: cpu]")] = None,
+    devices: Annotated[
+        str | None, typer.Option(metavar="N", help="Devices that the instances are dealt to in turn. [default: 1]")
+    ] = None,
     device_memory: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="What an instance may hold of weights and KV together. [default: 512MiB]"),
+        typer.Option(metavar="SIZE", help="Of each device, for weights and KV of its instances. [default: 1GiB]"),
     ] = None,
     host_memory: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Host memory for cached weights and KV of all instances. [default: 4GiB]"),
+    ] = None,
+    model_cache: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Part of the host memory for cached weights; half of it if not given."),
     ] = None,
     slab: Annotated[str | None, typer.Option(metavar="SIZE", help="Slab of KV blocks. [default: 2MiB]")] = None,
     dtype: Annotated[
@@ -145,11 +152,11 @@ def list_models(url: _Url = _URL) -> int:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for title in ("model", "state", "checkpoint"):
+    for title in ("model", "state", "weights", "checkpoint"):
         table.add_column(title, overflow="fold")
     for model in AdminClient(url).models():
         state = ": ".join(str(model[key]) for key in ("state", "detail") if model.get(key))
-        table.add_row(str(model.get("id")), state or "-", str(model.get("root") or "-"))
+        table.add_row(str(model.get("id")), state or "-", *(str(model.get(key) or "-") for key in ("weights", "root")))
     width = None if sys.stdout.isatty() else 10_000  # one line for each model where a program reads
     Console(markup=False, highlight=False, width=width).print(table)
     return 0

@@ -70,6 +70,7 @@ class ModelEntry(Section):
     hub: str | None = Field(default=None, description="Hub id, in place of a path")
     dtype: Dtype | None = Field(default=None, description="Serve it in this type; as `dtype` if not set")
     slo: ModelSlo = Field(default=ModelSlo(), description="Its own deadlines")
+    pin: bool = Field(default=False, description="Keep its weights in the model cache, whatever others need")
 
     @model_validator(mode="after")
     def _one_place(self) -> ModelEntry:
@@ -83,6 +84,7 @@ class Instances(Section):
 
     prefill: Count = Field(default=1, description="Prefill instances")
     decode: Count = Field(default=1, description="Decode instances")
+    devices: Count = Field(default=1, description="Devices that the instances are dealt to in turn, which share them")
 
 
 class Server(Section):
@@ -96,8 +98,15 @@ class Server(Section):
 class Memory(Section):
     """What may be used of device and host memory."""
 
-    device: Size = Field(default=512 << 20, description="What each instance may hold of weights and KV together")
+    device: Size = Field(
+        default=1 << 30, description="Of each device, for weights and KV of all its instances; they share it as needed"
+    )
+    floor: Size = Field(default=64 << 20, description="What an idle instance keeps of its device's memory")
+    idle_s: Positive = Field(default=30.0, description="An instance is trimmed to the floor when idle for so long")
     host: Size = Field(default=4 << 30, description="Host memory of the node: cached weights and KV")
+    model_cache: Size | None = Field(
+        default=None, description="Part of the host memory for weight images; half of it if not set"
+    )
     slab: Size = Field(default=2 << 20, description="Slab of KV blocks of one shape; a multiple of 2MiB")
     debug: bool = Field(default=False, description="Check the accounting laws after every step")
 
@@ -108,7 +117,14 @@ class Memory(Section):
         for name in ("device", "host"):
             if self.slab > getattr(self, name):
                 raise ValueError(f"{name} ({format_size(getattr(self, name))}) is less than one slab")
+        if self.cache_bytes >= self.host:
+            raise ValueError(f"model_cache ({format_size(self.cache_bytes)}) leaves nothing of host for KV")
         return self
+
+    @property
+    def cache_bytes(self) -> int:
+        """Host memory for weight images; the rest of `host` is for KV."""
+        return self.host // 2 if self.model_cache is None else self.model_cache
 
 
 class PrefillScheduling(Section):
@@ -151,6 +167,11 @@ class Config(Section):
     slo: SloTargets = SloTargets()
 
     @property
+    def device_count(self) -> int:
+        """No more devices than instances."""
+        return min(self.instances.devices, self.instances.prefill + self.instances.decode)
+
+    @property
     def serves_demo(self) -> bool:
         """The demo market is what is served when nothing else is named."""
         return self.demo or not (self.models or self.sources)
@@ -161,11 +182,13 @@ Key = tuple[str, ...]
 OPTIONS: dict[str, Key] = {
     "prefill": ("instances", "prefill"),
     "decode": ("instances", "decode"),
+    "devices": ("instances", "devices"),
     "models": ("sources",),
     "demo": ("demo",),
     "device": ("device",),
     "device_memory": ("memory", "device"),
     "host_memory": ("memory", "host"),
+    "model_cache": ("memory", "model_cache"),
     "slab": ("memory", "slab"),
     "dtype": ("dtype",),
     "host": ("server", "host"),

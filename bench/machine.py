@@ -12,10 +12,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from aegis.device.cpu_pages import PAGE_BYTES, AddressSpace, PhysicalPages
+from aegis.device.host_memory import MappedFile, SharedMemory
 from aegis.device.libc import copy
 
-_MEMCPY_PAGES = 64
+_MEMCPY_BYTES = 64 << 20
 
 
 class Machine(Struct, frozen=True):
@@ -47,19 +47,16 @@ def describe() -> Machine:
 
 def memcpy_bytes_per_s(repetitions: int = 7) -> float:
     """Median bandwidth of one thread copying 64 MiB between faulted buffers larger than the usual caches."""
-    half = _MEMCPY_PAGES * PAGE_BYTES // 2
-    pages = PhysicalPages(_MEMCPY_PAGES)
-    space = AddressSpace(_MEMCPY_PAGES)
-    pages.send(0, _MEMCPY_PAGES, space.base)
+    memory = SharedMemory.create(2 * _MEMCPY_BYTES, "memcpy")
+    region = MappedFile(memory.path, writable=True, populate=True)
     durations_ns = []
     for _ in range(repetitions):
         start_ns = time.perf_counter_ns()
-        copy(space.base + half, space.base, half)
+        copy(region.base + _MEMCPY_BYTES, region.base, _MEMCPY_BYTES)
         durations_ns.append(time.perf_counter_ns() - start_ns)
-    pages.fetch(0, _MEMCPY_PAGES, space.base)
-    space.close()
-    pages.close()
-    return half / statistics.median(durations_ns) * 1e9
+    region.close()
+    memory.close()
+    return _MEMCPY_BYTES / statistics.median(durations_ns) * 1e9
 
 
 def _cpu_model() -> str:

@@ -26,18 +26,23 @@ from typing import ParamSpec
 import msgspec
 from msgspec import Struct
 
-from aegis.core.effects import Bind, LoadWeights, MapWeights, UnmapWeights
-from aegis.core.ids import ModelId
-from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec
+from aegis.core.effects import AcceptPages, Bind, LoadWeights, MapWeights, UnmapWeights
+from aegis.core.events import Progress
+from aegis.core.ids import ModelId, PageRun
+from aegis.core.messages import GrantPages, ImageCached
+from aegis.core.model import IMAGE_EXTENT_BYTES, KvLayer, KvShape, Manifest, ModelSpec
 from aegis.core.request import EventHandle
+from aegis.device.cached_images import CachedImages
 from aegis.device.cpu import CpuDevice
-from aegis.device.cpu_pages import PAGE_BYTES
+from aegis.device.cpu_pool import PAGE_BYTES, CpuPool
 from aegis.device.host_memory import SharedMemory
 from aegis.device.libc import copy
 from aegis.device.mover import Mover
 from aegis.device.shared_words import SharedWords
+from aegis.device.stage import StageBuffer
 from bench.machine import Machine, describe
-from memory.ledger import Budget, Ledger
+from memory.budget import Budget
+from memory.ledger import Ledger
 from memory.pages import NoPages, PagePool
 
 SIZES = tuple(mib << 20 for mib in (64, 128, 256, 512, 1024))
@@ -72,21 +77,29 @@ class TwoModels:
         self.nbytes = nbytes
         self._words = SharedWords.create(8)
         self._kv = SharedMemory.create(PAGE_BYTES, "kv")
-        self._memory = [SharedMemory.create(nbytes, f"image-{model}") for model in (0, 1)]
-        self.device = CpuDevice(pages * PAGE_BYTES, self._words)
-        self._images = [self.device.open_host(memory.path, writable=True) for memory in self._memory]
-        for model, image in enumerate(self._images):
-            ctypes.memset(image.base, model + 1, nbytes)
+        self._cache = SharedMemory.create(2 * nbytes, "images")
+        self._pool = CpuPool(pages * PAGE_BYTES, ahead_pages=0)
+        self.device = CpuDevice(self._pool.address, self._words, stream_words=range(7))
+        cache = self.device.open_host(self._cache.path, writable=True)
+        for model in (0, 1):
+            ctypes.memset(cache.base + model * nbytes, model + 1, nbytes)
         self._plain = [SharedMemory.create(nbytes, f"plain-{end}") for end in ("from", "to")]
         self._ends = [self.device.open_host(memory.path, writable=True) for memory in self._plain]
         for end in self._ends:
             ctypes.memset(end.base, 1, nbytes)
         host = self.device.open_host(self._kv.path, writable=True)
-        self._mover = Mover(self.device, host, slab_bytes=PAGE_BYTES, address_pages=4 * pages)
+        self._images = CachedImages(self.device, self._cache.path)
+        self._stage = StageBuffer(self.device, self._words, 7)
+        self._mover = Mover(
+            self.device, host, self._images, self._stage, slab_bytes=PAGE_BYTES, address_pages=4 * pages
+        )
         budget = Budget(pages=pages, page_bytes=PAGE_BYTES, slab_bytes=PAGE_BYTES, host_slabs=1, instances=1)
         self._ledger = Ledger(budget, self._mover.words, address_pages=4 * pages)
-        self._specs = [_spec(model, memory) for model, memory in enumerate(self._memory)]
-        self._bases = [self._bind(spec) for spec in self._specs]
+        self._ledger.balloon.granted(GrantPages((PageRun(0, pages),)))
+        self._perform()
+        self._specs = [_spec(model, nbytes) for model in (0, 1)]
+        self._bases = [self._bind(model) for model in (0, 1)]
+        self._images.settle()
         if fragmented:
             _fragment(self._ledger.pool)
 
@@ -101,6 +114,7 @@ class TwoModels:
         """Waits for the copy and books it."""
         assert self.device.wait(event, timeout_ns=_TIMEOUT_NS)
         for progress in self._mover.progress():
+            assert isinstance(progress, Progress)
             self._ledger.progress(progress.stream, progress.value)
 
     def promote(self, model: int) -> None:
@@ -121,12 +135,19 @@ class TwoModels:
         copy(self._ends[1].base, self._ends[0].base, self.nbytes)
 
     def close(self) -> None:
+        self._stage.close()
+        self._images.close()
         self.device.close()
-        for memory in (*self._memory, *self._plain, self._kv):
+        self._pool.close()
+        for memory in (self._cache, *self._plain, self._kv):
             memory.close()
         self._words.close()
 
-    def _bind(self, spec: ModelSpec) -> int:
+    def _bind(self, model: int) -> int:
+        spec, extents = self._specs[model], self.nbytes // IMAGE_EXTENT_BYTES
+        cached = (PageRun(model * extents, (model + 1) * extents),)
+        self._ledger.image_cached(ImageCached(spec.model, cached))
+        self._images.touch(cached)
         assert self._ledger.add_model(spec)
         (bind,) = self._ledger.drain()
         assert isinstance(bind, Bind)
@@ -135,18 +156,18 @@ class TwoModels:
 
     def _perform(self) -> None:
         for effect in self._ledger.drain():
-            assert isinstance(effect, MapWeights | UnmapWeights | LoadWeights)
+            assert isinstance(effect, AcceptPages | MapWeights | UnmapWeights | LoadWeights)
             self._mover.perform(effect)
 
 
-def _spec(model: int, memory: SharedMemory) -> ModelSpec:
-    """A model of which only the size and the image matter."""
+def _spec(model: int, nbytes: int) -> ModelSpec:
+    """A model of which only the size matters."""
     shape = KvShape((KvLayer(heads=1, key_dim=1, value_dim=1),), "float32", 4)
     manifest = Manifest(
         fingerprint="",
         architecture="",
         dtype="float32",
-        image_bytes=memory.nbytes,
+        image_bytes=nbytes,
         tensors=(),
         kv=shape,
         context_tokens=1,
@@ -156,7 +177,7 @@ def _spec(model: int, memory: SharedMemory) -> ModelSpec:
         intermediate_size=1,
         parameters=1,
     )
-    return ModelSpec(ModelId(str(model)), manifest, "", memory.path, "")
+    return ModelSpec(ModelId(str(model)), manifest, "", "", "")
 
 
 def _fragment(pool: PagePool) -> None:

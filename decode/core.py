@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from aegis.core.effects import DecodeRow, Effect, RunDecode, Send, StreamName, Track, Untrack
 from aegis.core.estimators import Hardware, Latency
-from aegis.core.events import InstanceEvent, Progress, StepFailed, Stepped
+from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.messages import (
     AddModel,
@@ -22,10 +22,14 @@ from aegis.core.messages import (
     Broken,
     Cancel,
     DropModel,
+    EvictImage,
     ForgetPeer,
     FromInstance,
     GaveUp,
+    GrantPages,
     GrantSlabs,
+    ImageCached,
+    ImageUnreadable,
     ModelAdded,
     ModelDropped,
     ModelFailed,
@@ -35,13 +39,14 @@ from aegis.core.messages import (
     ReturnSlabs,
     Shutdown,
     Submit,
+    TakeBack,
     Tokens,
 )
 from aegis.core.views import BatchView, RoundPolicy
+from decode.room import RoomMaker
 from decode.sequences import Counters, KvStore, Room, Sequence, Where
-from decode.worklist import LOOKAHEAD_BLOCKS, Batch, RunningTurn, WorkList
+from decode.worklist import Batch, RunningTurn, WorkList
 from memory.ledger import Ledger
-from memory.pages import NoPages
 
 
 class DecodeCore:
@@ -55,12 +60,12 @@ class DecodeCore:
         self._hardware = hardware
         self._latency: dict[ModelId, Latency] = {}
         self._work = WorkList(policy)
-        self._stepping: tuple[Sequence, ...] = ()
         self._by_request: dict[RequestId, Sequence] = {}
         self._dropping: set[ModelId] = set()
         self._forgetting: list[InstanceId] = []  # one entry per question
         self._out: list[Effect] = []
         self._kv = KvStore(ledger, self.counters, self._send)
+        self._room = RoomMaker(ledger, self._kv, self._work, self.counters, self._give_up)
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
         """Takes one event; returns what to do, in order."""
@@ -73,10 +78,22 @@ class DecodeCore:
                 self._step_failed(event)
             case Progress():
                 self._progress(event)
+            case LoadFailed():
+                self._load_failed(event)
             case Cancel():
                 self._cancel(event)
             case GrantSlabs():
                 self._kv.granted(event)
+            case GrantPages():
+                self.ledger.balloon.granted(event)
+            case TakeBack():
+                self._take_back(event, now_ns)
+            case ImageCached():
+                self.ledger.image_cached(event)
+            case EvictImage():
+                self.ledger.evict_image(event)
+            case Tick():
+                pass
             case AddModel():
                 self._add_model(event)
             case DropModel():
@@ -118,7 +135,7 @@ class DecodeCore:
         self._work.leave(sequence)
         self._out.append(Untrack(sequence.job.request))
         sequence.gone = True
-        if sequence not in self._stepping:
+        if sequence not in self._work.stepping:
             self._kv.drop(sequence)
 
     def _cancel(self, event: Cancel) -> None:
@@ -135,7 +152,7 @@ class DecodeCore:
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def _stepped(self, event: Stepped) -> None:
-        stepped, self._stepping = self._stepping, ()
+        stepped, self._work.stepping = self._work.stepping, ()
         assert len(stepped) == len(event.tokens)
         self.counters.steps += 1
         self.counters.generated_tokens += len(stepped)
@@ -154,13 +171,33 @@ class DecodeCore:
                 self._leave(sequence)
 
     def _step_failed(self, event: StepFailed) -> None:
-        stepped, self._stepping = self._stepping, ()
+        stepped, self._work.stepping = self._work.stepping, ()
         for sequence in stepped:
             if sequence.gone:
                 self._kv.drop(sequence)
                 continue
-            self._send(Broken(sequence.job.request, sequence.job.attempt, event.reason))
-            self._leave(sequence)
+            self._break(sequence, event.reason)
+
+    def _break(self, sequence: Sequence, reason: str) -> None:
+        self._send(Broken(sequence.job.request, sequence.job.attempt, reason))
+        self._leave(sequence)
+
+    def _load_failed(self, event: LoadFailed) -> None:
+        """Whoever waits for the model is told; the next request tries again."""
+        self.ledger.weights.abandon(event.model)
+        self._send(ImageUnreadable(event.model, event.reason))
+        for sequence in [s for s in self._by_request.values() if s.job.model == event.model]:
+            self._break(sequence, event.reason)
+
+    def _give_up(self, sequence: Sequence) -> None:
+        self._leave(sequence)
+        self._send(GaveUp(sequence.job.request, sequence.job.attempt))
+
+    def _take_back(self, event: TakeBack, now_ns: int) -> None:
+        if event.gentle:
+            self._room.trim(event, now_ns)
+        else:
+            self.ledger.balloon.take_back(event, now_ns)
 
     def _progress(self, event: Progress) -> None:
         self.ledger.progress(event.stream, event.value)
@@ -173,18 +210,21 @@ class DecodeCore:
         """Whether a step begins: it is the last thing this event asks for, with everything else under way."""
         self._answer_peers()
         self._drop_models()
-        begun = not self._stepping and self._find_step(now_ns)
-        if self._stepping:
-            self._prepare_next()
+        if self.ledger.balloon.owes and self._room.give_way(now_ns):
+            self._end_turn()
+            self.ledger.balloon.settle(now_ns)
+        begun = not self._work.stepping and self._find_step(now_ns)
+        if self._work.stepping:
+            self._room.prefetch()
         return begun
 
     def _find_step(self, now_ns: int) -> bool:
         """Goes on with the turn, or from turn to turn, until a step can begin or something has to be waited for."""
         again = True
-        while again and not self._stepping:
+        while again and not self._work.stepping:
             turn = self._turn_now(now_ns)
             again = turn is not None and self._try(turn, now_ns)
-        return bool(self._stepping)
+        return bool(self._work.stepping)
 
     def _turn_now(self, now_ns: int) -> RunningTurn | None:
         previous = self._work.turn
@@ -206,6 +246,14 @@ class DecodeCore:
         step_ns = latency.decode_ns(sum(s.cached for s in batch.sequences))
         return BatchView(batch.batch, batch.model, step_ns, slo.tbt_ns, latency.switch_ns())
 
+    def _end_turn(self) -> None:
+        """Before its time, for another instance."""
+        turn = self._work.turn
+        assert turn is not None
+        self._preempt(turn.batch)
+        self._work.turn = None
+        self._room.leave(turn.batch)
+
     def _try(self, turn: RunningTurn, now_ns: int) -> bool:
         """Does what the turn needs next: weights and KV arrive side by side. True when memory was freed at once on the
         way: look again."""
@@ -213,20 +261,26 @@ class DecodeCore:
         if self.active is not None and not weights.is_resident(self.active):
             self.active = None
         if not weights.is_resident(model) and not weights.is_loading(model):
-            if not self._load(model):
-                return not self.ledger.device.moving and self._put_away(turn.batch) is Room.NOW
+            if not self._room.load(model):
+                return self._stuck(turn.batch)
             turn.switching.loading_ns = now_ns
-        ready = [s for s in turn.batch.sequences if s.where is Where.DEVICE and self._grow(s)]
-        self._bring_in_kv(turn.batch, ready)
+        ready = [s for s in turn.batch.sequences if s.where is Where.DEVICE and self._room.grow(s)]
+        self._room.bring_in(turn.batch, len(ready))
         if weights.is_loading(model):
             return False
         turn.switching.loaded(now_ns)
         if ready:
             self._begin_step(turn, ready, now_ns)
             return False
-        if self.ledger.transfers.in_flight or self._kv.waiting:
-            return False
-        return self._put_away(turn.batch) is Room.NOW
+        return not self.ledger.transfers.in_flight and self._stuck(turn.batch)
+
+    def _stuck(self, batch: Batch) -> bool:
+        """True when room was made at once. What never gets any, its instance's limit being too low, ends."""
+        if self.ledger.balloon.hopeless:
+            self.ledger.balloon.content()
+            self._break(batch.sequences[-1], "the memory limit of its instance was lowered below what it needs")
+            return True
+        return self._room.clear(batch) is Room.NOW
 
     def _begin_step(self, turn: RunningTurn, ready: list[Sequence], now_ns: int) -> None:
         if turn.started_ns is None:
@@ -238,7 +292,8 @@ class DecodeCore:
             for sequence in resumed:
                 sequence.running = True
             self._send(Phase(tuple(s.job.request for s in resumed), running=True))
-        self._stepping = tuple(ready)
+        self._work.stepping = tuple(ready)
+        self.ledger.balloon.content()
 
     def _switched(self, turn: RunningTurn, now_ns: int) -> None:
         """A load beside running steps is not measured: its end is only noticed between two of them."""
@@ -250,88 +305,8 @@ class DecodeCore:
         self._send(done)
 
     def _step(self) -> RunDecode:
-        rows = tuple(DecodeRow(s.job.request, s.tokens[-1], s.cached, s.device) for s in self._stepping)
-        return RunDecode(self._stepping[0].job.model, rows)
-
-    # --- memory -----------------------------------------------------------------------------------------------------
-
-    def _load(self, model: ModelId, *, spare: int = 0) -> bool:
-        return not isinstance(self.ledger.load(model, self._expendable(model), spare=spare), NoPages)
-
-    def _bring_in_kv(self, batch: Batch, ready: list[Sequence]) -> None:
-        """Those that run come first: nobody is brought in to be put away again as soon as they grow."""
-        growth = LOOKAHEAD_BLOCKS * len(ready)
-        for sequence in batch.sequences:
-            if sequence.where is Where.HOST:
-                if not self._make_room(sequence, sequence.blocks_now() + growth):
-                    return
-                self._kv.bring_in(sequence)
-                growth += LOOKAHEAD_BLOCKS
-
-    def _grow(self, sequence: Sequence) -> bool:
-        """A block for the position this step writes."""
-        missing = sequence.blocks_now() - len(sequence.device)
-        return missing <= 0 or (self._make_room(sequence, missing) and self._kv.grow(sequence, missing))
-
-    def _make_room(self, sequence: Sequence, blocks: int) -> bool:
-        """Whether the device now has `blocks` for the sequence. Cheapest first: (1) idle weights leave at once;
-        (2) KV of the batch whose turn is furthest goes to the host, and the room is there when it has left."""
-        shape, device = sequence.spec.manifest.kv, self.ledger.device
-        for victim in self._expendable(sequence.job.model):
-            if device.room(shape) >= blocks:
-                return True
-            self.ledger.evict(victim)
-        if device.room(shape) < blocks and not device.moving:
-            self._put_away_others()
-        return device.room(shape) >= blocks
-
-    def _put_away_others(self) -> Room:
-        """Moves out the KV of that other batch whose turn is furthest away."""
-        for batch in reversed(self._work.upcoming()[1:]):
-            idle = [s for s in batch.sequences if s.where is Where.DEVICE]
-            if idle:
-                rooms = [self._put_away_one(sequence) for sequence in idle]
-                return Room.NOW if Room.NOW in rooms else Room.LATER
-        return Room.NONE
-
-    def _put_away(self, batch: Batch) -> Room:
-        """The same, and when there is no other: the youngest sequence of this very batch."""
-        room = self._put_away_others()
-        own = [s for s in batch.sequences if s.where is Where.DEVICE]
-        return self._put_away_one(own[-1]) if room is Room.NONE and own else room
-
-    def _put_away_one(self, sequence: Sequence) -> Room:
-        """With no slab to be had in the host the sequence is given up and prefilled again."""
-        room = self._kv.put_away(sequence)
-        if room is Room.NOW:
-            self.counters.given_up += 1
-            self._leave(sequence)
-            self._send(GaveUp(sequence.job.request, sequence.job.attempt))
-        return room
-
-    def _expendable(self, needed: ModelId) -> list[ModelId]:
-        """Resident models whose weights may go, those needed last first."""
-        position: dict[ModelId, int] = {}
-        for index, batch in enumerate(self._work.upcoming()):
-            position.setdefault(batch.model, index)
-        keep = {needed} | {s.job.model for s in self._stepping}
-        idle = [model for model in self.ledger.weights.resident() if model not in keep]
-        return sorted(idle, key=lambda model: (-position.get(model, len(position)), model))
-
-    def _prepare_next(self) -> None:
-        """The next turn's model and KV, while this one decodes, as far as there is room that nobody needs sooner."""
-        current, weights = self._stepping[0].job.model, self.ledger.weights
-        batch = next((b for b in self._work.upcoming() if b.model != current), None)
-        if batch is None:
-            return
-        if not weights.is_resident(batch.model) and not weights.loading():
-            self.counters.prefetches += self._load(batch.model, spare=self.ledger.budget.pages_per_slab)
-        if weights.is_resident(batch.model) or weights.is_loading(batch.model):
-            for sequence in batch.sequences:
-                shape = sequence.spec.manifest.kv
-                enough = self.ledger.device.room(shape) >= sequence.blocks_now() + LOOKAHEAD_BLOCKS
-                if sequence.where is Where.HOST and enough:
-                    self._kv.bring_in(sequence)
+        rows = tuple(DecodeRow(s.job.request, s.tokens[-1], s.cached, s.device) for s in self._work.stepping)
+        return RunDecode(self._work.stepping[0].job.model, rows)
 
     # --- models, peers, messages --------------------------------------------------------------------------------------
 
@@ -350,7 +325,7 @@ class DecodeCore:
             self._send(ModelDropped(model))  # it could not be added
 
     def _drop_models(self) -> None:
-        in_use = {s.job.model for s in self._stepping} | {b.model for b in self._work.batches}
+        in_use = {s.job.model for s in self._work.stepping} | {b.model for b in self._work.batches}
         for model in sorted(self._dropping - in_use):
             if self.ledger.weights.is_loading(model):
                 continue

@@ -48,6 +48,7 @@ class Counters:
     switches: int = 0
     preemptions: int = 0
     prefetches: int = 0
+    abandoned: int = 0  # prefetches given up
     steps: int = 0
     generated_tokens: int = 0
     swap_in_bytes: int = 0

@@ -39,7 +39,7 @@ class RunningTurn:
 class WorkList:
     """Batches in order of their making. A round plans a turn for each that is there when it starts."""
 
-    __slots__ = ("_next_batch", "_policy", "_round", "batches", "turn")
+    __slots__ = ("_next_batch", "_policy", "_round", "batches", "stepping", "turn")
 
     def __init__(self, policy: RoundPolicy) -> None:
         self._policy = policy
@@ -47,6 +47,7 @@ class WorkList:
         self._round: deque[Turn] = deque()
         self.batches: list[Batch] = []
         self.turn: RunningTurn | None = None
+        self.stepping: tuple[Sequence, ...] = ()  # in the step under way
 
     def join(self, sequence: Sequence, capacity_blocks: int) -> None:
         """(1) The first batch of the same model with room; (2) a new one at the end of the list."""

@@ -32,7 +32,7 @@ def _default(path: tuple[str, ...], field: Any) -> str:
         return "on" if field.default else "off"
     if isinstance(field.default, float):
         return f"`{field.default:g}`"
-    return "" if field.default == () else f"`{field.default}`"
+    return "" if field.default in ((), None) else f"`{field.default}`"
 
 
 def options() -> str:

@@ -41,6 +41,11 @@ class BumpBuffer:
         del self._placed[model]
         self._next = max((offset + pages for offset, pages in self._placed.values()), default=0)
 
+    @property
+    def placed(self) -> int:
+        """Pages that are some model's."""
+        return sum(pages for _, pages in self._placed.values())
+
     def offset(self, model: ModelId) -> int:
         return self._placed[model][0]
 

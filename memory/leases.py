@@ -48,6 +48,11 @@ class SlabLeases:
     def free(self) -> int:
         return len(self._free)
 
+    @property
+    def leased(self) -> int:
+        """Those of instances that are up. The rest is free, or may still be read from by others' transfers."""
+        return sum(map(len, self._leased.values()))
+
     def join(self, instance: InstanceId) -> None:
         assert instance not in self._leased
         self._leased[instance] = set()

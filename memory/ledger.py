@@ -3,6 +3,9 @@
 A `Ledger` counts and says what has to be done to bytes; it touches none. Operations append to `effects`, which its core
 drains in order. `check` proves every law at any moment (rule 3).
 
+The pages are those the device has lent (`Balloon`): weights and KV grow at each other's cost and at that of other
+instances.
+
 Laws: (M1) the pages of resident and loading models and of device KV slabs are all the pages in use; (M2) pages back
 exactly the device slabs that hold blocks; (M3) a leased host slab holds blocks or is idle.
 """
@@ -10,117 +13,32 @@ exactly the device slabs that hold blocks; (M3) a leased host slab holds blocks 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from aegis.core.effects import (
+    AbandonLoad,
     Bind,
     CopyBlocks,
     Effect,
     LoadWeights,
-    MapKv,
     MapWeights,
+    Send,
     StreamName,
     Unbind,
-    UnmapKv,
     UnmapWeights,
 )
 from aegis.core.errors import LawBroken
-from aegis.core.ids import BlockId, ModelId, PageId, SlabId
+from aegis.core.ids import BlockId, ModelId, PageRun, SlabId
+from aegis.core.messages import EvictImage, ImageCached, ImageEvicted, SlabsOfShape
 from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import EventHandle
+from memory.balloon import Balloon, Wish
+from memory.budget import Budget
 from memory.bump import BumpBuffer
 from memory.pages import NoPages, PagePool
 from memory.residency import Residency
+from memory.slab_sources import DeviceSlabs, LeasedSlabs
 from memory.slabs import SlabPool
 from memory.transfers import Transfers
-
-_KV_OWNER = "kv"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """What an instance may hold. `pages` bounds weights and KV together."""
-
-    pages: int
-    page_bytes: int
-    slab_bytes: int
-    host_slabs: int  # of the node's region, which its instances share
-    instances: int  # that share it
-
-    @property
-    def pages_per_slab(self) -> int:
-        return self.slab_bytes // self.page_bytes
-
-    def weight_pages(self, image_bytes: int) -> int:
-        return -(-image_bytes // self.page_bytes)
-
-    def sequence_tokens(self, spec_bytes: int, shape: KvShape) -> int:
-        """The longest sequence whose KV fits on the device beside the model's weights, and in the host region while
-        every other instance keeps a slab. 0 or less: the model cannot be served."""
-        if shape.block_bytes > self.slab_bytes:
-            return 0
-        on_device = (self.pages - self.weight_pages(spec_bytes)) // self.pages_per_slab
-        in_host = self.host_slabs - self.instances + 1
-        return min(on_device, in_host) * (self.slab_bytes // shape.block_bytes) * shape.block_tokens
-
-
-class _DeviceSlabs:
-    """Slabs of the device's KV range, backed by pages from the pool only while they are held."""
-
-    def __init__(self, pool: PagePool, pages_per_slab: int, effects: list[Effect]) -> None:
-        self._pool, self._size, self._effects = pool, pages_per_slab, effects
-        count = pool.capacity // pages_per_slab
-        self._slots = [SlabId(slot) for slot in range(count - 1, -1, -1)]
-        self._pages: dict[SlabId, tuple[PageId, ...]] = {}
-
-    def available(self) -> int:
-        return self._pool.free // self._size
-
-    def take(self) -> SlabId:
-        slab = self._slots.pop()
-        pages = self._pool.take(_KV_OWNER, self._size, high=True)
-        assert not isinstance(pages, NoPages)
-        self._pages[slab] = pages
-        self._effects.append(MapKv(slab, pages))
-        return slab
-
-    def give(self, slab: SlabId) -> None:
-        self._pool.give(_KV_OWNER, self._pages.pop(slab))
-        self._slots.append(slab)
-        self._effects.append(UnmapKv(slab))
-
-    @property
-    def pages(self) -> int:
-        return len(self._pages) * self._size
-
-
-class _LeasedSlabs:
-    """Slabs of the node's host region that are leased to this instance."""
-
-    def __init__(self) -> None:
-        self._idle: list[SlabId] = []
-        self.leased: set[SlabId] = set()
-
-    def available(self) -> int:
-        return len(self._idle)
-
-    def take(self) -> SlabId:
-        return self._idle.pop()
-
-    def give(self, slab: SlabId) -> None:
-        self._idle.append(slab)
-
-    def grant(self, slabs: Iterable[SlabId]) -> None:
-        for slab in slabs:
-            assert slab not in self.leased
-            self.leased.add(slab)
-            self._idle.append(slab)
-
-    def surplus(self, keep: int) -> tuple[SlabId, ...]:
-        """Idle slabs beyond `keep`, no longer ours."""
-        gone = tuple(self._idle.pop() for _ in range(len(self._idle) - keep))
-        self.leased.difference_update(gone)
-        return gone
 
 
 class Ledger:
@@ -131,11 +49,15 @@ class Ledger:
         self.effects: list[Effect] = []
         self.specs: dict[ModelId, ModelSpec] = {}
         self.transfers = Transfers(words)
-        self.pool = PagePool(budget.pages)
+        self.pool = PagePool()
+        self.balloon = Balloon(self.pool, self.transfers, self.effects)
         self._ranges = BumpBuffer(address_pages)
         self.weights = Residency(self.pool, self._ranges)
-        self._device_slabs = _DeviceSlabs(self.pool, budget.pages_per_slab, self.effects)
-        self._leases = _LeasedSlabs()
+        per_slab = budget.pages_per_slab
+        self._device_slabs = DeviceSlabs(self.pool, budget.pages // per_slab, per_slab, self.effects)
+        self._leases = LeasedSlabs()
+        self._cached: dict[ModelId, tuple[PageRun, ...]] = {}  # images in the node's model cache
+        self._evicting: set[ModelId] = set()  # images to be let go of once no load reads them
         self.device = SlabPool(budget.slab_bytes, self._device_slabs)
         self.host = SlabPool(budget.slab_bytes, self._leases)
 
@@ -165,15 +87,39 @@ class Ledger:
         if isinstance(admitted, NoPages):
             return admitted
         self.effects += [UnmapWeights(victim) for victim in admitted.evicted]
-        self.effects.append(MapWeights(model, admitted.pages))
+        self.effects.append(MapWeights(model, admitted.runs))
         event = self.transfers.next(StreamName.WEIGHTS)
-        self.effects.append(LoadWeights(model, event))
+        self.effects.append(LoadWeights(model, event, self._cached.get(model, ())))
         self.weights.start_loading(model, event)
         return event
+
+    def abandon(self, model: ModelId) -> None:
+        """The model that is loading is not wanted any more: its pages come back when the copy has stopped."""
+        self.effects.append(AbandonLoad(self.weights.abandon(model)))
 
     def evict(self, model: ModelId) -> None:
         self.weights.evict(model)
         self.effects.append(UnmapWeights(model))
+
+    def must_wait(self, pages: int) -> bool:
+        """Whether the device's answer has to be awaited before anything is evicted for lack of so many free pages."""
+        if pages <= self.pool.free:
+            return False
+        self.balloon.want(pages - self.pool.free, urgent=False)
+        return self.balloon.wish is Wish.ASKED
+
+    def kv_pages(self, shape: KvShape, blocks: int) -> int:
+        """Free pages it takes to give so many more blocks."""
+        return self.device.slabs_for(shape, blocks) * self.budget.pages_per_slab
+
+    def image_cached(self, message: ImageCached) -> None:
+        self._cached[message.model] = message.extents
+
+    def evict_image(self, message: EvictImage) -> None:
+        """Answered once no load reads from the cache what may be overwritten then."""
+        self._cached.pop(message.model, None)
+        self._evicting.add(message.model)
+        self._let_images_go()
 
     def copy_in(
         self, shape: KvShape, host: Sequence[BlockId], device: Sequence[BlockId], after: EventHandle
@@ -189,10 +135,12 @@ class Ledger:
         """Books what a stream has completed: models that are loaded now, blocks that nothing moves any more."""
         self.transfers.progress(stream, value)
         for model, event in self.weights.loading():
-            if self.transfers.passed(event):
-                self.weights.loaded(model)
+            if self.transfers.passed(event) and not self.weights.loaded(model):
+                self.evict(model)
         self.device.reclaim(self.transfers.passed)
         self.host.reclaim(self.transfers.passed)
+        self.balloon.progress()
+        self._let_images_go()
 
     def grant(self, slabs: Iterable[SlabId]) -> None:
         self._leases.grant(slabs)
@@ -209,11 +157,16 @@ class Ledger:
         """Counts of now, for telemetry."""
         device, host = self.device.use().values(), self.host.use().values()
         return {
-            "device_pages": self.pool.capacity,
+            "device_pages": self.balloon.held,
             "device_pages_free": self.pool.free,
             "device_pages_weights": self._weight_pages(self.weights.resident()),
             "device_pages_loading": self._weight_pages(model for model, _ in self.weights.loading()),
             "device_pages_kv": self._device_slabs.pages,
+            "device_pages_retired": self.balloon.retired,
+            "device_pages_leaving": self.balloon.leaving,
+            "address_pages_reserved": self._ranges.capacity,
+            "address_pages_placed": self._ranges.placed,
+            "address_pages_kv": self.budget.pages // self.budget.pages_per_slab * self.budget.pages_per_slab,
             "device_blocks_used": sum(u.used for u in device),
             "device_blocks_reserved": sum(u.reserved for u in device),
             "device_blocks_in_transfer": sum(u.moving for u in device),
@@ -223,11 +176,29 @@ class Ledger:
             "host_blocks_reserved": sum(u.reserved for u in host),
             "host_blocks_in_transfer": sum(u.moving for u in host),
             "transfers_in_flight": self.transfers.in_flight,
-        }
+        } | {f"transfers_in_flight_{name}": count for name, count in self.transfers.by_stream().items()}
+
+    def shapes(self) -> tuple[SlabsOfShape, ...]:
+        """Who the slabs belong to, for telemetry."""
+        return tuple(
+            SlabsOfShape(
+                region=region,
+                models=tuple(model for model, spec in self.specs.items() if spec.manifest.kv == shape),
+                slab_bytes=use.slab_bytes,
+                block_bytes=use.block_bytes,
+                slabs=use.slabs,
+                free_blocks=use.free,
+                reserved_blocks=use.reserved,
+                used_blocks=use.used,
+                moving_blocks=use.moving,
+            )
+            for region, pool in (("device", self.device), ("host", self.host))
+            for shape, use in pool.use().items()
+        )
 
     def check(self) -> None:
         """Raises LawBroken where any law of the books does not hold."""
-        for part in (self.pool, self._ranges, self.weights, self.device, self.host):
+        for part in (self.pool, self.balloon, self._ranges, self.weights, self.device, self.host):
             part.check()
         weights = self._weight_pages(self.weights.resident()) + self._weight_pages(m for m, _ in self.weights.loading())
         if weights + self._device_slabs.pages != self.pool.used:
@@ -238,6 +209,12 @@ class Ledger:
         held = sum(use.slabs for use in self.host.use().values())
         if held + self._leases.available() != len(self._leases.leased):
             raise LawBroken(f"M3: {held} host slabs held + idle ones != {len(self._leases.leased)} leased")
+
+    def _let_images_go(self) -> None:
+        for model in sorted(self._evicting):
+            if model not in self.specs or not self.weights.is_loading(model):
+                self._evicting.remove(model)
+                self.effects.append(Send(ImageEvicted(model)))
 
     def _weight_pages(self, models: Iterable[ModelId]) -> int:
         return sum(self._ranges.pages(model) for model in models)

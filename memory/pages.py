@@ -1,17 +1,25 @@
-"""Counting a device's physical memory: a pool of fixed extents, each free or owned by exactly one holder.
+"""Counting physical memory: a pool of fixed extents, each free or owned by exactly one holder.
 
-Laws: (P1) free + used == capacity; (P2) no page has two owners; (P3) the free runs are disjoint, sorted and merged.
+The owner of a device's accounts keeps one for all its pages, whose holders are instances; an instance keeps one for
+the pages it was granted, whose holders are models and KV. Pages come and go: a pool is inflated and deflated.
+
+Laws: (P1) free + used == capacity; (P2) no page is in two places; (P3) what counts as clean is free.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from aegis.core.errors import LawBroken
-from aegis.core.ids import PageId
+from aegis.core.ids import PageRun
+from memory.runs import RunSet
+
+Runs = tuple[PageRun, ...]
+
+
+def count_pages(runs: Iterable[PageRun]) -> int:
+    return sum(stop - start for start, stop in runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,83 +33,136 @@ class NoPages:
 class PagePool:
     """Hands out pages as few, long runs, so that mapping them takes few calls.
 
-    Weights take from the low end and KV slabs from the high end, which keeps the long runs long.
+    Weights take from the low end and KV slabs from the high end, which keeps the long runs long. Pages are clean from
+    the moment they are added until they are taken for the first time.
     """
 
-    __slots__ = ("_owners", "_runs", "capacity")
+    __slots__ = ("_clean", "_free", "_used", "used")
 
-    def __init__(self, capacity: int) -> None:
-        assert capacity >= 0
-        self.capacity = capacity
-        self._runs: list[tuple[int, int]] = [(0, capacity)] if capacity else []  # free, half-open, sorted
-        self._owners: dict[PageId, str] = {}
+    def __init__(self, runs: Iterable[PageRun] = ()) -> None:
+        self._free = RunSet()
+        self._clean = RunSet()
+        self._used: dict[str, RunSet] = {}
+        self.used = 0
+        self.inflate(runs)
+
+    @property
+    def capacity(self) -> int:
+        return self._free.count + self.used
 
     @property
     def free(self) -> int:
-        return self.capacity - len(self._owners)
+        return self._free.count
 
-    @property
-    def used(self) -> int:
-        return len(self._owners)
+    def take(self, owner: str, count: int, *, high: bool = False) -> Runs | NoPages:
+        """`count` pages: a part of the shortest run that holds them all, else pieces from the chosen end."""
+        assert count > 0
+        if count > self._free.count:
+            return NoPages(count, self._free.count)
+        taken = self._fit(count, high) or self._pieces(count, high)
+        held = self._used.setdefault(owner, RunSet())
+        for run in taken:
+            self._free.remove(run)
+            held.add(run)
+            for clean in self._clean.intersection(run):
+                self._clean.remove(clean)
+        self.used += count
+        return taken
 
-    def take(self, owner: str, count: int, *, high: bool = False) -> tuple[PageId, ...] | NoPages:
-        """`count` pages: the smallest run that holds them all, else pieces from the chosen end."""
-        if count > self.free:
-            return NoPages(count, self.free)
-        fitting = [(end - start, start) for start, end in self._runs if end - start >= count]
-        if fitting:
-            length, start = min(fitting, key=lambda x: (x[0], -x[1] if high else x[1]))
-            first = start + length - count if high else start
-            return self._grant(owner, range(first, first + count))
-        order = reversed(self._runs) if high else iter(self._runs)
-        picked: list[int] = []
-        for start, end in order:
-            size = min(end - start, count - len(picked))
-            picked += range(end - size, end) if high else range(start, start + size)
-            if len(picked) == count:
-                break
-        return self._grant(owner, sorted(picked))
-
-    def give(self, owner: str, pages: Iterable[PageId]) -> None:
+    def give(self, owner: str, runs: Sequence[PageRun]) -> None:
         """Returns pages; each must be the owner's."""
-        for page in pages:
-            assert self._owners.get(page) == owner, f"page {page} is {self._owners.get(page)}'s, not {owner}'s"
-            del self._owners[page]
-            self._insert(page)
+        if not runs:
+            return
+        held = self._used[owner]
+        for run in runs:
+            held.remove(run)
+            self._free.add(run)
+            self.used -= run.stop - run.start
+        if not held:
+            del self._used[owner]
 
-    def owner(self, page: PageId) -> str | None:
-        return self._owners.get(page)
+    def transfer(self, owner: str, to: str) -> Runs:
+        """All an owner holds becomes another's, who held nothing; says what it was."""
+        assert to not in self._used
+        runs = self._used.pop(owner, None)
+        if runs:
+            self._used[to] = runs
+        return tuple(runs or ())
+
+    def held(self, owner: str) -> int:
+        runs = self._used.get(owner)
+        return runs.count if runs else 0
+
+    def runs_of(self, owner: str) -> Runs:
+        return tuple(self._used.get(owner, ()))
+
+    def inflate(self, runs: Iterable[PageRun]) -> None:
+        """Adds free pages, which are clean."""
+        for run in runs:
+            self._free.add(run)
+            self._clean.add(run)
+
+    def deflate(self, count: int) -> tuple[Runs, Runs]:
+        """Takes `count` free pages out of the pool, clean ones first: the clean ones, and the others."""
+        assert count <= self._free.count
+        clean = _first(self._clean, count)
+        for run in clean:
+            self._clean.remove(run)
+            self._free.remove(run)
+        dirty = _first(self._free, count - count_pages(clean))
+        for run in dirty:
+            self._free.remove(run)
+        return clean, dirty
+
+    def restore(self, clean: Runs, dirty: Runs) -> None:
+        """Puts back what `deflate` took."""
+        self.inflate(clean)
+        for run in dirty:
+            self._free.add(run)
 
     def check(self) -> None:
         """Raises LawBroken where a law does not hold."""
-        free = {page for start, end in self._runs for page in range(start, end)}
-        if len(free) + len(self._owners) != self.capacity:
-            raise LawBroken(f"P1: {len(free)} free + {len(self._owners)} used != {self.capacity}")
-        if free & self._owners.keys():
-            raise LawBroken("P2: a page is free and owned")
-        if any(a[1] >= b[0] for a, b in pairwise(self._runs)):
-            raise LawBroken("P3: free runs touch or overlap")
+        used = list(self._used.values())
+        for runs in (self._free, self._clean, *used):
+            runs.check()
+        if sum(runs.count for runs in used) != self.used:
+            raise LawBroken(f"P1: {sum(runs.count for runs in used)} pages have an owner, {self.used} are used")
+        every = RunSet(self._free)
+        for run in (run for runs in used for run in runs):
+            if every.intersection(run):
+                raise LawBroken(f"P2: a page of {run} is in two places")
+            every.add(run)
+        if any(run not in self._free for run in self._clean):
+            raise LawBroken("P3: a clean page is not free")
 
-    def _grant(self, owner: str, pages: Iterable[int]) -> tuple[PageId, ...]:
-        granted = tuple(PageId(page) for page in pages)
-        for page in granted:
-            assert page not in self._owners
-            self._owners[page] = owner
-            self._cut(page)
-        return granted
+    def _fit(self, count: int, high: bool) -> Runs:
+        best: PageRun | None = None
+        for run in self._free:
+            size = run[1] - run[0]
+            if size >= count and (best is None or size < best[1] - best[0] or (high and size == best[1] - best[0])):
+                best = run
+        if best is None:
+            return ()
+        return (PageRun(best.stop - count, best.stop) if high else PageRun(best.start, best.start + count),)
 
-    def _cut(self, page: PageId) -> None:
-        at = bisect_left(self._runs, (page + 1,)) - 1
-        start, end = self._runs[at]
-        assert start <= page < end
-        self._runs[at : at + 1] = [run for run in ((start, page), (page + 1, end)) if run[0] < run[1]]
+    def _pieces(self, count: int, high: bool) -> Runs:
+        picked: list[PageRun] = []
+        for start, stop in reversed(list(self._free)) if high else self._free:
+            size = min(stop - start, count)
+            picked.append(PageRun(stop - size, stop) if high else PageRun(start, start + size))
+            count -= size
+            if not count:
+                break
+        return tuple(sorted(picked))
 
-    def _insert(self, page: PageId) -> None:
-        at = bisect_left(self._runs, (page,))
-        start, end = int(page), page + 1
-        if at < len(self._runs) and self._runs[at][0] == end:
-            end = self._runs.pop(at)[1]
-        if at > 0 and self._runs[at - 1][1] == start:
-            at -= 1
-            start = self._runs.pop(at)[0]
-        self._runs.insert(at, (start, end))
+
+def _first(runs: Iterable[PageRun], count: int) -> Runs:
+    """`count` pages, or all there are, of short runs before long ones: what stays behind is in long runs."""
+    picked: list[PageRun] = []
+    for start, stop in sorted(runs, key=lambda run: (run.stop - run.start, run.start)):
+        if not count:
+            break
+        size = min(stop - start, count)
+        picked.append(PageRun(stop - size, stop))
+        count -= size
+    return tuple(sorted(picked))

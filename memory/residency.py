@@ -1,5 +1,7 @@
 """Which models' weights are on the device: absent, loading (activated or prefetched) or resident.
 
+A load that is not wanted any more is abandoned: its pages come back when its event has passed.
+
 Laws: (R1) a model that is not absent owns exactly the pages its image needs, an absent one none; (R2) a loading model
 is never a victim, for its pages are the target of a transfer (rule 3).
 """
@@ -10,23 +12,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aegis.core.errors import LawBroken
-from aegis.core.ids import ModelId, PageId
+from aegis.core.ids import ModelId
 from aegis.core.request import EventHandle
 from memory.bump import BumpBuffer
-from memory.pages import NoPages, PagePool
+from memory.pages import NoPages, PagePool, Runs, count_pages
 
 
 @dataclass(slots=True)
 class _Weights:
-    pages: tuple[PageId, ...] = ()
+    runs: Runs = ()
     loading: EventHandle | None = None
+    abandoned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
     """Pages for a model, and the models that had to leave for it."""
 
-    pages: tuple[PageId, ...]
+    runs: Runs
     evicted: tuple[ModelId, ...]
 
 
@@ -50,7 +53,7 @@ class Residency:
 
     def is_resident(self, model: ModelId) -> bool:
         weights = self._weights[model]
-        return bool(weights.pages) and weights.loading is None
+        return bool(weights.runs) and weights.loading is None
 
     def is_loading(self, model: ModelId) -> bool:
         return self._weights[model].loading is not None
@@ -67,9 +70,9 @@ class Residency:
         All or nothing; `spare` pages must remain free besides.
         """
         weights, wanted = self._weights[model], self._ranges.pages(model)
-        assert not weights.pages
+        assert not weights.runs
         victims = [m for m in expendable if m != model and self.is_resident(m)]
-        free = self._pool.free + sum(len(self._weights[m].pages) for m in victims)
+        free = self._pool.free + sum(self._ranges.pages(m) for m in victims)
         if wanted + spare > free:
             return NoPages(wanted + spare, free)
         evicted: list[ModelId] = []
@@ -78,30 +81,45 @@ class Residency:
                 break
             self.evict(victim)
             evicted.append(victim)
-        pages = self._pool.take(model, wanted)
-        assert not isinstance(pages, NoPages)
-        weights.pages = pages
-        return Admitted(pages, tuple(evicted))
+        runs = self._pool.take(model, wanted)
+        assert not isinstance(runs, NoPages)
+        weights.runs = runs
+        return Admitted(runs, tuple(evicted))
 
     def start_loading(self, model: ModelId, event: EventHandle) -> None:
         self._weights[model].loading = event
 
-    def loaded(self, model: ModelId) -> None:
-        self._weights[model].loading = None
+    def abandon(self, model: ModelId) -> EventHandle:
+        """Nobody wants the model any more that is loading; the event whose passing frees its pages."""
+        weights = self._weights[model]
+        assert weights.loading is not None
+        weights.abandoned = True
+        return weights.loading
+
+    def is_abandoned(self, model: ModelId) -> bool:
+        return self._weights[model].abandoned
+
+    def loaded(self, model: ModelId) -> bool:
+        """The load's event has passed. False if it was abandoned: then the model is to be evicted."""
+        weights = self._weights[model]
+        wanted = not weights.abandoned
+        weights.loading, weights.abandoned = None, False
+        return wanted
 
     def evict(self, model: ModelId) -> None:
         """Gives the model's pages back."""
         weights = self._weights[model]
         assert weights.loading is None, "a loading model is the target of a transfer"
-        if weights.pages:
-            self._pool.give(model, weights.pages)
-            weights.pages = ()
+        if weights.runs:
+            self._pool.give(model, weights.runs)
+            weights.runs = ()
 
     def check(self) -> None:
         for model, weights in self._weights.items():
-            if weights.pages and len(weights.pages) != self._ranges.pages(model):
-                raise LawBroken(f"R1: {model} holds {len(weights.pages)} pages of {self._ranges.pages(model)}")
-            if weights.loading is not None and not weights.pages:
+            pages = count_pages(weights.runs)
+            if pages and pages != self._ranges.pages(model):
+                raise LawBroken(f"R1: {model} holds {pages} pages of {self._ranges.pages(model)}")
+            if weights.loading is not None and not pages:
                 raise LawBroken(f"R1: {model} is loading into no pages")
-            if any(self._pool.owner(page) != model for page in weights.pages):
-                raise LawBroken(f"R1: a page of {model} is not its own")
+            if self._pool.held(model) != pages:
+                raise LawBroken(f"R1: {self._pool.held(model)} pages are booked for {model}, it holds {pages}")

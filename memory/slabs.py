@@ -66,8 +66,10 @@ class _Shape:
 
 @dataclass(frozen=True, slots=True)
 class ShapeUse:
-    """One shape's part of a region. `fragmentation` is the share of its slabs' blocks that are free."""
+    """One shape's part of a region."""
 
+    slab_bytes: int
+    block_bytes: int
     slabs: int
     free: int
     reserved: int
@@ -76,8 +78,9 @@ class ShapeUse:
 
     @property
     def fragmentation(self) -> float:
-        total = self.free + self.reserved + self.used + self.moving
-        return self.free / total if total else 0.0
+        """The share of its slabs' bytes that hold no block: free blocks, and the end of a slab where no block fits."""
+        taken = self.reserved + self.used + self.moving
+        return 1 - taken * self.block_bytes / (self.slabs * self.slab_bytes)
 
 
 class SlabPool:
@@ -98,6 +101,11 @@ class SlabPool:
         """Blocks that could be allocated now."""
         held = self._of(shape)
         return held.free + self._source.available() * held.per_slab
+
+    def slabs_for(self, shape: KvShape, count: int) -> int:
+        """Slabs that it takes, beside those the shape holds, to allocate so many blocks."""
+        held = self._of(shape)
+        return max(-(-(count - held.free) // held.per_slab), 0)
 
     def alloc(self, shape: KvShape, count: int) -> tuple[BlockId, ...] | NoBlocks:
         """Reserves `count` blocks."""
@@ -150,7 +158,7 @@ class SlabPool:
 
     def use(self) -> dict[KvShape, ShapeUse]:
         """What each shape holds, for those that hold anything."""
-        return {shape: self._use(held) for shape, held in self._shapes.items() if held.slabs}
+        return {shape: self._use(shape, held) for shape, held in self._shapes.items() if held.slabs}
 
     def check(self) -> None:
         """Raises LawBroken where a law does not hold."""
@@ -177,9 +185,11 @@ class SlabPool:
             held = self._shapes[shape] = _Shape(per_slab)
         return held
 
-    def _use(self, held: _Shape) -> ShapeUse:
+    def _use(self, shape: KvShape, held: _Shape) -> ShapeUse:
         states = [state for slab in held.slabs.values() for state in slab.taken.values()]
         return ShapeUse(
+            slab_bytes=self.slab_bytes,
+            block_bytes=shape.block_bytes,
             slabs=len(held.slabs),
             free=held.free,
             reserved=states.count(_State.RESERVED),

@@ -45,3 +45,7 @@ class Transfers:
     @property
     def in_flight(self) -> int:
         return sum(self._submitted.values()) - sum(self._completed.values())
+
+    def by_stream(self) -> dict[StreamName, int]:
+        """What is in flight, by stream."""
+        return {name: submitted - self._completed[name] for name, submitted in self._submitted.items()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from aegis.core.ids import BlockId, ModelId, PageId, RequestId, SlabId
+from aegis.core.ids import BlockId, ModelId, PageRun, RequestId, SlabId
 from aegis.core.messages import FromInstance
 from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import EventHandle, Job
@@ -19,6 +19,7 @@ class StreamName(StrEnum):
     WEIGHTS = "weights"
     SWAP_IN = "swap_in"
     SWAP_OUT = "swap_out"
+    SCRUB = "scrub"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class MapKv:
     """Back this slab of the device's KV range with these pages."""
 
     slab: SlabId
-    pages: tuple[PageId, ...]
+    runs: tuple[PageRun, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class MapWeights:
     """Back the model's range with these pages."""
 
     model: ModelId
-    pages: tuple[PageId, ...]
+    runs: tuple[PageRun, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,41 @@ class UnmapWeights:
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
-    """Copy the model's image to its range on the weights stream; `event` is what that copy will be."""
+    """Copy the model's image to its range on the weights stream; `event` is what that copy will be. `cached` are the
+    extents of the node's model cache that hold the image; without any it is read from disk."""
 
     model: ModelId
     event: EventHandle
+    cached: tuple[PageRun, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonLoad:
+    """What is left of this copy need not be done; its event passes all the same."""
+
+    event: EventHandle
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptPages:
+    """These pages of the device are ours from now on."""
+
+    runs: tuple[PageRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WipePages:
+    """Zero these pages, which are in no range, on the scrub stream."""
+
+    runs: tuple[PageRun, ...]
+    event: EventHandle
+
+
+@dataclass(frozen=True, slots=True)
+class RevokePages:
+    """These pages are not ours any more."""
+
+    runs: tuple[PageRun, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +160,10 @@ Effect = (
     | MapWeights
     | UnmapWeights
     | LoadWeights
+    | AbandonLoad
+    | AcceptPages
+    | WipePages
+    | RevokePages
     | CopyBlocks
     | RunPrefill
     | RunDecode

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aegis.core.effects import StreamName
+from aegis.core.ids import ModelId
 from aegis.core.messages import ToInstance
 from aegis.core.request import Token
 
@@ -15,6 +16,15 @@ class Progress:
 
     stream: StreamName
     value: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """The model's image could not be read from disk: what its range holds is not its weights. Told before the
+    `Progress` that says the load's event has passed. `reason` is for the client."""
+
+    model: ModelId
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,4 +44,9 @@ class StepFailed:
     reason: str
 
 
-InstanceEvent = ToInstance | Progress | Stepped | StepFailed
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed, nothing else. To be told now and then while `Balloon.owes`."""
+
+
+InstanceEvent = ToInstance | Progress | LoadFailed | Stepped | StepFailed | Tick

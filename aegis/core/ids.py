@@ -1,6 +1,6 @@
 """Names of things. Every ordering in aegis ends in one of these, so each sorts totally."""
 
-from typing import NewType
+from typing import NamedTuple, NewType
 
 ModelId = NewType("ModelId", str)
 """The name a client puts in `model`."""
@@ -22,3 +22,14 @@ BlockId = NewType("BlockId", int)
 
 PageId = NewType("PageId", int)
 """A physical extent of a device's page pool."""
+
+
+class PageRun(NamedTuple):
+    """Adjacent extents `[start, stop)` of a device's page pool, or of the host's image cache."""
+
+    start: int
+    stop: int
+
+    @property
+    def pages(self) -> int:
+        return self.stop - self.start

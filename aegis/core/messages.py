@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from aegis.core.ids import InstanceId, ModelId, RequestId, SlabId
+from aegis.core.ids import InstanceId, ModelId, PageRun, RequestId, SlabId
 from aegis.core.model import ModelSpec
 from aegis.core.request import FinishReason, Job, KvHandle, Token
 
@@ -64,6 +64,39 @@ class GrantSlabs(Struct, frozen=True, tag=True):
     refused: bool = False
 
 
+class GrantPages(Struct, frozen=True, tag=True):
+    """The device lends these pages. `refused` is true where the wish cannot be granted now: it is remembered. An
+    `excessive` one is more than the instance's limit allows."""
+
+    runs: tuple[PageRun, ...]
+    refused: bool = False
+    excessive: bool = False
+
+
+class TakeBack(Struct, frozen=True, tag=True):
+    """Give `pages` back within `patience_ns`, all or none; answered once by `GaveBack`. A `gentle` one may not disturb
+    requests: only what nobody needs now is given, however little, down to `keep` pages held."""
+
+    ticket: int
+    pages: int
+    patience_ns: int
+    gentle: bool = False
+    keep: int = 0
+
+
+class ImageCached(Struct, frozen=True, tag=True):
+    """The model's image lies in these extents of the node's model cache, until `EvictImage` is answered."""
+
+    model: ModelId
+    extents: tuple[PageRun, ...]
+
+
+class EvictImage(Struct, frozen=True, tag=True):
+    """Load the model from the cache no more; answered by `ImageEvicted` when no load from it is under way."""
+
+    model: ModelId
+
+
 class ForgetPeer(Struct, frozen=True, tag=True):
     """This instance was lost: finish or drop every transfer from its slabs, then answer `PeerForgotten`."""
 
@@ -74,7 +107,21 @@ class Shutdown(Struct, frozen=True, tag=True):
     """Finish the step in hand and exit 0."""
 
 
-ToInstance = AddModel | DropModel | Submit | Adopt | Cancel | ReleaseKv | GrantSlabs | ForgetPeer | Shutdown
+ToInstance = (
+    AddModel
+    | DropModel
+    | Submit
+    | Adopt
+    | Cancel
+    | ReleaseKv
+    | GrantSlabs
+    | GrantPages
+    | TakeBack
+    | ImageCached
+    | EvictImage
+    | ForgetPeer
+    | Shutdown
+)
 
 
 # --- from an instance -------------------------------------------------------------------------------------------
@@ -175,6 +222,35 @@ class ReturnSlabs(Struct, frozen=True, tag=True):
     slabs: tuple[SlabId, ...]
 
 
+class NeedPages(Struct, frozen=True, tag=True):
+    """Asks the device for pages. A new wish replaces the last one; 0 withdraws it. An `urgent` one stands for work that
+    cannot go on without: others are asked to give pages back for it."""
+
+    count: int
+    urgent: bool
+
+
+class GaveBack(Struct, frozen=True, tag=True):
+    """Answers `TakeBack`. These pages are nobody's now, unmapped and wiped. With `refused` it was more than could be
+    had in time, nothing was given, and `spare` pages are what could have been."""
+
+    ticket: int
+    runs: tuple[PageRun, ...]
+    refused: bool = False
+    spare: int = 0
+
+
+class ImageEvicted(Struct, frozen=True, tag=True):
+    model: ModelId
+
+
+class ImageUnreadable(Struct, frozen=True, tag=True):
+    """The model could not be loaded from its image on disk; what waited for it here is `Broken`."""
+
+    model: ModelId
+    reason: str
+
+
 class PeerForgotten(Struct, frozen=True, tag=True):
     peer: InstanceId
 
@@ -191,6 +267,21 @@ class SwitchDone(Struct, frozen=True, tag=True):
     nbytes: int
 
 
+class SlabsOfShape(Struct, frozen=True):
+    """The KV slabs of one shape that an instance holds in one region, `device` or `host`. Their blocks are free,
+    reserved (the content is not there yet), used, or moving (given up, and still part of a transfer)."""
+
+    region: str
+    models: tuple[ModelId, ...]  # of that shape
+    slab_bytes: int
+    block_bytes: int
+    slabs: int
+    free_blocks: int
+    reserved_blocks: int
+    used_blocks: int
+    moving_blocks: int
+
+
 class Telemetry(Struct, frozen=True, tag=True):
     """Counters since the process started and gauges of now; sent a few times a second while anything changes.
 
@@ -203,6 +294,8 @@ class Telemetry(Struct, frozen=True, tag=True):
     running: int
     counters: dict[str, int]
     accounts: dict[str, int]
+    loading: tuple[ModelId, ...] = ()
+    shapes: tuple[SlabsOfShape, ...] = ()
 
 
 FromInstance = (
@@ -220,6 +313,10 @@ FromInstance = (
     | Broken
     | NeedSlabs
     | ReturnSlabs
+    | NeedPages
+    | GaveBack
+    | ImageEvicted
+    | ImageUnreadable
     | PeerForgotten
     | SwitchDone
     | Telemetry

@@ -8,6 +8,12 @@ from aegis.core.ids import ModelId
 
 TENSOR_ALIGNMENT_BYTES = 256
 
+IMAGE_PIECE_BYTES = 4 << 20
+"""A weight image is read and checked in pieces of this size; the last one is shorter."""
+
+IMAGE_EXTENT_BYTES = 2 << 20
+"""The node's model cache is cut in extents of this size; an image begins at the start of one."""
+
 
 class TensorEntry(Struct, frozen=True):
     """One tensor of a weight image. Tied tensors are stored once: `names` lists every path it is bound to."""
@@ -77,6 +83,7 @@ class Manifest(Struct, frozen=True):
     hidden_size: int
     intermediate_size: int
     parameters: int
+    checksums: bytes = b""  # CRC-32 of each piece of the image, little-endian; none: it is not checked
 
 
 class ModelSpec(Struct, frozen=True):
@@ -85,6 +92,6 @@ class ModelSpec(Struct, frozen=True):
     model: ModelId
     manifest: Manifest
     directory: str  # the image directory
-    image_path: str  # bytes of the image: the host model cache if it has room, else `directory/image.bin`
+    image_path: str  # the image on local disk
     root: str  # the checkpoint the user named
     slo: Slo = Slo()

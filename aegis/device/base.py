@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from aegis.core.ids import PageId
+from aegis.core.ids import PageRun
 from aegis.core.request import EventHandle
 
 
@@ -29,6 +29,14 @@ class Stream(Protocol):
         more than that of the previous `copy` on this stream (the first is 1)."""
         ...
 
+    def wipe(self, runs: Sequence[PageRun]) -> EventHandle:
+        """Zeroes pages that were granted and are in no range. Counts as a copy."""
+        ...
+
+    def abandon(self, event: EventHandle) -> None:
+        """What is left of this copy need not be done, its target being nobody's now. Its event passes all the same."""
+        ...
+
     def completed(self) -> int:
         """The value of the last completed copy, 0 if none. Raises what a copy raised."""
         ...
@@ -43,8 +51,8 @@ class VirtualRange(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def map(self, offset_pages: int, pages: Sequence[PageId]) -> None:
-        """Backs consecutive pages from `offset_pages` with these physical pages, in batches of adjacent ones."""
+    def map(self, offset_pages: int, runs: Sequence[PageRun]) -> None:
+        """Backs consecutive pages from `offset_pages` with these physical pages, which were granted."""
         ...
 
     def unmap(self, offset_pages: int, count: int) -> None: ...
@@ -64,8 +72,31 @@ class HostRegion(Protocol):
     def close(self) -> None: ...
 
 
+class PhysicalPool(Protocol):
+    """The memory of one device, made once by the process that keeps its accounts and shared by all instances on it."""
+
+    @property
+    def address(self) -> str:
+        """What `open_device` of another process of the same user needs."""
+        ...
+
+    @property
+    def page_bytes(self) -> int: ...
+
+    @property
+    def page_count(self) -> int: ...
+
+    def wipe(self, runs: Sequence[PageRun]) -> None:
+        """Zeroes pages that nobody maps: those of a process that was lost. Blocks."""
+        ...
+
+    def close(self) -> None:
+        """Every process that opened it must be gone, or going."""
+        ...
+
+
 class Device(Protocol):
-    """One accelerator as one instance sees it."""
+    """One accelerator as one instance sees it: `page_count` pages exist, those that were granted are its own."""
 
     @property
     def page_bytes(self) -> int: ...
@@ -75,6 +106,14 @@ class Device(Protocol):
 
     def reserve(self, nbytes: int) -> VirtualRange:
         """Reserves address space; no memory. `nbytes` is rounded up to whole pages."""
+        ...
+
+    def grant(self, runs: Sequence[PageRun]) -> None:
+        """These pages are this process's from now on. Returns at once: they are made ready to map in the background."""
+        ...
+
+    def revoke(self, runs: Sequence[PageRun]) -> None:
+        """They are not any more. They are in no range, and wiped if they ever were."""
         ...
 
     def stream(self, name: str) -> Stream: ...

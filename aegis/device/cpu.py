@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aegis.core.errors import UserError
+from aegis.core.ids import PageRun
 from aegis.core.request import EventHandle
-from aegis.device.cpu_pages import PAGE_BYTES, CpuRange, PhysicalPages
+from aegis.device.cpu_pages import PhysicalPages
+from aegis.device.cpu_pool import PAGE_BYTES
+from aegis.device.cpu_ranges import CpuRange
 from aegis.device.cpu_streams import CpuStream
 from aegis.device.host_memory import MappedFile
 from aegis.device.shared_words import SharedWords
 
 
 class CpuDevice:
-    """A `Device` of `memory_bytes`, rounded down to pages.
+    """A `Device` over the pool at `address`, which several processes open. Raises UserError when the pool is gone.
 
     `words` are the node's and stay the caller's; `stream_words` are those among them that this device's streams may
-    take, in order (all, if not given), each still 0. Ranges are mapped and unmapped by one thread; any may open a host
-    region. Memory is taken from the operating system as pages are mapped for the first time.
+    take, in order (all, if not given), each still 0. Pages are granted and revoked, ranges mapped and unmapped by one
+    thread; any may open a host region.
     """
 
-    def __init__(self, memory_bytes: int, words: SharedWords, *, stream_words: Sequence[int] | None = None) -> None:
-        self.page_bytes = PAGE_BYTES
-        self.page_count = memory_bytes // PAGE_BYTES
-        if self.page_count < 1:
-            raise UserError(f"the device memory must be at least {PAGE_BYTES} bytes, not {memory_bytes}")
+    def __init__(self, address: str, words: SharedWords, *, stream_words: Sequence[int] | None = None) -> None:
         self._words = words
         self._free_words = list(range(words.count) if stream_words is None else stream_words)
-        self._pages = PhysicalPages(self.page_count)
+        self._pages = PhysicalPages(address)
+        self.page_bytes = PAGE_BYTES
+        self.page_count = self._pages.count
         self._streams: list[CpuStream] = []
         self._ranges: list[CpuRange] = []
         self._regions: set[MappedFile] = set()
@@ -36,8 +36,14 @@ class CpuDevice:
         self._ranges.append(CpuRange(nbytes, self._pages))
         return self._ranges[-1]
 
+    def grant(self, runs: Sequence[PageRun]) -> None:
+        self._pages.grant(runs)
+
+    def revoke(self, runs: Sequence[PageRun]) -> None:
+        self._pages.revoke(runs)
+
     def stream(self, name: str) -> CpuStream:
-        self._streams.append(CpuStream(name, self._free_words.pop(0), self._words))
+        self._streams.append(CpuStream(name, self._free_words.pop(0), self._words, self._pages))
         return self._streams[-1]
 
     def passed(self, event: EventHandle) -> bool:

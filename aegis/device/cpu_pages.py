@@ -1,85 +1,190 @@
-"""Physical pages and virtual ranges of the CPU device.
+"""Physical pages as one process of the CPU device sees them.
 
-Physical memory is one file in memory (memfd) cut into pages of 2 MiB; a virtual range is address space without access.
-Mapping a page anew costs as much as copying it: the kernel fills 512 page-table entries (86-200 µs measured, against
-115-130 µs for the copy) and empties them again at unmap (70 µs). So each page's entries are filled once in the life of
-the process, at the page's *home*, a mapping of the whole memory at addresses nobody is told. `map` carries the filled
-page table from there into the range, `unmap` carries it home, both with mremap, which moves the table as a whole
-because everything is aligned to 2 MiB: 0.5 µs a page in long runs, about 10 µs for scattered single pages.
+Mapping a page anew costs more than copying it: the kernel fills 512 page-table entries and empties them again at unmap.
+So a page's entries are filled once in the life of the process, at the page's *home*, a mapping of the whole memory at
+addresses nobody is told. `send` carries the filled page table from there into a range and `fetch` carries it home, both
+with mremap, which moves the table as a whole because everything is aligned to 2 MiB: below 1 µs a page in long runs,
+about 6 µs for scattered single pages.
 
 Hence every page is at one place at a time, address space that lost its page has no access from that moment on, and a
-touch of it crashes (SIGSEGV) at full speed and in production as it does in tests.
+touch of it crashes (SIGSEGV) at full speed and in production as it does in tests. So does a touch of the home of a page
+that is not ours. Access is given and taken with mprotect, which keeps the entries: a page that comes back after it was
+another's is ready in a third of the time that filling its table took.
+
+All that is slow is done in the background: a thread makes granted pages ready, the stream that wipes pages takes the
+access to them. They hold the lock for half a millisecond at most, and whoever waits for it comes next.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Lock, Thread
 
-from aegis.core.ids import PageId
-from aegis.device.libc import carry, map_file, release, reserve
+from aegis.core.errors import UserError
+from aegis.core.ids import PageRun
+from aegis.device.cpu_pool import PAGE_BYTES, TouchedPages
+from aegis.device.libc import carry, clear, map_file, populate, protect, release, reserve, reserve_file
 
-PAGE_BYTES = 2 << 20
+WIPE_PAGES = 8
+"""Wiped in one go: taking the access to them takes 0.5 ms."""
+_STEPS = 4  # in which a page is made ready, each 0.4 ms where the operating system has to find memory
+
+_FOREIGN, _CLOSED, _OPEN, _READY, _MAPPED, _WIPING = (bytes([state]) for state in range(6))
+_STATES = ("not ours", "ours and closed", "ours and open", "ours and in no range", "mapped already", "being wiped")
+_AT_HOME = _CLOSED + _OPEN + _READY
 
 
-def runs(pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """The longest runs of adjacent pages, as `(index of the first, first page, count)`."""
-    start = 0
-    for end in range(1, len(pages) + 1):
-        if end == len(pages) or pages[end] != pages[end - 1] + 1:
-            yield start, pages[start], end - start
-            start = end
+class Turnstile:
+    """A lock that goes to who has waited for it, not to who asks again at once after giving it up."""
+
+    __slots__ = ("_lock", "_next")
+
+    def __init__(self) -> None:
+        self._next, self._lock = Lock(), Lock()
+
+    def __enter__(self) -> None:
+        self._next.acquire()
+        self._lock.acquire()
+        self._next.release()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class PhysicalPages:
-    """The memory itself. Contents stay when a page moves: what the last user left there, zeros before the first."""
+    """The pages of the pool at `address`. Contents stay when a page moves.
 
-    __slots__ = ("_faulted", "_fd", "_home", "_mapped", "count")
+    A page is foreign; or ours and at home, where it is closed, then open, then ready (its entries are filled); or
+    mapped in a range; or being wiped, after which it is closed. Raises UserError where there is no such pool.
+    """
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._fd = os.memfd_create("aegis-device", os.MFD_CLOEXEC)
-        os.ftruncate(self._fd, count * PAGE_BYTES)
-        self._home = AddressSpace(count)
-        map_file(self._fd, count * PAGE_BYTES, address=self._home.base, populate=False)
-        self._faulted = bytearray(count)  # 1: the page's entries are filled
-        self._mapped = bytearray(count)  # 1: they are in a range
+    __slots__ = ("_closing", "_fd", "_filled", "_granted", "_home", "_state", "_thread", "_touched", "count", "lock")
 
-    def fault_in(self, first: int, count: int) -> None:
-        """Takes memory for pages that are home and fills their entries, where that was not done before."""
-        if 0 in self._faulted[first : first + count]:
-            offset = first * PAGE_BYTES
-            map_file(self._fd, count * PAGE_BYTES, offset=offset, address=self._home.base + offset)
-            self._faulted[first : first + count] = b"\1" * count
+    def __init__(self, address: str) -> None:
+        try:
+            self._fd = os.open(address, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise UserError(f"cannot open the memory of the device at {address}: {error.strerror}") from error
+        self.count = os.fstat(self._fd).st_size // PAGE_BYTES
+        self._touched = TouchedPages(self._fd, self.count)
+        self._home = AddressSpace(self.count)
+        reserve_file(self._fd, self.count * PAGE_BYTES, self._home.base)
+        self._state = bytearray(self.count)
+        self._filled = bytearray(self.count)  # a hint: the memory of a lost process takes its entries along
+        self.lock = Turnstile()  # holds for the states, and for access and entries at home
+        self._granted: SimpleQueue[PageRun | None] = SimpleQueue()
+        self._closing = False
+        self._thread = Thread(target=self._prepare_granted, name="device pages", daemon=True)
+        self._thread.start()
 
-    def send(self, first: int, count: int, address: int) -> None:
-        """Maps a run of pages at `address`."""
-        assert first >= 0 and first + count <= self.count, f"no pages [{first}, {first + count})"
-        assert 1 not in self._mapped[first : first + count], f"pages of [{first}, {first + count}) are mapped already"
-        self.fault_in(first, count)
-        offset, nbytes = first * PAGE_BYTES, count * PAGE_BYTES
-        if not carry(self._home.base + offset, address, nbytes):
-            map_file(self._fd, nbytes, offset=offset, address=address)
-        self._mapped[first : first + count] = b"\1" * count
+    def grant(self, runs: Sequence[PageRun]) -> None:
+        with self.lock:
+            for start, stop in runs:
+                self._turn(start, stop, _FOREIGN, _CLOSED)
+                if not self._touched.all(start, stop):
+                    self._filled[start:stop] = bytes(stop - start)
+        self._touched.mark(runs)
+        for run in runs:
+            self._granted.put(run)
 
-    def fetch(self, first: int, count: int, address: int) -> None:
-        """Takes a run of pages back from `address`; the caller takes access from there or gives the addresses up."""
-        offset, nbytes = first * PAGE_BYTES, count * PAGE_BYTES
-        if not carry(address, self._home.base + offset, nbytes):
-            map_file(self._fd, nbytes, offset=offset, address=self._home.base + offset, populate=False)
-            self._faulted[first : first + count] = bytes(count)
-        self._mapped[first : first + count] = bytes(count)
+    def revoke(self, runs: Sequence[PageRun]) -> None:
+        with self.lock:
+            for start, stop in runs:
+                self._leave_home(start, stop, _FOREIGN)
+                protect(self._address(start), (stop - start) * PAGE_BYTES, access=False)
 
-    @property
-    def taken_bytes(self) -> int:
-        """Memory the operating system has given so far."""
-        return os.fstat(self._fd).st_blocks * 512
+    def start_wiping(self, runs: Sequence[PageRun]) -> None:
+        with self.lock:
+            for start, stop in runs:
+                self._leave_home(start, stop, _WIPING)
+
+    def wipe(self, start: int, stop: int) -> None:
+        """In any thread, after `start_wiping`, `WIPE_PAGES` at most."""
+        address, nbytes = self._address(start), (stop - start) * PAGE_BYTES
+        with self.lock:
+            protect(address, nbytes, access=True)
+        clear(address, nbytes)
+        with self.lock:
+            protect(address, nbytes, access=False)
+            self._turn(start, stop, _WIPING, _CLOSED)
+
+    def send(self, start: int, stop: int, address: int) -> None:
+        """Maps a run of pages at `address`. The caller holds the lock."""
+        count, offset = stop - start, start * PAGE_BYTES
+        if self._state[start:stop] != _READY * count:
+            self._make_ready(start, stop)
+        self._state[start:stop] = _MAPPED * count
+        if not carry(self._home.base + offset, address, count * PAGE_BYTES):
+            map_file(self._fd, count * PAGE_BYTES, offset=offset, address=address)
+
+    def fetch(self, start: int, stop: int, address: int) -> None:
+        """Takes a run of pages back from `address`; the caller, which holds the lock, takes access from there or gives
+        the addresses up."""
+        self._turn(start, stop, _MAPPED, _READY)
+        nbytes, home = (stop - start) * PAGE_BYTES, self._home.base + start * PAGE_BYTES
+        if not carry(address, home, nbytes):
+            map_file(self._fd, nbytes, offset=start * PAGE_BYTES, address=home, populate=False)
 
     def close(self) -> None:
-        """Gives all memory back. No range may have a page left."""
-        assert 1 not in self._mapped
+        """Gives up all reach. No range may have a page left."""
+        assert _MAPPED not in self._state
+        self._closing = True
+        self._granted.put(None)
+        self._thread.join()
         self._home.close()
+        self._touched.close()
         os.close(self._fd)
+
+    def _address(self, page: int) -> int:
+        return self._home.base + page * PAGE_BYTES
+
+    def _turn(self, start: int, stop: int, old: bytes, new: bytes) -> None:
+        count = stop - start
+        assert self._state[start:stop] == old * count and count > 0, self._trouble(start, stop, old)
+        self._state[start:stop] = new * count
+
+    def _trouble(self, start: int, stop: int, expected: bytes) -> str:
+        if not 0 <= start < stop <= self.count:
+            return f"no pages [{start}, {stop})"
+        page = next(page for page in range(start, stop) if self._state[page] not in expected)
+        return f"page {page} is {_STATES[self._state[page]]}"
+
+    def _leave_home(self, start: int, stop: int, new: bytes) -> None:
+        states = self._state[start:stop]
+        assert len(states) == stop - start > 0 and not states.strip(_AT_HOME), self._trouble(start, stop, _AT_HOME)
+        self._state[start:stop] = new * (stop - start)
+
+    def _make_ready(self, start: int, stop: int) -> None:
+        """What the thread has not come to."""
+        self._leave_home(start, stop, _READY)
+        protect(self._address(start), (stop - start) * PAGE_BYTES, access=True)
+        if 0 in self._filled[start:stop]:
+            populate(self._address(start), (stop - start) * PAGE_BYTES)
+            self._filled[start:stop] = b"\1" * (stop - start)
+
+    def _prepare_granted(self) -> None:
+        while (run := self._granted.get()) is not None:
+            for page in range(*run):
+                for step in range(_STEPS):
+                    if self._closing:
+                        return
+                    with self.lock, suppress(OSError):  # no memory: who maps the page will say so
+                        self._prepare(page, step)
+
+    def _prepare(self, page: int, step: int) -> None:
+        if self._state[page] != (_OPEN if step else _CLOSED)[0]:
+            return  # the mapper was faster, or it has gone
+        if step == 0:
+            protect(self._address(page), PAGE_BYTES, access=True)
+            self._turn(page, page + 1, _CLOSED, _READY if self._filled[page] else _OPEN)
+        if not self._filled[page]:
+            populate(self._address(page) + step * PAGE_BYTES // _STEPS, PAGE_BYTES // _STEPS)
+            if step == _STEPS - 1:
+                self._filled[page] = 1
+                self._turn(page, page + 1, _OPEN, _READY)
 
 
 class AddressSpace:
@@ -94,43 +199,3 @@ class AddressSpace:
 
     def close(self) -> None:
         release(self._start, self._nbytes)
-
-
-class CpuRange:
-    """A `VirtualRange` over the pages of a CPU device."""
-
-    __slots__ = ("_mapped", "_pages", "_space", "base", "nbytes")
-
-    def __init__(self, nbytes: int, pages: PhysicalPages) -> None:
-        count = -(-nbytes // PAGE_BYTES)
-        self._space: AddressSpace | None = AddressSpace(count)
-        self.base = self._space.base
-        self.nbytes = count * PAGE_BYTES
-        self._pages = pages
-        self._mapped: dict[int, PageId] = {}  # by offset in pages
-
-    def map(self, offset_pages: int, pages: Sequence[PageId]) -> None:
-        assert offset_pages >= 0 and (offset_pages + len(pages)) * PAGE_BYTES <= self.nbytes
-        offsets = range(offset_pages, offset_pages + len(pages))
-        assert self._mapped.keys().isdisjoint(offsets), "there are pages mapped already"
-        for index, first, count in runs(pages):
-            self._pages.send(first, count, self._address(offset_pages + index))
-        self._mapped.update(zip(offsets, pages, strict=True))
-
-    def unmap(self, offset_pages: int, count: int) -> None:
-        """Every one of these pages must be mapped."""
-        pages = [self._mapped.pop(offset) for offset in range(offset_pages, offset_pages + count)]
-        for index, first, length in runs(pages):
-            self._pages.fetch(first, length, self._address(offset_pages + index))
-        reserve(count * PAGE_BYTES, self._address(offset_pages))
-
-    def close(self) -> None:
-        """Unmaps what is mapped and gives the addresses back; a second call does nothing."""
-        if self._space is not None:
-            for _, offset, count in runs(sorted(self._mapped)):
-                self.unmap(offset, count)
-            self._space.close()
-            self._space = None
-
-    def _address(self, offset_pages: int) -> int:
-        return self.base + offset_pages * PAGE_BYTES

@@ -1,20 +1,28 @@
-"""Streams of the CPU device: one thread each, which copies and waits in the order of submission."""
+"""Streams of the CPU device: one thread each, which copies, wipes and waits in the order of submission."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
 
+from aegis.core.ids import PageRun
 from aegis.core.request import EventHandle
+from aegis.device.cpu_pages import WIPE_PAGES, PhysicalPages
 from aegis.device.libc import copy, copy_small
 from aegis.device.shared_words import SharedWords
 
 _SMALL_BYTES = 128 << 10  # copied in about 10 µs, not worth the interpreter lock changing hands
-_CHUNK_BYTES = 64 << 20  # the most a closing stream waits for
+_CHUNK_BYTES = 32 << 20  # the most that is done of a copy nobody wants any more
 _CLOSING_POLL_NS = 20_000_000
 
 _Copies = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wipe:
+    runs: tuple[PageRun, ...]
 
 
 class CpuStream:
@@ -23,17 +31,30 @@ class CpuStream:
     A copy that raises breaks the stream: what follows is not done, its events never pass, and `completed` raises.
     """
 
-    __slots__ = ("_closing", "_error", "_queue", "_submitted", "_thread", "_words", "name", "word")
+    __slots__ = (
+        "_abandoned",
+        "_closing",
+        "_error",
+        "_pages",
+        "_queue",
+        "_submitted",
+        "_thread",
+        "_words",
+        "name",
+        "word",
+    )
 
-    def __init__(self, name: str, word: int, words: SharedWords) -> None:
+    def __init__(self, name: str, word: int, words: SharedWords, pages: PhysicalPages) -> None:
         assert words.load(word) == 0, f"word {word} was used before"
         self.name = name
         self.word = word
         self._words = words
+        self._pages = pages
         self._submitted = 0
+        self._abandoned: set[int] = set()
         self._error: Exception | None = None
         self._closing = False
-        self._queue: SimpleQueue[EventHandle | _Copies | None] = SimpleQueue()
+        self._queue: SimpleQueue[EventHandle | _Copies | _Wipe | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name=f"stream {name}", daemon=True)
         self._thread.start()
 
@@ -41,9 +62,16 @@ class CpuStream:
         self._queue.put(event)
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> EventHandle:
-        self._submitted += 1
-        self._queue.put(tuple(copies))
-        return EventHandle(self.word, self._submitted)
+        return self._submit(tuple(copies))
+
+    def wipe(self, runs: Sequence[PageRun]) -> EventHandle:
+        self._pages.start_wiping(runs)
+        return self._submit(_Wipe(tuple(runs)))
+
+    def abandon(self, event: EventHandle) -> None:
+        assert event.word == self.word
+        if self._words.load(self.word) < event.value:
+            self._abandoned.add(event.value)
 
     def completed(self) -> int:
         if self._error is not None:
@@ -56,15 +84,27 @@ class CpuStream:
         self._queue.put(None)
         self._thread.join()
 
+    def _submit(self, work: _Copies | _Wipe) -> EventHandle:
+        self._submitted += 1
+        self._queue.put(work)
+        return EventHandle(self.word, self._submitted)
+
     def _run(self) -> None:
-        done = 0
+        value = 0
         try:
             while (work := self._queue.get()) is not None and not self._closing:
                 if isinstance(work, EventHandle):
                     self._await(work)
-                elif self._copy(work):
-                    done += 1
-                    self._words.store(self.word, done)
+                    continue
+                value += 1
+                if isinstance(work, _Wipe):
+                    self._wipe(work.runs)
+                else:
+                    self._copy(work, value)
+                if self._closing:
+                    return
+                self._words.store(self.word, value)
+                self._abandoned.discard(value)
         except Exception as error:  # noqa: BLE001 - whatever a copy raises is for the caller of `completed`
             self._error = error
 
@@ -73,15 +113,22 @@ class CpuStream:
             if self._closing:
                 return
 
-    def _copy(self, copies: _Copies) -> bool:
-        """False if the stream was closed in the middle."""
+    def _copy(self, copies: _Copies, value: int) -> None:
         for destination, source, nbytes in copies:
             assert nbytes >= 0, f"a copy of {nbytes} bytes"
+            if self._closing or value in self._abandoned:
+                return
             if nbytes < _SMALL_BYTES:
                 copy_small(destination, source, nbytes)
                 continue
             for at in range(0, nbytes, _CHUNK_BYTES):
-                if self._closing:
-                    return False
+                if self._closing or value in self._abandoned:
+                    return
                 copy(destination + at, source + at, min(_CHUNK_BYTES, nbytes - at))
-        return True
+
+    def _wipe(self, runs: Sequence[PageRun]) -> None:
+        for start, stop in runs:
+            for page in range(start, stop, WIPE_PAGES):
+                if self._closing:
+                    return
+                self._pages.wipe(page, min(page + WIPE_PAGES, stop))

@@ -2,33 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from aegis.core.effects import (
+    AbandonLoad,
+    AcceptPages,
     Bind,
     CopyBlocks,
     LoadWeights,
     MapKv,
     MapWeights,
+    RevokePages,
     StreamName,
     Unbind,
     UnmapKv,
     UnmapWeights,
+    WipePages,
 )
-from aegis.core.events import Progress
-from aegis.core.ids import ModelId
-from aegis.core.model import ModelSpec
+from aegis.core.events import LoadFailed, Progress
+from aegis.core.ids import ModelId, PageRun
+from aegis.core.model import IMAGE_EXTENT_BYTES
+from aegis.core.request import EventHandle
 from aegis.device.base import Device, HostRegion
+from aegis.device.block_copies import block_copies
+from aegis.device.cached_images import CachedImages
+from aegis.device.stage import StageBuffer
 
-MemoryEffect = Bind | Unbind | MapKv | UnmapKv | MapWeights | UnmapWeights | LoadWeights | CopyBlocks
+MemoryEffect = (
+    Bind
+    | Unbind
+    | MapKv
+    | UnmapKv
+    | MapWeights
+    | UnmapWeights
+    | LoadWeights
+    | AbandonLoad
+    | CopyBlocks
+    | AcceptPages
+    | WipePages
+    | RevokePages
+)
 
 
 class Mover:
-    """One instance's memory: a range for weights, one for KV slabs, the node's host slabs and three streams."""
+    """One instance's memory: a range for weights, one for KV slabs, and its streams. `host` are the node's KV slabs,
+    `images` is its model cache; an image that is not there comes from disk through `stage`."""
 
-    def __init__(self, device: Device, host: HostRegion, *, slab_bytes: int, address_pages: int) -> None:
+    def __init__(
+        self,
+        device: Device,
+        host: HostRegion,
+        images: CachedImages,
+        stage: StageBuffer,
+        *,
+        slab_bytes: int,
+        address_pages: int,
+    ) -> None:
         self._device = device
         self._host = host
+        self._images = images
+        self._stage = stage
         self._slab_bytes = slab_bytes
         self._pages_per_slab = slab_bytes // device.page_bytes
         self._weights = device.reserve(address_pages * device.page_bytes)
@@ -37,9 +70,8 @@ class Mover:
         self._streams = {name: device.stream(name.value) for name in StreamName}
         self._seen = dict.fromkeys(StreamName, 0)
         self._submitted = dict.fromkeys(StreamName, 0)
-        self._opened: dict[tuple[ModelId, str], HostRegion] = {}  # by name and fingerprint, for `Bind`
-        self._images: dict[ModelId, HostRegion] = {}
         self._bound: dict[ModelId, Bind] = {}
+        self._staged: dict[EventHandle, ModelId] = {}  # loads through the stage, by what they are on the weights stream
 
     @property
     def words(self) -> Mapping[StreamName, int]:
@@ -53,62 +85,72 @@ class Mover:
     def weights_base(self, bind: Bind) -> int:
         return self._weights.base + bind.offset_pages * self._device.page_bytes
 
-    def prepare(self, spec: ModelSpec) -> None:
-        """Opens the image that `Bind` will need, which takes 200 ms per GiB. May be left out, and may run in another
-        thread beside everything else.
-
-        Raises UserError where there is nothing to open.
-        """
-        self._opened[spec.model, spec.manifest.fingerprint] = self._device.open_host(spec.image_path, writable=False)
-
-    def discard(self, spec: ModelSpec) -> None:
-        """Closes what `prepare` opened and no `Bind` took; from the same thread."""
-        image = self._opened.pop((spec.model, spec.manifest.fingerprint), None)
-        if image is not None:
-            image.close()
-
     def perform(self, effect: MemoryEffect) -> None:
-        """Maps at once, copies asynchronously. Raises OSError where the system refuses, UserError where there is no
-        image to bind; the `Unbind` of a model that is not bound does nothing."""
+        """Maps at once, copies asynchronously. Raises OSError where the system refuses. The `Unbind` of a model that is
+        not bound does nothing."""
         match effect:
             case Bind(spec):
-                image = self._opened.pop((spec.model, spec.manifest.fingerprint), None)
-                self._images[spec.model] = image or self._device.open_host(spec.image_path, writable=False)
                 self._bound[spec.model] = effect
             case Unbind(model):
-                if self._bound.pop(model, None):
-                    self._images.pop(model).close()
-            case MapKv(slab, pages):
-                self.kv.map(slab * self._pages_per_slab, pages)
+                self._bound.pop(model, None)
+            case MapKv(slab, runs):
+                self.kv.map(slab * self._pages_per_slab, runs)
             case UnmapKv(slab):
                 self.kv.unmap(slab * self._pages_per_slab, self._pages_per_slab)
-            case MapWeights(model, pages):
-                self._weights.map(self._bound[model].offset_pages, pages)
+            case MapWeights(model, runs):
+                self._weights.map(self._bound[model].offset_pages, runs)
             case UnmapWeights(model):
                 bind = self._bound[model]
                 count = -(-bind.spec.manifest.image_bytes // self._device.page_bytes)
                 self._weights.unmap(bind.offset_pages, count)
             case LoadWeights():
                 self._load(effect)
+            case AbandonLoad(event):
+                self._abandon(event)
             case CopyBlocks():
                 self._copy(effect)
+            case AcceptPages(runs):
+                self._device.grant(runs)
+            case WipePages(runs, event):
+                self._started(StreamName.SCRUB, self._streams[StreamName.SCRUB].wipe(runs), event)
+            case RevokePages(runs):
+                self._device.revoke(runs)
 
-    def progress(self) -> list[Progress]:
-        """What the streams have completed since the last call."""
-        events = []
+    def progress(self) -> list[Progress | LoadFailed]:
+        """What the streams have completed since the last call. A load's failure comes before its completion."""
+        events: list[Progress | LoadFailed] = []
         for name, stream in self._streams.items():
             completed = stream.completed()
             if completed != self._seen[name]:
                 self._seen[name] = completed
                 events.append(Progress(name, completed))
-        return events
+        self._forget_staged(self._seen[StreamName.WEIGHTS])
+        return [*self._stage.failures(), *events]
+
+    def _started(self, name: StreamName, event: EventHandle, expected: EventHandle) -> None:
+        assert event == expected
+        self._submitted[name] = event.value
 
     def _load(self, effect: LoadWeights) -> None:
-        bind, image = self._bound[effect.model], self._images[effect.model]
-        nbytes = bind.spec.manifest.image_bytes
-        event = self._streams[StreamName.WEIGHTS].copy([(self.weights_base(bind), image.base, nbytes)])
+        bind, weights = self._bound[effect.model], self._streams[StreamName.WEIGHTS]
+        base, nbytes = self.weights_base(bind), bind.spec.manifest.image_bytes
+        if effect.cached and self._images.base is not None:
+            event = weights.copy(list(_copies(effect.cached, self._images.base, base, nbytes)))
+        else:
+            weights.wait(self._stage.load(bind.spec, base))
+            event = weights.copy(())
+            self._staged[event] = effect.model
         assert event == effect.event
         self._submitted[StreamName.WEIGHTS] = event.value
+
+    def _abandon(self, event: EventHandle) -> None:
+        if event in self._staged:
+            self._stage.abandon(self._staged[event])
+        self._streams[StreamName.WEIGHTS].abandon(event)
+
+    def _forget_staged(self, completed: int) -> None:
+        for event in [event for event in self._staged if event.value <= completed]:
+            del self._staged[event]
 
     def _copy(self, effect: CopyBlocks) -> None:
         stream = self._streams[effect.stream]
@@ -117,11 +159,17 @@ class Mover:
         device_first = effect.stream is StreamName.SWAP_OUT
         source, target = (self.kv.base, self._host.base) if device_first else (self._host.base, self.kv.base)
         nbytes = effect.shape.block_bytes
-        pairs = [(self._offset(block, nbytes), self._offset(to, nbytes)) for block, to in effect.pairs]
-        event = stream.copy([(target + to, source + at, nbytes) for at, to in pairs])
-        assert event == effect.event
-        self._submitted[effect.stream] = event.value
+        event = stream.copy(
+            block_copies(effect.pairs, slab_bytes=self._slab_bytes, block_bytes=nbytes, source=source, target=target)
+        )
+        self._started(effect.stream, event, effect.event)
 
-    def _offset(self, block: int, block_bytes: int) -> int:
-        slab, index = divmod(block, self._slab_bytes // block_bytes)
-        return slab * self._slab_bytes + index * block_bytes
+
+def _copies(extents: Sequence[PageRun], source: int, target: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
+    """An image of `nbytes` that lies in these extents, copied to where it is contiguous."""
+    for start, stop in extents:
+        count = min((stop - start) * IMAGE_EXTENT_BYTES, nbytes)
+        yield target, source + start * IMAGE_EXTENT_BYTES, count
+        target += count
+        nbytes -= count
+    assert nbytes == 0, f"{nbytes} bytes of the image are not in its extents"

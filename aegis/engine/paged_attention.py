@@ -140,13 +140,14 @@ class Prefill:
         used = -(-tokens // size)
         assert used <= len(blocks)
         device = views.blocks.device
-        units = torch.from_numpy(views.units(blocks[:used])).to(device)
+        rows = views.units(blocks[:used])
+        units = torch.from_numpy(rows).to(device, non_blocking=True)
         positions = torch.arange(tokens, device=device)
         self.attended = 0
         self._views = views
         self._slots = (units.repeat_interleave(size)[:tokens], positions % size)
         self._bias: tuple[tuple[object, ...], torch.Tensor] | None = None
-        views.blocks[int(units[-1])].zero_()
+        views.blocks[int(rows[-1])].zero_()
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kind: Kind

@@ -7,12 +7,16 @@ distribution in float64 over a stable descending sort. Rows that are greedy with
 
 Whatever the logits and parameters, a token of the vocabulary comes out: a NaN counts as banned, an overflow as the
 largest number, and where everything is banned, nothing is.
+
+All of it happens where the logits are. Everything the host has to know comes over in one piece at the end: that is the
+one moment at which a step waits for the GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -79,7 +83,9 @@ class Sampler:
         tokens: list[Token] = []
         for first in range(0, len(prompt) - 1, PROMPT_CHUNK_TOKENS):
             following = prompt[first + 1 : first + 1 + PROMPT_CHUNK_TOKENS]
-            tokens += _report(logits[first : first + len(following)], following, [top] * len(following))
+            here = logits[first : first + len(following)]
+            report = _report(here, _sent(following, here.device), top)
+            tokens += _told(following, report.tolist(), [top] * len(following))
         return tuple(tokens)
 
     def sample(self, requests: Sequence[RequestId], logits: torch.Tensor) -> list[Token]:
@@ -88,31 +94,59 @@ class Sampler:
         if all(state.plain for state in states):
             for state in states:
                 state.generated += 1
-            return [Token(token) for token in _likeliest(logits).tolist()]
+            return [Token(token) for token in _likeliest(logits)]
         raw = logits.float()
         chosen = _choose(states, _drawable(_adjust(states, raw), raw))
-        for state, token in zip(states, chosen, strict=True):
+        wanted = [row for row, state in enumerate(states) if state.sampling.logprobs is not None]
+        tops = [states[row].sampling.logprobs or 0 for row in wanted]
+        if not wanted:
+            ids = chosen.tolist()
+        else:
+            report = _report(_rows(raw, wanted), _rows(chosen, wanted), max(tops))
+            ids, *lines = _fetch(chosen, report)
+        tokens = [Token(token) for token in ids]
+        if wanted:
+            for row, told in zip(wanted, _told([ids[row] for row in wanted], lines, tops), strict=True):
+                tokens[row] = told
+        for state, token in zip(states, ids, strict=True):
             state.generated += 1
             if state.counts is not None and state.seen is not None:
                 state.counts[token] += 1
                 state.seen[token] = True
-        tokens = [Token(token) for token in chosen]
-        wanted = [row for row, state in enumerate(states) if state.sampling.logprobs is not None]
-        if wanted:
-            tops = [states[row].sampling.logprobs or 0 for row in wanted]
-            reported = _report(raw[wanted], [chosen[row] for row in wanted], tops)
-            for row, with_logprobs in zip(wanted, reported, strict=True):
-                tokens[row] = with_logprobs
         return tokens
 
 
-def _report(logits: torch.Tensor, chosen: Sequence[int], tops: Sequence[int]) -> Iterable[Token]:
-    """The chosen tokens' logprobs and those of each row's `tops` likeliest, best first."""
+def _sent(values: Iterable[float], device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The values, to be on the device when it comes to need them: nobody waits for that."""
+    return torch.tensor(list(values), dtype=dtype).to(device, non_blocking=True)
+
+
+def _rows(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """These rows, in ascending order; the tensor itself where they are all."""
+    return tensor if len(rows) == len(tensor) else tensor.index_select(0, _sent(rows, tensor.device))
+
+
+def _fetch(chosen: torch.Tensor, report: torch.Tensor) -> list[list[Any]]:
+    """The chosen ids, and the lines of the report, to the host at once."""
+    values = torch.cat((chosen.double(), report.flatten())).tolist()
+    width = report.shape[1]
+    lines = [values[at : at + width] for at in range(len(chosen), len(values), width)]
+    return [[int(value) for value in values[: len(chosen)]], *lines]
+
+
+def _report(logits: torch.Tensor, chosen: torch.Tensor, most: int) -> torch.Tensor:
+    """A line for each row: the chosen token's logprob, then those of the `most` likeliest, best first, then their ids.
+    In float64, which holds both exactly."""
     logprobs = torch.log_softmax(logits.float(), -1)
-    own = logprobs.gather(1, torch.tensor(chosen, device=logits.device)[:, None])[:, 0].tolist()
-    values, ids = logprobs.topk(min(max(tops), logprobs.shape[1]), -1)
-    for token, logprob, top, row_ids, row_values in zip(chosen, own, tops, ids.tolist(), values.tolist(), strict=True):
-        yield Token(token, logprob, tuple(zip(row_ids[:top], row_values[:top], strict=True)))
+    values, ids = logprobs.topk(min(most, logprobs.shape[1]), -1)
+    return torch.cat((logprobs.gather(1, chosen[:, None]).double(), values.double(), ids.double()), 1)
+
+
+def _told(chosen: Sequence[int], lines: Sequence[Sequence[float]], tops: Sequence[int]) -> Iterator[Token]:
+    for token, line, top in zip(chosen, lines, tops, strict=True):
+        most = len(line) // 2
+        values, ids = line[1 : 1 + most][:top], [int(each) for each in line[1 + most :][:top]]
+        yield Token(token, line[0], tuple(zip(ids, values, strict=True)))
 
 
 def _adjust(states: Sequence[_State], raw: torch.Tensor) -> torch.Tensor:
@@ -129,26 +163,29 @@ def _adjust(states: Sequence[_State], raw: torch.Tensor) -> torch.Tensor:
             logits = raw.clone()
         if biased:
             ids, biases = zip(*biased, strict=True)
-            logits[row].index_add_(0, torch.tensor(ids, device=raw.device), torch.tensor(biases, device=raw.device))
+            logits[row].index_add_(0, _sent(ids, raw.device), _sent(biases, raw.device))
         if banned:
-            logits[row, banned] = -torch.inf
+            logits[row].index_fill_(0, _sent(banned, raw.device), -torch.inf)
     rows = [row for row, state in enumerate(states) if _penalised(state.sampling)]
     if rows:
         if logits is raw:
             logits = raw.clone()
-        logits[rows] = _penalise([states[row] for row in rows], logits[rows])
+        penalised = _penalise([states[row] for row in rows], _rows(logits, rows))
+        logits.index_copy_(0, _sent(rows, raw.device), penalised)
     return logits
 
 
-def _likeliest(logits: torch.Tensor) -> torch.Tensor:
+def _likeliest(logits: torch.Tensor) -> list[int]:
     best = logits.argmax(-1)
-    greatest = logits.gather(1, best[:, None])  # of a row with a NaN: that NaN
-    return best if bool(greatest.isfinite().all()) else _drawable(logits, logits).argmax(-1)
+    finite = logits.gather(1, best[:, None]).isfinite()  # of a row with a NaN: that NaN
+    ids: list[int]
+    ids, fine = torch.stack((best, finite[:, 0])).tolist()
+    return ids if all(fine) else _drawable(logits, logits).argmax(-1).tolist()
 
 
 def _drawable(logits: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
     """`logits` with a finite maximum in every row: that of `raw` where everything is banned."""
-    if bool(logits.amax(-1).isfinite().all()):
+    if logits.is_cpu and bool(logits.amax(-1).isfinite().all()):  # a GPU would have to be waited for
         return logits
     least, most = torch.finfo(logits.dtype).min, torch.finfo(logits.dtype).max
     logits = logits.nan_to_num(nan=-torch.inf, posinf=most, neginf=-torch.inf)
@@ -165,7 +202,7 @@ def _penalise(states: Sequence[_State], logits: torch.Tensor) -> torch.Tensor:
     seen = torch.stack([state.seen for state in states if state.seen is not None])
 
     def column(values: Iterable[float]) -> torch.Tensor:
-        return torch.tensor(list(values), device=logits.device)[:, None]
+        return _sent(values, logits.device)[:, None]
 
     repetition = column(state.sampling.repetition_penalty for state in states)
     repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
@@ -177,26 +214,25 @@ def _penalise(states: Sequence[_State], logits: torch.Tensor) -> torch.Tensor:
 def _count(state: _State, vocab: int, device: torch.device) -> None:
     history = torch.tensor(state.history, dtype=torch.int64)
     output = history[state.prompt_tokens :]
-    state.counts = torch.bincount(output, minlength=vocab)[:vocab].to(device, torch.float32)
-    state.seen = (torch.bincount(history, minlength=vocab)[:vocab] > 0).to(device)
+    state.counts = torch.bincount(output, minlength=vocab)[:vocab].float().to(device, non_blocking=True)
+    state.seen = (torch.bincount(history, minlength=vocab)[:vocab] > 0).to(device, non_blocking=True)
     state.history = ()
 
 
-def _choose(states: Sequence[_State], logits: torch.Tensor) -> list[int]:
-    chosen: list[int] = logits.argmax(-1).tolist()
+def _choose(states: Sequence[_State], logits: torch.Tensor) -> torch.Tensor:
+    chosen = logits.argmax(-1)
     rows = [row for row, state in enumerate(states) if state.sampling.temperature > 0]
     if rows:
-        drawn = _draw([states[row] for row in rows], logits[rows])
-        for row, token in zip(rows, drawn, strict=True):
-            chosen[row] = token
+        drawn = _draw([states[row] for row in rows], _rows(logits, rows))
+        chosen = chosen.index_copy(0, _sent(rows, logits.device), drawn)
     return chosen
 
 
-def _draw(states: Sequence[_State], logits: torch.Tensor) -> list[int]:
+def _draw(states: Sequence[_State], logits: torch.Tensor) -> torch.Tensor:
     """Samples each row after temperature, min_p, top_k and top_p. `logits [len(states), vocab]`."""
 
     def column(values: Iterable[float]) -> torch.Tensor:
-        return torch.tensor(list(values), dtype=torch.float64, device=logits.device)[:, None]
+        return _sent(values, logits.device, torch.float64)[:, None]
 
     samplings = [state.sampling for state in states]
     ordered, ids = logits.double().sort(stable=True, dim=-1, descending=True)
@@ -215,5 +251,4 @@ def _draw(states: Sequence[_State], logits: torch.Tensor) -> list[int]:
     uniform = column(Stream(state.sampling.seed, "sample", state.generated).uniform() for state in states)
     at = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
     last = (weights > 0).sum(-1, keepdim=True) - 1
-    drawn: list[int] = ids.gather(1, torch.minimum(at, last))[:, 0].tolist()
-    return drawn
+    return ids.gather(1, torch.minimum(at, last))[:, 0]

@@ -3,13 +3,18 @@
 `attach` builds a model's modules once, on the meta device, and binds every parameter and buffer as a view of the
 model's weight range, for life. A switch between models then touches nothing here: it is a copy into that range, made
 by somebody else. Nothing is known of any architecture in particular.
+
+On a GPU, decode steps go through `gpu_decode`; on a CPU nothing of that is imported.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -25,6 +30,9 @@ from aegis.engine.paged_attention import NAME, Decode, Prefill, Scratch, Step, r
 from aegis.engine.sampler import Sampler
 from aegis.engine.views import KvViews, dtype_named, tensor_at
 
+if TYPE_CHECKING:
+    from aegis.engine.gpu_decode import GpuDecoder
+
 
 @dataclass(frozen=True, slots=True)
 class _Attached:
@@ -34,15 +42,19 @@ class _Attached:
 
 
 class TransformersEngine:
-    """Implements `Engine`. `kv` is the device's KV region; the views of each model's shape are made at `attach`."""
+    """Implements `Engine`. `kv` is the device's KV region; the views of each model's shape are made at `attach`.
+    `decoder` runs decode steps in place of what is usual on the device."""
 
-    def __init__(self, kv: KvRegion, *, device: str = "cpu") -> None:
+    def __init__(self, kv: KvRegion, *, device: str = "cpu", decoder: GpuDecoder | None = None) -> None:
         self._kv = kv
         self._device = torch.device(device)
         self._models: dict[ModelId, _Attached] = {}
         self._prepared: dict[tuple[ModelId, str], PreTrainedModel] = {}  # by name and fingerprint
         self._sampler = Sampler()
         self._scratch = Scratch()
+        self.decoder = decoder or _decoder_for(self._device)
+        on_cuda = self._device.type == "cuda"
+        self._stream: Any = torch.cuda.Stream(self._device) if on_cuda else None  # type: ignore[no-untyped-call]
         self._initialisations = 1
 
     @property
@@ -67,6 +79,8 @@ class TransformersEngine:
 
     def detach(self, model: ModelId) -> None:
         self._models.pop(model, None)
+        if self.decoder is not None:
+            self.decoder.drop(model)
 
     def start(self, request: RequestId, prompt: Sequence[int], generated: Sequence[int], sampling: Sampling) -> None:
         self._sampler.start(request, prompt, generated, sampling)
@@ -76,49 +90,60 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def prefill(self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: Sequence[BlockId]) -> Sampled:
-        attached = self._models[model]
-        step = Prefill(attached.views, len(tokens), blocks)
-        wants_prompt = self._sampler.wants_prompt(request)
-        positions = range(len(tokens))
-        logits = self._forward(attached, step, [tokens], [positions], keep=0 if wants_prompt else 1)[0]
-        prompt = self._sampler.prompt_logprobs(request, logits, tokens) if wants_prompt else ()
-        return Sampled(self._sampler.sample([request], logits[-1:])[0], prompt)
+        with self._computing():
+            attached = self._models[model]
+            step = Prefill(attached.views, len(tokens), blocks)
+            wants_prompt = self._sampler.wants_prompt(request)
+            ids, positions = self._sent([tokens]), self._sent([range(len(tokens))])
+            logits = _forward(attached, step, ids, positions, keep=0 if wants_prompt else 1)[0]
+            prompt = self._sampler.prompt_logprobs(request, logits, tokens) if wants_prompt else ()
+            return Sampled(self._sampler.sample([request], logits[-1:])[0], prompt)
 
     @torch.inference_mode()
     def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:
-        attached = self._models[model]
+        with self._computing():
+            attached = self._models[model]
+            if self.decoder is not None:
+                run = partial(_forward, attached, keep=1)
+                logits = self.decoder.decode(model, attached.views, run, rows)
+                return [Sampled(token) for token in self._sampler.sample([row.request for row in rows], logits)]
+            return self._decode_gathered(attached, rows)
+
+    def _decode_gathered(self, attached: _Attached, rows: Sequence[Row]) -> list[Sampled]:
         order = sorted(range(len(rows)), key=lambda i: -rows[i].position)
         ordered = [rows[i] for i in order]
         step = Decode(attached.views, self._scratch, [row.position for row in ordered], [row.blocks for row in ordered])
-        logits = self._forward(
-            attached, step, [[row.token] for row in ordered], [[row.position] for row in ordered], keep=1
-        )
+        ids, positions = self._sent([[row.token] for row in ordered]), self._sent([[row.position] for row in ordered])
+        logits = _forward(attached, step, ids, positions, keep=1)
         tokens = self._sampler.sample([row.request for row in ordered], logits[:, -1])
         sampled = dict(zip(order, tokens, strict=True))
         return [Sampled(sampled[i]) for i in range(len(rows))]
 
-    def _forward(
-        self,
-        attached: _Attached,
-        step: Step,
-        tokens: Sequence[Sequence[int]],
-        positions: Sequence[Sequence[int]],
-        *,
-        keep: int,
-    ) -> torch.Tensor:
-        """Logits `[batch, kept, vocab]`: of the last `keep` tokens, of all where it is 0."""
-        kept = {"logits_to_keep": keep} if attached.keeps_logits else {}
-        with running(step):
-            result = attached.module(
-                input_ids=torch.tensor(tokens, device=self._device),
-                position_ids=torch.tensor(positions, device=self._device),
-                use_cache=False,
-                **kept,
-            )
-        if step.attended != len(attached.views.layers):
-            raise ModelRefused(f"{type(attached.module).__name__} has layers that attend by other means than paged KV")
-        logits: torch.Tensor = result.logits
-        return logits
+    def _computing(self) -> AbstractContextManager[object]:
+        """On a GPU a stream of our own: graphs cannot be recorded on the default one."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def _sent(self, values: Sequence[Sequence[int]]) -> torch.Tensor:
+        return torch.tensor(values).to(self._device, non_blocking=True)
+
+
+def _decoder_for(device: torch.device) -> GpuDecoder | None:
+    if device.type == "cpu":
+        return None
+    from aegis.engine.gpu_decode import GpuDecoder
+
+    return GpuDecoder.on_cuda(device)
+
+
+def _forward(attached: _Attached, step: Step, ids: torch.Tensor, positions: torch.Tensor, *, keep: int) -> torch.Tensor:
+    """Logits `[batch, kept, vocab]`: of the last `keep` tokens, of all where it is 0."""
+    kept = {"logits_to_keep": keep} if attached.keeps_logits else {}
+    with running(step):
+        result = attached.module(input_ids=ids, position_ids=positions, use_cache=False, **kept)
+    if step.attended != len(attached.views.layers):
+        raise ModelRefused(f"{type(attached.module).__name__} has layers that attend by other means than paged KV")
+    logits: torch.Tensor = result.logits
+    return logits
 
 
 def _build(spec: ModelSpec) -> PreTrainedModel:

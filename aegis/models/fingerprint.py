@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aegis.models.checkpoint import Checkpoint
 
-IMAGE_FORMAT = 1
+IMAGE_FORMAT = 2
 
 _BESIDE_WEIGHTS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 

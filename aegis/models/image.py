@@ -17,6 +17,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from aegis.core.model import TENSOR_ALIGNMENT_BYTES, KvShape, Manifest, TensorEntry
+from aegis.device.image_file import checksums
 from aegis.models.image_directory import CONFIG, GENERATION_CONFIG, IMAGE, MANIFEST
 from aegis.models.probe import Probed, context_tokens
 
@@ -29,7 +30,8 @@ def write_image(model: PreTrainedModel, probed: Probed, fingerprint: str, checkp
     entries = list(_laid_out(tensors))
     image_bytes = _aligned(entries[-1].offset + entries[-1].nbytes)
     _write_bytes(into / IMAGE, image_bytes, ((entry.offset, tensors[i][1]) for i, entry in enumerate(entries)))
-    manifest = _describe(model, probed, fingerprint, entries, image_bytes)
+    sums = checksums(str(into / IMAGE))
+    manifest = _describe(model, probed, fingerprint, entries, image_bytes, sums)
     (into / MANIFEST).write_bytes(msgspec.json.encode(manifest))
     for name in (CONFIG, GENERATION_CONFIG):
         if (checkpoint / name).is_file():
@@ -74,7 +76,12 @@ def _write_bytes(file: Path, nbytes: int, tensors: Iterable[tuple[int, torch.Ten
 
 
 def _describe(
-    model: PreTrainedModel, probed: Probed, fingerprint: str, entries: list[TensorEntry], image_bytes: int
+    model: PreTrainedModel,
+    probed: Probed,
+    fingerprint: str,
+    entries: list[TensorEntry],
+    image_bytes: int,
+    sums: bytes,
 ) -> Manifest:
     config = model.config.get_text_config()
     kv_dtype = str(probed.kv_dtype).removeprefix("torch.")
@@ -93,6 +100,7 @@ def _describe(
         hidden_size=config.hidden_size,
         intermediate_size=_intermediate_size(config),
         parameters=sum(tensor.numel() for _, tensor, buffer in _distinct(model) if not buffer),
+        checksums=sums,
     )
 
 

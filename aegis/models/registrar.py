@@ -28,6 +28,7 @@ class Job(Struct, frozen=True):
     dtype: str
     cache_dir: str
     limit_bytes: int | None = None
+    renew: bool = False
 
 
 class Progress(Struct, frozen=True, tag=True):
@@ -64,6 +65,7 @@ def _run(job: Job, check: Check | None, out: BinaryIO) -> Registered | Refused:
             limit_bytes=job.limit_bytes,
             check=check,
             report=lambda text: _write(out, Progress(model, text)),
+            renew=job.renew,
         )
     except UserError as refusal:
         return Refused(model, refusal.message)

@@ -36,14 +36,16 @@ def register(
     limit_bytes: int | None = None,
     check: Check | None = None,
     report: Report = lambda _: None,
+    renew: bool = False,
 ) -> ModelSpec:
     """`dtype` holds unless the source has its own. A checkpoint that cannot be made to fit in `limit_bytes` is not even
-    loaded. Raises ModelRefused: one line that names the checkpoint and why."""
+    loaded. With `renew` an image that is there already is made again. Raises ModelRefused: one line that names the
+    checkpoint and why."""
     try:
         report("finding the checkpoint")
         checkpoint = open_checkpoint(fetch(source))
         _refuse_too_large(checkpoint, limit_bytes)
-        return _register(source, checkpoint, source.dtype or dtype, cache_dir, check, report)
+        return _register(source, checkpoint, source.dtype or dtype, cache_dir, check, report, renew)
     except ModelRefused as refusal:
         raise ModelRefused(f"{source.root}: {refusal.message}") from refusal
 
@@ -59,12 +61,18 @@ def _refuse_too_large(checkpoint: Checkpoint, limit_bytes: int | None) -> None:
 
 
 def _register(
-    source: Source, checkpoint: Checkpoint, dtype: str, cache_dir: Path, check: Check | None, report: Report
+    source: Source,
+    checkpoint: Checkpoint,
+    dtype: str,
+    cache_dir: Path,
+    check: Check | None,
+    report: Report,
+    renew: bool,
 ) -> ModelSpec:
     name = fingerprint(checkpoint, dtype)
     directory = cache_dir / "images" / name
     with locked(directory):
-        manifest = read_manifest(directory, name)
+        manifest = None if renew else read_manifest(directory, name)
         if manifest is None:
             manifest = _convert(source, checkpoint, dtype, directory, check, report)
     return _spec(source, manifest, directory)

@@ -40,6 +40,7 @@ class Source(Struct, frozen=True):
     hub: str | None = None
     slo: Slo = Slo()
     dtype: Dtype | None = None  # None: what the command line says
+    pin: bool = False  # its weight image never leaves the model cache
 
     @property
     def root(self) -> str:
@@ -58,6 +59,7 @@ class _ModelEntry(Struct, frozen=True, forbid_unknown_fields=True):
     hub: str | None = None
     slo: _SloEntry = _SloEntry()
     dtype: Dtype | None = None
+    pin: bool = False
 
 
 def read_sources(named: Iterable[str], *, default_slo: Slo = Slo()) -> list[Source]:  # noqa: B008
@@ -150,11 +152,11 @@ def _from_entry(path: Path, name: object, entry: object, default_slo: Slo) -> So
         raise UserError(f"{where}: give either 'path' or 'hub'", param="models")
     slo = _slo(where, read.slo, default_slo)
     if read.hub is not None:
-        return Source(model, hub=read.hub, slo=slo, dtype=read.dtype)
+        return Source(model, hub=read.hub, slo=slo, dtype=read.dtype, pin=read.pin)
     directory = (path.parent / Path(read.path or "").expanduser()).resolve()
     if not directory.is_dir():
         raise UserError(f"{where}: no such directory: {directory}", param="models")
-    return Source(model, path=str(directory), slo=slo, dtype=read.dtype)
+    return Source(model, path=str(directory), slo=slo, dtype=read.dtype, pin=read.pin)
 
 
 def _slo(where: str, entry: _SloEntry, default: Slo) -> Slo:

@@ -7,6 +7,7 @@ name is free again when every instance has let go of it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,10 +22,15 @@ from aegis.models.sources import Source, check_name, read_sources
 from aegis.models.text import TextModel
 from aegis.runtime.image_cache import ImageCache
 from aegis.runtime.registering import Report, register
-from memory.ledger import Budget
+from aegis.telemetry.logs import log
+from memory.budget import Budget
+from memory.images import State
 from proxy.events import Event, ModelGone, ModelUp
 
+_logger = logging.getLogger(__name__)
+
 _MIB = 1 << 20
+_PINS = "the model cache does not hold all pinned images; raise --model-cache or pin fewer models"
 
 
 @dataclass(slots=True)
@@ -32,6 +38,8 @@ class LiveModel:
     """Implements `proxy.http.boundary.Served`. `bound` are the instances that have its parameters bound."""
 
     spec: ModelSpec
+    source: Source
+    images: ImageCache
     text: TextModel | None
     kv_limit_tokens: int
     created_s: int
@@ -39,13 +47,21 @@ class LiveModel:
     detail: str = ""
     bound: set[InstanceId] = field(default_factory=set)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
+    renewing: asyncio.Task[None] | None = None
+
+    @property
+    def weights(self) -> str:
+        state = self.images.state(self.spec.model)
+        return "disk" if state is State.ABSENT else state.value
 
 
 @dataclass(slots=True)
 class _Leaving:
-    """A model that was removed; `instances` are those that have not dropped it yet."""
+    """A model that was removed; `instances` are those that have not dropped it yet, `cached` says whether any may still
+    load its image from the model cache."""
 
     instances: set[InstanceId]
+    cached: bool = True
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -85,6 +101,11 @@ class Catalogue:
         """What an instance that comes up has to be told of."""
         return [model.spec for model in self._models.values()]
 
+    def least_pages(self) -> int:
+        """With fewer pages of a device an instance could not serve the largest model, and one at least."""
+        served = (model.spec.manifest for model in self._models.values() if model.state != "failed")
+        return max((self._budget.least_pages(manifest.image_bytes) for manifest in served), default=1)
+
     def unbound(self) -> set[InstanceId]:
         """Instances that are up and have not bound every model that can be served."""
         return {i for m in self._models.values() if m.state != "failed" for i in set(self._wire.up) - m.bound}
@@ -117,15 +138,24 @@ class Catalogue:
         self, sources: Sequence[Source], report: Report = lambda _model, _text: None
     ) -> AsyncIterator[tuple[Source, LiveModel | ModelRefused]]:
         """Registers and binds; yields what became of each. Requests to other models go on meanwhile."""
-        registered = register(
-            sources,
-            dtype=self._dtype,
-            cache_dir=self._cache_dir,
-            limit_bytes=self._budget.pages * self._budget.page_bytes,
-            report=report,
-        )
-        async for source, outcome in registered:
+        async for source, outcome in self._register(sources, report):
             yield source, outcome if isinstance(outcome, ModelRefused) else await self._admit(source, outcome)
+
+    # --- images -------------------------------------------------------------------------------------------------------
+
+    def damaged(self, model: ModelId, reason: str) -> None:
+        """Its image on disk is not what it was: it is made again from the checkpoint. What has the weights already goes
+        on; what has to load them meanwhile fails."""
+        found = self._models.get(model)
+        if found is not None and found.renewing is None and found.state != "failed":
+            log(_logger, logging.WARNING, "weight image is made again", {"model": model, "reason": reason})
+            found.detail = f"{reason}; it is being made again"
+            found.renewing = asyncio.create_task(self._renew(found, reason))
+
+    def uncached(self, model: ModelId) -> None:
+        """Nobody loads the image of a model that was removed from the model cache any more."""
+        self._leaving[model].cached = False
+        self._let_go(model)
 
     # --- what instances say -------------------------------------------------------------------------------------------
 
@@ -156,6 +186,27 @@ class Catalogue:
 
     # ------------------------------------------------------------------------------------------------------------------
 
+    def _register(
+        self, sources: Sequence[Source], report: Report, *, renew: bool = False
+    ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]:
+        limit_bytes = self._budget.pages * self._budget.page_bytes
+        return register(
+            sources, dtype=self._dtype, cache_dir=self._cache_dir, limit_bytes=limit_bytes, report=report, renew=renew
+        )
+
+    async def _renew(self, model: LiveModel, reason: str) -> None:
+        async for _, outcome in self._register([model.source], lambda _model, _text: None, renew=True):
+            if self._models.get(model.spec.model) is not model:
+                return
+            if isinstance(outcome, ModelRefused):
+                self.failed(model.spec.model, f"{reason} and cannot be made again: {outcome.message}")
+            elif outcome.manifest != model.spec.manifest:
+                why = "its checkpoint has changed meanwhile; remove the model and add it again"
+                self.failed(model.spec.model, f"{reason} and cannot be made again: {why}")
+            else:
+                model.detail = ""
+        model.renewing = None
+
     async def _admit(self, source: Source, spec: ModelSpec) -> LiveModel | ModelRefused:
         async with self._admitting:
             while spec.model in self._leaving:  # an instance may be in a step of a model that bore this name
@@ -163,12 +214,11 @@ class Catalogue:
             refusal = _misfit(spec, self._budget)
             if refusal or spec.model in self._models:
                 return ModelRefused(refusal or f"there is already a model named '{spec.model}'")
-            try:
-                spec, text = await asyncio.to_thread(self._prepare, spec)
-            except ModelRefused as error:
-                return error
+            text = await asyncio.to_thread(TextModel.load, Path(spec.directory))
+            if not self._images.add(spec, pinned=source.pin):
+                return ModelRefused(f"{source.root}: it is to be pinned, and {_PINS}")
             limit = self._budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
-            model = self._models[spec.model] = LiveModel(spec, text, limit, int(time.time()))
+            model = self._models[spec.model] = LiveModel(spec, source, self._images, text, limit, int(time.time()))
         self._wire.broadcast(AddModel(spec))
         if not self._wire.up:
             self._settle(model)
@@ -178,10 +228,6 @@ class Catalogue:
                 self._forget(spec.model)
             return ModelRefused(f"{source.root}: {model.detail}")
         return model
-
-    def _prepare(self, spec: ModelSpec) -> tuple[ModelSpec, TextModel | None]:
-        text = TextModel.load(Path(spec.directory))
-        return self._images.hold(spec), text
 
     def _settle(self, model: LiveModel) -> None:
         if model.state == "loading" and model.bound >= set(self._wire.up):
@@ -198,15 +244,15 @@ class Catalogue:
         left = self._models.pop(model)
         if left.state == "loading":
             self._fail(left, "it was removed")
-        self._wire.broadcast(DropModel(model))
         self._leaving[model] = _Leaving(set(self._wire.up))
-        self._let_go(model)
+        self._images.drop(model)
+        self._wire.broadcast(DropModel(model))
 
     def _let_go(self, model: ModelId) -> None:
-        """Once all instances have dropped it: until then they may have the image's path before them."""
-        if not self._leaving[model].instances:
+        """Once nothing of it is left anywhere."""
+        leaving = self._leaving[model]
+        if not leaving.instances and not leaving.cached:
             self._leaving.pop(model).gone.set()
-            self._images.drop(model)
 
 
 def _misfit(spec: ModelSpec, budget: Budget) -> str:

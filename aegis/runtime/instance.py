@@ -18,11 +18,13 @@ from aegis.core.clock import Clock
 from aegis.core.effects import StreamName
 from aegis.core.errors import UserError
 from aegis.core.estimators import Hardware
-from aegis.core.events import InstanceEvent
-from aegis.core.messages import Ready, Shutdown, Telemetry
+from aegis.core.events import InstanceEvent, Tick
+from aegis.core.messages import ImageCached, Ready, Shutdown, Telemetry
+from aegis.device.cached_images import CachedImages
 from aegis.device.mover import Mover
 from aegis.device.open import open_device
 from aegis.device.shared_words import SharedWords
+from aegis.device.stage import StageBuffer
 from aegis.engine.base import KvRegion
 from aegis.engine.transformers_engine import TransformersEngine
 from aegis.runtime.binder import Binder
@@ -33,7 +35,8 @@ from aegis.runtime.link import InstanceLink
 from decode.core import DecodeCore
 from decode.policy import WeightedRoundRobin
 from decode.worker import DecodeWorker
-from memory.ledger import Budget, Ledger
+from memory.budget import Budget
+from memory.ledger import Ledger
 from prefill.core import PrefillCore
 from prefill.worker import PrefillWorker
 
@@ -42,6 +45,7 @@ ADDRESS_PAGES = 1 << 22
 
 _TELEMETRY_NS = 200_000_000
 _IDLE_MS = 100
+_OWING_MS = 5
 _TRANSFER_POLL_S = 0.0001
 _SWITCH_INTERVAL_S = 0.0005  # how long a copy thread may wait for the interpreter beside Python code
 
@@ -56,17 +60,21 @@ class Instance:
         words = SharedWords.open(settings.words_path)
         self._device = open_device(
             settings.device,
-            settings.device_memory_bytes,
+            settings.device_address,
             words,
-            stream_words=settings.words,
+            stream_words=settings.words[:-1],
         )
         host = self._device.open_host(settings.host_kv_path, writable=True, populate=False)
-        self._mover = Mover(self._device, host, slab_bytes=settings.slab_bytes, address_pages=ADDRESS_PAGES)
+        self._images = CachedImages(self._device, settings.images_path)
+        self._stage = StageBuffer(self._device, words, settings.words[-1])
+        self._mover = Mover(
+            self._device, host, self._images, self._stage, slab_bytes=settings.slab_bytes, address_pages=ADDRESS_PAGES
+        )
         self._engine = TransformersEngine(
             KvRegion(self._mover.kv.base, self._mover.kv.nbytes, settings.slab_bytes), device=settings.device
         )
         self._core = self._make_core()
-        self._binder = Binder(self._engine, self._mover)
+        self._binder = Binder(self._engine)
         self._hands = Hands(self._engine, self._mover, self._link, self._make_worker())
         self._reported: Telemetry | None = None
         self._report_due_ns = 0
@@ -79,10 +87,14 @@ class Instance:
             busy = self._core.queued + self._core.running > 0
             messages = [m for m in self._receive(waiting=not pending) if not self._binder.defer(m, busy=busy)]
             events = [*messages, *self._binder.ready(), *self._mover.progress(), *pending]
+            if not events and self._core.ledger.balloon.owes:
+                events = [Tick()]
             pending = []
             for event in events:
                 if isinstance(event, Shutdown):
                     return
+                if isinstance(event, ImageCached):
+                    self._images.touch(event.extents)
                 pending += self._hands.perform(self._core.on(event, self._clock.now_ns()))
                 if self._settings.check_laws:
                     self._core.ledger.check()
@@ -90,6 +102,8 @@ class Instance:
 
     def close(self) -> None:
         self._binder.close()
+        self._stage.close()
+        self._images.close()
         self._device.close()
         self._link.close()
 
@@ -97,7 +111,7 @@ class Instance:
         if not waiting:
             return list(self._link.receive(0))
         if not self._mover.in_flight:
-            return list(self._link.receive(_IDLE_MS))
+            return list(self._link.receive(_OWING_MS if self._core.ledger.balloon.owes else _IDLE_MS))
         messages = self._link.receive(0)
         if not messages:
             time.sleep(_TRANSFER_POLL_S)
@@ -131,8 +145,17 @@ class Instance:
         core = self._core
         counters = {f"{name}_total": value for name, value in asdict(core.counters).items()}
         counters["engine_initialisations_total"] = self._engine.initialisations
-        resident, accounts = core.ledger.weights.resident(), core.ledger.accounts()
-        report = Telemetry(core.active, resident, core.queued, core.running, counters, accounts)
+        ledger = core.ledger
+        report = Telemetry(
+            core.active,
+            ledger.weights.resident(),
+            core.queued,
+            core.running,
+            counters,
+            ledger.accounts(),
+            loading=tuple(model for model, _ in ledger.weights.loading()),
+            shapes=ledger.shapes(),
+        )
         if report != self._reported:
             self._reported = report
             self._link.send([report])

@@ -8,7 +8,7 @@ from aegis.core.ids import InstanceId
 
 
 class InstanceSettings(Struct, frozen=True, kw_only=True):
-    """All an instance has to be told. `words` are the shared words its streams may use, one each."""
+    """All an instance has to be told. `words` are the shared words that are its own."""
 
     instance: InstanceId
     incarnation: int
@@ -17,8 +17,9 @@ class InstanceSettings(Struct, frozen=True, kw_only=True):
     words_path: str
     words: tuple[int, ...]
     host_kv_path: str
+    images_path: str
     device: str
-    device_memory_bytes: int
+    device_address: str  # of its memory, which the launcher has
     slab_bytes: int
     host_slabs: int
     instances: int

@@ -18,18 +18,19 @@ import uvloop
 from rich.console import Console
 
 from aegis.config import Config, ModelEntry
-from aegis.core.clock import NS_PER_MS, NS_PER_S
+from aegis.core.clock import NS_PER_MS, NS_PER_S, Clock
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.model import Slo
-from aegis.device.cpu_pages import PAGE_BYTES
 from aegis.device.host_memory import SharedMemory
+from aegis.device.open import create_pool
 from aegis.device.shared_words import SharedWords
 from aegis.models.cache import default_cache_dir
 from aegis.models.sources import Source, read_sources
 from aegis.runtime.catalogue import LiveModel
 from aegis.runtime.clock import MonotonicClock
+from aegis.runtime.devices import Devices
 from aegis.runtime.image_cache import ImageCache
 from aegis.runtime.instance_settings import InstanceSettings
 from aegis.runtime.link import ProxyLink
@@ -38,7 +39,7 @@ from aegis.runtime.pool import WORDS, Pool
 from aegis.sizes import format_size
 from aegis.telemetry import logs
 from decode.policy import WeightedRoundRobin
-from memory.ledger import Budget
+from memory.budget import Budget
 from prefill.policy import GroupedFcfs
 from proxy.http.app import create_app
 from proxy.http.server import make_server
@@ -52,17 +53,17 @@ def main(config: Config) -> int:
     """Serves until SIGINT or SIGTERM. Returns the exit code; raises UserError for what the user can mend."""
     logs.setup(config.server.log_level)
     listener = _listen(config.server.host, config.server.port)
-    budget = _budget(config)
+    _check_sizes(config)
     sources = _sources(config)
-    return uvloop.run(_serve(config, budget, listener, sources))
+    return uvloop.run(_serve(config, listener, sources))
 
 
-async def _serve(config: Config, budget: Budget, listener: socket.socket, sources: list[Source]) -> int:
+async def _serve(config: Config, listener: socket.socket, sources: list[Source]) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     console = Console(stderr=True, soft_wrap=True)
-    async with _market(config, budget) as market:
+    async with _market(config) as market:
         started = asyncio.create_task(_bring_up(market, sources, console))
         if not await _first(started, stop):
             return 130
@@ -104,12 +105,14 @@ async def _first(task: asyncio.Task[None], stop: asyncio.Event) -> bool:
 
 
 @asynccontextmanager
-async def _market(config: Config, budget: Budget) -> AsyncIterator[LiveMarket]:
+async def _market(config: Config) -> AsyncIterator[LiveMarket]:
     """The market with its processes, which are gone afterwards whatever happens."""
-    names = _instances(config)
+    names, clock = _instances(config), MonotonicClock()
+    devices = _devices(config, list(names), clock)
+    budget = _budget(config, devices)
     words = SharedWords.create(WORDS)
     kv = SharedMemory.create(budget.host_slabs * budget.slab_bytes, "kv")
-    images = ImageCache(config.memory.host - kv.nbytes)
+    images = ImageCache(config.memory.cache_bytes, check_laws=config.memory.debug)
     with tempfile.TemporaryDirectory(prefix="aegis-") as directory:
         address = f"ipc://{directory}/instances"
         link = ProxyLink(address)
@@ -117,27 +120,33 @@ async def _market(config: Config, budget: Budget) -> AsyncIterator[LiveMarket]:
             _session_core(config),
             budget,
             images,
+            devices,
             link,
-            MonotonicClock(),
+            clock,
             dtype=config.dtype,
             cache_dir=default_cache_dir(),
             default_slo=_slo(config),
             check_laws=config.memory.debug,
         )
-        template = _template(config, budget, address=address, words_path=words.path, host_kv_path=kv.path)
-        pool = market.pool = Pool(template, names, link, words, market.lost, market.given_up)
-        listening = asyncio.create_task(market.listen())
-        listening.add_done_callback(_end_if_broken)
+        template = _template(
+            config, budget, address=address, words_path=words.path, host_kv_path=kv.path, images_path=images.path
+        )
+        pool = market.pool = Pool(template, names, devices.address, link, words, market.lost, market.given_up)
+        tasks = [asyncio.create_task(market.listen()), asyncio.create_task(devices.watch())]
+        for task in tasks:
+            task.add_done_callback(_end_if_broken)
         try:
             pool.start()
             yield market
         finally:
             await pool.close()
-            listening.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await listening
+            for task in tasks:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
             link.close()
             images.close()
+            await devices.close()
 
 
 def _session_core(config: Config) -> SessionCore:
@@ -145,7 +154,9 @@ def _session_core(config: Config) -> SessionCore:
     return SessionCore(prefill, WeightedRoundRobin(_q_max_ns(config)), Hardware())
 
 
-def _template(config: Config, budget: Budget, *, address: str, words_path: str, host_kv_path: str) -> InstanceSettings:
+def _template(
+    config: Config, budget: Budget, *, address: str, words_path: str, host_kv_path: str, images_path: str
+) -> InstanceSettings:
     """What all instances are told alike; the pool adds who each of them is."""
     return InstanceSettings(
         instance=InstanceId(""),
@@ -155,8 +166,9 @@ def _template(config: Config, budget: Budget, *, address: str, words_path: str, 
         words_path=words_path,
         words=(),
         host_kv_path=host_kv_path,
+        images_path=images_path,
         device=config.device,
-        device_memory_bytes=config.memory.device,
+        device_address="",
         slab_bytes=budget.slab_bytes,
         host_slabs=budget.host_slabs,
         instances=budget.instances,
@@ -176,28 +188,47 @@ def _end_if_broken(listening: asyncio.Task[None]) -> None:
         signal.raise_signal(signal.SIGTERM)
 
 
-def _budget(config: Config) -> Budget:
-    """Half of the host memory is for KV, half for cached weights."""
-    names = _instances(config)
+def _check_sizes(config: Config) -> None:
+    """Memory that the machine does not have is refused before anything is started."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    sizes = {"--host-memory": config.memory.host} | (
-        {"--device-memory": config.memory.device} if _on_cpu(config) else {}
-    )
+    sizes = {"--host-memory": config.memory.host}
+    if config.device == "cpu":
+        sizes["--device-memory"] = config.memory.device * config.device_count
     for option, size in sizes.items():
         if size > machine:
             raise UserError(
                 f"{option} {format_size(size)} is more than this machine has ({machine / (1 << 30):.0f}GiB)"
             )
+
+
+def _devices(config: Config, instances: list[InstanceId], clock: Clock) -> Devices:
+    """Instances are dealt to the devices in turn."""
+    count = min(config.device_count, len(instances))
+    pools = [create_pool(config.device, config.memory.device, ordinal=ordinal) for ordinal in range(count)]
+    return Devices(
+        pools,
+        {instance: index % count for index, instance in enumerate(instances)},
+        clock,
+        floor_bytes=config.memory.floor,
+        idle_s=config.memory.idle_s,
+        check_laws=config.memory.debug,
+    )
+
+
+def _budget(config: Config, devices: Devices) -> Budget:
+    """What of the host memory is not the model cache's is for KV."""
+    names = _instances(config)
     budget = Budget(
-        pages=config.memory.device // PAGE_BYTES,
-        page_bytes=PAGE_BYTES,
+        pages=devices.page_count,
+        page_bytes=devices.page_bytes,
         slab_bytes=config.memory.slab,
-        host_slabs=config.memory.host // 2 // config.memory.slab,
+        host_slabs=(config.memory.host - config.memory.cache_bytes) // config.memory.slab,
         instances=len(names),
     )
     if budget.host_slabs < 2 * len(names):
         raise UserError(
-            f"--host-memory holds {budget.host_slabs} KV slabs, {len(names)} instances need {2 * len(names)}; raise it"
+            f"--host-memory without --model-cache holds {budget.host_slabs} KV slabs, {len(names)} instances need "
+            f"{2 * len(names)}; raise it"
         )
     return budget
 
@@ -231,11 +262,7 @@ def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
     tbt_ms = entry.slo.tbt_ms or config.slo.tbt_ms
     slo = Slo(round(ttft_ms * NS_PER_MS), round(tbt_ms * NS_PER_MS))
     path = str(Path(entry.path).expanduser().resolve()) if entry.path else None
-    return Source(model, path, entry.hub, slo, entry.dtype)
-
-
-def _on_cpu(config: Config) -> bool:
-    return config.device == "cpu"
+    return Source(model, path, entry.hub, slo, entry.dtype, entry.pin)
 
 
 def _listen(host: str, port: int) -> socket.socket:

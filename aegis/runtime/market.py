@@ -19,9 +19,13 @@ from aegis.core.lifecycle import State
 from aegis.core.messages import (
     AddModel,
     FromInstance,
+    GaveBack,
+    ImageEvicted,
+    ImageUnreadable,
     ModelAdded,
     ModelDropped,
     ModelFailed,
+    NeedPages,
     NeedSlabs,
     PeerForgotten,
     Phase,
@@ -35,14 +39,22 @@ from aegis.core.messages import (
 from aegis.core.model import Slo
 from aegis.core.request import Job, Sampling
 from aegis.runtime.catalogue import Catalogue, LiveModel
+from aegis.runtime.devices import Devices
 from aegis.runtime.image_cache import ImageCache
 from aegis.runtime.link import ProxyLink
 from aegis.runtime.pool import Pool
 from aegis.runtime.tickets import LiveTicket
 from aegis.telemetry.logs import log
+from aegis.telemetry.memory_report import (
+    MemoryReport,
+    report_device,
+    report_host_kv,
+    report_model_cache,
+)
 from aegis.telemetry.metrics import Metrics
+from aegis.telemetry.model_cache import ModelCacheMetrics
+from memory.budget import Budget
 from memory.leases import SlabLeases
-from memory.ledger import Budget
 from proxy.events import (
     Arrived,
     ClientLeft,
@@ -70,6 +82,7 @@ class LiveMarket:
         core: SessionCore,
         budget: Budget,
         images: ImageCache,
+        devices: Devices,
         link: ProxyLink,
         clock: Clock,
         *,
@@ -82,11 +95,18 @@ class LiveMarket:
         self._link = link
         self._clock = clock
         self._check_laws = check_laws
+        self._budget = budget
         self._leases = SlabLeases(budget.host_slabs)
+        self._reports: dict[InstanceId, Telemetry] = {}  # the last of each instance that is up
         self._metrics = Metrics()
         self._tickets: dict[RequestId, LiveTicket] = {}
         self._outbox: defaultdict[InstanceId, list[ToInstance]] = defaultdict(list)
         self._next_request = 0
+        self._images = images
+        images.wire = self
+        self._devices = devices
+        devices.wire = self
+        self._metrics.registry.register(ModelCacheMetrics(images.counters, images.accounts))
         self.catalogue = Catalogue(self, budget, images, dtype=dtype, cache_dir=cache_dir, default_slo=default_slo)
         self.up: set[InstanceId] = set()
         self.draining = False
@@ -112,6 +132,7 @@ class LiveMarket:
         self._next_request += 1
         request, now_ns = RequestId(self._next_request), self._clock.now_ns()
         ticket = self._tickets[request] = LiveTicket(request, self.tell)
+        self._images.use(model, now_ns)
         slo = served.spec.slo
         self._metrics.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=sampling.max_tokens)
         self.tell(Arrived(Job(request, 1, model, tuple(prompt), sampling, now_ns)))
@@ -132,6 +153,25 @@ class LiveMarket:
 
     async def remove_model(self, name: str) -> None:
         self.catalogue.remove(name)
+
+    def memory_report(self) -> MemoryReport:
+        page_bytes = self._devices.page_bytes
+        image_bytes = {model.spec.model: model.spec.manifest.image_bytes for model in self.catalogue.models().values()}
+        return MemoryReport(
+            tuple(
+                report_device(ordinal, arbiter, self._reports, image_bytes, page_bytes=page_bytes)
+                for ordinal, arbiter in enumerate(self._devices.arbiters())
+            ),
+            report_host_kv(self._leases, self._reports.values(), slab_bytes=self._budget.slab_bytes),
+            report_model_cache(self._images.images(), self._images.accounts(), self._images.counters),
+        )
+
+    async def limit_memory(self, instance: str, nbytes: int, *, timeout_s: float) -> int:
+        least_bytes = self.catalogue.least_pages() * self._devices.page_bytes
+        return await self._devices.limit(instance, nbytes, least_bytes=least_bytes, timeout_s=timeout_s)
+
+    async def trim_memory(self, instance: str, *, timeout_s: float) -> int:
+        return await self._devices.trim(instance, timeout_s=timeout_s)
 
     @property
     def busy(self) -> bool:
@@ -166,7 +206,10 @@ class LiveMarket:
         if instance in self.up:
             self.up.discard(instance)
             self._outbox.pop(instance, None)
+            self._reports.pop(instance, None)
             self._lease(self._leases.lost(instance))
+            self._devices.lost(instance)
+            self._images.lost(instance)
             self._perform(InstanceDown(instance))
         self._metrics.restarted(instance)
         self.catalogue.lost(instance)
@@ -192,9 +235,19 @@ class LiveMarket:
                 self._lease(self._leases.ask(instance, count))
             case ReturnSlabs(slabs):
                 self._lease(self._leases.give_back(instance, slabs))
+            case NeedPages():
+                self._devices.asked(instance, message)
+            case GaveBack():
+                self._devices.gave_back(instance, message)
+            case ImageEvicted(model):
+                self._images.evicted(model, instance)
+            case ImageUnreadable(model, reason):
+                self.catalogue.damaged(model, reason)
             case PeerForgotten(peer):
                 self._lease(self._leases.forgotten(instance, peer))
             case Telemetry():
+                self._reports[instance] = message
+                self._devices.seen(instance, message)
                 self._metrics.telemetry(instance, message)
             case _:
                 self._observe(message)
@@ -212,8 +265,10 @@ class LiveMarket:
     def _came_up(self, instance: InstanceId) -> None:
         self._pool.became_ready(instance)
         self._leases.join(instance)
+        self._devices.join(instance)
         self.up.add(instance)
         self._outbox[instance] += [AddModel(spec) for spec in self.catalogue.specs()]
+        self._images.join(instance)
         self._metrics.up(instance, True)
         self._perform(InstanceUp(instance, self._pool.is_prefill(instance)))
 
@@ -257,6 +312,16 @@ class LiveMarket:
         for instance in self.up:
             self._outbox[instance].append(message)
         self._flush()
+
+    def post(self, instance: InstanceId, message: ToInstance) -> None:
+        self._outbox[instance].append(message)
+        self._flush()
+
+    def image_forgotten(self, model: ModelId) -> None:
+        self.catalogue.uncached(model)
+
+    def image_damaged(self, model: ModelId, reason: str) -> None:
+        self.catalogue.damaged(model, reason)
 
     def _lease(self, grants: Iterable[tuple[InstanceId, ToInstance]]) -> None:
         for instance, message in grants:

@@ -22,12 +22,14 @@ from aegis.core.effects import StreamName
 from aegis.core.ids import InstanceId
 from aegis.core.messages import Shutdown
 from aegis.device.shared_words import SharedWords
+from aegis.device.stage import STAGE_WORDS
 from aegis.runtime.instance_settings import InstanceSettings
 from aegis.runtime.link import ProxyLink
 
 log = logging.getLogger(__name__)
 
 WORDS = 1 << 16
+WORDS_PER_INSTANCE = len(StreamName) + STAGE_WORDS
 _RETRIES = 5  # starts in a row that never got ready
 _BACKOFF_S = 0.5
 _STEADY_S = 10.0  # a process that ends sooner is started again after a pause, if it is not the first
@@ -59,6 +61,7 @@ class Pool:
         self,
         template: InstanceSettings,
         instances: dict[InstanceId, bool],
+        device_address: Callable[[InstanceId], str],
         link: ProxyLink,
         words: SharedWords,
         on_lost: Callable[[InstanceId], None],
@@ -66,6 +69,7 @@ class Pool:
     ) -> None:
         """`instances` maps each name to whether it is a prefill instance. `template` is completed for each start."""
         self._template = template
+        self._device_address = device_address
         self._link = link
         self._words = words
         self._next_word = 0
@@ -162,7 +166,12 @@ class Pool:
     async def _spawn(self, place: _Place, words: tuple[int, ...]) -> asyncio.subprocess.Process:
         place.incarnation += 1
         settings = msgspec.structs.replace(
-            self._template, instance=place.instance, incarnation=place.incarnation, prefill=place.prefill, words=words
+            self._template,
+            instance=place.instance,
+            incarnation=place.incarnation,
+            prefill=place.prefill,
+            words=words,
+            device_address=self._device_address(place.instance),
         )
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -182,8 +191,8 @@ class Pool:
         return process
 
     def _new_words(self) -> tuple[int, ...]:
-        words = tuple(range(self._next_word, self._next_word + len(StreamName)))
-        self._next_word += len(StreamName)
+        words = tuple(range(self._next_word, self._next_word + WORDS_PER_INSTANCE))
+        self._next_word += WORDS_PER_INSTANCE
         assert self._next_word <= WORDS
         return words
 

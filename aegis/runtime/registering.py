@@ -27,11 +27,13 @@ async def register(
     cache_dir: Path,
     limit_bytes: int,
     report: Report = lambda _model, _text: None,
+    renew: bool = False,
 ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]:
-    """Yields what became of each source, in order. A registrar that dies refuses the source it was at."""
+    """Yields what became of each source, in order. A registrar that dies refuses the source it was at. With `renew`
+    images that are there already are made again."""
     waiting = list(sources)
     while waiting:
-        async for answer in _run([Job(s, dtype, str(cache_dir), limit_bytes) for s in waiting]):
+        async for answer in _run([Job(s, dtype, str(cache_dir), limit_bytes, renew) for s in waiting]):
             match answer:
                 case Progress(model, text):
                     report(model, text)

@@ -12,6 +12,7 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.core.request import FinishReason, Sampling, Token
 from aegis.models.text import TextModel
+from aegis.telemetry.memory_report import MemoryReport
 
 
 class Delta(Struct, frozen=True):
@@ -71,7 +72,13 @@ class Served(Protocol):
 
     @property
     def detail(self) -> str:
-        """Why it failed."""
+        """Why it failed, or what ails it."""
+        ...
+
+    @property
+    def weights(self) -> str:
+        """Where its weights are when no instance has them: `cached` in host memory, on their way in or out of it
+        (`filling`, `evicting`), or on `disk`."""
         ...
 
     @property
@@ -111,4 +118,19 @@ class Market(Protocol):
 
     async def remove_model(self, name: str) -> None:
         """Raises UserError."""
+        ...
+
+    def memory_report(self) -> MemoryReport:
+        """All memory of the node as it stands."""
+        ...
+
+    async def limit_memory(self, instance: str, nbytes: int, *, timeout_s: float) -> int:
+        """Sets how much the instance may hold of its device; returns when it holds no more than that: how many bytes it
+        gave back. Raises UserError, with nothing changed: 404 for an unknown instance, 409 where it cannot be done in
+        time."""
+        ...
+
+    async def trim_memory(self, instance: str, *, timeout_s: float) -> int:
+        """Takes back what the instance does not need now; returns when that is done: how many bytes. Raises
+        UserError."""
         ...

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 from aegis.core.errors import UserError
+from aegis.sizes import parse_size
 from proxy.http.errors import nearest, shown
 
 D = TypeVar("D")
 
 INT64_MAX = (1 << 63) - 1
+_SIZE_CHARACTERS = 64
 
 
 class Fields:
@@ -85,6 +87,16 @@ class Fields:
         if value is None:
             raise self.refusal(name, "is required")
         return value
+
+    def required_size(self, name: str) -> int:
+        """Bytes, as a whole number or written like 256MiB."""
+        value = self.take(name)
+        if value is None:
+            raise self.refusal(name, "is required")
+        try:
+            return parse_size(value if type(value) is int else str(value)[:_SIZE_CHARACTERS])
+        except ValueError:
+            raise self.refusal(name, f"must be a size like 256MiB, not {shown(value)}") from None
 
     def items(self, name: str, *, most: int) -> list[Any]:
         """A list of at most `most` entries, their types unchecked; empty where absent."""

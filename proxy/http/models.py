@@ -16,13 +16,14 @@ router = APIRouter()
 
 
 class ModelCard(Struct, frozen=True):
-    """OpenAI's fields, then vLLM's, then `state` and, where it failed, the reason as `detail`."""
+    """OpenAI's fields, then vLLM's, then `state`, where its weights are and, where it failed, why as `detail`."""
 
     id: str
     created: int
     root: str
     max_model_len: int
     state: str
+    weights: str
     detail: str | None = None
     object: str = "model"
     owned_by: str = "aegis"
@@ -41,6 +42,7 @@ def card_of(served: Served) -> ModelCard:
         root=served.spec.root,
         max_model_len=min(context, served.kv_limit_tokens),
         state=served.state,
+        weights=served.weights,
         detail=served.detail or None,
     )
 

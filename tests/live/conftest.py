@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from aegis.core.model import ModelSpec
-from aegis.runtime.launch import PAGE_BYTES
+from aegis.device.cpu_pool import PAGE_BYTES
 from tests.live import market, zoo
 from tests.live.market import Reference
 from tests.live.server import Server, launched

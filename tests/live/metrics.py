@@ -47,10 +47,9 @@ class Metrics:
             return self.total(f"memory_{name}", instance=instance)
 
         held = [name for name in _BUSY if account(name)]
-        pages = account("device_pages")
-        if not pages:
+        if not any(s.name == "aegis:memory_device_pages" and s.labels["instance"] == instance for s in self._samples):
             return ["no accounts yet"]
-        if account("device_pages_free") + account("device_pages_weights") != pages:
+        if account("device_pages_free") + account("device_pages_weights") != account("device_pages"):
             held.append("device_pages")
         if account("host_slabs_leased") != account("host_slabs_idle") or account("host_slabs_leased") > IDLE_SLABS:
             held.append("host_slabs_leased")

@@ -16,15 +16,16 @@ from aegis.core.effects import (
 )
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, Progress, Stepped
-from aegis.core.ids import BlockId, InstanceId, ModelId, RequestId, SlabId
-from aegis.core.messages import AddModel, Adopt, GrantSlabs, NeedSlabs, ReturnSlabs
+from aegis.core.ids import BlockId, InstanceId, ModelId, PageRun, RequestId, SlabId
+from aegis.core.messages import AddModel, Adopt, GrantPages, GrantSlabs, NeedPages, NeedSlabs, ReturnSlabs
 from aegis.core.model import ModelSpec
 from aegis.core.request import EventHandle, Job, KvHandle, Sampling, Token
 from aegis.core.views import RoundPolicy
 from decode.core import DecodeCore
 from decode.policy import WeightedRoundRobin
+from memory.budget import Budget
 from memory.leases import SlabLeases
-from memory.ledger import Budget, Ledger
+from memory.ledger import Ledger
 from prefill.core import PrefillCore
 from tests.sim.pretended import PAGE
 
@@ -39,7 +40,7 @@ Core = TypeVar("Core", bound=PrefillCore | DecodeCore)
 class Driven(Generic[Core]):
     """`effects` is all the core ever asked for, `last` what the latest event made it ask for. Each event takes 1 ms.
 
-    A node of `slabs` host slabs answers at once; with None the test answers itself.
+    A node of `slabs` host slabs answers at once; with None the test answers itself. The device has no more pages.
     """
 
     def __init__(self, core: Core, specs: Sequence[ModelSpec], *, slabs: int | None) -> None:
@@ -63,6 +64,8 @@ class Driven(Generic[Core]):
         effects = self.core.on(event, self.now_ns)
         assert not any(isinstance(effect, RunPrefill | RunDecode) for effect in effects[:-1])
         self.core.ledger.check()
+        if self.said(NeedPages, effects):
+            effects += self._feed(GrantPages((), refused=True))
         if self._leases:
             for message in self.said(ReturnSlabs, effects):
                 self._leases.give_back(self.core.instance, message.slabs)
@@ -113,7 +116,11 @@ def budget(pages: int, *, host_slabs: int = 64) -> Budget:
 
 
 def ledger(pages: int, *, host_slabs: int = 64) -> Ledger:
-    return Ledger(budget(pages, host_slabs=host_slabs), WORDS, address_pages=1000)
+    """All pages of the device are granted already."""
+    books = Ledger(budget(pages, host_slabs=host_slabs), WORDS, address_pages=1000)
+    books.balloon.granted(GrantPages((PageRun(0, pages),)))
+    books.drain()
+    return books
 
 
 def prefill(*specs: ModelSpec, pages: int, slabs: int | None = 64) -> Driven[PrefillCore]:

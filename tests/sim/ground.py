@@ -6,7 +6,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable
 
-from aegis.core.ids import BlockId
+from aegis.core.ids import BlockId, InstanceId
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle
 from aegis.core.rng import Stream
@@ -28,6 +28,8 @@ class Ground:
         self.draw = Stream(seed, "world")
         self.log: list[str] = []
         self.host: dict[tuple[KvShape, BlockId], Content] = {}
+        self.pages: dict[int, InstanceId] = {}  # of the device they all share, by whom they were granted to
+        self.dirty: set[int] = set()  # pages that were mapped and not wiped since
         self._words: defaultdict[int, int] = defaultdict(int)
         self._heap: list[tuple[int, int, Action]] = []
         self._sequence = 0

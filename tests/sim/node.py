@@ -1,8 +1,8 @@
 """One incarnation of an instance: its core, and a device made of dictionaries that performs the core's effects.
 
 Memory is modelled so that a broken rule shows: a copy reads its source and writes its target at its very end, a page's
-content is lost when another owner maps it, an engine computes the next token from what it finds in the KV blocks, and a
-step runs only on weights that are there.
+content is lost when another owner maps it, only granted pages are mapped and only wiped ones given back, an engine
+computes the next token from what it finds in the KV blocks, and a step runs only on weights that are there.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aegis.core.effects import (
+    AbandonLoad,
+    AcceptPages,
     Bind,
     CopyBlocks,
     Effect,
     LoadWeights,
     MapKv,
     MapWeights,
+    RevokePages,
     RunDecode,
     RunPrefill,
     Send,
@@ -26,10 +29,11 @@ from aegis.core.effects import (
     UnmapKv,
     UnmapWeights,
     Untrack,
+    WipePages,
 )
-from aegis.core.events import InstanceEvent, Progress, StepFailed, Stepped
-from aegis.core.ids import BlockId, InstanceId, ModelId, PageId, RequestId, SlabId
-from aegis.core.messages import FromInstance
+from aegis.core.events import InstanceEvent, Progress, StepFailed, Stepped, Tick
+from aegis.core.ids import BlockId, InstanceId, ModelId, PageRun, RequestId, SlabId
+from aegis.core.messages import FromInstance, TakeBack
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle, Token
 from decode.core import DecodeCore
@@ -44,6 +48,9 @@ class _Copy:
     after: EventHandle | None
     duration_ns: int
     finish: Action
+
+
+Pages = tuple[int, ...]
 
 
 class Node:
@@ -69,9 +76,9 @@ class Node:
         self._hear = hear
         self._moved = moved
         self._kv: dict[tuple[KvShape, BlockId], Content] = {}
-        self._slab_pages: dict[SlabId, tuple[PageId, ...]] = {}
-        self._weight_pages: dict[ModelId, tuple[PageId, ...]] = {}
-        self._loaded: dict[PageId, ModelId] = {}
+        self._slab_pages: dict[SlabId, Pages] = {}
+        self._weight_pages: dict[ModelId, Pages] = {}
+        self._loaded: dict[int, ModelId] = {}
         self._queues: dict[StreamName, list[_Copy]] = {name: [] for name in StreamName}
         self._copying: dict[StreamName, bool] = dict.fromkeys(StreamName, False)
         self._inbox: list[InstanceEvent] = []
@@ -81,6 +88,9 @@ class Node:
         """A stepping instance looks at messages when its step is over, as a real one does."""
         if not self.alive:
             return
+        if isinstance(event, TakeBack):
+            for part in (4, 3, 2, 1):
+                self._ground.after(event.patience_ns // part + 1, lambda: self.feed(Tick()))
         if self._stepping and not isinstance(event, Stepped | StepFailed):
             self._inbox.append(event)
             return
@@ -141,16 +151,14 @@ class Node:
     def _memory(self, effect: Effect) -> None:
         draw = self._ground.draw
         match effect:
-            case MapKv(slab, pages):
-                self._claim(pages)
-                self._slab_pages[slab] = pages
+            case MapKv(slab, runs):
+                self._slab_pages[slab] = self._claim(runs)
             case UnmapKv(slab):
                 del self._slab_pages[slab]
                 for key in [key for key in self._kv if _slab(*key) == slab]:
                     del self._kv[key]
-            case MapWeights(model, pages):
-                self._claim(pages)
-                self._weight_pages[model] = pages
+            case MapWeights(model, runs):
+                self._weight_pages[model] = self._claim(runs)
             case UnmapWeights(model):
                 del self._weight_pages[model]
             case LoadWeights(model, event):
@@ -158,16 +166,49 @@ class Node:
                 duration_ns = 200_000 * len(pages) + draw.below(500_000)
                 copy = _Copy(event, None, duration_ns, lambda: self._load(model, pages))
                 self._submit(StreamName.WEIGHTS, copy)
+            case AbandonLoad(event):
+                self._abandon(event)
+            case AcceptPages(runs):
+                self._accept(_pages(runs))
+            case WipePages(runs, event):
+                self._submit(StreamName.SCRUB, _Copy(event, None, 50_000, lambda: self._wipe(_pages(runs))))
+            case RevokePages(runs):
+                self._revoke(_pages(runs))
             case CopyBlocks():
                 duration_ns = 20_000 * len(effect.pairs) + draw.below(3_000_000)
                 self._submit(effect.stream, _Copy(effect.event, effect.after, duration_ns, lambda: self._copy(effect)))
 
-    def _claim(self, pages: tuple[PageId, ...]) -> None:
+    def _claim(self, runs: tuple[PageRun, ...]) -> Pages:
         """Mapped at one place at a time; whatever was in the pages is gone."""
-        mapped = [p for held in (self._slab_pages, self._weight_pages) for run in held.values() for p in run]
-        assert not set(mapped) & set(pages), "a page is mapped twice"
+        pages = _pages(runs)
+        assert not self._mapped_pages() & set(pages), "a page is mapped twice"
+        assert all(self._ground.pages.get(page) == self.instance for page in pages), "a page that was not granted"
+        self._ground.dirty.update(pages)
         for page in pages:
             self._loaded.pop(page, None)
+        return pages
+
+    def _mapped_pages(self) -> set[int]:
+        return {page for held in (self._slab_pages, self._weight_pages) for run in held.values() for page in run}
+
+    def _accept(self, pages: Pages) -> None:
+        assert not self._ground.dirty & set(pages), "another one's bytes come into reach"
+        assert not self._ground.pages.keys() & set(pages), "a page has two owners"
+        self._ground.pages.update(dict.fromkeys(pages, self.instance))
+
+    def _wipe(self, pages: Pages) -> None:
+        assert not self._mapped_pages() & set(pages), "wiped while it is mapped"
+        self._ground.dirty.difference_update(pages)
+
+    def _revoke(self, pages: Pages) -> None:
+        assert not self._mapped_pages() & set(pages) and not self._ground.dirty & set(pages)
+        for page in pages:
+            del self._ground.pages[page]
+
+    def _abandon(self, event: EventHandle) -> None:
+        for copy in self._queues[StreamName.WEIGHTS]:
+            if copy.event == event:
+                copy.finish = lambda: None
 
     # --- streams ------------------------------------------------------------------------------------------------------
 
@@ -194,7 +235,7 @@ class Node:
         self._moved()
         self.feed(Progress(stream, copy.event.value))
 
-    def _load(self, model: ModelId, pages: tuple[PageId, ...]) -> None:
+    def _load(self, model: ModelId, pages: Pages) -> None:
         assert self._weight_pages.get(model) == pages, f"{model} was unmapped while it was loading"
         self._loaded.update(dict.fromkeys(pages, model))
 
@@ -242,3 +283,7 @@ class Node:
 
 def _slab(shape: KvShape, block: BlockId) -> SlabId:
     return SlabId(block // (PAGE // shape.block_bytes))
+
+
+def _pages(runs: Sequence[PageRun]) -> Pages:
+    return tuple(page for run in runs for page in range(run.start, run.stop))

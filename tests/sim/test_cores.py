@@ -23,20 +23,20 @@ def play(scenario: Scenario, seed: int) -> World:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_two_of_eight_models_fit(seed: int) -> None:
-    (counters,) = play(Scenario(specs=SPECS, pages=16, host_slabs=64, requests=64), seed).decode_counters()
+    (counters,) = play(Scenario(specs=SPECS, pages=32, host_slabs=64, requests=64), seed).decode_counters()
     assert counters.switches >= 20 and counters.preemptions >= 20 and counters.prefetches > 0
 
 
 def test_little_device_memory() -> None:
     """KV has to leave the device, and comes back."""
-    scenario = Scenario(specs=SPECS, pages=12, host_slabs=8, requests=50, gap_ns=200_000, prompt_max=60, output_max=40)
+    scenario = Scenario(specs=SPECS, pages=20, host_slabs=8, requests=50, gap_ns=200_000, prompt_max=60, output_max=40)
     assert sum(play(scenario, seed).decode_counters()[0].swap_out_bytes > 0 for seed in range(6)) >= 3
 
 
 def test_little_memory_anywhere() -> None:
     """At times the KV that has to leave the device finds no room in the host either, and is computed again."""
     scenario = Scenario(
-        specs=LARGE_BLOCKS, pages=16, host_slabs=9, requests=40, gap_ns=200_000, prompt_max=80, output_max=20
+        specs=LARGE_BLOCKS, pages=32, host_slabs=9, requests=40, gap_ns=200_000, prompt_max=80, output_max=20
     )
     assert all(play(scenario, seed).decode_counters()[0].given_up > 0 for seed in range(4))
 
@@ -44,7 +44,7 @@ def test_little_memory_anywhere() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_engine_fails_now_and_then(seed: int) -> None:
     """Who was in the step is told so; nobody else notices, and no memory stays behind."""
-    scenario = Scenario(specs=SPECS, pages=16, host_slabs=48, prefills=2, decodes=2, requests=60, failing_share=0.01)
+    scenario = Scenario(specs=SPECS, pages=64, host_slabs=48, prefills=2, decodes=2, requests=60, failing_share=0.01)
     failed = [ended for ended in play(scenario, seed).ended.values() if ended.state == "failed"]
     assert failed and all(ended.message == "drawn" for ended in failed)
 
@@ -55,7 +55,7 @@ def test_instances_compete_for_the_last_host_slabs(prefills: int, seed: int) -> 
     """Requests that need nearly all the slabs there are, on every instance: nobody may hold a part and wait."""
     scenario = Scenario(
         specs=tuple(make_spec(i, image_pages=3, block_bytes=PAGE) for i in range(3)),
-        pages=16,
+        pages=64,
         host_slabs=10,
         prefills=prefills,
         decodes=4 - prefills,
@@ -69,14 +69,14 @@ def test_instances_compete_for_the_last_host_slabs(prefills: int, seed: int) -> 
 
 @pytest.mark.parametrize("seed", range(16))
 def test_instances_die(seed: int) -> None:
-    play(Scenario(specs=SPECS, pages=16, host_slabs=48, prefills=2, decodes=2, requests=60, deaths=4), seed)
+    play(Scenario(specs=SPECS, pages=64, host_slabs=48, prefills=2, decodes=2, requests=60, deaths=4), seed)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_instances_die_when_there_is_little_memory(seed: int) -> None:
     scenario = Scenario(
         specs=LARGE_BLOCKS,
-        pages=16,
+        pages=64,
         host_slabs=12,
         prefills=2,
         decodes=2,
@@ -94,7 +94,7 @@ def test_instances_die_when_there_is_little_memory(seed: int) -> None:
 def test_models_leave_and_come_back(seed: int) -> None:
     scenario = Scenario(
         specs=SPECS,
-        pages=16,
+        pages=64,
         host_slabs=48,
         prefills=2,
         decodes=2,
@@ -108,12 +108,43 @@ def test_models_leave_and_come_back(seed: int) -> None:
     assert any("was removed" in ended.message for ended in world.ended.values())
 
 
+@pytest.mark.parametrize("pages", [8, 12, 20])
+@pytest.mark.parametrize("seed", range(6))
+def test_instances_compete_for_the_last_pages(pages: int, seed: int) -> None:
+    """A device that hardly holds one model and its KV, for four instances: one runs, the others wait, nobody fails."""
+    scenario = Scenario(
+        specs=SPECS, pages=pages, host_slabs=64, prefills=2, decodes=2, requests=30, prompt_max=60, output_max=30
+    )
+    ended = play(scenario, seed).ended.values()
+    assert {end.state for end in ended} <= {"finished", "cancelled"}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_limits_move_while_serving(seed: int) -> None:
+    """Every command is answered once; requests end only where a limit forbids what they need."""
+    scenario = Scenario(
+        specs=SPECS,
+        pages=40,
+        host_slabs=64,
+        prefills=2,
+        decodes=2,
+        requests=60,
+        moves=40,
+        deaths=seed % 3,
+        prompt_max=60,
+        output_max=30,
+    )
+    world = play(scenario, seed)
+    assert all("memory limit" in ended.message for ended in world.ended.values() if ended.state == "failed")
+    assert any(settled.pages for settled in world.settled.values())
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_pool_of_one_model(seed: int) -> None:
-    play(Scenario(specs=SPECS[:1], pages=8, host_slabs=16, requests=60, gap_ns=300_000), seed)
+    play(Scenario(specs=SPECS[:1], pages=16, host_slabs=16, requests=60, gap_ns=300_000), seed)
 
 
 def test_same_seed_same_log() -> None:
-    scenario = Scenario(specs=SPECS, pages=16, host_slabs=32, requests=30, deaths=2, removals=2)
+    scenario = Scenario(specs=SPECS, pages=32, host_slabs=32, requests=30, deaths=2, removals=2)
     assert play(scenario, 5).log == play(scenario, 5).log
     assert play(scenario, 5).log != play(scenario, 6).log

@@ -16,7 +16,9 @@ from aegis.core.messages import (
     AddModel,
     DropModel,
     FromInstance,
+    GaveBack,
     ModelDropped,
+    NeedPages,
     NeedSlabs,
     PeerForgotten,
     ReturnSlabs,
@@ -27,8 +29,11 @@ from aegis.core.request import Job, Sampling
 from decode.core import DecodeCore
 from decode.policy import WeightedRoundRobin
 from decode.sequences import Counters
+from memory.arbiter import ArbiterEffect, PageArbiter, Settled, WipeLost
+from memory.budget import Budget
 from memory.leases import SlabLeases
-from memory.ledger import Budget, Ledger
+from memory.ledger import Ledger
+from memory.pages import Runs
 from prefill.core import PrefillCore
 from prefill.policy import GroupedFcfs
 from proxy.events import (
@@ -55,7 +60,7 @@ class Scenario:
     """Sizes of a run."""
 
     specs: tuple[ModelSpec, ...]
-    pages: int
+    pages: int  # of the device that all instances share
     host_slabs: int
     prefills: int = 1
     decodes: int = 1
@@ -69,6 +74,9 @@ class Scenario:
     jitter_ns: int = 0  # how much later than the fastest a message may come
     prompt_max: int = 120
     output_max: int = 80
+    moves: int = 0  # of limits, drawn by chance
+    idle_ns: int = 20_000_000
+    patience_ns: int = 40_000_000
 
 
 class World:
@@ -90,6 +98,10 @@ class World:
         )
         self.session = SessionCore(GroupedFcfs(), WeightedRoundRobin(scenario.q_max_ns), Hardware())
         self.leases = SlabLeases(scenario.host_slabs)
+        self.arbiter = PageArbiter(
+            scenario.pages, idle_ns=scenario.idle_ns, patience_ns=scenario.patience_ns, quantum=1
+        )
+        self.settled: dict[int, Settled] = {}
         self._models: dict[ModelId, ModelSpec] = {}
         self._removing: dict[ModelId, tuple[ModelSpec, set[InstanceId]]] = {}  # who has not answered yet
         for spec in scenario.specs:
@@ -110,7 +122,13 @@ class World:
             self._ground.after(draw.below(at_ns + 50_000_000), self._death)
         for _ in range(self.scenario.removals):
             self._ground.after(draw.below(at_ns + 50_000_000), self._removal)
+        for index in range(self.scenario.moves):
+            self._ground.after(draw.below(at_ns + 50_000_000), self._move(index))
         self._ground.run()
+        for _ in range(3):  # what is idle gives everything back
+            self._look()
+            self._ground.after(self.scenario.idle_ns, self._look)
+            self._ground.run()
 
     def decode_counters(self) -> list[Counters]:
         """Of all decode instances there ever were."""
@@ -127,6 +145,10 @@ class World:
             self._check_free(node)
         self.leases.check()
         assert self.leases.free >= self.scenario.host_slabs - len(self.nodes)
+        self.arbiter.check()
+        assert self.arbiter.free == self.scenario.pages, f"{self.arbiter.use()}"
+        assert not self._ground.pages and not self._ground.dirty
+        assert len(self.settled) == self.scenario.moves
 
     def _check_free(self, node: Node) -> None:
         ledger, accounts = node.core.ledger, node.core.ledger.accounts()
@@ -135,7 +157,7 @@ class World:
         assert node.bound == set(self._models) == set(ledger.specs)
         assert not ledger.device.use() and not ledger.host.use(), accounts
         assert accounts["transfers_in_flight"] == 0
-        assert accounts["device_pages_free"] + accounts["device_pages_weights"] == self.scenario.pages
+        assert accounts["device_pages"] == 0
         assert accounts["host_slabs_leased"] <= 1
         assert node.core.queued == node.core.running == 0
         assert not isinstance(node.core, PrefillCore) or node.core.handed == 0
@@ -172,6 +194,7 @@ class World:
             self._ground.poison(word)
         for other, message in self.leases.lost(instance):
             self._deliver(other, message)
+        self._arbitrate(self.arbiter.lost(instance))
         self._tell(InstanceDown(instance))
         for model in list(self._removing):
             self._answered(instance, model)
@@ -189,6 +212,7 @@ class World:
             core = DecodeCore(instance, ledger, WeightedRoundRobin(self.scenario.q_max_ns), Hardware())
         self.nodes[instance] = Node(self._ground, instance, core, words, hear=self._heard, moved=self._moved)
         self.leases.join(instance)
+        self.arbiter.join(instance)
         for spec in self._models.values():
             self._deliver(instance, AddModel(spec))
         self._tell(InstanceUp(instance, instance.startswith("prefill")))
@@ -240,6 +264,7 @@ class World:
                     self.ended[effect.request] = effect
 
     def _heard(self, instance: InstanceId, message: FromInstance) -> None:
+        self._look()
         match message:
             case NeedSlabs(count):
                 grants = self.leases.ask(instance, count)
@@ -247,6 +272,12 @@ class World:
                 grants = self.leases.give_back(instance, slabs)
             case PeerForgotten(peer):
                 grants = self.leases.forgotten(instance, peer)
+            case NeedPages():
+                self._arbitrate(self.arbiter.ask(instance, message))
+                return
+            case GaveBack():
+                self._arbitrate(self.arbiter.gave_back(instance, message))
+                return
             case ModelDropped(model):
                 self._answered(instance, model)
                 return
@@ -256,6 +287,50 @@ class World:
         self.leases.check()
         for other, answer in grants:
             self._deliver(other, answer)
+
+    def _arbitrate(self, effects: list[ArbiterEffect]) -> None:
+        self.arbiter.check()
+        for effect in effects:
+            match effect:
+                case WipeLost(key, runs):
+                    self._ground.after(1_000_000, lambda key=key, runs=runs: self._wiped(key, runs))  # type: ignore[misc]
+                case Settled(command):
+                    assert command not in self.settled
+                    self.settled[command] = effect
+                case (instance, message):
+                    self._deliver(instance, message)
+
+    def _wiped(self, key: str, runs: Runs) -> None:
+        for page in (page for run in runs for page in range(run.start, run.stop)):
+            self._ground.pages.pop(page, None)
+            self._ground.dirty.discard(page)
+        self._arbitrate(self.arbiter.wiped(key))
+
+    def _look(self) -> None:
+        """Who is idle; as telemetry would tell."""
+        now_ns = self._ground.now_ns
+        for name, node in self.nodes.items():
+            self.arbiter.seen(name, busy=node.core.queued + node.core.running > 0, now_ns=now_ns)
+        self._arbitrate(self.arbiter.tick(now_ns))
+
+    def _move(self, command: int) -> Action:
+        """Somebody moves the limit of an instance while it serves, or trims it."""
+        draw, scenario = self._ground.draw, self.scenario
+        most = max(self._budget.least_pages(spec.manifest.image_bytes) for spec in scenario.specs)
+
+        def move() -> None:
+            name = sorted(self.nodes)[draw.below(len(self.nodes))] if self.nodes else None
+            if name is None:
+                self.settled[command] = Settled(command, 0)
+            elif draw.uniform() < 0.3:
+                self._arbitrate(self.arbiter.trim(name, command=command))
+            else:
+                pages = most + draw.below(scenario.pages - most + 1)
+                self._arbitrate(
+                    self.arbiter.set_limit(name, pages, command=command, patience_ns=draw.below(60_000_000))
+                )
+
+        return move
 
     def _deliver(self, instance: InstanceId, message: ToInstance) -> None:
         node = self.nodes[instance]

@@ -96,7 +96,7 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
             }
             assert match[1] in spelled, option
         else:
-            assert fields[path].default is False, option
+            assert not fields[path].default, option
 
 
 @pytest.mark.parametrize(
@@ -165,13 +165,13 @@ def server() -> Iterator[str]:
 
 def test_models_are_listed_one_a_line_however_long_their_names(aegis: Any, server: str) -> None:
     root = "/checkpoints/" + "x" * 150
-    served = [{"id": "a[b]", "state": "loaded", "root": root}, {"id": "c", "root": None}]
+    served = [{"id": "a[b]", "state": "loaded", "weights": "disk", "root": root}, {"id": "c", "root": None}]
     Answers.table["GET /v1/models"] = (200, json.dumps({"data": served}))
     lines = aegis("models", "list", "--url", server).out.splitlines()
     assert [line.split() for line in lines] == [
-        ["model", "state", "checkpoint"],
-        ["a[b]", "loaded", root],
-        ["c", "-", "-"],
+        ["model", "state", "weights", "checkpoint"],
+        ["a[b]", "loaded", "disk", root],
+        ["c", "-", "-", "-"],
     ]
 
 

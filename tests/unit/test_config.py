@@ -84,6 +84,8 @@ def test_a_bad_option_is_named(option: str) -> None:
         ("memory: {device: 5 parsecs}", "memory.device: '5 parsecs' is no size; write it like 512MiB"),
         ("memory: {device: 1MiB}", "memory: device (1MiB) is less than one slab"),
         ("memory: {slab: 3MiB}", "memory: slab (3MiB) should be a multiple of 2MiB"),
+        ("memory: {model_cache: 4GiB}", "memory: model_cache (4GiB) leaves nothing of host for KV"),
+        ("models: {a: {path: /x, pin: 3}}", "models.a.pin: should be a valid boolean"),
         ("dtype: int8", "dtype: should be 'auto', 'float32' or 'bfloat16', not 'int8'"),
         ("demo: maybe", "demo: should be a valid boolean"),
         ("a: 1\na: 2", " line 2: not readable as YAML: key 'a' is given twice"),
@@ -116,6 +118,11 @@ def test_options_that_do_not_fit_each_other_are_both_named() -> None:
     assert message == "--device-memory, --slab: device (2MiB) is less than one slab"
 
 
+def test_half_of_the_host_memory_is_the_model_cache_unless_it_is_said_how_much() -> None:
+    assert load({"host_memory": "3GiB"}, {}).memory.cache_bytes == 3 << 29
+    assert load({"model_cache": "20MiB"}, {}).memory.cache_bytes == 20 << 20
+
+
 def test_keys_without_a_value_count_as_not_given(tmp_path: Path) -> None:
     assert load(written(tmp_path, "server:\nmemory:\n  device:\n"), {}) == Config()
     assert load(written(tmp_path, ""), {}) == Config()
@@ -125,7 +132,7 @@ def test_models_of_the_file_and_their_own_deadlines(tmp_path: Path) -> None:
     text = """
     models:
       near: {path: here/llama, slo: {tbt_ms: 50}}
-      far: {hub: Qwen/Qwen3-0.6B, dtype: bfloat16}
+      far: {hub: Qwen/Qwen3-0.6B, dtype: bfloat16, pin: true}
     slo: {ttft_ms: 2000}
     """
     config = load(written(tmp_path, text), {})
@@ -134,6 +141,7 @@ def test_models_of_the_file_and_their_own_deadlines(tmp_path: Path) -> None:
     assert (near.path, near.hub, near.dtype) == (str(tmp_path / "here/llama"), None, None)
     assert (near.slo.ttft_ms, near.slo.tbt_ms) == (None, 50)
     assert (far.path, far.hub, far.dtype) == (None, "Qwen/Qwen3-0.6B", "bfloat16")
+    assert (near.pin, far.pin) == (False, True)
 
 
 def test_models_on_the_command_line_take_the_place_of_those_in_the_file(tmp_path: Path) -> None:

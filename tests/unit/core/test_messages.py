@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from aegis.core import messages
-from aegis.core.ids import BlockId, InstanceId, ModelId, RequestId, SlabId
+from aegis.core.ids import BlockId, InstanceId, ModelId, PageRun, RequestId, SlabId
 from aegis.core.messages import FromInstance, ToInstance
 from aegis.core.request import EventHandle, FinishReason, Job, KvHandle, Sampling, Token
 from tests.sim.pretended import make_spec
@@ -24,6 +24,12 @@ TO = [
     messages.Cancel(R, 2),
     messages.ReleaseKv(R, 2),
     messages.GrantSlabs((SlabId(1),), refused=False),
+    messages.GrantPages((PageRun(0, 3), PageRun(5, 6))),
+    messages.GrantPages((), refused=True, excessive=True),
+    messages.TakeBack(7, 3, 2_000_000_000),
+    messages.TakeBack(8, 3, 2_000_000_000, gentle=True, keep=2),
+    messages.ImageCached(M, (PageRun(4, 9),)),
+    messages.EvictImage(M),
     messages.ForgetPeer(P),
     messages.Shutdown(),
 ]
@@ -42,6 +48,11 @@ FROM = [
     messages.Broken(R, 2, "why"),
     messages.NeedSlabs(2),
     messages.ReturnSlabs((SlabId(1),)),
+    messages.NeedPages(3, urgent=True),
+    messages.GaveBack(7, (PageRun(1, 4),)),
+    messages.GaveBack(8, (), refused=True, spare=2),
+    messages.ImageEvicted(M),
+    messages.ImageUnreadable(M, "why"),
     messages.PeerForgotten(P),
     messages.SwitchDone(M, True, 1, 2, 3, 4),
     messages.Telemetry(M, (M,), 1, 2, {"steps_total": 3}, {"device_pages": 4}),
@@ -56,6 +67,12 @@ def test_to_an_instance(message: ToInstance) -> None:
 @pytest.mark.parametrize("message", FROM, ids=lambda m: type(m).__name__)
 def test_from_an_instance(message: FromInstance) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode([message]), type=list[FromInstance]) == [message]
+
+
+def test_runs_of_pages_are_runs_again_on_the_other_side() -> None:
+    grant = messages.GrantPages((PageRun(0, 3),))
+    (decoded,) = msgspec.msgpack.decode(msgspec.msgpack.encode([grant]), type=list[ToInstance])
+    assert isinstance(decoded, messages.GrantPages) and [run.pages for run in decoded.runs] == [3]
 
 
 def test_no_message_is_left_out() -> None:

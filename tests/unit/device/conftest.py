@@ -1,10 +1,12 @@
-"""A small CPU device and the words of its streams."""
+"""A small CPU device, which was granted all of its pool, and the words of its streams."""
 
 from collections.abc import Iterator
 
 import pytest
 
+from aegis.core.ids import PageRun
 from aegis.device.cpu import CpuDevice
+from aegis.device.cpu_pool import CpuPool
 from aegis.device.shared_words import SharedWords
 
 
@@ -16,7 +18,15 @@ def words() -> Iterator[SharedWords]:
 
 
 @pytest.fixture
-def device(words: SharedWords) -> Iterator[CpuDevice]:
-    device = CpuDevice(32 << 20, words)
+def pool() -> Iterator[CpuPool]:
+    pool = CpuPool(32 << 20, ahead_pages=0)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def device(pool: CpuPool, words: SharedWords) -> Iterator[CpuDevice]:
+    device = CpuDevice(pool.address, words)
+    device.grant([PageRun(0, device.page_count)])
     yield device
     device.close()

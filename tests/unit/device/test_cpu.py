@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from aegis.core.errors import UserError
-from aegis.core.ids import PageId
+from aegis.core.ids import PageRun
 from aegis.device.base import Device
 from aegis.device.cpu import CpuDevice
+from aegis.device.cpu_pool import CpuPool
 from aegis.device.host_memory import SharedMemory
 from aegis.device.shared_words import SharedWords
 
@@ -22,47 +22,40 @@ def held() -> tuple[int, int, int]:
     return len(ours), len(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
 
 
-def use_everything(words: SharedWords) -> None:
-    device: Device = CpuDevice(16 << 20, words)
+def use_everything(pool: CpuPool, words: SharedWords) -> None:
+    device: Device = CpuDevice(pool.address, words)
+    device.grant([PageRun(0, 6)])
     memory = SharedMemory.create(4 << 20, "image")
     image = device.open_host(memory.path, writable=True)
     weights = device.reserve(1 << 30)
-    weights.map(0, [PageId(5), PageId(2)])
-    weights.map(9, [PageId(0)])
+    weights.map(0, [PageRun(5, 6), PageRun(2, 3)])
+    weights.map(9, [PageRun(0, 1)])
     ctypes.memset(image.base, 1, image.nbytes)
     loads, swaps = device.stream("weights"), device.stream("swap")
     swaps.wait(loads.copy([(weights.base, image.base, image.nbytes)]))
-    assert device.wait(swaps.copy([(weights.base + 9 * (2 << 20), weights.base, 1 << 20)]), timeout_ns=LONG_NS)
-    assert ctypes.string_at(weights.base + 9 * (2 << 20) + (1 << 20) - 1, 2) == b"\1\0"
+    swaps.copy([(weights.base + 9 * (2 << 20), weights.base, 1 << 20)])
+    event = swaps.wipe([PageRun(3, 5)])
+    assert device.wait(event, timeout_ns=LONG_NS)
+    assert ctypes.string_at(weights.base + 9 * (2 << 20) + (1 << 20) - 1, 1) == b"\1"
+    device.revoke([PageRun(3, 5)])
     device.close()
     memory.close()
     for stream in (loads, swaps):
         words.store(stream.word, 0)
 
 
-def test_closing_gives_everything_back(words: SharedWords) -> None:
-    use_everything(words)
+def test_closing_gives_everything_back(pool: CpuPool, words: SharedWords) -> None:
+    use_everything(pool, words)
     before = held()
     for _ in range(3):
-        use_everything(words)
+        use_everything(pool, words)
     assert held() == before
 
 
-def test_memory_is_rounded_down_to_pages(words: SharedWords) -> None:
-    device = CpuDevice((7 << 20) + 5, words)
-    assert (device.page_count, device.page_bytes) == (3, 2 << 20)
-    device.close()
-
-
-def test_less_than_a_page_is_refused(words: SharedWords) -> None:
-    with pytest.raises(UserError, match="at least 2097152 bytes, not 1000"):
-        CpuDevice(1000, words)
-
-
-def test_closed_regions_are_forgotten_and_open_ones_closed(words: SharedWords, tmp_path: Path) -> None:
+def test_closed_regions_are_forgotten_and_open_ones_closed(pool: CpuPool, words: SharedWords, tmp_path: Path) -> None:
     path = tmp_path / "image"
     path.write_bytes(b"x")
-    device = CpuDevice(2 << 20, words)
+    device = CpuDevice(pool.address, words)
     for _ in range(5):
         device.open_host(str(path), writable=False).close()
     last = device.open_host(str(path), writable=False)
@@ -71,8 +64,8 @@ def test_closed_regions_are_forgotten_and_open_ones_closed(words: SharedWords, t
     assert not last.base
 
 
-def test_streams_take_the_words_they_were_given(words: SharedWords) -> None:
-    device = CpuDevice(2 << 20, words, stream_words=[9, 4])
+def test_streams_take_the_words_they_were_given(pool: CpuPool, words: SharedWords) -> None:
+    device = CpuDevice(pool.address, words, stream_words=[9, 4])
     assert [device.stream("a").word, device.stream("b").word] == [9, 4]
     with pytest.raises(IndexError):
         device.stream("c")

@@ -1,50 +1,32 @@
-"""Laws of pages: contents belong to the page, whatever address it is mapped at; an address without a page crashes."""
+"""Laws of pages: a page is reached by the process it was granted to and by no other; one that comes is ready soon."""
 
 import ctypes
-import resource
-import signal
-import subprocess
-import sys
+import os
+import threading
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from aegis.core.ids import PageId
-from aegis.device import cpu_pages
-from aegis.device.cpu import CpuDevice
-from aegis.device.cpu_pages import PAGE_BYTES, CpuRange, PhysicalPages, runs
+from aegis.core.errors import UserError
+from aegis.core.ids import PageRun
+from aegis.device.cpu_pages import PhysicalPages, Turnstile
+from aegis.device.cpu_pool import PAGE_BYTES, CpuPool
+from aegis.device.cpu_ranges import CpuRange
 
-PAGES, SLOTS = 8, 12
-
-TOUCH = """
-import ctypes
-from aegis.device.cpu import CpuDevice
-from aegis.device.shared_words import SharedWords
-device = CpuDevice(8 << 20, SharedWords.create(1))
-space = device.reserve(8 << 20)
-space.map(0, [2, 1, 0])
-ctypes.memset(space.base, 1, 6 << 20)
-space.unmap(1, 1)
-assert ctypes.string_at(space.base + (2 << 20) - 1, 1) == ctypes.string_at(space.base + (4 << 20), 1) == bytes([1])
-print("alive", flush=True)
-{touch}
-print("survived")
-"""
+PAGES = 16
 
 
 @pytest.fixture
-def pages() -> Iterator[PhysicalPages]:
-    pages = PhysicalPages(PAGES)
+def pages(pool: CpuPool) -> Iterator[PhysicalPages]:
+    pages = PhysicalPages(pool.address)
     yield pages
     pages.close()
 
 
-def access(address: int) -> str:
-    """The permissions of an address, as /proc/self/maps prints them: `rw-s`, `---p`."""
+def access(pages: PhysicalPages, page: int) -> str:
+    """The permissions of a page's home, as /proc/self/maps prints them: `rw-s`, `---s`."""
+    address = pages._address(page)
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, permissions, *_ = line.split()
         start, end = (int(x, 16) for x in span.split("-"))
@@ -53,144 +35,130 @@ def access(address: int) -> str:
     return "gone"
 
 
-def cell(space: CpuRange, offset_pages: int, byte: int = 0) -> ctypes.c_uint64:
-    return ctypes.c_uint64.from_address(space.base + offset_pages * PAGE_BYTES + byte)
+def resident(pages: PhysicalPages, page: int) -> bool:
+    """Whether all entries of a page's home are filled: bit 63 of /proc/self/pagemap."""
+    with Path("/proc/self/pagemap").open("rb") as pagemap:
+        pagemap.seek(pages._address(page) // 4096 * 8)
+        entries = pagemap.read(PAGE_BYTES // 4096 * 8)
+    return all(entry & 0x80 for entry in entries[7::8])
 
 
-@given(st.lists(st.integers(0, 20), unique=True))
-def test_runs_are_adjacent_complete_and_as_long_as_can_be(ids: list[int]) -> None:
-    found = list(runs(ids))
-    assert [first + k for _, first, count in found for k in range(count)] == ids
-    assert [index + k for index, _, count in found for k in range(count)] == list(range(len(ids)))
-    assert all(a + n != b for (_, a, n), (_, b, _) in pairwise(found))
+def until_ready(pages: PhysicalPages, count: int) -> None:
+    while pages._state.count(3) < count:
+        os.sched_yield()
 
 
-@settings(max_examples=40)
-@given(st.data())
-def test_contents_follow_the_page(data: st.DataObject) -> None:
-    pages = PhysicalPages(PAGES)
-    ranges = [CpuRange(SLOTS * PAGE_BYTES, pages) for _ in range(2)]
-    places: dict[tuple[int, int], PageId] = {}
-    written = dict.fromkeys(range(PAGES), 0)
-    for turn in range(1, data.draw(st.integers(1, 12)) + 1):
-        which, offset = data.draw(st.integers(0, 1)), data.draw(st.integers(0, SLOTS - 1))
-        held = [k for k in range(offset, SLOTS) if (which, k) in places]
-        if (which, offset) in places:
-            count = next(n for n in range(1, SLOTS + 1) if (which, offset + n) not in places)
-            count = data.draw(st.integers(1, count))
-            ranges[which].unmap(offset, count)
-            for k in range(offset, offset + count):
-                del places[which, k]
-        else:
-            room = (held[0] if held else SLOTS) - offset
-            free = sorted(set(range(PAGES)) - set(places.values()))
-            chosen = [PageId(page) for page in data.draw(st.permutations(free))[:room]]
-            ranges[which].map(offset, chosen)
-            places.update({(which, offset + k): page for k, page in enumerate(chosen)})
-            for k, page in enumerate(chosen):
-                assert cell(ranges[which], offset + k, PAGE_BYTES - 8).value == written[page]
-                written[page] = turn * PAGES + page
-                cell(ranges[which], offset + k, PAGE_BYTES - 8).value = written[page]
-        for (holder, k), page in places.items():
-            assert cell(ranges[holder], k, PAGE_BYTES - 8).value == written[page]
-    for which, space in enumerate(ranges):
-        for k in range(SLOTS):
-            expected = "rw-s" if (which, k) in places else "---p"
-            assert access(space.base + k * PAGE_BYTES) == expected
-        space.close()
-    pages.close()
+def test_granted_pages_are_made_ready_in_the_background(pages: PhysicalPages) -> None:
+    assert not any(resident(pages, page) for page in range(PAGES))
+    pages.grant([PageRun(2, 5), PageRun(9, 10)])
+    until_ready(pages, 4)
+    for page in range(PAGES):
+        ours = page in (2, 3, 4, 9)
+        assert resident(pages, page) == ours
+        assert access(pages, page) == ("rw-s" if ours else "---s")
 
 
-@pytest.mark.parametrize("carries", [True, False])
-def test_the_laws_hold_where_the_kernel_carries_no_page_tables(
-    carries: bool, monkeypatch: pytest.MonkeyPatch, pages: PhysicalPages
-) -> None:
-    if not carries:
-        monkeypatch.setattr(cpu_pages, "carry", lambda *_: False)
+def test_revoked_pages_are_out_of_reach_even_at_home_and_come_back_ready(pages: PhysicalPages) -> None:
     space = CpuRange(4 * PAGE_BYTES, pages)
-    space.map(0, [PageId(3), PageId(4), PageId(1)])
-    for offset in range(3):
-        cell(space, offset).value = offset + 1
-    space.unmap(0, 3)
-    assert access(space.base) == "---p"
-    space.map(1, [PageId(1), PageId(3), PageId(4)])
-    assert [cell(space, offset).value for offset in (1, 2, 3)] == [3, 1, 2]
+    pages.grant([PageRun(0, 4)])
+    space.map(0, [PageRun(0, 4)])
+    space.unmap(0, 4)
+    pages.revoke([PageRun(1, 3)])
+    assert [access(pages, page) for page in range(5)] == ["rw-s", "---s", "---s", "rw-s", "---s"]
+    pages.grant([PageRun(1, 2)])
+    until_ready(pages, 3)
+    assert [access(pages, page) for page in range(5)] == ["rw-s", "rw-s", "---s", "rw-s", "---s"]
     space.close()
 
 
-@pytest.mark.parametrize(
-    "touch",
-    ["ctypes.memset(space.base + (2 << 20), 1, 1)", "ctypes.string_at(space.base + (7 << 20), 1)"],
-    ids=["unmapped", "never mapped"],
-)
-def test_touching_an_address_without_a_page_crashes(touch: str) -> None:
-    code = TOUCH.format(touch=touch)
-    result = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
-    assert result.returncode == -signal.SIGSEGV
-    assert result.stdout == "alive\n"
+def test_what_one_process_leaves_in_a_page_the_next_one_finds(pool: CpuPool, pages: PhysicalPages) -> None:
+    other = PhysicalPages(pool.address)
+    for value, owner in enumerate((pages, other, pages, other)):
+        owner.grant([PageRun(5, 7)])
+        space = CpuRange(2 * PAGE_BYTES, owner)
+        space.map(0, [PageRun(5, 7)])
+        cell = ctypes.c_uint64.from_address(space.base + 2 * PAGE_BYTES - 8)
+        assert cell.value == value
+        cell.value += 1
+        space.close()
+        owner.revoke([PageRun(5, 7)])
+    other.close()
 
 
-def test_the_copy_loop_never_faults_on_a_mapped_page(pages: PhysicalPages) -> None:
+def test_wiped_pages_are_zeros_and_may_be_mapped_again(pages: PhysicalPages) -> None:
     space = CpuRange(PAGES * PAGE_BYTES, pages)
-    for order in ([0, 1, 2, 3, 4, 5, 6, 7], [3, 1, 4, 0, 5, 2, 6, 7], [4, 5, 6, 7, 0, 1, 2, 3]):
-        space.map(0, [PageId(page) for page in order])
-        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-        ctypes.memset(space.base, 1, PAGES * PAGE_BYTES)
-        assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < PAGES
-        space.unmap(0, PAGES)
+    pages.grant([PageRun(0, PAGES)])
+    space.map(0, [PageRun(0, PAGES)])
+    ctypes.memset(space.base, 1, PAGES * PAGE_BYTES)
+    space.unmap(4, 4)
+    pages.start_wiping([PageRun(4, 6), PageRun(7, 8)])
+    pages.wipe(4, 6)
+    pages.wipe(7, 8)
+    space.map(4, [PageRun(4, 8)])
+    assert ctypes.string_at(space.base + 3 * PAGE_BYTES, 6 * PAGE_BYTES) == b"".join(
+        bytes([page in (3, 6, 8)]) * PAGE_BYTES for page in range(3, 9)
+    )
     space.close()
 
 
-def test_memory_is_taken_once_a_page_and_given_back(pages: PhysicalPages) -> None:
-    space = CpuRange(PAGES * PAGE_BYTES, pages)
-    assert pages.taken_bytes == 0
-    for order in ([2, 5, 7], [7, 2, 5], [5, 7, 2]):
-        space.map(1, [PageId(page) for page in order])
-        ctypes.memset(space.base + PAGE_BYTES, 1, 3 * PAGE_BYTES)
-        assert pages.taken_bytes == 3 * PAGE_BYTES
-        space.unmap(1, 3)
-    space.close()
-
-
-def test_reserving_a_tebibyte_takes_no_memory_and_works_at_its_end(device: CpuDevice) -> None:
-    space = device.reserve(1 << 40)
-    assert space.nbytes == 1 << 40
-    last = (1 << 40) // PAGE_BYTES - 1
-    space.map(last, [PageId(0)])
-    cell(space, last, PAGE_BYTES - 8).value = 7
-    assert access(space.base + (1 << 40) - PAGE_BYTES - 1) == "---p"
-
-
-def test_sizes_are_rounded_up_to_pages(device: CpuDevice) -> None:
-    assert device.reserve(1).nbytes == PAGE_BYTES
-    assert device.reserve(PAGE_BYTES + 1).nbytes == 2 * PAGE_BYTES
-    assert device.reserve(5).base % PAGE_BYTES == 0
+def test_entries_that_a_wiped_pool_took_along_are_filled_again(pool: CpuPool, pages: PhysicalPages) -> None:
+    pages.grant([PageRun(0, 2)])
+    until_ready(pages, 2)
+    pages.revoke([PageRun(0, 2)])
+    pool.wipe([PageRun(0, 1)])
+    pages.grant([PageRun(0, 2)])
+    until_ready(pages, 2)
+    assert resident(pages, 0)
+    assert resident(pages, 1)
 
 
 def test_misuse_is_a_bug(pages: PhysicalPages) -> None:
-    a, b = (CpuRange(4 * PAGE_BYTES, pages) for _ in range(2))
-    a.map(0, [PageId(1), PageId(2)])
-    with pytest.raises(AssertionError, match="mapped already"):
-        b.map(0, [PageId(2)])  # a page in two places
-    with pytest.raises(AssertionError, match="mapped already"):
-        a.map(1, [PageId(3)])  # a place with two pages
-    with pytest.raises(AssertionError, match="no pages"):
-        a.map(2, [PageId(PAGES)])
-    with pytest.raises(AssertionError):
-        a.map(3, [PageId(3), PageId(4)])  # beyond the range
-    with pytest.raises(KeyError):
-        a.unmap(2, 1)
-    a.close()
-    b.close()
+    space = CpuRange(4 * PAGE_BYTES, pages)
+    with pytest.raises(AssertionError, match="page 3 is not ours"):
+        space.map(0, [PageRun(3, 4)])
+    with pytest.raises(AssertionError, match="page 3 is not ours"):
+        pages.revoke([PageRun(3, 4)])
+    with pytest.raises(AssertionError, match=r"no pages \[15, 17\)"):
+        pages.grant([PageRun(15, 17)])
+    pages.grant([PageRun(3, 5)])
+    with pytest.raises(AssertionError, match="page 4 is ours"):
+        pages.grant([PageRun(4, 6)])
+    space.map(0, [PageRun(3, 4)])
+    with pytest.raises(AssertionError, match="page 3 is mapped already"):
+        pages.revoke([PageRun(3, 5)])
+    with pytest.raises(AssertionError, match="page 3 is mapped already"):
+        pages.start_wiping([PageRun(3, 4)])
+    pages.start_wiping([PageRun(4, 5)])
+    with pytest.raises(AssertionError, match="page 4 is being wiped"):
+        space.map(1, [PageRun(4, 5)])
+    with pytest.raises(AssertionError, match="page 4 is being wiped"):
+        pages.revoke([PageRun(4, 5)])
+    space.close()
 
 
-def test_closing_a_range_frees_its_pages_for_others(pages: PhysicalPages) -> None:
-    a, b = (CpuRange(4 * PAGE_BYTES, pages) for _ in range(2))
-    a.map(0, [PageId(0), PageId(1)])
-    a.map(3, [PageId(6)])
-    cell(a, 3).value = 6
-    a.close()
-    a.close()
-    b.map(0, [PageId(6), PageId(0)])
-    assert cell(b, 0).value == 6
-    b.close()
+def test_a_pool_that_is_gone_cannot_be_opened() -> None:
+    pool = CpuPool(4 << 20, ahead_pages=0)
+    pool.close()
+    with pytest.raises(UserError, match="cannot open the memory of the device at /proc/"):
+        PhysicalPages(pool.address)
+
+
+def test_whoever_waits_at_the_turnstile_comes_before_who_has_just_passed() -> None:
+    lock, order, inside = Turnstile(), list[str](), threading.Event()
+
+    def greedy() -> None:
+        with lock:
+            inside.set()
+            while not lock._next.locked():  # until the other one waits
+                os.sched_yield()
+            order.append("first")
+        with lock:
+            order.append("third")
+
+    thread = threading.Thread(target=greedy)
+    thread.start()
+    inside.wait()
+    with lock:
+        order.append("second")
+    thread.join()
+    assert order == ["first", "second", "third"]

@@ -1,6 +1,7 @@
 """Laws of streams: work on one stream is done in order, and nothing after a wait starts before its event has passed."""
 
 import ctypes
+import os
 import random
 import signal
 import subprocess
@@ -11,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aegis.core.ids import PageRun
 from aegis.core.request import EventHandle
 from aegis.device.cpu import CpuDevice
+from aegis.device.cpu_pool import CpuPool
 from aegis.device.host_memory import SharedMemory
 from aegis.device.shared_words import SharedWords
 
@@ -24,8 +27,8 @@ import sys
 from aegis.core.request import EventHandle
 from aegis.device.cpu import CpuDevice
 from aegis.device.shared_words import SharedWords
-device = CpuDevice(2 << 20, SharedWords.open(sys.argv[1]), stream_words=[1])
-region = device.open_host(sys.argv[2], writable=True)
+device = CpuDevice(sys.argv[1], SharedWords.open(sys.argv[2]), stream_words=[1])
+region = device.open_host(sys.argv[3], writable=True)
 stream = device.stream("peer")
 stream.wait(EventHandle(0, 1))
 half = region.nbytes // 2
@@ -76,8 +79,8 @@ CELLS, CELL_BYTES = 6, 4096
 )
 def test_streams_ordered_by_events_do_what_one_thread_would(program: list[tuple[int, int, int, bool]]) -> None:
     """Each copy waits for the last ones that read or wrote its cells; the outcome is that of doing all in sequence."""
-    words = SharedWords.create(3)
-    device = CpuDevice(2 << 20, words)
+    words, pool = SharedWords.create(3), CpuPool(2 << 20, ahead_pages=0)
+    device = CpuDevice(pool.address, words)
     streams = [device.stream(f"{k}") for k in range(3)]
     _memory, base = buffer(CELLS * CELL_BYTES)
     expected = list(range(1, CELLS + 1))
@@ -103,6 +106,7 @@ def test_streams_ordered_by_events_do_what_one_thread_would(program: list[tuple[
     for k, value in enumerate(expected):
         assert ctypes.string_at(base + k * CELL_BYTES, CELL_BYTES) == bytes([value]) * CELL_BYTES
     device.close()
+    pool.close()
     words.close()
 
 
@@ -137,7 +141,9 @@ def test_a_failed_copy_breaks_the_stream(device: CpuDevice) -> None:
     assert device.wait(other.copy([]), timeout_ns=LONG_NS)
 
 
-def test_a_stream_waits_for_another_process_and_it_for_ours(device: CpuDevice, words: SharedWords) -> None:
+def test_a_stream_waits_for_another_process_and_it_for_ours(
+    pool: CpuPool, device: CpuDevice, words: SharedWords
+) -> None:
     half = 4 << 20
     memory = SharedMemory.create(2 * half, "both")
     region = device.open_host(memory.path, writable=True)
@@ -145,7 +151,8 @@ def test_a_stream_waits_for_another_process_and_it_for_ours(device: CpuDevice, w
     contents, contents_at = buffer(half)
     contents.raw = random.Random(1).randbytes(half)
     back, back_at = buffer(half)
-    with subprocess.Popen([sys.executable, "-c", PEER, words.path, memory.path], stdout=subprocess.PIPE) as peer:
+    command = [sys.executable, "-c", PEER, pool.address, words.path, memory.path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as peer:
         assert peer.stdout is not None
         assert peer.stdout.readline() == b"waiting\n"
         assert not device.passed(answer)
@@ -157,10 +164,11 @@ def test_a_stream_waits_for_another_process_and_it_for_ours(device: CpuDevice, w
     memory.close()
 
 
-def test_poison_releases_what_waits_for_a_dead_process(device: CpuDevice, words: SharedWords) -> None:
+def test_poison_releases_what_waits_for_a_dead_process(pool: CpuPool, device: CpuDevice, words: SharedWords) -> None:
     memory = SharedMemory.create(2 << 20, "both")
     stream = device.stream("waiting")
-    peer = subprocess.Popen([sys.executable, "-c", PEER, words.path, memory.path], stdout=subprocess.PIPE)
+    command = [sys.executable, "-c", PEER, pool.address, words.path, memory.path]
+    peer = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert peer.stdout is not None
     assert peer.stdout.readline() == b"waiting\n"
     stream.wait(EventHandle(1, 1))
@@ -180,8 +188,8 @@ def test_a_used_word_cannot_be_a_streams(device: CpuDevice, words: SharedWords) 
 
 
 @pytest.mark.parametrize("blocked", [True, False])
-def test_closing_ends_the_threads_whatever_they_do(words: SharedWords, blocked: bool) -> None:
-    device = CpuDevice(2 << 20, words)
+def test_closing_ends_the_threads_whatever_they_do(pool: CpuPool, words: SharedWords, blocked: bool) -> None:
+    device = CpuDevice(pool.address, words)
     (_, source), (_, target) = buffer(1 << 20), buffer(1 << 20)
     stream = device.stream("closing")
     if blocked:
@@ -191,3 +199,57 @@ def test_closing_ends_the_threads_whatever_they_do(words: SharedWords, blocked: 
     device.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "stream closing"]
     assert words.load(stream.word) < 1000
+
+
+def test_an_abandoned_copy_is_not_done_and_its_event_passes(device: CpuDevice, words: SharedWords) -> None:
+    (_, source), (target, target_at) = buffer(8), buffer(8)
+    stream = device.stream("s")
+    done = stream.copy([(target_at, source, 1)])
+    assert device.wait(done, timeout_ns=LONG_NS)
+    target.raw = b"unharmed"
+    stream.wait(EventHandle(15, 1))
+    unwanted = stream.copy([(target_at, source, 4)])
+    wanted = stream.copy([(target_at + 6, source, 2)])
+    stream.abandon(unwanted)
+    stream.abandon(done)  # too late, and no harm
+    words.store(15, 1)
+    assert device.wait(wanted, timeout_ns=LONG_NS)
+    assert device.passed(unwanted)
+    assert target.raw == b"unharm\0\0"
+
+
+def test_a_copy_is_abandoned_in_the_middle(device: CpuDevice) -> None:
+    """Of a thousand pieces, those that remain after the first has arrived are not copied."""
+    target, target_at = buffer(1000 << 17)
+    ones = ctypes.create_string_buffer(b"x" * (1 << 17), 1 << 17)
+    stream = device.stream("s")
+    event = stream.copy([(target_at + (k << 17), ctypes.addressof(ones), 1 << 17) for k in range(1000)])
+    while target[0] == b"\0":
+        os.sched_yield()
+    stream.abandon(event)
+    assert device.wait(event, timeout_ns=LONG_NS)
+    assert target[len(target) - 1] == b"\0"
+
+
+def test_wiped_pages_are_zeros_and_no_other_is_touched(device: CpuDevice) -> None:
+    space = device.reserve(device.page_count << 21)
+    everything = [PageRun(0, device.page_count)]
+    space.map(0, everything)
+    ctypes.memset(space.base, 1, space.nbytes)
+    space.unmap(0, device.page_count)
+    event = device.stream("scrub").wipe([PageRun(0, 10), PageRun(12, 13)])
+    assert device.wait(event, timeout_ns=LONG_NS)
+    space.map(0, everything)
+    zeros = [page for page in range(device.page_count) if not any(ctypes.string_at(space.base + (page << 21), 1 << 21))]
+    assert zeros == [*range(10), 12]
+
+
+def test_a_wipe_waits_its_turn_and_keeps_its_pages_until_then(device: CpuDevice, words: SharedWords) -> None:
+    stream = device.stream("scrub")
+    stream.wait(EventHandle(15, 1))
+    event = stream.wipe([PageRun(3, 4)])
+    with pytest.raises(AssertionError, match="page 3 is being wiped"):
+        device.revoke([PageRun(2, 4)])
+    words.store(15, 1)
+    assert device.wait(event, timeout_ns=LONG_NS)
+    device.revoke([PageRun(2, 4)])

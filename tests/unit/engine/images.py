@@ -77,9 +77,9 @@ def _randomise(model: Any, std: float, seed: int) -> None:
 class Arena:
     """A KV region full of NaN. Its slabs go to shapes, and their blocks to sequences, in random order."""
 
-    def __init__(self, *, slab_bytes: int = 200_004, slabs: int = 100, seed: int = 0) -> None:
+    def __init__(self, *, slab_bytes: int = 200_004, slabs: int = 100, seed: int = 0, device: str = "cpu") -> None:
         self._random = random.Random(seed)
-        self._memory = torch.full((slabs * slab_bytes // 4,), torch.nan)
+        self._memory = torch.full((slabs * slab_bytes // 4,), torch.nan, device=device)
         self.region = KvRegion(self._memory.data_ptr(), slabs * slab_bytes, slab_bytes)
         self._slabs = self._random.sample(range(slabs), slabs)
         self._free: dict[KvShape, list[int]] = {}

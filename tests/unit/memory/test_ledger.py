@@ -23,7 +23,8 @@ from aegis.core.errors import LawBroken
 from aegis.core.ids import BlockId, ModelId, PageId, SlabId
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle
-from memory.ledger import Budget, Ledger
+from memory.budget import Budget
+from memory.ledger import Ledger
 from memory.pages import NoPages
 from memory.slabs import NoBlocks
 from tests.sim.pretended import PAGE, make_shape, make_spec

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from aegis.core.errors import LawBroken
-from aegis.core.ids import ModelId, PageId
+from aegis.core.ids import ModelId, PageRun
 from aegis.core.request import EventHandle
 from memory.bump import BumpBuffer
-from memory.pages import NoPages, PagePool
+from memory.pages import NoPages, PagePool, count_pages
 from memory.residency import Admitted, Residency
 
 SIZES = {ModelId("a"): 2, ModelId("b"): 3, ModelId("b2"): 3, ModelId("c"): 5, ModelId("d"): 7}
@@ -18,7 +18,7 @@ models = st.sampled_from(sorted(SIZES))
 
 
 def residency(pages: int) -> tuple[PagePool, Residency]:
-    pool, ranges = PagePool(pages), BumpBuffer(100)
+    pool, ranges = PagePool([PageRun(0, pages)]), BumpBuffer(100)
     held = Residency(pool, ranges)
     for model, size in SIZES.items():
         ranges.place(model, size)
@@ -31,6 +31,7 @@ class Weights(RuleBasedStateMachine):
         super().__init__()
         self.pool, self.held = residency(11)
         self.book: dict[ModelId, str] = {}
+        self.abandoned: set[ModelId] = set()
 
     @rule(model=models, expendable=st.lists(models, unique=True), spare=st.integers(0, 3))
     def admit(self, model: ModelId, expendable: list[ModelId], spare: int) -> None:
@@ -42,7 +43,7 @@ class Weights(RuleBasedStateMachine):
         if isinstance(admitted, NoPages):
             assert admitted == NoPages(SIZES[model] + spare, reachable) and reachable < SIZES[model] + spare
             return
-        assert len(admitted.pages) == SIZES[model] and self.pool.free >= spare
+        assert count_pages(admitted.runs) == SIZES[model] and self.pool.free >= spare
         assert list(admitted.evicted) == victims[: len(admitted.evicted)], "first ones first, as far as needed"
         if admitted.evicted:
             assert self.pool.free - SIZES[admitted.evicted[-1]] < spare, "one victim fewer would have done"
@@ -52,10 +53,17 @@ class Weights(RuleBasedStateMachine):
         self.held.start_loading(model, EventHandle(0, 1))
 
     @rule(model=models)
+    def abandon(self, model: ModelId) -> None:
+        if self.book.get(model) == "loading":
+            assert self.held.abandon(model) == EventHandle(0, 1)
+            self.abandoned.add(model)
+
+    @rule(model=models)
     def loaded(self, model: ModelId) -> None:
         if self.book.get(model) == "loading":
-            self.held.loaded(model)
+            assert self.held.loaded(model) == (model not in self.abandoned)
             self.book[model] = "resident"
+            self.abandoned.discard(model)
 
     @rule(model=models)
     def evict(self, model: ModelId) -> None:
@@ -67,8 +75,7 @@ class Weights(RuleBasedStateMachine):
     def law_r1_a_model_owns_the_pages_of_its_image_or_none(self) -> None:
         self.held.check()
         self.pool.check()
-        owned = {m: sum(self.pool.owner(PageId(p)) == m for p in range(11)) for m in SIZES}
-        assert owned == {m: SIZES[m] if m in self.book else 0 for m in SIZES}
+        assert {m: self.pool.held(m) for m in SIZES} == {m: SIZES[m] if m in self.book else 0 for m in SIZES}
 
     @invariant()
     def law_r2_what_is_loading_stays(self) -> None:
@@ -77,6 +84,7 @@ class Weights(RuleBasedStateMachine):
         assert {m for m, _ in self.held.loading()} == {m for m, state in self.book.items() if state == "loading"}
         assert all(self.held.is_resident(m) == (self.book.get(m) == "resident") for m in SIZES)
         assert all(self.held.is_loading(m) == (self.book.get(m) == "loading") for m in SIZES)
+        assert {m for m in SIZES if self.held.is_abandoned(m)} == self.abandoned
 
 
 TestWeights = Weights.TestCase
@@ -90,8 +98,27 @@ def test_r2_a_loading_model_is_no_victim() -> None:
     with pytest.raises(AssertionError, match="target of a transfer"):
         held.evict(ModelId("a"))
     held.loaded(ModelId("a"))
-    assert held.admit(ModelId("c"), [ModelId("a")]) == Admitted(tuple(PageId(p) for p in range(5)), (ModelId("a"),))
+    assert held.admit(ModelId("c"), [ModelId("a")]) == Admitted((PageRun(0, 5),), (ModelId("a"),))
     assert pool.free == 0
+
+
+def test_an_abandoned_load_keeps_its_pages_until_its_event_has_passed() -> None:
+    pool, held = residency(5)
+    held.admit(ModelId("c"), [])
+    held.start_loading(ModelId("c"), EventHandle(0, 1))
+    assert held.abandon(ModelId("c")) == EventHandle(0, 1) and held.is_abandoned(ModelId("c"))
+    assert held.admit(ModelId("a"), [ModelId("c")]) == NoPages(2, 0)
+    with pytest.raises(AssertionError, match="target of a transfer"):
+        held.evict(ModelId("c"))
+    assert not held.loaded(ModelId("c")), "it is to be evicted"
+    held.evict(ModelId("c"))
+    assert pool.free == 5 and not held.is_abandoned(ModelId("c"))
+
+
+def test_what_is_not_loading_cannot_be_abandoned() -> None:
+    _, held = residency(5)
+    with pytest.raises(AssertionError):
+        held.abandon(ModelId("c"))
 
 
 def test_no_more_leave_than_have_to() -> None:
@@ -123,9 +150,9 @@ def test_check_finds_what_is_broken(breakage: str) -> None:
     weights = held._weights[ModelId("b")]
     match breakage:
         case "too few pages":
-            weights.pages = weights.pages[1:]
+            weights.runs = (PageRun(0, 2),)
         case "pages of another":
-            pool.give("b", weights.pages)
+            pool.give("b", weights.runs)
         case "loading into nothing":
             held._weights[ModelId("a")].loading = EventHandle(0, 1)
     with pytest.raises(LawBroken, match="R1"):

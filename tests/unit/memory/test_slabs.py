@@ -113,7 +113,7 @@ class Slabs(RuleBasedStateMachine):
             u = use[shape]
             assert (u.reserved, u.used, u.moving) == tuple(states.count(x) for x in ("reserved", "used", "moving"))
             assert u.free + u.reserved + u.used + u.moving == u.slabs * (SLAB // shape.block_bytes)
-            assert u.fragmentation == u.free / (u.slabs * (SLAB // shape.block_bytes))
+            assert u.fragmentation == 1 - len(states) * shape.block_bytes / (u.slabs * SLAB)
 
     @invariant()
     def law_s2_a_slab_has_one_shape_and_goes_back_when_empty(self) -> None:

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
 import torch
 
-from aegis.core.model import TENSOR_ALIGNMENT_BYTES, Manifest
+from aegis.core.model import IMAGE_PIECE_BYTES, TENSOR_ALIGNMENT_BYTES, Manifest
 from aegis.models.image import write_image
 from aegis.models.image_directory import read_manifest
 from aegis.models.probe import probe
@@ -54,6 +55,8 @@ def test_tensors_are_aligned_and_apart(tmp_path: Path, model_type: str) -> None:
         assert end <= entry.offset
         end = entry.offset + entry.nbytes
     assert end <= manifest.image_bytes == len(image)
+    pieces = [image[at : at + IMAGE_PIECE_BYTES] for at in range(0, len(image), IMAGE_PIECE_BYTES)]
+    assert manifest.checksums == b"".join(crc32(piece).to_bytes(4, "little") for piece in pieces)
     assert manifest.image_bytes % TENSOR_ALIGNMENT_BYTES == 0
 
 

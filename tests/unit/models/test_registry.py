@@ -60,6 +60,18 @@ def test_a_damaged_image_is_made_again(source: Source, tmp_path: Path, damaged: 
     assert image_of(first).read_bytes() == whole
 
 
+def test_an_image_whose_size_is_right_and_whose_bytes_are_not_is_made_again_where_asked(
+    source: Source, tmp_path: Path
+) -> None:
+    first = register(source, dtype="auto", cache_dir=tmp_path / "cache")
+    whole = image_of(first).read_bytes()
+    image_of(first).write_bytes(bytes(len(whole)))
+    assert register(source, dtype="auto", cache_dir=tmp_path / "cache") == first
+    assert image_of(first).read_bytes() != whole
+    assert register(source, dtype="auto", cache_dir=tmp_path / "cache", renew=True) == first
+    assert image_of(first).read_bytes() == whole
+
+
 def test_what_a_killed_registrar_left_is_no_image(source: Source, tmp_path: Path) -> None:
     first = register(source, dtype="auto", cache_dir=tmp_path / "cache")
     directory = Path(first.directory)

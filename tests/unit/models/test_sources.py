@@ -45,12 +45,12 @@ def test_yaml_paths_are_relative_to_the_file_and_targets_in_milliseconds(tmp_pat
         tmp_path,
         "models:\n"
         "  first: {path: checkpoints/one, slo: {ttft_ms: 2500, tbt_ms: 12.5}, dtype: bfloat16}\n"
-        "  second: {hub: org/name, slo: {tbt_ms: 1}}\n",
+        "  second: {hub: org/name, slo: {tbt_ms: 1}, pin: true}\n",
     )
     default = Slo(ttft_ns=7, tbt_ns=8)
     assert read_sources([file], default_slo=default) == [
         Source(ModelId("first"), path=str(path), slo=Slo(2_500_000_000, 12_500_000), dtype="bfloat16"),
-        Source(ModelId("second"), hub="org/name", slo=Slo(7, 1_000_000)),
+        Source(ModelId("second"), hub="org/name", slo=Slo(7, 1_000_000), pin=True),
     ]
 
 

@@ -127,6 +127,7 @@ class ScriptedModel:
     text: TextModel | None = field(default_factory=byte_text)
     state: str = "ready"
     detail: str = ""
+    weights: str = "cached"
     created_s: int = 1_700_000_000
     kv_limit_tokens: int = 1_000_000
 

@@ -26,6 +26,7 @@ def test_models_are_listed_with_root_state_and_length() -> None:
             "root": "/checkpoints/x",
             "max_model_len": 512,
             "state": "ready",
+            "weights": "cached",
             "detail": None,
             "object": "model",
             "owned_by": "aegis",

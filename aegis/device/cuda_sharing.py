@@ -1,0 +1,119 @@
+"""Handles of physical GPU memory from the process that made them to those that map them.
+
+A handle travels as a file descriptor (cuMemExportToShareableHandle) over a Unix socket (SCM_RIGHTS). A process that
+connects is told the pool's measures and then asks for runs of pages; each answer carries the descriptors of one run.
+The socket lies in a directory that only its user can enter.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import shutil
+import socket
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+
+from msgspec import Struct
+
+from aegis.core.errors import UserError
+from aegis.core.ids import PageRun
+
+BATCH = 128
+"""Descriptors per message. The kernel takes 253; a process may hold 1024 by default."""
+
+_MEASURES = struct.Struct("<QQQ")
+_RUN = struct.Struct("<QQ")
+
+Export = Callable[[PageRun], Sequence[int]]
+
+
+class Measures(Struct, frozen=True):
+    """What a process has to know of a pool before it maps anything."""
+
+    ordinal: int
+    page_bytes: int
+    page_count: int
+
+
+class HandleServer:
+    """Gives descriptors to whoever connects; `export` makes those of a run, which are closed once they are sent."""
+
+    def __init__(self, measures: Measures, export: Export) -> None:
+        self._greeting = _MEASURES.pack(measures.ordinal, measures.page_bytes, measures.page_count)
+        self._export = export
+        self._directory = tempfile.mkdtemp(prefix="aegis-gpu-")
+        self.address = str(Path(self._directory, "handles"))
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(self.address)
+        self._listener.listen()
+        Thread(target=self._accept, name="gpu handles", daemon=True).start()
+
+    def close(self) -> None:
+        """Nobody can connect any more; those who are connected are served on."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        shutil.rmtree(self._directory)
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # the listener was closed
+            while True:
+                peer, _ = self._listener.accept()
+                Thread(target=self._serve, args=(peer,), name="gpu handles of a process", daemon=True).start()
+
+    def _serve(self, peer: socket.socket) -> None:
+        with peer, suppress(OSError):  # the peer is gone
+            peer.sendall(self._greeting)
+            while asked := peer.recv(_RUN.size):
+                fds = self._export(PageRun(*_RUN.unpack(asked)))
+                try:
+                    socket.send_fds(peer, [b"\1"], list(fds))
+                finally:
+                    for fd in fds:
+                        os.close(fd)
+
+
+class HandleClient:
+    """A process's connection to a pool. Used by one thread at a time.
+
+    Raises UserError where nobody serves `address`.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._socket.connect(address)
+            greeting = self._socket.recv(_MEASURES.size)
+        except OSError as error:
+            self._socket.close()
+            raise UserError(f"the GPU's memory pool at {address} cannot be reached: {error.strerror}") from error
+        self.measures = Measures(*_MEASURES.unpack(greeting))
+
+    def fetch(self, run: PageRun) -> Iterator[list[int]]:
+        """Descriptors of the run's pages in order, a batch at a time; each is the caller's to close.
+
+        Raises OSError where the owner is gone.
+        """
+        for start in range(run.start, run.stop, BATCH):
+            count = min(BATCH, run.stop - start)
+            self._socket.sendall(_RUN.pack(start, start + count))
+            yield self._receive(count)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _receive(self, count: int) -> list[int]:
+        room = socket.CMSG_LEN(count * array.array("i").itemsize)
+        message, ancillary, _, _ = self._socket.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
+        fds = array.array("i")
+        for _, _, payload in ancillary:
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+        if not message or len(fds) != count:
+            for fd in fds:
+                os.close(fd)
+            raise OSError(f"the GPU's memory pool gave {len(fds)} of {count} handles")
+        return fds.tolist()

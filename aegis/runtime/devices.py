@@ -1,0 +1,206 @@
+"""The devices of the node: their memory, the accounts of it, and which instances are on each.
+
+The memory lives in this process, which outlives instances; what is decided about it is `memory.arbiter`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from aegis.core.clock import NS_PER_S, Clock
+from aegis.core.errors import UserError
+from aegis.core.ids import InstanceId
+from aegis.core.messages import GaveBack, NeedPages, Telemetry, ToInstance
+from aegis.device.base import PhysicalPool
+from aegis.sizes import format_size
+from memory.arbiter import ArbiterEffect, PageArbiter, Settled, WipeLost
+
+PATIENCE_S = 1.0
+"""How long an instance may take to give pages back that another one needs."""
+
+_TICK_S = 0.5
+
+
+class Wire(Protocol):
+    """The market, as the devices need it."""
+
+    def post(self, instance: InstanceId, message: ToInstance) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    pool: PhysicalPool
+    arbiter: PageArbiter
+
+
+class Devices:
+    """`placement` says which device each instance is on. Methods are called on the event loop."""
+
+    def __init__(
+        self,
+        pools: Sequence[PhysicalPool],
+        placement: Mapping[InstanceId, int],
+        clock: Clock,
+        *,
+        floor_bytes: int,
+        idle_s: float,
+        check_laws: bool = False,
+    ) -> None:
+        self.wire: Wire | None = None
+        self._placement = dict(placement)
+        self._clock = clock
+        self._check_laws = check_laws
+        self._next_command = 0
+        self._commands: dict[int, asyncio.Future[Settled]] = {}
+        self._wiping: set[asyncio.Task[None]] = set()
+        self._devices = [
+            _Device(
+                pool,
+                PageArbiter(
+                    pool.page_count,
+                    floor=floor_bytes // pool.page_bytes,
+                    idle_ns=round(idle_s * NS_PER_S),
+                    patience_ns=round(PATIENCE_S * NS_PER_S),
+                ),
+            )
+            for pool in pools
+        ]
+
+    @property
+    def page_bytes(self) -> int:
+        return self._devices[0].pool.page_bytes
+
+    @property
+    def page_count(self) -> int:
+        """Of each device."""
+        return min(device.pool.page_count for device in self._devices)
+
+    def address(self, instance: InstanceId) -> str:
+        """What the instance opens its device by."""
+        return self._of(instance).pool.address
+
+    def arbiters(self) -> list[PageArbiter]:
+        """The accounts of each device."""
+        return [device.arbiter for device in self._devices]
+
+    # --- instances ----------------------------------------------------------------------------------------------------
+
+    def join(self, instance: InstanceId) -> None:
+        self._of(instance).arbiter.join(instance)
+
+    def lost(self, instance: InstanceId) -> None:
+        device = self._of(instance)
+        self._perform(device, device.arbiter.lost(instance))
+
+    def asked(self, instance: InstanceId, wish: NeedPages) -> None:
+        device = self._of(instance)
+        self._perform(device, device.arbiter.ask(instance, wish))
+
+    def gave_back(self, instance: InstanceId, answer: GaveBack) -> None:
+        device = self._of(instance)
+        self._perform(device, device.arbiter.gave_back(instance, answer))
+
+    def seen(self, instance: InstanceId, report: Telemetry) -> None:
+        busy = report.queued + report.running > 0
+        self._of(instance).arbiter.seen(instance, busy=busy, now_ns=self._clock.now_ns())
+
+    async def watch(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            for device in self._devices:
+                self._perform(device, device.arbiter.tick(self._clock.now_ns()))
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    async def limit(self, name: str, nbytes: int, *, least_bytes: int, timeout_s: float) -> int:
+        """Answers when the instance holds no more than that: how many bytes it gave back. Raises UserError, with
+        nothing changed, where it cannot be done or not in time."""
+        instance, device = self._up(name)
+        pages, page_bytes = nbytes // device.pool.page_bytes, device.pool.page_bytes
+        if nbytes < least_bytes:
+            raise UserError(
+                f"{name} needs at least {format_size(least_bytes)}: the largest model it serves and a slab",
+                param="limit",
+            )
+        command, settled = self._command()
+        pages = min(pages, device.pool.page_count)
+        patience_ns = round(timeout_s * NS_PER_S)
+        self._perform(device, device.arbiter.set_limit(instance, pages, command=command, patience_ns=patience_ns))
+        outcome = await self._outcome(command, settled, name, timeout_s)
+        if outcome.refused:
+            could = format_size(outcome.pages * page_bytes) if outcome.pages else "nothing"
+            raise UserError(
+                f"{name} could give back {could} within {timeout_s:g} s, which is not enough: its limit stays what it "
+                "was; try a longer timeout or a higher limit",
+                status=409,
+                kind="conflict_error",
+            )
+        return outcome.pages * page_bytes
+
+    async def trim(self, name: str, *, timeout_s: float) -> int:
+        """Answers when the instance has given back what it does not need now: how many bytes. Raises UserError."""
+        instance, device = self._up(name)
+        command, settled = self._command()
+        self._perform(device, device.arbiter.trim(instance, command=command))
+        outcome = await self._outcome(command, settled, name, timeout_s)
+        return outcome.pages * device.pool.page_bytes
+
+    async def close(self) -> None:
+        """The instances are gone."""
+        for task in list(self._wiping):
+            await task
+        for device in self._devices:
+            device.pool.close()
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _of(self, instance: InstanceId) -> _Device:
+        return self._devices[self._placement[instance]]
+
+    def _up(self, name: str) -> tuple[InstanceId, _Device]:
+        for device in self._devices:
+            for instance in device.arbiter.use():
+                if instance == name:
+                    return instance, device
+        known = ", ".join(sorted(self._placement))
+        raise UserError(f"no instance '{name}' is up; there are {known}", status=404, param="instance")
+
+    def _command(self) -> tuple[int, asyncio.Future[Settled]]:
+        self._next_command += 1
+        settled = self._commands[self._next_command] = asyncio.get_running_loop().create_future()
+        return self._next_command, settled
+
+    async def _outcome(self, command: int, settled: asyncio.Future[Settled], name: str, timeout_s: float) -> Settled:
+        """The instance answers in time; one that hangs does not, and its answer is booked whenever it comes."""
+        try:
+            async with asyncio.timeout(timeout_s + PATIENCE_S):
+                return await settled
+        except TimeoutError:
+            raise UserError(f"{name} did not answer within {timeout_s:g} s", status=504, kind="server_error") from None
+        finally:
+            del self._commands[command]
+
+    def _perform(self, device: _Device, effects: Iterable[ArbiterEffect]) -> None:
+        if self._check_laws:
+            device.arbiter.check()
+        assert self.wire is not None
+        for effect in effects:
+            match effect:
+                case WipeLost():
+                    task = asyncio.create_task(self._wipe(device, effect))
+                    self._wiping.add(task)
+                    task.add_done_callback(self._wiping.discard)
+                case Settled(command):
+                    settled = self._commands.get(command)
+                    if settled and not settled.done():
+                        settled.set_result(effect)
+                case (instance, message):
+                    self.wire.post(instance, message)
+
+    async def _wipe(self, device: _Device, lost: WipeLost) -> None:
+        await asyncio.to_thread(device.pool.wipe, lost.runs)
+        self._perform(device, device.arbiter.wiped(lost.key))

@@ -1,0 +1,197 @@
+"""Room on a decode instance's device: made for the turn that runs and the one after it, given up for other instances.
+
+What goes first is what costs least: (1) weights of models that are needed last, which leave at once; (2) KV of the
+batch whose turn is furthest, which moves to host slabs; (3) a prefetch under way; (4) the youngest sequence of the very
+batch. Before anything goes the device is asked for more pages, and when nothing can go they are asked for urgently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aegis.core.ids import ModelId
+from aegis.core.messages import TakeBack
+from decode.sequences import Counters, KvStore, Room, Sequence, Where
+from decode.worklist import LOOKAHEAD_BLOCKS, Batch, WorkList
+from memory.balloon import Wish
+from memory.ledger import Ledger
+from memory.pages import NoPages
+
+
+class RoomMaker:
+    """`give_up` ends a sequence whose KV has no place anywhere."""
+
+    def __init__(
+        self, ledger: Ledger, kv: KvStore, work: WorkList, counters: Counters, give_up: Callable[[Sequence], None]
+    ) -> None:
+        self._ledger = ledger
+        self._kv = kv
+        self._work = work
+        self._counters = counters
+        self._give_up = give_up
+
+    # --- for the turn that runs ---------------------------------------------------------------------------------------
+
+    def load(self, model: ModelId, *, spare: int = 0) -> bool:
+        """Whether the model's weights are on their way now. `spare` pages remain free."""
+        ledger = self._ledger
+        pages = ledger.budget.weight_pages(ledger.specs[model].manifest.image_bytes)
+        if ledger.must_wait(pages + spare):
+            return False
+        return not isinstance(ledger.load(model, self._expendable(model), spare=spare), NoPages)
+
+    def bring_in(self, batch: Batch, ready: int) -> None:
+        """Starts the swap-in of what is missing. The `ready` sequences that run come first: nobody is brought in to be
+        put away again as soon as they grow."""
+        growth = LOOKAHEAD_BLOCKS * ready
+        for sequence in batch.sequences:
+            if sequence.where is Where.HOST:
+                if not self._make(sequence, sequence.blocks_now() + growth):
+                    return
+                self._kv.bring_in(sequence)
+                growth += LOOKAHEAD_BLOCKS
+
+    def grow(self, sequence: Sequence) -> bool:
+        """A block for the position this step writes."""
+        missing = sequence.blocks_now() - len(sequence.device)
+        return missing <= 0 or (self._make(sequence, missing) and self._kv.grow(sequence, missing))
+
+    def clear(self, batch: Batch) -> Room:
+        """When the batch cannot go on: moves others' KV out, and when there is none its own youngest sequence's. With
+        nothing left to move, other instances are to give pages back."""
+        if self._ledger.balloon.wish is Wish.ASKED or self._ledger.device.moving or self._kv.waiting:
+            return Room.LATER
+        room = self._put_away_others()
+        if room is Room.NONE and self._abandon_prefetch(batch.model):
+            return Room.LATER
+        own = [s for s in batch.sequences if s.where is Where.DEVICE]
+        if room is Room.NONE and own:
+            room = self._put_away(own[-1])
+        if room is Room.NONE:
+            for model in self._expendable(batch.model):
+                self._ledger.evict(model)
+            self._ledger.balloon.want(self._lacking(batch) - self._ledger.pool.free, urgent=True)
+        return room
+
+    def prefetch(self) -> None:
+        """The next turn's model and KV, while this one decodes, as far as there is room that nobody needs sooner."""
+        current, weights = self._work.stepping[0].job.model, self._ledger.weights
+        batch = next((b for b in self._work.upcoming() if b.model != current), None)
+        self._abandon_unwanted()
+        if batch is None:
+            return
+        if not weights.is_resident(batch.model) and not weights.loading():
+            self._counters.prefetches += self.load(batch.model, spare=self._ledger.budget.pages_per_slab)
+        if weights.is_resident(batch.model) or weights.is_loading(batch.model):
+            for sequence in batch.sequences:
+                shape = sequence.spec.manifest.kv
+                enough = self._ledger.device.room(shape) >= sequence.blocks_now() + LOOKAHEAD_BLOCKS
+                if sequence.where is Where.HOST and enough:
+                    self._kv.bring_in(sequence)
+
+    # --- for other instances ------------------------------------------------------------------------------------------
+
+    def give_way(self, now_ns: int) -> bool:
+        """Frees what is owed, as far as it disturbs nobody. True: the turn itself has to make way, which has had a step
+        and the time that it is given, or stands still."""
+        balloon, turn = self._ledger.balloon, self._work.turn
+        if turn and turn.started_ns is None and not balloon.stands_still:
+            balloon.expire(now_ns)  # what a turn was granted it keeps until it has had a step, or nobody got one
+            return False
+        balloon.settle(now_ns)
+        for victim in self._expendable(turn.batch.model if turn else None):
+            if not balloon.short:
+                break
+            self._ledger.evict(victim)
+            balloon.settle(now_ns)
+        if not balloon.short or self._ledger.device.moving or self._put_away_others() is not Room.NONE:
+            return False
+        if turn is None or self._work.stepping:
+            return False
+        return balloon.stands_still or (turn.started_ns is not None and balloon.must_yield(now_ns))
+
+    def leave(self, batch: Batch) -> None:
+        """Frees all a batch has on the device."""
+        for sequence in [s for s in batch.sequences if s.where is Where.DEVICE]:
+            self._put_away(sequence)
+        if self._ledger.weights.is_resident(batch.model):
+            self._ledger.evict(batch.model)
+
+    def trim(self, asked: TakeBack, now_ns: int) -> None:
+        """Gives what nobody needs now."""
+        balloon, needed = self._ledger.balloon, {b.model for b in self._work.batches}
+        for model in self._ledger.weights.resident():
+            if self._ledger.pool.free >= min(asked.pages, balloon.held - asked.keep):
+                break
+            if model not in needed:
+                self._ledger.evict(model)
+        balloon.take_back(asked, now_ns)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _make(self, sequence: Sequence, blocks: int) -> bool:
+        """Whether the device now has `blocks` for the sequence, or else will have once something has left."""
+        shape, device = sequence.spec.manifest.kv, self._ledger.device
+        if device.room(shape) >= blocks:
+            return True
+        if self._ledger.must_wait(self._ledger.kv_pages(shape, blocks)):
+            return False
+        for victim in self._expendable(sequence.job.model):
+            self._ledger.evict(victim)
+            if device.room(shape) >= blocks:
+                return True
+        if not device.moving and self._put_away_others() is Room.NONE:
+            self._abandon_prefetch(sequence.job.model)
+        return device.room(shape) >= blocks
+
+    def _lacking(self, batch: Batch) -> int:
+        """Free pages without which the batch cannot make a step: all at once, for who held a part and waited for the
+        rest would have it taken, again and again."""
+        weights, model, first = self._ledger.weights, batch.model, batch.sequences[0]
+        pages = self._ledger.kv_pages(first.spec.manifest.kv, first.blocks_now() - len(first.device))
+        if not weights.is_resident(model) and not weights.is_loading(model):
+            pages += self._ledger.budget.weight_pages(self._ledger.specs[model].manifest.image_bytes)
+        return pages
+
+    def _put_away_others(self) -> Room:
+        """Moves out the KV of that batch but the running one whose turn is furthest away."""
+        running = self._work.turn.batch if self._work.turn else None
+        for batch in reversed(self._work.upcoming()):
+            idle = [s for s in batch.sequences if s.where is Where.DEVICE and s not in self._work.stepping]
+            if idle and batch is not running:
+                rooms = [self._put_away(sequence) for sequence in idle]
+                return Room.NOW if Room.NOW in rooms else Room.LATER
+        return Room.NONE
+
+    def _put_away(self, sequence: Sequence) -> Room:
+        """With no slab to be had in the host the sequence is given up and prefilled again."""
+        room = self._kv.put_away(sequence)
+        if room is Room.NOW:
+            self._counters.given_up += 1
+            self._give_up(sequence)
+        return room
+
+    def _expendable(self, needed: ModelId | None) -> list[ModelId]:
+        """Resident models whose weights may go, those needed last first."""
+        position: dict[ModelId, int] = {}
+        for index, batch in enumerate(self._work.upcoming()):
+            position.setdefault(batch.model, index)
+        keep = {needed} | {s.job.model for s in self._work.stepping}
+        idle = [model for model in self._ledger.weights.resident() if model not in keep]
+        return sorted(idle, key=lambda model: (-position.get(model, len(position)), model))
+
+    def _abandon_prefetch(self, needed: ModelId) -> bool:
+        """Whether memory comes back from a model that was being brought in for later."""
+        return self._abandon([model for model, _ in self._ledger.weights.loading() if model != needed])
+
+    def _abandon_unwanted(self) -> None:
+        """The plan has changed: nothing waits any more for a model that is on its way."""
+        wanted = {batch.model for batch in self._work.batches}
+        self._abandon([model for model, _ in self._ledger.weights.loading() if model not in wanted])
+
+    def _abandon(self, models: list[ModelId]) -> bool:
+        for model in models:
+            if not self._ledger.weights.is_abandoned(model):
+                self._counters.abandoned += 1
+                self._ledger.abandon(model)
+        return bool(models)

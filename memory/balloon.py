@@ -1,0 +1,190 @@
+"""An instance's share of its device's pages: how it grows, and how it is taken back (Prism §5, ballooning).
+
+Growing: a wish is asked for, and granted whole or refused; a refused one is remembered by the owner of the device's
+accounts (`memory.arbiter`) and granted later. Taking back is a protocol: (1) what is owed is retired as it becomes
+free, and nothing retired is handed out any more; (2) it becomes free when every step and transfer that could touch it
+has finished, by its event; (3) it is unmapped and, where it was written, wiped; (4) it is acknowledged. All that is
+owed is given, or none: when time runs out what was retired may be handed out again, and the answer says how much that
+was.
+
+Laws: (V1) pages granted and not given back are in the pool, retired or leaving; (V2) what is leaving is in no range.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from aegis.core.effects import AcceptPages, Effect, RevokePages, Send, StreamName, WipePages
+from aegis.core.errors import LawBroken
+from aegis.core.messages import GaveBack, GrantPages, NeedPages, TakeBack
+from aegis.core.request import EventHandle
+from memory.pages import PagePool, Runs, count_pages
+from memory.transfers import Transfers
+
+
+class Wish(Enum):
+    """How the last wish for pages stands."""
+
+    NONE = "none"
+    ASKED = "asked"
+    REFUSED = "refused"  # it is granted when there are pages
+    EXCESSIVE = "excessive"  # never, as long as the instance's limit is what it is
+
+
+@dataclass(slots=True)
+class _Owed:
+    ticket: int
+    pages: int
+    yield_ns: int
+    deadline_ns: int
+    clean: Runs = ()
+    dirty: Runs = ()
+
+    @property
+    def retired(self) -> int:
+        return count_pages(self.clean) + count_pages(self.dirty)
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    ticket: int
+    runs: Runs
+    wiped: EventHandle
+
+
+class Balloon:
+    """Inflates and deflates an instance's pool. Operations append to `effects`."""
+
+    def __init__(self, pool: PagePool, transfers: Transfers, effects: list[Effect]) -> None:
+        self._pool = pool
+        self._transfers = transfers
+        self._effects = effects
+        self._held = 0
+        self._asked = NeedPages(0, urgent=False)
+        self.wish = Wish.NONE
+        self._owed: _Owed | None = None
+        self._leaving: list[_Leaving] = []
+
+    @property
+    def held(self) -> int:
+        """Pages granted and not given back."""
+        return self._held
+
+    @property
+    def owes(self) -> bool:
+        """Whether pages are to be given back by a deadline."""
+        return self._owed is not None
+
+    @property
+    def short(self) -> int:
+        """Pages that are owed and not free yet."""
+        return self._owed.pages - self._owed.retired if self._owed else 0
+
+    @property
+    def retired(self) -> int:
+        return self._owed.retired if self._owed else 0
+
+    @property
+    def leaving(self) -> int:
+        return sum(count_pages(leaving.runs) for leaving in self._leaving)
+
+    def must_yield(self, now_ns: int) -> bool:
+        """Whether what runs should make way for what is owed. Up to then it is only not allowed to grow."""
+        return self.short > 0 and self._owed is not None and now_ns >= self._owed.yield_ns
+
+    def want(self, pages: int, *, urgent: bool) -> None:
+        """Asks for so many more pages, unless the owner knows. An answer is awaited before anything else is asked."""
+        wish = NeedPages(pages, urgent=urgent)
+        if self.wish is Wish.NONE or (self.wish is not Wish.ASKED and urgent and wish != self._asked):
+            self._ask(wish)
+
+    def content(self) -> None:
+        """What was urgent has been had otherwise: others need not give anything back for it."""
+        if self.wish in (Wish.REFUSED, Wish.EXCESSIVE) and self._asked.urgent:
+            self._ask(NeedPages(self._asked.count, urgent=False))
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether nothing can go on before others have given something back."""
+        return self._asked.urgent and self.wish is Wish.REFUSED
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether what cannot go on without more pages never gets them: the instance's limit forbids it."""
+        return self._asked.urgent and self.wish is Wish.EXCESSIVE
+
+    def granted(self, message: GrantPages) -> None:
+        if message.refused:
+            self.wish = Wish.EXCESSIVE if message.excessive else Wish.REFUSED
+            return
+        self.wish = Wish.NONE
+        self._held += count_pages(message.runs)
+        self._pool.inflate(message.runs)
+        self._effects.append(AcceptPages(message.runs))
+
+    def take_back(self, message: TakeBack, now_ns: int) -> None:
+        """Starts giving back; `settle` goes on with it. One at a time."""
+        if message.gentle:
+            self._withdraw()
+            count = max(min(self._pool.free, message.pages, self._held - message.keep), 0)
+            self._leave(message.ticket, *self._pool.deflate(count))
+            return
+        assert self._owed is None and message.pages <= self._held
+        patience_ns = message.patience_ns
+        self._owed = _Owed(message.ticket, message.pages, now_ns + patience_ns // 4, now_ns + patience_ns)
+
+    def settle(self, now_ns: int) -> None:
+        """Retires what has become free, and gives it when it is all there."""
+        owed = self._owed
+        if owed is None:
+            return
+        clean, dirty = self._pool.deflate(min(self.short, self._pool.free))
+        owed.clean, owed.dirty = owed.clean + clean, owed.dirty + dirty
+        if not self.short:
+            self._owed = None
+            self._leave(owed.ticket, owed.clean, owed.dirty)
+        self.expire(now_ns)
+
+    def expire(self, now_ns: int) -> None:
+        """Gives up on what is owed when it is too late: nothing is given."""
+        owed = self._owed
+        if owed and now_ns >= owed.deadline_ns:
+            self._owed = None
+            self._pool.restore(owed.clean, owed.dirty)
+            self._effects.append(Send(GaveBack(owed.ticket, (), refused=True, spare=owed.retired)))
+
+    def progress(self) -> None:
+        """Acknowledges what has been wiped."""
+        for leaving in [leaving for leaving in self._leaving if self._transfers.passed(leaving.wiped)]:
+            self._leaving.remove(leaving)
+            self._gone(leaving.ticket, leaving.runs)
+
+    def check(self) -> None:
+        """Raises LawBroken where a law does not hold."""
+        parts = (self._pool.capacity, self.retired, self.leaving)
+        if sum(parts) != self._held:
+            raise LawBroken(f"V1: {parts} pages in the pool, retired and leaving do not make {self._held}")
+
+    def _withdraw(self) -> None:
+        if self.wish in (Wish.REFUSED, Wish.EXCESSIVE):
+            self._asked, self.wish = NeedPages(0, urgent=False), Wish.NONE
+            self._effects.append(Send(self._asked))
+
+    def _ask(self, wish: NeedPages) -> None:
+        self._asked, self.wish = wish, Wish.ASKED
+        self._effects.append(Send(wish))
+
+    def _leave(self, ticket: int, clean: Runs, dirty: Runs) -> None:
+        if not dirty:
+            self._gone(ticket, clean)
+            return
+        wiped = self._transfers.next(StreamName.SCRUB)
+        self._effects.append(WipePages(dirty, wiped))
+        self._leaving.append(_Leaving(ticket, clean + dirty, wiped))
+
+    def _gone(self, ticket: int, runs: Runs) -> None:
+        self._held -= count_pages(runs)
+        if runs:
+            self._effects.append(RevokePages(runs))
+        self._effects.append(Send(GaveBack(ticket, runs)))

@@ -1,0 +1,38 @@
+"""What an instance may hold, and what of a model fits in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aegis.core.model import KvShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """`pages` are all of the device: weights and KV of every instance on it come from them."""
+
+    pages: int
+    page_bytes: int
+    slab_bytes: int
+    host_slabs: int  # of the node's region, which its instances share
+    instances: int  # that share it
+
+    @property
+    def pages_per_slab(self) -> int:
+        return self.slab_bytes // self.page_bytes
+
+    def weight_pages(self, image_bytes: int) -> int:
+        return -(-image_bytes // self.page_bytes)
+
+    def least_pages(self, image_bytes: int) -> int:
+        """Without so many pages no token of the model can be made: its weights and one slab."""
+        return self.weight_pages(image_bytes) + self.pages_per_slab
+
+    def sequence_tokens(self, image_bytes: int, shape: KvShape) -> int:
+        """The longest sequence whose KV fits on the device beside the model's weights, and in the host region while
+        every other instance keeps a slab. 0 or less: the model cannot be served."""
+        if shape.block_bytes > self.slab_bytes:
+            return 0
+        on_device = (self.pages - self.weight_pages(image_bytes)) // self.pages_per_slab
+        in_host = self.host_slabs - self.instances + 1
+        return min(on_device, in_host) * (self.slab_bytes // shape.block_bytes) * shape.block_tokens

@@ -1,0 +1,302 @@
+"""The node's model cache, counted: which weight images lie in its extents, which are on their way in or out.
+
+One region of host memory, cut in extents, holds as many images as fit; every instance has all of it mapped. An image
+is absent, filling, cached or evicting. It leaves in two steps, for an instance may be loading from it: all are told,
+and its extents are free once each has answered or was lost.
+
+An image that is wanted and absent takes free extents, else it evicts, least recently used first, what is not pinned;
+only if that suffices, else nobody leaves and it is refused: its model is loaded from disk. It never evicts an image
+that was used since it was itself used last: who is asked for twice while another is not asked for at all is the more
+frequent of the two (O'Neil et al., The LRU-K page replacement algorithm, SIGMOD 1993, with K = 2). So a model asked for
+once a day drives nobody out, and models that take turns and do not fit keep a part of them cached, where plain LRU
+would evict each shortly before it is needed. Uses in quick succession are one.
+
+Laws: (I1) an image that is not absent holds exactly its extents, an absent one none, and no extent has two holders;
+(I2) what was promised to those that wait for evictions is free or being evicted; (I3) who waits first wants more than
+is free; (I4) an image on its way out waits for an instance that is up; (I5) only a dropped image leaves though pinned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from aegis.core.errors import LawBroken
+from aegis.core.ids import InstanceId, ModelId, PageRun
+from aegis.core.messages import EvictImage, ImageCached
+from memory.pages import NoPages, PagePool, Runs
+
+ONE_USE_NS = 1_000_000_000
+"""Uses so soon after another do not show that a model is in demand: one client may send them."""
+
+_NEVER_NS = -1
+
+
+class State(StrEnum):
+    ABSENT = "absent"
+    FILLING = "filling"
+    CACHED = "cached"
+    EVICTING = "evicting"
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Copy the image from disk into these extents; answered once, by `filled` or `unfillable`."""
+
+    model: ModelId
+    extents: Runs
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonFill:
+    """What is left of this fill need not be done; it is answered all the same."""
+
+    model: ModelId
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    instance: InstanceId
+    message: ImageCached | EvictImage
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """Nothing is left of an image that was dropped."""
+
+    model: ModelId
+
+
+CacheEffect = Fill | AbandonFill | Tell | Forgotten
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the start. A use is a hit where the image was cached; `refused` are misses that found no room."""
+
+    hits: int = 0
+    misses: int = 0
+    fills: int = 0
+    failed_fills: int = 0
+    evictions: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ImageUse:
+    """One model's image; absent ones hold nothing of their `extents`."""
+
+    state: State
+    extents: int
+    pinned: bool
+
+
+@dataclass(slots=True)
+class _Image:
+    count: int  # extents
+    pinned: bool
+    state: State = State.ABSENT
+    extents: Runs = ()
+    used_ns: int = _NEVER_NS
+    used_before_ns: int = _NEVER_NS
+    dropped: bool = False
+    answers: set[InstanceId] = field(default_factory=set)  # still to come, while evicting
+
+
+class ModelCache:
+    """The books of `capacity` extents."""
+
+    def __init__(self, capacity: int) -> None:
+        self.counters = Counters()
+        self._pool = PagePool([PageRun(0, capacity)] if capacity else [])
+        self._images: dict[ModelId, _Image] = {}
+        self._waiting: list[ModelId] = []  # for extents, in order of asking
+        self._up: set[InstanceId] = set()
+        self._out: list[CacheEffect] = []
+
+    def __contains__(self, model: ModelId) -> bool:
+        return model in self._images
+
+    def state(self, model: ModelId) -> State:
+        return self._images[model].state
+
+    def accounts(self) -> dict[str, int]:
+        """Extents of now, by what they hold. From any thread."""
+        extents = {"free": self._pool.free, "filling": 0, "cached": 0, "evicting": 0}
+        for image in list(self._images.values()):
+            state = image.state
+            if state is not State.ABSENT:
+                extents[state] += image.count
+        return extents
+
+    def images(self) -> dict[ModelId, ImageUse]:
+        return {model: ImageUse(image.state, image.count, image.pinned) for model, image in self._images.items()}
+
+    # --- models -------------------------------------------------------------------------------------------------------
+
+    def add(self, model: ModelId, count: int, *, pinned: bool = False) -> list[CacheEffect] | NoPages:
+        """An image of `count` extents. It comes in at once if there is room; a pinned one makes room. Refused, and not
+        added, where the pinned images alone would be more than the cache holds."""
+        assert model not in self._images
+        pins = sum(image.count for image in self._images.values() if image.pinned and not image.dropped)
+        if pinned and pins + count > self._pool.capacity:
+            return NoPages(count, self._pool.capacity - pins)
+        image = self._images[model] = _Image(count, pinned)
+        if pinned or count <= self._unpromised():
+            self._want(model, image)
+        return self._drain()
+
+    def drop(self, model: ModelId) -> list[CacheEffect]:
+        """The model is no more; `Forgotten` follows, now or when everybody has let go of its image."""
+        image = self._images[model]
+        image.dropped = True
+        if model in self._waiting:
+            self._waiting.remove(model)
+        if image.state is State.CACHED:
+            self._evict(model, image)
+        elif image.state is State.FILLING:
+            self._out.append(AbandonFill(model))
+        elif image.state is State.ABSENT:
+            self._forget(model)
+        return self._serve()
+
+    def use(self, model: ModelId, now_ns: int) -> list[CacheEffect]:
+        """A request for the model came."""
+        image = self._images[model]
+        if image.state is State.CACHED:
+            self.counters.hits += 1
+        else:
+            self.counters.misses += 1
+        if now_ns >= image.used_ns + ONE_USE_NS or image.used_ns == _NEVER_NS:
+            image.used_before_ns, image.used_ns = image.used_ns, now_ns
+        if image.state is State.ABSENT and model not in self._waiting:
+            self._want(model, image)
+        return self._drain()
+
+    def filled(self, model: ModelId) -> list[CacheEffect]:
+        image = self._images[model]
+        if image.dropped:
+            self._release(model, image)  # nobody was told of it
+            return self._serve()
+        image.state = State.CACHED
+        self.counters.fills += 1
+        return [Tell(instance, ImageCached(model, image.extents)) for instance in sorted(self._up)]
+
+    def unfillable(self, model: ModelId) -> list[CacheEffect]:
+        """The image could not be read, or its fill was abandoned."""
+        self.counters.failed_fills += not self._images[model].dropped
+        self._release(model, self._images[model])
+        return self._serve()
+
+    # --- instances ----------------------------------------------------------------------------------------------------
+
+    def join(self, instance: InstanceId) -> list[CacheEffect]:
+        """A new process: it is told of all that is cached."""
+        assert instance not in self._up
+        self._up.add(instance)
+        cached = [(model, image.extents) for model, image in self._images.items() if image.state is State.CACHED]
+        return [Tell(instance, ImageCached(model, extents)) for model, extents in cached]
+
+    def lost(self, instance: InstanceId) -> list[CacheEffect]:
+        """Its process is gone, and with it every load."""
+        self._up.discard(instance)
+        for model in [model for model, image in self._images.items() if instance in image.answers]:
+            self._answered(model, instance)
+        return self._serve()
+
+    def evicted(self, model: ModelId, instance: InstanceId) -> list[CacheEffect]:
+        """The instance does not load from the image any more."""
+        self._answered(model, instance)
+        return self._serve()
+
+    def check(self) -> None:
+        """Raises LawBroken where a law does not hold."""
+        self._pool.check()
+        for model, image in self._images.items():
+            if self._pool.runs_of(model) != image.extents or bool(image.extents) != (image.state is not State.ABSENT):
+                raise LawBroken(f"I1: {model}, {image.state}, lists {image.extents}, holds {self._pool.runs_of(model)}")
+            if (image.state is State.EVICTING) != bool(image.answers) or not image.answers <= self._up:
+                raise LawBroken(f"I4: {model}, {image.state}, waits for {sorted(image.answers)}")
+            if image.pinned and image.state is State.EVICTING and not image.dropped:
+                raise LawBroken(f"I5: {model} is pinned and evicted")
+        if sum(image.count for image in self._images.values() if image.extents) != self._pool.used:
+            raise LawBroken(f"I1: {self._pool.used} extents are used, not by images")
+        if self._unpromised() < 0:
+            raise LawBroken(f"I2: {-self._unpromised()} extents are promised and not to be had")
+        if self._waiting and self._images[self._waiting[0]].count <= self._pool.free:
+            raise LawBroken(f"I3: {self._waiting[0]} waits though {self._pool.free} extents are free")
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _unpromised(self) -> int:
+        """Extents that are free, or will be, and nobody waits for."""
+        leaving = sum(image.count for image in self._images.values() if image.state is State.EVICTING)
+        return self._pool.free + leaving - sum(self._images[model].count for model in self._waiting)
+
+    def _want(self, model: ModelId, image: _Image) -> None:
+        victims = self._victims(image, image.count - self._unpromised())
+        if victims is None:
+            self.counters.refused += 1
+            return
+        self._waiting.append(model)
+        for victim in victims:
+            self.counters.evictions += 1
+            self._evict(victim, self._images[victim])
+        self._serve_waiting()
+
+    def _victims(self, wanted: _Image, short: int) -> list[ModelId] | None:
+        """Whose extents make up for what is short; None if nobody's do."""
+        idle = [
+            (image.used_ns, model)
+            for model, image in self._images.items()
+            if image.state is State.CACHED and not image.pinned
+            if wanted.pinned or image.used_ns <= wanted.used_before_ns
+        ]
+        victims: list[ModelId] = []
+        for _, model in sorted(idle):
+            if short <= 0:
+                break
+            victims.append(model)
+            short -= self._images[model].count
+        return victims if short <= 0 else None
+
+    def _evict(self, model: ModelId, image: _Image) -> None:
+        image.state = State.EVICTING
+        image.answers = set(self._up)
+        self._out += [Tell(instance, EvictImage(model)) for instance in sorted(self._up)]
+        if not image.answers:
+            self._release(model, image)
+
+    def _answered(self, model: ModelId, instance: InstanceId) -> None:
+        image = self._images[model]
+        image.answers.remove(instance)
+        if not image.answers:
+            self._release(model, image)
+
+    def _release(self, model: ModelId, image: _Image) -> None:
+        self._pool.give(model, image.extents)
+        image.state, image.extents = State.ABSENT, ()
+        if image.dropped:
+            self._forget(model)
+
+    def _forget(self, model: ModelId) -> None:
+        del self._images[model]
+        self._out.append(Forgotten(model))
+
+    def _serve_waiting(self) -> None:
+        """Strictly in order of asking: small images would starve a large one."""
+        while self._waiting and self._images[self._waiting[0]].count <= self._pool.free:
+            model = self._waiting.pop(0)
+            image = self._images[model]
+            extents = self._pool.take(model, image.count)
+            assert not isinstance(extents, NoPages)
+            image.state, image.extents = State.FILLING, extents
+            self._out.append(Fill(model, extents))
+
+    def _serve(self) -> list[CacheEffect]:
+        self._serve_waiting()
+        return self._drain()
+
+    def _drain(self) -> list[CacheEffect]:
+        out, self._out = self._out, []
+        return out

@@ -1,0 +1,158 @@
+"""Room on a prefill instance's device: made for the next job, given up for other instances.
+
+What is lacking comes, in this order, from (1) the device, where it has pages to spare; (2) weights of models that are
+needed last; (3) a prefetch under way; (4) other instances, who are asked for it urgently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from aegis.core.ids import ModelId
+from aegis.core.messages import TakeBack
+from aegis.core.model import KvShape
+from aegis.core.request import Job
+from memory.ledger import Ledger
+from memory.pages import NoPages
+from prefill.queue import Queue
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the process started."""
+
+    switches: int = 0
+    prefills: int = 0
+    prompt_tokens: int = 0
+    swap_out_bytes: int = 0
+    prefetches: int = 0
+    abandoned: int = 0  # prefetches given up
+
+
+class RoomMaker:
+    """`had_step`: a job has run since the instance made way for others last."""
+
+    def __init__(self, ledger: Ledger, queue: Queue, counters: Counters) -> None:
+        self._ledger = ledger
+        self._queue = queue
+        self._counters = counters
+        self.had_step = False
+
+    # --- for the next job ---------------------------------------------------------------------------------------------
+
+    def load(self, job: Job) -> bool:
+        """Whether the weights of the job's model are on their way now."""
+        ledger = self._ledger
+        if ledger.must_wait(self._weight_pages(job.model)):
+            return False
+        if not isinstance(ledger.load(job.model, self._expendable(job.model)), NoPages):
+            return True
+        self._demand(job)
+        return False
+
+    def make(self, job: Job, blocks: int) -> bool:
+        """Whether the device has `blocks` for the job now; if not, an event follows."""
+        ledger, device = self._ledger, self._ledger.device
+        shape = self._shape(job.model)
+        if device.room(shape) >= blocks:
+            return True
+        if ledger.must_wait(ledger.kv_pages(shape, blocks)):
+            return False
+        for victim in self._expendable(job.model):
+            ledger.evict(victim)
+            if device.room(shape) >= blocks:
+                return True
+        self._demand(job)
+        return False
+
+    def prefetch(self) -> None:
+        """The next group's model, while this one prefills; never at the cost of what the queue needs sooner: models,
+        and room for the KV of the running group's jobs."""
+        weights, needed, running = self._ledger.weights, self._queue.needed(), self._queue.running
+        self._abandon(model for model, _ in weights.loading() if model not in needed)
+        if running is None or weights.loading():
+            return
+        model = next((model for model in needed if model != running.job.model), None)
+        if model is None or weights.is_resident(model):
+            return
+        spare = self._spare_pages()
+        if self._ledger.must_wait(self._weight_pages(model) + spare):
+            return
+        idle = [victim for victim in self._expendable(model) if victim not in needed]
+        if not isinstance(self._ledger.load(model, idle, spare=spare), NoPages):
+            self._counters.prefetches += 1
+
+    # --- for other instances ------------------------------------------------------------------------------------------
+
+    def give_way(self, now_ns: int) -> None:
+        """Frees what is owed. The model in front makes way once a job has run and the time that it is given is over, or
+        when it stands still."""
+        balloon, front = self._ledger.balloon, self._queue.front()
+        if front and not self.had_step and not balloon.stands_still:
+            balloon.expire(now_ns)  # what a job was granted it keeps until it has run, or nobody's did
+            return
+        yields = balloon.stands_still or balloon.must_yield(now_ns)
+        self.had_step = not yields
+        balloon.settle(now_ns)
+        for victim in self._expendable(front.model if front and not yields else None):
+            if not balloon.short:
+                return
+            self._ledger.evict(victim)
+            balloon.settle(now_ns)
+
+    def trim(self, asked: TakeBack, now_ns: int) -> None:
+        """Gives what nobody needs now."""
+        balloon, needed = self._ledger.balloon, self._queue.needed()
+        for model in self._expendable(None):
+            if self._ledger.pool.free >= min(asked.pages, balloon.held - asked.keep):
+                break
+            if model not in needed:
+                self._ledger.evict(model)
+        balloon.take_back(asked, now_ns)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _demand(self, job: Job) -> None:
+        """Other instances have to give back what the job lacks: all at once, for who held a part and waited for the
+        rest would have it taken, again and again."""
+        ledger = self._ledger
+        if ledger.device.moving or self._abandon(model for model, _ in ledger.weights.loading()):
+            return
+        for idle in self._expendable(job.model):
+            ledger.evict(idle)
+        shape = self._shape(job.model)
+        pages = ledger.kv_pages(shape, shape.blocks_for(job.prefill_tokens))
+        if not ledger.weights.is_resident(job.model):
+            pages += self._weight_pages(job.model)
+        ledger.balloon.want(pages - ledger.pool.free, urgent=True)
+
+    def _expendable(self, needed: ModelId | None) -> list[ModelId]:
+        """Resident models, those needed last first: unqueued ones before queued ones."""
+        order = {model: position for position, model in enumerate(self._queue.needed())}
+        running = self._queue.running
+        keep = {needed, running.job.model} if running else {needed}
+        candidates = [model for model in self._ledger.weights.resident() if model not in keep]
+        return sorted(candidates, key=lambda model: (-order.get(model, len(order)), model))
+
+    def _abandon(self, models: Iterable[ModelId]) -> bool:
+        """Whether memory comes back from models that were being brought in for later."""
+        leaving = list(models)
+        for model in leaving:
+            if not self._ledger.weights.is_abandoned(model):
+                self._counters.abandoned += 1
+                self._ledger.abandon(model)
+        return bool(leaving)
+
+    def _spare_pages(self) -> int:
+        """Pages that the largest job left in the running group may take."""
+        group = self._queue.groups[0]
+        shape = self._shape(group.model)
+        blocks = max((shape.blocks_for(job.prefill_tokens) for job in group.jobs), default=0)
+        return -(-blocks // self._ledger.device.per_slab(shape)) * self._ledger.budget.pages_per_slab
+
+    def _shape(self, model: ModelId) -> KvShape:
+        return self._ledger.specs[model].manifest.kv
+
+    def _weight_pages(self, model: ModelId) -> int:
+        return self._ledger.budget.weight_pages(self._ledger.specs[model].manifest.image_bytes)

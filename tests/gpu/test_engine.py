@@ -1,0 +1,88 @@
+"""The engine on a GPU: what transformers computes, with and without graphs, and waiting for the GPU once a step."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from aegis.core.request import Sampling
+from aegis.engine.gpu_decode import GpuDecoder
+from aegis.engine.transformers_engine import TransformersEngine
+from tests.unit.engine.generation import Generation, begin, step
+from tests.unit.engine.images import Arena, Built
+from tests.unit.engine.test_transformers_engine import ARCHITECTURES, NEW_TOKENS, make, prompts
+
+SAMPLINGS = [
+    Sampling(max_tokens=99, temperature=0.0),
+    Sampling(max_tokens=99, seed=1, temperature=0.8, top_p=0.9, top_k=40, min_p=0.01, logprobs=3),
+    Sampling(max_tokens=99, seed=2, presence_penalty=0.5, repetition_penalty=1.2, logit_bias=((5, 1.0),), min_tokens=9),
+]
+
+
+class Loaded:
+    """A model whose image is in GPU memory, attached to an engine of its own."""
+
+    def __init__(self, built: Built, decoder: GpuDecoder | None = None) -> None:
+        self._weights = torch.from_numpy(built.image).cuda()
+        self._built = built
+        self.arena = Arena(device="cuda")
+        self.engine = TransformersEngine(self.arena.region, device="cuda", decoder=decoder)
+        self.engine.attach(built.spec, self._weights.data_ptr())
+
+    def begin(self, number: int, prompt: list[int], sampling: Sampling = SAMPLINGS[0]) -> Generation:
+        return begin(self.engine, self.arena, self._built, number, prompt, room=60, sampling=sampling)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_equals_transformers_on_a_cpu(name: str, tmp_path: Path) -> None:
+    built = make(name, tmp_path / name)
+    loaded = Loaded(built)
+    runs = [loaded.begin(number, prompt) for number, prompt in enumerate(prompts(1))]
+    step(loaded.engine, runs, NEW_TOKENS - 1)
+    assert [run.ids for run in runs] == [built.greedy(run.prompt, NEW_TOKENS) for run in runs]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_graphs_change_no_bit(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Logprobs are exact images of logits. Rows join, so that several buckets are recorded and replayed in turn."""
+    built = make("llama", tmp_path / "llama", std=0.05, dtype=dtype)
+    told = []
+    for decoder in (GpuDecoder(torch.device("cuda")), None):
+        loaded, runs = Loaded(built, decoder), list[Generation]()
+        for number, prompt in enumerate(prompts(3)):
+            runs.append(loaded.begin(number, prompt, Sampling(max_tokens=99, temperature=0.0, logprobs=5)))
+            step(loaded.engine, runs, 5)
+            step(loaded.engine, runs[:1], 3)
+        told.append([run.tokens for run in runs])
+        graphs = loaded.engine.decoder and loaded.engine.decoder.graphs
+        assert (graphs is None) == (decoder is not None)
+        assert graphs is None or graphs.count >= 3
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_step_waits_for_the_gpu_once(mixed: bool, tmp_path: Path) -> None:
+    loaded = Loaded(make("llama", tmp_path / "llama"))
+    samplings = SAMPLINGS if mixed else SAMPLINGS[:1]
+    runs = [loaded.begin(number, prompts(4)[number], sampling) for number, sampling in enumerate(samplings)]
+    step(loaded.engine, runs, 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        step(loaded.engine, runs, 5)
+        torch.cuda.set_sync_debug_mode("default")
+    assert len([each for each in caught if "synchroniz" in str(each.message)]) == 5
+
+
+def test_long_prompts_attend_without_a_mask(tmp_path: Path) -> None:
+    """Eight thousand tokens of scores in float32 would be 256 MiB a head."""
+    loaded = Loaded(make("llama", tmp_path / "llama", dtype=torch.bfloat16))
+    loaded.arena = Arena(slabs=600, device="cuda")
+    loaded.begin(0, prompts(5)[0])
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    begin(loaded.engine, Arena(device="cuda"), loaded._built, 1, [5] * 400, room=1)
+    assert torch.cuda.max_memory_allocated() - before < 128 << 20
