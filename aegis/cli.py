@@ -14,13 +14,16 @@ import typer
 from aegis import __version__
 from aegis.client import AdminClient, Refused
 from aegis.core.errors import UserError
+from aegis.sizes import format_size, parse_size
 
 _PLAIN: dict[str, Any] = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
 
 app = typer.Typer(name="aegis", **_PLAIN)
 models = typer.Typer(help="List, add and remove the models of a running server.", **_PLAIN)
+memory = typer.Typer(**_PLAIN)
 bench = typer.Typer(help="Measure this machine.", **_PLAIN)
 app.add_typer(models, name="models")
+app.add_typer(memory, name="memory")
 app.add_typer(bench, name="bench")
 
 
@@ -36,6 +39,7 @@ def aegis(
       aegis launch                                  the demo market on http://127.0.0.1:8000
       aegis launch --models ~/checkpoints           your own models
       aegis models list                             what a running server serves
+      aegis memory                                  where its memory is
       aegis COMMAND --help                          options and examples of a command
     """
     if version:
@@ -194,6 +198,82 @@ def remove_model(
     """
     AdminClient(url).remove(model)
     print(f"{model} is removed")
+    return 0
+
+
+@memory.callback(invoke_without_command=True)
+def show_memory(
+    context: typer.Context,
+    json: Annotated[bool, typer.Option("--json", help="As JSON, sizes in bytes.")] = False,
+    url: _Url = _URL,
+) -> int:
+    """Show the memory of a running server, or move it.
+
+    Per device: what is free, what each instance holds of it, KV slabs by shape and how much of them is waste; of the
+    node: KV in host memory and the model cache. docs/memory.md explains it.
+
+    \b
+    Examples:
+      aegis memory
+      aegis memory --json --url http://127.0.0.1:9000
+      aegis memory limit decode-0 256MiB
+    """
+    if context.invoked_subcommand is not None:
+        context.default_map = {command: {"url": url} for command in ("limit", "trim")}
+        return 0
+    import msgspec
+    from rich.console import Console
+
+    from aegis.memory_table import tables
+    from aegis.telemetry.memory_report import MemoryReport
+
+    report = AdminClient(url).memory()
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+        return 0
+    width = None if sys.stdout.isatty() else 10_000
+    Console(markup=False, highlight=False, width=width).print(*tables(msgspec.convert(report, MemoryReport)), sep="\n")
+    return 0
+
+
+_Instance = Annotated[str, typer.Argument(metavar="INSTANCE", help="Its name, as `aegis memory` shows it.")]
+_Timeout = Annotated[float, typer.Option("--timeout", metavar="S", help="Give up after so many seconds.")]
+
+
+@memory.command("limit")
+def limit_memory(
+    instance: _Instance,
+    size: Annotated[str, typer.Argument(metavar="SIZE", help="What it may hold of its device's memory.")],
+    timeout: _Timeout = 30.0,
+    url: _Url = _URL,
+) -> int:
+    """Limit what an instance may hold, while it serves; done when it holds no more than that.
+
+    Where it cannot be done in time nothing is changed. The size of the device or more lifts the limit.
+
+    \b
+    Examples:
+      aegis memory limit decode-0 256MiB
+      aegis memory limit decode-0 4GiB --timeout 60
+    """
+    try:
+        nbytes = parse_size(size)
+    except ValueError as error:
+        raise UserError(f"SIZE: {error}") from None
+    given_bytes = AdminClient(url).limit_memory(instance, nbytes, timeout_s=timeout)
+    print(f"{instance} may hold {format_size(nbytes)}; it gave back {format_size(given_bytes)}")
+    return 0
+
+
+@memory.command("trim")
+def trim_memory(instance: _Instance, timeout: _Timeout = 30.0, url: _Url = _URL) -> int:
+    """Take back what an instance does not need now, down to the floor; done when it has given it.
+
+    \b
+    Example:
+      aegis memory trim prefill-0
+    """
+    print(f"{instance} gave back {format_size(AdminClient(url).trim_memory(instance, timeout_s=timeout))}")
     return 0
 
 

@@ -34,7 +34,25 @@ class AdminClient:
         """Takes a model out of the market."""
         return self._call("POST", "/models/unload", {"model": model})
 
-    def _call(self, method: str, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
+    def memory(self) -> dict[str, Any]:
+        """All memory of the server, as `/debug/memory` tells it."""
+        report = self._call("GET", "/debug/memory")
+        if "devices" not in report:
+            raise UserError(f"{self._url} answers, but is no aegis server")
+        return report
+
+    def limit_memory(self, instance: str, nbytes: int, *, timeout_s: float) -> int:
+        """Returns when the instance holds no more: how many bytes it gave back."""
+        return self._moved("limit", {"instance": instance, "limit": nbytes, "timeout_s": timeout_s})
+
+    def trim_memory(self, instance: str, *, timeout_s: float) -> int:
+        """Returns when the instance has given back what it does not need: how many bytes."""
+        return self._moved("trim", {"instance": instance, "timeout_s": timeout_s})
+
+    def _moved(self, how: str, body: dict[str, object]) -> int:
+        return int(self._call("POST", f"/debug/memory/{how}", body).get("given_back_bytes", 0))
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         import httpx  # a tenth of a second, which `aegis --help` need not pay
 
         timeout = httpx.Timeout(connect=5.0, read=None, write=30.0, pool=None)

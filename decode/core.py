@@ -213,6 +213,8 @@ class DecodeCore:
         if self.ledger.balloon.owes and self._room.give_way(now_ns):
             self._end_turn()
             self.ledger.balloon.settle(now_ns)
+        if not self._work.stepping:
+            self._kv.compact(self._by_request.values())
         begun = not self._work.stepping and self._find_step(now_ns)
         if self._work.stepping:
             self._room.prefetch()

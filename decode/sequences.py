@@ -5,7 +5,7 @@ Whoever holds a `KvHandle` of another instance releases it exactly once: when th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -53,6 +53,7 @@ class Counters:
     generated_tokens: int = 0
     swap_in_bytes: int = 0
     swap_out_bytes: int = 0
+    compacted_bytes: int = 0
     given_up: int = 0
 
 
@@ -134,6 +135,20 @@ class KvStore:
         self._ledger.device.commit(shape, more)
         sequence.device += more
         return True
+
+    def compact(self, sequences: Collection[Sequence]) -> None:
+        """Closes holes in the device's slabs: empties at most one slab of each shape. No step may be under way."""
+        for shape, blocks in self._ledger.device.sparse():
+            wanted, places = set(blocks), dict[BlockId, tuple[Sequence, int]]()
+            for sequence in sequences:
+                if sequence.where is Where.DEVICE and sequence.spec.manifest.kv == shape:
+                    places |= {block: (sequence, i) for i, block in enumerate(sequence.device) if block in wanted}
+            if len(places) < len(blocks):
+                continue  # some of them are about to leave
+            for block, target in zip(blocks, self._ledger.compact(shape, blocks), strict=True):
+                sequence, index = places[block]
+                sequence.device[index] = target
+            self._counters.compacted_bytes += shape.block_bytes * len(blocks)
 
     def put_away(self, sequence: Sequence) -> Room:
         """Moves the KV to host slabs. NOW: the node has none to give, and the caller is to drop the sequence."""

@@ -21,6 +21,7 @@ from aegis.core.effects import (
     Effect,
     LoadWeights,
     MapWeights,
+    MoveBlocks,
     Send,
     StreamName,
     Unbind,
@@ -130,6 +131,13 @@ class Ledger:
     def copy_out(self, shape: KvShape, device: Sequence[BlockId], host: Sequence[BlockId]) -> EventHandle:
         """Device to host. The device blocks hold their content already: a step or a swap-in has finished."""
         return self._copy(StreamName.SWAP_OUT, shape, device, host, None)
+
+    def compact(self, shape: KvShape, blocks: Sequence[BlockId]) -> tuple[BlockId, ...]:
+        """Empties a slab of the device into holes of others: where each of its blocks is now."""
+        at = len(self.effects)
+        targets = self.device.compact(shape, blocks)
+        self.effects.insert(at, MoveBlocks(shape, tuple(zip(blocks, targets, strict=True))))  # then it is unmapped
+        return targets
 
     def progress(self, stream: StreamName, value: int) -> None:
         """Books what a stream has completed: models that are loaded now, blocks that nothing moves any more."""

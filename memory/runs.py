@@ -5,7 +5,7 @@ Law (U1): runs are not empty, sorted, disjoint and not adjacent.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
@@ -67,8 +67,9 @@ class RunSet:
 
     def intersection(self, run: PageRun) -> list[PageRun]:
         """What of the run is in the set."""
-        found = []
-        for start, stop in self._runs[max(self._at(run.start), 0) :]:
+        found, runs = [], self._runs
+        for at in range(max(self._at(run.start), 0), len(runs)):
+            start, stop = runs[at]
             if start >= run.stop:
                 break
             if stop > run.start:
@@ -84,8 +85,4 @@ class RunSet:
 
     def _at(self, page: int) -> int:
         """The index of the last run that starts at or before the page, -1 if there is none."""
-        return bisect_right(self._runs, page, key=_start) - 1
-
-
-def _start(run: PageRun) -> int:
-    return run[0]
+        return bisect_left(self._runs, (page + 1,)) - 1

@@ -5,15 +5,20 @@ none is. A block is free, reserved (allocated, its content not there yet), used,
 a transfer may still read or write it. Moving blocks are the move list of Aegaeon §5.3: they are not allocatable until
 `reclaim` has seen their event pass (rule 3).
 
+Sequences end in any order and leave holes. Filling the fullest slabs first does not close them; `compact` does, by
+emptying a slab into the holes of others.
+
 Laws: (S1) free + reserved + used + moving == blocks of all slabs held; (S2) a slab has one shape and at least one
 block taken; (S3) what a slab lists as free is in no other state.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import neg
 from typing import Protocol
 
 from aegis.core.errors import LawBroken
@@ -50,7 +55,7 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class _Slab:
-    free: list[BlockId]  # a stack
+    free: list[BlockId]  # a stack, the lowest on top
     taken: dict[BlockId, _State] = field(default_factory=dict)
 
 
@@ -151,6 +156,30 @@ class SlabPool:
         self._moving = waiting
         return count
 
+    def sparse(self) -> list[tuple[KvShape, tuple[BlockId, ...]]]:
+        """Shapes of which the emptiest slab could be emptied into the holes of the others, with some of these left to
+        grow into; and the blocks in that slab, all of them used."""
+        found = []
+        for shape, held in self._shapes.items():
+            if held.slabs and 4 * held.free >= 5 * held.per_slab:
+                taken = min(held.slabs.items(), key=_emptiest)[1].taken
+                if all(state is _State.USED for state in taken.values()):
+                    found.append((shape, tuple(sorted(taken))))
+        return found
+
+    def compact(self, shape: KvShape, blocks: Sequence[BlockId]) -> tuple[BlockId, ...]:
+        """Empties the slab that `sparse` named: where each block goes. They are to be copied before anything else is
+        done to any of them."""
+        held, targets = self._of(shape), list[BlockId]()
+        source = SlabId(blocks[0] // held.per_slab)
+        for slab_id, slab in sorted(held.slabs.items(), key=_emptiest, reverse=True):
+            if slab_id != source:
+                self._draw(held, slab, len(blocks), targets)
+        assert len(targets) == len(blocks), "the shape is not sparse"
+        self.commit(shape, targets)
+        self.free(shape, blocks)
+        return tuple(targets)
+
     @property
     def moving(self) -> bool:
         """Whether the move list holds anything."""
@@ -223,9 +252,13 @@ class SlabPool:
         slab_id = SlabId(block // held.per_slab)
         slab = held.slabs[slab_id]
         del slab.taken[block]
-        slab.free.append(block)
+        insort(slab.free, block, key=neg)  # what is adjacent is copied in one go
         held.free += 1
         if not slab.taken:
             del held.slabs[slab_id]
             held.free -= held.per_slab
             self._source.give(slab_id)
+
+
+def _emptiest(item: tuple[SlabId, _Slab]) -> tuple[int, SlabId]:
+    return len(item[1].taken), item[0]

@@ -113,6 +113,14 @@ class CopyBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveBlocks:
+    """Copy KV blocks within the device, `(source, destination)` each, before anything else is done."""
+
+    shape: KvShape
+    pairs: tuple[tuple[BlockId, BlockId], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RunPrefill:
     job: Job
     blocks: tuple[BlockId, ...]
@@ -165,6 +173,7 @@ Effect = (
     | WipePages
     | RevokePages
     | CopyBlocks
+    | MoveBlocks
     | RunPrefill
     | RunDecode
     | Track

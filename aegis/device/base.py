@@ -99,6 +99,16 @@ class Device(Protocol):
     """One accelerator as one instance sees it: `page_count` pages exist, those that were granted are its own."""
 
     @property
+    def name(self) -> str:
+        """What an engine calls it: `cpu`, `cuda:1`."""
+        ...
+
+    @property
+    def device_wide(self) -> int:
+        """How many calls of this process waited for all that the device had to do. Serving makes none."""
+        ...
+
+    @property
     def page_bytes(self) -> int: ...
 
     @property
@@ -114,6 +124,10 @@ class Device(Protocol):
 
     def revoke(self, runs: Sequence[PageRun]) -> None:
         """They are not any more. They are in no range, and wiped if they ever were."""
+        ...
+
+    def move(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copies `(destination, source, nbytes)` within the device; done when it returns. For little."""
         ...
 
     def stream(self, name: str) -> Stream: ...

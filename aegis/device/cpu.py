@@ -11,6 +11,7 @@ from aegis.device.cpu_pool import PAGE_BYTES
 from aegis.device.cpu_ranges import CpuRange
 from aegis.device.cpu_streams import CpuStream
 from aegis.device.host_memory import MappedFile
+from aegis.device.libc import copy
 from aegis.device.shared_words import SharedWords
 
 
@@ -23,6 +24,8 @@ class CpuDevice:
     """
 
     def __init__(self, address: str, words: SharedWords, *, stream_words: Sequence[int] | None = None) -> None:
+        self.name = "cpu"
+        self.device_wide = 0
         self._words = words
         self._free_words = list(range(words.count) if stream_words is None else stream_words)
         self._pages = PhysicalPages(address)
@@ -45,6 +48,10 @@ class CpuDevice:
     def stream(self, name: str) -> CpuStream:
         self._streams.append(CpuStream(name, self._free_words.pop(0), self._words, self._pages))
         return self._streams[-1]
+
+    def move(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        for target, source, nbytes in copies:
+            copy(target, source, nbytes)
 
     def passed(self, event: EventHandle) -> bool:
         return self._words.load(event.word) >= event.value

@@ -69,7 +69,7 @@ class CpuStream:
         return self._submit(_Wipe(tuple(runs)))
 
     def abandon(self, event: EventHandle) -> None:
-        assert event.word == self.word
+        assert event.word == self.word, f"{event} is another stream's"
         if self._words.load(self.word) < event.value:
             self._abandoned.add(event.value)
 
@@ -99,7 +99,7 @@ class CpuStream:
                 value += 1
                 if isinstance(work, _Wipe):
                     self._wipe(work.runs)
-                else:
+                elif value not in self._abandoned:
                     self._copy(work, value)
                 if self._closing:
                     return
@@ -116,8 +116,6 @@ class CpuStream:
     def _copy(self, copies: _Copies, value: int) -> None:
         for destination, source, nbytes in copies:
             assert nbytes >= 0, f"a copy of {nbytes} bytes"
-            if self._closing or value in self._abandoned:
-                return
             if nbytes < _SMALL_BYTES:
                 copy_small(destination, source, nbytes)
                 continue

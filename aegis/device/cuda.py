@@ -38,7 +38,8 @@ class CudaDevice:
     ) -> None:
         self._driver = driver or Driver()
         client = HandleClient(pool_address)
-        gpu = Gpu(self._driver, client.measures.ordinal)
+        self._ordinal = client.measures.ordinal
+        gpu = Gpu(self._driver, self._ordinal)
         self._context = Context(gpu)
         self._pages = GrantedPages(gpu, client)
         self.page_bytes = self._pages.page_bytes
@@ -49,6 +50,12 @@ class CudaDevice:
         self._scratch = CudaRange(self._pages, self.page_count * self.page_bytes)
         self._ranges = [self._scratch]
         self._regions: set[PinnedFile] = set()
+        self._moves = self._driver("cuStreamCreate", self._driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+
+    @property
+    def name(self) -> str:
+        """What torch calls it."""
+        return f"cuda:{self._ordinal}"
 
     @property
     def device_wide(self) -> int:
@@ -64,6 +71,11 @@ class CudaDevice:
 
     def revoke(self, runs: Sequence[PageRun]) -> None:
         self._pages.revoke(runs)
+
+    def move(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        for destination, source, nbytes in copies:
+            self._driver("cuMemcpyAsync", destination, source, nbytes, self._moves)
+        self._driver("cuStreamSynchronize", self._moves)
 
     def stream(self, name: str) -> CudaStream:
         word = self._free_words.pop(0)
@@ -94,6 +106,7 @@ class CudaDevice:
             stream.end()
         for stream in self._streams.values():
             stream.close()
+        self._driver("cuStreamDestroy", self._moves)
         for space in self._ranges:
             space.close()
         for region in self._regions:

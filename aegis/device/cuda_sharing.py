@@ -2,20 +2,19 @@
 
 A handle travels as a file descriptor (cuMemExportToShareableHandle) over a Unix socket (SCM_RIGHTS). A process that
 connects is told the pool's measures and then asks for runs of pages; each answer carries the descriptors of one run.
-The socket lies in a directory that only its user can enter.
+The socket has a name but no file (Linux's abstract names), so nothing is left behind by an owner that is killed;
+whoever connects must be of the owner's user.
 """
 
 from __future__ import annotations
 
 import array
 import os
-import shutil
+import secrets
 import socket
 import struct
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from threading import Thread
 
 from msgspec import Struct
@@ -46,10 +45,9 @@ class HandleServer:
     def __init__(self, measures: Measures, export: Export) -> None:
         self._greeting = _MEASURES.pack(measures.ordinal, measures.page_bytes, measures.page_count)
         self._export = export
-        self._directory = tempfile.mkdtemp(prefix="aegis-gpu-")
-        self.address = str(Path(self._directory, "handles"))
+        self.address = f"aegis-gpu-{os.getpid()}-{secrets.token_hex(8)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(self.address)
+        self._listener.bind(f"\0{self.address}")
         self._listener.listen()
         Thread(target=self._accept, name="gpu handles", daemon=True).start()
 
@@ -57,7 +55,6 @@ class HandleServer:
         """Nobody can connect any more; those who are connected are served on."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        shutil.rmtree(self._directory)
 
     def _accept(self) -> None:
         with suppress(OSError):  # the listener was closed
@@ -67,6 +64,8 @@ class HandleServer:
 
     def _serve(self, peer: socket.socket) -> None:
         with peer, suppress(OSError):  # the peer is gone
+            if _user_of(peer) != os.getuid():
+                return
             peer.sendall(self._greeting)
             while asked := peer.recv(_RUN.size):
                 fds = self._export(PageRun(*_RUN.unpack(asked)))
@@ -86,11 +85,14 @@ class HandleClient:
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._socket.connect(address)
+            self._socket.connect(f"\0{address}")
             greeting = self._socket.recv(_MEASURES.size)
         except OSError as error:
             self._socket.close()
-            raise UserError(f"the GPU's memory pool at {address} cannot be reached: {error.strerror}") from error
+            raise UserError(f"the GPU's memory pool {address} cannot be reached: {error.strerror}") from error
+        if not greeting:
+            self._socket.close()
+            raise UserError(f"the GPU's memory pool {address} is another user's")
         self.measures = Measures(*_MEASURES.unpack(greeting))
 
     def fetch(self, run: PageRun) -> Iterator[list[int]]:
@@ -117,3 +119,10 @@ class HandleClient:
                 os.close(fd)
             raise OSError(f"the GPU's memory pool gave {len(fds)} of {count} handles")
         return fds.tolist()
+
+
+def _user_of(peer: socket.socket) -> int:
+    """Whose process connected (SO_PEERCRED: pid, uid, gid)."""
+    credentials = struct.Struct("3i")
+    _, user, _ = credentials.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))
+    return int(user)

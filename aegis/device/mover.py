@@ -12,6 +12,7 @@ from aegis.core.effects import (
     LoadWeights,
     MapKv,
     MapWeights,
+    MoveBlocks,
     RevokePages,
     StreamName,
     Unbind,
@@ -20,7 +21,7 @@ from aegis.core.effects import (
     WipePages,
 )
 from aegis.core.events import LoadFailed, Progress
-from aegis.core.ids import ModelId, PageRun
+from aegis.core.ids import BlockId, ModelId, PageRun
 from aegis.core.model import IMAGE_EXTENT_BYTES
 from aegis.core.request import EventHandle
 from aegis.device.base import Device, HostRegion
@@ -38,6 +39,7 @@ MemoryEffect = (
     | LoadWeights
     | AbandonLoad
     | CopyBlocks
+    | MoveBlocks
     | AcceptPages
     | WipePages
     | RevokePages
@@ -109,6 +111,8 @@ class Mover:
                 self._abandon(event)
             case CopyBlocks():
                 self._copy(effect)
+            case MoveBlocks(shape, pairs):
+                self._device.move(self._copies(pairs, shape.block_bytes, self.kv.base, self.kv.base))
             case AcceptPages(runs):
                 self._device.grant(runs)
             case WipePages(runs, event):
@@ -158,11 +162,13 @@ class Mover:
             stream.wait(effect.after)
         device_first = effect.stream is StreamName.SWAP_OUT
         source, target = (self.kv.base, self._host.base) if device_first else (self._host.base, self.kv.base)
-        nbytes = effect.shape.block_bytes
-        event = stream.copy(
-            block_copies(effect.pairs, slab_bytes=self._slab_bytes, block_bytes=nbytes, source=source, target=target)
-        )
+        event = stream.copy(self._copies(effect.pairs, effect.shape.block_bytes, source, target))
         self._started(effect.stream, event, effect.event)
+
+    def _copies(
+        self, pairs: Sequence[tuple[BlockId, BlockId]], block_bytes: int, source: int, target: int
+    ) -> Sequence[tuple[int, int, int]]:
+        return block_copies(pairs, slab_bytes=self._slab_bytes, block_bytes=block_bytes, source=source, target=target)
 
 
 def _copies(extents: Sequence[PageRun], source: int, target: int, nbytes: int) -> Iterator[tuple[int, int, int]]:

@@ -39,6 +39,8 @@ def tensor_at(address: int, shape: Sequence[int], dtype: torch.dtype, device: to
     nbytes = count * dtype.itemsize
     if device.type == "cpu":
         return torch.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=dtype).view(tuple(shape))
+    if device.index is None:  # a storage has to know which one
+        device = torch.device(device.type, torch.cuda.current_device())
     storage = torch._C._construct_storage_from_data_pointer(address, device, nbytes)
     return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, tuple(shape))  # type: ignore[call-overload,no-any-return]
 

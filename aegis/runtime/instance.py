@@ -71,7 +71,7 @@ class Instance:
             self._device, host, self._images, self._stage, slab_bytes=settings.slab_bytes, address_pages=ADDRESS_PAGES
         )
         self._engine = TransformersEngine(
-            KvRegion(self._mover.kv.base, self._mover.kv.nbytes, settings.slab_bytes), device=settings.device
+            KvRegion(self._mover.kv.base, self._mover.kv.nbytes, settings.slab_bytes), device=self._device.name
         )
         self._core = self._make_core()
         self._binder = Binder(self._engine)
@@ -145,6 +145,7 @@ class Instance:
         core = self._core
         counters = {f"{name}_total": value for name, value in asdict(core.counters).items()}
         counters["engine_initialisations_total"] = self._engine.initialisations
+        counters["device_wide_waits_total"] = self._device.device_wide
         ledger = core.ledger
         report = Telemetry(
             core.active,

@@ -199,6 +199,12 @@ def _check_sizes(config: Config) -> None:
             raise UserError(
                 f"{option} {format_size(size)} is more than this machine has ({machine / (1 << 30):.0f}GiB)"
             )
+    instances = len(_instances(config))
+    if _host_slabs(config) < 2 * instances:
+        raise UserError(
+            f"--host-memory without --model-cache holds {_host_slabs(config)} KV slabs, {instances} instances need "
+            f"{2 * instances}; raise it"
+        )
 
 
 def _devices(config: Config, instances: list[InstanceId], clock: Clock) -> Devices:
@@ -217,20 +223,17 @@ def _devices(config: Config, instances: list[InstanceId], clock: Clock) -> Devic
 
 def _budget(config: Config, devices: Devices) -> Budget:
     """What of the host memory is not the model cache's is for KV."""
-    names = _instances(config)
-    budget = Budget(
+    return Budget(
         pages=devices.page_count,
         page_bytes=devices.page_bytes,
         slab_bytes=config.memory.slab,
-        host_slabs=(config.memory.host - config.memory.cache_bytes) // config.memory.slab,
-        instances=len(names),
+        host_slabs=_host_slabs(config),
+        instances=len(_instances(config)),
     )
-    if budget.host_slabs < 2 * len(names):
-        raise UserError(
-            f"--host-memory without --model-cache holds {budget.host_slabs} KV slabs, {len(names)} instances need "
-            f"{2 * len(names)}; raise it"
-        )
-    return budget
+
+
+def _host_slabs(config: Config) -> int:
+    return (config.memory.host - config.memory.cache_bytes) // config.memory.slab
 
 
 def _instances(config: Config) -> dict[InstanceId, bool]:

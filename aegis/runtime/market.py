@@ -44,6 +44,7 @@ from aegis.runtime.image_cache import ImageCache
 from aegis.runtime.link import ProxyLink
 from aegis.runtime.pool import Pool
 from aegis.runtime.tickets import LiveTicket
+from aegis.telemetry.device_memory import DeviceMemoryMetrics
 from aegis.telemetry.logs import log
 from aegis.telemetry.memory_report import (
     MemoryReport,
@@ -106,6 +107,7 @@ class LiveMarket:
         images.wire = self
         self._devices = devices
         devices.wire = self
+        self._metrics.registry.register(DeviceMemoryMetrics(devices.arbiters(), devices.page_bytes))
         self._metrics.registry.register(ModelCacheMetrics(images.counters, images.accounts))
         self.catalogue = Catalogue(self, budget, images, dtype=dtype, cache_dir=cache_dir, default_slo=default_slo)
         self.up: set[InstanceId] = set()

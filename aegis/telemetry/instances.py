@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from aegis.core.ids import InstanceId
 from aegis.core.messages import Telemetry
+from aegis.telemetry.memory_report import fragmentation
 
 _SWAP = re.compile(r"^(?:kv_)?swap_(in|out)_bytes_total$")
 _INITIALISATIONS = "engine_initialisations_total"
@@ -25,11 +26,13 @@ class _Instance:
     process: dict[str, int] = field(default_factory=dict)  # counters as this process last reported them
     gauges: dict[str, int] = field(default_factory=dict)
     accounts: dict[str, int] = field(default_factory=dict)
+    fragmentation: dict[str, float] = field(default_factory=dict)  # of its KV slabs, by region
 
 
 class InstanceMetrics(Collector):
     """Counter `x_total` is shown as `aegis:instance_x_total{instance}`, KV swap bytes by direction, engine
-    initialisations under their own name; account `y` as the gauge `aegis:memory_y{instance}`."""
+    initialisations under their own name; account `y` as the gauge `aegis:memory_y{instance}`. The share of its KV slabs
+    that holds no block is `aegis:kv_slab_fragmentation_ratio{instance, region}`."""
 
     def __init__(self) -> None:
         self._instances: dict[InstanceId, _Instance] = {}
@@ -40,6 +43,10 @@ class InstanceMetrics(Collector):
             at.totals[name] += value - at.process.get(name, 0)
         at.process = dict(telemetry.counters)
         at.accounts = dict(telemetry.accounts)
+        at.fragmentation = {
+            region: fragmentation(use for use in telemetry.shapes if use.region == region)
+            for region in ("device", "host")
+        }
         at.gauges = {
             "queued": telemetry.queued,
             "running": telemetry.running,
@@ -54,7 +61,7 @@ class InstanceMetrics(Collector):
         at = self._at(instance)
         at.up = False
         at.restarts += 1
-        at.process, at.gauges, at.accounts = {}, {}, {}
+        at.process, at.gauges, at.accounts, at.fragmentation = {}, {}, {}, {}
 
     def _at(self, instance: InstanceId) -> _Instance:
         return self._instances.setdefault(instance, _Instance())
@@ -63,12 +70,14 @@ class InstanceMetrics(Collector):
         """Called by the registry, from any thread."""
         families: dict[str, Metric] = {}
         for name, at in sorted(dict(self._instances).items()):
-            _gauge(families, "aegis:instance_up", name, at.up)
+            _gauge(families, "aegis:instance_up", {"instance": name}, at.up)
             _counter(families, "aegis:instance_restarts", {"instance": name}, at.restarts)
             for gauge, value in at.gauges.items():
-                _gauge(families, f"aegis:instance_{gauge}", name, value)
+                _gauge(families, f"aegis:instance_{gauge}", {"instance": name}, value)
             for account, value in at.accounts.items():
-                _gauge(families, f"aegis:memory_{account}", name, value)
+                _gauge(families, f"aegis:memory_{account}", {"instance": name}, value)
+            for region, share in at.fragmentation.items():
+                _gauge(families, "aegis:kv_slab_fragmentation_ratio", {"instance": name, "region": region}, share)
             for counter, value in dict(at.totals).items():
                 _total(families, counter, name, value)
         yield from families.values()
@@ -92,10 +101,10 @@ def _counter(families: dict[str, Metric], name: str, labels: dict[str, str], val
     family.add_metric(list(labels.values()), value)
 
 
-def _gauge(families: dict[str, Metric], name: str, instance: str, value: int) -> None:
-    family = families.setdefault(name, GaugeMetricFamily(name, f"{_words(name)}, now", labels=["instance"]))
+def _gauge(families: dict[str, Metric], name: str, labels: dict[str, str], value: float) -> None:
+    family = families.setdefault(name, GaugeMetricFamily(name, f"{_words(name)}, now", labels=list(labels)))
     assert isinstance(family, GaugeMetricFamily)
-    family.add_metric([instance], value)
+    family.add_metric(list(labels.values()), value)
 
 
 def _words(name: str) -> str:

@@ -138,7 +138,7 @@ def report_device(
     uses, free = arbiter.use(), arbiter.free
     instances = [
         _instance(name, use, arbiter.capacity, reports.get(name, _SILENT), image_bytes, page_bytes)
-        for name, use in uses.items()
+        for name, use in sorted(uses.items())
     ]
     held = sum(use.held for use in uses.values())
     return DeviceReport(

@@ -14,6 +14,7 @@ from proxy.http.models import card_of, find
 from proxy.http.replies import json_reply
 from proxy.http.settings import market_of, settings_of
 
+
 class Removed(Struct, frozen=True):
     id: str
     object: str = "model"

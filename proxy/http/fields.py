@@ -6,6 +6,7 @@ A parameter that is null counts as absent. Every refusal names the parameter, in
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 from aegis.core.errors import UserError
@@ -93,10 +94,10 @@ class Fields:
         value = self.take(name)
         if value is None:
             raise self.refusal(name, "is required")
-        try:
-            return parse_size(value if type(value) is int else str(value)[:_SIZE_CHARACTERS])
-        except ValueError:
-            raise self.refusal(name, f"must be a size like 256MiB, not {shown(value)}") from None
+        with suppress(ValueError):
+            if type(value) is int or (isinstance(value, str) and len(value) <= _SIZE_CHARACTERS):
+                return parse_size(value)
+        raise self.refusal(name, f"must be a size like 256MiB, not {shown(value)}")
 
     def items(self, name: str, *, most: int) -> list[Any]:
         """A list of at most `most` entries, their types unchecked; empty where absent."""

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from aegis.core.model import KvLayer, KvShape
 from aegis.core.request import Sampling
 from aegis.engine.gpu_decode import GpuDecoder
+from aegis.engine.paged_attention import Kind, Prefill
 from aegis.engine.transformers_engine import TransformersEngine
+from aegis.engine.views import KvViews
 from tests.unit.engine.generation import Generation, begin, step
 from tests.unit.engine.images import Arena, Built
 from tests.unit.engine.test_transformers_engine import ARCHITECTURES, NEW_TOKENS, make, prompts
@@ -77,12 +80,13 @@ def test_a_step_waits_for_the_gpu_once(mixed: bool, tmp_path: Path) -> None:
     assert len([each for each in caught if "synchroniz" in str(each.message)]) == 5
 
 
-def test_long_prompts_attend_without_a_mask(tmp_path: Path) -> None:
-    """Eight thousand tokens of scores in float32 would be 256 MiB a head."""
-    loaded = Loaded(make("llama", tmp_path / "llama", dtype=torch.bfloat16))
-    loaded.arena = Arena(slabs=600, device="cuda")
-    loaded.begin(0, prompts(5)[0])
+def test_a_long_prompt_needs_no_matrix_of_scores() -> None:
+    """One head's, of 8192 tokens, would take 64 MiB at a byte each."""
+    tokens, shape = 8192, KvShape((KvLayer(2, 128, 128),), "bfloat16", 2)
+    arena = Arena(slab_bytes=64 * shape.block_bytes, slabs=10, device="cuda")
+    prefill = Prefill(KvViews(arena.region, shape, torch.device("cuda")), tokens, arena.take(shape, tokens))
+    query, key, value = (torch.randn(1, heads, tokens, 128, dtype=torch.bfloat16, device="cuda") for heads in (8, 2, 2))
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    begin(loaded.engine, Arena(device="cuda"), loaded._built, 1, [5] * 400, room=1)
-    assert torch.cuda.max_memory_allocated() - before < 128 << 20
+    prefill.attend(0, query, key, value, Kind(None, None, None, None))
+    assert torch.cuda.max_memory_allocated() - before < 64 << 20

@@ -1,4 +1,4 @@
-"""`aegis launch --device cuda`: a prefill and a decode instance share one GPU's pool and answer as transformers does."""
+"""`aegis launch --device cuda`: a prefill and a decode instance share a GPU's pool and answer as transformers does."""
 
 from __future__ import annotations
 

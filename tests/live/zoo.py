@@ -27,8 +27,8 @@ REFUSED = {
     "minimax": "linear_attention layers",
     "rwkv": "recurrent state",
 }
-MEMORY = ("--device-memory", "6MiB", "--host-memory", "16MiB")
-"""Three pages, of which a model takes one and a slab of KV another; and four slabs of the host, two per instance."""
+MEMORY = ("--device-memory", "12MiB", "--host-memory", "16MiB")
+"""Six pages for two instances, of which a model takes one and a slab of KV another; and four slabs of the host."""
 
 
 def write(directory: Path) -> None:

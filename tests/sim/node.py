@@ -19,6 +19,7 @@ from aegis.core.effects import (
     LoadWeights,
     MapKv,
     MapWeights,
+    MoveBlocks,
     RevokePages,
     RunDecode,
     RunPrefill,
@@ -168,6 +169,12 @@ class Node:
                 self._submit(StreamName.WEIGHTS, copy)
             case AbandonLoad(event):
                 self._abandon(event)
+            case MoveBlocks(shape, pairs):
+                assert not self._stepping
+                for source, target in pairs:
+                    self._mapped(shape, source)
+                    self._mapped(shape, target)
+                    self._kv[shape, target] = self._kv.pop((shape, source), [])
             case AcceptPages(runs):
                 self._accept(_pages(runs))
             case WipePages(runs, event):

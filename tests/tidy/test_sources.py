@@ -177,8 +177,9 @@ def test_no_file_knows_a_developers_machine_or_leaves_work_for_later() -> None:
 def test_what_is_imported_is_declared() -> None:
     """A package that happens to be installed here is missing on a fresh machine."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = {_distribution(line) for line in project["dependencies"]}
-    for_tests = declared | {_distribution(line) for line in project["optional-dependencies"]["dev"]}
+    extras = project["optional-dependencies"]
+    declared = {_distribution(line) for line in (*project["dependencies"], *extras["cuda"])}
+    for_tests = declared | {_distribution(line) for line in extras["dev"]}
     providers = importlib.metadata.packages_distributions()
     missing = set()
     for files, allowed in ((product(), declared), ((ROOT / "tests").rglob("*.py"), for_tests)):

@@ -15,6 +15,7 @@ M, R, P = ModelId("m"), RequestId(3), InstanceId("prefill-0")
 JOB = Job(R, 2, M, (1, 2), Sampling(max_tokens=4, logit_bias=((5, -1.0),), logprobs=2), 17, (9,))
 KV = KvHandle(P, (BlockId(4), BlockId(5)), 30, EventHandle(6, 7))
 TOKEN = Token(8, -0.5, ((8, -0.5), (9, -1.5)))
+SLABS = messages.SlabsOfShape("host", (M,), 100, 30, 2, 3, 1, 1, 1)
 
 TO = [
     messages.AddModel(make_spec(0, image_pages=1, block_bytes=128)),
@@ -55,7 +56,7 @@ FROM = [
     messages.ImageUnreadable(M, "why"),
     messages.PeerForgotten(P),
     messages.SwitchDone(M, True, 1, 2, 3, 4),
-    messages.Telemetry(M, (M,), 1, 2, {"steps_total": 3}, {"device_pages": 4}),
+    messages.Telemetry(M, (M,), 1, 2, {"steps_total": 3}, {"device_pages": 4}, (M,), (SLABS,)),
 ]
 
 

@@ -40,7 +40,7 @@ class Buffer(RuleBasedStateMachine):
     def law_b1_ranges_are_disjoint_and_inside(self) -> None:
         self.buffer.check()
         pages = [p for offset, size in self.placed.values() for p in range(offset, offset + size)]
-        assert len(set(pages)) == len(pages) and set(pages) <= set(range(20))
+        assert len(set(pages)) == len(pages) == self.buffer.placed and set(pages) <= set(range(20))
 
     @invariant()
     def law_b2_a_placed_model_stays_where_it_is(self) -> None:

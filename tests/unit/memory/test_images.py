@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from aegis.core.errors import LawBroken
 from aegis.core.ids import InstanceId, ModelId, PageRun
 from aegis.core.messages import EvictImage, ImageCached
-from memory.images import ONE_USE_NS, AbandonFill, CacheEffect, Fill, Forgotten, ModelCache, State, Tell
+from memory.images import ONE_USE_NS, AbandonFill, CacheEffect, Fill, Forgotten, ImageUse, ModelCache, State, Tell
 from memory.pages import NoPages, count_pages
 
 A, B = InstanceId("decode-0"), InstanceId("prefill-0")
@@ -59,6 +59,8 @@ def test_images_come_in_as_long_as_there_is_room_and_instances_learn_where_they_
     assert cache.join(B) == [Tell(B, ImageCached(K, (PageRun(0, 2),)))]
     assert [tell.instance for tell in cache.filled(L) if isinstance(tell, Tell)] == [A, B]
     assert cache.accounts() == {"free": 1, "filling": 0, "cached": 4, "evicting": 0}
+    assert cache.images()[L] == ImageUse(State.CACHED, 2, pinned=False)
+    assert cache.images()[M] == ImageUse(State.ABSENT, 2, pinned=False)
 
 
 def test_an_extent_is_taken_again_only_when_every_instance_has_answered() -> None:

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import re
+
+import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from aegis.core.effects import (
+    AbandonLoad,
+    AcceptPages,
     Bind,
     CopyBlocks,
     Effect,
     LoadWeights,
     MapKv,
     MapWeights,
+    RevokePages,
+    Send,
     StreamName,
     Unbind,
     UnmapKv,
     UnmapWeights,
+    WipePages,
 )
 from aegis.core.errors import LawBroken
-from aegis.core.ids import BlockId, ModelId, PageId, SlabId
-from aegis.core.model import KvShape
+from aegis.core.ids import MODEL_NAME_PATTERN, BlockId, ModelId, PageRun, SlabId
+from aegis.core.messages import EvictImage, GaveBack, GrantPages, ImageCached, ImageEvicted, NeedPages, TakeBack
+from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import EventHandle
+from memory import slab_sources
 from memory.budget import Budget
 from memory.ledger import Ledger
-from memory.pages import NoPages
+from memory.pages import NoPages, Runs, count_pages
 from memory.slabs import NoBlocks
-from tests.sim.pretended import PAGE, make_shape, make_spec
+from tests.sim.pretended import PAGE, make_spec
 
 SLAB = 2 * PAGE
 SPECS = [
@@ -39,39 +49,42 @@ WORDS = {name: i for i, name in enumerate(StreamName)}
 models = st.sampled_from([spec.model for spec in SPECS])
 
 
+def pages_of(runs: Runs) -> list[int]:
+    return [page for run in runs for page in range(run.start, run.stop)]
+
+
 class Bytes:
-    """What would happen to bytes: ranges mapped and unmapped, copies between mapped blocks, all in order."""
+    """What would happen to bytes: pages ours or not, ranges mapped and unmapped, copies between mapped blocks, all in
+    order."""
 
     def __init__(self) -> None:
+        self.ours: set[int] = set()
+        self.written: set[int] = set()  # since they were ours or wiped
         self.bound: dict[ModelId, tuple[int, int]] = {}
-        self.weights: dict[ModelId, tuple[PageId, ...]] = {}
-        self.slabs: dict[SlabId, tuple[PageId, ...]] = {}
+        self.weights: dict[ModelId, list[int]] = {}
+        self.slabs: dict[SlabId, list[int]] = {}
         self.copies: list[tuple[StreamName, EventHandle, set[SlabId], ModelId | None]] = []
+        self.wiping: dict[EventHandle, list[int]] = {}
+        self.abandoned: set[EventHandle] = set()
+        self.said: list[object] = []
 
-    def mapped(self) -> list[PageId]:
+    def mapped(self) -> list[int]:
         return [page for held in (self.weights, self.slabs) for pages in held.values() for page in pages]
 
     def perform(self, effect: Effect) -> None:
-        touched = {slab for *_, slabs, _ in self.copies for slab in slabs}
-        loading = {model for *_, model in self.copies}
         match effect:
             case Bind(spec, offset):
                 self.bound[spec.model] = (offset, BUDGET.weight_pages(spec.manifest.image_bytes))
             case Unbind(model):
                 assert model not in self.weights
                 del self.bound[model]
-            case MapWeights(model, pages):
-                assert len(pages) == self.bound[model][1] and not set(pages) & set(self.mapped())
-                self.weights[model] = pages
-            case UnmapWeights(model):
-                assert model not in loading, "R2"
-                del self.weights[model]
-            case MapKv(slab, pages):
-                assert len(pages) == 2 and not set(pages) & set(self.mapped()) and slab not in self.slabs
-                self.slabs[slab] = pages
-            case UnmapKv(slab):
-                assert slab not in touched, "rule 3: unmapped under a copy"
-                del self.slabs[slab]
+            case Send(message):
+                self.said.append(message)
+            case AcceptPages() | WipePages() | RevokePages():
+                self.move(effect)
+            case AbandonLoad(event):
+                assert event in {copy[1] for copy in self.copies}
+                self.abandoned.add(event)
             case LoadWeights(model, event):
                 assert model in self.weights
                 self.copies.append((StreamName.WEIGHTS, event, set(), model))
@@ -80,6 +93,44 @@ class Bytes:
                 device = {SlabId((a if out else b) * effect.shape.block_bytes // SLAB) for a, b in effect.pairs}
                 assert device <= self.slabs.keys()
                 self.copies.append((effect.stream, effect.event, device, None))
+            case _:
+                self.map(effect)
+
+    def map(self, effect: Effect) -> None:
+        match effect:
+            case MapWeights(model, runs):
+                assert count_pages(runs) == self.bound[model][1]
+                self.weights[model] = self.claim(runs)
+            case UnmapWeights(model):
+                assert model not in {model for *_, model in self.copies}, "R2"
+                del self.weights[model]
+            case MapKv(slab, runs):
+                assert count_pages(runs) == 2 and slab not in self.slabs
+                self.slabs[slab] = self.claim(runs)
+            case UnmapKv(slab):
+                assert slab not in {slab for *_, slabs, _ in self.copies for slab in slabs}, "rule 3: under a copy"
+                del self.slabs[slab]
+
+    def claim(self, runs: Runs) -> list[int]:
+        pages = pages_of(runs)
+        assert set(pages) <= self.ours and not set(pages) & set(self.mapped())
+        self.written |= set(pages)
+        return pages
+
+    def move(self, effect: AcceptPages | WipePages | RevokePages) -> None:
+        pages = set(pages_of(effect.runs))
+        assert not pages & set(self.mapped()), "V2: what leaves is in no range"
+        match effect:
+            case AcceptPages():
+                assert not pages & self.ours
+                self.ours |= pages
+            case WipePages():
+                assert pages <= self.ours
+                self.wiping[effect.event] = sorted(pages)
+                self.copies.append((StreamName.SCRUB, effect.event, set(), None))
+            case RevokePages():
+                assert pages <= self.ours and not pages & self.written, "wiped before it is acknowledged"
+                self.ours -= pages
 
     def complete(self, stream: StreamName) -> EventHandle | None:
         """The oldest copy of the stream."""
@@ -87,6 +138,7 @@ class Bytes:
         if copy is None:
             return None
         self.copies.remove(copy)
+        self.written -= set(self.wiping.pop(copy[1], []))
         return copy[1]
 
 
@@ -97,9 +149,35 @@ class Books(RuleBasedStateMachine):
         self.bytes = Bytes()
         self.pairs: list[tuple[KvShape, list[BlockId], list[BlockId]]] = []  # device and host blocks, both used
         self.node = [SlabId(i) for i in range(6)]
+        self.device = set(range(BUDGET.pages))  # pages that are not ours
+        self.owed: TakeBack | None = None
+        self.ticket = self.now_ns = 0
+
+    @rule(data=st.data())
+    def lend(self, data: st.DataObject) -> None:
+        start = data.draw(st.integers(0, BUDGET.pages - 1))
+        stop = data.draw(st.integers(start + 1, BUDGET.pages))
+        pages = self.device & set(range(start, stop))
+        self.device -= pages
+        self.ledger.balloon.granted(GrantPages(tuple(PageRun(page, page + 1) for page in sorted(pages))))
+
+    @rule(data=st.data(), gentle=st.booleans())
+    def take_back(self, data: st.DataObject, gentle: bool) -> None:
+        held = self.ledger.balloon.held - self.ledger.balloon.leaving
+        if not held or (self.owed and not gentle):
+            return
+        self.ticket += 1
+        asked = TakeBack(self.ticket, data.draw(st.integers(1, held)), 10, gentle=gentle)
+        self.owed = self.owed if gentle else asked
+        self.ledger.balloon.take_back(asked, self.now_ns)
+
+    @rule(ns=st.integers(0, 6))
+    def settle_debts(self, ns: int) -> None:
+        self.now_ns += ns
+        self.ledger.balloon.settle(self.now_ns)
 
     @rule(spec=st.sampled_from(SPECS))
-    def add(self, spec) -> None:  # type: ignore[no-untyped-def]
+    def add(self, spec: ModelSpec) -> None:
         if spec.model not in self.ledger.specs:
             assert self.ledger.add_model(spec) == (spec.model in self.ledger.specs)
 
@@ -117,12 +195,17 @@ class Books(RuleBasedStateMachine):
             assert not isinstance(started, NoPages) or self.ledger.pool.free == before
 
     @rule(model=models)
+    def abandon(self, model: ModelId) -> None:
+        if model in self.ledger.specs and self.ledger.weights.is_loading(model):
+            self.ledger.abandon(model)
+
+    @rule(model=models)
     def evict(self, model: ModelId) -> None:
         if model in self.ledger.specs and self.ledger.weights.is_resident(model):
             self.ledger.evict(model)
 
     @rule(spec=st.sampled_from(SPECS), count=st.integers(1, 5))
-    def reserve(self, spec, count: int) -> None:  # type: ignore[no-untyped-def]
+    def reserve(self, spec: ModelSpec, count: int) -> None:
         """Room on both sides, or on none."""
         shape = spec.manifest.kv
         device = self.ledger.device.alloc(shape, count)
@@ -163,7 +246,10 @@ class Books(RuleBasedStateMachine):
         event = self.bytes.complete(stream)
         if event:
             self.ledger.progress(stream, event.value)
-            assert dict(self.ledger.weights.loading()) == {m: e for m, e in loading.items() if e != event}
+            weights = self.ledger.weights
+            assert dict(weights.loading()) == {m: e for m, e in loading.items() if e != event}
+            for model in (m for m, e in loading.items() if e == event):
+                assert weights.is_resident(model) == (event not in self.bytes.abandoned)
 
     @rule(count=st.integers(1, 4))
     def grant(self, count: int) -> None:
@@ -180,6 +266,11 @@ class Books(RuleBasedStateMachine):
     def settle(self) -> None:
         for effect in self.ledger.drain():
             self.bytes.perform(effect)
+        for answer in self.bytes.said:
+            if isinstance(answer, GaveBack):
+                self.device |= set(pages_of(answer.runs))
+                self.owed = None if self.owed and self.owed.ticket == answer.ticket else self.owed
+        self.bytes.said.clear()
 
     @invariant()
     def laws_m1_m2_m3_and_those_of_every_part(self) -> None:
@@ -189,8 +280,10 @@ class Books(RuleBasedStateMachine):
     def free_reserved_used_and_in_transfer_make_the_capacity(self) -> None:
         self.settle()
         a = self.ledger.accounts()
-        pages = ("device_pages_free", "device_pages_weights", "device_pages_loading", "device_pages_kv")
-        assert sum(a[name] for name in pages) == a["device_pages"] == BUDGET.pages
+        pages = ("free", "weights", "loading", "kv", "retired", "leaving")
+        assert sum(a[f"device_pages_{name}"] for name in pages) == a["device_pages"] == len(self.bytes.ours)
+        assert self.device == set(range(BUDGET.pages)) - self.bytes.ours
+        assert a["address_pages_placed"] == sum(pages for _, pages in self.bytes.bound.values())
         for pool in (self.ledger.device, self.ledger.host):
             for shape, use in pool.use().items():
                 assert use.free + use.reserved + use.used + use.moving == use.slabs * (SLAB // shape.block_bytes)
@@ -211,13 +304,21 @@ Books.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
 TestBooks = Books.TestCase
 
 
-def ledger_with(*specs) -> Ledger:  # type: ignore[no-untyped-def]
+def ledger_with(*specs: ModelSpec) -> Ledger:
     ledger = Ledger(BUDGET, WORDS, address_pages=100)
+    ledger.balloon.granted(GrantPages((PageRun(0, BUDGET.pages),)))
     for spec in specs:
         ledger.add_model(spec)
     ledger.grant([SlabId(0), SlabId(1)])
     ledger.drain()
     return ledger
+
+
+def test_nothing_is_ours_before_it_is_granted() -> None:
+    ledger = Ledger(BUDGET, WORDS, address_pages=100)
+    ledger.add_model(SPECS[0])
+    assert ledger.load(SPECS[0].model, []) == NoPages(2, 0)
+    assert isinstance(ledger.device.alloc(SPECS[0].manifest.kv, 1), NoBlocks)
 
 
 def test_effects_say_what_has_to_leave_before_what_comes() -> None:
@@ -274,34 +375,101 @@ def test_check_finds_what_is_broken(law: str) -> None:
         ledger.check()
 
 
-def fits(budget: Budget, image_bytes: int, shape: KvShape, tokens: int) -> bool:
-    """By trying: a sequence of so many tokens beside the weights, and in what the node can lease to one instance."""
-    spec = make_spec(0, image_pages=1, block_bytes=shape.block_bytes)
-    ledger = Ledger(budget, WORDS, address_pages=1000)
-    ledger.add_model(spec)
-    if isinstance(ledger.pool.take("weights", budget.weight_pages(image_bytes)), NoPages):
-        return False
-    ledger.grant([SlabId(i) for i in range(budget.host_slabs - (budget.instances - 1))])
-    count = shape.blocks_for(tokens)
-    return not any(isinstance(pool.alloc(shape, count), NoBlocks) for pool in (ledger.device, ledger.host))
+# --- growing at the cost of others ------------------------------------------------------------------------------------
 
 
-@given(
-    st.integers(4, 20),
-    st.integers(1, 4 * PAGE),
-    st.sampled_from([SLAB // 8, SLAB // 2, SLAB]),
-    st.integers(3, 12),
-    st.integers(2, 3),
-)
-def test_the_longest_sequence_is_the_longest_that_fits(
-    pages: int, image_bytes: int, block_bytes: int, host_slabs: int, instances: int
-) -> None:
-    budget = Budget(pages=pages, page_bytes=PAGE, slab_bytes=SLAB, host_slabs=host_slabs, instances=instances)
-    shape = make_shape(block_bytes)
-    limit = budget.sequence_tokens(image_bytes, shape)
-    assert limit <= 0 or fits(budget, image_bytes, shape, limit)
-    assert not fits(budget, image_bytes, shape, max(limit, 0) + 1)
+def test_the_device_is_asked_before_anything_is_evicted_and_once() -> None:
+    ledger = Ledger(BUDGET, WORDS, address_pages=100)
+    assert ledger.must_wait(3) and ledger.must_wait(4)
+    assert ledger.drain() == [Send(NeedPages(3, urgent=False))]
+    ledger.balloon.granted(GrantPages((), refused=True))
+    assert not ledger.must_wait(3) and ledger.drain() == []
 
 
-def test_a_block_larger_than_a_slab_holds_nothing() -> None:
-    assert BUDGET.sequence_tokens(PAGE, make_shape(2 * SLAB)) == 0
+def test_what_is_free_is_not_asked_for() -> None:
+    ledger = ledger_with()
+    assert not ledger.must_wait(BUDGET.pages)
+    assert ledger.must_wait(BUDGET.pages + 1)
+    assert ledger.drain() == [Send(NeedPages(1, urgent=False))]
+
+
+def test_kv_takes_so_many_pages_beside_the_blocks_it_has_room_for() -> None:
+    ledger, shape = ledger_with(), SPECS[1].manifest.kv
+    assert [ledger.kv_pages(shape, count) for count in (1, 2, 3)] == [2, 2, 4]
+    ledger.device.alloc(shape, 1)
+    assert [ledger.kv_pages(shape, count) for count in (1, 2, 3)] == [0, 2, 2]
+
+
+# --- loads that are given up, and images that are evicted -------------------------------------------------------------
+
+
+def test_pages_of_an_abandoned_load_come_back_with_its_event() -> None:
+    ledger, model = ledger_with(SPECS[2]), SPECS[2].model
+    event = ledger.load(model, [])
+    assert isinstance(event, EventHandle)
+    ledger.drain()
+    ledger.abandon(model)
+    assert ledger.drain() == [AbandonLoad(event)] and ledger.pool.free == BUDGET.pages - 5
+    ledger.progress(StreamName.WEIGHTS, event.value)
+    assert ledger.drain() == [UnmapWeights(model)] and ledger.pool.free == BUDGET.pages
+
+
+def test_a_load_reads_from_the_cache_what_lies_there_when_it_begins() -> None:
+    ledger, model, extents = ledger_with(SPECS[0]), SPECS[0].model, (PageRun(7, 9),)
+    assert loaded_from(ledger, model) == ()
+    ledger.image_cached(ImageCached(model, extents))
+    assert loaded_from(ledger, model) == extents
+    ledger.evict_image(EvictImage(model))
+    assert loaded_from(ledger, model) == ()
+
+
+def loaded_from(ledger: Ledger, model: ModelId) -> Runs:
+    event = ledger.load(model, [])
+    assert isinstance(event, EventHandle)
+    (load,) = [effect for effect in ledger.drain() if isinstance(effect, LoadWeights)]
+    ledger.progress(StreamName.WEIGHTS, event.value)
+    ledger.evict(model)
+    return load.cached
+
+
+@pytest.mark.parametrize("abandoned", [False, True])
+def test_an_image_may_be_overwritten_once_no_load_reads_it(abandoned: bool) -> None:
+    """An abandoned load reads on until its event has passed."""
+    ledger, model = ledger_with(SPECS[0]), SPECS[0].model
+    ledger.image_cached(ImageCached(model, (PageRun(7, 9),)))
+    event = ledger.load(model, [])
+    assert isinstance(event, EventHandle)
+    if abandoned:
+        ledger.abandon(model)
+    ledger.drain()
+    ledger.evict_image(EvictImage(model))
+    assert ledger.drain() == []
+    ledger.progress(StreamName.WEIGHTS, event.value)
+    assert ledger.drain()[-1] == Send(ImageEvicted(model))
+    ledger.progress(StreamName.WEIGHTS, event.value)
+    assert ledger.drain() == [], "answered once"
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_an_image_that_nobody_loads_is_let_go_of_at_once(known: bool) -> None:
+    ledger = ledger_with(*SPECS[: int(known)])
+    ledger.evict_image(EvictImage(SPECS[0].model))
+    assert ledger.drain() == [Send(ImageEvicted(SPECS[0].model))]
+
+
+def test_a_model_named_like_an_owner_of_the_books_is_a_model_like_others() -> None:
+    """KV's own owner has a name that no model can have."""
+    assert not re.fullmatch(MODEL_NAME_PATTERN, slab_sources._KV_OWNER)
+    names = [ModelId(name) for name in ("kv", "wiping", "weights", "retired")]
+    ledger = ledger_with(*(msgspec.structs.replace(SPECS[3], model=name) for name in names))
+    blocks = ledger.device.alloc(SPECS[3].manifest.kv, 1)
+    assert not isinstance(blocks, NoBlocks)
+    for name in names:
+        assert isinstance(ledger.load(name, []), EventHandle)
+        ledger.check()
+    ledger.device.free(SPECS[3].manifest.kv, blocks)
+    ledger.progress(StreamName.WEIGHTS, len(names))
+    for name in names:
+        ledger.drop_model(name)
+        ledger.check()
+    assert ledger.pool.free == BUDGET.pages

@@ -30,7 +30,9 @@ def test_an_event_has_passed_exactly_when_its_stream_got_that_far(moves: list[tu
             assert [transfers.passed(e) for e in events[name]] == [
                 n < completed[name] for n in range(len(events[name]))
             ]
-        assert transfers.in_flight == sum(len(events[name]) - completed[name] for name in StreamName)
+        in_flight = {name: len(events[name]) - completed[name] for name in StreamName}
+        assert transfers.by_stream() == in_flight
+        assert transfers.in_flight == sum(in_flight.values())
 
 
 @pytest.mark.parametrize("value", [0, 3])

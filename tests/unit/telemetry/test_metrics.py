@@ -6,7 +6,7 @@ from prometheus_client import generate_latest
 
 from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.messages import SwitchDone, Telemetry
+from aegis.core.messages import SlabsOfShape, SwitchDone, Telemetry
 from aegis.core.model import Slo
 from aegis.core.request import FinishReason
 from aegis.telemetry.metrics import Metrics
@@ -160,6 +160,27 @@ def test_gauges_of_an_instance_are_those_of_now() -> None:
     metrics.restarted(DECODE)
     assert value(metrics, "instance_up", instance="decode-0") == 0
     assert value(metrics, "memory_device_pages_free", instance="decode-0") is None
+
+
+def test_fragmentation_is_told_by_region() -> None:
+    metrics = Metrics()
+    slabs = SlabsOfShape(
+        "device",
+        (M,),
+        slab_bytes=100,
+        block_bytes=30,
+        slabs=2,
+        free_blocks=3,
+        reserved_blocks=1,
+        used_blocks=1,
+        moving_blocks=1,
+    )
+    metrics.telemetry(DECODE, Telemetry(M, (M,), 0, 0, {}, {}, shapes=(slabs,)))
+    ratio = "kv_slab_fragmentation_ratio"
+    assert value(metrics, ratio, instance="decode-0", region="device") == 1 - 90 / 200
+    assert value(metrics, ratio, instance="decode-0", region="host") == 0
+    metrics.restarted(DECODE)
+    assert value(metrics, ratio, instance="decode-0", region="device") is None
 
 
 def test_everything_is_exposed_in_prometheus_text_once() -> None:

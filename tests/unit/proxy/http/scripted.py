@@ -20,6 +20,7 @@ from aegis.core.ids import ModelId
 from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec
 from aegis.core.request import FinishReason, Sampling, Token
 from aegis.models.text import TextModel
+from aegis.telemetry.memory_report import HostKvReport, MemoryReport, ModelCacheReport, SlabsReport
 from proxy.http.app import create_app
 from proxy.http.boundary import Delivery, Delta, Finished, PromptScores
 from proxy.http.settings import Settings
@@ -142,6 +143,7 @@ class ScriptedMarket:
     tickets: list[ScriptedTicket] = field(default_factory=list)
     refusals: list[UserError | None] = field(default_factory=list)
     unwell: str = ""
+    moves: list[tuple[object, ...]] = field(default_factory=list)
 
     def models(self) -> Mapping[str, ScriptedModel]:
         return self.served
@@ -169,6 +171,20 @@ class ScriptedMarket:
 
     async def remove_model(self, name: str) -> None:
         del self.served[name]
+
+    def memory_report(self) -> MemoryReport:
+        none = SlabsReport(0, 0.0, ())
+        return MemoryReport((), HostKvReport(8, 4, 4, 0, none), ModelCacheReport(0, 0, (), {"hits": 3}))
+
+    async def limit_memory(self, instance: str, nbytes: int, *, timeout_s: float) -> int:
+        self.moves.append(("limit", instance, nbytes, timeout_s))
+        if self.refusals and (refusal := self.refusals.pop(0)):
+            raise refusal
+        return 4096
+
+    async def trim_memory(self, instance: str, *, timeout_s: float) -> int:
+        self.moves.append(("trim", instance, timeout_s))
+        return 0
 
 
 def market(script: Script | None = None, **changes: Any) -> ScriptedMarket:
