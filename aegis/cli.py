@@ -225,14 +225,13 @@ def show_memory(
     from rich.console import Console
 
     from aegis.memory_table import tables
-    from aegis.telemetry.memory_report import MemoryReport
 
     report = AdminClient(url).memory()
     if json:
         print(msgspec.json.format(msgspec.json.encode(report)).decode())
         return 0
     width = None if sys.stdout.isatty() else 10_000
-    Console(markup=False, highlight=False, width=width).print(*tables(msgspec.convert(report, MemoryReport)), sep="\n")
+    Console(markup=False, highlight=False, width=width).print(*tables(report), sep="\n")
     return 0
 
 

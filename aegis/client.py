@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aegis.core.errors import UserError
+
+if TYPE_CHECKING:
+    from aegis.telemetry.memory_report import MemoryReport
 
 
 class Refused(UserError):
@@ -34,12 +37,16 @@ class AdminClient:
         """Takes a model out of the market."""
         return self._call("POST", "/models/unload", {"model": model})
 
-    def memory(self) -> dict[str, Any]:
+    def memory(self) -> MemoryReport:
         """All memory of the server, as `/debug/memory` tells it."""
-        report = self._call("GET", "/debug/memory")
-        if "devices" not in report:
-            raise UserError(f"{self._url} answers, but is no aegis server")
-        return report
+        import msgspec  # like httpx
+
+        from aegis.telemetry.memory_report import MemoryReport
+
+        try:
+            return msgspec.convert(self._call("GET", "/debug/memory"), MemoryReport)
+        except msgspec.ValidationError:
+            raise UserError(f"{self._url} answers, but is no aegis server of this version") from None
 
     def limit_memory(self, instance: str, nbytes: int, *, timeout_s: float) -> int:
         """Returns when the instance holds no more: how many bytes it gave back."""

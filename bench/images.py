@@ -99,7 +99,7 @@ class Bench:
     def load(self, extents: tuple[PageRun, ...]) -> None:
         """Waits until it has arrived."""
         self._event = EventHandle(self._event.word, self._event.value + 1)
-        self._mover.perform(LoadWeights(_MODEL, self._event, extents))
+        self._mover.perform(LoadWeights(StreamName.WEIGHTS, _MODEL, self._event, extents))
         assert self._device.wait(self._event, timeout_ns=_TIMEOUT_NS)
         self._mover.progress()
 

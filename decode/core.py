@@ -84,14 +84,10 @@ class DecodeCore:
                 self._cancel(event)
             case GrantSlabs():
                 self._kv.granted(event)
-            case GrantPages():
-                self.ledger.balloon.granted(event)
+            case GrantPages() | ImageCached() | EvictImage():
+                self.ledger.told(event)
             case TakeBack():
                 self._take_back(event, now_ns)
-            case ImageCached():
-                self.ledger.image_cached(event)
-            case EvictImage():
-                self.ledger.evict_image(event)
             case Tick():
                 pass
             case AddModel():

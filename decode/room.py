@@ -32,13 +32,14 @@ class RoomMaker:
 
     # --- for the turn that runs ---------------------------------------------------------------------------------------
 
-    def load(self, model: ModelId, *, spare: int = 0) -> bool:
+    def load(self, model: ModelId, *, spare: int = 0, prefetch: bool = False) -> bool:
         """Whether the model's weights are on their way now. `spare` pages remain free."""
         ledger = self._ledger
         pages = ledger.budget.weight_pages(ledger.specs[model].manifest.image_bytes)
         if ledger.must_wait(pages + spare):
             return False
-        return not isinstance(ledger.load(model, self._expendable(model), spare=spare), NoPages)
+        started = ledger.load(model, self._expendable(model), spare=spare, prefetch=prefetch)
+        return not isinstance(started, NoPages)
 
     def bring_in(self, batch: Batch, ready: int) -> None:
         """Starts the swap-in of what is missing. The `ready` sequences that run come first: nobody is brought in to be
@@ -81,7 +82,8 @@ class RoomMaker:
         if batch is None:
             return
         if not weights.is_resident(batch.model) and not weights.loading():
-            self._counters.prefetches += self.load(batch.model, spare=self._ledger.budget.pages_per_slab)
+            spare = self._ledger.budget.pages_per_slab
+            self._counters.prefetches += self.load(batch.model, spare=spare, prefetch=True)
         if weights.is_resident(batch.model) or weights.is_loading(batch.model):
             for sequence in batch.sequences:
                 shape = sequence.spec.manifest.kv

@@ -16,7 +16,7 @@ from aegis.sizes import format_size
 from bench.table import markdown, results
 
 ROOT = Path(__file__).resolve().parent.parent
-SIZES = (("memory", "device"), ("memory", "host"), ("memory", "slab"))
+SIZES = (("memory", "device"), ("memory", "floor"), ("memory", "host"), ("memory", "slab"))
 
 
 def schema() -> str:

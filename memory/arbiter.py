@@ -178,10 +178,7 @@ class PageArbiter:
                 if answer.refused:
                     member.limit = taking.before
                 effects.append(Settled(taking.limit.command, answer.spare if answer.refused else given, answer.refused))
-        effects += self._next_limit(instance) + self._serve()
-        if self._excessive(instance):
-            effects.append((instance, GrantPages((), refused=True, excessive=True)))
-        return effects
+        return effects + self._next_limit(instance) + self._serve() + self._warn(instance)
 
     def seen(self, instance: InstanceId, *, busy: bool, now_ns: int) -> None:
         """Whether the instance has work."""
@@ -198,7 +195,7 @@ class PageArbiter:
         limit is what it was."""
         assert 0 < pages <= self.capacity
         self._members[instance].limits.append(_Limit(command, pages, patience_ns))
-        return self._next_limit(instance) + self._serve()
+        return self._next_limit(instance) + self._serve() + self._warn(instance)
 
     def trim(self, instance: InstanceId, *, keep: int | None = None, command: int | None = None) -> list[ArbiterEffect]:
         """Takes what the instance does not need now, down to `keep` pages or the floor; never refused."""
@@ -249,6 +246,10 @@ class PageArbiter:
             return False
         return not self._within_limit(instance, wish)
 
+    def _warn(self, instance: InstanceId) -> list[ArbiterEffect]:
+        """Tells an instance whose wish was refused that it has become hopeless."""
+        return [(instance, GrantPages((), refused=True, excessive=True))] if self._excessive(instance) else []
+
     def _serve(self) -> list[ArbiterEffect]:
         effects: list[ArbiterEffect] = []
         for instance in list(self._urgent()):
@@ -291,7 +292,7 @@ class PageArbiter:
         poor = self.held(instance) + self._wishes[instance].count <= share
         effects: list[ArbiterEffect] = []
         for name, member in self._members.items():
-            keep = self.floor if member.idle_since_ns is not None else share if poor else self.capacity
+            keep = 0 if member.idle_since_ns is not None else share if poor else self.capacity
             if name != instance and not member.giving and keep < self.held(name) != member.kept:
                 effects += self.trim(name, keep=keep)
         return effects

@@ -116,7 +116,8 @@ class Balloon:
 
     def granted(self, message: GrantPages) -> None:
         if message.refused:
-            self.wish = Wish.EXCESSIVE if message.excessive else Wish.REFUSED
+            if self._asked.count:  # else it has been withdrawn meanwhile
+                self.wish = Wish.EXCESSIVE if message.excessive else Wish.REFUSED
             return
         self.wish = Wish.NONE
         self._held += count_pages(message.runs)

@@ -29,7 +29,7 @@ from aegis.core.effects import (
 )
 from aegis.core.errors import LawBroken
 from aegis.core.ids import BlockId, ModelId, PageRun, SlabId
-from aegis.core.messages import EvictImage, ImageCached, ImageEvicted, SlabsOfShape
+from aegis.core.messages import EvictImage, GrantPages, ImageCached, ImageEvicted, SlabsOfShape
 from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import EventHandle
 from memory.balloon import Balloon, Wish
@@ -82,15 +82,18 @@ class Ledger:
         del self.specs[model]
         self.effects.append(Unbind(model))
 
-    def load(self, model: ModelId, expendable: Sequence[ModelId], *, spare: int = 0) -> EventHandle | NoPages:
+    def load(
+        self, model: ModelId, expendable: Sequence[ModelId], *, spare: int = 0, prefetch: bool = False
+    ) -> EventHandle | NoPages:
         """Starts bringing the model in, evicting from `expendable` as far as needed. Promotion later is free."""
         admitted = self.weights.admit(model, expendable, spare=spare)
         if isinstance(admitted, NoPages):
             return admitted
         self.effects += [UnmapWeights(victim) for victim in admitted.evicted]
         self.effects.append(MapWeights(model, admitted.runs))
-        event = self.transfers.next(StreamName.WEIGHTS)
-        self.effects.append(LoadWeights(model, event, self._cached.get(model, ())))
+        stream = StreamName.PREFETCH if prefetch else StreamName.WEIGHTS
+        event = self.transfers.next(stream)
+        self.effects.append(LoadWeights(stream, model, event, self._cached.get(model, ())))
         self.weights.start_loading(model, event)
         return event
 
@@ -113,14 +116,18 @@ class Ledger:
         """Free pages it takes to give so many more blocks."""
         return self.device.slabs_for(shape, blocks) * self.budget.pages_per_slab
 
-    def image_cached(self, message: ImageCached) -> None:
-        self._cached[message.model] = message.extents
-
-    def evict_image(self, message: EvictImage) -> None:
-        """Answered once no load reads from the cache what may be overwritten then."""
-        self._cached.pop(message.model, None)
-        self._evicting.add(message.model)
-        self._let_images_go()
+    def told(self, message: GrantPages | ImageCached | EvictImage) -> None:
+        """What the owners of the device's pages and of the node's model cache say. An eviction is answered once no load
+        reads from the cache what may be overwritten then."""
+        match message:
+            case GrantPages():
+                self.balloon.granted(message)
+            case ImageCached(model, extents):
+                self._cached[model] = extents
+            case EvictImage(model):
+                self._cached.pop(model, None)
+                self._evicting.add(model)
+                self._let_images_go()
 
     def copy_in(
         self, shape: KvShape, host: Sequence[BlockId], device: Sequence[BlockId], after: EventHandle

@@ -98,14 +98,10 @@ class PrefillCore:
             case GrantSlabs():
                 self.ledger.grant(event.slabs)
                 self._asked_slabs = event.refused and self._asked_slabs
-            case GrantPages():
-                self.ledger.balloon.granted(event)
+            case GrantPages() | ImageCached() | EvictImage():
+                self.ledger.told(event)
             case TakeBack():
                 self._take_back(event, now_ns)
-            case ImageCached():
-                self.ledger.image_cached(event)
-            case EvictImage():
-                self.ledger.evict_image(event)
             case Tick():
                 pass
             case AddModel():

@@ -80,7 +80,7 @@ class RoomMaker:
         if self._ledger.must_wait(self._weight_pages(model) + spare):
             return
         idle = [victim for victim in self._expendable(model) if victim not in needed]
-        if not isinstance(self._ledger.load(model, idle, spare=spare), NoPages):
+        if not isinstance(self._ledger.load(model, idle, spare=spare, prefetch=True), NoPages):
             self._counters.prefetches += 1
 
     # --- for other instances ------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ class StreamName(StrEnum):
     """The streams of an instance beside its compute."""
 
     WEIGHTS = "weights"
+    PREFETCH = "prefetch"  # weights for later: what is wanted now does not queue behind them
     SWAP_IN = "swap_in"
     SWAP_OUT = "swap_out"
     SCRUB = "scrub"
@@ -64,9 +65,10 @@ class UnmapWeights:
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
-    """Copy the model's image to its range on the weights stream; `event` is what that copy will be. `cached` are the
-    extents of the node's model cache that hold the image; without any it is read from disk."""
+    """Copy the model's image to its range; `event` is what that copy will be on the stream. `cached` are the extents
+    of the node's model cache that hold the image; without any it is read from disk."""
 
+    stream: StreamName
     model: ModelId
     event: EventHandle
     cached: tuple[PageRun, ...] = ()

@@ -73,7 +73,7 @@ class Mover:
         self._seen = dict.fromkeys(StreamName, 0)
         self._submitted = dict.fromkeys(StreamName, 0)
         self._bound: dict[ModelId, Bind] = {}
-        self._staged: dict[EventHandle, ModelId] = {}  # loads through the stage, by what they are on the weights stream
+        self._staged: dict[EventHandle, ModelId] = {}  # loads through the stage, by their events
 
     @property
     def words(self) -> Mapping[StreamName, int]:
@@ -128,7 +128,7 @@ class Mover:
             if completed != self._seen[name]:
                 self._seen[name] = completed
                 events.append(Progress(name, completed))
-        self._forget_staged(self._seen[StreamName.WEIGHTS])
+        self._forget_staged()
         return [*self._stage.failures(), *events]
 
     def _started(self, name: StreamName, event: EventHandle, expected: EventHandle) -> None:
@@ -136,24 +136,23 @@ class Mover:
         self._submitted[name] = event.value
 
     def _load(self, effect: LoadWeights) -> None:
-        bind, weights = self._bound[effect.model], self._streams[StreamName.WEIGHTS]
+        bind, stream = self._bound[effect.model], self._streams[effect.stream]
         base, nbytes = self.weights_base(bind), bind.spec.manifest.image_bytes
         if effect.cached and self._images.base is not None:
-            event = weights.copy(list(_copies(effect.cached, self._images.base, base, nbytes)))
+            event = stream.copy(list(_copies(effect.cached, self._images.base, base, nbytes)))
         else:
-            weights.wait(self._stage.load(bind.spec, base))
-            event = weights.copy(())
+            stream.wait(self._stage.load(bind.spec, base))
+            event = stream.copy(())
             self._staged[event] = effect.model
-        assert event == effect.event
-        self._submitted[StreamName.WEIGHTS] = event.value
+        self._started(effect.stream, event, effect.event)
 
     def _abandon(self, event: EventHandle) -> None:
         if event in self._staged:
             self._stage.abandon(self._staged[event])
-        self._streams[StreamName.WEIGHTS].abandon(event)
+        next(stream for stream in self._streams.values() if stream.word == event.word).abandon(event)
 
-    def _forget_staged(self, completed: int) -> None:
-        for event in [event for event in self._staged if event.value <= completed]:
+    def _forget_staged(self) -> None:
+        for event in [event for event in self._staged if self._device.passed(event)]:
             del self._staged[event]
 
     def _copy(self, effect: CopyBlocks) -> None:

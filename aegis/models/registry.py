@@ -55,7 +55,7 @@ def _refuse_too_large(checkpoint: Checkpoint, limit_bytes: int | None) -> None:
     stored = sum(file.stat().st_size for file in checkpoint.weights)
     if limit_bytes is not None and stored > 2 * limit_bytes:
         raise ModelRefused(
-            f"its weights are {stored / (1 << 20):.0f} MiB, an instance holds {limit_bytes / (1 << 20):.0f} MiB; "
+            f"its weights are {stored / (1 << 20):.0f} MiB, a device holds {limit_bytes / (1 << 20):.0f} MiB; "
             "raise --device-memory"
         )
 

@@ -260,7 +260,7 @@ def _misfit(spec: ModelSpec, budget: Budget) -> str:
     manifest, total = spec.manifest, budget.pages * budget.page_bytes
     if manifest.image_bytes > total:
         return (
-            f"{spec.root}: its weights are {manifest.image_bytes / _MIB:.0f} MiB, an instance holds "
+            f"{spec.root}: its weights are {manifest.image_bytes / _MIB:.0f} MiB, a device holds "
             f"{total / _MIB:.0f} MiB; raise --device-memory"
         )
     if manifest.kv.block_bytes > budget.slab_bytes:
@@ -270,7 +270,7 @@ def _misfit(spec: ModelSpec, budget: Budget) -> str:
         )
     if budget.sequence_tokens(manifest.image_bytes, manifest.kv) <= 0:
         return (
-            f"{spec.root}: beside its weights of {manifest.image_bytes / _MIB:.0f} MiB an instance of "
+            f"{spec.root}: beside its weights of {manifest.image_bytes / _MIB:.0f} MiB a device of "
             f"{total / _MIB:.0f} MiB has no room for a slab of KV; raise --device-memory or --host-memory"
         )
     return ""

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -63,7 +63,7 @@ async def _serve(config: Config, listener: socket.socket, sources: list[Source])
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     console = Console(stderr=True, soft_wrap=True)
-    async with _market(config) as market:
+    async with open_market(config) as market:
         started = asyncio.create_task(_bring_up(market, sources, console))
         if not await _first(started, stop):
             return 130
@@ -105,10 +105,13 @@ async def _first(task: asyncio.Task[None], stop: asyncio.Event) -> bool:
 
 
 @asynccontextmanager
-async def _market(config: Config) -> AsyncIterator[LiveMarket]:
-    """The market with its processes, which are gone afterwards whatever happens."""
+async def open_market(
+    config: Config, *, core: SessionCore | None = None, placement: Mapping[InstanceId, int] | None = None
+) -> AsyncIterator[LiveMarket]:
+    """The market with its processes, which are gone afterwards whatever happens. It serves no model yet. `core` decides
+    where requests go, `placement` which device each instance is on; the configuration does where they are not given."""
     names, clock = _instances(config), MonotonicClock()
-    devices = _devices(config, list(names), clock)
+    devices = _devices(config, placement or _dealt(config, list(names)), clock)
     budget = _budget(config, devices)
     words = SharedWords.create(WORDS)
     kv = SharedMemory.create(budget.host_slabs * budget.slab_bytes, "kv")
@@ -117,7 +120,7 @@ async def _market(config: Config) -> AsyncIterator[LiveMarket]:
         address = f"ipc://{directory}/instances"
         link = ProxyLink(address)
         market = LiveMarket(
-            _session_core(config),
+            core or _session_core(config),
             budget,
             images,
             devices,
@@ -207,13 +210,16 @@ def _check_sizes(config: Config) -> None:
         )
 
 
-def _devices(config: Config, instances: list[InstanceId], clock: Clock) -> Devices:
+def _dealt(config: Config, instances: list[InstanceId]) -> dict[InstanceId, int]:
     """Instances are dealt to the devices in turn."""
-    count = min(config.device_count, len(instances))
-    pools = [create_pool(config.device, config.memory.device, ordinal=ordinal) for ordinal in range(count)]
+    return {instance: index % config.device_count for index, instance in enumerate(instances)}
+
+
+def _devices(config: Config, placement: Mapping[InstanceId, int], clock: Clock) -> Devices:
+    ordinals = range(config.device_count)
     return Devices(
-        pools,
-        {instance: index % count for index, instance in enumerate(instances)},
+        [create_pool(config.device, config.memory.device, ordinal=ordinal) for ordinal in ordinals],
+        placement,
         clock,
         floor_bytes=config.memory.floor,
         idle_s=config.memory.idle_s,

@@ -105,7 +105,7 @@ class LiveMarket:
         self._next_request = 0
         self._images = images
         images.wire = self
-        self._devices = devices
+        self.devices = devices
         devices.wire = self
         self._metrics.registry.register(DeviceMemoryMetrics(devices.arbiters(), devices.page_bytes))
         self._metrics.registry.register(ModelCacheMetrics(images.counters, images.accounts))
@@ -157,23 +157,23 @@ class LiveMarket:
         self.catalogue.remove(name)
 
     def memory_report(self) -> MemoryReport:
-        page_bytes = self._devices.page_bytes
+        page_bytes = self.devices.page_bytes
         image_bytes = {model.spec.model: model.spec.manifest.image_bytes for model in self.catalogue.models().values()}
         return MemoryReport(
             tuple(
                 report_device(ordinal, arbiter, self._reports, image_bytes, page_bytes=page_bytes)
-                for ordinal, arbiter in enumerate(self._devices.arbiters())
+                for ordinal, arbiter in enumerate(self.devices.arbiters())
             ),
             report_host_kv(self._leases, self._reports.values(), slab_bytes=self._budget.slab_bytes),
             report_model_cache(self._images.images(), self._images.accounts(), self._images.counters),
         )
 
     async def limit_memory(self, instance: str, nbytes: int, *, timeout_s: float) -> int:
-        least_bytes = self.catalogue.least_pages() * self._devices.page_bytes
-        return await self._devices.limit(instance, nbytes, least_bytes=least_bytes, timeout_s=timeout_s)
+        least_bytes = self.catalogue.least_pages() * self.devices.page_bytes
+        return await self.devices.limit(instance, nbytes, least_bytes=least_bytes, timeout_s=timeout_s)
 
     async def trim_memory(self, instance: str, *, timeout_s: float) -> int:
-        return await self._devices.trim(instance, timeout_s=timeout_s)
+        return await self.devices.trim(instance, timeout_s=timeout_s)
 
     @property
     def busy(self) -> bool:
@@ -210,7 +210,7 @@ class LiveMarket:
             self._outbox.pop(instance, None)
             self._reports.pop(instance, None)
             self._lease(self._leases.lost(instance))
-            self._devices.lost(instance)
+            self.devices.lost(instance)
             self._images.lost(instance)
             self._perform(InstanceDown(instance))
         self._metrics.restarted(instance)
@@ -238,9 +238,9 @@ class LiveMarket:
             case ReturnSlabs(slabs):
                 self._lease(self._leases.give_back(instance, slabs))
             case NeedPages():
-                self._devices.asked(instance, message)
+                self.devices.asked(instance, message)
             case GaveBack():
-                self._devices.gave_back(instance, message)
+                self.devices.gave_back(instance, message)
             case ImageEvicted(model):
                 self._images.evicted(model, instance)
             case ImageUnreadable(model, reason):
@@ -249,7 +249,7 @@ class LiveMarket:
                 self._lease(self._leases.forgotten(instance, peer))
             case Telemetry():
                 self._reports[instance] = message
-                self._devices.seen(instance, message)
+                self.devices.seen(instance, message)
                 self._metrics.telemetry(instance, message)
             case _:
                 self._observe(message)
@@ -267,7 +267,7 @@ class LiveMarket:
     def _came_up(self, instance: InstanceId) -> None:
         self._pool.became_ready(instance)
         self._leases.join(instance)
-        self._devices.join(instance)
+        self.devices.join(instance)
         self.up.add(instance)
         self._outbox[instance] += [AddModel(spec) for spec in self.catalogue.specs()]
         self._images.join(instance)

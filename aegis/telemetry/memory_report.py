@@ -1,7 +1,7 @@
 """All memory of the node at one moment, as `/debug/memory` and `aegis memory` tell it.
 
 What the node itself keeps books of is exact. What an instance says of itself is as old as its last `Telemetry`, which
-comes a few times a second while anything changes.
+comes a few times a second, between steps, while anything changes.
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ Core = TypeVar("Core", bound=PrefillCore | DecodeCore)
 class Driven(Generic[Core]):
     """`effects` is all the core ever asked for, `last` what the latest event made it ask for. Each event takes 1 ms.
 
-    A node of `slabs` host slabs answers at once; with None the test answers itself. The device has no more pages.
+    A node of `slabs` host slabs answers at once; with None the test answers itself. The device has no more pages and
+    refuses at once; where it is not `refusing`, the test answers itself.
     """
 
     def __init__(self, core: Core, specs: Sequence[ModelSpec], *, slabs: int | None) -> None:
@@ -48,6 +49,7 @@ class Driven(Generic[Core]):
         self.now_ns = 0
         self.effects: list[Effect] = []
         self.last: list[Effect] = []
+        self.refusing = True
         self._leases = None if slabs is None else SlabLeases(slabs)
         if self._leases:
             self._leases.join(core.instance)
@@ -64,7 +66,7 @@ class Driven(Generic[Core]):
         effects = self.core.on(event, self.now_ns)
         assert not any(isinstance(effect, RunPrefill | RunDecode) for effect in effects[:-1])
         self.core.ledger.check()
-        if self.said(NeedPages, effects):
+        if self.refusing and self.said(NeedPages, effects):
             effects += self._feed(GrantPages((), refused=True))
         if self._leases:
             for message in self.said(ReturnSlabs, effects):

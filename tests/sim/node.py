@@ -162,11 +162,10 @@ class Node:
                 self._weight_pages[model] = self._claim(runs)
             case UnmapWeights(model):
                 del self._weight_pages[model]
-            case LoadWeights(model, event):
+            case LoadWeights(stream, model, event):
                 pages = self._weight_pages[model]
                 duration_ns = 200_000 * len(pages) + draw.below(500_000)
-                copy = _Copy(event, None, duration_ns, lambda: self._load(model, pages))
-                self._submit(StreamName.WEIGHTS, copy)
+                self._submit(stream, _Copy(event, None, duration_ns, lambda: self._load(model, pages)))
             case AbandonLoad(event):
                 self._abandon(event)
             case MoveBlocks(shape, pairs):
@@ -213,7 +212,7 @@ class Node:
             del self._ground.pages[page]
 
     def _abandon(self, event: EventHandle) -> None:
-        for copy in self._queues[StreamName.WEIGHTS]:
+        for copy in (copy for queue in self._queues.values() for copy in queue):
             if copy.event == event:
                 copy.finish = lambda: None
 

@@ -111,6 +111,10 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
         (["launch", "--device-memory", "lots"], "--device-memory: 'lots' is no size"),
         (["launch", "--config", "/nowhere/aegis.yaml"], "/nowhere/aegis.yaml: cannot be read"),
         (["models", "list", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
+        (["memory", "limit", "decode-0"], "Missing argument 'SIZE'"),
+        (["memory", "limit", "decode-0", "lots"], "SIZE: 'lots' is no size"),
+        (["memory", "trim", "decode-0", "--timeout", "soon"], "Invalid value for '--timeout'"),
+        (["memory", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
     ],
 )
 def test_a_mistake_costs_one_line_and_exit_code_2(aegis: Any, arguments: list[str], line: str) -> None:
@@ -195,6 +199,39 @@ def test_models_are_added_and_removed(aegis: Any, server: str, tmp_path: Any, mo
         {"source": str(tmp_path / "llama")},
         {"source": "org/name", "name": "n"},
         {"model": "llama"},
+    ]
+
+
+def test_memory_is_shown_as_tables_and_as_json(aegis: Any, server: str) -> None:
+    none = {"held_bytes": 0, "fragmentation": 0.0, "shapes": []}
+    host = {"capacity_bytes": 2 << 20, "leased_bytes": 0, "free_bytes": 2 << 20, "orphaned_bytes": 0, "slabs": none}
+    cache = {"capacity_bytes": 0, "used_bytes": 0, "images": [], "counters": {"hits": 3}}
+    report = {"devices": [], "host_kv": host, "model_cache": cache}
+    Answers.table["GET /debug/memory"] = (200, json.dumps(report))
+    lines = aegis("memory", "--url", server).out.splitlines()
+    assert lines[0] == "host KV: 2 MiB, 0 leased, 2 free, 0 of lost instances"
+    assert "model cache: 0 MiB, 0 used; 3 hits" in lines
+    assert json.loads(aegis("memory", "--json", "--url", server).out) == report
+
+
+@pytest.mark.parametrize("body", ["{}", '{"devices": 3}'])
+def test_memory_of_a_server_that_is_no_aegis_is_not_shown(aegis: Any, server: str, body: str) -> None:
+    Answers.table["GET /debug/memory"] = (200, body)
+    run = aegis("memory", "--url", server)
+    assert (run.code, run.err) == (2, f"aegis: {server} answers, but is no aegis server of this version\n")
+
+
+def test_memory_is_limited_and_trimmed(aegis: Any, server: str) -> None:
+    Answers.table |= {
+        "POST /debug/memory/limit": (200, '{"instance": "decode-0", "given_back_bytes": 25165824}'),
+        "POST /debug/memory/trim": (200, '{"instance": "decode-0", "given_back_bytes": 0}'),
+    }
+    run = aegis("memory", "limit", "decode-0", "0.25GiB", "--timeout", "2", "--url", server)
+    assert run.out == "decode-0 may hold 256MiB; it gave back 24MiB\n"
+    assert aegis("memory", "--url", server, "trim", "decode-0").out == "decode-0 gave back 0B\n"
+    assert Answers.asked == [
+        {"instance": "decode-0", "limit": 256 << 20, "timeout_s": 2},
+        {"instance": "decode-0", "timeout_s": 30},
     ]
 
 

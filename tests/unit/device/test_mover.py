@@ -66,7 +66,7 @@ class Stand:
     def load(self, spec: ModelSpec, *runs: PageRun) -> EventHandle:
         self.loads += 1
         event = EventHandle(self.word, self.loads)
-        self.mover.perform(LoadWeights(spec.model, event, runs))
+        self.mover.perform(LoadWeights(StreamName.WEIGHTS, spec.model, event, runs))
         return event
 
     def progress(self, event: EventHandle) -> list[Progress | LoadFailed]:

@@ -313,9 +313,7 @@ def test_one_taking_at_a_time_and_no_more_than_is_held() -> None:
         held.take_back(2, 1)
 
 
-@pytest.mark.parametrize(
-    ("pages", "keep", "given"), [(9, 0, 4), (3, 0, 3), (9, 4, 2), (9, 6, 0), (9, 9, 0), (0, 0, 0)]
-)
+@pytest.mark.parametrize(("pages", "keep", "given"), [(9, 0, 4), (3, 0, 3), (9, 4, 2), (9, 6, 0), (9, 9, 0), (0, 0, 0)])
 def test_a_trim_takes_what_is_free_down_to_what_is_kept(pages: int, keep: int, given: int) -> None:
     held = Held(6)
     held.use(2)
@@ -392,6 +390,17 @@ def test_who_is_trimmed_withdraws_its_wish(answer: GrantPages) -> None:
     held.balloon.granted(answer)
     held.look()
     assert held.trim(1, 2)[0] == Send(NeedPages(0, urgent=False)) and held.balloon.wish is Wish.NONE
+    held.balloon.want(1, urgent=False)
+    assert asked(held) == [NeedPages(1, urgent=False)]
+
+
+@pytest.mark.parametrize("answer", [REFUSED, EXCESSIVE])
+def test_an_answer_to_a_wish_that_was_withdrawn_keeps_nobody_from_asking_again(answer: GrantPages) -> None:
+    held = Held(2)
+    held.balloon.want(3, urgent=True)
+    held.balloon.granted(REFUSED)
+    held.trim(1, 2)
+    held.balloon.granted(answer)
     held.balloon.want(1, urgent=False)
     assert asked(held) == [NeedPages(1, urgent=False)]
 

@@ -94,7 +94,8 @@ class Leases(RuleBasedStateMachine):
     @invariant()
     def law_l1_every_slab_is_somewhere(self) -> None:
         self.leases.check()
-        held = sum(map(len, self.held.values())) + sum(map(len, self.unread.values()))
+        assert self.leases.leased == sum(map(len, self.held.values()))
+        held = self.leases.leased + sum(map(len, self.unread.values()))
         assert self.leases.free + held == self.leases.capacity
 
     @invariant()

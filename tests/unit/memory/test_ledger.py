@@ -85,7 +85,7 @@ class Bytes:
             case AbandonLoad(event):
                 assert event in {copy[1] for copy in self.copies}
                 self.abandoned.add(event)
-            case LoadWeights(model, event):
+            case LoadWeights(_, model, event):
                 assert model in self.weights
                 self.copies.append((StreamName.WEIGHTS, event, set(), model))
             case CopyBlocks():
@@ -292,6 +292,17 @@ class Books(RuleBasedStateMachine):
         assert a["transfers_in_flight"] == len(self.bytes.copies)
 
     @invariant()
+    def what_is_told_of_shapes_is_what_they_use(self) -> None:
+        told = {(use.region, use.block_bytes): use for use in self.ledger.shapes()}
+        for region, pool in (("device", self.ledger.device), ("host", self.ledger.host)):
+            for shape, use in pool.use().items():
+                said = told.pop((region, shape.block_bytes))
+                blocks = (said.free_blocks, said.reserved_blocks, said.used_blocks, said.moving_blocks)
+                assert (said.slabs, *blocks) == (use.slabs, use.free, use.reserved, use.used, use.moving)
+                assert set(said.models) == {s.model for s in self.ledger.specs.values() if s.manifest.kv == shape}
+        assert not told
+
+    @invariant()
     def what_is_counted_is_what_was_ordered(self) -> None:
         self.settle()
         assert len(set(self.bytes.mapped())) == len(self.bytes.mapped()) == self.ledger.pool.used
@@ -417,9 +428,9 @@ def test_pages_of_an_abandoned_load_come_back_with_its_event() -> None:
 def test_a_load_reads_from_the_cache_what_lies_there_when_it_begins() -> None:
     ledger, model, extents = ledger_with(SPECS[0]), SPECS[0].model, (PageRun(7, 9),)
     assert loaded_from(ledger, model) == ()
-    ledger.image_cached(ImageCached(model, extents))
+    ledger.told(ImageCached(model, extents))
     assert loaded_from(ledger, model) == extents
-    ledger.evict_image(EvictImage(model))
+    ledger.told(EvictImage(model))
     assert loaded_from(ledger, model) == ()
 
 
@@ -436,13 +447,13 @@ def loaded_from(ledger: Ledger, model: ModelId) -> Runs:
 def test_an_image_may_be_overwritten_once_no_load_reads_it(abandoned: bool) -> None:
     """An abandoned load reads on until its event has passed."""
     ledger, model = ledger_with(SPECS[0]), SPECS[0].model
-    ledger.image_cached(ImageCached(model, (PageRun(7, 9),)))
+    ledger.told(ImageCached(model, (PageRun(7, 9),)))
     event = ledger.load(model, [])
     assert isinstance(event, EventHandle)
     if abandoned:
         ledger.abandon(model)
     ledger.drain()
-    ledger.evict_image(EvictImage(model))
+    ledger.told(EvictImage(model))
     assert ledger.drain() == []
     ledger.progress(StreamName.WEIGHTS, event.value)
     assert ledger.drain()[-1] == Send(ImageEvicted(model))
@@ -453,7 +464,7 @@ def test_an_image_may_be_overwritten_once_no_load_reads_it(abandoned: bool) -> N
 @pytest.mark.parametrize("known", [False, True])
 def test_an_image_that_nobody_loads_is_let_go_of_at_once(known: bool) -> None:
     ledger = ledger_with(*SPECS[: int(known)])
-    ledger.evict_image(EvictImage(SPECS[0].model))
+    ledger.told(EvictImage(SPECS[0].model))
     assert ledger.drain() == [Send(ImageEvicted(SPECS[0].model))]
 
 

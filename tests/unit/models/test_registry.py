@@ -175,6 +175,6 @@ def test_the_loaded_reference_is_the_checkpoint(source: Source, tmp_path: Path) 
 def test_a_checkpoint_far_too_large_is_not_even_loaded(tmp_path: Path) -> None:
     source = Source(ModelId("m"), path=str(checkpoints.write(tmp_path / "m", "llama")))
     said: list[str] = []
-    with pytest.raises(ModelRefused, match=r"its weights are \d+ MiB, an instance holds 0 MiB"):
+    with pytest.raises(ModelRefused, match=r"its weights are \d+ MiB, a device holds 0 MiB"):
         register(source, dtype="auto", cache_dir=tmp_path / "cache", limit_bytes=1000, report=said.append)
     assert "loading the weights" not in said

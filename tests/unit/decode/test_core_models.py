@@ -1,0 +1,103 @@
+"""The decode core, scripted: models and peers that come, go and fail."""
+
+from __future__ import annotations
+
+from aegis.core.effects import (
+    Untrack,
+)
+from aegis.core.ids import InstanceId, RequestId
+from aegis.core.messages import (
+    AddModel,
+    Cancel,
+    DropModel,
+    ForgetPeer,
+    ModelAdded,
+    ModelDropped,
+    ModelFailed,
+    PeerForgotten,
+)
+from tests.sim.driven import PEER, decode
+from tests.unit.decode.turns import IN, TWO_MODELS_FIT, WEIGHTS, A, running, settle, step, take, two_turns
+
+# --- peers -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_peer_is_forgotten_after_the_last_copy_from_it() -> None:
+    driven = decode(A, pages=TWO_MODELS_FIT)
+    take(driven, 1, A)
+    take(driven, 2, A)
+    driven.complete(WEIGHTS)
+    driven.complete(IN, 1)
+    driven.on(ForgetPeer(PEER))
+    assert not driven.said(PeerForgotten), "request 2 is still being read"
+    driven.complete(IN)
+    assert driven.said(PeerForgotten) == [PeerForgotten(PEER)]
+    assert step(driven) == [1], "what had arrived goes on"
+
+
+def test_what_had_not_arrived_from_a_lost_peer_is_dropped() -> None:
+    driven = two_turns(4)
+    driven.on(ForgetPeer(PEER))
+    assert driven.said(PeerForgotten) == [PeerForgotten(PEER)] and driven.core.queued == 0
+    assert driven.asked(Untrack) == [Untrack(RequestId(2))] and step(driven) == [1]
+
+
+def test_each_question_about_a_peer_is_answered() -> None:
+    """It was lost twice while a copy from it was under way."""
+    driven = decode(A, pages=TWO_MODELS_FIT)
+    take(driven, 1, A)
+    driven.complete(WEIGHTS)
+    driven.on(ForgetPeer(PEER))
+    driven.on(ForgetPeer(PEER))
+    driven.on(ForgetPeer(InstanceId("prefill-3")))
+    assert driven.said(PeerForgotten) == [PeerForgotten(InstanceId("prefill-3"))]
+    driven.complete(IN)
+    assert driven.said(PeerForgotten) == [PeerForgotten(PEER)] * 2
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+def test_models_come_and_go() -> None:
+    driven = decode(A, pages=TWO_MODELS_FIT)
+    assert driven.said(ModelAdded, driven.effects) == [ModelAdded(A.model)]
+    take(driven, 1, A, max_tokens=2)
+    settle(driven)
+    driven.stepped(2)
+    driven.on(DropModel(A.model))
+    assert driven.said(ModelDropped) == [ModelDropped(A.model)]
+    assert driven.core.active is None and driven.core.ledger.pool.used == 0
+    driven.on(AddModel(A))
+    take(driven, 2, A)
+    settle(driven)
+    assert running(driven) == [2]
+
+
+def test_a_model_is_dropped_when_it_has_loaded() -> None:
+    driven = decode(A, pages=TWO_MODELS_FIT)
+    take(driven, 1, A)
+    driven.on(Cancel(RequestId(1), 1))
+    driven.on(DropModel(A.model))
+    assert not driven.said(ModelDropped)
+    driven.complete(WEIGHTS)
+    assert driven.said(ModelDropped) == [ModelDropped(A.model)]
+
+
+def test_a_model_is_dropped_after_the_step_that_uses_it() -> None:
+    driven = decode(A, pages=TWO_MODELS_FIT)
+    take(driven, 1, A)
+    settle(driven)
+    driven.on(Cancel(RequestId(1), 1))
+    driven.on(DropModel(A.model))
+    assert not driven.said(ModelDropped)
+    driven.stepped(2)
+    assert driven.said(ModelDropped) == [ModelDropped(A.model)]
+
+
+def test_dropping_a_model_that_could_not_be_added_is_answered() -> None:
+    driven = decode(pages=8)
+    driven.core.ledger._ranges.capacity = 2
+    driven.on(AddModel(A))
+    assert [message.model for message in driven.said(ModelFailed)] == [A.model]
+    driven.on(DropModel(A.model))
+    assert driven.said(ModelDropped) == [ModelDropped(A.model)]

@@ -1,0 +1,57 @@
+"""A decode core driven by hand, as all its tests need it."""
+
+from __future__ import annotations
+
+from aegis.core.effects import RunDecode, StreamName
+from aegis.core.model import ModelSpec
+from decode.core import DecodeCore
+from decode.policy import WeightedRoundRobin
+from tests.sim.driven import Driven, adopt, decode, make_job
+from tests.sim.pretended import PAGE, make_spec
+
+A, B, C = (make_spec(i, image_pages=3, block_bytes=PAGE // 4) for i in range(3))
+WIDE, WIDE_2 = (make_spec(i, image_pages=3, block_bytes=PAGE) for i in (8, 9))  # one block fills a slab
+TWO_MODELS_FIT = 9  # pages: 3 + 3, and 3 slabs of KV
+WEIGHTS, PREFETCH = StreamName.WEIGHTS, StreamName.PREFETCH
+IN, OUT, SCRUB = StreamName.SWAP_IN, StreamName.SWAP_OUT, StreamName.SCRUB
+STEP_NS = 1_000_000
+
+
+def take(driven: Driven[DecodeCore], request: int, spec: ModelSpec, *, prompt: int = 10, max_tokens: int = 100) -> None:
+    driven.on(adopt(make_job(request, spec, prompt=prompt, max_tokens=max_tokens), spec, first_block=100 * request))
+
+
+def step(driven: Driven[DecodeCore], token: int = 2) -> list[int]:
+    """One step ends; the requests whose rows run next."""
+    rows = driven.asked(RunDecode, driven.effects)[-1].rows
+    driven.stepped(*[token] * len(rows))
+    return running(driven)
+
+
+def running(driven: Driven[DecodeCore]) -> list[int]:
+    return [row.request for run in driven.asked(RunDecode) for row in run.rows]
+
+
+def settle(driven: Driven[DecodeCore]) -> None:
+    """Whatever is under way completes."""
+    while any(driven.under_way(stream) for stream in StreamName):
+        for stream in (WEIGHTS, PREFETCH, OUT, IN, SCRUB):
+            if driven.under_way(stream):
+                driven.complete(stream)
+
+
+def short_turns(*specs: ModelSpec, pages: int, slabs: int | None = 64) -> Driven[DecodeCore]:
+    """A turn is over after each step."""
+    return decode(*specs, pages=pages, slabs=slabs, policy=WeightedRoundRobin(q_max_ns=1))
+
+
+def two_turns(
+    pages: int, first: ModelSpec = WIDE, second: ModelSpec = WIDE_2, *, slabs: int | None = 64
+) -> Driven[DecodeCore]:
+    """In a round of two: request 1 runs its step, request 2 of the other model has the next turn."""
+    driven = short_turns(first, second, pages=pages, slabs=slabs)
+    take(driven, 1, first)
+    settle(driven)
+    take(driven, 2, second)
+    assert step(driven) == [1]
+    return driven
