@@ -6,14 +6,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-stress test-gpu lint format generate clean _venv
+.PHONY: help setup run test test-long test-gpu lint format generate clean _venv
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make run       serve the demo market on http://127.0.0.1:8000"
 	@echo "make test      linters, types, import contracts and all tests"
 	@echo "make test-gpu  what needs an NVIDIA GPU: tests and figures, into bench/results/gpu.json"
-	@echo "make test-stress  the stress test of shared memory in its long form, a minute"
+	@echo "make test-long the stress test of shared memory in its long form, a minute"
 	@echo "make setup     install into $(VENV) (run and test do it by themselves)"
 	@echo "make lint      the part of make test that runs nothing"
 	@echo "make format    format the code"
@@ -53,7 +53,7 @@ test-gpu: $(STAMP)
 	$(BIN)/python -m pytest tests/gpu
 	$(BIN)/python -m bench.gpu --json bench/results/gpu.json
 
-test-stress: $(STAMP)
+test-long: $(STAMP)
 	AEGIS_STRESS_SECONDS=60 $(BIN)/python -m pytest tests/live/test_memory_stress.py
 
 lint: $(STAMP)

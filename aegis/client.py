@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from aegis.core.errors import UserError
 
 if TYPE_CHECKING:
     from aegis.telemetry.memory_report import MemoryReport
+
+
+ADMIN_KEY = "AEGIS_SERVER_ADMIN_KEY"
+"""The variable that gives a server its admin key, and the command line the key of the server it talks to."""
 
 
 class Refused(UserError):
@@ -62,9 +67,13 @@ class AdminClient:
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         import httpx  # a tenth of a second, which `aegis --help` need not pay
 
+        key = os.environ.get(ADMIN_KEY)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = httpx.Timeout(connect=5.0, read=None, write=30.0, pool=None)
         try:
-            response = httpx.request(method, self._url + path, json=body, timeout=timeout, trust_env=False)
+            response = httpx.request(
+                method, self._url + path, json=body, headers=headers, timeout=timeout, trust_env=False
+            )
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise UserError(f"no server at {self._url} ({error}); is `aegis launch` running there?") from None
         try:

@@ -13,6 +13,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SecretStr,
     WithJsonSchema,
     model_validator,
 )
@@ -93,6 +94,11 @@ class Server(Section):
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on")
     port: Port = Field(default=8000, description="Port to listen on")
     log_level: LogLevel = Field(default="info", description="Least level that is logged")
+    admin_key: SecretStr | None = Field(
+        default=None,
+        min_length=1,
+        description="Whoever sends it may add and remove models and move memory; without one, this machine's users may",
+    )
 
 
 class Memory(Section):
@@ -159,7 +165,7 @@ class Config(Section):
     sources: tuple[str, ...] = Field(default=(), description="YAML of models, directories of checkpoints, hub ids")
     demo: bool = Field(default=False, description="Serve the demo market, also beside other models")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="Kind of device")
-    dtype: Dtype = Field(default="auto", description="Type of weights and KV; auto takes the checkpoint's")
+    dtype: Dtype = Field(default="auto", description="Type of weights and KV; auto: the checkpoint's, on cuda bfloat16")
     instances: Instances = Instances()
     server: Server = Server()
     memory: Memory = Memory()

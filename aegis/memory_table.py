@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from rich.console import RenderableType
 from rich.table import Table
 
+from aegis.sizes import format_size
 from aegis.telemetry.memory_report import (
     DeviceReport,
     HostKvReport,
@@ -53,12 +54,13 @@ def _instance(use: InstanceReport) -> tuple[str, ...]:
 
 def _ranges(use: InstanceReport) -> tuple[str, ...]:
     ranges = use.ranges
-    sizes = (ranges.weights_reserved_bytes, ranges.weights_placed_bytes, ranges.kv_reserved_bytes)
+    reserved = format_size(ranges.weights_reserved_bytes)
+    sizes = (ranges.weights_placed_bytes, ranges.kv_reserved_bytes)
     present = (
         f"{weights.model} {_mib(weights.nbytes)}" + (" (loading)" if weights.state == "loading" else "")
         for weights in ranges.weights
     )
-    return use.instance, *map(_mib, sizes), ", ".join(present) or "-"
+    return use.instance, reserved, *map(_mib, sizes), ", ".join(present) or "-"
 
 
 def _host_kv(kv: HostKvReport) -> Iterator[RenderableType]:

@@ -18,6 +18,7 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
+from aegis.core.errors import UserError
 from aegis.device.cuda_driver import Driver
 from bench.gpu_check import why_no_gpu
 from bench.gpu_figures import Figure
@@ -52,9 +53,13 @@ def run(json_path: Path | None, *, tiny: bool = False) -> int:
 
     device = torch.cuda.get_device_properties(0)
     figures = []
-    for figure in measure(tiny=tiny):
-        figures.append(figure)
-        print(f"{figure.name}: {figure.value:.4g} {figure.unit}", flush=True)
+    try:
+        for figure in measure(tiny=tiny):
+            figures.append(figure)
+            print(f"{figure.name}: {figure.value:.4g} {figure.unit}", flush=True)
+    except UserError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return 1
     result = Result(
         gpu=device.name,
         gpu_memory_bytes=device.total_memory,

@@ -70,7 +70,7 @@ def _roofline(directory: Path, *, tiny: bool) -> Iterator[Figure]:
     model = make("roofline", small(8) if tiny else LLAMA_8B, directory)
     manifest = model.spec.manifest
     embedding = manifest.vocab_size * manifest.hidden_size * manifest.kv.itemsize  # of which a step reads one row
-    stand = GpuStand(weight_bytes=manifest.image_bytes + (64 << 20))
+    stand = GpuStand(weight_bytes=manifest.image_bytes + (64 << 20), kv_bytes=3 << 30)
     resident = stand.add(model, seed=3)
     stand.place(resident)
     stand.finish(stand.load(resident))

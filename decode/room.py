@@ -68,6 +68,8 @@ class RoomMaker:
         own = [s for s in batch.sequences if s.where is Where.DEVICE]
         if room is Room.NONE and own:
             room = self._put_away(own[-1])
+        if room is Room.NONE and self._ledger.transfers.in_flight:
+            return Room.LATER  # what arrives can be put away then
         if room is Room.NONE:
             for model in self._expendable(batch.model):
                 self._ledger.evict(model)
@@ -122,7 +124,7 @@ class RoomMaker:
     def trim(self, asked: TakeBack, now_ns: int) -> None:
         """Gives what nobody needs now."""
         balloon, needed = self._ledger.balloon, {b.model for b in self._work.batches}
-        for model in self._ledger.weights.resident():
+        for model in self._expendable(None):
             if self._ledger.pool.free >= min(asked.pages, balloon.held - asked.keep):
                 break
             if model not in needed:

@@ -101,6 +101,7 @@ class PageArbiter:
         self._quantum = max(capacity // 32, 1) if quantum is None else quantum
         self._pool = PagePool([PageRun(0, capacity)])
         self._members: dict[InstanceId, _Member] = {}
+        self._limits: dict[InstanceId, int] = {}  # of instances that were lost
         self._wishes: dict[InstanceId, NeedPages] = {}  # in order of asking
         self._next_ticket = 0
         self._wiping = 0
@@ -122,8 +123,9 @@ class PageArbiter:
     # --- instances come and go ----------------------------------------------------------------------------------------
 
     def join(self, instance: InstanceId) -> None:
+        """An instance that was lost comes back with the limit it had."""
         assert instance not in self._members
-        self._members[instance] = _Member(self.capacity)
+        self._members[instance] = _Member(self._limits.pop(instance, self.capacity))
 
     def lost(self, instance: InstanceId) -> list[ArbiterEffect]:
         """Its process is gone, and with it every mapping of its pages."""
@@ -131,8 +133,10 @@ class PageArbiter:
         self._wishes.pop(instance, None)
         commands = [limit.command for limit in member.limits]
         commands += [command for command in member.trims.values() if command is not None]
+        self._limits[instance] = member.limit
         if member.taking and member.taking.limit:
             commands.append(member.taking.limit.command)
+            self._limits[instance] = member.taking.before
         effects: list[ArbiterEffect] = [Settled(command, 0, refused=True) for command in sorted(commands)]
         self._wiping += 1
         key = f"wiping {self._wiping}"

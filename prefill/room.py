@@ -93,7 +93,7 @@ class RoomMaker:
             balloon.expire(now_ns)  # what a job was granted it keeps until it has run, or nobody's did
             return
         yields = balloon.stands_still or balloon.must_yield(now_ns)
-        self.had_step = not yields
+        self.had_step = self.had_step and not yields
         balloon.settle(now_ns)
         for victim in self._expendable(front.model if front and not yields else None):
             if not balloon.short:

@@ -31,7 +31,7 @@ class GrantedPages:
         self._placed = bytearray(self.page_count)  # 1: the page is in a range
         self._wiping = bytearray(self.page_count)  # 1: it will be wiped
         self._arrived = Condition()
-        self._error: OSError | None = None
+        self._error: Exception | None = None
         self._work: SimpleQueue[tuple[PageRun, ...] | list[Any] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="gpu pages", daemon=True)
         self._thread.start()
@@ -52,7 +52,7 @@ class GrantedPages:
         self._work.put(handles)
 
     def handles(self, runs: Sequence[PageRun]) -> list[Any]:
-        """Of granted pages, in order. Waits for those that are still on their way; raises OSError where none come."""
+        """Of granted pages, in order. Waits for those that are still on their way; raises what kept them."""
         with self._arrived:
             self._arrived.wait_for(lambda: self._error or all(None not in self._handles[a:b] for a, b in runs))
         if self._error is not None:
@@ -104,7 +104,7 @@ class GrantedPages:
                 else:
                     for run in work:
                         self._import(run)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - for whoever waits for a page
             with self._arrived:
                 self._error = error
                 self._arrived.notify_all()

@@ -43,6 +43,7 @@ from memory.budget import Budget
 from prefill.policy import GroupedFcfs
 from proxy.http.app import create_app
 from proxy.http.server import make_server
+from proxy.http.settings import Settings
 from proxy.sessions import SessionCore
 
 _START_S = 120.0
@@ -67,8 +68,13 @@ async def _serve(config: Config, listener: socket.socket, sources: list[Source])
         started = asyncio.create_task(_bring_up(market, sources, console))
         if not await _first(started, stop):
             return 130
+        key = config.server.admin_key
+        settings = Settings(admin_key=key.get_secret_value() if key else None)
         server = make_server(
-            create_app(market), host=config.server.host, port=listener.getsockname()[1], shutdown_s=_DRAIN_S + 5
+            create_app(market, settings),
+            host=config.server.host,
+            port=listener.getsockname()[1],
+            shutdown_s=_DRAIN_S + 5,
         )
         server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]  # signals are ours
         serving = asyncio.create_task(server.serve([listener]))
@@ -106,7 +112,11 @@ async def _first(task: asyncio.Task[None], stop: asyncio.Event) -> bool:
 
 @asynccontextmanager
 async def open_market(
-    config: Config, *, core: SessionCore | None = None, placement: Mapping[InstanceId, int] | None = None
+    config: Config,
+    *,
+    core: SessionCore | None = None,
+    placement: Mapping[InstanceId, int] | None = None,
+    cache_dir: Path | None = None,
 ) -> AsyncIterator[LiveMarket]:
     """The market with its processes, which are gone afterwards whatever happens. It serves no model yet. `core` decides
     where requests go, `placement` which device each instance is on; the configuration does where they are not given."""
@@ -126,8 +136,8 @@ async def open_market(
             devices,
             link,
             clock,
-            dtype=config.dtype,
-            cache_dir=default_cache_dir(),
+            dtype=_dtype(config),
+            cache_dir=cache_dir or default_cache_dir(),
             default_slo=_slo(config),
             check_laws=config.memory.debug,
         )
@@ -245,6 +255,10 @@ def _host_slabs(config: Config) -> int:
 def _instances(config: Config) -> dict[InstanceId, bool]:
     prefills = {InstanceId(f"prefill-{i}"): True for i in range(config.instances.prefill)}
     return prefills | {InstanceId(f"decode-{i}"): False for i in range(config.instances.decode)}
+
+
+def _dtype(config: Config) -> str:
+    return "bfloat16" if config.device == "cuda" and config.dtype == "auto" else config.dtype
 
 
 def _slo(config: Config) -> Slo:

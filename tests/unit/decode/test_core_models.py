@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from aegis.core.effects import (
+    LoadWeights,
     Untrack,
 )
-from aegis.core.ids import InstanceId, RequestId
+from aegis.core.events import LoadFailed
+from aegis.core.ids import InstanceId, PageRun, RequestId
 from aegis.core.messages import (
     AddModel,
+    Broken,
     Cancel,
     DropModel,
+    EvictImage,
     ForgetPeer,
+    ImageCached,
+    ImageEvicted,
+    ImageUnreadable,
     ModelAdded,
     ModelDropped,
     ModelFailed,
     PeerForgotten,
 )
 from tests.sim.driven import PEER, decode
-from tests.unit.decode.turns import IN, TWO_MODELS_FIT, WEIGHTS, A, running, settle, step, take, two_turns
+from tests.unit.decode.turns import IN, TWO_MODELS_FIT, WEIGHTS, A, B, running, settle, step, take, two_turns
 
 # --- peers -----------------------------------------------------------------------------------------------------------
 
@@ -101,3 +108,35 @@ def test_dropping_a_model_that_could_not_be_added_is_answered() -> None:
     assert [message.model for message in driven.said(ModelFailed)] == [A.model]
     driven.on(DropModel(A.model))
     assert driven.said(ModelDropped) == [ModelDropped(A.model)]
+
+
+def test_a_model_that_cannot_be_read_ends_those_who_wait_for_it_and_the_next_tries_again() -> None:
+    driven = decode(A, B, pages=TWO_MODELS_FIT)
+    take(driven, 1, A)
+    take(driven, 2, A)
+    take(driven, 3, B)
+    driven.on(LoadFailed(A.model, "why"))
+    assert driven.said(ImageUnreadable) == [ImageUnreadable(A.model, "why")]
+    assert driven.said(Broken) == [Broken(RequestId(request), 1, "why") for request in (1, 2)]
+    assert driven.core.counters.abandoned == 0, "nobody gave it up"
+    take(driven, 4, A)
+    assert A.model not in driven.loads[1:], "what is there is not its weights"
+    driven.complete(WEIGHTS)
+    settle(driven)
+    while running(driven) != [4]:
+        step(driven)
+        settle(driven)
+    assert driven.loads.count(A.model) == 2
+
+
+def test_an_image_is_let_go_of_when_the_load_from_it_has_passed() -> None:
+    driven = decode(A, pages=TWO_MODELS_FIT)
+    driven.on(ImageCached(A.model, (PageRun(3, 6),)))
+    take(driven, 1, A)
+    assert [load.cached for load in driven.asked(LoadWeights)] == [(PageRun(3, 6),)]
+    driven.on(EvictImage(A.model))
+    assert not driven.said(ImageEvicted)
+    driven.complete(WEIGHTS)
+    assert driven.said(ImageEvicted) == [ImageEvicted(A.model)]
+    driven.complete(IN)
+    assert running(driven) == [1], "the weights on the device stay"

@@ -426,6 +426,15 @@ def test_what_was_asked_of_a_lost_instance_is_refused() -> None:
     assert arbiter.use()[A] == InstanceUse(0, 8, 0, False)
 
 
+def test_a_lost_instance_comes_back_with_the_limit_it_had() -> None:
+    arbiter = PageArbiter(12, idle_ns=1, patience_ns=1)
+    arbiter.join(A)
+    arbiter.set_limit(A, 5, command=1, patience_ns=1)
+    arbiter.lost(A)
+    arbiter.join(A)
+    assert arbiter.use()[A].limit == 5
+
+
 def test_who_waits_goes_on_when_whom_it_waited_for_is_lost() -> None:
     arbiter = device(8, A, B, C)
     hold(arbiter, A, 4)

@@ -1,5 +1,6 @@
-"""One device, several instances with their real books: messages on their way, answers late, instances lost, limits moved
-at any moment. Every law holds all the time; every taking and every command is answered once; in the end all is free."""
+"""One device, several instances with their real books: messages on their way, answers late, instances lost, limits
+moved at any moment. Every law holds all the time; every taking and every command is answered once; in the end all is
+free."""
 
 from __future__ import annotations
 
@@ -76,14 +77,14 @@ class Device(RuleBasedStateMachine):
     def join(self, name: InstanceId) -> None:
         if name not in self.processes:
             self.processes[name] = Process()
-            self.limits[name] = PAGES
+            self.limits.setdefault(name, PAGES)  # one that was lost comes back with the limit it had
             self.arbiter.join(name)
 
     @rule(name=names)
     def lose(self, name: InstanceId) -> None:
         if name not in self.processes:
             return
-        del self.processes[name], self.limits[name]
+        del self.processes[name]
         self.wishes.pop(name, None)
         self.takings = {ticket: taking for ticket, taking in self.takings.items() if taking[0] != name}
         mine = {command for command, what in self.commands.items() if what.instance == name}
