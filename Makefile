@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TOOLS := $(VENV)/.tools
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-long test-gpu lint format generate clean _venv
@@ -20,18 +21,29 @@ help:
 	@echo "make generate  renew what is generated: schema, lifecycle, tables of the README"
 	@echo "make clean     remove $(VENV) and caches"
 
-setup: $(STAMP)
+setup: $(TOOLS)
 
-# The stamp is written last: an install that was interrupted is done again. Compiling on all cores, and of transformers'
+# The stamps are written last: an install that was interrupted is done again. Compiling on all cores, and of transformers'
 # model files only those that get imported, takes a third of the time it takes pip.
+INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+COMPILE = $(BIN)/python -m compileall -q -j 0 -x transformers/models/ $(VENV)/lib >/dev/null || true  # templates do not
+
+# What serving needs.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "aegis needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(MAKE) --no-print-directory _venv
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing into $(VENV); the first time takes a minute or two."
-	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -m compileall -q -j 0 -x transformers/models/ $(VENV)/lib >/dev/null || true  # templates do not compile
+	@$(INSTALL) -e .
+	@$(COMPILE)
+	@touch $@
+
+# What testing needs besides; Triton, whose kernels are tested without a GPU, is most of it.
+$(TOOLS): $(STAMP)
+	@echo "Installing what the tests need."
+	@$(INSTALL) -e '.[dev]'
+	@$(COMPILE)
 	@touch $@
 
 # Debian and Ubuntu ship Python without what makes virtual environments.
@@ -49,24 +61,24 @@ test: lint
 	$(BIN)/python -m pytest
 
 # Without a GPU both say so, and the second fails.
-test-gpu: $(STAMP)
+test-gpu: $(TOOLS)
 	$(BIN)/python -m pytest tests/gpu
 	$(BIN)/python -m bench.gpu --json bench/results/gpu.json
 
-test-long: $(STAMP)
+test-long: $(TOOLS)
 	AEGIS_STRESS_SECONDS=60 $(BIN)/python -m pytest tests/live/test_memory_stress.py
 
-lint: $(STAMP)
+lint: $(TOOLS)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
-format: $(STAMP)
+format: $(TOOLS)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-generate: $(STAMP)
+generate: $(TOOLS)
 	$(BIN)/python docs/generate.py
 
 clean:

@@ -154,12 +154,12 @@ def test_the_model_in_front_makes_way_when_its_time_is_over() -> None:
     loaded(driven)
     driven.on(TakeBack(1, 4, PATIENCE_NS))
     finish(driven)
-    assert not driven.asked(UnmapWeights, driven.effects), "there is time"
-    driven.on(Tick(), after_ns=PATIENCE_NS // 4)
-    if driven.under_way(OUT):
-        driven.complete(OUT)
-    assert driven.asked(UnmapWeights, driven.effects) == [UnmapWeights(A.model)] or driven.core.running
-    finish(driven) if driven.core.running else None
+    assert ran(driven) == [1, 2], "there is time"
+    driven.stepped(5, after_ns=PATIENCE_NS // 4)
+    assert driven.asked(UnmapWeights) == [UnmapWeights(A.model)] and ran(driven) == [1, 2]
+    driven.complete(OUT)
+    driven.on(REFUSED)
+    driven.on(REFUSED)
     driven.complete(SCRUB)
     assert gave_back(driven) == [(1, 4, False)]
 
@@ -184,14 +184,14 @@ def test_who_stands_still_gives_way_at_once() -> None:
 
 
 def test_giving_way_while_idle_leaves_the_next_job_its_first_step() -> None:
-    """What is owed still lacks a page that a copy reads; the job that comes meanwhile keeps what it is granted."""
-    driven = lent(A, B, pages=9)
+    """What is owed still lacks what an abandoned load writes; the job that comes meanwhile keeps what comes back."""
+    driven = lent(A, pages=4)
     submit(driven, 1, A)
+    driven.on(Cancel(RequestId(1), 1))
+    driven.on(TakeBack(1, 4, PATIENCE_NS))
+    submit(driven, 2, A)
     loaded(driven)
-    driven.core._room.had_step = False
-    driven.stepped(5)
-    driven.on(TakeBack(1, 9, PATIENCE_NS))
-    assert not driven.core._room.had_step
+    assert driven.loads == [A.model] * 2 and not driven.said(GaveBack, driven.effects)
 
 
 def test_a_gentle_trim_of_a_busy_instance_disturbs_nobody() -> None:
