@@ -61,7 +61,7 @@ async def _measure(seconds: float, load: Load, shift_s: float) -> Fragmentation:
         samples, meter = 0, WasteMeter()
         while time.monotonic() - start_s < seconds or not samples:
             await asyncio.sleep(_SAMPLE_S)
-            samples += _add(meter, market.memory_report().devices[0].slabs)
+            samples += _add(meter, market.memory_report().devices[0].slabs, config.memory.slab)
         for client in clients:
             client.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
@@ -90,14 +90,15 @@ async def _client(
         await follow(market, model, prompt, output_tokens, streams[-1])
 
 
-def _add(meter: WasteMeter, slabs: SlabsReport) -> bool:
+def _add(meter: WasteMeter, slabs: SlabsReport, slab_bytes: int) -> bool:
     """Whether any were held."""
-    if not slabs.held_bytes:
-        return False
-    meter.add(
-        {
-            (shape.models, shape.block_bytes): (shape.slabs * shape.slab_bytes, shape.taken_blocks * shape.block_bytes)
-            for shape in slabs.shapes
-        }
-    )
-    return True
+    for_each = {
+        (shape.models, shape.block_bytes): (
+            shape.slabs * slab_bytes,
+            (shape.reserved_blocks + shape.used_blocks + shape.moving_blocks) * shape.block_bytes,
+        )
+        for shape in slabs.shapes
+    }
+    if for_each:
+        meter.add(for_each)
+    return bool(for_each)

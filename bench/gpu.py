@@ -21,7 +21,7 @@ from rich.table import Table
 from aegis.core.errors import UserError
 from aegis.device.cuda_driver import Driver
 from bench.gpu_check import why_no_gpu
-from bench.gpu_figures import Figure
+from bench.figures import Figure
 
 NO_GPU = 3
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu_figures import Figure, at_least, at_most
+from bench.figures import Figure, at_least, at_most
 from bench.gpu_models import LLAMA_8B, make, small
 from bench.gpu_stand import GpuStand, Resident
 

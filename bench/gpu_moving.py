@@ -12,7 +12,7 @@ import torch
 from aegis.core.ids import PageRun
 from aegis.device.cuda_driver import Driver
 from aegis.engine.views import tensor_at
-from bench.gpu_figures import Figure, at_least, at_most
+from bench.figures import Figure, at_least, at_most
 from bench.gpu_models import LLAMA_8B, make, small
 from bench.gpu_stand import GpuStand, Resident
 

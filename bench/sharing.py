@@ -98,7 +98,7 @@ class _Running:
         )
 
 
-def sharing(clients: int = 56, rounds: int = 4) -> Sharing:
+def sharing(clients: int = 56, rounds: int = 3) -> Sharing:
     """M holds the KV of all clients' sequences and the weights, and little more."""
     with tempfile.TemporaryDirectory(prefix="aegis-bench-") as directory:
         return uvloop.run(_measure(Path(directory), clients, rounds))

@@ -77,6 +77,18 @@ def test_the_device_is_asked_before_anything_is_evicted() -> None:
     assert driven.asked(UnmapWeights) == [UnmapWeights(A.model)] and driven.loads[-1] == B.model
 
 
+def test_it_is_asked_for_kv_before_idle_weights_go() -> None:
+    driven = lent(A, WIDE, pages=7)
+    submit(driven, 1, A)
+    loaded(driven)
+    finish(driven)
+    submit(driven, 2, WIDE, prompt=48)
+    loaded(driven)
+    assert wishes(driven) == [NeedPages(2, urgent=False)] and not driven.asked(UnmapWeights, driven.effects)
+    driven.on(REFUSED)
+    assert driven.asked(UnmapWeights) == [UnmapWeights(A.model)] and ran(driven) == [1, 2]
+
+
 def test_what_it_grants_saves_an_eviction() -> None:
     driven = had_a_step(4)
     submit(driven, 2, B)

@@ -1,4 +1,4 @@
-"""One measured figure of a GPU, and what it has to be."""
+"""One measured figure, and what it has to be."""
 
 from __future__ import annotations
 

@@ -1,0 +1,223 @@
+"""Ten thousand preemptions and ten thousand balloon moves while the demo market serves, and what is left of them.
+
+A prefill and two decode instances, processes each, share one small device. Turns are kept so short that batches are
+preempted all the time, and commands move the instances' limits down and up, and trim them, without a pause. Every
+process checks all laws of its books after every event; a broken one ends it, and restarts are counted.
+
+Resident memory is what the processes have for themselves and of files, by their share (Pss), and once all memory that
+they share: device, host KV, model cache. It is sampled from the end of a warm-up on, in which it has been touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+import uvloop
+from msgspec import Struct
+
+from aegis.config import Config
+from aegis.core.errors import UserError
+from aegis.core.ids import InstanceId, ModelId
+from aegis.device.cpu_pool import PAGE_BYTES
+from aegis.models.cache import default_cache_dir
+from aegis.models.demo import demo_models, make_market
+from aegis.runtime.market import LiveMarket
+from bench.live import VOCAB_SIZE, Stream, follow, serving, until
+
+_MIB = 1 << 20
+_DEVICE_BYTES = 192 * _MIB
+_LEAST_BYTES = 32 * _MIB  # no request fails for lack of room
+_INSTANCES = tuple(InstanceId(name) for name in ("prefill-0", "decode-0", "decode-1"))
+_SAMPLE_S = 1.0
+_TIMEOUT_S = 2.0
+_GROW_S = 0.002
+_TRIM_SHARE = 0.2
+_MOST_PAGES = 16
+_WARM_SHARE = 0.25
+
+
+class Churn(Struct, frozen=True):
+    """`moves` are limits set below what the instance held, and lifted again when it had given that, and `trims` that gave
+    something; `given_bytes` in all. Those `refused`, because it could not be had in time, changed nothing. What others
+    were granted meanwhile is not counted. `resident_change` is from the quarter of the
+    samples after the warm-up to the last quarter, `resident_spread` the farthest that any was from their median.
+    When the last request has ended no block is left, or there is no result."""
+
+    seconds: float
+    clients: int
+    requests: int
+    failed: int
+    preemptions: int
+    switches: int
+    moves: int
+    trims: int
+    refused: int
+    given_bytes: int
+    restarts: int
+    resident_bytes: int
+    resident_change: float
+    resident_spread: float
+
+
+class _Mover:
+    """Takes from one instance, again and again: lowers its limit below what it holds and lifts it, or trims it."""
+
+    def __init__(self, market: LiveMarket, instance: InstanceId) -> None:
+        self._market, self._instance = market, instance
+        self.moves = self.trims = self.refused = self.given_bytes = 0
+
+    async def run(self) -> None:
+        rng = Random(self._instance)
+        while True:
+            given_bytes = await (self._trim() if rng.random() < _TRIM_SHARE else self._lower(rng))
+            self.moves += given_bytes > 0
+            self.given_bytes += given_bytes
+            await asyncio.sleep(0 if given_bytes else _GROW_S)
+
+    async def _trim(self) -> int:
+        given_bytes = await self._market.trim_memory(self._instance, timeout_s=_TIMEOUT_S)
+        self.trims += given_bytes > 0
+        return given_bytes
+
+    async def _lower(self, rng: Random) -> int:
+        (arbiter,) = self._market.devices.arbiters()
+        limit_bytes = (arbiter.held(self._instance) - rng.randint(1, _MOST_PAGES)) * PAGE_BYTES
+        if limit_bytes < _LEAST_BYTES:
+            return 0
+        try:
+            given_bytes = await self._market.limit_memory(self._instance, limit_bytes, timeout_s=_TIMEOUT_S)
+        except UserError:
+            self.refused += 1
+            return 0
+        await self._market.limit_memory(self._instance, _DEVICE_BYTES, timeout_s=_TIMEOUT_S)
+        return given_bytes
+
+
+def churn(preemptions: int = 10_000, moves: int = 10_000, clients: int = 96) -> Churn:
+    """Until there have been as many of both. The demo market is made if it is missing."""
+    make_market()
+    return uvloop.run(_measure(preemptions, moves, clients))
+
+
+async def _measure(preemptions: int, moves: int, clients: int) -> Churn:
+    sources = demo_models(default_cache_dir())
+    async with serving(_config(), sources) as market:
+        start_s, samples, ended = time.monotonic(), list[int](), list[str]()
+        models = [source.model for source in sources]
+        movers = [_Mover(market, instance) for instance in _INSTANCES]
+        work = [_client(market, models, Random(at), ended) for at in range(clients)]
+        tasks = [asyncio.create_task(each) for each in (*work, *(mover.run() for mover in movers))]
+        done = 0.0
+        while done < 1:
+            await asyncio.sleep(_SAMPLE_S)
+            moved = sum(mover.moves for mover in movers) / moves
+            done = min(_sum(market, "aegis:instance_preemptions_total") / preemptions, moved)
+            if done >= _WARM_SHARE:
+                samples.append(await asyncio.to_thread(resident_bytes))
+        seconds = time.monotonic() - start_s
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await until(lambda: not _left(market))
+        for arbiter in market.devices.arbiters():
+            arbiter.check()
+        return _result(market, seconds, clients, ended, movers, samples)
+
+
+def _result(
+    market: LiveMarket,
+    seconds: float,
+    clients: int,
+    ended: Sequence[str],
+    movers: Sequence[_Mover],
+    samples: Sequence[int],
+) -> Churn:
+    resident, change, spread = _flat(samples)
+    return Churn(
+        seconds=seconds,
+        clients=clients,
+        requests=len(ended),
+        failed=sum(map(bool, ended)),
+        preemptions=_sum(market, "aegis:instance_preemptions_total"),
+        switches=_sum(market, "aegis:instance_switches_total"),
+        moves=sum(mover.moves for mover in movers),
+        trims=sum(mover.trims for mover in movers),
+        refused=sum(mover.refused for mover in movers),
+        given_bytes=sum(mover.given_bytes for mover in movers),
+        restarts=_sum(market, "aegis:instance_restarts_total"),
+        resident_bytes=resident,
+        resident_change=change,
+        resident_spread=spread,
+    )
+
+
+def _config() -> Config:
+    return Config.model_validate(
+        {
+            "instances": {"prefill": 1, "decode": 2},
+            "memory": {"device": _DEVICE_BYTES, "host": 1 << 30, "model_cache": 64 * _MIB, "debug": True},
+            "scheduling": {"decode": {"q_max_s": 0.05}},
+        }
+    )
+
+
+async def _client(market: LiveMarket, models: Sequence[ModelId], rng: Random, ended: list[str]) -> None:
+    """One request after the other; notes how each failed, or nothing."""
+    while True:
+        prompt = rng.choices(range(2, VOCAB_SIZE), k=rng.randint(1, 120))
+        ended.append((await follow(market, rng.choice(models), prompt, rng.randint(16, 120), Stream())).failure)
+
+
+def _sum(market: LiveMarket, metric: str) -> int:
+    """Over all instances, as they last reported."""
+    values = (market.registry.get_sample_value(metric, {"instance": instance}) for instance in _INSTANCES)
+    return round(sum(value or 0 for value in values))
+
+
+def _left(market: LiveMarket) -> int:
+    states = ("used", "reserved", "in_transfer")
+    return sum(_sum(market, f"aegis:memory_{region}_blocks_{state}") for region in ("device", "host") for state in states)
+
+
+def resident_bytes() -> int:
+    """Of this process and all below it."""
+    return sum(map(_own_bytes, _family(os.getpid()))) + _shared_bytes()
+
+
+def _family(pid: int) -> Iterator[int]:
+    yield pid
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield from _family(int(child))
+
+
+def _own_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    return (kib["Pss_Anon"] + kib["Pss_File"]) << 10
+
+
+def _shared_bytes() -> int:
+    """What this process, which owns all of it, has in files in memory."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if "/memfd:aegis-" in str(entry.readlink()):
+                status = entry.stat()
+                found[status.st_ino] = status.st_blocks * 512
+        except FileNotFoundError:
+            continue
+    return sum(found.values())
+
+
+def _flat(samples: Sequence[int]) -> tuple[int, float, float]:
+    """The median, the change from the first to the last quarter, and the farthest from the median."""
+    middle, quarter = statistics.median(samples), max(len(samples) // 4, 1)
+    first, last = statistics.median(samples[:quarter]), statistics.median(samples[-quarter:])
+    return round(middle), last / first - 1, max(abs(sample / middle - 1) for sample in samples)
