@@ -293,6 +293,32 @@ def bench_switch(json: _Json = None) -> int:
     return 0
 
 
+@bench.command("memory")
+def bench_memory(
+    json: _Json = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PARTS",
+            help="Some of pages, handing, swaps, fragmentation, sharing, churn, with commas. [default: all]",
+        ),
+    ] = None,
+) -> int:
+    """Measure how memory moves: between instances, to the host and back, under load. Takes minutes.
+
+    Each figure is printed beside what it has to be. The machine should have nothing else to do.
+
+    \b
+    Examples:
+      aegis bench memory --json bench/results/memory.json
+      aegis bench memory --only handing,swaps
+    """
+    from bench.memory import run
+
+    run(json_path=json, only=only.split(",") if only else ())
+    return 0
+
+
 @bench.command("decode")
 def bench_decode(json: _Json = None) -> int:
     """Measure decoding at batch 1, 8 and 32, beside transformers' own generate on the same checkpoint.

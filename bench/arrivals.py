@@ -38,15 +38,15 @@ _TIMEOUT_NS = 60_000_000_000
 
 
 class Arrivals(Struct, frozen=True):
-    """Times after the command: the first step began, the first and the last request's KV were there. `early_steps` were
-    begun before the last had come."""
+    """Times after the command: the first and the last request's KV were seen to be there, the first step began, when as
+    many as `arrived_at_first_step` had passed."""
 
     requests: int
     nbytes: int  # of KV, all requests together
     first_arrival_ns: int
     first_step_ns: int
     last_arrival_ns: int
-    early_steps: int
+    arrived_at_first_step: int
 
 
 class Instance:
@@ -73,6 +73,8 @@ class Instance:
         self._spec = spec_of(ModelId("bench"), _SHAPE, image_bytes=PAGE_BYTES)
         self._arrived_ns: list[int] = []
         self._steps_ns: list[int] = []
+        self._arrived_at_steps: list[int] = []
+        self._before = 0  # transfers of earlier swap-ins
         self._events: list[InstanceEvent] = [
             AddModel(self._spec),
             ImageCached(self._spec.model, (PageRun(0, 1),)),
@@ -83,9 +85,11 @@ class Instance:
     def swap_in(self) -> Arrivals:
         """Until every request has made its last token."""
         adoptions = [self._adoption(request) for request in range(self._requests)]
-        watch = Thread(target=self._watch, args=(self._words.load(self._mover.words[StreamName.SWAP_IN]),))
+        self._before = self._words.load(self._mover.words[StreamName.SWAP_IN])
+        watch = Thread(target=self._watch)
         watch.start()
         self._steps_ns.clear()
+        self._arrived_at_steps.clear()
         start_ns = time.monotonic_ns()
         self._events += adoptions
         while self._core.queued + self._core.running or self._events:
@@ -98,13 +102,13 @@ class Instance:
             first_arrival_ns=first_ns - start_ns,
             first_step_ns=self._steps_ns[0] - start_ns,
             last_arrival_ns=last_ns - start_ns,
-            early_steps=sum(at_ns < last_ns for at_ns in self._steps_ns),
+            arrived_at_first_step=self._arrived_at_steps[0],
         )
 
-    def _watch(self, before: int) -> None:
+    def _watch(self) -> None:
         """Notes when each transfer has passed, on a thread of its own."""
         self._arrived_ns.clear()
-        for value in range(before + 1, before + self._requests + 1):
+        for value in range(self._before + 1, self._before + self._requests + 1):
             assert self._words.wait(self._mover.words[StreamName.SWAP_IN], value, timeout_ns=_TIMEOUT_NS)
             self._arrived_ns.append(time.monotonic_ns())
 
@@ -141,6 +145,8 @@ class Instance:
         match effect:
             case RunDecode():
                 self._steps_ns.append(time.monotonic_ns())
+                passed = self._words.load(self._mover.words[StreamName.SWAP_IN])
+                self._arrived_at_steps.append(passed - self._before)
                 self._events.append(self._step(effect))
             case Send(NeedPages()):
                 self._events.append(GrantPages((), refused=True))

@@ -27,8 +27,9 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.device.cpu_pool import PAGE_BYTES
 from aegis.models.cache import default_cache_dir
 from aegis.models.demo import demo_models, make_market
+from aegis.models.sources import Source
 from aegis.runtime.market import LiveMarket
-from bench.live import VOCAB_SIZE, Stream, follow, serving, until
+from bench.live import Stream, draw_prompt, follow, serving, until
 
 _MIB = 1 << 20
 _DEVICE_BYTES = 192 * _MIB
@@ -43,11 +44,11 @@ _WARM_SHARE = 0.25
 
 
 class Churn(Struct, frozen=True):
-    """`moves` are limits set below what the instance held, and lifted again when it had given that, and `trims` that gave
-    something; `given_bytes` in all. Those `refused`, because it could not be had in time, changed nothing. What others
-    were granted meanwhile is not counted. `resident_change` is from the quarter of the
-    samples after the warm-up to the last quarter, `resident_spread` the farthest that any was from their median.
-    When the last request has ended no block is left, or there is no result."""
+    """`moves` are limits set below what the instance held, and lifted again when it had given that, and `trims` that
+    gave something; `given_bytes` in all. Those `refused`, because it could not be had in time, changed nothing. What
+    others were granted meanwhile is not counted. `resident_change` is from the first quarter of the samples, which
+    begin after the warm-up, to the last quarter, `resident_spread` the farthest that any was from their median. When
+    the last request has ended no block is left, or there is no result."""
 
     seconds: float
     clients: int
@@ -99,14 +100,17 @@ class _Mover:
         return given_bytes
 
 
-def churn(preemptions: int = 10_000, moves: int = 10_000, clients: int = 96) -> Churn:
-    """Until there have been as many of both. The demo market is made if it is missing."""
-    make_market()
-    return uvloop.run(_measure(preemptions, moves, clients))
+def churn(
+    preemptions: int = 10_000, moves: int = 10_000, clients: int = 32, sources: Sequence[Source] | None = None
+) -> Churn:
+    """Until there have been as many of both. Serves the demo market, which is made if it is missing, or `sources`."""
+    if sources is None:
+        make_market()
+        sources = demo_models(default_cache_dir())
+    return uvloop.run(_measure(preemptions, moves, clients, sources))
 
 
-async def _measure(preemptions: int, moves: int, clients: int) -> Churn:
-    sources = demo_models(default_cache_dir())
+async def _measure(preemptions: int, moves: int, clients: int, sources: Sequence[Source]) -> Churn:
     async with serving(_config(), sources) as market:
         start_s, samples, ended = time.monotonic(), list[int](), list[str]()
         models = [source.model for source in sources]
@@ -170,8 +174,9 @@ def _config() -> Config:
 async def _client(market: LiveMarket, models: Sequence[ModelId], rng: Random, ended: list[str]) -> None:
     """One request after the other; notes how each failed, or nothing."""
     while True:
-        prompt = rng.choices(range(2, VOCAB_SIZE), k=rng.randint(1, 120))
-        ended.append((await follow(market, rng.choice(models), prompt, rng.randint(16, 120), Stream())).failure)
+        model = rng.choice(models)
+        prompt = draw_prompt(market, model, rng, rng.randint(1, 120))
+        ended.append((await follow(market, model, prompt, rng.randint(16, 120), Stream())).failure)
 
 
 def _sum(market: LiveMarket, metric: str) -> int:
@@ -181,8 +186,11 @@ def _sum(market: LiveMarket, metric: str) -> int:
 
 
 def _left(market: LiveMarket) -> int:
-    states = ("used", "reserved", "in_transfer")
-    return sum(_sum(market, f"aegis:memory_{region}_blocks_{state}") for region in ("device", "host") for state in states)
+    """Blocks that hold something."""
+    names = [
+        f"{region}_blocks_{state}" for region in ("device", "host") for state in ("used", "reserved", "in_transfer")
+    ]
+    return sum(_sum(market, f"aegis:memory_{name}") for name in names)
 
 
 def resident_bytes() -> int:

@@ -19,9 +19,10 @@ from aegis.config import Config
 from aegis.core.ids import ModelId
 from aegis.models.cache import default_cache_dir
 from aegis.models.demo import demo_models, make_market
+from aegis.models.sources import Source
 from aegis.runtime.market import LiveMarket
 from aegis.telemetry.memory_report import SlabsReport
-from bench.live import VOCAB_SIZE, Stream, follow, serving
+from bench.live import Stream, draw_prompt, follow, serving
 from bench.slab_replay import Load, Waste, WasteMeter
 
 _SAMPLE_S = 0.1
@@ -40,15 +41,19 @@ class Fragmentation(Struct, frozen=True):
     waste: Waste
 
 
-def fragmentation(seconds: float = 45.0, load: Load | None = None, *, shift_s: float = 5.0) -> Fragmentation:
-    """Popularity moves on by a model every `shift_s`. The demo market is made if it is missing."""
-    make_market()
-    return uvloop.run(_measure(seconds, load or Load(), shift_s))
+def fragmentation(
+    seconds: float = 45.0, load: Load | None = None, *, shift_s: float = 5.0, sources: Sequence[Source] | None = None
+) -> Fragmentation:
+    """Popularity moves on by a model every `shift_s`. Serves the demo market, which is made if it is missing, or
+    `sources`."""
+    if sources is None:
+        make_market()
+        sources = demo_models(default_cache_dir())
+    return uvloop.run(_measure(seconds, load or Load(), shift_s, sources))
 
 
-async def _measure(seconds: float, load: Load, shift_s: float) -> Fragmentation:
+async def _measure(seconds: float, load: Load, shift_s: float, sources: Sequence[Source]) -> Fragmentation:
     config = Config.model_validate({"instances": {"decode": 2}, "memory": {"device": 256 << 20, "host": 3 << 30}})
-    sources = demo_models(default_cache_dir())
     streams: list[Stream] = []
     async with serving(config, sources) as market:
         start_s = time.monotonic()
@@ -86,7 +91,7 @@ async def _client(
         model = models[load.draw_model(rng, len(models), turn)]
         prompt_tokens, output_tokens = load.draw_lengths(rng)
         streams.append(Stream())
-        prompt = rng.choices(range(2, VOCAB_SIZE), k=prompt_tokens)
+        prompt = draw_prompt(market, model, rng, prompt_tokens)
         await follow(market, model, prompt, output_tokens, streams[-1])
 
 

@@ -20,8 +20,8 @@ from rich.table import Table
 
 from aegis.core.errors import UserError
 from aegis.device.cuda_driver import Driver
-from bench.gpu_check import why_no_gpu
 from bench.figures import Figure
+from bench.gpu_check import why_no_gpu
 
 NO_GPU = 3
 

@@ -9,13 +9,13 @@ behind the grant is answered when it has mapped them; until then the time is tak
 from __future__ import annotations
 
 import asyncio
-import random
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import uvloop
 from msgspec import Struct
@@ -25,7 +25,7 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.device.cpu_pool import PAGE_BYTES
 from aegis.models.sources import Source
 from aegis.runtime.market import LiveMarket
-from bench.live import VOCAB_SIZE, Stream, follow, serving, until, write_llama
+from bench.live import Stream, draw_prompt, follow, serving, until, write_llama
 
 NBYTES = 256 << 20
 _SLACK_PAGES = 24  # for what streams write, and less than a second large model needs
@@ -78,7 +78,7 @@ async def _measure(directory: Path, nbytes: int, repetitions: int, streams: int)
         seen = [Stream() for _ in range(2 * streams)]
         models = [*_SMALL.values()] * streams
         clients = [
-            asyncio.create_task(follow(market, model, _prompt(at), 3900, stream))
+            asyncio.create_task(follow(market, model, draw_prompt(market, model, Random(at), 16), 3900, stream))
             for at, (model, stream) in enumerate(zip(models, seen, strict=True))
         ]
         await until(lambda: all(len(stream.tokens_ns) > 20 for stream in seen))
@@ -113,10 +113,6 @@ def _config(nbytes: int) -> Config:
     )
 
 
-def _prompt(seed: int) -> list[int]:
-    return random.Random(seed).choices(range(2, VOCAB_SIZE), k=16)
-
-
 def _direction(turn: int) -> tuple[InstanceId, InstanceId]:
     return (_FIRST, _SECOND) if turn % 2 == 0 else (_SECOND, _FIRST)
 
@@ -124,8 +120,8 @@ def _direction(turn: int) -> tuple[InstanceId, InstanceId]:
 async def _wishing(market: LiveMarket, instance: InstanceId) -> asyncio.Task[Stream]:
     """A request for the large model, whose turn does not come; the first gets the memory, the second waits for it."""
     (_, arbiter) = market.devices.arbiters()
-    free = arbiter.free
-    client = asyncio.create_task(follow(market, _LARGE[instance], _prompt(0), 2, Stream()))
+    free, model = arbiter.free, _LARGE[instance]
+    client = asyncio.create_task(follow(market, model, draw_prompt(market, model, Random(0), 16), 2, Stream()))
     await until(lambda: arbiter.free < free // 2 or arbiter.use()[instance].wish > 0)
     await asyncio.sleep(_SETTLE_S)
     return client

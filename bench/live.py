@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -26,7 +27,6 @@ from prefill.policy import GroupedFcfs
 from proxy.http.boundary import Delta, Failed
 from proxy.sessions import SessionCore
 
-VOCAB_SIZE = 512
 _POLL_S = 0.002
 _TIMEOUT_S = 120.0
 
@@ -87,6 +87,11 @@ async def follow(market: LiveMarket, model: ModelId, prompt: Sequence[int], max_
     return into
 
 
+def draw_prompt(market: LiveMarket, model: ModelId, rng: Random, tokens: int) -> list[int]:
+    """Random tokens of the model's vocabulary, without the first two, which are often special."""
+    return rng.choices(range(2, market.models()[model].spec.manifest.vocab_size), k=tokens)
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Raises TimeoutError where it does not come true."""
     async with asyncio.timeout(_TIMEOUT_S):
@@ -98,7 +103,7 @@ def write_llama(directory: Path, *, hidden: int, layers: int, heads: int, inner:
     """A checkpoint of random weights in float32 with as many KV heads as heads, all of 64 elements; its directory."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=512,
         hidden_size=hidden,
         intermediate_size=inner,
         num_hidden_layers=layers,

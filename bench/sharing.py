@@ -8,12 +8,12 @@ drifts does not spoil the ratios; throughput is tokens over the time of a round,
 from __future__ import annotations
 
 import asyncio
-import random
 import statistics
 import tempfile
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
+from random import Random
 
 import uvloop
 from msgspec import Struct
@@ -22,7 +22,7 @@ from aegis.config import Config
 from aegis.core.ids import InstanceId, ModelId
 from aegis.models.sources import Source
 from aegis.runtime.market import LiveMarket
-from bench.live import VOCAB_SIZE, Stream, follow, serving, write_llama
+from bench.live import Stream, draw_prompt, follow, serving, write_llama
 
 _MIB = 1 << 20
 _PREFILL, _LEFT, _RIGHT = (InstanceId(name) for name in ("prefill-0", "decode-0", "decode-1"))
@@ -71,7 +71,7 @@ class _Running:
         watching = asyncio.create_task(self._watch())
         for model in _ASSIGNED:
             streams = [Stream() for _ in range(clients)]
-            prompts = [random.Random(at).choices(range(2, VOCAB_SIZE), k=_PROMPT_TOKENS) for at in range(clients)]
+            prompts = [draw_prompt(self._market, model, Random(at), _PROMPT_TOKENS) for at in range(clients)]
             async with asyncio.timeout(_TIMEOUT_S):
                 ends = zip(prompts, streams, strict=True)
                 await asyncio.gather(*(follow(self._market, model, p, _OUTPUT_TOKENS, s) for p, s in ends))
@@ -119,9 +119,7 @@ async def _measure(directory: Path, clients: int, rounds: int) -> Sharing:
             config = _config(devices, nbytes, clients)
             placement = {_PREFILL: 0, _LEFT: 1, _RIGHT: devices}
             sources = [Source(model, str(checkpoint)) for model in _ASSIGNED]
-            market = serving(
-                config, sources, assigned=_ASSIGNED, placement=placement, cache_dir=directory / "cache"
-            )
+            market = serving(config, sources, assigned=_ASSIGNED, placement=placement, cache_dir=directory / "cache")
             arms.append(_Running(await stack.enter_async_context(market), devices, nbytes))
         for turn in range(rounds + 1):
             for arm in arms if turn % 2 else arms[::-1]:
@@ -135,6 +133,11 @@ def _config(devices: int, nbytes: int, clients: int) -> Config:
     return Config.model_validate(
         {
             "instances": {"prefill": 1, "decode": 2, "devices": devices + 1},
-            "memory": {"device": nbytes, "host": (clients * 8 + 256) * _MIB, "model_cache": 64 * _MIB, "floor": 2 << 20},
+            "memory": {
+                "device": nbytes,
+                "host": (clients * 8 + 256) * _MIB,
+                "model_cache": 64 * _MIB,
+                "floor": 2 << 20,
+            },
         }
     )

@@ -1,4 +1,4 @@
-"""KV slabs under a load, on the books alone: how much of the slabs' bytes holds no block, and what fixed pools would waste.
+"""KV slabs under a load, on the books alone: how much of them holds no block, and what fixed pools would leave empty.
 
 Sequences are decoded one token a step, as many at a time as the load says; which model the next one is of follows a
 popularity that wanders from model to model, so that what one shape gives up another one takes.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from msgspec import Struct
 
@@ -54,7 +55,7 @@ class WasteMeter:
         self._samples = self._held = self._held_max = self._taken = 0
         self._peaks: dict[object, int] = {}
 
-    def add(self, shapes: Mapping[object, tuple[int, int]]) -> None:
+    def add(self, shapes: Mapping[Any, tuple[int, int]]) -> None:
         held = sum(slabs for slabs, _ in shapes.values())
         self._samples += 1
         self._held += held

@@ -30,7 +30,7 @@ from aegis.core.effects import AcceptPages, Bind, LoadWeights, MapWeights, Unmap
 from aegis.core.events import Progress
 from aegis.core.ids import ModelId, PageRun
 from aegis.core.messages import GrantPages, ImageCached
-from aegis.core.model import IMAGE_EXTENT_BYTES, KvLayer, KvShape, Manifest, ModelSpec
+from aegis.core.model import IMAGE_EXTENT_BYTES, KvLayer, KvShape
 from aegis.core.request import EventHandle
 from aegis.device.cached_images import CachedImages
 from aegis.device.cpu import CpuDevice
@@ -41,6 +41,7 @@ from aegis.device.mover import Mover
 from aegis.device.shared_words import SharedWords
 from aegis.device.stage import StageBuffer
 from bench.machine import Machine, describe
+from bench.models import spec_of
 from memory.budget import Budget
 from memory.ledger import Ledger
 from memory.pages import NoPages, PagePool
@@ -48,11 +49,13 @@ from memory.pages import NoPages, PagePool
 SIZES = tuple(mib << 20 for mib in (64, 128, 256, 512, 1024))
 _TIMEOUT_NS = 60_000_000_000
 _BYTES_PER_SIZE = 2 << 30  # small sizes are repeated until they have copied as much, at most 32 times
+_SHAPE = KvShape((KvLayer(heads=1, key_dim=1, value_dim=1),), "float32", 4)
 P = ParamSpec("P")
 
 
 class SizeResult(Struct, frozen=True):
-    """Medians over `repetitions` switches each way; `first_ns` was seen once."""
+    """Medians over `repetitions` switches each way; `first_ns` was seen once. `prefetched_bytes` were copied by all
+    promotions together."""
 
     nbytes: int
     repetitions: int
@@ -63,6 +66,7 @@ class SizeResult(Struct, frozen=True):
     fragmented_ns: int
     fragmented_ratio: float
     prefetched_ns: int
+    prefetched_bytes: int
 
 
 class Result(Struct, frozen=True):
@@ -75,6 +79,7 @@ class TwoModels:
 
     def __init__(self, nbytes: int, *, pages: int, fragmented: bool = False) -> None:
         self.nbytes = nbytes
+        self.loaded_bytes = 0  # by copies of images
         self._words = SharedWords.create(8)
         self._kv = SharedMemory.create(PAGE_BYTES, "kv")
         self._cache = SharedMemory.create(2 * nbytes, "images")
@@ -97,7 +102,7 @@ class TwoModels:
         self._ledger = Ledger(budget, self._mover.words, address_pages=4 * pages)
         self._ledger.balloon.granted(GrantPages((PageRun(0, pages),)))
         self._perform()
-        self._specs = [_spec(model, nbytes) for model in (0, 1)]
+        self._specs = [spec_of(ModelId(str(model)), _SHAPE, image_bytes=nbytes) for model in (0, 1)]
         self._bases = [self._bind(model) for model in (0, 1)]
         self._images.settle()
         if fragmented:
@@ -120,6 +125,7 @@ class TwoModels:
     def promote(self, model: int) -> None:
         """What a switch to a model that is there takes: a look at the books, and here at both ends of its bytes."""
         assert self._ledger.weights.is_resident(self._specs[model].model)
+        self._perform()
         for address in (self._bases[model], self._bases[model] + self.nbytes - 1):
             assert ctypes.c_ubyte.from_address(address).value == model + 1
 
@@ -158,26 +164,8 @@ class TwoModels:
         for effect in self._ledger.drain():
             assert isinstance(effect, AcceptPages | MapWeights | UnmapWeights | LoadWeights)
             self._mover.perform(effect)
-
-
-def _spec(model: int, nbytes: int) -> ModelSpec:
-    """A model of which only the size matters."""
-    shape = KvShape((KvLayer(heads=1, key_dim=1, value_dim=1),), "float32", 4)
-    manifest = Manifest(
-        fingerprint="",
-        architecture="",
-        dtype="float32",
-        image_bytes=nbytes,
-        tensors=(),
-        kv=shape,
-        context_tokens=1,
-        vocab_size=1,
-        eos_token_ids=(),
-        hidden_size=1,
-        intermediate_size=1,
-        parameters=1,
-    )
-    return ModelSpec(ModelId(str(model)), manifest, "", "", "")
+            if isinstance(effect, LoadWeights):
+                self.loaded_bytes += self.nbytes
 
 
 def _fragment(pool: PagePool) -> None:
@@ -194,7 +182,7 @@ def run(json_path: Path | None = None, sizes: Sequence[int] = SIZES, repetitions
     Sizes are in bytes, whole pages. Each way is switched at least `repetitions` times.
     """
     results = []
-    print("     size      first     switch     memcpy  ratio fragmented  ratio  prefetched")
+    print("     size      first     switch     memcpy  ratio fragmented  ratio  prefetched  copied")
     for nbytes in sizes:
         result = measure(nbytes, max(repetitions, min(32, _BYTES_PER_SIZE // nbytes)))
         results.append(result)
@@ -215,6 +203,7 @@ def measure(nbytes: int, repetitions: int) -> SizeResult:
     models.switch_to(0)
     fragmented_ns, beside_ns = _alternate(models, repetitions)
     models.close()
+    prefetched_ns, prefetched_bytes = _prefetched(nbytes, repetitions)
     return SizeResult(
         nbytes=nbytes,
         repetitions=repetitions,
@@ -224,7 +213,8 @@ def measure(nbytes: int, repetitions: int) -> SizeResult:
         ratio=_ratio(switch_ns, memcpy_ns),
         fragmented_ns=_median(fragmented_ns),
         fragmented_ratio=_ratio(fragmented_ns, beside_ns),
-        prefetched_ns=_prefetched_ns(nbytes, repetitions),
+        prefetched_ns=prefetched_ns,
+        prefetched_bytes=prefetched_bytes,
     )
 
 
@@ -238,17 +228,20 @@ def _alternate(models: TwoModels, repetitions: int) -> tuple[list[int], list[int
     return switches_ns, copies_ns
 
 
-def _prefetched_ns(nbytes: int, repetitions: int) -> int:
+def _prefetched(nbytes: int, repetitions: int) -> tuple[int, int]:
+    """The median duration of a promotion, and bytes copied by all of them."""
     models = TwoModels(nbytes, pages=2 * nbytes // PAGE_BYTES)
     models.switch_to(0)
-    durations_ns = []
+    durations_ns, copied_bytes = [], 0
     for turn in range(repetitions):
         model = (turn + 1) % 2
         models.arrived(models.load(model))
+        before_bytes = models.loaded_bytes
         durations_ns.append(_timed(models.promote, model))
+        copied_bytes += models.loaded_bytes - before_bytes
         models.evict(1 - model)
     models.close()
-    return _median(durations_ns)
+    return _median(durations_ns), copied_bytes
 
 
 def _timed(action: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> int:
@@ -271,5 +264,5 @@ def _row(r: SizeResult) -> str:
 
     return (
         f"{r.nbytes >> 20:6d}MiB {ms(r.first_ns)} {ms(r.switch_ns)} {ms(r.memcpy_ns)} {r.ratio:6.3f}"
-        f" {ms(r.fragmented_ns)} {r.fragmented_ratio:6.3f} {r.prefetched_ns / 1e6:9.4f}ms"
+        f" {ms(r.fragmented_ns)} {r.fragmented_ratio:6.3f} {r.prefetched_ns / 1e6:9.4f}ms {r.prefetched_bytes:6d}B"
     )

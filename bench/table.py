@@ -37,6 +37,15 @@ SUITES = {
             "÷ batch 1": lambda case: f"{case['times_one_sequence']:.1f}",
         },
     ),
+    "memory": Suite(
+        "Moving memory: between instances, to the host and back, under load",
+        "figures",
+        {
+            "figure": lambda figure: figure["name"],
+            "value": lambda figure: f"{figure['value']:.4g} {figure['unit']}".rstrip(),
+            "has to be": lambda figure: figure["wanted"],
+        },
+    ),
     "switch": Suite(
         "Activating a model, beside a memcpy of as many bytes in the same run",
         "sizes",

@@ -227,6 +227,8 @@ class DecodeCore:
     def _turn_now(self, now_ns: int) -> RunningTurn | None:
         previous = self._work.turn
         turn = self._work.turn_now(now_ns, self._view)
+        if turn is None:
+            self.ledger.balloon.content()
         if previous and turn and previous.batch is not turn.batch:
             self._preempt(previous.batch)
         return turn

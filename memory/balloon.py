@@ -168,7 +168,8 @@ class Balloon:
             raise LawBroken(f"V1: {parts} pages in the pool, retired and leaving do not make {self._held}")
 
     def _withdraw(self) -> None:
-        if self.wish in (Wish.REFUSED, Wish.EXCESSIVE):
+        """Who gives what it does not need wants no more; work that stands still keeps its place."""
+        if self.wish in (Wish.REFUSED, Wish.EXCESSIVE) and not self._asked.urgent:
             self._asked, self.wish = NeedPages(0, urgent=False), Wish.NONE
             self._effects.append(Send(self._asked))
 

@@ -158,6 +158,8 @@ class PrefillCore:
         """(1) Bring the model in; (2) reserve device and host blocks; (3) run. What is lacking comes with an event."""
         self._end_hopeless()
         group = self._queue.front()
+        if group is None:
+            self.ledger.balloon.content()
         if group is None or not self._bring_in(group.jobs[0], now_ns):
             return None
         running = self._queue.running = self._reserve(group.jobs[0])

@@ -14,11 +14,13 @@ def test_a_tiny_run_measures_every_column(tmp_path: Path, capsys: pytest.Capture
     for size in result.sizes:
         numbers = (size.first_ns, size.switch_ns, size.memcpy_ns, size.fragmented_ns, size.prefetched_ns, size.ratio)
         assert min(numbers) > 0
+        assert size.prefetched_bytes == 0
     assert "8MiB" in capsys.readouterr().out
 
 
 def test_a_switch_brings_the_other_models_bytes() -> None:
     models = TwoModels(4 << 20, pages=4, fragmented=True)
-    for model in (0, 1, 0):
+    for switches, model in enumerate((0, 1, 0), start=1):
         models.switch_to(model)  # looks at the bytes itself
+        assert models.loaded_bytes == switches * models.nbytes
     models.close()

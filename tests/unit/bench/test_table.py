@@ -18,6 +18,7 @@ DECODE: dict[str, Any] = {
     "ratio": 3.0865,
     "times_one_sequence": 4.44,
 }
+FIGURE = {"name": "handed over", "value": 58.193, "unit": "ms", "wanted": "≤ 60", "ok": True}
 SIZE = {"nbytes": 64 << 20, "switch_ns": 12_340_000, "memcpy_ns": 11_000_000, "ratio": 1.1218, "prefetched_ns": 20_000}
 
 
@@ -37,6 +38,11 @@ def test_no_results_are_said_to_be_none(tmp_path: Path) -> None:
             "switch",
             {"machine": {"date": "2025-06-01T10:00:00", "cpu": "X", "cores": 2}, "sizes": [SIZE]},
             ["(2025-06-01, X, 2 cores)", "| 64MiB | 12.3 | 11.0 | 1.12 | 0.02 |"],
+        ),
+        (
+            "memory",
+            {"machine": {"date": "2025-06-01T10:00:00", "cpu": "X", "cores": 2}, "figures": [FIGURE]},
+            ["(2025-06-01, X, 2 cores)", "| handed over | 58.19 ms | ≤ 60 |"],
         ),
     ],
 )

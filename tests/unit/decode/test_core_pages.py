@@ -143,6 +143,7 @@ def test_who_is_content_lets_others_keep_what_they_have() -> None:
     driven.on(REFUSED)
     assert driven.core.ledger.balloon.stands_still
     driven.on(Cancel(RequestId(1), 1))
+    driven.on(REFUSED)
     take(driven, 2, SMALL)
     settle(driven)
     assert running(driven) == [2]

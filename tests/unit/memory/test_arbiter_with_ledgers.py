@@ -236,7 +236,8 @@ class Device(RuleBasedStateMachine):
         command = self.commands.pop(effect.command)  # once
         if command.pages is not None and not effect.refused:
             self.limits[command.instance] = command.pages
-            assert self.arbiter.held(command.instance) <= command.pages
+            use = self.arbiter.use()[command.instance]
+            assert use.held <= use.limit  # which is this one, or a later one that is settled in the same breath
 
     def granted(self, name: InstanceId, grant: GrantPages) -> None:
         if grant.refused:

@@ -207,7 +207,7 @@ def test_who_is_trimmed_withdraws_its_wish(answer: GrantPages) -> None:
 @pytest.mark.parametrize("answer", [REFUSED, EXCESSIVE])
 def test_an_answer_to_a_wish_that_was_withdrawn_keeps_nobody_from_asking_again(answer: GrantPages) -> None:
     held = Held(2)
-    held.balloon.want(3, urgent=True)
+    held.balloon.want(3, urgent=False)
     held.balloon.granted(REFUSED)
     held.trim(1, 2)
     held.balloon.granted(answer)
