@@ -80,7 +80,8 @@ class Instance:
             ImageCached(self._spec.model, (PageRun(0, 1),)),
             GrantPages((PageRun(0, pages),)),
         ]
-        self._play()
+        while self._events:
+            self._play()
 
     def swap_in(self) -> Arrivals:
         """Until every request has made its last token."""
@@ -136,7 +137,8 @@ class Instance:
         return Adopt(job, (1,), KvHandle(_PEER, blocks, tokens, written))
 
     def _play(self) -> None:
-        events, self._events = [*self._events, *self._mover.progress()], []
+        """One event, as if the requests came one by one, then what the streams have completed."""
+        events, self._events = [*self._events[:1], *self._mover.progress()], self._events[1:]
         for event in events:
             for effect in self._core.on(event, time.monotonic_ns()):
                 self._perform(effect)

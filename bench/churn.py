@@ -1,8 +1,8 @@
 """Ten thousand preemptions and ten thousand balloon moves while the demo market serves, and what is left of them.
 
 A prefill and two decode instances, processes each, share one small device. Turns are kept so short that batches are
-preempted all the time, and commands move the instances' limits down and up, and trim them, without a pause. Every
-process checks all laws of its books after every event; a broken one ends it, and restarts are counted.
+preempted all the time, and commands move the instances' limits down and up without a pause. Every process checks all
+laws of its books after every event; a broken one ends it, and restarts are counted.
 
 Resident memory is what the processes have for themselves and of files, by their share (Pss), and once all memory that
 they share: device, host KV, model cache. It is sampled from the end of a warm-up on, in which it has been touched.
@@ -36,19 +36,19 @@ _DEVICE_BYTES = 192 * _MIB
 _LEAST_BYTES = 32 * _MIB  # no request fails for lack of room
 _INSTANCES = tuple(InstanceId(name) for name in ("prefill-0", "decode-0", "decode-1"))
 _SAMPLE_S = 1.0
-_TIMEOUT_S = 2.0
+_TIMEOUT_S = 0.3
 _GROW_S = 0.002
-_TRIM_SHARE = 0.2
-_MOST_PAGES = 16
+_MOST_PAGES = 8
 _WARM_SHARE = 0.25
+_PROMPT_TOKENS = range(8, 121, 8)  # few lengths: what the engine keeps for each is there after the warm-up
 
 
 class Churn(Struct, frozen=True):
-    """`moves` are limits set below what the instance held, and lifted again when it had given that, and `trims` that
-    gave something; `given_bytes` in all. Those `refused`, because it could not be had in time, changed nothing. What
-    others were granted meanwhile is not counted. `resident_change` is from the first quarter of the samples, which
-    begin after the warm-up, to the last quarter, `resident_spread` the farthest that any was from their median. When
-    the last request has ended no block is left, or there is no result."""
+    """`moves` are limits set below what the instance held, and lifted again when it had given that; `given_bytes` in
+    all. Those `refused`, because it could not be had in time, changed nothing. What others were granted meanwhile is
+    not counted. `resident_change` is from the first quarter of the samples, which begin after the warm-up, to the last
+    quarter, `resident_spread` the farthest that any was from their median. When the last request has ended no block is
+    left, or there is no result."""
 
     seconds: float
     clients: int
@@ -57,7 +57,6 @@ class Churn(Struct, frozen=True):
     preemptions: int
     switches: int
     moves: int
-    trims: int
     refused: int
     given_bytes: int
     restarts: int
@@ -67,37 +66,30 @@ class Churn(Struct, frozen=True):
 
 
 class _Mover:
-    """Takes from one instance, again and again: lowers its limit below what it holds and lifts it, or trims it."""
+    """Takes from one instance again and again: lowers its limit below what it holds, and lifts it."""
 
     def __init__(self, market: LiveMarket, instance: InstanceId) -> None:
         self._market, self._instance = market, instance
-        self.moves = self.trims = self.refused = self.given_bytes = 0
+        self.moves = self.refused = self.given_bytes = 0
 
     async def run(self) -> None:
         rng = Random(self._instance)
-        while True:
-            given_bytes = await (self._trim() if rng.random() < _TRIM_SHARE else self._lower(rng))
-            self.moves += given_bytes > 0
-            self.given_bytes += given_bytes
-            await asyncio.sleep(0 if given_bytes else _GROW_S)
-
-    async def _trim(self) -> int:
-        given_bytes = await self._market.trim_memory(self._instance, timeout_s=_TIMEOUT_S)
-        self.trims += given_bytes > 0
-        return given_bytes
-
-    async def _lower(self, rng: Random) -> int:
         (arbiter,) = self._market.devices.arbiters()
-        limit_bytes = (arbiter.held(self._instance) - rng.randint(1, _MOST_PAGES)) * PAGE_BYTES
-        if limit_bytes < _LEAST_BYTES:
-            return 0
+        while True:
+            limit_bytes = (arbiter.held(self._instance) - rng.randint(1, _MOST_PAGES)) * PAGE_BYTES
+            if limit_bytes < _LEAST_BYTES:
+                await asyncio.sleep(_GROW_S)
+            elif given_bytes := await self._limit(limit_bytes):
+                self.moves += 1
+                self.given_bytes += given_bytes
+                await self._limit(_DEVICE_BYTES)
+
+    async def _limit(self, nbytes: int) -> int:
         try:
-            given_bytes = await self._market.limit_memory(self._instance, limit_bytes, timeout_s=_TIMEOUT_S)
+            return await self._market.limit_memory(self._instance, nbytes, timeout_s=_TIMEOUT_S)
         except UserError:
             self.refused += 1
             return 0
-        await self._market.limit_memory(self._instance, _DEVICE_BYTES, timeout_s=_TIMEOUT_S)
-        return given_bytes
 
 
 def churn(
@@ -151,7 +143,6 @@ def _result(
         preemptions=_sum(market, "aegis:instance_preemptions_total"),
         switches=_sum(market, "aegis:instance_switches_total"),
         moves=sum(mover.moves for mover in movers),
-        trims=sum(mover.trims for mover in movers),
         refused=sum(mover.refused for mover in movers),
         given_bytes=sum(mover.given_bytes for mover in movers),
         restarts=_sum(market, "aegis:instance_restarts_total"),
@@ -175,7 +166,7 @@ async def _client(market: LiveMarket, models: Sequence[ModelId], rng: Random, en
     """One request after the other; notes how each failed, or nothing."""
     while True:
         model = rng.choice(models)
-        prompt = draw_prompt(market, model, rng, rng.randint(1, 120))
+        prompt = draw_prompt(market, model, rng, rng.choice(_PROMPT_TOKENS))
         ended.append((await follow(market, model, prompt, rng.randint(16, 120), Stream())).failure)
 
 

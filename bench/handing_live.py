@@ -32,7 +32,8 @@ _SLACK_PAGES = 24  # for what streams write, and less than a second large model 
 _PREFILL, _FIRST, _SECOND = (InstanceId(name) for name in ("prefill-0", "decode-0", "decode-1"))
 _SMALL = {_FIRST: ModelId("small-0"), _SECOND: ModelId("small-1")}
 _LARGE = {_FIRST: ModelId("large-0"), _SECOND: ModelId("large-1")}
-_SETTLE_S = 0.3
+_SMALL_BYTES = 56 << 20  # its weights, and KV
+_SETTLE_S = 0.2
 _TIMEOUT_S = 10.0
 
 
@@ -60,14 +61,14 @@ class _Window(Struct, frozen=True):
     end_ns: int
 
 
-def handing_live(nbytes: int = NBYTES, repetitions: int = 12, streams: int = 2) -> LiveHanding:
+def handing_live(nbytes: int = NBYTES, repetitions: int = 10, streams: int = 2) -> LiveHanding:
     """`streams` run on each of the two instances. `nbytes` is about what the large model's weights take."""
     with tempfile.TemporaryDirectory(prefix="aegis-bench-") as directory:
         return uvloop.run(_measure(Path(directory), nbytes, repetitions, streams))
 
 
 async def _measure(directory: Path, nbytes: int, repetitions: int, streams: int) -> LiveHanding:
-    small = write_llama(directory / "small", hidden=128, layers=2, heads=2, inner=384)
+    small = write_llama(directory / "small", hidden=256, layers=4, heads=1, inner=1024, context=16384)
     large = write_llama(directory / "large", hidden=256, layers=1, heads=4, inner=_inner(nbytes))
     sources = [Source(model, str(small)) for model in _SMALL.values()]
     sources += [Source(model, str(large)) for model in _LARGE.values()]
@@ -78,16 +79,16 @@ async def _measure(directory: Path, nbytes: int, repetitions: int, streams: int)
         seen = [Stream() for _ in range(2 * streams)]
         models = [*_SMALL.values()] * streams
         clients = [
-            asyncio.create_task(follow(market, model, draw_prompt(market, model, Random(at), 16), 3900, stream))
+            asyncio.create_task(follow(market, model, draw_prompt(market, model, Random(at), 16), 16000, stream))
             for at, (model, stream) in enumerate(zip(models, seen, strict=True))
         ]
         await until(lambda: all(len(stream.tokens_ns) > 20 for stream in seen))
-        clients += [await _wishing(market, instance) for instance in (_FIRST, _SECOND)]
+        waiting = [await _wishing(market, instance) for instance in (_FIRST, _SECOND)]
         windows = [await _hand(market, nbytes, *_direction(turn)) for turn in range(repetitions)]
-        assert not any(stream.failure for stream in seen), seen
-        for client in clients:
+        assert not any(client.done() for client in clients), "the streams were too short"
+        for client in (*clients, *waiting):
             client.cancel()
-        await asyncio.gather(*clients, return_exceptions=True)
+        await asyncio.gather(*clients, *waiting, return_exceptions=True)
     return _result(nbytes, seen, windows)
 
 
@@ -102,10 +103,10 @@ def _config(nbytes: int) -> Config:
         {
             "instances": {"prefill": 1, "decode": 2, "devices": 2},
             "memory": {
-                "device": nbytes + 2 * (8 << 20) + _SLACK_PAGES * PAGE_BYTES,
+                "device": nbytes + 2 * _SMALL_BYTES + _SLACK_PAGES * PAGE_BYTES,
                 "host": 3 * nbytes + (512 << 20),
                 "model_cache": 3 * nbytes,
-                "floor": PAGE_BYTES,
+                "floor": 2 * nbytes + 2 * _SMALL_BYTES,
             },
             "scheduling": {"decode": {"q_max_s": 600, "switching_share": 0}},
             "slo": {"tbt_ms": 1000},
@@ -137,11 +138,21 @@ async def _hand(market: LiveMarket, nbytes: int, giver: InstanceId, taker: Insta
     start_ns = time.monotonic_ns()
     await devices.limit(giver, limit, least_bytes=0, timeout_s=_TIMEOUT_S)
     given_ns = time.monotonic_ns()
-    await devices.trim(taker, timeout_s=_TIMEOUT_S)
+    await _mapped(market, taker)
     end_ns = time.monotonic_ns()
-    assert (arbiter.held(taker) - before) * PAGE_BYTES >= nbytes - (16 << 20), "the taker has not mapped them"
+    assert before * PAGE_BYTES < nbytes <= arbiter.held(taker) * PAGE_BYTES, "the taker has not mapped them"
     await asyncio.sleep(_SETTLE_S)
     return _Window(start_ns, given_ns, end_ns)
+
+
+async def _mapped(market: LiveMarket, taker: InstanceId) -> None:
+    """Until the taker has all it wished for and has seen to it: a trim that takes nothing, for it holds less than the
+    floor, is answered after what was sent before it."""
+    (_, arbiter) = market.devices.arbiters()
+    held = -1
+    while held != arbiter.held(taker) or arbiter.use()[taker].wish:
+        held = arbiter.held(taker)
+        await market.devices.trim(taker, timeout_s=_TIMEOUT_S)
 
 
 def _result(nbytes: int, streams: Sequence[Stream], windows: Sequence[_Window]) -> LiveHanding:

@@ -125,7 +125,6 @@ def _churn_figures(measured: Churn) -> list[Figure]:
     return [
         at_least("preemptions", measured.preemptions, "", 10_000),
         at_least("balloon moves that gave pages back", measured.moves, "", 10_000),
-        Figure("of which trims", measured.trims, ""),
         Figure("commands that could not be done in time", measured.refused, ""),
         Figure("memory moved", measured.given_bytes / (1 << 30), "GiB"),
         at_most("processes ended by a broken law", measured.restarts, "", 0),

@@ -28,6 +28,7 @@ _MIB = 1 << 20
 _PREFILL, _LEFT, _RIGHT = (InstanceId(name) for name in ("prefill-0", "decode-0", "decode-1"))
 _ASSIGNED = {ModelId("left"): _LEFT, ModelId("right"): _RIGHT}
 _PROMPT_TOKENS, _OUTPUT_TOKENS = 160, 64
+_REQUESTS = 2  # of each client, one after the other, at each peak
 _SAMPLE_S = 0.05
 _TIMEOUT_S = 300.0
 
@@ -70,16 +71,22 @@ class _Running:
         start_s, tokens = time.monotonic(), 0
         watching = asyncio.create_task(self._watch())
         for model in _ASSIGNED:
-            streams = [Stream() for _ in range(clients)]
-            prompts = [draw_prompt(self._market, model, Random(at), _PROMPT_TOKENS) for at in range(clients)]
             async with asyncio.timeout(_TIMEOUT_S):
-                ends = zip(prompts, streams, strict=True)
-                await asyncio.gather(*(follow(self._market, model, p, _OUTPUT_TOKENS, s) for p, s in ends))
-            tokens += sum(len(stream.tokens_ns) for stream in streams)
-            self.failed += sum(len(stream.tokens_ns) < _OUTPUT_TOKENS for stream in streams)
+                served = await asyncio.gather(*(self._ask(model, Random(at)) for at in range(clients)))
+            tokens += sum(sum(counts) for counts in served)
+            self.failed += sum(count < _OUTPUT_TOKENS for counts in served for count in counts)
         watching.cancel()
         if counted:
             self.rates.append(tokens / (time.monotonic() - start_s))
+
+    async def _ask(self, model: ModelId, rng: Random) -> list[int]:
+        """One client; how many tokens each of its requests got."""
+        counts = []
+        for _ in range(_REQUESTS):
+            prompt = draw_prompt(self._market, model, rng, _PROMPT_TOKENS)
+            stream = await follow(self._market, model, prompt, _OUTPUT_TOKENS, Stream())
+            counts.append(len(stream.tokens_ns))
+        return counts
 
     async def _watch(self) -> None:
         while True:
