@@ -98,7 +98,7 @@ class PageArbiter:
         self.floor = floor
         self._idle_ns = idle_ns
         self._patience_ns = patience_ns
-        self._quantum = max(capacity // 32, 1) if quantum is None else quantum
+        self._quantum = max(capacity // 16, 1) if quantum is None else quantum
         self._pool = PagePool([PageRun(0, capacity)])
         self._members: dict[InstanceId, _Member] = {}
         self._limits: dict[InstanceId, int] = {}  # of instances that were lost

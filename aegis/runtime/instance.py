@@ -77,6 +77,7 @@ class Instance:
         self._binder = Binder(self._engine)
         self._hands = Hands(self._engine, self._mover, self._link, self._make_worker())
         self._reported: Telemetry | None = None
+        self._reported_busy = False
         self._report_due_ns = 0
 
     def serve(self) -> None:
@@ -138,11 +139,12 @@ class Instance:
         return DecodeWorker(self._engine, self._clock)
 
     def _report(self) -> None:
-        now_ns = self._clock.now_ns()
-        if now_ns < self._report_due_ns:
+        """Now and then; at once when work comes or ends, for what an idle instance holds others may have."""
+        core, now_ns = self._core, self._clock.now_ns()
+        busy = core.queued + core.running > 0
+        if now_ns < self._report_due_ns and busy == self._reported_busy:
             return
-        self._report_due_ns = now_ns + _TELEMETRY_NS
-        core = self._core
+        self._report_due_ns, self._reported_busy = now_ns + _TELEMETRY_NS, busy
         counters = {f"{name}_total": value for name, value in asdict(core.counters).items()}
         counters["engine_initialisations_total"] = self._engine.initialisations
         counters["device_wide_waits_total"] = self._device.device_wide
