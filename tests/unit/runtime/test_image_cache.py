@@ -306,9 +306,7 @@ def test_while_images_come_and_go_every_load_brings_the_right_bytes(tmp_path: Pa
             while heard < len(wire.told):
                 message = wire.told[heard]
                 heard += 1
-                if isinstance(message, ImageCached):
-                    loader.ledger.told(message)
-                elif isinstance(message, EvictImage):
+                if isinstance(message, ImageCached | EvictImage):
                     loader.ledger.told(message)
                 answer(loader.perform())
 
