@@ -143,6 +143,14 @@ def test_two_devices_hand_pages_to_and_fro(draws: random.Random, steps: int) -> 
     """Each page shows what was last written to it, wherever it is mapped and whoever wrote it."""
     words = SharedWords.create(4)
     rig = Rig(words, pages=6)
+    try:  # a draw may end the example
+        _hand_to_and_fro(rig, draws, steps)
+    finally:
+        rig.close()
+        words.close()
+
+
+def _hand_to_and_fro(rig: Rig, draws: random.Random, steps: int) -> None:
     devices = [rig.open(granted=[PageRun(0, 3)]), rig.open(granted=[PageRun(3, 6)])]
     spaces = [device.reserve(12 * PAGE) for device in devices]
     owner = [0, 0, 0, 1, 1, 1]
@@ -166,5 +174,3 @@ def test_two_devices_hand_pages_to_and_fro(draws: random.Random, steps: int) -> 
                 cell.value = stamps[page] = stamp
         else:
             space.unmap(placed.pop(page), 1)
-    rig.close()
-    words.close()
