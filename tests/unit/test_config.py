@@ -9,7 +9,7 @@ from aegis.config_sources import load
 from aegis.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-TEXTS = (("sources",), ("server", "host"))  # any text is one, as far as the configuration knows
+TEXTS = (("sources",), ("server", "host"), ("server", "admin_key"))  # any text is one for the configuration
 
 
 def written(directory: Path, text: str) -> dict[str, Path]:

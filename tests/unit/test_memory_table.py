@@ -54,7 +54,7 @@ def test_every_part_is_told_in_mib() -> None:
     lines = [" ".join(line.split()) for line in captured.get().splitlines()]
     assert "device 0: 64 MiB, 44 free, 0 being wiped; idle instances keep 4" in lines
     assert "decode-0 busy 20 32 0 10 8 2 0 weights 1, swap_out 2" in lines
-    assert "decode-0 100 12 64 k 5, l 1.5 (loading)" in lines
+    assert "decode-0 100MiB 12 64 k 5, l 1.5 (loading)" in lines
     assert "k 40.0 2 3 0 4 1 25.0%" in lines
     assert "all 2 25.0%" in lines
     assert "host KV: 16 MiB, 2 leased, 14 free, 0 of lost instances" in lines
