@@ -111,7 +111,7 @@ def test_streams_ordered_by_events_do_what_one_thread_would(program: list[tuple[
 
 
 def test_nothing_after_a_wait_starts_before_the_event(device: CpuDevice, words: SharedWords) -> None:
-    (_, source), (target, target_at) = buffer(1), buffer(1)
+    (_source, source), (target, target_at) = buffer(1), buffer(1)
     stream = device.stream("s")
     before = stream.copy([])
     stream.wait(EventHandle(15, 7))
@@ -127,7 +127,7 @@ def test_nothing_after_a_wait_starts_before_the_event(device: CpuDevice, words: 
 
 
 def test_a_failed_copy_breaks_the_stream(device: CpuDevice) -> None:
-    (_, source), (target, target_at) = buffer(8), buffer(8)
+    (_source, source), (target, target_at) = buffer(8), buffer(8)
     target.raw = b"unharmed"
     stream, other = device.stream("bad"), device.stream("good")
     assert device.wait(stream.copy([]), timeout_ns=LONG_NS)
@@ -190,7 +190,7 @@ def test_a_used_word_cannot_be_a_streams(device: CpuDevice, words: SharedWords) 
 @pytest.mark.parametrize("blocked", [True, False])
 def test_closing_ends_the_threads_whatever_they_do(pool: CpuPool, words: SharedWords, blocked: bool) -> None:
     device = CpuDevice(pool.address, words)
-    (_, source), (_, target) = buffer(1 << 20), buffer(1 << 20)
+    (_source, source), (_target, target) = buffer(1 << 20), buffer(1 << 20)
     stream = device.stream("closing")
     if blocked:
         stream.wait(EventHandle(15, 1))
@@ -202,7 +202,7 @@ def test_closing_ends_the_threads_whatever_they_do(pool: CpuPool, words: SharedW
 
 
 def test_an_abandoned_copy_is_not_done_and_its_event_passes(device: CpuDevice, words: SharedWords) -> None:
-    (_, source), (target, target_at) = buffer(8), buffer(8)
+    (_source, source), (target, target_at) = buffer(8), buffer(8)
     stream = device.stream("s")
     done = stream.copy([(target_at, source, 1)])
     assert device.wait(done, timeout_ns=LONG_NS)

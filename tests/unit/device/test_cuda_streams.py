@@ -99,7 +99,7 @@ def test_streams_ordered_by_events_do_what_one_thread_would(program: list[tuple[
 
 
 def test_nothing_after_a_wait_starts_before_the_event(device: CudaDevice, words: SharedWords) -> None:
-    (_, source), (target, target_at) = buffer(1), buffer(1)
+    (_source, source), (target, target_at) = buffer(1), buffer(1)
     stream = device.stream("s")
     before = stream.copy([])
     stream.wait(EventHandle(15, 7))
@@ -115,7 +115,7 @@ def test_nothing_after_a_wait_starts_before_the_event(device: CudaDevice, words:
 
 
 def test_a_stream_may_wait_for_what_its_sibling_has_not_been_given_yet(device: CudaDevice, words: SharedWords) -> None:
-    (_, source), (target, target_at) = buffer(1), buffer(1)
+    (_source, source), (target, target_at) = buffer(1), buffer(1)
     first, second = device.stream("first"), device.stream("second")
     first.wait(EventHandle(15, 1))
     second.wait(first.copy([]))
@@ -170,7 +170,7 @@ def test_the_gpu_is_given_a_few_chunks_ahead(device: CudaDevice, rig: Rig, monke
     monkeypatch.setattr(cuda_streams, "CHUNKS_AHEAD", 2)
     gate = threading.Event()
     memory, base = buffer(100 * CELL_BYTES)
-    _, source = buffer(100 * CELL_BYTES)
+    _source, source = buffer(100 * CELL_BYTES)
     stream, other = device.stream("weights"), device.stream("other")
     stream._handle.put(lambda: gate.wait(60) and None)
     memory.raw = b"x" * 100 * CELL_BYTES
@@ -207,7 +207,7 @@ def test_a_used_word_cannot_be_a_streams(device: CudaDevice, words: SharedWords)
 def test_closing_ends_the_threads_whatever_they_do(words: SharedWords, blocked_by: str) -> None:
     rig = Rig(words)
     device = rig.open()
-    (_, source), (_, target) = buffer(1 << 20), buffer(1 << 20)
+    (_source, source), (_target, target) = buffer(1 << 20), buffer(1 << 20)
     sibling, stream = device.stream("sibling"), device.stream("closing")
     if blocked_by == "another process":
         stream.wait(EventHandle(15, 1))
