@@ -15,13 +15,15 @@ from aegis import __version__
 from aegis.client import AdminClient, Refused
 from aegis.core.errors import UserError
 from aegis.sizes import format_size, parse_size
+from bench.compare_command import compare as bench_compare
+from bench.serve_command import serve as bench_serve
 
 _PLAIN: dict[str, Any] = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
 
 app = typer.Typer(name="aegis", **_PLAIN)
 models = typer.Typer(help="List, add and remove the models of a running server.", **_PLAIN)
 memory = typer.Typer(**_PLAIN)
-bench = typer.Typer(help="Measure this machine.", **_PLAIN)
+bench = typer.Typer(help="Measure this machine, or any server.", **_PLAIN)
 app.add_typer(models, name="models")
 app.add_typer(memory, name="memory")
 app.add_typer(bench, name="bench")
@@ -331,6 +333,10 @@ def bench_decode(json: _Json = None) -> int:
 
     run(json_path=json)
     return 0
+
+
+bench.command("serve")(bench_serve)
+bench.command("compare")(bench_compare)
 
 
 def main() -> None:

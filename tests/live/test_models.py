@@ -124,8 +124,8 @@ def test_models_are_added_refused_and_removed_beside_running_streams(
 
 
 def test_removing_a_model_ends_its_requests_with_one_error(server: Server, tmp_path: Path) -> None:
-    checkpoint = checkpoints.write(tmp_path / "leaving", "stablelm", max_position_embeddings=1024)
-    body: Body = GREEDY | {"model": "leaving", "max_tokens": 1000}
+    checkpoint = checkpoints.write(tmp_path / "leaving", "stablelm", max_position_embeddings=8192)
+    body: Body = GREEDY | {"model": "leaving", "max_tokens": 8000}  # longer than it takes to remove it
 
     async def main() -> None:
         assert (await aegis_models(server, "add", str(checkpoint)))[0] == 0

@@ -1,0 +1,41 @@
+"""What an instance did, stretch by stretch. The simulator and the live server write the same spans; reports, timeline
+exports and calibration read nothing else of an instance."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from aegis.core.ids import InstanceId, ModelId
+
+
+class SpanKind(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    LOAD = "load"  # weights, wanted now
+    PREFETCH = "prefetch"  # weights, for later
+    SWAP_IN = "swap_in"
+    SWAP_OUT = "swap_out"
+    SWITCH = "switch"  # from the wish for another model to its first step
+
+
+class Span(Struct, frozen=True, array_like=True):
+    """`[start_ns, stop_ns)` on one instance. `tokens` are a prefill's prompt, or the cached tokens of all rows before a
+    decode run's first step; each of its `steps` adds one per request."""
+
+    instance: InstanceId
+    kind: SpanKind
+    model: ModelId
+    start_ns: int
+    stop_ns: int
+    requests: int = 0
+    steps: int = 0
+    tokens: int = 0
+    nbytes: int = 0
+
+
+class Spans(Struct, frozen=True, tag=True):
+    """What an instance tells the proxy now and then: all that ended since it last did."""
+
+    spans: tuple[Span, ...]

@@ -1,0 +1,1 @@
+"""Who calls which model when, and with how many tokens: generators, lengths and traces."""

@@ -1,0 +1,28 @@
+"""One request of a workload, and the order of many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from aegis.core.ids import ModelId
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request as it comes in, `at_ns` after the start of the workload."""
+
+    at_ns: int
+    model: ModelId
+    input_tokens: int
+    output_tokens: int
+
+
+def model_name(index: int) -> ModelId:
+    """`m000`, `m001`, …: what generated workloads call their models."""
+    return ModelId(f"m{index:03d}")
+
+
+def in_order(arrivals: Iterable[Arrival]) -> list[Arrival]:
+    """By time, then model, then order of making."""
+    return sorted(arrivals, key=lambda arrival: (arrival.at_ns, arrival.model))

@@ -1,0 +1,27 @@
+"""`--slo`."""
+
+import pytest
+
+from aegis.core.errors import UserError
+from aegis.core.model import Slo
+from bench.slo import parse_slo
+
+
+@pytest.mark.parametrize(
+    ("text", "slo"),
+    [
+        ("ttft=2,tbt=0.05", Slo(2_000_000_000, 50_000_000)),
+        ("tbt=0.05", Slo(tbt_ns=50_000_000)),
+        ("ttft=0", Slo(ttft_ns=0)),
+    ],
+)
+def test_what_is_not_named_keeps_its_default(text: str, slo: Slo) -> None:
+    assert parse_slo(text) == slo
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ttft", "ttft=", "ttft=-1", "ttft=x", "tpot=1", "ttft=nan", "ttft=inf", "ttft=1,"]
+)
+def test_nonsense_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="--slo"):
+        parse_slo(text)
