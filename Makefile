@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-long test-gpu lint format generate clean _venv
+.PHONY: help setup run test test-long test-gpu lint format generate clean _venv _chromium
 .DELETE_ON_ERROR:
 
 help:
@@ -43,6 +43,8 @@ $(STAMP): pyproject.toml constraints.txt
 $(TOOLS): $(STAMP)
 	@echo "Installing what the tests need."
 	@$(INSTALL) -e '.[dev]'
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null \
+		|| $(MAKE) --no-print-directory _chromium
 	@$(COMPILE)
 	@touch $@
 
@@ -52,6 +54,14 @@ _venv:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "Installing $(PACKAGE)."; apt-get -qq update && apt-get -qq install -y $(PACKAGE) >/dev/null; \
 	else echo "$(PYTHON) cannot make virtual environments; on Debian: sudo apt-get install $(PACKAGE)" >&2; exit 1; fi
+
+# Pages are tested in a real browser.
+_chromium:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing chromium."; \
+		apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium >/dev/null \
+		|| echo "No chromium: tests of pages are skipped." >&2; \
+	else echo "No browser: tests of pages are skipped; on Debian: sudo apt-get install chromium" >&2; fi
 
 # exec: Ctrl-C reaches aegis itself, and make has nothing to report.
 run: $(STAMP)

@@ -15,8 +15,13 @@ from aegis import __version__
 from aegis.client import AdminClient, Refused
 from aegis.core.errors import UserError
 from aegis.sizes import format_size, parse_size
+from bench.calibrate_command import calibrate
 from bench.compare_command import compare as bench_compare
+from bench.fidelity_command import fidelity as bench_fidelity
+from bench.report.command import report as bench_report
+from bench.report.command import timeline as bench_timeline
 from bench.serve_command import serve as bench_serve
+from bench.simulate.command import simulate
 
 _PLAIN: dict[str, Any] = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
 
@@ -62,6 +67,17 @@ def _help_unless_command(context: typer.Context) -> int:
 def launch(
     prefill: Annotated[str | None, typer.Option(metavar="N", help="Prefill instances. [default: 1]")] = None,
     decode: Annotated[str | None, typer.Option(metavar="N", help="Decode instances. [default: 1]")] = None,
+    mixed: Annotated[
+        str | None, typer.Option(metavar="N", help="Instances that prefill and decode, in place of both.")
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Scheduler: aegaeon, serverlessllm, qlm, muxserve, dedicated, prefill-first or decode-first. "
+            "[default: aegaeon]",
+        ),
+    ] = None,
     models: Annotated[
         list[str] | None,
         typer.Option(
@@ -335,8 +351,31 @@ def bench_decode(json: _Json = None) -> int:
     return 0
 
 
+app.command()(simulate)
+
+
+@bench.command("schedule")
+def bench_schedule(json: _Json = None) -> int:
+    """Measure what decisions take: placing requests in markets of two sizes, and planning a decode round.
+
+    Each figure is printed beside what it has to be. The machine should have nothing else to do.
+
+    \b
+    Example:
+      aegis bench schedule --json bench/results/schedule.json
+    """
+    from bench.schedule import run
+
+    run(json_path=json)
+    return 0
+
+
 bench.command("serve")(bench_serve)
 bench.command("compare")(bench_compare)
+bench.command("fidelity")(bench_fidelity)
+app.command()(calibrate)
+bench.command("report")(bench_report)
+bench.command("timeline")(bench_timeline)
 
 
 def main() -> None:

@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Any
 from aegis.core.errors import UserError
 
 if TYPE_CHECKING:
+    import httpx
+
     from aegis.telemetry.memory_report import MemoryReport
+    from aegis.telemetry.node import NodeReport
 
 
 ADMIN_KEY = "AEGIS_SERVER_ADMIN_KEY"
 """The variable that gives a server its admin key, and the command line the key of the server it talks to."""
+
+
+_NEVER = 10**17  # the number of a span that no server lives to see
 
 
 class Refused(UserError):
@@ -20,10 +26,14 @@ class Refused(UserError):
 
 
 class AdminClient:
-    """Talks to one server. Raises UserError where it cannot be reached or is no aegis, Refused where it says no."""
+    """Talks to one server. Raises UserError where it cannot be reached or is no aegis, Refused where it says no.
 
-    def __init__(self, url: str) -> None:
+    `key` is its admin key, taken from the environment if not given.
+    """
+
+    def __init__(self, url: str, key: str | None = None) -> None:
         self._url = url.rstrip("/")
+        self._key = key or os.environ.get(ADMIN_KEY)
         if not self._url.startswith(("http://", "https://")):
             raise UserError(f"{url!r} is no address of a server; give one like --url http://127.0.0.1:8000")
 
@@ -61,32 +71,69 @@ class AdminClient:
         """Returns when the instance has given back what it does not need: how many bytes."""
         return self._moved("trim", {"instance": instance, "timeout_s": timeout_s})
 
+    def node(self) -> NodeReport:
+        """What the server consists of."""
+        import msgspec
+
+        from aegis.telemetry.node import NodeReport
+
+        try:
+            return msgspec.convert(self._call("GET", "/debug/node"), NodeReport)
+        except msgspec.ValidationError:
+            raise UserError(f"{self._url} answers, but is no aegis server of this version") from None
+
+    def spans(self, since: int = 0) -> bytes:
+        """What its instances did of late, one span a line, from that number on."""
+        return self._lines("/debug/spans", since).content
+
+    def records(self, since: int = 0) -> bytes:
+        """What became of its requests of late, one record a line, from that number on."""
+        return self._lines("/debug/records", since).content
+
+    def next_number(self, what: str) -> int:
+        """Of "spans" or "records": those from that number on are yet to come."""
+        return int(self._lines(f"/debug/{what}", _NEVER).headers["aegis-next"])
+
     def _moved(self, how: str, body: dict[str, object]) -> int:
         return int(self._call("POST", f"/debug/memory/{how}", body).get("given_back_bytes", 0))
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        response = self._send(method, path, body)
+        content = self._object(response)
+        if response.is_error:
+            raise _refused(response.status_code, content)
+        return content
+
+    def _lines(self, path: str, since: int) -> httpx.Response:
+        response = self._send("GET", f"{path}?since={since}")
+        if response.is_error:
+            raise _refused(response.status_code, self._object(response))
+        if "jsonl" not in response.headers.get("content-type", ""):
+            raise UserError(f"{self._url} answers, but is no aegis server of this version")
+        return response
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         import httpx  # a tenth of a second, which `aegis --help` need not pay
 
-        key = os.environ.get(ADMIN_KEY)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         timeout = httpx.Timeout(connect=5.0, read=None, write=30.0, pool=None)
         try:
-            response = httpx.request(
-                method, self._url + path, json=body, headers=headers, timeout=timeout, trust_env=False
-            )
+            return httpx.request(method, self._url + path, json=body, headers=headers, timeout=timeout, trust_env=False)
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise UserError(f"no server at {self._url} ({error}); is `aegis launch` running there?") from None
+
+    def _object(self, response: httpx.Response) -> dict[str, Any]:
         try:
             content = response.json()
         except ValueError:
             content = None
         if not isinstance(content, dict):
             raise UserError(f"{self._url} answers, but is no aegis server")
-        if response.is_error:
-            raise Refused(
-                _reason(content) or f"the server answered {response.status_code}", status=response.status_code
-            )
         return content
+
+
+def _refused(status: int, content: dict[str, Any]) -> Refused:
+    return Refused(_reason(content) or f"the server answered {status}", status=status)
 
 
 def _reason(content: dict[str, Any]) -> str | None:

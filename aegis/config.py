@@ -37,10 +37,13 @@ Size = Annotated[
     ),
 ]
 Count = Annotated[int, Field(ge=1), BeforeValidator(_not_a_bool)]
+CountOrNone = Annotated[int, Field(ge=0), BeforeValidator(_not_a_bool)]
 Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_not_a_bool)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_not_a_bool)]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValidator(_not_a_bool)]
 Dtype = Literal["auto", "float32", "bfloat16"]
+PolicyName = Literal["aegaeon", "serverlessllm", "qlm", "muxserve", "dedicated", "prefill-first", "decode-first"]
+"""The recipes of `aegis.policies` that can be run live: those without an oracle."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -85,7 +88,19 @@ class Instances(Section):
 
     prefill: Count = Field(default=1, description="Prefill instances")
     decode: Count = Field(default=1, description="Decode instances")
+    mixed: CountOrNone = Field(default=0, description="Instances that prefill and decode; then there are no others")
     devices: Count = Field(default=1, description="Devices that the instances are dealt to in turn, which share them")
+
+    @model_validator(mode="after")
+    def _one_kind_of_pool(self) -> Instances:
+        if self.mixed and self.model_fields_set & {"prefill", "decode"}:
+            raise ValueError("mixed instances prefill and decode: leave out either mixed, or prefill and decode")
+        return self
+
+    @property
+    def count(self) -> int:
+        """Of all kinds."""
+        return self.mixed or self.prefill + self.decode
 
 
 class Server(Section):
@@ -133,6 +148,14 @@ class Memory(Section):
         return self.host // 2 if self.model_cache is None else self.model_cache
 
 
+class Telemetry(Section):
+    """What a server remembers of late, for `/debug/spans` and `/debug/records`."""
+
+    spans: Count = Field(default=200_000, description="Runs, copies and switches of instances that are remembered")
+    records: Count = Field(default=50_000, description="Requests that are remembered after their end")
+    token_times: bool = Field(default=False, description="Also remember when each of their tokens came")
+
+
 class PrefillScheduling(Section):
     """Grouped first come, first served (Aegaeon, Algorithm 1)."""
 
@@ -151,6 +174,7 @@ class DecodeScheduling(Section):
 class Scheduling(Section):
     """Constants of the schedulers."""
 
+    policy: PolicyName = Field(default="aegaeon", description="Who is served when, and where")
     prefill: PrefillScheduling = PrefillScheduling()
     decode: DecodeScheduling = DecodeScheduling()
 
@@ -171,11 +195,12 @@ class Config(Section):
     memory: Memory = Memory()
     scheduling: Scheduling = Scheduling()
     slo: SloTargets = SloTargets()
+    telemetry: Telemetry = Telemetry()
 
     @property
     def device_count(self) -> int:
         """No more devices than instances."""
-        return min(self.instances.devices, self.instances.prefill + self.instances.decode)
+        return min(self.instances.devices, self.instances.count)
 
     @property
     def serves_demo(self) -> bool:
@@ -188,6 +213,7 @@ Key = tuple[str, ...]
 OPTIONS: dict[str, Key] = {
     "prefill": ("instances", "prefill"),
     "decode": ("instances", "decode"),
+    "mixed": ("instances", "mixed"),
     "devices": ("instances", "devices"),
     "models": ("sources",),
     "demo": ("demo",),
@@ -200,6 +226,7 @@ OPTIONS: dict[str, Key] = {
     "host": ("server", "host"),
     "port": ("server", "port"),
     "log_level": ("server", "log_level"),
+    "policy": ("scheduling", "policy"),
     "debug_memory": ("memory", "debug"),
 }
 """Command-line option → key. `--device-memory` is `AEGIS_DEVICE_MEMORY` in the environment; keys without an option

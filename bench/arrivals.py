@@ -12,10 +12,11 @@ from threading import Thread
 
 from msgspec import Struct
 
+from aegis.core.block_runs import block_ids, first_blocks
 from aegis.core.effects import Effect, RunDecode, Send, StreamName
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, Stepped
-from aegis.core.ids import BlockId, InstanceId, ModelId, PageRun, RequestId
+from aegis.core.ids import BlockRun, InstanceId, ModelId, PageRun, RequestId
 from aegis.core.messages import AddModel, Adopt, GrantPages, ImageCached, NeedPages
 from aegis.core.model import IMAGE_EXTENT_BYTES, KvLayer, KvShape
 from aegis.core.request import EventHandle, Job, KvHandle, Sampling, Token
@@ -125,8 +126,8 @@ class Instance:
     def _adoption(self, request: int) -> Adopt:
         """One token is to be made by each; its KV bears the number of the request."""
         per_slab = PAGE_BYTES // _SHAPE.block_bytes
-        blocks = tuple(BlockId(request * self._blocks + at) for at in range(self._blocks))
-        for block in blocks:
+        run = BlockRun(request * self._blocks, (request + 1) * self._blocks)
+        for block in block_ids([run]):
             slab, index = divmod(block, per_slab)
             ctypes.memset(
                 self._host.base + slab * PAGE_BYTES + index * _SHAPE.block_bytes, request + 1, _SHAPE.block_bytes
@@ -134,7 +135,7 @@ class Instance:
         tokens = self._blocks * _SHAPE.block_tokens
         job = Job(RequestId(request), 1, self._spec.model, (1,) * tokens, Sampling(max_tokens=2), 0)
         written = EventHandle(self._words.count - 1, 0)
-        return Adopt(job, (1,), KvHandle(_PEER, blocks, tokens, written))
+        return Adopt(job, (1,), KvHandle(_PEER, (run,), tokens, written))
 
     def _play(self) -> None:
         """One event, as if the requests came one by one, then what the streams have completed."""
@@ -158,12 +159,13 @@ class Instance:
     def _step(self, effect: RunDecode) -> Stepped:
         start_ns = time.monotonic_ns()
         for row in effect.rows:
-            for block in row.blocks[: self._blocks]:
+            for block in block_ids(first_blocks(row.blocks, self._blocks)):
                 slab, index = divmod(block, PAGE_BYTES // _SHAPE.block_bytes)
                 at = self._mover.kv.base + slab * PAGE_BYTES + index * _SHAPE.block_bytes
                 for end in (at, at + _SHAPE.block_bytes - 1):
-                    assert ctypes.c_ubyte.from_address(end).value == row.request + 1, "a step ran before its KV came"
-        return Stepped((Token(1),) * len(effect.rows), time.monotonic_ns() - start_ns)
+                    mark = ctypes.c_ubyte.from_address(end).value
+                    assert mark == row.job.request + 1, "a step ran before its KV came"
+        return Stepped(((Token(1),) * len(effect.rows),), time.monotonic_ns() - start_ns)
 
 
 def arrivals(requests: int = 32, blocks: int = 16) -> Arrivals:

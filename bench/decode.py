@@ -32,10 +32,11 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from aegis.core.ids import BlockId, ModelId, RequestId
+from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import ModelSpec
 from aegis.core.request import Sampling
 from aegis.engine.base import KvRegion, Row
+from aegis.engine.block_table import BlockTable
 from aegis.engine.transformers_engine import TransformersEngine
 from aegis.models.image import write_image
 from aegis.models.image_directory import IMAGE
@@ -161,7 +162,7 @@ class Contest:
             self._engine = TransformersEngine(KvRegion(self._slabs.ctypes.data, self._slabs.nbytes, _SLAB_BYTES))
             self._engine.attach(spec, self._image.ctypes.data)
         scattered = torch.randperm(len(self._slabs) * self._per_slab)
-        self._blocks = [BlockId(int(block)) for block in scattered]
+        self._blocks: BlockTable = scattered.numpy()
 
     def measure(self, context: int) -> list[Case]:
         cases: list[Case] = []
@@ -207,7 +208,7 @@ class Contest:
         cache.batch_repeat_interleave(batch)
         return cache
 
-    def _fill_ours(self, prompt: list[int], batch: int) -> list[tuple[int, list[BlockId]]]:
+    def _fill_ours(self, prompt: list[int], batch: int) -> list[tuple[int, BlockTable]]:
         """First token and blocks of each row: one is prefilled, the others are copies."""
         count = self._shape.blocks_for(len(prompt) + self._plan.tokens)
         rows = [self._blocks[row * count : (row + 1) * count] for row in range(batch)]
@@ -218,14 +219,14 @@ class Contest:
                 self._bytes(target)[:] = self._bytes(source)
         return [(first, row) for row in rows]
 
-    def _bytes(self, block: BlockId) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def _bytes(self, block: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         slab, index = divmod(block, self._per_slab)
         return self._slabs[slab, index * self._shape.block_bytes :][: self._shape.block_bytes]
 
     def _start(self, row: int) -> None:
         self._engine.start(RequestId(row), (), (), Sampling(max_tokens=self._plan.tokens, temperature=0.0))
 
-    def _run_ours(self, rows: Sequence[tuple[int, list[BlockId]]], context: int) -> tuple[float, list[list[int]]]:
+    def _run_ours(self, rows: Sequence[tuple[int, BlockTable]], context: int) -> tuple[float, list[list[int]]]:
         out = [[first] for first, _ in rows]
         for row in range(len(rows)):
             self._start(row)

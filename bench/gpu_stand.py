@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from aegis.core.ids import BlockId, ModelId, PageRun, RequestId
+from aegis.core.ids import BlockRun, ModelId, PageRun, RequestId
 from aegis.core.request import EventHandle, Sampling
 from aegis.device.cuda import CudaDevice
 from aegis.device.cuda_host import PinnedFile
@@ -20,6 +20,7 @@ from aegis.device.cuda_ranges import CudaRange
 from aegis.device.host_memory import SharedMemory
 from aegis.device.shared_words import SharedWords
 from aegis.engine.base import KvRegion, Row
+from aegis.engine.block_table import block_table
 from aegis.engine.transformers_engine import TransformersEngine
 from bench.gpu_models import RandomModel
 
@@ -100,7 +101,7 @@ class GpuStand:
         sampling = Sampling(max_tokens=steps + 1, temperature=0.0)
         tokens, blocks = [], []
         for number, prompt in enumerate(prompts):
-            blocks.append([BlockId(number * count + i) for i in range(count)])
+            blocks.append(block_table([BlockRun(number * count, (number + 1) * count)]))
             self.engine.start(RequestId(number), prompt, (), sampling)
             sampled = self.engine.prefill(spec.model, RequestId(number), prompt, blocks[-1])
             tokens.append([sampled.token.id])

@@ -18,7 +18,7 @@ from aegis.core.errors import ModelRefused
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.request import Sampling
-from aegis.core.views import ListView
+from aegis.core.views import DecodeView, Work
 from aegis.models.sources import Source
 from aegis.runtime.launch import open_market
 from aegis.runtime.market import LiveMarket
@@ -37,9 +37,9 @@ class Assigned:
 
     instances: Mapping[ModelId, InstanceId]
 
-    def place(self, model: ModelId, lists: Sequence[ListView]) -> InstanceId:
+    def place(self, work: Work, lists: DecodeView) -> InstanceId:
         del lists
-        return self.instances[model]
+        return self.instances[work.model]
 
 
 @dataclass(slots=True)

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from aegis.core.errors import UserError
+
+
+def check(file: Path) -> None:
+    """Before time is spent on what cannot be written. Raises UserError."""
+    if not file.parent.is_dir():
+        raise UserError(f"cannot write {file}: {file.parent} is no directory")
 
 
 def write(file: Path, content: bytes) -> None:
@@ -13,3 +22,8 @@ def write(file: Path, content: bytes) -> None:
         file.write_bytes(content)
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror}") from None
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Indented. Raises UserError."""
+    write(file, msgspec.json.format(msgspec.json.encode(content)) + b"\n")

@@ -14,12 +14,13 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from aegis.telemetry import files
 from bench.result_files import write
 from bench.serve_client import Client, open_session, replay
 from bench.serve_models import Card, choose, known_token_ids, served_models
 from bench.serve_plan import Outcome, Planned, digest
 from bench.serve_prompts import Draws, Wording
-from bench.serve_records import encode_records
+from bench.serve_records import record_of
 from bench.serve_results import summarise
 from bench.serve_settings import Settings
 from bench.serve_table import table
@@ -36,7 +37,7 @@ def run(settings: Settings) -> dict[str, Any]:
     for file in settings.files:
         write(file, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     if settings.records is not None:
-        write(settings.records, encode_records(outcomes, settings.measures.slo))
+        files.write(settings.records, (record_of(outcome, settings.measures.slo) for outcome in outcomes))
     return result
 
 

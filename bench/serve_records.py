@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import msgspec
-
 from aegis.core.ids import RequestId
 from aegis.core.model import Slo
 from aegis.telemetry.records import Record
@@ -27,8 +23,3 @@ def record_of(outcome: Outcome, slo: Slo) -> Record:
         last_ns=times_ns[-1] if times_ns else None,
         token_times_ns=times_ns,
     )
-
-
-def encode_records(outcomes: Iterable[Outcome], slo: Slo) -> bytes:
-    """One JSON object a line, in order of arrival."""
-    return msgspec.json.Encoder().encode_lines([record_of(outcome, slo) for outcome in outcomes])

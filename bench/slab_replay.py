@@ -13,7 +13,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from aegis.core.ids import BlockId, SlabId
+from aegis.core.block_runs import append_run, count_blocks, moved
+from aegis.core.ids import BlockRun, SlabId
 from aegis.core.model import KvLayer, KvShape
 from memory.slabs import NoBlocks, SlabPool
 
@@ -98,7 +99,7 @@ class _Sequence:
     shape: KvShape
     tokens: int
     end: int
-    blocks: list[BlockId] = field(default_factory=list)
+    blocks: list[BlockRun] = field(default_factory=list)
 
 
 class _Endless:
@@ -142,11 +143,11 @@ class _Replay:
     def compact(self) -> None:
         """As the decode core does between steps."""
         for shape, blocks in self.pool.sparse():
-            moves = dict(zip(blocks, self.pool.compact(shape, blocks), strict=True))
-            self.moved_bytes += len(moves) * shape.block_bytes
+            copies = self.pool.compact(shape, blocks)
+            self.moved_bytes += count_blocks(blocks) * shape.block_bytes
             for sequence in self._sequences:
-                if sequence.shape == shape and not moves.keys().isdisjoint(sequence.blocks):
-                    sequence.blocks = [moves.get(block, block) for block in sequence.blocks]
+                if sequence.shape == shape:
+                    sequence.blocks = moved(sequence.blocks, copies)
 
     def _begin(self, step: int) -> None:
         model = self._load.draw_model(self._rng, len(self._shapes), step // self._load.shift_steps)
@@ -157,12 +158,13 @@ class _Replay:
         self._sequences.append(sequence)
 
     def _grow(self, sequence: _Sequence) -> None:
-        missing = sequence.shape.blocks_for(sequence.tokens) - len(sequence.blocks)
+        missing = sequence.shape.blocks_for(sequence.tokens) - count_blocks(sequence.blocks)
         if missing > 0:
             blocks = self.pool.alloc(sequence.shape, missing)
             assert not isinstance(blocks, NoBlocks)
             self.pool.commit(sequence.shape, blocks)
-            sequence.blocks += blocks
+            for start, stop in blocks:
+                append_run(sequence.blocks, start, stop)
 
 
 def replay(

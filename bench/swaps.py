@@ -15,7 +15,8 @@ from functools import partial
 
 from msgspec import Struct
 
-from aegis.core.ids import BlockId, PageRun
+from aegis.core.block_runs import BlockCopy, paired, runs_of
+from aegis.core.ids import PageRun
 from aegis.core.request import EventHandle
 from aegis.device.block_copies import block_copies
 from aegis.device.cpu import CpuDevice
@@ -32,7 +33,7 @@ _BURST_BYTES = 64 << 20
 _TIMEOUT_NS = 60_000_000_000
 _GATE = 1  # the word of the event that starts a burst
 
-Pairs = list[tuple[BlockId, BlockId]]
+Copies = tuple[BlockCopy, ...]
 
 
 class Swap(Struct, frozen=True):
@@ -69,23 +70,25 @@ class Ground:
         copy(self._kv, self._host, nbytes)
         copy(self._host, self._kv, nbytes)
 
-    def submit(self, transfers: Sequence[Pairs], block_bytes: int, *, out: bool) -> None:
+    def submit(self, transfers: Sequence[Copies], block_bytes: int, *, out: bool) -> None:
         self._opened += 1
         self._stream.wait(EventHandle(_GATE, self._opened))
         source, target = (self._kv, self._host) if out else (self._host, self._kv)
-        for pairs in transfers:
-            copies = block_copies(pairs, slab_bytes=PAGE_BYTES, block_bytes=block_bytes, source=source, target=target)
+        for transfer in transfers:
+            copies = block_copies(
+                transfer, slab_bytes=PAGE_BYTES, block_bytes=block_bytes, source=source, target=target
+            )
             self._last = self._stream.copy(copies)
 
     def swap(self) -> None:
         self._words.store(_GATE, self._opened)
         assert self._device.wait(self._last, timeout_ns=_TIMEOUT_NS)
 
-    def memcpy(self, transfers: Sequence[Pairs], block_bytes: int, *, out: bool) -> None:
+    def memcpy(self, transfers: Sequence[Copies], block_bytes: int, *, out: bool) -> None:
         source, target = (self._kv, self._host) if out else (self._host, self._kv)
-        nbytes = len(transfers[0]) * block_bytes
-        for pairs in transfers:
-            at, to = (min(block * block_bytes, self.nbytes - nbytes) for block in pairs[0])
+        nbytes = sum(count for *_, count in transfers[0]) * block_bytes
+        for transfer in transfers:
+            at, to = (min(block * block_bytes, self.nbytes - nbytes) for block in transfer[0][:2])
             copy(target + to, source + at, nbytes)
 
     def close(self) -> None:
@@ -138,7 +141,7 @@ def _measure(ground: Ground, block_bytes: int, blocks: int, scattered: bool, rep
     )
 
 
-def _transfers(there: int, blocks: int, count: int, scattered: bool, *, seed: int) -> list[Pairs]:
+def _transfers(there: int, blocks: int, count: int, scattered: bool, *, seed: int) -> list[Copies]:
     """`count` transfers of so many of the blocks that are `there`, none named twice on a side."""
     rng = random.Random(seed)
     if scattered:
@@ -146,5 +149,5 @@ def _transfers(there: int, blocks: int, count: int, scattered: bool, *, seed: in
     else:
         starts = [rng.sample(range(there // blocks), count) for _ in range(2)]
         sides = [[start * blocks + k for start in side for k in range(blocks)] for side in starts]
-    pairs = [(BlockId(a), BlockId(b)) for a, b in zip(*sides, strict=True)]
-    return [pairs[at : at + blocks] for at in range(0, len(pairs), blocks)]
+    parts = [slice(at, at + blocks) for at in range(0, blocks * count, blocks)]
+    return [paired(*(runs_of(side[part]) for side in sides)) for part in parts]

@@ -46,6 +46,17 @@ SUITES = {
             "has to be": lambda figure: figure["wanted"],
         },
     ),
+    "schedule": Suite(
+        "Decisions of the schedulers, each from its event to its effects",
+        "decisions",
+        {
+            "setting": lambda decision: decision["setting"],
+            "event": lambda decision: decision["event"],
+            "p50, µs": lambda decision: f"{decision['p50_us']:.1f}",
+            "p99, µs": lambda decision: f"{decision['p99_us']:.1f}",
+            "p99 has to be": lambda decision: f"≤ {decision['limit_us']:g}" if decision["limit_us"] else "",
+        },
+    ),
     "switch": Suite(
         "Activating a model, beside a memcpy of as many bytes in the same run",
         "sizes",

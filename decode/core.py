@@ -1,4 +1,4 @@
-"""The decode core: rounds of turns over batches of different models (Aegaeon §4.3, Algorithm 2).
+"""The core of decode and mixed instances: turns of batches of different models (Aegaeon §4.3, Algorithm 2).
 
 `on(event, now_ns) -> effects`; no clock, no I/O. Between any two steps the running batch may be preempted: its KV
 stays on the device while there is room and moves to host slabs when there is not. While one batch decodes, the next
@@ -8,11 +8,25 @@ model join.
 A turn: (1) the model's weights and the KV of its sequences are brought in side by side, unless they are there; (2) a
 step runs as soon as the weights and the KV of one sequence are there (rule 1); (3) steps follow until the quota is
 used, the batch is empty or, with nothing else to run, for ever.
+
+A sequence that was adopted has KV to go on from. One that was submitted joins a batch just so, and is prefilled in one
+of its turns, before the batch's next decode step; its KV is on the device then and stays.
 """
 
 from __future__ import annotations
 
-from aegis.core.effects import DecodeRow, Effect, RunDecode, Send, StreamName, Track, Untrack
+from aegis.core.block_runs import first_blocks
+from aegis.core.effects import (
+    DecodeRow,
+    Effect,
+    EndRun,
+    RunDecode,
+    RunPrefill,
+    Send,
+    StreamName,
+    Track,
+    Untrack,
+)
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
 from aegis.core.ids import InstanceId, ModelId, RequestId
@@ -35,22 +49,28 @@ from aegis.core.messages import (
     ModelFailed,
     PeerForgotten,
     Phase,
+    Prefilled,
+    PromptLogprobs,
     ReleaseKv,
     ReturnSlabs,
     Shutdown,
+    Started,
     Submit,
     TakeBack,
     Tokens,
 )
+from aegis.core.model import Slo
 from aegis.core.views import BatchView, RoundPolicy
 from decode.room import RoomMaker
 from decode.sequences import Counters, KvStore, Room, Sequence, Where
 from decode.worklist import Batch, RunningTurn, WorkList
 from memory.ledger import Ledger
 
+_FOR_EVER_NS = (1 << 63) - 1
+
 
 class DecodeCore:
-    """One decode instance."""
+    """One decode or mixed instance."""
 
     def __init__(self, instance: InstanceId, ledger: Ledger, policy: RoundPolicy, hardware: Hardware) -> None:
         self.instance = instance
@@ -63,6 +83,7 @@ class DecodeCore:
         self._by_request: dict[RequestId, Sequence] = {}
         self._dropping: set[ModelId] = set()
         self._forgetting: list[InstanceId] = []  # one entry per question
+        self._prefilling = False  # what steps is a prefill
         self._out: list[Effect] = []
         self._kv = KvStore(ledger, self.counters, self._send)
         self._room = RoomMaker(ledger, self._kv, self._work, self.counters, self._give_up)
@@ -72,6 +93,11 @@ class DecodeCore:
         match event:
             case Adopt():
                 self._adopt(event)
+            case Submit(job):
+                sequence = Sequence(
+                    job, len(job.sent), -1, job.prefill_tokens, self.ledger.specs[job.model], None, Where.NOWHERE
+                )
+                self._join(sequence)
             case Stepped():
                 self._stepped(event)
             case StepFailed():
@@ -96,7 +122,7 @@ class DecodeCore:
                 self._drop_model(event.model)
             case ForgetPeer():
                 self._forget(event.peer)
-            case Submit() | ReleaseKv() | Shutdown():
+            case ReleaseKv() | Shutdown():
                 raise AssertionError(f"not for a decode instance: {event}")
         begun = self._advance(now_ns)
         surplus = self._kv.surplus_slabs()
@@ -104,7 +130,10 @@ class DecodeCore:
             self._send(ReturnSlabs(surplus))
         self._flush()
         if begun:
-            self._out.append(self._step())
+            self._out.append(self._run())
+            self._work.under_way = True
+        elif self._work.stepping and self._stale():
+            self._out.append(EndRun())
         out, self._out = self._out, []
         return out
 
@@ -120,10 +149,13 @@ class DecodeCore:
 
     def _adopt(self, event: Adopt) -> None:
         spec = self.ledger.specs[event.job.model]
-        sequence = Sequence(event.job, list(event.tokens), event.kv.tokens, spec, event.kv)
-        self._by_request[event.job.request] = sequence
+        sequence = Sequence(event.job, len(event.tokens), event.tokens[-1], event.kv.tokens, spec, event.kv)
         self._out.append(Track(event.job, event.tokens))
-        self._work.join(sequence, self._kv.capacity(spec))
+        self._join(sequence)
+
+    def _join(self, sequence: Sequence) -> None:
+        self._by_request[sequence.job.request] = sequence
+        self._work.join(sequence, self._kv.capacity(sequence.spec))
 
     def _leave(self, sequence: Sequence) -> None:
         """Ends a sequence here, whatever state its KV is in. A step in flight still writes to its blocks."""
@@ -148,26 +180,48 @@ class DecodeCore:
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def _stepped(self, event: Stepped) -> None:
-        stepped, self._work.stepping = self._work.stepping, ()
-        assert len(stepped) == len(event.tokens)
-        self.counters.steps += 1
-        self.counters.generated_tokens += len(stepped)
-        latency = self._latency[stepped[0].job.model]
-        latency.saw_decode(sum(s.cached for s in stepped), event.duration_ns)
-        for sequence, token in zip(stepped, event.tokens, strict=True):
+        stepped = self._work.ended()
+        if self._prefilling:
+            self._prefilling = False
+            self._prefilled(stepped[0], event)
+            return
+        steps, rows = len(event.steps), len(stepped)
+        self.counters.steps += steps
+        self.counters.generated_tokens += steps * rows
+        context = sum(s.cached for s in stepped) + rows * (steps - 1) // 2
+        self._latency[stepped[0].job.model].saw_decode(context, event.duration_ns // steps)
+        for sequence, token in zip(stepped, event.steps[-1], strict=True):
             if sequence.gone:
                 self._kv.drop(sequence)
                 continue
-            job, index = sequence.job, len(sequence.tokens)
-            sequence.cached += 1
-            sequence.tokens.append(token.id)
-            finish = job.finish(index, token.id)
-            self._send(Tokens(job.request, job.attempt, index, (token,), finish))
-            if finish:
+            sequence.cached += steps
+            sequence.generated += steps
+            sequence.last = token.id
+            if sequence.job.finish(sequence.generated - 1, token.id):
                 self._leave(sequence)
 
+    def _prefilled(self, sequence: Sequence, event: Stepped) -> None:
+        job, ((token,),) = sequence.job, event.steps
+        self.counters.prefills += 1
+        self.counters.prompt_tokens += job.prefill_tokens
+        self._latency[job.model].saw_prefill(job.prefill_tokens, event.duration_ns)
+        if sequence.gone:
+            self._kv.drop(sequence)
+            return
+        sequence.generated += 1
+        sequence.last = token.id
+        if event.prompt:
+            self._send(PromptLogprobs(job.request, job.attempt, event.prompt))
+        finish = job.finish(sequence.generated - 1, token.id)
+        if finish:
+            self._send(Tokens(job.request, job.attempt, sequence.generated - 1, (token,), finish))
+            self._leave(sequence)
+        else:
+            self._send(Prefilled(job.request, job.attempt, token, None, event.duration_ns))
+
     def _step_failed(self, event: StepFailed) -> None:
-        stepped, self._work.stepping = self._work.stepping, ()
+        self._prefilling = False
+        stepped = self._work.ended()
         for sequence in stepped:
             if sequence.gone:
                 self._kv.drop(sequence)
@@ -198,9 +252,7 @@ class DecodeCore:
     def _progress(self, event: Progress) -> None:
         self.ledger.progress(event.stream, event.value)
         if event.stream is StreamName.SWAP_IN:
-            for sequence in self._by_request.values():
-                self._kv.settle(sequence)
-            self._kv.release_departed()
+            self._kv.settle()
 
     def _advance(self, now_ns: int) -> bool:
         """Whether a step begins: it is the last thing this event asks for, with everything else under way."""
@@ -211,9 +263,14 @@ class DecodeCore:
             self.ledger.balloon.settle(now_ns)
         if not self._work.stepping:
             self._kv.compact(self._by_request.values())
+        turn = self._work.turn
+        if self._work.stepping and turn:  # who comes meanwhile need not wait for the end of the run
+            self._room.bring_in(turn.batch)
         begun = not self._work.stepping and self._find_step(now_ns)
-        if self._work.stepping:
+        if self._work.stepping and self._work.rules.prefetches:
             self._room.prefetch()
+        if begun and not self.ledger.balloon.owes:
+            self._room.grow_ahead(self._work.stepping)
         return begun
 
     def _find_step(self, now_ns: int) -> bool:
@@ -240,11 +297,33 @@ class DecodeCore:
         self.counters.preemptions += len(stopped)
         if stopped:
             self._send(Phase(tuple(s.job.request for s in stopped), running=False))
+        if not self._work.rules.keeps_kv:
+            for sequence in [s for s in batch.sequences if s.where is not Where.NOWHERE]:
+                self.counters.given_up += 1
+                self._give_up(sequence)
 
     def _view(self, batch: Batch) -> BatchView:
         latency, slo = self._latency[batch.model], self.ledger.specs[batch.model].slo
-        step_ns = latency.decode_ns(sum(s.cached for s in batch.sequences))
-        return BatchView(batch.batch, batch.model, step_ns, slo.tbt_ns, latency.switch_ns())
+        return BatchView(
+            batch.batch,
+            batch.model,
+            latency.decode_ns(sum([s.cached for s in batch.sequences])),
+            slo.tbt_ns,
+            latency.switch_ns(),
+            tuple([s.job.request for s in batch.sequences]),
+            active=batch.model == self.active,
+            decoded_ns=batch.decoded_ns,
+            **(self._waiting_view(batch, latency, slo) if batch.waiting else {}),
+        )
+
+    def _waiting_view(self, batch: Batch, latency: Latency, slo: Slo) -> dict[str, int]:
+        waiting = [s.job for s in batch.sequences if s.where is Where.NOWHERE]
+        tokens = [job.prefill_tokens for job in waiting]
+        return {
+            "waiting": len(waiting),
+            "prefill_ns": latency.prefills_ns(len(waiting), sum(tokens), sum([t * t for t in tokens])),
+            "first_due_ns": min([slo.due_ns(job.arrival_ns, len(job.sent)) for job in waiting]),
+        }
 
     def _end_turn(self) -> None:
         """Before its time, for another instance."""
@@ -265,12 +344,14 @@ class DecodeCore:
                 return self._stuck(turn.batch)
             turn.switching.loading_ns = now_ns
         ready = [s for s in turn.batch.sequences if s.where is Where.DEVICE and self._room.grow(s)]
-        self._room.bring_in(turn.batch, len(ready))
+        self._room.bring_in(turn.batch)
         if weights.is_loading(model):
             return False
         turn.switching.loaded(now_ns)
-        if ready:
-            self._begin_step(turn, ready, now_ns)
+        if turn.prefills_next and self._begin_prefill(turn, now_ns):
+            return False
+        if ready and turn.decodes:
+            self._begin_decode(turn, ready, now_ns)
             return False
         return not self.ledger.transfers.in_flight and self._stuck(turn.batch)
 
@@ -282,17 +363,32 @@ class DecodeCore:
             return True
         return self._room.clear(batch) is Room.NOW
 
-    def _begin_step(self, turn: RunningTurn, ready: list[Sequence], now_ns: int) -> None:
-        if turn.started_ns is None:
-            turn.started_ns = now_ns
-        if turn.batch.model != self.active:
-            self._switched(turn, now_ns)
+    def _begin_prefill(self, turn: RunningTurn, now_ns: int) -> bool:
+        """Of the batch's next sequence, where there is room for it."""
+        sequence = turn.batch.next_waiting()
+        if not self._room.grow(sequence):
+            return False
+        sequence.where = Where.DEVICE
+        turn.batch.waiting -= 1
+        self._prefilling = True
+        self._begin_step(turn, (sequence,), now_ns)
+        self._send(Started(sequence.job.request, sequence.job.attempt))
+        return True
+
+    def _begin_decode(self, turn: RunningTurn, ready: list[Sequence], now_ns: int) -> None:
+        self._begin_step(turn, tuple(ready), now_ns)
         resumed = [s for s in ready if not s.running]
         if resumed:
             for sequence in resumed:
                 sequence.running = True
             self._send(Phase(tuple(s.job.request for s in resumed), running=True))
-        self._work.stepping = tuple(ready)
+
+    def _begin_step(self, turn: RunningTurn, stepping: tuple[Sequence, ...], now_ns: int) -> None:
+        if turn.started_ns is None:
+            turn.started_ns = now_ns
+        if turn.batch.model != self.active:
+            self._switched(turn, now_ns)
+        self._work.stepping = stepping
         self.ledger.balloon.content()
 
     def _switched(self, turn: RunningTurn, now_ns: int) -> None:
@@ -304,9 +400,26 @@ class DecodeCore:
             self._latency[self.active].saw_switch(done.copy_ns)
         self._send(done)
 
-    def _step(self) -> RunDecode:
-        rows = tuple(DecodeRow(s.job.request, s.tokens[-1], s.cached, s.device) for s in self._work.stepping)
-        return RunDecode(self._work.stepping[0].job.model, rows)
+    def _stale(self) -> bool:
+        """Whether the run under way should make no further step: who can be in it has changed, something else comes
+        before it, or pages are owed."""
+        turn = self._work.turn
+        assert turn is not None
+        if turn.prefills_next or self._work.outdated:
+            return True
+        there = tuple(sequence for sequence in turn.batch.sequences if sequence.where is Where.DEVICE)
+        return there != self._work.stepping or self.ledger.balloon.owes
+
+    def _run(self) -> RunPrefill | RunDecode:
+        turn, stepping = self._work.turn, self._work.stepping
+        assert turn is not None
+        if self._prefilling:
+            sequence = stepping[0]
+            blocks = sequence.spec.manifest.kv.blocks_for(sequence.cached)
+            return RunPrefill(sequence.job, first_blocks(sequence.device, blocks))
+        rows = tuple(DecodeRow(s.job, s.generated, s.last, s.cached, s.device) for s in stepping)
+        steps = 1 if self.ledger.balloon.owes else min(s.steps_held() for s in stepping)
+        return RunDecode(turn.batch.model, rows, steps, _FOR_EVER_NS if turn.ends_ns is None else turn.ends_ns)
 
     # --- models, peers, messages --------------------------------------------------------------------------------------
 
@@ -347,4 +460,5 @@ class DecodeCore:
 
     def _flush(self) -> None:
         """Memory effects so far go before whatever relies on them."""
-        self._out += self.ledger.drain()
+        if self.ledger.effects:
+            self._out += self.ledger.drain()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import fsum
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import InstanceId, ModelId
-from aegis.core.views import BatchView, ListView, Turn
+from aegis.core.views import BatchView, DecodeView, Turn, TurnRules, Work
 
 _ALPHA_FLOOR = 0.5
+_RULES = TurnRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +26,13 @@ class WeightedRoundRobin:
 
     q_max_ns: int = 4 * NS_PER_S
     switching_share: float = 0.05
+    rules: TurnRules = _RULES
 
-    def place(self, model: ModelId, lists: Sequence[ListView]) -> InstanceId:
-        for view in lists:
-            if model in view.open_models:
-                return view.instance
-        return min(lists, key=lambda view: (view.batches, view.instance)).instance
+    def place(self, work: Work, lists: DecodeView) -> InstanceId:
+        for share in lists.shares(work.model):
+            if share.room_tokens >= work.tokens:
+                return share.instance
+        return lists.by_length[0].instance
 
     def plan(self, batches: Sequence[BatchView]) -> list[Turn]:
         order = _side_by_side(batches)
@@ -58,7 +61,7 @@ def quotas_ns(batches: Sequence[BatchView], q_max_ns: int) -> list[int]:
     """
     c = switches_ns(batches)
     n = [b.tbt_ns / b.step_ns for b in batches]
-    share = sum(1 / x for x in n)
+    share = fsum(1 / x for x in n)  # rounded once, whatever the order: the same on any machine
     alpha = max(c / (min(n) * q_max_ns) + share, _ALPHA_FLOOR)
     if c == 0 or alpha <= share:
         return [q_max_ns] * len(batches)

@@ -1,18 +1,19 @@
 """Room on a decode instance's device: made for the turn that runs and the one after it, given up for other instances.
 
-What goes first is what costs least: (1) weights of models that are needed last, which leave at once; (2) KV of the
+Blocks that a sequence has ahead of its next step are for whoever needs them now. Then what goes first is what costs
+least: (1) weights of models that are needed last, which leave at once; (2) KV of the
 batch whose turn is furthest, which moves to host slabs; (3) a prefetch under way; (4) the youngest sequence of the very
 batch. Before anything goes the device is asked for more pages, and when nothing can go they are asked for urgently.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from aegis.core.ids import ModelId
 from aegis.core.messages import TakeBack
 from decode.sequences import Counters, KvStore, Room, Sequence, Where
-from decode.worklist import LOOKAHEAD_BLOCKS, Batch, WorkList
+from decode.worklist import AHEAD_BLOCKS, LOOKAHEAD_BLOCKS, Batch, WorkList
 from memory.balloon import Wish
 from memory.ledger import Ledger
 from memory.pages import NoPages
@@ -36,26 +37,42 @@ class RoomMaker:
         """Whether the model's weights are on their way now. `spare` pages remain free."""
         ledger = self._ledger
         pages = ledger.budget.weight_pages(ledger.specs[model].manifest.image_bytes)
+        if ledger.pool.free < pages + spare:
+            self._give_up_ahead()
         if ledger.must_wait(pages + spare):
             return False
-        started = ledger.load(model, self._expendable(model), spare=spare, prefetch=prefetch)
+        started = ledger.load(model, self._victims(model), spare=spare, prefetch=prefetch)
         return not isinstance(started, NoPages)
 
-    def bring_in(self, batch: Batch, ready: int) -> None:
-        """Starts the swap-in of what is missing. The `ready` sequences that run come first: nobody is brought in to be
-        put away again as soon as they grow."""
-        growth = LOOKAHEAD_BLOCKS * ready
-        for sequence in batch.sequences:
-            if sequence.where is Where.HOST:
-                if not self._make(sequence, sequence.blocks_now() + growth):
-                    return
-                self._kv.bring_in(sequence)
-                growth += LOOKAHEAD_BLOCKS
+    def bring_in(self, batch: Batch) -> None:
+        """Starts the swap-in of what is missing. Who is there already comes first: nobody is brought in to be put away
+        again as soon as they grow."""
+        away = [sequence for sequence in batch.sequences if sequence.where is Where.HOST]
+        if not away:
+            return
+        there = [sequence for sequence in batch.sequences if sequence.where in (Where.ARRIVING, Where.DEVICE)]
+        growth = sum([_growth(sequence) for sequence in there])
+        for sequence in away:
+            if not self._make(sequence, sequence.blocks_now() + growth):
+                return
+            self._kv.bring_in(sequence)
+            growth += _growth(sequence)
 
     def grow(self, sequence: Sequence) -> bool:
-        """A block for the position this step writes."""
-        missing = sequence.blocks_now() - len(sequence.device)
+        """A block for the position that the next step writes."""
+        missing = sequence.blocks_now() - sequence.held
+        if missing > 0 and self._ledger.device.room(sequence.spec.manifest.kv) < missing:
+            self._give_up_ahead()
         return missing <= 0 or (self._make(sequence, missing) and self._kv.grow(sequence, missing))
+
+    def grow_ahead(self, sequences: Iterable[Sequence]) -> None:
+        """Blocks for more steps, so that a run need not end for lack of them, as far as nobody has to make room."""
+        for sequence in sequences:
+            ahead = sequence.blocks_ahead(AHEAD_BLOCKS) - sequence.held
+            if ahead > self._ledger.device.spare(sequence.spec.manifest.kv):
+                ahead = sequence.blocks_ahead(LOOKAHEAD_BLOCKS) - sequence.held
+            if ahead > 0:
+                self._kv.grow(sequence, ahead)
 
     def clear(self, batch: Batch) -> Room:
         """When the batch cannot go on: moves others' KV out, and when there is none its own youngest sequence's. With
@@ -71,7 +88,7 @@ class RoomMaker:
         if room is Room.NONE and self._ledger.transfers.in_flight:
             return Room.LATER  # what arrives can be put away then
         if room is Room.NONE:
-            for model in self._expendable(batch.model):
+            for model in self._victims(batch.model):
                 self._ledger.evict(model)
             self._ledger.balloon.want(self._lacking(batch) - self._ledger.pool.free, urgent=True)
         return room
@@ -79,7 +96,7 @@ class RoomMaker:
     def prefetch(self) -> None:
         """The next turn's model and KV, while this one decodes, as far as there is room that nobody needs sooner."""
         current, weights = self._work.stepping[0].job.model, self._ledger.weights
-        batch = next((b for b in self._work.upcoming() if b.model != current), None)
+        batch = self._work.following(current)
         self._abandon_unwanted()
         if batch is None:
             return
@@ -102,6 +119,7 @@ class RoomMaker:
         if turn and turn.started_ns is None and not balloon.stands_still:
             balloon.expire(now_ns)  # what a turn was granted it keeps until it has had a step, or nobody got one
             return False
+        self._give_up_ahead()
         balloon.settle(now_ns)
         for victim in self._expendable(turn.batch.model if turn else None):
             if not balloon.short:
@@ -124,6 +142,7 @@ class RoomMaker:
     def trim(self, asked: TakeBack, now_ns: int) -> None:
         """Gives what nobody needs now."""
         balloon, needed = self._ledger.balloon, {b.model for b in self._work.batches}
+        self._give_up_ahead()
         for model in self._expendable(None):
             if self._ledger.pool.free >= min(asked.pages, balloon.held - asked.keep):
                 break
@@ -138,9 +157,13 @@ class RoomMaker:
         shape, device = sequence.spec.manifest.kv, self._ledger.device
         if device.room(shape) >= blocks:
             return True
+        turn = self._work.turn
+        self._give_up_ahead(but=turn.batch if turn else None)
+        if device.room(shape) >= blocks:
+            return True
         if self._ledger.must_wait(self._ledger.kv_pages(shape, blocks)):
             return False
-        for victim in self._expendable(sequence.job.model):
+        for victim in self._victims(sequence.job.model):
             self._ledger.evict(victim)
             if device.room(shape) >= blocks:
                 return True
@@ -148,11 +171,19 @@ class RoomMaker:
             self._abandon_prefetch(sequence.job.model)
         return device.room(shape) >= blocks
 
+    def _give_up_ahead(self, *, but: Batch | None = None) -> None:
+        """The blocks ahead of all but that batch and those in the run under way."""
+        busy = self._work.stepping if self._work.under_way else ()
+        for batch in self._work.batches:
+            for sequence in batch.sequences if batch is not but else ():
+                if sequence.where is Where.DEVICE and sequence not in busy:
+                    self._kv.shrink(sequence)
+
     def _lacking(self, batch: Batch) -> int:
         """Free pages without which the batch cannot make a step: all at once, for who held a part and waited for the
         rest would have it taken, again and again."""
         weights, model, first = self._ledger.weights, batch.model, batch.sequences[0]
-        pages = self._ledger.kv_pages(first.spec.manifest.kv, first.blocks_now() - len(first.device))
+        pages = self._ledger.kv_pages(first.spec.manifest.kv, first.blocks_now() - first.held)
         if not weights.is_resident(model) and not weights.is_loading(model):
             pages += self._ledger.budget.weight_pages(self._ledger.specs[model].manifest.image_bytes)
         return pages
@@ -175,6 +206,10 @@ class RoomMaker:
             self._give_up(sequence)
         return room
 
+    def _victims(self, needed: ModelId) -> list[ModelId]:
+        """Models whose weights may leave for another model's weights or KV."""
+        return self._expendable(needed) if self._work.rules.evicts else []
+
     def _expendable(self, needed: ModelId | None) -> list[ModelId]:
         """Resident models whose weights may go, those needed last first."""
         position: dict[ModelId, int] = {}
@@ -190,8 +225,10 @@ class RoomMaker:
 
     def _abandon_unwanted(self) -> None:
         """The plan has changed: nothing waits any more for a model that is on its way."""
-        wanted = {batch.model for batch in self._work.batches}
-        self._abandon([model for model, _ in self._ledger.weights.loading() if model not in wanted])
+        loading = self._ledger.weights.loading()
+        if loading:
+            wanted = {batch.model for batch in self._work.batches}
+            self._abandon([model for model, _ in loading if model not in wanted])
 
     def _abandon(self, models: list[ModelId]) -> bool:
         for model in models:
@@ -199,3 +236,7 @@ class RoomMaker:
                 self._counters.abandoned += 1
                 self._ledger.abandon(model)
         return bool(models)
+
+
+def _growth(sequence: Sequence) -> int:
+    return max(sequence.blocks_ahead(LOOKAHEAD_BLOCKS) - sequence.held, 0)

@@ -1,15 +1,17 @@
-"""Sequences of a decode instance and where their KV is: in host slabs, arriving, or on the device.
+"""Sequences of a decode or mixed instance and where their KV is: not made yet, in host slabs, arriving, on the device.
 
 Whoever holds a `KvHandle` of another instance releases it exactly once: when the KV has arrived or is not wanted.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
 
-from aegis.core.ids import BlockId, InstanceId, SlabId
+from aegis.core.block_runs import Blocks, append_run, blocks_after, count_blocks, count_within, first_blocks, moved
+from aegis.core.ids import BlockRun, InstanceId, SlabId
 from aegis.core.messages import FromInstance, GrantSlabs, KvReleased, NeedSlabs
 from aegis.core.model import ModelSpec
 from aegis.core.request import EventHandle, Job, KvHandle
@@ -20,6 +22,7 @@ from memory.slabs import NoBlocks
 class Where(Enum):
     """Of a sequence's KV. Being moved out is HOST already: a swap-in waits for the swap-out's event (rule 2)."""
 
+    NOWHERE = "nowhere"  # it is to be prefilled here
     HOST = "host"
     ARRIVING = "arriving"
     DEVICE = "device"
@@ -49,6 +52,8 @@ class Counters:
     preemptions: int = 0
     prefetches: int = 0
     abandoned: int = 0  # prefetches given up
+    prefills: int = 0
+    prompt_tokens: int = 0
     steps: int = 0
     generated_tokens: int = 0
     swap_in_bytes: int = 0
@@ -59,16 +64,19 @@ class Counters:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`cached` positions of KV exist; the last of `tokens` is not among them."""
+    """`cached` positions of KV exist, or will once it is prefilled; that of `last`, the latest of the `generated`
+    tokens, is not among them."""
 
     job: Job
-    tokens: list[int]
+    generated: int
+    last: int
     cached: int
     spec: ModelSpec
     handle: KvHandle | None  # set while another instance's slabs hold the KV
     where: Where = Where.HOST
-    device: list[BlockId] = field(default_factory=list)
-    host: tuple[BlockId, ...] = ()  # our own host blocks
+    device: list[BlockRun] = field(default_factory=list)
+    held: int = 0  # blocks on the device
+    host: Blocks = ()  # our own host blocks
     arrival: EventHandle | None = None  # the swap-in under way
     saved: EventHandle | None = None  # the swap-out that filled `host`
     running: bool = False
@@ -77,6 +85,10 @@ class Sequence:
     def blocks_now(self) -> int:
         """Blocks the next step needs."""
         return self.spec.manifest.kv.blocks_for(self.cached + 1)
+
+    def steps_held(self) -> int:
+        """Steps for which there are blocks."""
+        return self.held * self.spec.manifest.kv.block_tokens - self.cached
 
     def blocks_ahead(self, lookahead: int) -> int:
         shape = self.spec.manifest.kv
@@ -91,6 +103,7 @@ class KvStore:
         self._counters = counters
         self._send = send
         self._slabs = _Slabs.NOT_ASKED
+        self._arriving: deque[Sequence] = deque()  # as the stream brings them
         self._departing: list[tuple[Sequence, KvHandle, EventHandle]] = []  # dropped while arriving
 
     @property
@@ -111,21 +124,26 @@ class KvStore:
         after = sequence.handle.ready if sequence.handle else sequence.saved
         device = self._ledger.device.alloc(shape, sequence.blocks_now())
         assert not isinstance(device, NoBlocks) and after is not None
-        sequence.device = list(device)
+        sequence.device, sequence.held = list(device), sequence.blocks_now()
         sequence.where = Where.ARRIVING
-        sequence.arrival = self._ledger.copy_in(shape, source, device[: len(source)], after)
-        self._counters.swap_in_bytes += shape.block_bytes * len(source)
+        self._arriving.append(sequence)
+        count = count_blocks(source)
+        sequence.arrival = self._ledger.copy_in(shape, source, first_blocks(device, count), after)
+        self._counters.swap_in_bytes += shape.block_bytes * count
 
-    def settle(self, sequence: Sequence) -> None:
-        """Rule 1: once its own swap-in has passed, the sequence may join a step."""
-        if sequence.where is not Where.ARRIVING or sequence.arrival is None:
-            return
-        if not self._ledger.transfers.passed(sequence.arrival):
-            return
-        shape = sequence.spec.manifest.kv
-        self._ledger.device.commit(shape, sequence.device)
-        sequence.where, sequence.arrival = Where.DEVICE, None
-        self._release_host(sequence)
+    def settle(self) -> None:
+        """Rule 1: once its own swap-in has passed, a sequence may join a step."""
+        while self._arriving:
+            sequence = self._arriving[0]
+            if not sequence.gone:
+                assert sequence.arrival is not None
+                if not self._ledger.transfers.passed(sequence.arrival):
+                    break
+                self._ledger.device.commit(sequence.spec.manifest.kv, sequence.device)
+                sequence.where, sequence.arrival = Where.DEVICE, None
+                self._release_host(sequence)
+            self._arriving.popleft()
+        self._release_departed()
 
     def grow(self, sequence: Sequence, blocks: int) -> bool:
         shape = sequence.spec.manifest.kv
@@ -133,22 +151,32 @@ class KvStore:
         if isinstance(more, NoBlocks):
             return False
         self._ledger.device.commit(shape, more)
-        sequence.device += more
+        for start, stop in more:
+            append_run(sequence.device, start, stop)
+        sequence.held += blocks
         return True
+
+    def shrink(self, sequence: Sequence) -> None:
+        """Frees what the next step does not need."""
+        held, needed = sequence.device, sequence.blocks_now()
+        if sequence.held > needed:
+            sequence.device, sequence.held = list(first_blocks(held, needed)), needed
+            self._ledger.device.free(sequence.spec.manifest.kv, blocks_after(held, needed))
 
     def compact(self, sequences: Collection[Sequence]) -> None:
         """Closes holes in the device's slabs: empties at most one slab of each shape. No step may be under way."""
         for shape, blocks in self._ledger.device.sparse():
-            wanted, places = set(blocks), dict[BlockId, tuple[Sequence, int]]()
+            bounds, owners, owned = BlockRun(blocks[0].start, blocks[-1].stop), list[Sequence](), 0
             for sequence in sequences:
                 if sequence.where is Where.DEVICE and sequence.spec.manifest.kv == shape:
-                    places |= {block: (sequence, i) for i, block in enumerate(sequence.device) if block in wanted}
-            if len(places) < len(blocks):
-                continue  # some of them are about to leave
-            for block, target in zip(blocks, self._ledger.compact(shape, blocks), strict=True):
-                sequence, index = places[block]
-                sequence.device[index] = target
-            self._counters.compacted_bytes += shape.block_bytes * len(blocks)
+                    own = count_within(sequence.device, bounds)
+                    owners += [sequence] if own else []
+                    owned += own
+            assert owned == count_blocks(blocks), "used blocks of no sequence"
+            copies = self._ledger.compact(shape, blocks)
+            for sequence in owners:
+                sequence.device = moved(sequence.device, copies)
+            self._counters.compacted_bytes += shape.block_bytes * owned
 
     def put_away(self, sequence: Sequence) -> Room:
         """Moves the KV to host slabs. NOW: the node has none to give, and the caller is to drop the sequence."""
@@ -157,11 +185,11 @@ class KvStore:
         host = self._ledger.host.alloc(shape, keep)
         if isinstance(host, NoBlocks):
             return Room.NOW if self._slabs is _Slabs.REFUSED else self._ask(host.slabs)
-        sequence.saved = self._ledger.copy_out(shape, sequence.device[:keep], host)
+        sequence.saved = self._ledger.copy_out(shape, first_blocks(sequence.device, keep), host)
         self._ledger.device.free_after(shape, sequence.device, sequence.saved)
         self._ledger.host.commit(shape, host)
         self._counters.swap_out_bytes += shape.block_bytes * keep
-        sequence.host, sequence.device, sequence.where = host, [], Where.HOST
+        sequence.host, sequence.device, sequence.held, sequence.where = host, [], 0, Where.HOST
         return Room.LATER
 
     def drop(self, sequence: Sequence) -> None:
@@ -175,7 +203,7 @@ class KvStore:
         else:
             device.free(shape, sequence.device)
             self._release_host(sequence)
-        sequence.device, sequence.host, sequence.handle = [], (), None
+        sequence.device, sequence.held, sequence.host, sequence.handle = [], 0, (), None
 
     def granted(self, event: GrantSlabs) -> None:
         self._ledger.grant(event.slabs)
@@ -185,8 +213,10 @@ class KvStore:
         """What the node gets back; nothing while an answer is on its way that counts on what is here."""
         return () if self.waiting else self._ledger.surplus_slabs()
 
-    def release_departed(self) -> None:
+    def _release_departed(self) -> None:
         """Handles of sequences that were dropped while arriving, once nothing reads from them."""
+        if not self._departing:
+            return
         passed = self._ledger.transfers.passed
         for sequence, handle, event in self._departing:
             if passed(event):

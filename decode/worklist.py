@@ -8,19 +8,29 @@ from dataclasses import dataclass
 
 from aegis.core.ids import ModelId
 from aegis.core.switching import Switching
-from aegis.core.views import MAX_BATCH, BatchView, RoundPolicy, Turn
-from decode.sequences import Sequence
+from aegis.core.views import BatchView, Renewal, RoundPolicy, Turn
+from decode.sequences import Sequence, Where
 
 LOOKAHEAD_BLOCKS = 4  # room for growth a sequence is counted with when it joins a batch (Aegaeon's artifact)
+AHEAD_BLOCKS = 16  # that a run is given where they lie idle in slabs, so that it ends for better reasons
 
 
 @dataclass(slots=True)
 class Batch:
-    """Sequences of one model that are decoded together; never empty."""
+    """Sequences of one model that are decoded together; never empty. `waiting` of them are to be prefilled first."""
 
     batch: int
     model: ModelId
     sequences: list[Sequence]
+    waiting: int = 0
+    decoded_ns: int = -1  # when its last turn with decode steps was given to it
+
+    def add(self, sequence: Sequence) -> None:
+        self.sequences.append(sequence)
+        self.waiting += sequence.where is Where.NOWHERE
+
+    def next_waiting(self) -> Sequence:
+        return next(s for s in self.sequences if s.where is Where.NOWHERE)
 
 
 @dataclass(slots=True)
@@ -28,66 +38,139 @@ class RunningTurn:
     """`started_ns` is that of its first step: time spent bringing things in is not taken from the quota."""
 
     batch: Batch
-    quota_ns: int
+    quota_ns: int | None
     switching: Switching
     started_ns: int | None = None
+    prefills: bool = True
+    decodes: bool = True
+
+    @property
+    def ends_ns(self) -> int | None:
+        return None if self.started_ns is None or self.quota_ns is None else self.started_ns + self.quota_ns
+
+    @property
+    def prefills_next(self) -> bool:
+        return self.prefills and self.batch.waiting > 0
 
     def used_up(self, now_ns: int) -> bool:
-        return self.started_ns is not None and now_ns - self.started_ns >= self.quota_ns
+        return self.ends_ns is not None and now_ns >= self.ends_ns
 
 
 class WorkList:
-    """Batches in order of their making. A round plans a turn for each that is there when it starts."""
+    """Batches in order of their making. A plan has turns for those that are there when it is made."""
 
-    __slots__ = ("_next_batch", "_policy", "_round", "batches", "stepping", "turn")
+    __slots__ = (
+        "_arrived",
+        "_by_id",
+        "_next_batch",
+        "_policy",
+        "_round",
+        "batches",
+        "rules",
+        "stepping",
+        "turn",
+        "under_way",
+    )
 
     def __init__(self, policy: RoundPolicy) -> None:
+        self.rules = policy.rules
         self._policy = policy
+        self._arrived = False  # somebody has, since the last plan
         self._next_batch = 0
         self._round: deque[Turn] = deque()
         self.batches: list[Batch] = []
+        self._by_id: dict[int, Batch] = {}
         self.turn: RunningTurn | None = None
-        self.stepping: tuple[Sequence, ...] = ()  # in the step under way
+        self.stepping: tuple[Sequence, ...] = ()  # in the run under way, or about to begin
+        self.under_way = False  # the run has begun: its blocks are not to be touched
 
     def join(self, sequence: Sequence, capacity_blocks: int) -> None:
         """(1) The first batch of the same model with room; (2) a new one at the end of the list."""
+        self._arrived = True
         model, need = sequence.job.model, sequence.blocks_ahead(LOOKAHEAD_BLOCKS)
-        for batch in self.batches:
-            if batch.model == model and len(batch.sequences) < MAX_BATCH:
+        for batch in self.batches[-1:] if self.rules.in_order else self.batches:
+            if batch.model == model and len(batch.sequences) < self.rules.max_batch:
                 taken = sum(s.blocks_ahead(LOOKAHEAD_BLOCKS) for s in batch.sequences)
                 if taken + need <= capacity_blocks:
-                    batch.sequences.append(sequence)
+                    batch.add(sequence)
                     return
         self._next_batch += 1
-        self.batches.append(Batch(self._next_batch, model, [sequence]))
+        batch = self._by_id[self._next_batch] = Batch(self._next_batch, model, [])
+        self.batches.append(batch)
+        batch.add(sequence)
 
     def leave(self, sequence: Sequence) -> None:
         batch = next(b for b in self.batches if sequence in b.sequences)
         batch.sequences.remove(sequence)
+        batch.waiting -= sequence.where is Where.NOWHERE
         if not batch.sequences:
             self.batches.remove(batch)
+            del self._by_id[batch.batch]
+
+    def ended(self) -> tuple[Sequence, ...]:
+        """Who was in the run that has ended."""
+        stepped, self.stepping, self.under_way = self.stepping, (), False
+        return stepped
 
     def turn_now(self, now_ns: int, view: Callable[[Batch], BatchView]) -> RunningTurn | None:
         """The turn that goes on, or the next one, of the next round if need be; None when there is no work."""
-        if self.turn and self.turn.batch.sequences and not self.turn.used_up(now_ns):
-            return self.turn
-        by_id = {batch.batch: batch for batch in self.batches}
-        while self._round and self._round[0].batch not in by_id:
-            self._round.popleft()
-        if not self._round:
-            if not self.batches:
-                self.turn = None
-                return None
-            self._round.extend(self._policy.plan([view(batch) for batch in self.batches]))
-        planned = self._round.popleft()
-        batch = by_id[planned.batch]
-        self.turn = RunningTurn(batch, planned.quota_ns, Switching(batch.model, now_ns))
+        turn = self.turn
+        goes_on = turn is not None and not turn.used_up(now_ns) and _has_work(turn, turn.batch)
+        if goes_on and not self.outdated:
+            return turn
+        if not self.batches:
+            self.turn = None
+            return None
+        planned, batch = self._planned(view)
+        self.turn = RunningTurn(
+            batch,
+            planned.quota_ns,
+            Switching(batch.model, now_ns),
+            prefills=planned.prefills,
+            decodes=planned.decodes,
+        )
+        if planned.decodes:
+            batch.decoded_ns = now_ns
+        if goes_on and turn and turn.batch is batch:
+            self.turn.switching, self.turn.started_ns = turn.switching, turn.started_ns
         return self.turn
+
+    @property
+    def outdated(self) -> bool:
+        """Whether another plan is to be made before anything else is done."""
+        return self._arrived and self.rules.renewal is Renewal.ARRIVAL
+
+    def _planned(self, view: Callable[[Batch], BatchView]) -> tuple[Turn, Batch]:
+        """The next turn in which there is something to do, of a new plan if need be."""
+        if self.outdated or self.rules.renewal is Renewal.TURN:
+            self._round.clear()
+        self._arrived = False
+        for again in (True, False):
+            while self._round:
+                planned = self._round.popleft()
+                batch = self._by_id.get(planned.batch)
+                if batch and _has_work(planned, batch):
+                    return planned, batch
+            if again:
+                self._round.extend(self._policy.plan([view(batch) for batch in self.batches]))
+        raise AssertionError("the policy plans nothing that can be done")
+
+    def following(self, model: ModelId) -> Batch | None:
+        """The batch of another model whose turn comes next."""
+        for turn in self._round:
+            batch = self._by_id.get(turn.batch)
+            if batch and batch.model != model:
+                return batch
+        return next((batch for batch in self.batches if batch.model != model), None)
 
     def upcoming(self) -> list[Batch]:
         """Batches in the order of their next turns, as far as it is known; the running one first."""
-        by_id = {batch.batch: batch for batch in self.batches}
+        by_id = self._by_id
         order = [self.turn.batch.batch] if self.turn else []
         order += [turn.batch for turn in self._round]
         order += by_id
         return [by_id[i] for i in dict.fromkeys(order) if i in by_id]
+
+
+def _has_work(turn: Turn | RunningTurn, batch: Batch) -> bool:
+    return (turn.prefills and batch.waiting > 0) or (turn.decodes and len(batch.sequences) > batch.waiting)

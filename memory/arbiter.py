@@ -23,6 +23,12 @@ from aegis.core.ids import InstanceId, PageRun
 from aegis.core.messages import GaveBack, GrantPages, NeedPages, TakeBack
 from memory.pages import NoPages, PagePool, Runs
 
+PATIENCE_NS = 1_000_000_000
+"""How long an instance may take to give pages back that another one needs."""
+
+TICK_NS = 500_000_000
+"""Arbiters are told so often that time passes."""
+
 
 @dataclass(frozen=True, slots=True)
 class WipeLost:

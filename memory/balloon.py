@@ -22,6 +22,9 @@ from aegis.core.request import EventHandle
 from memory.pages import PagePool, Runs, count_pages
 from memory.transfers import Transfers
 
+OWING_NS = 5_000_000
+"""While pages are owed, a core that hears nothing else for so long is told that time passes."""
+
 
 class Wish(Enum):
     """How the last wish for pages stands."""
@@ -128,7 +131,8 @@ class Balloon:
         """Starts giving back; `settle` goes on with it. One at a time."""
         if message.gentle:
             self._withdraw()
-            count = max(min(self._pool.free, message.pages, self._held - message.keep), 0)
+            free = self._pool.free - self.short  # what is owed goes first
+            count = max(min(free, message.pages, self._held - message.keep), 0)
             self._leave(message.ticket, *self._pool.deflate(count))
             return
         assert self._owed is None and message.pages <= self._held

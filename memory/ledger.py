@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from aegis.core.block_runs import BlockCopy, paired
 from aegis.core.effects import (
     AbandonLoad,
     Bind,
@@ -28,7 +29,7 @@ from aegis.core.effects import (
     UnmapWeights,
 )
 from aegis.core.errors import LawBroken
-from aegis.core.ids import BlockId, ModelId, PageRun, SlabId
+from aegis.core.ids import BlockRun, ModelId, PageRun, SlabId
 from aegis.core.messages import EvictImage, GrantPages, ImageCached, ImageEvicted, SlabsOfShape
 from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import EventHandle
@@ -130,21 +131,21 @@ class Ledger:
                 self._let_images_go()
 
     def copy_in(
-        self, shape: KvShape, host: Sequence[BlockId], device: Sequence[BlockId], after: EventHandle
+        self, shape: KvShape, host: Sequence[BlockRun], device: Sequence[BlockRun], after: EventHandle
     ) -> EventHandle:
         """Host to device; rule 2: `after` is the last transfer of the host blocks."""
         return self._copy(StreamName.SWAP_IN, shape, host, device, after)
 
-    def copy_out(self, shape: KvShape, device: Sequence[BlockId], host: Sequence[BlockId]) -> EventHandle:
+    def copy_out(self, shape: KvShape, device: Sequence[BlockRun], host: Sequence[BlockRun]) -> EventHandle:
         """Device to host. The device blocks hold their content already: a step or a swap-in has finished."""
         return self._copy(StreamName.SWAP_OUT, shape, device, host, None)
 
-    def compact(self, shape: KvShape, blocks: Sequence[BlockId]) -> tuple[BlockId, ...]:
-        """Empties a slab of the device into holes of others: where each of its blocks is now."""
+    def compact(self, shape: KvShape, blocks: Sequence[BlockRun]) -> tuple[BlockCopy, ...]:
+        """Empties a slab of the device into holes of others: from where to where, in the order of its blocks."""
         at = len(self.effects)
-        targets = self.device.compact(shape, blocks)
-        self.effects.insert(at, MoveBlocks(shape, tuple(zip(blocks, targets, strict=True))))  # then it is unmapped
-        return targets
+        copies = self.device.compact(shape, blocks)
+        self.effects.insert(at, MoveBlocks(shape, copies))  # then it is unmapped
+        return copies
 
     def progress(self, stream: StreamName, value: int) -> None:
         """Books what a stream has completed: models that are loaded now, blocks that nothing moves any more."""
@@ -152,10 +153,13 @@ class Ledger:
         for model, event in self.weights.loading():
             if self.transfers.passed(event) and not self.weights.loaded(model):
                 self.evict(model)
-        self.device.reclaim(self.transfers.passed)
-        self.host.reclaim(self.transfers.passed)
+        if self.device.moving:
+            self.device.reclaim(self.transfers.passed)
+        if self.host.moving:
+            self.host.reclaim(self.transfers.passed)
         self.balloon.progress()
-        self._let_images_go()
+        if self._evicting:
+            self._let_images_go()
 
     def grant(self, slabs: Iterable[SlabId]) -> None:
         self._leases.grant(slabs)
@@ -238,11 +242,10 @@ class Ledger:
         self,
         stream: StreamName,
         shape: KvShape,
-        source: Sequence[BlockId],
-        target: Sequence[BlockId],
+        source: Sequence[BlockRun],
+        target: Sequence[BlockRun],
         after: EventHandle | None,
     ) -> EventHandle:
         event = self.transfers.next(stream)
-        pairs = tuple(zip(source, target, strict=True))
-        self.effects.append(CopyBlocks(stream, shape, pairs, after, event))
+        self.effects.append(CopyBlocks(stream, shape, paired(source, target), after, event))
         return event

@@ -21,7 +21,6 @@ from memory.pages import NoPages, PagePool, Runs, count_pages
 @dataclass(slots=True)
 class _Weights:
     runs: Runs = ()
-    loading: EventHandle | None = None
     abandoned: bool = False
 
 
@@ -36,33 +35,33 @@ class Admitted:
 class Residency:
     """Counts weights on one device; which model should be there is the caller's decision."""
 
-    __slots__ = ("_pool", "_ranges", "_weights")
+    __slots__ = ("_loading", "_pool", "_ranges", "_resident", "_weights")
 
     def __init__(self, pool: PagePool, ranges: BumpBuffer) -> None:
         self._pool = pool
         self._ranges = ranges
         self._weights: dict[ModelId, _Weights] = {}
+        self._resident: dict[ModelId, None] = {}  # in order of arrival
+        self._loading: dict[ModelId, EventHandle] = {}
 
     def add(self, model: ModelId) -> None:
         self._weights[model] = _Weights()
 
     def remove(self, model: ModelId) -> None:
-        assert self._weights[model].loading is None
         self.evict(model)
         del self._weights[model]
 
     def is_resident(self, model: ModelId) -> bool:
-        weights = self._weights[model]
-        return bool(weights.runs) and weights.loading is None
+        return model in self._resident
 
     def is_loading(self, model: ModelId) -> bool:
-        return self._weights[model].loading is not None
+        return model in self._loading
 
     def loading(self) -> list[tuple[ModelId, EventHandle]]:
-        return [(model, w.loading) for model, w in self._weights.items() if w.loading is not None]
+        return list(self._loading.items())
 
     def resident(self) -> tuple[ModelId, ...]:
-        return tuple(model for model in self._weights if self.is_resident(model))
+        return tuple(self._resident)
 
     def admit(self, model: ModelId, expendable: Sequence[ModelId], *, spare: int = 0) -> Admitted | NoPages:
         """Takes the model's pages, evicting resident models from `expendable`, first ones first, as far as needed.
@@ -84,17 +83,18 @@ class Residency:
         runs = self._pool.take(model, wanted)
         assert not isinstance(runs, NoPages)
         weights.runs = runs
+        self._resident[model] = None
         return Admitted(runs, tuple(evicted))
 
     def start_loading(self, model: ModelId, event: EventHandle) -> None:
-        self._weights[model].loading = event
+        del self._resident[model]
+        self._loading[model] = event
 
     def abandon(self, model: ModelId) -> EventHandle:
         """Nobody wants the model any more that is loading; the event whose passing frees its pages."""
-        weights = self._weights[model]
-        assert weights.loading is not None
-        weights.abandoned = True
-        return weights.loading
+        assert model in self._loading
+        self._weights[model].abandoned = True
+        return self._loading[model]
 
     def is_abandoned(self, model: ModelId) -> bool:
         return self._weights[model].abandoned
@@ -103,23 +103,26 @@ class Residency:
         """The load's event has passed. False if it was abandoned: then the model is to be evicted."""
         weights = self._weights[model]
         wanted = not weights.abandoned
-        weights.loading, weights.abandoned = None, False
+        weights.abandoned = False
+        del self._loading[model]
+        self._resident[model] = None
         return wanted
 
     def evict(self, model: ModelId) -> None:
         """Gives the model's pages back."""
         weights = self._weights[model]
-        assert weights.loading is None, "a loading model is the target of a transfer"
+        assert model not in self._loading, "a loading model is the target of a transfer"
         if weights.runs:
             self._pool.give(model, weights.runs)
             weights.runs = ()
+            self._resident.pop(model, None)
 
     def check(self) -> None:
         for model, weights in self._weights.items():
             pages = count_pages(weights.runs)
             if pages and pages != self._ranges.pages(model):
                 raise LawBroken(f"R1: {model} holds {pages} pages of {self._ranges.pages(model)}")
-            if weights.loading is not None and not pages:
-                raise LawBroken(f"R1: {model} is loading into no pages")
+            if bool(pages) != (model in self._loading or model in self._resident):
+                raise LawBroken(f"R1: {model} holds {pages} pages, and is neither loading nor resident with them")
             if self._pool.held(model) != pages:
                 raise LawBroken(f"R1: {self._pool.held(model)} pages are booked for {model}, it holds {pages}")

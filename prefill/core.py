@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aegis.core.block_runs import Blocks, count_blocks
 from aegis.core.effects import Effect, RunPrefill, Send, Untrack
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
-from aegis.core.ids import BlockId, InstanceId, ModelId, RequestId
+from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.messages import (
     AddModel,
     Adopt,
@@ -57,7 +58,7 @@ class _Handed:
     """KV in our host slabs until the decode instance has it; the swap-out that fills it is `event`."""
 
     shape: KvShape
-    host: tuple[BlockId, ...]
+    host: Blocks
     event: EventHandle
 
 
@@ -75,6 +76,7 @@ class PrefillCore:
         self._switch: Switching | None = None
         self._dropping: set[ModelId] = set()
         self._asked_slabs = False
+        self._lacks_slabs = False  # they were refused, and come when there are some
         self._out: list[Effect] = []
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
@@ -97,7 +99,7 @@ class PrefillCore:
                 self._release((event.request, event.attempt))
             case GrantSlabs():
                 self.ledger.grant(event.slabs)
-                self._asked_slabs = event.refused and self._asked_slabs
+                self._asked_slabs = self._lacks_slabs = event.refused and self._asked_slabs
             case GrantPages() | ImageCached() | EvictImage():
                 self.ledger.told(event)
             case TakeBack():
@@ -149,7 +151,7 @@ class PrefillCore:
         """What begins to run, if anything: the step is the last thing an event asks for, all else being under way."""
         self._drop_models()
         if self.ledger.balloon.owes:
-            self._room.give_way(now_ns)
+            self._room.give_way(now_ns, lacks_slabs=self._lacks_slabs)
         begun = self._start_next(now_ns) if self._queue.running is None else None
         self._room.prefetch()
         return begun
@@ -223,7 +225,7 @@ class PrefillCore:
     def _stepped(self, event: Stepped) -> None:
         running, self._queue.running = self._queue.running, None
         assert running is not None
-        job, (token,) = running.job, event.tokens
+        job, ((token,),) = running.job, event.steps
         shape = self.ledger.specs[job.model].manifest.kv
         self.counters.prefills += 1
         self.counters.prompt_tokens += job.prefill_tokens
@@ -275,7 +277,7 @@ class PrefillCore:
         ready = self.ledger.copy_out(shape, running.device, running.host)
         self.ledger.device.free_after(shape, running.device, ready)
         self.ledger.host.commit(shape, running.host)
-        self.counters.swap_out_bytes += shape.block_bytes * len(running.host)
+        self.counters.swap_out_bytes += shape.block_bytes * count_blocks(running.host)
         self._handed[(job.request, job.attempt)] = _Handed(shape, running.host, ready)
         kv = KvHandle(self.instance, running.host, job.prefill_tokens, ready)
         self._send(Prefilled(job.request, job.attempt, token, kv, duration_ns))
@@ -309,4 +311,5 @@ class PrefillCore:
 
     def _flush(self) -> None:
         """Memory effects so far go before whatever relies on them."""
-        self._out += self.ledger.drain()
+        if self.ledger.effects:
+            self._out += self.ledger.drain()

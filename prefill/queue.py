@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from aegis.core.ids import BlockId, ModelId, RequestId
+from aegis.core.block_runs import Blocks
+from aegis.core.ids import ModelId, RequestId
 from aegis.core.messages import Submit
 from aegis.core.request import Job
 
@@ -24,8 +25,8 @@ class Running:
     """A prefill under way, and what was reserved for it."""
 
     job: Job
-    device: tuple[BlockId, ...]
-    host: tuple[BlockId, ...]  # empty when the first token is sure to be the last
+    device: Blocks
+    host: Blocks  # empty when the first token is sure to be the last
     cancelled: bool = False
 
 

@@ -85,11 +85,11 @@ class RoomMaker:
 
     # --- for other instances ------------------------------------------------------------------------------------------
 
-    def give_way(self, now_ns: int) -> None:
-        """Frees what is owed. The model in front makes way once a job has run and the time that it is given is over, or
-        when it stands still."""
+    def give_way(self, now_ns: int, *, lacks_slabs: bool) -> None:
+        """Frees what is owed. The model in front makes way when the time that it is given is over and a job has run, or
+        none can for lack of host slabs, which others may only free with these pages; at once when it stands still."""
         balloon, front = self._ledger.balloon, self._queue.front()
-        if front and not self.had_step and not balloon.stands_still:
+        if front and not self.had_step and not balloon.stands_still and not lacks_slabs:
             balloon.expire(now_ns)  # what a job was granted it keeps until it has run, or nobody's did
             return
         yields = balloon.stands_still or balloon.must_yield(now_ns)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from aegis.core.clock import Clock
 from aegis.core.effects import RunPrefill
 from aegis.core.events import Stepped
-from aegis.engine.base import Engine
+from aegis.engine.base import Engine, engine_at_work
+from aegis.engine.block_table import block_table
 
 
 class PrefillWorker:
@@ -16,8 +17,10 @@ class PrefillWorker:
         self._clock = clock
 
     def step(self, effect: RunPrefill) -> Stepped:
-        job = effect.job
+        """Raises EngineFailed."""
+        job, blocks = effect.job, block_table(effect.blocks)
         started_ns = self._clock.now_ns()
-        self._engine.start(job.request, job.prompt, job.sent, job.sampling)
-        sampled = self._engine.prefill(job.model, job.request, (*job.prompt, *job.sent), effect.blocks)
-        return Stepped((sampled.token,), self._clock.now_ns() - started_ns, sampled.prompt)
+        with engine_at_work():
+            self._engine.start(job.request, job.prompt, job.sent, job.sampling)
+            sampled = self._engine.prefill(job.model, job.request, (*job.prompt, *job.sent), blocks)
+        return Stepped(((sampled.token,),), self._clock.now_ns() - started_ns, sampled.prompt)

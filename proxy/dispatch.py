@@ -1,97 +1,418 @@
 """What the proxy knows of the instances' queues, as the views the placement policies decide on.
 
 The proxy dispatches everything and hears of every first token and every end, so it keeps these mirrors itself: no
-message is spent on asking.
+message is spent on asking. Whatever a policy may ask is kept in order as requests come and go, so that a decision takes
+hardly longer with a thousand instances than with ten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
+from aegis.core.estimators import Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.views import MAX_BATCH, GroupView, ListView, QueueView
+from aegis.core.views import (
+    MAX_BATCH,
+    Housed,
+    Length,
+    Load,
+    OpenGroup,
+    PrefillPlacement,
+    Share,
+    Tail,
+    Work,
+)
+
+_T = TypeVar("_T", bound="tuple[Any, ...] | InstanceId")
+
+
+def _renew(ordered: list[_T], old: _T | None, new: _T | None) -> None:
+    """Puts `new` in the place that is its own, for `old`, which was there."""
+    if old is not None:
+        del ordered[bisect_left(ordered, old)]
+    if new is not None:
+        insort(ordered, new)
+
+
+def _renew_in_place(ordered: list[_T], old: _T | None, new: _T | None) -> None:
+    """The same where both have the same place."""
+    if old is not None and new is not None:
+        ordered[bisect_left(ordered, old)] = new
+    else:
+        _renew(ordered, old, new)
+
+
+# --- prefill --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Of one instance. Its groups are linked: any may leave, however many there are."""
+
+    instance: InstanceId
+    listed: Load
+    load_ns: int = 0
+    active: ModelId | None = None
+    made: int = 0
+    back: _Group | None = None
+    front: _Group | None = None
+    groups: dict[int, _Group] = field(default_factory=dict)
+    jobs: dict[RequestId, tuple[_Group, int]] = field(default_factory=dict)  # and how many tokens
+
+
+@dataclass(slots=True)
+class _Backlog:
+    """What waits of one model in one queue, as the sums that its time is made of: where an estimate moves, a sum gets
+    another price, however many jobs are in it."""
+
+    queue: _Queue
+    model: ModelId
+    jobs: int = 0
+    tokens: int = 0
+    squares: int = 0
+    switches: int = 0
+    price_ns: int = 0  # its part of the queue's load
 
 
 @dataclass(slots=True)
 class _Group:
-    group: int
-    model: ModelId
+    number: int
+    backlog: _Backlog
+    before: _Group | None
+    after: _Group | None = None
+    switches: bool = False  # its model has to be brought in for it
     size: int = 0
-    waiting: dict[RequestId, int] = field(default_factory=dict)  # prefill tokens
-    view: GroupView | None = None  # until the group changes
-
-    def seen(self) -> GroupView:
-        if self.view is None:
-            self.view = GroupView(self.group, self.model, self.size, tuple(self.waiting.values()))
-        return self.view
+    waiting: int = 0
+    shown: OpenGroup | None = None
 
 
-class PrefillMirror:
-    """The queue of one prefill instance."""
+class PrefillQueues:
+    """The queues of all prefill instances: a `PrefillView`.
 
-    __slots__ = ("_group_of", "_groups", "_next", "instance", "running")
+    Laws: (1) an instance's load is what its backlogs cost at the present estimates; (2) a group is open while a job of
+    it waits and it has had fewer than `max_group_size`.
+    """
 
-    def __init__(self, instance: InstanceId) -> None:
-        self.instance = instance
-        self.running: ModelId | None = None
-        self._groups: dict[int, _Group] = {}
-        self._group_of: dict[RequestId, _Group] = {}
-        self._next = 0
+    __slots__ = ("_active", "_backlogs", "_latency", "_max_group_size", "_moved", "_open", "_order", "_queues")
 
-    def view(self) -> QueueView:
-        return QueueView(self.instance, tuple(group.seen() for group in self._groups.values()), self.running)
+    def __init__(self, max_group_size: int, latency: Mapping[ModelId, Latency]) -> None:
+        """`latency` has every model that waits. When its estimates move, `reprice` is to be called."""
+        self._order: list[Load] = []
+        self._moved: dict[InstanceId, _Queue] = {}  # whose loads have another place in the order by now
+        self._max_group_size = max_group_size
+        self._latency = latency
+        self._queues: dict[InstanceId, _Queue] = {}
+        self._backlogs: defaultdict[ModelId, dict[InstanceId, _Backlog]] = defaultdict(dict)
+        self._open: defaultdict[ModelId, list[OpenGroup]] = defaultdict(list)
+        self._active: defaultdict[ModelId, list[InstanceId]] = defaultdict(list)
 
-    def add(self, request: RequestId, model: ModelId, tokens: int, group: int | None) -> int:
-        """Returns the group joined; None makes a new one."""
-        if group is None:
-            self._next += 1
-            self._groups[self._next] = _Group(self._next, model)
-        joined = self._groups[self._next if group is None else group]
-        joined.size += 1
-        joined.waiting[request] = tokens
-        joined.view = None
-        self._group_of[request] = joined
-        return joined.group
+    def __contains__(self, instance: object) -> bool:
+        return instance in self._queues
 
-    def remove(self, request: RequestId) -> None:
-        """The request was prefilled or cancelled. A group with nobody waiting has left the queue."""
-        group = self._group_of.pop(request, None)
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    @property
+    def by_load(self) -> Sequence[Load]:
+        """Put in order only now: many a load changes more than once before somebody asks."""
+        for queue in self._moved.values():
+            listed, queue.listed = queue.listed, Load(queue.load_ns, queue.instance)
+            _renew(self._order, listed, queue.listed)
+        self._moved.clear()
+        return self._order
+
+    def load_ns(self, instance: InstanceId) -> int:
+        return self._queues[instance].load_ns
+
+    def open_groups(self, model: ModelId) -> Sequence[OpenGroup]:
+        return self._open.get(model, ())
+
+    def active_on(self, model: ModelId) -> Sequence[InstanceId]:
+        return self._active.get(model, ())
+
+    # --- what changes them ----------------------------------------------------------------------------------------
+
+    def up(self, instance: InstanceId) -> None:
+        queue = self._queues[instance] = _Queue(instance, Load(0, instance))
+        insort(self._order, queue.listed)
+
+    def down(self, instance: InstanceId) -> None:
+        """With all that waits there."""
+        for request in list(self._queues[instance].jobs):
+            self.remove(instance, request)
+        self.switched(instance, None)
+        self._moved.pop(instance, None)
+        _renew(self._order, self._queues.pop(instance).listed, None)
+
+    def add(self, placement: PrefillPlacement, request: RequestId, work: Work) -> int:
+        """Returns the group joined."""
+        queue, number = self._queues[placement.instance], placement.group
+        group = self._append(queue, work.model) if number is None else queue.groups[number]
+        assert group.backlog.model == work.model and request not in queue.jobs
+        queue.jobs[request] = (group, work.tokens)
+        group.size += 1
+        group.waiting += 1
+        self._show(group)
+        self._count(group.backlog, 1, work.tokens)
+        return group.number
+
+    def remove(self, instance: InstanceId, request: RequestId) -> None:
+        """The request was prefilled or cancelled, or was not there. A group with nobody waiting has left the queue."""
+        queue = self._queues[instance]
+        group, tokens = queue.jobs.pop(request, (None, 0))
         if group is None:
             return
-        del group.waiting[request]
-        group.view = None
+        group.waiting -= 1
         if not group.waiting:
-            del self._groups[group.group]
+            self._unlink(queue, group)
+        self._count(group.backlog, -1, tokens)
+
+    def switched(self, instance: InstanceId, model: ModelId | None) -> None:
+        """The instance runs `model` now."""
+        queue = self._queues[instance]
+        if queue.active is not None:
+            _renew(self._active[queue.active], instance, None)
+        if model is not None:
+            _renew(self._active[model], None, instance)
+        queue.active = model
+        self._follow(queue, queue.front)
+
+    def reprice(self, model: ModelId) -> None:
+        """Its estimates have moved."""
+        for backlog in self._backlogs[model].values():
+            self._price(backlog, self._latency[model])
+
+    # --- groups ---------------------------------------------------------------------------------------------------
+
+    def _append(self, queue: _Queue, model: ModelId) -> _Group:
+        backlogs = self._backlogs[model]
+        backlog = backlogs.get(queue.instance)
+        if backlog is None:
+            backlog = backlogs[queue.instance] = _Backlog(queue, model)
+        queue.made += 1
+        group = queue.groups[queue.made] = _Group(queue.made, backlog, queue.back)
+        if queue.back:
+            queue.back.after = group
+        else:
+            queue.front = group
+        queue.back = group
+        self._follow(queue, group)
+        return group
+
+    def _unlink(self, queue: _Queue, group: _Group) -> None:
+        del queue.groups[group.number]
+        before, after = group.before, group.after
+        if before:
+            before.after = after
+        else:
+            queue.front = after
+        if after:
+            after.before = before
+        else:
+            queue.back = before
+        self._show(group)
+        group.backlog.switches -= group.switches
+        self._follow(queue, after)
+
+    def _follow(self, queue: _Queue, group: _Group | None) -> None:
+        """What is before the group has changed: its model has to be brought in where another one runs before it."""
+        if group is None:
+            return
+        before = group.before.backlog.model if group.before else queue.active
+        switches = group.backlog.model != before
+        if switches != group.switches:
+            group.switches = switches
+            group.backlog.switches += 1 if switches else -1
+            self._price(group.backlog, self._latency[group.backlog.model])
+
+    def _show(self, group: _Group) -> None:
+        """A group with room is listed as an open one."""
+        shown, model = group.shown, group.backlog.model
+        is_open = group.waiting > 0 and group.size < self._max_group_size
+        group.shown = OpenGroup(group.backlog.queue.instance, group.number, group.size) if is_open else None
+        if shown or is_open:
+            _renew_in_place(self._open[model], shown, group.shown)
+
+    # --- loads ----------------------------------------------------------------------------------------------------
+
+    def _count(self, backlog: _Backlog, jobs: int, tokens: int) -> None:
+        """`jobs` of so many tokens each came, or went."""
+        backlog.jobs += jobs
+        backlog.tokens += jobs * tokens
+        backlog.squares += jobs * tokens * tokens
+        self._price(backlog, self._latency[backlog.model])
+        if not backlog.jobs:
+            del self._backlogs[backlog.model][backlog.queue.instance]
+
+    def _price(self, backlog: _Backlog, latency: Latency) -> None:
+        price_ns = latency.prefills_ns(backlog.jobs, backlog.tokens, backlog.squares) if backlog.jobs else 0
+        if backlog.switches:
+            price_ns += backlog.switches * latency.switch_ns()
+        queue = backlog.queue
+        queue.load_ns += price_ns - backlog.price_ns
+        backlog.price_ns = price_ns
+        self._moved[queue.instance] = queue
 
 
-class DecodeMirror:
-    """The work list of one decode instance, as far as placement cares."""
+# --- decode ---------------------------------------------------------------------------------------------------------
 
-    __slots__ = ("_tokens", "instance")
 
-    def __init__(self, instance: InstanceId) -> None:
-        self.instance = instance
-        self._tokens: dict[ModelId, dict[RequestId, int]] = {}
+@dataclass(slots=True)
+class _Held:
+    """An instance's requests of one model."""
 
-    def view(self, capacity_tokens: Mapping[ModelId, int], model: ModelId, tokens: int) -> ListView:
-        """`tokens` more of `model` fit into a batch that exists, or they do not: batch sizes are bounded by the KV
-        capacity of the device (Aegaeon Alg. 2, line 2)."""
-        count = {m: self._batches(m, capacity_tokens[m]) for m in self._tokens}
-        held = self._tokens.get(model, {})
-        room = count.get(model, 0) * capacity_tokens[model] - sum(held.values())
-        is_open = room >= tokens and len(held) < MAX_BATCH * count.get(model, 0)
-        return ListView(self.instance, sum(count.values()), frozenset((model,) if is_open else ()))
+    tokens: int = 0
+    requests: dict[RequestId, int] = field(default_factory=dict)  # and how many tokens
+    share: Share | None = None
 
-    def add(self, request: RequestId, model: ModelId, tokens: int) -> None:
-        self._tokens.setdefault(model, {})[request] = tokens
 
-    def remove(self, request: RequestId, model: ModelId) -> None:
-        held = self._tokens.get(model, {})
-        held.pop(request, None)
-        if not held:
-            self._tokens.pop(model, None)
+@dataclass(slots=True)
+class _List:
+    length: Length
+    held: defaultdict[ModelId, _Held] = field(default_factory=lambda: defaultdict(_Held))
+    models: dict[RequestId, ModelId] = field(default_factory=dict)
+    housed: dict[ModelId, int] = field(default_factory=dict)  # and the bytes of its weights
+    active: ModelId | None = None
+    rested_ns: int = 0
 
-    def _batches(self, model: ModelId, capacity: int) -> int:
-        held = self._tokens[model]
-        return max(-(-sum(held.values()) // max(capacity, 1)), -(-len(held) // MAX_BATCH))
+
+class DecodeLists:
+    """The work lists of all decode instances, as far as placement cares: a `DecodeView`."""
+
+    __slots__ = (
+        "_active",
+        "_capacity_tokens",
+        "_homes",
+        "_lists",
+        "_max_batch",
+        "_shares",
+        "_weight_bytes",
+        "by_length",
+    )
+
+    def __init__(
+        self,
+        capacity_tokens: Mapping[ModelId, int],
+        weight_bytes: Mapping[ModelId, int] | None = None,
+        *,
+        max_batch: int = MAX_BATCH,
+    ) -> None:
+        """`capacity_tokens` of every model there are requests of: what an instance holds of its KV."""
+        self.by_length: list[Length] = []
+        self._capacity_tokens = capacity_tokens
+        self._weight_bytes = {} if weight_bytes is None else weight_bytes  # one that is empty now may fill
+        self._max_batch = max_batch
+        self._active: defaultdict[ModelId, list[InstanceId]] = defaultdict(list)
+        self._homes: defaultdict[ModelId, list[InstanceId]] = defaultdict(list)
+        self._lists: dict[InstanceId, _List] = {}
+        self._shares: defaultdict[ModelId, list[Share]] = defaultdict(list)
+
+    def __contains__(self, instance: object) -> bool:
+        return instance in self._lists
+
+    def __len__(self) -> int:
+        return len(self._lists)
+
+    def batches(self, instance: InstanceId) -> int:
+        return self._lists[instance].length.batches
+
+    def shares(self, model: ModelId) -> Sequence[Share]:
+        return self._shares.get(model, ())
+
+    def active_on(self, model: ModelId) -> Sequence[InstanceId]:
+        return self._active.get(model, ())
+
+    def tail(self, instance: InstanceId) -> Tail:
+        known = self._lists[instance]
+        model, requests = known.active, 0
+        for other in reversed(known.models.values()):
+            if requests and other != model:
+                break
+            model, requests = other, requests + 1
+        return Tail(model, requests)
+
+    def rested_since_ns(self, instance: InstanceId) -> int:
+        return self._lists[instance].rested_ns
+
+    def homes(self, model: ModelId) -> Sequence[InstanceId]:
+        return self._homes.get(model, ())
+
+    def housed(self, instance: InstanceId) -> Housed:
+        housed = self._lists[instance].housed
+        return Housed(len(housed), sum(housed.values()))
+
+    def weight_bytes(self, model: ModelId) -> int:
+        return self._weight_bytes.get(model, 0)
+
+    # --- what changes them ----------------------------------------------------------------------------------------
+
+    def up(self, instance: InstanceId) -> None:
+        self._lists[instance] = _List(Length(0, instance))
+        insort(self.by_length, Length(0, instance))
+
+    def down(self, instance: InstanceId) -> None:
+        """With all that is there."""
+        for request in list(self._lists[instance].models):
+            self.remove(instance, request)
+        self.switched(instance, None)
+        known = self._lists.pop(instance)
+        for model in known.housed:
+            self._homes[model].remove(instance)
+        _renew(self.by_length, known.length, None)
+
+    def switched(self, instance: InstanceId, model: ModelId | None) -> None:
+        """The instance runs `model` now."""
+        known = self._lists[instance]
+        if known.active is not None:
+            _renew(self._active[known.active], instance, None)
+        if model is not None:
+            _renew(self._active[model], None, instance)
+        known.active = model
+
+    def rested(self, instance: InstanceId, now_ns: int) -> None:
+        """Tokens came from there."""
+        self._lists[instance].rested_ns = now_ns
+
+    def forget(self, model: ModelId) -> None:
+        """The model is gone, and all its requests."""
+        for instance in self._homes.pop(model, ()):
+            del self._lists[instance].housed[model]
+
+    def add(self, instance: InstanceId, request: RequestId, work: Work) -> None:
+        known = self._lists[instance]
+        assert request not in known.models
+        known.models[request] = work.model
+        if work.model not in known.housed:
+            known.housed[work.model] = self.weight_bytes(work.model)
+            self._homes[work.model].append(instance)
+        held = known.held[work.model]
+        held.requests[request] = work.tokens
+        held.tokens += work.tokens
+        self._share(known, work.model, held)
+
+    def remove(self, instance: InstanceId, request: RequestId) -> None:
+        """The request has left, or was not there."""
+        known = self._lists[instance]
+        model = known.models.pop(request, None)
+        if model is None:
+            return
+        held = known.held[model]
+        held.tokens -= held.requests.pop(request)
+        self._share(known, model, held)
+
+    def _share(self, known: _List, model: ModelId, held: _Held) -> None:
+        """Batch sizes are bounded by the KV capacity of the device (Aegaeon Alg. 2, line 2)."""
+        capacity, requests, shown, length = self._capacity_tokens[model], len(held.requests), held.share, known.length
+        batches = max(-(-held.tokens // max(capacity, 1)), -(-requests // self._max_batch))
+        room_tokens = batches * capacity - held.tokens if requests < batches * self._max_batch else 0
+        held.share = Share(length.instance, requests, batches, room_tokens) if requests else None
+        _renew_in_place(self._shares[model], shown, held.share)
+        if not requests:
+            del known.held[model]
+        if grown := batches - (shown.batches if shown else 0):
+            known.length = Length(length.batches + grown, length.instance)
+            _renew(self.by_length, length, known.length)

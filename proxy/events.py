@@ -2,53 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.lifecycle import State
 from aegis.core.messages import FromInstance, ToInstance
 from aegis.core.model import ModelSpec
 from aegis.core.request import FinishReason, Job, Token
+from aegis.core.role import Role
 
 # --- events ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(Struct, frozen=True):
     job: Job
 
 
-@dataclass(frozen=True, slots=True)
-class ClientLeft:
+class ClientLeft(Struct, frozen=True):
     """`satisfied`: not because it lost interest but because it has all it asked for (a stop string)."""
 
     request: RequestId
     satisfied: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(Struct, frozen=True):
     """A message of an instance's living process; the shell drops those of a dead one."""
 
     instance: InstanceId
     message: FromInstance
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceUp:
+class InstanceUp(Struct, frozen=True):
     """Its process serves: all models were sent to it before anything this core sends."""
 
     instance: InstanceId
-    prefill: bool
+    role: Role
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceDown:
+class InstanceDown(Struct, frozen=True):
     instance: InstanceId
 
 
-@dataclass(frozen=True, slots=True)
-class ModelUp:
+class ModelUp(Struct, frozen=True):
     """Every living instance has bound it: its requests may be placed, those that wait too.
 
     `capacity_tokens`: what a decode instance holds of its KV beside its weights.
@@ -58,8 +53,7 @@ class ModelUp:
     capacity_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class ModelGone:
+class ModelGone(Struct, frozen=True):
     """`why` completes the sentence that its requests end with: "model 'm' was removed"."""
 
     model: ModelId
@@ -72,14 +66,12 @@ Event = Arrived | ClientLeft | Heard | InstanceUp | InstanceDown | ModelUp | Mod
 # --- effects --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class To:
+class To(Struct, frozen=True):
     instance: InstanceId
     message: ToInstance
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(Struct, frozen=True):
     """Tokens `[first, first + len(tokens))` for the client."""
 
     request: RequestId
@@ -87,14 +79,12 @@ class Deliver:
     tokens: tuple[Token, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DeliverPrompt:
+class DeliverPrompt(Struct, frozen=True):
     request: RequestId
     tokens: tuple[Token, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """The terminal reply. With `state` FINISHED a reason, with FAILED a message for the client."""
 
     request: RequestId
@@ -103,8 +93,7 @@ class Ended:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
+class Replayed(Struct, frozen=True):
     """For the metrics: a request starts again from its prompt and the tokens sent."""
 
     request: RequestId

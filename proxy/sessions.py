@@ -1,7 +1,8 @@
 """The session core: every request from its arrival to its one terminal reply, whatever dies meanwhile.
 
 `on(event, now_ns) -> effects`; no clock, no I/O. It places requests on prefill instances, carries the KV's address from
-prefill to decode, delivers tokens in order and each exactly once, and replays requests whose instance was lost.
+prefill to decode, delivers tokens in order and each exactly once, and replays requests whose instance was lost. In a
+pool without prefill instances requests are placed on mixed ones, where they stay.
 
 Laws: (1) tokens of a request are delivered as indices 0, 1, 2 …, none twice, none left out, over all its attempts; (2)
 exactly one `Ended` per request, and nothing after it; (3) every `KvHandle` is released to a living owner exactly once,
@@ -10,9 +11,10 @@ by whoever adopted it or, if the adopter died, by this core.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from aegis.core.estimators import Hardware, Latency
@@ -35,8 +37,9 @@ from aegis.core.messages import (
     Tokens,
 )
 from aegis.core.request import FinishReason, Job, KvHandle, Token
-from aegis.core.views import DecodePolicy, PrefillPolicy
-from proxy.dispatch import DecodeMirror, PrefillMirror
+from aegis.core.role import Role
+from aegis.core.views import MAX_BATCH, DecodePolicy, PrefillPolicy, Work
+from proxy.dispatch import DecodeLists, PrefillQueues
 from proxy.events import (
     Arrived,
     ClientLeft,
@@ -61,11 +64,10 @@ MAX_REPLAYS = 10
 """The same for deaths of whatever it was waiting on: what was running may not have had the time to say so."""
 
 
-@dataclass(slots=True)
-class _Session:
+class _Session(Struct, eq=False):
     job: Job
     state: State = State.QUEUED
-    sent: list[int] = field(default_factory=list)
+    sent: list[int] = []
     prefill: InstanceId | None = None
     decode: InstanceId | None = None
     kv: KvHandle | None = None  # handed over and not adopted yet
@@ -74,8 +76,11 @@ class _Session:
     deaths: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Handle:
+_BEFORE_FIRST_TOKEN = (State.QUEUED, State.PREFILLING)
+"""A batch that has the turn is not one of a request in these: what says so is about an attempt that was given up."""
+
+
+class _Handle(Struct, frozen=True):
     owner: InstanceId
     adopter: InstanceId
 
@@ -83,40 +88,56 @@ class _Handle:
 class SessionCore:
     """All requests of one proxy."""
 
-    def __init__(self, prefill_policy: PrefillPolicy, decode_policy: DecodePolicy, hardware: Hardware) -> None:
+    def __init__(
+        self,
+        prefill_policy: PrefillPolicy,
+        decode_policy: DecodePolicy,
+        hardware: Hardware,
+        *,
+        max_batch: int = MAX_BATCH,
+        give_up_ns: int | None = None,
+    ) -> None:
+        """A request that has no token after `give_up_ns` fails when the next one arrives."""
         self._prefill_policy = prefill_policy
         self._decode_policy = decode_policy
         self._hardware = hardware
         self._sessions: dict[RequestId, _Session] = {}
-        self._prefills: dict[InstanceId, PrefillMirror] = {}
-        self._decodes: dict[InstanceId, DecodeMirror] = {}
         self._latency: dict[ModelId, Latency] = {}
         self._capacity: dict[ModelId, int] = {}
+        self._prefills = PrefillQueues(prefill_policy.max_group_size, self._latency)
+        self._weight_bytes: dict[ModelId, int] = {}
+        self._decodes = DecodeLists(self._capacity, self._weight_bytes, max_batch=max_batch)
+        self._mixed: set[InstanceId] = set()
+        self._give_up_ns = give_up_ns
+        self._tokenless: deque[RequestId] = deque()  # in order of arrival; some have a token by now, or have ended
         self._handles: dict[tuple[RequestId, int], _Handle] = {}  # adopted and not released
         self._out: list[Effect] = []
 
     def on(self, event: Event, now_ns: int) -> list[Effect]:
-        """Takes one event; returns what to do, in order. `now_ns` is part of every core's interface; this one's
-        decisions do not depend on it yet."""
-        del now_ns
+        """Takes one event; returns what to do, in order."""
         match event:
+            case Heard(instance, message):
+                if instance in self._decodes and isinstance(message, Tokens | Prefilled):
+                    self._decodes.rested(instance, now_ns)
+                self._heard(instance, message)
             case Arrived(job):
                 assert job.request not in self._sessions
                 self._sessions[job.request] = _Session(job)
-                self._place_prefill(job.request)
+                self._give_up_late(job.request, now_ns)
+                self._place(job.request)
             case ClientLeft(request, satisfied):
                 if request in self._sessions:
                     self._stop_work(request)
                     self._end(request, Step.FINISH if satisfied else Step.CANCEL, reason=FinishReason.STOP)
-            case Heard(instance, message):
-                self._heard(instance, message)
-            case InstanceUp(instance, prefill):
-                self._up(instance, prefill)
+            case InstanceUp(instance, role):
+                self._up(instance, role)
             case InstanceDown(instance):
                 self._down(instance)
             case ModelUp(spec, capacity_tokens):
                 self._latency[spec.model] = Latency(spec.manifest, self._hardware)
                 self._capacity[spec.model] = capacity_tokens
+                self._weight_bytes[spec.model] = spec.manifest.image_bytes
+                self._prefills.reprice(spec.model)
                 self._place_waiting()
             case ModelGone(model, why):
                 self._model_gone(model, why)
@@ -129,33 +150,63 @@ class SessionCore:
 
     # --- placing --------------------------------------------------------------------------------------------------
 
-    def _place_prefill(self, request: RequestId) -> None:
+    def _place(self, request: RequestId) -> None:
         session = self._sessions[request]
         job = session.job
-        if not self._prefills or job.model not in self._latency:
-            return  # placed when an instance, or the model, comes up
-        queues = [mirror.view() for _, mirror in sorted(self._prefills.items())]
-        chosen = self._prefill_policy.place(job.model, queues, self._latency)
-        group = self._prefills[chosen.instance].add(request, job.model, job.prefill_tokens, chosen.group)
-        session.prefill = chosen.instance
-        self._out.append(To(chosen.instance, Submit(job, group)))
+        if job.model not in self._latency:
+            return  # placed when the model, or an instance, comes up
+        work = Work(job.model, job.prefill_tokens)
+        if self._prefills:
+            chosen = self._prefill_policy.place(work, self._prefills)
+            group = self._prefills.add(chosen, request, work)
+            session.prefill = chosen.instance
+            self._out.append(To(chosen.instance, Submit(job, group)))
+        elif self._mixed:
+            session.decode = self._decode_policy.place(work, self._decodes)
+            if session.decode is None:
+                self._refuse(request)
+                return
+            self._decodes.add(session.decode, request, work)
+            self._out.append(To(session.decode, Submit(job)))
 
     def _place_waiting(self) -> None:
-        waiting = [r for r, s in self._sessions.items() if s.state is State.QUEUED and s.prefill is None]
+        waiting = [r for r, s in self._sessions.items() if s.state is State.QUEUED and not (s.prefill or s.decode)]
         for request in sorted(waiting):
-            self._place_prefill(request)
+            self._place(request)
 
     def _place_decode(self, request: RequestId) -> None:
         session = self._sessions[request]
         if not self._decodes or session.kv is None:
             return
-        job, tokens = session.job, len(session.job.prompt) + len(session.sent)
-        views = [m.view(self._capacity, job.model, tokens) for _, m in sorted(self._decodes.items())]
-        session.decode = self._decode_policy.place(job.model, views)
-        self._decodes[session.decode].add(request, job.model, tokens)
+        job = session.job
+        work = Work(job.model, len(job.prompt) + len(session.sent), session.kv.owner)
+        session.decode = self._decode_policy.place(work, self._decodes)
+        if session.decode is None:
+            self._stop_work(request)
+            self._refuse(request)
+            return
+        self._decodes.add(session.decode, request, work)
         self._handles[(request, job.attempt)] = _Handle(session.kv.owner, session.decode)
         self._out.append(To(session.decode, Adopt(job, tuple(session.sent), session.kv)))
         session.kv = None
+
+    def _refuse(self, request: RequestId) -> None:
+        message = f"no instance has a place for model '{self._sessions[request].job.model}'"
+        self._end(request, Step.FAIL, message=message)
+
+    def _give_up_late(self, newest: RequestId, now_ns: int) -> None:
+        if self._give_up_ns is None:
+            return
+        waiting = self._tokenless
+        waiting.append(newest)
+        while waiting:
+            session = self._sessions.get(waiting[0])
+            if session and not session.sent:
+                if now_ns - session.job.arrival_ns <= self._give_up_ns:
+                    return
+                self._stop_work(waiting[0])
+                self._end(waiting[0], Step.FAIL, message="it had no token for too long")
+            waiting.popleft()
 
     # --- what instances say ---------------------------------------------------------------------------------------
 
@@ -172,7 +223,7 @@ class SessionCore:
             case Phase():
                 for request in message.requests:
                     session = self._sessions.get(request)
-                    if session and session.decode == instance:
+                    if session and session.decode == instance and session.state not in _BEFORE_FIRST_TOKEN:
                         session.state = advance(session.state, Step.RESUME if message.running else Step.PREEMPT)
             case PromptLogprobs():
                 session = self._current(message.request, message.attempt)
@@ -190,10 +241,13 @@ class SessionCore:
                 self._switched(instance, message)
 
     def _switched(self, instance: InstanceId, message: SwitchDone) -> None:
+        model, latency = message.model, self._latency.get(message.model)
         if instance in self._prefills:
-            self._prefills[instance].running = message.model
-        if message.model in self._latency and not message.prefetched:
-            self._latency[message.model].saw_switch(message.copy_ns)
+            self._prefills.switched(instance, model)
+        if instance in self._decodes:
+            self._decodes.switched(instance, model)
+        if latency and not message.prefetched and latency.saw_switch(message.copy_ns):
+            self._prefills.reprice(model)
 
     def _current(self, request: RequestId, attempt: int) -> _Session | None:
         session = self._sessions.get(request)
@@ -220,11 +274,15 @@ class SessionCore:
 
     def _prefilled(self, message: Prefilled) -> None:
         session = self._current(message.request, message.attempt)
-        if session is None or session.prefill is None:
-            self._release(message.kv.owner, message.request, message.attempt)
+        if session is None or (message.kv and session.prefill is None):
+            if message.kv:
+                self._release(message.kv.owner, message.request, message.attempt)
             return
-        self._latency[session.job.model].saw_prefill(session.job.prefill_tokens, message.duration_ns)
-        self._prefills[session.prefill].remove(message.request)
+        model = session.job.model
+        if session.prefill is not None:
+            self._prefills.remove(session.prefill, message.request)
+        if self._latency[model].saw_prefill(session.job.prefill_tokens, message.duration_ns):
+            self._prefills.reprice(model)
         session.state = advance(session.state, Step.FIRST_TOKEN)
         session.kv = message.kv
         self._deliver(message.request, session, len(session.job.sent), (message.token,))
@@ -240,19 +298,25 @@ class SessionCore:
 
     # --- coming and going -----------------------------------------------------------------------------------------
 
-    def _up(self, instance: InstanceId, prefill: bool) -> None:
-        if prefill:
-            self._prefills[instance] = PrefillMirror(instance)
+    def _up(self, instance: InstanceId, role: Role) -> None:
+        if role is Role.PREFILL:
+            self._prefills.up(instance)
             self._place_waiting()
         else:
-            self._decodes[instance] = DecodeMirror(instance)
+            self._decodes.up(instance)
+            if role is Role.MIXED:
+                self._mixed.add(instance)
+                self._place_waiting()
             for request in sorted(r for r, s in self._sessions.items() if s.kv is not None):
                 self._place_decode(request)
 
     def _down(self, instance: InstanceId) -> None:
         """Whatever the lost process held is prefilled again elsewhere, from prompt and tokens sent."""
-        self._prefills.pop(instance, None)
-        self._decodes.pop(instance, None)
+        if instance in self._prefills:
+            self._prefills.down(instance)
+        if instance in self._decodes:
+            self._decodes.down(instance)
+            self._mixed.discard(instance)
         lost = {
             r for r, s in self._sessions.items() if instance in (s.prefill, s.decode) and self._held_by(instance, r)
         }
@@ -286,6 +350,8 @@ class SessionCore:
             self._end(request, Step.FAIL, message=f"model '{model}' {why}")
         self._latency.pop(model, None)
         self._capacity.pop(model, None)
+        self._weight_bytes.pop(model, None)
+        self._decodes.forget(model)
 
     def _replay(self, request: RequestId) -> None:
         session = self._sessions[request]
@@ -294,7 +360,7 @@ class SessionCore:
         session.job = replace(session.job, attempt=session.job.attempt + 1, sent=tuple(session.sent))
         session.prefill = session.decode = session.kv = None
         self._out.append(Replayed(request))
-        self._place_prefill(request)
+        self._place(request)
 
     def _stop_work(self, request: RequestId) -> None:
         """Whoever still works on the request is told to stop. An adopter releases the KV it was given by itself."""
@@ -305,15 +371,15 @@ class SessionCore:
                 self._out.append(To(session.decode, Cancel(request, attempt)))
         elif session.kv is not None:
             self._release(session.kv.owner, request, attempt)
-        elif session.prefill in self._prefills:
+        elif session.prefill is not None and session.prefill in self._prefills:
             self._out.append(To(session.prefill, Cancel(request, attempt)))
         self._unmirror(request, session)
 
     def _unmirror(self, request: RequestId, session: _Session) -> None:
-        if session.prefill in self._prefills:
-            self._prefills[session.prefill].remove(request)
-        if session.decode in self._decodes:
-            self._decodes[session.decode].remove(request, session.job.model)
+        if session.prefill is not None and session.prefill in self._prefills:
+            self._prefills.remove(session.prefill, request)
+        if session.decode is not None and session.decode in self._decodes:
+            self._decodes.remove(session.decode, request)
 
     def _end(self, request: RequestId, step: Step, *, reason: FinishReason | None = None, message: str = "") -> None:
         session = self._sessions.pop(request)

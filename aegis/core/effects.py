@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from aegis.core.ids import BlockId, ModelId, PageRun, RequestId, SlabId
+from aegis.core.block_runs import BlockCopy, Blocks
+from aegis.core.ids import BlockRun, ModelId, PageRun, RequestId, SlabId
 from aegis.core.messages import FromInstance
 from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import EventHandle, Job
@@ -15,6 +16,8 @@ from aegis.core.request import EventHandle, Job
 
 class StreamName(StrEnum):
     """The streams of an instance beside its compute."""
+
+    __hash__ = str.__hash__  # that of enumerations is Python code
 
     WEIGHTS = "weights"
     PREFETCH = "prefetch"  # weights for later: what is wanted now does not queue behind them
@@ -105,41 +108,56 @@ class RevokePages:
 
 @dataclass(frozen=True, slots=True)
 class CopyBlocks:
-    """Copy KV blocks between device and host slabs, `(source, destination)` each, once `after` has passed."""
+    """Copy KV blocks between device and host slabs, once `after` has passed."""
 
     stream: StreamName
     shape: KvShape
-    pairs: tuple[tuple[BlockId, BlockId], ...]
+    copies: tuple[BlockCopy, ...]
     after: EventHandle | None
     event: EventHandle
 
 
 @dataclass(frozen=True, slots=True)
 class MoveBlocks:
-    """Copy KV blocks within the device, `(source, destination)` each, before anything else is done."""
+    """Copy KV blocks within the device before anything else is done."""
 
     shape: KvShape
-    pairs: tuple[tuple[BlockId, BlockId], ...]
+    copies: tuple[BlockCopy, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RunPrefill:
     job: Job
-    blocks: tuple[BlockId, ...]
+    blocks: Blocks
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    request: RequestId
+    """`token`, generated as number `index - 1`, goes to `position`; what the first step makes is number `index`."""
+
+    job: Job
+    index: int
     token: int
     position: int
-    blocks: list[BlockId]  # the core's own table; read at once, never kept
+    blocks: list[BlockRun]  # the core's own table; read at once, never kept
 
 
 @dataclass(frozen=True, slots=True)
 class RunDecode:
+    """Decode steps, one after the other, each for all rows, until (1) a row's last token was made, (2) `steps` are
+    done, which is what there are blocks for, (3) it is `until_ns`, or (4) the core, which is told between two steps
+    what happens meanwhile, asks for `EndRun`. At least one. The shell sends each step's `Tokens` to the proxy as it
+    ends: no token waits for a decision."""
+
     model: ModelId
     rows: tuple[DecodeRow, ...]
+    steps: int
+    until_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """No more steps of the run under way: something else is to be done, or with other rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +196,7 @@ Effect = (
     | MoveBlocks
     | RunPrefill
     | RunDecode
+    | EndRun
     | Track
     | Untrack
     | Send

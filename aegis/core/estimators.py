@@ -3,6 +3,9 @@
 No profiling step stands between registering a model and serving it: until there are observations, the analytic bound
 of `Hardware` answers. The bound enters the fits as a few pseudo-observations that never decay, so measurements of a few
 lengths cannot send the estimates of others anywhere silly.
+
+Estimates are read far more often than they change: reading is a few multiplications, and who keeps sums of estimates
+is told when they moved.
 """
 
 from __future__ import annotations
@@ -14,7 +17,13 @@ from aegis.core.model import Manifest
 
 _DECAY = 0.98  # an observation's weight halves after 34 newer ones
 _PRIOR_WEIGHT = 0.05
-_FLOOR_NS = 1_000.0
+_FLOOR_NS = 1_000
+_FRESH_SHARE = 1 / 4  # of the weight of all observations: so much that is new is worth a fit
+_TOLERANCE = 0.01  # an estimate that moves by less stays as it was
+_DEPENDENT = 1e-12  # of a feature's square is left: the others explain it
+
+Features = tuple[float, float, float]
+"""What a cost is linear in. One that is not used is 0 everywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,91 +43,118 @@ class LinearFit:
     its bound is so at every length.
     """
 
-    __slots__ = ("_bound", "_coefficients", "_data", "_level", "_prior", "_scale")
+    __slots__ = ("_bound", "_data", "_fresh", "_level", "_points", "_prior", "_scale", "_total", "coefficients")
 
-    def __init__(self, prior: Sequence[tuple[Sequence[float], float]]) -> None:
+    def __init__(self, prior: Sequence[tuple[Features, float]]) -> None:
         """`prior` holds `(features, cost)` pairs; at least as many as there are features, linearly independent."""
-        n = len(prior[0][0])
-        self._scale = [max(abs(x[i]) for x, _ in prior) or 1.0 for i in range(n)]
-        self._prior, self._data, self._level = _Squares(n), _Squares(n), _Squares(1)
+        self._points = [features for features, _ in prior]
+        x, y, z = (1 / (max(map(abs, column)) or 1.0) for column in zip(*self._points, strict=True))
+        self._scale: Features = (x, y, z)  # features of about 1 keep the equations well conditioned
+        self._prior, self._data = _Squares(), _Squares()
         for features, cost in prior:
-            self._prior.add(self._scaled(features), cost)
-        self._bound = self._prior.solve()
-        self._coefficients: list[float] | None = self._bound
+            self._prior.add(*self._relative(features, cost), 1.0)
+        self._bound = self._prior.solve(self._data, 0.0, 1.0)
+        self._level = (0.0, 0.0)  # what the bound says of the observations: Σ of the squares, Σ
+        self._fresh, self._total = 0, 0.0
+        self.coefficients = self._unscaled(self._bound)
 
-    def observe(self, features: Sequence[float], cost: float) -> None:
-        x = self._scaled(features)
-        self._data.fade()
-        self._data.add(x, cost)
-        self._level.fade()
-        self._level.add([_dot(self._bound, x)], cost)
-        self._coefficients = None
+    def observe(self, features: Features, cost: float) -> bool:
+        """Whether estimates moved."""
+        x, y, z = self._relative(features, cost)
+        self._data.add(x, y, z, _DECAY)
+        a, b, c = self._bound
+        bound = a * x + b * y + c * z
+        squares, linear = self._level
+        self._level = (_DECAY * squares + bound * bound, _DECAY * linear + bound)
+        self._total = _DECAY * self._total + 1
+        self._fresh += 1
+        return self._fresh >= _FRESH_SHARE * self._total and self._refit()
 
-    def at(self, features: Sequence[float]) -> float:
-        if self._coefficients is None:
-            (level,) = self._level.solve()
-            self._coefficients = self._data.plus(self._prior, _PRIOR_WEIGHT, level).solve()
-        return max(_dot(self._coefficients, self._scaled(features)), _FLOOR_NS)
+    def at(self, features: Features) -> float:
+        return max(_dot(self.coefficients, features), float(_FLOOR_NS))
 
-    def _scaled(self, features: Sequence[float]) -> list[float]:
-        return [x / s for x, s in zip(features, self._scale, strict=True)]
+    def _refit(self) -> bool:
+        self._fresh = 0
+        squares, linear = self._level
+        fitted = self._unscaled(self._data.solve(self._prior, _PRIOR_WEIGHT, linear / squares))
+        for point in self._points:
+            before = _dot(self.coefficients, point)
+            if abs(_dot(fitted, point) - before) > _TOLERANCE * abs(before):
+                self.coefficients = fitted
+                return True
+        return False
+
+    def _relative(self, features: Features, cost: float) -> Features:
+        x, y, z = features
+        a, b, c = self._scale
+        cost = max(cost, float(_FLOOR_NS))
+        return x * a / cost, y * b / cost, z * c / cost
+
+    def _unscaled(self, coefficients: Features) -> Features:
+        x, y, z = coefficients
+        a, b, c = self._scale
+        return x * a, y * b, z * c
 
 
 class _Squares:
-    """The normal equations of a least-squares fit of `Σ cᵢ·xᵢ / cost` to 1."""
+    """The normal equations of a least-squares fit of `Σ cᵢ·xᵢ` to 1. Written out: they are on every step's path, and
+    sums in a fixed order are the same to the last bit everywhere."""
 
-    __slots__ = ("matrix", "vector")
+    __slots__ = ("x", "xx", "xy", "xz", "y", "yy", "yz", "z", "zz")
 
-    def __init__(self, n: int) -> None:
-        self.matrix = [[0.0] * n for _ in range(n)]
-        self.vector = [0.0] * n
+    def __init__(self) -> None:
+        self.xx = self.xy = self.xz = self.yy = self.yz = self.zz = 0.0
+        self.x = self.y = self.z = 0.0
 
-    def add(self, x: Sequence[float], cost: float) -> None:
-        relative = [v / max(cost, _FLOOR_NS) for v in x]
-        for i, a in enumerate(relative):
-            self.vector[i] += a
-            for j, b in enumerate(relative):
-                self.matrix[i][j] += a * b
+    def add(self, x: float, y: float, z: float, keep: float) -> None:
+        """`keep` is what stays of the weight of all before."""
+        self.xx = keep * self.xx + x * x
+        self.xy = keep * self.xy + x * y
+        self.xz = keep * self.xz + x * z
+        self.yy = keep * self.yy + y * y
+        self.yz = keep * self.yz + y * z
+        self.zz = keep * self.zz + z * z
+        self.x = keep * self.x + x
+        self.y = keep * self.y + y
+        self.z = keep * self.z + z
 
-    def fade(self) -> None:
-        self.vector = [_DECAY * v for v in self.vector]
-        self.matrix = [[_DECAY * v for v in row] for row in self.matrix]
+    def solve(self, other: _Squares, weight: float, level: float) -> Features:
+        """Together with `other`, which counts `weight` times and all of whose costs are `level` times as high.
 
-    def plus(self, other: _Squares, weight: float, level: float) -> _Squares:
-        """Together with `other`, all of whose costs are taken `level` times as high."""
-        total, n = _Squares(len(self.vector)), range(len(self.vector))
-        total.vector = [self.vector[i] + weight * other.vector[i] / level for i in n]
-        total.matrix = [[self.matrix[i][j] + weight * other.matrix[i][j] / level**2 for j in n] for i in n]
-        return total
-
-    def solve(self) -> list[float]:
-        """Gaussian elimination with partial pivoting; the prior keeps the matrix regular."""
-        n = len(self.vector)
-        rows = [[*row, v] for row, v in zip(self.matrix, self.vector, strict=True)]
-        for i in range(n):
-            pivot = max(range(i, n), key=lambda r: abs(rows[r][i]))
-            rows[i], rows[pivot] = rows[pivot], rows[i]
-            for r in range(i + 1, n):
-                factor = rows[r][i] / rows[i][i]
-                rows[r] = [v - factor * u for v, u in zip(rows[r], rows[i], strict=True)]
-        solution = [0.0] * n
-        for i in range(n - 1, -1, -1):
-            solution[i] = (rows[i][n] - _dot(rows[i][i + 1 : n], solution[i + 1 :])) / rows[i][i]
-        return solution
+        LDLᵀ. A feature that is 0 everywhere, or that others explain to the last bit, gets the coefficient 0.
+        """
+        linear, square = weight / level, weight / (level * level)
+        xx, xy, xz = self.xx + square * other.xx, self.xy + square * other.xy, self.xz + square * other.xz
+        yy, yz, zz = self.yy + square * other.yy, self.yz + square * other.yz, self.zz + square * other.zz
+        x, y, z = self.x + linear * other.x, self.y + linear * other.y, self.z + linear * other.z
+        p = 1 / xx if xx > 0.0 else 0.0
+        y_of_x, z_of_x = xy * p, xz * p
+        yz -= y_of_x * xz
+        pivot = yy - y_of_x * xy
+        q = 1 / pivot if pivot > _DEPENDENT * yy else 0.0
+        z_of_y = yz * q
+        pivot = zz - z_of_x * xz - z_of_y * yz
+        r = 1 / pivot if pivot > _DEPENDENT * zz else 0.0
+        y -= y_of_x * x
+        c = (z - z_of_x * x - z_of_y * y) * r
+        b = y * q - z_of_y * c
+        return x * p - y_of_x * b - z_of_x * c, b, c
 
 
-def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    return sum(x * y for x, y in zip(a, b, strict=True))
+def _dot(a: Features, b: Features) -> float:
+    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
 
 
 class Latency:
     """Estimates for one model on one kind of device, in nanoseconds."""
 
-    __slots__ = ("_bytes", "_decode", "_h", "_m", "_prefill", "_switch")
+    __slots__ = ("_bytes", "_decode", "_linear", "_prefill", "_quadratic", "_switch")
 
     def __init__(self, manifest: Manifest, hardware: Hardware) -> None:
-        self._bytes, self._h, self._m = manifest.image_bytes, manifest.hidden_size, manifest.intermediate_size
-        self._switch = LinearFit([((float(self._bytes),), 1e9 * self._bytes / hardware.copy_bytes_per_s)])
+        h, m = manifest.hidden_size, manifest.intermediate_size
+        self._linear, self._quadratic = 4.0 * h * h + 2.0 * h * m, 3.0 * h
+        self._bytes = float(manifest.image_bytes)
+        self._switch = LinearFit([((self._bytes, 0.0, 0.0), 1e9 * self._bytes / hardware.copy_bytes_per_s)])
         per_token_ns = 2e9 * manifest.parameters / hardware.flops_per_s
         self._prefill = LinearFit(
             [(self._prefill_features(t), hardware.overhead_ns + t * per_token_ns) for t in (1, 64, 512, 2048)]
@@ -129,29 +165,34 @@ class Latency:
 
     def switch_ns(self) -> int:
         """Eq. 4: model bytes over link bandwidth, the factor β being what is fitted."""
-        return round(self._switch.at((float(self._bytes),)))
+        return max(round(self._switch.coefficients[0] * self._bytes), _FLOOR_NS)
 
     def prefill_ns(self, tokens: int) -> int:
         """Eq. 5 for a batch of one."""
-        return round(self._prefill.at(self._prefill_features(tokens)))
+        return self.prefills_ns(1, tokens, tokens * tokens)
+
+    def prefills_ns(self, jobs: int, tokens: int, squares: int) -> int:
+        """The same for `jobs` one after the other: of `tokens` in all, their squares adding up to `squares`."""
+        a, b, c = self._prefill.coefficients
+        return max(round(a * self._linear * tokens + b * self._quadratic * squares + c * jobs), _FLOOR_NS * jobs)
 
     def decode_ns(self, context_tokens: int) -> int:
         """Eq. 6: one step over `context_tokens` cached tokens in all."""
-        return round(self._decode.at(self._decode_features(context_tokens)))
+        a, b, _ = self._decode.coefficients
+        return max(round(a * self._linear + b * self._quadratic * context_tokens), _FLOOR_NS)
 
-    def saw_switch(self, duration_ns: int) -> None:
-        self._switch.observe((float(self._bytes),), duration_ns)
+    def saw_switch(self, duration_ns: int) -> bool:
+        """Whether `switch_ns` is another now; `saw_prefill` and `saw_decode` likewise."""
+        return self._switch.observe((self._bytes, 0.0, 0.0), duration_ns)
 
-    def saw_prefill(self, tokens: int, duration_ns: int) -> None:
-        self._prefill.observe(self._prefill_features(tokens), duration_ns)
+    def saw_prefill(self, tokens: int, duration_ns: int) -> bool:
+        return self._prefill.observe(self._prefill_features(tokens), duration_ns)
 
-    def saw_decode(self, context_tokens: int, duration_ns: int) -> None:
-        self._decode.observe(self._decode_features(context_tokens), duration_ns)
+    def saw_decode(self, context_tokens: int, duration_ns: int) -> bool:
+        return self._decode.observe(self._decode_features(context_tokens), duration_ns)
 
-    def _prefill_features(self, t: int) -> tuple[float, float, float]:
-        h, m = self._h, self._m
-        return (4.0 * t * h * h + 2.0 * t * h * m, 3.0 * h * t * t, 1.0)
+    def _prefill_features(self, t: int) -> Features:
+        return (self._linear * t, self._quadratic * t * t, 1.0)
 
-    def _decode_features(self, t: int) -> tuple[float, float]:
-        h, m = self._h, self._m
-        return (4.0 * h * h + 2.0 * h * m, 3.0 * h * t)
+    def _decode_features(self, t: int) -> Features:
+        return (self._linear, self._quadratic * t, 0.0)

@@ -29,17 +29,18 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The tokens of the step that was asked for last, one per row and in its order; `prompt` after a prefill that
-    wanted its prompt's logprobs."""
+    """What the run that was asked for last has made: for each of its steps the tokens, one per row and in its order.
+    `duration_ns` is that of all steps; `prompt` comes after a prefill that wanted its prompt's logprobs."""
 
-    tokens: tuple[Token, ...]
+    steps: tuple[tuple[Token, ...], ...]
     duration_ns: int
     prompt: tuple[Token, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """In place of `Stepped`: the engine raised, no row has a token. `reason` is for the client."""
+    """In place of `Stepped`: the engine raised in a step, for which no row has a token. Those of earlier steps of the
+    run have been sent. `reason` is for the client."""
 
     reason: str
 

@@ -33,3 +33,10 @@ class PageRun(NamedTuple):
     @property
     def pages(self) -> int:
         return self.stop - self.start
+
+
+class BlockRun(NamedTuple):
+    """Adjacent KV blocks `[start, stop)` of one shape in one region, which may go on from slab to slab."""
+
+    start: int
+    stop: int

@@ -29,10 +29,10 @@ class DropModel(Struct, frozen=True, tag=True):
 
 
 class Submit(Struct, frozen=True, tag=True):
-    """To a prefill instance: run this prefill, in group `group` (Aegaeon Alg. 1)."""
+    """Run this prefill; on a prefill instance in group `group` (Aegaeon Alg. 1). A mixed instance goes on decoding."""
 
     job: Job
-    group: int
+    group: int = 0
 
 
 class Adopt(Struct, frozen=True, tag=True):
@@ -164,12 +164,13 @@ class Tokens(Struct, frozen=True, tag=True):
 
 
 class Prefilled(Struct, frozen=True, tag=True):
-    """The first token, and where the KV will be. Not sent when the first token was also the last (`Tokens` is)."""
+    """The first token, and where the KV will be; None: the sequence goes on where it is. Not sent when the first token
+    was also the last (`Tokens` is)."""
 
     request: RequestId
     attempt: int
     token: Token
-    kv: KvHandle
+    kv: KvHandle | None
     duration_ns: int
 
 

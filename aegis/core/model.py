@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from msgspec import Struct
+from msgspec.structs import replace
 
 from aegis.core.ids import ModelId
 
@@ -47,7 +50,7 @@ class KvShape(Struct, frozen=True, cache_hash=True):
 
     @property
     def token_bytes(self) -> int:
-        return self.itemsize * sum(x.heads * (x.key_dim + x.value_dim) for x in self.layers)
+        return _token_bytes(self)
 
     @property
     def block_bytes(self) -> int:
@@ -55,6 +58,11 @@ class KvShape(Struct, frozen=True, cache_hash=True):
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)
+
+
+@cache
+def _token_bytes(shape: KvShape) -> int:
+    return shape.itemsize * sum(layer.heads * (layer.key_dim + layer.value_dim) for layer in shape.layers)
 
 
 class Slo(Struct, frozen=True):
@@ -95,3 +103,7 @@ class ModelSpec(Struct, frozen=True):
     image_path: str  # the image on local disk
     root: str  # the checkpoint the user named
     slo: Slo = Slo()
+
+    def without_tensors(self) -> ModelSpec:
+        """What schedulers and books need of it; it cannot be loaded."""
+        return replace(self, manifest=replace(self.manifest, tensors=(), checksums=b""), directory="", image_path="")

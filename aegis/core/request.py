@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from aegis.core.ids import BlockId, InstanceId, ModelId, RequestId
+from aegis.core.ids import BlockRun, InstanceId, ModelId, RequestId
 
 
 class Sampling(Struct, frozen=True):
@@ -80,6 +80,6 @@ class KvHandle(Struct, frozen=True):
     """Where a request's KV lies in the node's host slabs, and the event after which it is there."""
 
     owner: InstanceId
-    blocks: tuple[BlockId, ...]
+    blocks: tuple[BlockRun, ...]
     tokens: int
     ready: EventHandle

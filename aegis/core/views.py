@@ -2,38 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from enum import StrEnum
+from typing import NamedTuple, Protocol
 
-from aegis.core.estimators import Latency
-from aegis.core.ids import InstanceId, ModelId
+from msgspec import Struct
+
+from aegis.core.ids import InstanceId, ModelId, RequestId
 
 MAX_BATCH = 64
 """Sequences in a decode batch, whatever room there is."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupView:
-    """Jobs of one model that run in a row. `size` is cumulative: running a job does not lower it."""
+class Work(Struct, frozen=True):
+    """A request that looks for an instance."""
 
-    group: int
     model: ModelId
-    size: int
-    waiting_tokens: tuple[int, ...]
+    tokens: int  # to prefill, or cached after it
+    owner: InstanceId | None = None  # who holds its KV
 
 
-@dataclass(frozen=True, slots=True)
-class QueueView:
-    """A prefill instance's queue, front first, and the model that is running there."""
+# --- prefill --------------------------------------------------------------------------------------------------------
+
+
+class OpenGroup(NamedTuple):
+    """Jobs of one model that run in a row, with room for more. `size` counts those that have run too."""
 
     instance: InstanceId
-    groups: tuple[GroupView, ...]
-    running: ModelId | None
+    group: int  # increasing along the queue of its instance
+    size: int
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillPlacement:
+class Load(NamedTuple):
+    """The estimated time to finish all that waits at an instance, execution and switches (eq. 4 and 5)."""
+
+    load_ns: int
+    instance: InstanceId
+
+
+class PrefillView(Protocol):
+    """The queues of the prefill instances, of which there is at least one. Nothing here is computed when it is asked
+    for: everything is kept in order while queues change."""
+
+    @property
+    def by_load(self) -> Sequence[Load]:
+        """All instances, the least loaded first; equal ones in order of instance. An idle one has no load."""
+        ...
+
+    def load_ns(self, instance: InstanceId) -> int: ...
+
+    def open_groups(self, model: ModelId) -> Sequence[OpenGroup]:
+        """Groups of the model with room, in order of instance, those of one instance from the front."""
+        ...
+
+    def active_on(self, model: ModelId) -> Sequence[InstanceId]:
+        """Where the model is the running one, or was the last to run; in order of instance."""
+        ...
+
+
+class PrefillPlacement(Struct, frozen=True):
     """`group` None: a new group at the end of the instance's queue."""
 
     instance: InstanceId
@@ -41,25 +69,92 @@ class PrefillPlacement:
 
 
 class PrefillPolicy(Protocol):
-    def place(
-        self, model: ModelId, queues: Sequence[QueueView], latency: Mapping[ModelId, Latency]
-    ) -> PrefillPlacement:
-        """Where an arriving request goes. `queues` is not empty and in order of instance."""
+    """Where arriving requests are prefilled."""
+
+    @property
+    def max_group_size(self) -> int:
+        """A group that has had so many jobs is not open any more."""
         ...
 
+    def place(self, work: Work, queues: PrefillView) -> PrefillPlacement: ...
 
-@dataclass(frozen=True, slots=True)
-class ListView:
-    """A decode instance's work list: how long it is, and which models have a batch with room."""
+
+# --- decode ---------------------------------------------------------------------------------------------------------
+
+
+class Share(NamedTuple):
+    """What a decode instance has of one model."""
 
     instance: InstanceId
+    requests: int
+    batches: int  # as many as their tokens fill (Aegaeon Alg. 2, line 2)
+    room_tokens: int  # that these batches take besides; 0 where they have all the sequences they may
+
+
+class Tail(NamedTuple):
+    """The last model in an instance's list, and how many requests of it came after all others. Of an idle instance the
+    model that was the last to run, if there is one."""
+
+    model: ModelId | None
+    requests: int
+
+
+class Housed(NamedTuple):
+    """Models that an instance has come to serve."""
+
+    models: int
+    weight_bytes: int
+
+
+class Length(NamedTuple):
+    """The batches in a decode instance's work list."""
+
     batches: int
-    open_models: frozenset[ModelId]
+    instance: InstanceId
+
+
+class DecodeView(Protocol):
+    """The work lists of the decode instances, of which there is at least one; kept in order while they change."""
+
+    @property
+    def by_length(self) -> Sequence[Length]:
+        """All instances, the shortest list first; equal ones in order of instance. An idle one has no batches."""
+        ...
+
+    def batches(self, instance: InstanceId) -> int: ...
+
+    def shares(self, model: ModelId) -> Sequence[Share]:
+        """The instances that have requests of the model, in order of instance."""
+        ...
+
+    def active_on(self, model: ModelId) -> Sequence[InstanceId]:
+        """Where the model is the running one, or was the last to run; in order of instance."""
+        ...
+
+    def tail(self, instance: InstanceId) -> Tail:
+        """What the instance ends with, going by what has come and not left."""
+        ...
+
+    def rested_since_ns(self, instance: InstanceId) -> int:
+        """When a token last came from there."""
+        ...
+
+    def homes(self, model: ModelId) -> Sequence[InstanceId]:
+        """Where requests of the model were ever placed, the first place first."""
+        ...
+
+    def housed(self, instance: InstanceId) -> Housed:
+        """All models whose requests were ever placed there."""
+        ...
+
+    def weight_bytes(self, model: ModelId) -> int: ...
 
 
 class DecodePolicy(Protocol):
-    def place(self, model: ModelId, lists: Sequence[ListView]) -> InstanceId:
-        """Where a prefilled request goes on. `lists` is not empty and in order of instance."""
+    """Where prefilled requests go on; on mixed instances, where arriving ones are prefilled and go on."""
+
+    def place(self, work: Work, lists: DecodeView) -> InstanceId | None:
+        """None: there is no place for this model, and its request fails."""
         ...
 
 
@@ -72,15 +167,51 @@ class BatchView:
     step_ns: int  # estimated time of one decode step
     tbt_ns: int
     switch_ns: int  # estimated time to bring the model in
+    requests: tuple[RequestId, ...] = ()  # in order of coming
+    waiting: int = 0  # of them that have to be prefilled here
+    prefill_ns: int = 0  # estimated time of their prefills
+    first_due_ns: int | None = None  # the earliest deadline of a first token among them
+    active: bool = False  # the model is the running one, or was the last to run
+    decoded_ns: int = -1  # when its last turn with decode steps was given to it
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
+    """`quota_ns` None: until the batch is empty, or has nothing left to do that the turn is for."""
+
     batch: int
-    quota_ns: int
+    quota_ns: int | None
+    prefills: bool = True
+    decodes: bool = True
+
+
+class Renewal(StrEnum):
+    """When a plan is made anew. Where all its turns are over it always is."""
+
+    ROUND = "round"  # only then
+    TURN = "turn"  # when one is: what the plan says of later ones is a forecast
+    ARRIVAL = "arrival"  # at once when a request has come
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRules:
+    """What a policy of turns wants of its instance."""
+
+    renewal: Renewal = Renewal.ROUND
+    max_batch: int = MAX_BATCH
+    in_order: bool = False  # only the last batch of the list takes newcomers, rather than the first of their model
+    prefetches: bool = True  # the next turn's model comes in during this one
+    evicts: bool = True  # weights may leave for others' weights or KV
+    keeps_kv: bool = True  # over a switch; otherwise who is preempted is prefilled again
 
 
 class RoundPolicy(Protocol):
+    """Who has the turn on an instance, and for how long."""
+
+    @property
+    def rules(self) -> TurnRules: ...
+
     def plan(self, batches: Sequence[BatchView]) -> list[Turn]:
-        """Orders the work list for a round and gives every batch its quota. `batches` is in the list's order."""
+        """Orders the work list and says how long each batch runs. `batches`, of which there is at least one, is in the
+        list's order. A batch whose sequences all have to be prefilled needs a turn that does."""
         ...

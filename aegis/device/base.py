@@ -6,10 +6,18 @@ CUDA and CPU implement it alike (rule 4). Addresses are plain integers; sizes ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from aegis.core.ids import PageRun
 from aegis.core.request import EventHandle
+
+
+class Took(NamedTuple):
+    """When the copy with this value was worked on, waits for events of others left out; on the monotonic clock."""
+
+    value: int
+    start_ns: int
+    stop_ns: int
 
 
 class Stream(Protocol):
@@ -39,6 +47,10 @@ class Stream(Protocol):
 
     def completed(self) -> int:
         """The value of the last completed copy, 0 if none. Raises what a copy raised."""
+        ...
+
+    def took(self) -> list[Took]:
+        """Copies that have completed since the last call, in order, as well as their times are known."""
         ...
 
 

@@ -1,37 +1,31 @@
-"""Copies of KV blocks as few, long pieces: what is adjacent on both sides moves in one go.
+"""Copies of KV blocks as copies of bytes: where blocks are adjacent on both sides they move in one go.
 
-Blocks of a small model, scattered, are copied at half the bandwidth of a long piece: finding the long ones pays.
+Blocks of a small model, scattered, are copied at half the bandwidth of a long piece.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
-from aegis.core.ids import BlockId
-
-_NO_SEAM = 1 << 62
-_BEFORE = (-2, -2)  # adjacent to no block
+from aegis.core.block_runs import BlockCopy
 
 
 def block_copies(
-    pairs: Sequence[tuple[BlockId, BlockId]], *, slab_bytes: int, block_bytes: int, source: int, target: int
+    copies: Sequence[BlockCopy], *, slab_bytes: int, block_bytes: int, source: int, target: int
 ) -> list[tuple[int, int, int]]:
-    """`(destination, source, nbytes)` for `(source, destination)` blocks of two regions that begin at `source` and
-    `target`, which lie in slabs alike. No block is named twice on a side; the order is that of the source."""
+    """`(destination, source, nbytes)` for blocks of two regions that begin at `source` and `target` and are cut in
+    slabs alike. Where a slab ends in a tail, no piece goes on."""
     per_slab, tail_bytes = divmod(slab_bytes, block_bytes)
-    seam = per_slab if tail_bytes else _NO_SEAM  # where a slab ends in a tail, no piece goes on
-    blocks = sorted(pairs)
-    starts = [
-        index
-        for index, ((a, b), (c, d)) in enumerate(pairwise([_BEFORE, *blocks]))
-        if c != a + 1 or d != b + 1 or not (c % seam and d % seam)
-    ]
+    if not tail_bytes:
+        return [(target + b * block_bytes, source + a * block_bytes, n * block_bytes) for a, b, n in copies]
 
     def offset(block: int) -> int:
         return block * block_bytes + block // per_slab * tail_bytes
 
-    return [
-        (target + offset(blocks[start][1]), source + offset(blocks[start][0]), (stop - start) * block_bytes)
-        for start, stop in pairwise([*starts, len(blocks)])
-    ]
+    pieces = []
+    for a, b, left in copies:
+        while left:
+            count = min(left, per_slab - a % per_slab, per_slab - b % per_slab)
+            pieces.append((target + offset(b), source + offset(a), count * block_bytes))
+            a, b, left = a + count, b + count, left - count
+    return pieces

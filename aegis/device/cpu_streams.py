@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -9,6 +11,7 @@ from threading import Thread
 
 from aegis.core.ids import PageRun
 from aegis.core.request import EventHandle
+from aegis.device.base import Took
 from aegis.device.cpu_pages import WIPE_PAGES, PhysicalPages
 from aegis.device.libc import copy, copy_small
 from aegis.device.shared_words import SharedWords
@@ -16,6 +19,7 @@ from aegis.device.shared_words import SharedWords
 _SMALL_BYTES = 128 << 10  # copied in about 10 µs, not worth the interpreter lock changing hands
 _CHUNK_BYTES = 32 << 20  # the most that is done of a copy nobody wants any more
 _CLOSING_POLL_NS = 20_000_000
+_TOOK_MAX = 10_000  # remembered, if nobody asks
 
 _Copies = tuple[tuple[int, int, int], ...]
 
@@ -39,6 +43,7 @@ class CpuStream:
         "_queue",
         "_submitted",
         "_thread",
+        "_took",
         "_words",
         "name",
         "word",
@@ -54,6 +59,7 @@ class CpuStream:
         self._abandoned: set[int] = set()
         self._error: Exception | None = None
         self._closing = False
+        self._took: deque[Took] = deque(maxlen=_TOOK_MAX)
         self._queue: SimpleQueue[EventHandle | _Copies | _Wipe | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name=f"stream {name}", daemon=True)
         self._thread.start()
@@ -78,6 +84,9 @@ class CpuStream:
             raise RuntimeError(f"a copy on stream {self.name} failed: {self._error}") from self._error
         return self._words.load(self.word)
 
+    def took(self) -> list[Took]:
+        return [self._took.popleft() for _ in range(len(self._took))]
+
     def close(self) -> None:
         """Ends the thread, with the copy in hand cut short and the rest not done. No address is touched afterwards."""
         self._closing = True
@@ -97,12 +106,14 @@ class CpuStream:
                     self._await(work)
                     continue
                 value += 1
+                start_ns = time.monotonic_ns()
                 if isinstance(work, _Wipe):
                     self._wipe(work.runs)
                 elif value not in self._abandoned:
                     self._copy(work, value)
                 if self._closing:
                     return
+                self._took.append(Took(value, start_ns, time.monotonic_ns()))
                 self._words.store(self.word, value)
                 self._abandoned.discard(value)
         except Exception as error:  # noqa: BLE001 - whatever a copy raises is for the caller of `completed`

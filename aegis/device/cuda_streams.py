@@ -9,6 +9,7 @@ the very work it waits for. Progress the GPU writes itself (cuStreamWriteValue64
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from typing import Any
 
 from aegis.core.ids import PageRun
 from aegis.core.request import EventHandle
+from aegis.device.base import Took
 from aegis.device.cuda_driver import Context, CudaError, Driver
 from aegis.device.cuda_ranges import CudaRange, GrantedPages
 from aegis.device.shared_words import WORD_BYTES, SharedWords
@@ -79,6 +81,7 @@ class CudaStream:
         self._abandoned: set[int] = set()
         self._error: Exception | None = None
         self._closing = False
+        self._began: deque[tuple[int, int]] = deque()  # values and when they were first given to the GPU
         self._given = Condition()
         self._events: dict[int, Any] = {}  # by value, oldest first, of what the GPU was given and may not have done
         self._last_given = 0
@@ -121,6 +124,13 @@ class CudaStream:
             raise RuntimeError(f"a copy on stream {self.name} failed: {self._error}") from self._error
         return self._words.words.load(self.word)
 
+    def took(self) -> list[Took]:
+        """They stop when they are seen to have ended."""
+        done, now_ns, taken = self._words.words.load(self.word), time.monotonic_ns(), list[Took]()
+        while self._began and self._began[0][0] <= done:
+            taken.append(Took(*self._began.popleft(), now_ns))
+        return taken
+
     def end(self) -> None:
         """Ends the thread, with the copy in hand cut short and the rest not done."""
         self._closing = True
@@ -161,6 +171,7 @@ class CudaStream:
                 self._driver("cuStreamWaitEvent", other, self._events[value], 0)
 
     def _copy(self, value: int, copies: tuple[tuple[int, int, int], ...]) -> None:
+        self._began.append((value, time.monotonic_ns()))
         for destination, source, nbytes in copies:
             assert nbytes >= 0, f"a copy of {nbytes} bytes"
             for at in range(0, nbytes, CHUNK_BYTES):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+from aegis.core.block_runs import BlockCopy
 from aegis.core.effects import (
     AbandonLoad,
     AcceptPages,
@@ -21,7 +25,7 @@ from aegis.core.effects import (
     WipePages,
 )
 from aegis.core.events import LoadFailed, Progress
-from aegis.core.ids import BlockId, ModelId, PageRun
+from aegis.core.ids import ModelId, PageRun
 from aegis.core.model import IMAGE_EXTENT_BYTES
 from aegis.core.request import EventHandle
 from aegis.device.base import Device, HostRegion
@@ -44,6 +48,27 @@ MemoryEffect = (
     | WipePages
     | RevokePages
 )
+
+
+class Copied(NamedTuple):
+    """A copy that has ended; `model` is that of weights, "" of KV. From disk it starts when it is asked for."""
+
+    stream: StreamName
+    model: ModelId
+    start_ns: int
+    stop_ns: int
+    nbytes: int
+
+
+class _Copying(NamedTuple):
+    value: int
+    model: ModelId
+    nbytes: int
+    asked_ns: int | None = None  # where the stream itself does not copy
+
+
+_COPIED_MAX = 10_000  # remembered, if nobody asks
+_KV = ModelId("")
 
 
 class Mover:
@@ -74,6 +99,8 @@ class Mover:
         self._submitted = dict.fromkeys(StreamName, 0)
         self._bound: dict[ModelId, Bind] = {}
         self._staged: dict[EventHandle, ModelId] = {}  # loads through the stage, by their events
+        self._copying: dict[StreamName, deque[_Copying]] = {name: deque() for name in StreamName}
+        self._copied: deque[Copied] = deque(maxlen=_COPIED_MAX)
 
     @property
     def words(self) -> Mapping[StreamName, int]:
@@ -111,8 +138,8 @@ class Mover:
                 self._abandon(event)
             case CopyBlocks():
                 self._copy(effect)
-            case MoveBlocks(shape, pairs):
-                self._device.move(self._copies(pairs, shape.block_bytes, self.kv.base, self.kv.base))
+            case MoveBlocks(shape, copies):
+                self._device.move(self._copies(copies, shape.block_bytes, self.kv.base, self.kv.base))
             case AcceptPages(runs):
                 self._device.grant(runs)
             case WipePages(runs, event):
@@ -127,9 +154,25 @@ class Mover:
             completed = stream.completed()
             if completed != self._seen[name]:
                 self._seen[name] = completed
+                self._time(name)
                 events.append(Progress(name, completed))
         self._forget_staged()
         return [*self._stage.failures(), *events]
+
+    def copied(self) -> list[Copied]:
+        """Copies that were seen to have ended since the last call."""
+        copied = list(self._copied)
+        self._copied.clear()
+        return copied
+
+    def _time(self, name: StreamName) -> None:
+        copying = self._copying[name]
+        for took in self._streams[name].took():
+            while copying and copying[0].value < took.value:
+                copying.popleft()
+            if copying and copying[0].value == took.value:
+                _, model, nbytes, asked_ns = copying.popleft()
+                self._copied.append(Copied(name, model, asked_ns or took.start_ns, took.stop_ns, nbytes))
 
     def _started(self, name: StreamName, event: EventHandle, expected: EventHandle) -> None:
         assert event == expected
@@ -139,17 +182,22 @@ class Mover:
         bind, stream = self._bound[effect.model], self._streams[effect.stream]
         base, nbytes = self.weights_base(bind), bind.spec.manifest.image_bytes
         if effect.cached and self._images.base is not None:
-            event = stream.copy(list(_copies(effect.cached, self._images.base, base, nbytes)))
+            event, asked_ns = stream.copy(list(_copies(effect.cached, self._images.base, base, nbytes))), None
         else:
+            asked_ns = time.monotonic_ns()
             stream.wait(self._stage.load(bind.spec, base))
             event = stream.copy(())
             self._staged[event] = effect.model
+        self._copying[effect.stream].append(_Copying(event.value, effect.model, nbytes, asked_ns))
         self._started(effect.stream, event, effect.event)
 
     def _abandon(self, event: EventHandle) -> None:
         if event in self._staged:
             self._stage.abandon(self._staged[event])
-        next(stream for stream in self._streams.values() if stream.word == event.word).abandon(event)
+        name = next(name for name, stream in self._streams.items() if stream.word == event.word)
+        self._streams[name].abandon(event)
+        kept = [copying for copying in self._copying[name] if copying.value != event.value]
+        self._copying[name] = deque(kept)  # how much of it was copied is not known
 
     def _forget_staged(self) -> None:
         for event in [event for event in self._staged if self._device.passed(event)]:
@@ -161,13 +209,15 @@ class Mover:
             stream.wait(effect.after)
         device_first = effect.stream is StreamName.SWAP_OUT
         source, target = (self.kv.base, self._host.base) if device_first else (self._host.base, self.kv.base)
-        event = stream.copy(self._copies(effect.pairs, effect.shape.block_bytes, source, target))
+        event = stream.copy(self._copies(effect.copies, effect.shape.block_bytes, source, target))
+        nbytes = effect.shape.block_bytes * sum([count for _, _, count in effect.copies])
+        self._copying[effect.stream].append(_Copying(event.value, _KV, nbytes))
         self._started(effect.stream, event, effect.event)
 
     def _copies(
-        self, pairs: Sequence[tuple[BlockId, BlockId]], block_bytes: int, source: int, target: int
+        self, copies: Sequence[BlockCopy], block_bytes: int, source: int, target: int
     ) -> Sequence[tuple[int, int, int]]:
-        return block_copies(pairs, slab_bytes=self._slab_bytes, block_bytes=block_bytes, source=source, target=target)
+        return block_copies(copies, slab_bytes=self._slab_bytes, block_bytes=block_bytes, source=source, target=target)
 
 
 def _copies(extents: Sequence[PageRun], source: int, target: int, nbytes: int) -> Iterator[tuple[int, int, int]]:

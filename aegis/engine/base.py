@@ -6,14 +6,29 @@ which models' bytes are there at a moment is the caller's business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from msgspec import Struct
 
-from aegis.core.ids import BlockId, ModelId, RequestId
+from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import Sampling, Token
+from aegis.engine.block_table import BlockTable
+
+
+class EngineFailed(Exception):
+    """An engine raised in a step; its cause is what it raised. Costs the requests of that step, not the instance."""
+
+
+@contextmanager
+def engine_at_work() -> Iterator[None]:
+    """What is raised within is the engine's. Raises EngineFailed."""
+    try:
+        yield
+    except Exception as error:  # whatever a model did to the engine
+        raise EngineFailed(type(error).__name__) from error
 
 
 class Row(Struct, frozen=True):
@@ -23,7 +38,7 @@ class Row(Struct, frozen=True):
     request: RequestId
     token: int
     position: int
-    blocks: Sequence[BlockId]
+    blocks: BlockTable
 
 
 class Sampled(Struct, frozen=True):
@@ -71,7 +86,7 @@ class Engine(Protocol):
         """Forgets it; unknown requests are ignored."""
         ...
 
-    def prefill(self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: Sequence[BlockId]) -> Sampled:
+    def prefill(self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable) -> Sampled:
         """Runs positions `[0, len(tokens))`, writes their KV to `blocks`, samples the next token."""
         ...
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, islice
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -79,9 +79,9 @@ class DecodeInputs:
         host[most : most + count] = positions
         host[2 * most : 2 * most + count] = positions + 1
         host[3 * most : 3 * most + count] = list(accumulate(needed[:-1], initial=0))
-        blocks = chain.from_iterable(islice(row.blocks, n) for row, n in zip(rows, needed, strict=True))
-        used = 4 * most + sum(needed)
-        host[4 * most : used] = views.units(np.fromiter(blocks, np.int64, sum(needed)))  # type: ignore[arg-type]
+        blocks = np.concatenate([row.blocks[:n] for row, n in zip(rows, needed, strict=True)])
+        used = 4 * most + len(blocks)
+        host[4 * most : used] = views.units(blocks)
         self._memory[:used].copy_(self._staging[:used], non_blocking=True)
         if self._sent is not None:
             self._sent.record()

@@ -25,8 +25,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from aegis.core.errors import ModelRefused
-from aegis.core.ids import BlockId
 from aegis.engine.accepted import attends_causally, strange_arguments
+from aegis.engine.block_table import BlockTable
 from aegis.engine.views import KvViews, LayerViews
 
 NAME = "aegis_paged"
@@ -135,7 +135,7 @@ def attend_dense(
 class Prefill:
     """Positions `[0, tokens)` of one sequence, written to its blocks."""
 
-    def __init__(self, views: KvViews, tokens: int, blocks: Sequence[BlockId]) -> None:
+    def __init__(self, views: KvViews, tokens: int, blocks: BlockTable) -> None:
         size = views.block_tokens
         used = -(-tokens // size)
         assert used <= len(blocks)
@@ -263,7 +263,7 @@ class Decode:
     """One token for each of several sequences, of lengths `positions + 1`, longest first."""
 
     def __init__(
-        self, views: KvViews, scratch: Scratch, positions: Sequence[int], blocks: Sequence[Sequence[BlockId]]
+        self, views: KvViews, scratch: Scratch, positions: Sequence[int], blocks: Sequence[BlockTable]
     ) -> None:
         size = views.block_tokens
         assert all(a >= b for a, b in pairwise(positions)), "rows come longest first"

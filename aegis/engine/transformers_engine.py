@@ -20,11 +20,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from aegis.core.errors import ModelRefused
-from aegis.core.ids import BlockId, ModelId, RequestId
+from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import Manifest, ModelSpec
 from aegis.core.request import Sampling
 from aegis.engine.accepted import strange_layers
 from aegis.engine.base import KvRegion, Row, Sampled
+from aegis.engine.block_table import BlockTable
 from aegis.engine.linear import use_onednn
 from aegis.engine.paged_attention import NAME, Decode, Prefill, Scratch, Step, running
 from aegis.engine.sampler import Sampler
@@ -89,7 +90,7 @@ class TransformersEngine:
         self._sampler.stop(request)
 
     @torch.inference_mode()
-    def prefill(self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: Sequence[BlockId]) -> Sampled:
+    def prefill(self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable) -> Sampled:
         with self._computing():
             attached = self._models[model]
             step = Prefill(attached.views, len(tokens), blocks)

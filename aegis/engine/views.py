@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from aegis.core.ids import BlockId
 from aegis.core.model import KvShape
 from aegis.engine.base import KvRegion
+from aegis.engine.block_table import BlockTable
 
 CPU = torch.device("cpu")
 
@@ -98,7 +98,6 @@ class KvViews:
             offset = values_at + value_width * shape.block_tokens
         self.layers = tuple(layers)
 
-    def units(self, blocks: Sequence[BlockId]) -> Indices:
+    def units(self, blocks: BlockTable) -> Indices:
         """The views' row of each block."""
-        ids = np.asarray(blocks, dtype=np.int64)
-        return ids // self._per_slab * self._slab_units + ids % self._per_slab * self._block_units
+        return blocks // self._per_slab * self._slab_units + blocks % self._per_slab * self._block_units

@@ -15,11 +15,12 @@ from msgspec import Struct
 from transformers import GenerationConfig, PreTrainedModel
 
 from aegis.core.errors import ModelRefused
-from aegis.core.ids import BlockId, ModelId, RequestId
+from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import Sampling, Token
 from aegis.core.rng import Stream
 from aegis.engine.base import Engine, KvRegion, Row, Sampled
+from aegis.engine.block_table import BlockTable
 
 MakeEngine = Callable[[KvRegion], Engine]
 
@@ -63,7 +64,7 @@ def check(spec: ModelSpec, model: PreTrainedModel, make_engine: MakeEngine) -> N
 
 
 def _run(
-    engine: Engine, model: ModelId, references: Sequence[_Reference], blocks: Sequence[Sequence[BlockId]]
+    engine: Engine, model: ModelId, references: Sequence[_Reference], blocks: Sequence[BlockTable]
 ) -> Iterator[tuple[int, int, Sampled]]:
     """Which reference, which of its tokens, and what the engine says there. The engine is fed the reference's tokens,
     so a near tie that falls differently does not matter."""
@@ -117,7 +118,7 @@ def _generate(model: PreTrainedModel, prompt: tuple[int, ...]) -> _Reference:
     return _Reference(prompt, tuple(output.sequences[0, len(prompt) :].tolist()), torch.cat(output.logits).float())
 
 
-def _kv_memory(shape: KvShape, lengths: Sequence[int]) -> tuple[mmap.mmap, KvRegion, list[tuple[BlockId, ...]]]:
+def _kv_memory(shape: KvShape, lengths: Sequence[int]) -> tuple[mmap.mmap, KvRegion, list[BlockTable]]:
     """Memory for sequences of these lengths, and their blocks: interleaved and descending, across slabs with a gap
     between them. It is full of NaNs, as memory that another model used may be."""
     counts = [shape.blocks_for(length) for length in lengths]
@@ -127,9 +128,9 @@ def _kv_memory(shape: KvShape, lengths: Sequence[int]) -> tuple[mmap.mmap, KvReg
     filled = np.frombuffer(memory, dtype=np.uint8)
     filled[:] = 0xFF
     free = iter(range(sum(counts) - 1, -1, -1))
-    owners: list[list[BlockId]] = [[] for _ in counts]
+    owners: list[list[int]] = [[] for _ in counts]
     for nth in range(max(counts)):
         for owner, count in zip(owners, counts, strict=True):
             if nth < count:
-                owner.append(BlockId(next(free)))
-    return memory, KvRegion(filled.ctypes.data, nbytes, slab_bytes), [tuple(owner) for owner in owners]
+                owner.append(next(free))
+    return memory, KvRegion(filled.ctypes.data, nbytes, slab_bytes), [np.array(owner) for owner in owners]

@@ -21,7 +21,7 @@ from aegis.core.model import ModelSpec, Slo
 from aegis.models.sources import Source, check_name, read_sources
 from aegis.models.text import TextModel
 from aegis.runtime.image_cache import ImageCache
-from aegis.runtime.registering import Report, register
+from aegis.runtime.registering import Registering, Report
 from aegis.telemetry.logs import log
 from memory.budget import Budget
 from memory.images import State
@@ -82,17 +82,27 @@ class Catalogue:
     """All models by the names that clients use."""
 
     def __init__(
-        self, wire: Wire, budget: Budget, images: ImageCache, *, dtype: str, cache_dir: Path, default_slo: Slo
+        self,
+        wire: Wire,
+        budget: Budget,
+        images: ImageCache,
+        register: Registering,
+        *,
+        dtype: str,
+        cache_dir: Path,
+        default_slo: Slo,
     ) -> None:
         self._wire = wire
         self._budget = budget
         self._images = images
+        self._registering = register
         self._dtype = dtype
         self._cache_dir = cache_dir
         self._default_slo = default_slo
         self._models: dict[ModelId, LiveModel] = {}
         self._leaving: dict[ModelId, _Leaving] = {}
         self._admitting = asyncio.Lock()
+        self._renewing = asyncio.Lock()  # a disk that loses one image may lose them all: a process for each is too many
 
     def models(self) -> Mapping[str, LiveModel]:
         return cast(Mapping[str, LiveModel], self._models)
@@ -190,22 +200,26 @@ class Catalogue:
         self, sources: Sequence[Source], report: Report, *, renew: bool = False
     ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]:
         limit_bytes = self._budget.pages * self._budget.page_bytes
-        return register(
+        return self._registering(
             sources, dtype=self._dtype, cache_dir=self._cache_dir, limit_bytes=limit_bytes, report=report, renew=renew
         )
 
     async def _renew(self, model: LiveModel, reason: str) -> None:
-        async for _, outcome in self._register([model.source], lambda _model, _text: None, renew=True):
-            if self._models.get(model.spec.model) is not model:
-                return
-            if isinstance(outcome, ModelRefused):
-                self.failed(model.spec.model, f"{reason} and cannot be made again: {outcome.message}")
-            elif outcome.manifest != model.spec.manifest:
-                why = "its checkpoint has changed meanwhile; remove the model and add it again"
-                self.failed(model.spec.model, f"{reason} and cannot be made again: {why}")
-            else:
-                model.detail = ""
+        async with self._renewing:
+            async for _, outcome in self._register([model.source], lambda _model, _text: None, renew=True):
+                self._renewed(model, reason, outcome)
         model.renewing = None
+
+    def _renewed(self, model: LiveModel, reason: str, outcome: ModelSpec | ModelRefused) -> None:
+        if self._models.get(model.spec.model) is not model:
+            return
+        if isinstance(outcome, ModelRefused):
+            self.failed(model.spec.model, f"{reason} and cannot be made again: {outcome.message}")
+        elif outcome.manifest != model.spec.manifest:
+            why = "its checkpoint has changed meanwhile; remove the model and add it again"
+            self.failed(model.spec.model, f"{reason} and cannot be made again: {why}")
+        else:
+            model.detail = ""
 
     async def _admit(self, source: Source, spec: ModelSpec) -> LiveModel | ModelRefused:
         async with self._admitting:

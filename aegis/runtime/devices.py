@@ -16,12 +16,7 @@ from aegis.core.ids import InstanceId
 from aegis.core.messages import GaveBack, NeedPages, Telemetry, ToInstance
 from aegis.device.base import PhysicalPool
 from aegis.sizes import format_size
-from memory.arbiter import ArbiterEffect, PageArbiter, Settled, WipeLost
-
-PATIENCE_S = 1.0
-"""How long an instance may take to give pages back that another one needs."""
-
-_TICK_S = 0.5
+from memory.arbiter import PATIENCE_NS, TICK_NS, ArbiterEffect, PageArbiter, Settled, WipeLost
 
 
 class Wire(Protocol):
@@ -63,7 +58,7 @@ class Devices:
                     pool.page_count,
                     floor=floor_bytes // pool.page_bytes,
                     idle_ns=round(idle_s * NS_PER_S),
-                    patience_ns=round(PATIENCE_S * NS_PER_S),
+                    patience_ns=PATIENCE_NS,
                 ),
             )
             for pool in pools
@@ -110,7 +105,7 @@ class Devices:
     async def watch(self) -> None:
         """Runs until it is cancelled."""
         while True:
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(TICK_NS / NS_PER_S)
             for device in self._devices:
                 self._perform(device, device.arbiter.tick(self._clock.now_ns()))
 
@@ -177,7 +172,7 @@ class Devices:
     async def _outcome(self, command: int, settled: asyncio.Future[Settled], name: str, timeout_s: float) -> Settled:
         """The instance answers in time; one that hangs does not, and its answer is booked whenever it comes."""
         try:
-            async with asyncio.timeout(timeout_s + PATIENCE_S):
+            async with asyncio.timeout(timeout_s + PATIENCE_NS / NS_PER_S):
                 return await settled
         except TimeoutError:
             raise UserError(f"{name} did not answer within {timeout_s:g} s", status=504, kind="server_error") from None

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from aegis.core.effects import Bind, Effect, RunDecode, RunPrefill, Send, Track, Unbind, Untrack
+from aegis.core.effects import Bind, Effect, EndRun, RunDecode, RunPrefill, Send, Track, Unbind, Untrack
 from aegis.core.errors import UserError
 from aegis.core.events import InstanceEvent, StepFailed, Stepped
 from aegis.core.ids import ModelId
-from aegis.core.messages import DropModel, FromInstance, ModelAdded, ModelFailed
+from aegis.core.messages import DropModel, FromInstance, ModelAdded, ModelFailed, SwitchDone
 from aegis.device.mover import Mover
-from aegis.engine.base import Engine
+from aegis.engine.base import Engine, EngineFailed
 from aegis.runtime.link import InstanceLink
+from aegis.runtime.span_log import SpanLog
 from aegis.telemetry.logs import log
 from decode.worker import DecodeWorker
 from prefill.worker import PrefillWorker
@@ -23,11 +24,21 @@ _logger = logging.getLogger(__name__)
 class Hands:
     """What a core decides, done."""
 
-    def __init__(self, engine: Engine, mover: Mover, link: InstanceLink, worker: PrefillWorker | DecodeWorker) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        mover: Mover,
+        link: InstanceLink,
+        prefill: PrefillWorker,
+        decode: DecodeWorker,
+        spans: SpanLog,
+    ) -> None:
         self._engine = engine
         self._mover = mover
         self._link = link
-        self._worker = worker
+        self._prefill = prefill
+        self._decode = decode
+        self._spans = spans
         self._refused: dict[ModelId, str] = {}
 
     def perform(self, effects: Sequence[Effect]) -> list[InstanceEvent]:
@@ -41,6 +52,8 @@ class Hands:
                 case RunPrefill() | RunDecode():
                     self._flush(outbox)
                     answers.append(self._step(effect))
+                case EndRun():
+                    pass  # for who called
                 case Track(job, generated):
                     self._engine.start(job.request, job.prompt, generated, job.sampling)
                 case Untrack(request):
@@ -59,15 +72,12 @@ class Hands:
     def _step(self, effect: RunPrefill | RunDecode) -> Stepped | StepFailed:
         """A step on which the engine raises costs its own requests, not the instance."""
         try:
-            match self._worker, effect:
-                case PrefillWorker() as worker, RunPrefill():
-                    return worker.step(effect)
-                case DecodeWorker() as worker, RunDecode():
-                    return worker.step(effect)
-        except Exception as error:  # noqa: BLE001 - whatever a model did to the engine
+            stepped = self._prefill.step(effect) if isinstance(effect, RunPrefill) else self._decode.run(effect)
+        except EngineFailed as error:
             log(_logger, logging.ERROR, "step failed", {}, exc_info=True)
-            return StepFailed(f"the model failed on this request ({type(error).__name__})")
-        raise AssertionError(f"{type(effect).__name__} is not for {type(self._worker).__name__}")
+            return StepFailed(f"the model failed on this request ({error})")
+        self._spans.ran(effect, stepped)
+        return stepped
 
     def _bind(self, bind: Bind) -> bool:
         """False where it is refused: the core is told to drop the model, and its `Unbind` undoes what was done."""
@@ -81,6 +91,8 @@ class Hands:
         return True
 
     def _checked(self, message: FromInstance) -> FromInstance:
+        if isinstance(message, SwitchDone):
+            self._spans.switched(message)
         if isinstance(message, ModelAdded) and message.model in self._refused:
             return ModelFailed(message.model, self._refused.pop(message.model))
         return message

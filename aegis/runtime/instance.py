@@ -5,184 +5,150 @@ Started as `python -m aegis.runtime.instance` with its settings as JSON on stand
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
-import time
-from dataclasses import asdict
+from collections import deque
 
 import msgspec
 
-from aegis.core.clock import Clock
-from aegis.core.effects import StreamName
+from aegis.core.clock import NS_PER_MS
+from aegis.core.effects import Effect, EndRun
 from aegis.core.errors import UserError
-from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, Tick
-from aegis.core.messages import ImageCached, Ready, Shutdown, Telemetry
-from aegis.device.cached_images import CachedImages
-from aegis.device.mover import Mover
-from aegis.device.open import open_device
-from aegis.device.shared_words import SharedWords
-from aegis.device.stage import StageBuffer
-from aegis.engine.base import KvRegion
-from aegis.engine.transformers_engine import TransformersEngine
+from aegis.core.messages import ImageCached, Ready, Shutdown
 from aegis.runtime.binder import Binder
-from aegis.runtime.clock import MonotonicClock
 from aegis.runtime.hands import Hands
+from aegis.runtime.instance_parts import Parts, open_parts
 from aegis.runtime.instance_settings import InstanceSettings
-from aegis.runtime.link import InstanceLink
-from decode.core import DecodeCore
-from decode.policy import WeightedRoundRobin
+from aegis.runtime.span_log import SpanLog
+from aegis.telemetry.reporting import Reporter
 from decode.worker import DecodeWorker
-from memory.budget import Budget
-from memory.ledger import Ledger
-from prefill.core import PrefillCore
+from memory.balloon import OWING_NS
 from prefill.worker import PrefillWorker
 
-ADDRESS_PAGES = 1 << 22
-"""Address space for weights: 8 TiB of 2 MiB pages. It costs nothing until something is mapped."""
-
-_TELEMETRY_NS = 200_000_000
-_IDLE_MS = 100
-_OWING_MS = 5
-_TRANSFER_POLL_S = 0.0001
+_IDLE_NS = 100 * NS_PER_MS
 _SWITCH_INTERVAL_S = 0.0005  # how long a copy thread may wait for the interpreter beside Python code
 
 
 class Instance:
-    """Core, hands and link of this process."""
+    """A core, its hands and its link."""
 
-    def __init__(self, settings: InstanceSettings) -> None:
-        self._settings = settings
-        self._clock: Clock = MonotonicClock()
-        self._link = InstanceLink(settings.address, settings.identity)
-        words = SharedWords.open(settings.words_path)
-        self._device = open_device(
-            settings.device,
-            settings.device_address,
-            words,
-            stream_words=settings.words[:-1],
-        )
-        host = self._device.open_host(settings.host_kv_path, writable=True, populate=False)
-        self._images = CachedImages(self._device, settings.images_path)
-        self._stage = StageBuffer(self._device, words, settings.words[-1])
-        self._mover = Mover(
-            self._device, host, self._images, self._stage, slab_bytes=settings.slab_bytes, address_pages=ADDRESS_PAGES
-        )
-        self._engine = TransformersEngine(
-            KvRegion(self._mover.kv.base, self._mover.kv.nbytes, settings.slab_bytes), device=self._device.name
-        )
-        self._core = self._make_core()
-        self._binder = Binder(self._engine)
-        self._hands = Hands(self._engine, self._mover, self._link, self._make_worker())
-        self._reported: Telemetry | None = None
-        self._reported_busy = False
-        self._report_due_ns = 0
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._core = parts.core
+        self._clock = parts.clock
+        self._link = parts.link
+        self._mover = parts.mover
+        self._binder = Binder(parts.engine)
+        self._spans = SpanLog(parts.instance, self._clock)
+        prefill = PrefillWorker(parts.engine, self._clock)
+        decode = DecodeWorker(parts.engine, self._clock, self._link.send, self._between_steps)
+        self._hands = Hands(parts.engine, self._mover, self._link, prefill, decode, self._spans)
+        self._unheard: deque[InstanceEvent] = deque()  # what the core is to be told next
+        self._reporter = Reporter(self._core)
+        self._tick_ns = 0
 
     def serve(self) -> None:
-        """Until `Shutdown`. One event at a time: messages first, then what the streams completed, then the step's."""
+        """Until `Shutdown`. One event at a time: messages first, then what the streams completed, then a run's end."""
         self._link.send([Ready(os.getpid())])
-        pending: list[InstanceEvent] = []
+        answers: list[InstanceEvent] = []
         while True:
-            busy = self._core.queued + self._core.running > 0
-            messages = [m for m in self._receive(waiting=not pending) if not self._binder.defer(m, busy=busy)]
-            events = [*messages, *self._binder.ready(), *self._mover.progress(), *pending]
-            if not events and self._core.ledger.balloon.owes:
-                events = [Tick()]
-            pending = []
-            for event in events:
+            self._listen(waiting=not self._unheard and not answers)
+            self._unheard += answers
+            if not self._unheard and self._core.ledger.balloon.owes and self._clock.now_ns() >= self._tick_ns:
+                self._unheard.append(Tick())
+            answers = []
+            while self._unheard and not answers:  # what happened during a run comes before its answer
+                event = self._unheard.popleft()
                 if isinstance(event, Shutdown):
                     return
-                if isinstance(event, ImageCached):
-                    self._images.touch(event.extents)
-                pending += self._hands.perform(self._core.on(event, self._clock.now_ns()))
-                if self._settings.check_laws:
-                    self._core.ledger.check()
+                answers = self._hands.perform(self._tell(event))
             self._report()
 
+    def _between_steps(self) -> bool:
+        """Tells the core what happened during the last step. Whether that ends the run."""
+        self._report()
+        self._listen(waiting=False)
+        while self._unheard:
+            if isinstance(self._unheard[0], Shutdown):
+                return True
+            effects = self._tell(self._unheard.popleft())
+            self._unheard += self._hands.perform(effects)
+            if EndRun() in effects:
+                return True
+        return False
+
+    def _listen(self, *, waiting: bool) -> None:
+        """Messages first, then models that are prepared, then what the streams completed."""
+        busy = self._core.queued + self._core.running > 0
+        messages = [m for m in self._receive(waiting=waiting) if not self._binder.defer(m, busy=busy)]
+        self._unheard += [*messages, *self._binder.ready(), *self._mover.progress()]
+
+    def _tell(self, event: InstanceEvent) -> list[Effect]:
+        if isinstance(event, ImageCached):
+            self._parts.images.touch(event.extents)
+        now_ns = self._clock.now_ns()
+        effects = self._core.on(event, now_ns)
+        self._reporter.told()
+        self._tick_ns = now_ns + OWING_NS
+        if self._parts.decisions:
+            self._parts.decisions.did(self._parts.instance, effects, now_ns)
+        if self._parts.check_laws:
+            self._core.ledger.check()
+        return effects
+
     def close(self) -> None:
+        """Its parts stay open."""
         self._binder.close()
-        self._stage.close()
-        self._images.close()
-        self._device.close()
-        self._link.close()
 
     def _receive(self, *, waiting: bool) -> list[InstanceEvent]:
-        if not waiting:
-            return list(self._link.receive(0))
+        now_ns = self._clock.now_ns()
+        until_ns = self._wake_ns(now_ns) if waiting else now_ns
         if not self._mover.in_flight:
-            return list(self._link.receive(_OWING_MS if self._core.ledger.balloon.owes else _IDLE_MS))
+            return list(self._link.receive(max(until_ns - now_ns, 0)))
         messages = self._link.receive(0)
-        if not messages:
-            time.sleep(_TRANSFER_POLL_S)
+        if waiting and not messages:
+            self._parts.pause(until_ns)
         return list(messages)
 
-    def _make_core(self) -> PrefillCore | DecodeCore:
-        settings = self._settings
-        budget = Budget(
-            pages=self._device.page_count,
-            page_bytes=self._device.page_bytes,
-            slab_bytes=settings.slab_bytes,
-            host_slabs=settings.host_slabs,
-            instances=settings.instances,
-        )
-        ledger = Ledger(budget, {name: self._mover.words[name] for name in StreamName}, address_pages=ADDRESS_PAGES)
-        if settings.prefill:
-            return PrefillCore(settings.instance, ledger)
-        policy = WeightedRoundRobin(settings.q_max_ns, settings.switching_share)
-        return DecodeCore(settings.instance, ledger, policy, Hardware())
-
-    def _make_worker(self) -> PrefillWorker | DecodeWorker:
-        if self._settings.prefill:
-            return PrefillWorker(self._engine, self._clock)
-        return DecodeWorker(self._engine, self._clock)
+    def _wake_ns(self, now_ns: int) -> int:
+        """When there will be something to do, whatever is heard until then."""
+        wake_ns = now_ns + _IDLE_NS
+        if self._core.ledger.balloon.owes:
+            wake_ns = min(wake_ns, self._tick_ns)
+        due_ns = self._reporter.due_ns
+        return wake_ns if due_ns is None else min(wake_ns, due_ns)
 
     def _report(self) -> None:
-        """Now and then; at once when work comes or ends, for what an idle instance holds others may have."""
-        core, now_ns = self._core, self._clock.now_ns()
-        busy = core.queued + core.running > 0
-        if now_ns < self._report_due_ns and busy == self._reported_busy:
+        now_ns, parts = self._clock.now_ns(), self._parts
+        if not self._reporter.due(now_ns):
             return
-        self._report_due_ns, self._reported_busy = now_ns + _TELEMETRY_NS, busy
-        counters = {f"{name}_total": value for name, value in asdict(core.counters).items()}
-        counters["engine_initialisations_total"] = self._engine.initialisations
-        counters["device_wide_waits_total"] = self._device.device_wide
-        ledger = core.ledger
-        report = Telemetry(
-            core.active,
-            ledger.weights.resident(),
-            core.queued,
-            core.running,
-            counters,
-            ledger.accounts(),
-            loading=tuple(model for model, _ in ledger.weights.loading()),
-            shapes=ledger.shapes(),
+        self._spans.copied(self._mover.copied())
+        if spans := self._spans.drain():
+            self._link.send([spans])
+        report = self._reporter.report(
+            now_ns,
+            engine_initialisations=parts.engine.initialisations,
+            device_wide_waits=parts.device.device_wide,
         )
-        if report != self._reported:
-            self._reported = report
+        if report:
             self._link.send([report])
 
 
 def main() -> int:
-    _die_with_parent()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=InstanceSettings)
     try:
-        instance = Instance(settings)
+        with open_parts(settings) as parts:
+            instance = Instance(parts)
+            instance.serve()
+            instance.close()
     except UserError as error:
         sys.stderr.write(f"aegis: {settings.instance}: {error.message}\n")
         return 2
-    instance.serve()
-    instance.close()
     return 0
-
-
-def _die_with_parent() -> None:
-    """A launcher that is killed outright leaves no orphans (prctl PR_SET_PDEATHSIG, Linux)."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from aegis.core.ids import InstanceId
+from aegis.core.role import Role
+from aegis.policies import Policy, Site, recipe
+from decode.policy import WeightedRoundRobin
 
 
 class InstanceSettings(Struct, frozen=True, kw_only=True):
@@ -12,7 +15,7 @@ class InstanceSettings(Struct, frozen=True, kw_only=True):
 
     instance: InstanceId
     incarnation: int
-    prefill: bool
+    role: Role
     address: str
     words_path: str
     words: tuple[int, ...]
@@ -23,6 +26,8 @@ class InstanceSettings(Struct, frozen=True, kw_only=True):
     slab_bytes: int
     host_slabs: int
     instances: int
+    policy: str
+    memory_bytes: int  # what a policy takes its device to have
     q_max_ns: int
     switching_share: float
     check_laws: bool = False
@@ -30,3 +35,8 @@ class InstanceSettings(Struct, frozen=True, kw_only=True):
     @property
     def identity(self) -> str:
         return f"{self.instance}/{self.incarnation}"
+
+    def scheduler(self) -> Policy:
+        """Where requests go, for the proxy, and what turns they get, for the instance. Raises UserError."""
+        turns = WeightedRoundRobin(self.q_max_ns, self.switching_share)
+        return recipe(self.policy).policy(Site(memory_bytes=self.memory_bytes, turns=turns))

@@ -23,11 +23,13 @@ from aegis.core.errors import ModelRefused, UserError
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.model import Slo
+from aegis.core.role import Role
 from aegis.device.host_memory import SharedMemory
 from aegis.device.open import create_pool
 from aegis.device.shared_words import SharedWords
 from aegis.models.cache import default_cache_dir
 from aegis.models.sources import Source, read_sources
+from aegis.policies import recipe
 from aegis.runtime.catalogue import LiveModel
 from aegis.runtime.clock import MonotonicClock
 from aegis.runtime.devices import Devices
@@ -38,7 +40,7 @@ from aegis.runtime.market import LiveMarket
 from aegis.runtime.pool import WORDS, Pool
 from aegis.sizes import format_size
 from aegis.telemetry import logs
-from decode.policy import WeightedRoundRobin
+from aegis.telemetry.history import History
 from memory.budget import Budget
 from prefill.policy import GroupedFcfs
 from proxy.http.app import create_app
@@ -129,20 +131,21 @@ async def open_market(
     with tempfile.TemporaryDirectory(prefix="aegis-") as directory:
         address = f"ipc://{directory}/instances"
         link = ProxyLink(address)
+        template = _template(
+            config, budget, address=address, words_path=words.path, host_kv_path=kv.path, images_path=images.path
+        )
         market = LiveMarket(
-            core or _session_core(config),
+            core or _session_core(config, template),
             budget,
             images,
             devices,
             link,
             clock,
+            _history(config),
             dtype=_dtype(config),
             cache_dir=cache_dir or default_cache_dir(),
             default_slo=_slo(config),
             check_laws=config.memory.debug,
-        )
-        template = _template(
-            config, budget, address=address, words_path=words.path, host_kv_path=kv.path, images_path=images.path
         )
         pool = market.pool = Pool(template, names, devices.address, link, words, market.lost, market.given_up)
         tasks = [asyncio.create_task(market.listen()), asyncio.create_task(devices.watch())]
@@ -157,14 +160,19 @@ async def open_market(
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+            await devices.close()  # what is being wiped is still granted to who waits for it
             link.close()
             images.close()
-            await devices.close()
 
 
-def _session_core(config: Config) -> SessionCore:
-    prefill = GroupedFcfs(config.scheduling.prefill.max_group_size)
-    return SessionCore(prefill, WeightedRoundRobin(_q_max_ns(config)), Hardware())
+def _history(config: Config) -> History:
+    kept = config.telemetry
+    return History(spans=kept.spans, records=kept.records, token_times=kept.token_times)
+
+
+def _session_core(config: Config, settings: InstanceSettings) -> SessionCore:
+    prefill, policy = GroupedFcfs(config.scheduling.prefill.max_group_size), settings.scheduler()
+    return SessionCore(prefill, policy, Hardware(), max_batch=policy.rules.max_batch)
 
 
 def _template(
@@ -174,7 +182,7 @@ def _template(
     return InstanceSettings(
         instance=InstanceId(""),
         incarnation=0,
-        prefill=False,
+        role=Role.MIXED,
         address=address,
         words_path=words_path,
         words=(),
@@ -185,6 +193,8 @@ def _template(
         slab_bytes=budget.slab_bytes,
         host_slabs=budget.host_slabs,
         instances=budget.instances,
+        policy=config.scheduling.policy,
+        memory_bytes=budget.pages * budget.page_bytes * config.device_count // budget.instances,
         q_max_ns=_q_max_ns(config),
         switching_share=config.scheduling.decode.switching_share,
         check_laws=config.memory.debug,
@@ -252,9 +262,14 @@ def _host_slabs(config: Config) -> int:
     return (config.memory.host - config.memory.cache_bytes) // config.memory.slab
 
 
-def _instances(config: Config) -> dict[InstanceId, bool]:
-    prefills = {InstanceId(f"prefill-{i}"): True for i in range(config.instances.prefill)}
-    return prefills | {InstanceId(f"decode-{i}"): False for i in range(config.instances.decode)}
+def _instances(config: Config) -> dict[InstanceId, Role]:
+    """In order; all are mixed ones where the policy wants them so."""
+    sizes = config.instances
+    if sizes.mixed or recipe(config.scheduling.policy).mixed:
+        counts = {Role.MIXED: sizes.count}
+    else:
+        counts = {Role.PREFILL: sizes.prefill, Role.DECODE: sizes.decode}
+    return {InstanceId(f"{role}-{i}"): role for role, count in counts.items() for i in range(count)}
 
 
 def _dtype(config: Config) -> str:

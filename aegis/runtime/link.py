@@ -12,11 +12,13 @@ from collections.abc import Sequence
 import msgspec
 import zmq
 
+from aegis.core.clock import NS_PER_MS
 from aegis.core.messages import FromInstance, ToInstance
+from aegis.telemetry.spans import Spans
 
 _encoder = msgspec.msgpack.Encoder()
 _to_instance = msgspec.msgpack.Decoder(list[ToInstance])
-_from_instance = msgspec.msgpack.Decoder(list[FromInstance])
+_from_instance = msgspec.msgpack.Decoder(list[FromInstance | Spans])
 
 
 class InstanceLink:
@@ -30,13 +32,13 @@ class InstanceLink:
         self._socket.set_hwm(0)
         self._socket.connect(address)
 
-    def send(self, messages: Sequence[FromInstance]) -> None:
+    def send(self, messages: Sequence[FromInstance | Spans]) -> None:
         self._socket.send(_encoder.encode(messages), copy=False)
 
-    def receive(self, timeout_ms: int) -> list[ToInstance]:
-        """All messages that are there; waits up to `timeout_ms` for the first."""
+    def receive(self, timeout_ns: int) -> list[ToInstance]:
+        """All messages that are there; waits up to `timeout_ns`, to the next millisecond, for the first."""
         messages: list[ToInstance] = []
-        if timeout_ms and not self._socket.poll(timeout_ms):
+        if timeout_ns and not self._socket.poll(-(-timeout_ns // NS_PER_MS)):
             return messages
         while True:
             try:
@@ -71,7 +73,7 @@ class ProxyLink:
         self._socket.send_multipart((identity.encode(), _encoder.encode(messages)), zmq.NOBLOCK)
         self._perhaps_readable.set()
 
-    async def receive(self) -> tuple[str, list[FromInstance]]:
+    async def receive(self) -> tuple[str, list[FromInstance | Spans]]:
         while True:
             self._perhaps_readable.clear()
             try:

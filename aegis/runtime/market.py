@@ -43,8 +43,11 @@ from aegis.runtime.devices import Devices
 from aegis.runtime.image_cache import ImageCache
 from aegis.runtime.link import ProxyLink
 from aegis.runtime.pool import Pool
+from aegis.runtime.registering import Registering, register
 from aegis.runtime.tickets import LiveTicket
+from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.device_memory import DeviceMemoryMetrics
+from aegis.telemetry.history import History
 from aegis.telemetry.logs import log
 from aegis.telemetry.memory_report import (
     MemoryReport,
@@ -54,6 +57,8 @@ from aegis.telemetry.memory_report import (
 )
 from aegis.telemetry.metrics import Metrics
 from aegis.telemetry.model_cache import ModelCacheMetrics
+from aegis.telemetry.node import NodeReport
+from aegis.telemetry.spans import Spans
 from memory.budget import Budget
 from memory.leases import SlabLeases
 from proxy.events import (
@@ -86,20 +91,25 @@ class LiveMarket:
         devices: Devices,
         link: ProxyLink,
         clock: Clock,
+        history: History,
         *,
         dtype: str,
         cache_dir: Path,
         default_slo: Slo,
+        register: Registering = register,
         check_laws: bool = False,
+        decisions: DecisionLog | None = None,
     ) -> None:
         self._core = core
         self._link = link
         self._clock = clock
         self._check_laws = check_laws
+        self._decisions = decisions
         self._budget = budget
         self._leases = SlabLeases(budget.host_slabs)
         self._reports: dict[InstanceId, Telemetry] = {}  # the last of each instance that is up
         self._metrics = Metrics()
+        self._history = history
         self._tickets: dict[RequestId, LiveTicket] = {}
         self._outbox: defaultdict[InstanceId, list[ToInstance]] = defaultdict(list)
         self._next_request = 0
@@ -109,7 +119,9 @@ class LiveMarket:
         devices.wire = self
         self._metrics.registry.register(DeviceMemoryMetrics(devices.arbiters(), devices.page_bytes))
         self._metrics.registry.register(ModelCacheMetrics(images.counters, images.accounts))
-        self.catalogue = Catalogue(self, budget, images, dtype=dtype, cache_dir=cache_dir, default_slo=default_slo)
+        self.catalogue = Catalogue(
+            self, budget, images, register, dtype=dtype, cache_dir=cache_dir, default_slo=default_slo
+        )
         self.up: set[InstanceId] = set()
         self.draining = False
         self.pool: Pool | None = None
@@ -136,7 +148,8 @@ class LiveMarket:
         ticket = self._tickets[request] = LiveTicket(request, self.tell)
         self._images.use(model, now_ns)
         slo = served.spec.slo
-        self._metrics.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=sampling.max_tokens)
+        for watcher in (self._metrics, self._history.requests):
+            watcher.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=sampling.max_tokens)
         self.tell(Arrived(Job(request, 1, model, tuple(prompt), sampling, now_ns)))
         return ticket
 
@@ -155,6 +168,19 @@ class LiveMarket:
 
     async def remove_model(self, name: str) -> None:
         self.catalogue.remove(name)
+
+    def history(self) -> History:
+        return self._history
+
+    def node(self) -> NodeReport:
+        return NodeReport(
+            len(self.devices.arbiters()),
+            self.devices.page_count * self.devices.page_bytes,
+            self._budget.slab_bytes,
+            self._budget.host_slabs * self._budget.slab_bytes,
+            self._pool.roles(),
+            tuple(model.spec.without_tensors() for model in self.catalogue.models().values()),
+        )
 
     def memory_report(self) -> MemoryReport:
         page_bytes = self.devices.page_bytes
@@ -223,8 +249,10 @@ class LiveMarket:
         if self._pool.hopeless():
             self.abandon()
 
-    def _hear(self, instance: InstanceId, message: FromInstance) -> None:
+    def _hear(self, instance: InstanceId, message: FromInstance | Spans) -> None:
         match message:
+            case Spans(spans):
+                self._history.spans.add(spans)
             case Ready():
                 self._came_up(instance)
             case ModelAdded(model):
@@ -272,7 +300,7 @@ class LiveMarket:
         self._outbox[instance] += [AddModel(spec) for spec in self.catalogue.specs()]
         self._images.join(instance)
         self._metrics.up(instance, True)
-        self._perform(InstanceUp(instance, self._pool.is_prefill(instance)))
+        self._perform(InstanceUp(instance, self._pool.role(instance)))
 
     # --- doing --------------------------------------------------------------------------------------------------------
 
@@ -286,9 +314,10 @@ class LiveMarket:
         for effect in self._core.on(event, now_ns):
             match effect:
                 case To(instance, message):
-                    self._outbox[instance].append(message)
+                    self._put(instance, message)
                 case Deliver(request, _, tokens):
                     self._metrics.token(request, now_ns, len(tokens))
+                    self._history.requests.tokens(request, now_ns, len(tokens))
                     self._tickets[request].put(Delta(tokens))
                 case DeliverPrompt(request, tokens):
                     self._tickets[request].put(PromptScores(tokens))
@@ -301,22 +330,25 @@ class LiveMarket:
         ticket = self._tickets.pop(ended.request)
         if ended.state is State.FINISHED and ended.reason is not None:
             self._metrics.finished(ended.request, ended.reason, now_ns)
+            self._history.requests.end(ended.request, "finished")
             ticket.put(Finished(ended.reason))
         elif ended.state is State.FAILED:
             self._metrics.failed(ended.request)
+            self._history.requests.end(ended.request, "failed")
             ticket.put(Failed(ended.message))
         else:
             self._metrics.cancelled(ended.request)
+            self._history.requests.end(ended.request, "cancelled")
             why = self._unavailable()
             ticket.put(Failed(why, 503) if why else Failed("cancelled", 499))
 
     def broadcast(self, message: ToInstance) -> None:
         for instance in self.up:
-            self._outbox[instance].append(message)
+            self._put(instance, message)
         self._flush()
 
     def post(self, instance: InstanceId, message: ToInstance) -> None:
-        self._outbox[instance].append(message)
+        self._put(instance, message)
         self._flush()
 
     def image_forgotten(self, model: ModelId) -> None:
@@ -327,9 +359,14 @@ class LiveMarket:
 
     def _lease(self, grants: Iterable[tuple[InstanceId, ToInstance]]) -> None:
         for instance, message in grants:
-            self._outbox[instance].append(message)
+            self._put(instance, message)
         if self._check_laws:
             self._leases.check()
+
+    def _put(self, instance: InstanceId, message: ToInstance) -> None:
+        self._outbox[instance].append(message)
+        if self._decisions:
+            self._decisions.told(instance, message, self._clock.now_ns())
 
     def _flush(self) -> None:
         for instance, messages in self._outbox.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -21,12 +22,16 @@ import msgspec
 from aegis.core.effects import StreamName
 from aegis.core.ids import InstanceId
 from aegis.core.messages import Shutdown
+from aegis.core.role import Role
 from aegis.device.shared_words import SharedWords
 from aegis.device.stage import STAGE_WORDS
 from aegis.runtime.instance_settings import InstanceSettings
 from aegis.runtime.link import ProxyLink
 
 log = logging.getLogger(__name__)
+
+_libc = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 
 WORDS = 1 << 16
 WORDS_PER_INSTANCE = len(StreamName) + STAGE_WORDS
@@ -40,7 +45,7 @@ class _Place:
     """One instance; `process` is that of its present incarnation."""
 
     instance: InstanceId
-    prefill: bool
+    role: Role
     incarnation: int = 0
     process: asyncio.subprocess.Process | None = None
     ready: bool = False
@@ -49,9 +54,11 @@ class _Place:
     keeper: asyncio.Task[None] | None = None
 
 
-def ignore_interrupts() -> None:
-    """In a child, before all else: Ctrl-C reaches the whole group, and the launcher decides what it means."""
+def follow_launcher() -> None:
+    """In a child, before all else: Ctrl-C reaches the whole group, and the launcher decides what it means; one that is
+    killed outright leaves no orphans (prctl PR_SET_PDEATHSIG, Linux)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Pool:
@@ -60,14 +67,14 @@ class Pool:
     def __init__(
         self,
         template: InstanceSettings,
-        instances: dict[InstanceId, bool],
+        instances: dict[InstanceId, Role],
         device_address: Callable[[InstanceId], str],
         link: ProxyLink,
         words: SharedWords,
         on_lost: Callable[[InstanceId], None],
         on_given_up: Callable[[InstanceId], None],
     ) -> None:
-        """`instances` maps each name to whether it is a prefill instance. `template` is completed for each start."""
+        """`template` is completed for each start."""
         self._template = template
         self._device_address = device_address
         self._link = link
@@ -75,7 +82,7 @@ class Pool:
         self._next_word = 0
         self._on_lost = on_lost
         self._on_given_up = on_given_up
-        self._places = {name: _Place(name, prefill) for name, prefill in instances.items()}
+        self._places = {name: _Place(name, role) for name, role in instances.items()}
         self._close_asked = asyncio.Event()
 
     @property
@@ -86,8 +93,11 @@ class Pool:
         for place in self._places.values():
             place.keeper = asyncio.create_task(self._keep(place))
 
-    def is_prefill(self, instance: InstanceId) -> bool:
-        return self._places[instance].prefill
+    def roles(self) -> dict[InstanceId, Role]:
+        return {name: place.role for name, place in self._places.items()}
+
+    def role(self, instance: InstanceId) -> Role:
+        return self._places[instance].role
 
     def identity(self, instance: InstanceId) -> str:
         return f"{instance}/{self._places[instance].incarnation}"
@@ -111,9 +121,9 @@ class Pool:
         return [place.instance for place in self._places.values() if place.failures >= _RETRIES]
 
     def hopeless(self) -> bool:
-        """Whether a kind of instance is left without any that might come up."""
-        alive = {place.prefill for place in self._places.values() if place.failures < _RETRIES}
-        return alive != {place.prefill for place in self._places.values()}
+        """Whether a role is left without any instance that might come up."""
+        alive = {place.role for place in self._places.values() if place.failures < _RETRIES}
+        return alive != {place.role for place in self._places.values()}
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Asks every process to stop, then ends those that do not."""
@@ -169,7 +179,7 @@ class Pool:
             self._template,
             instance=place.instance,
             incarnation=place.incarnation,
-            prefill=place.prefill,
+            role=place.role,
             words=words,
             device_address=self._device_address(place.instance),
         )
@@ -180,7 +190,7 @@ class Pool:
             place.instance,  # for whoever looks at the processes
             stdin=asyncio.subprocess.PIPE,
             env=self._environment(),
-            preexec_fn=ignore_interrupts,
+            preexec_fn=follow_launcher,
         )
         place.process = process
         assert process.stdin is not None

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -15,9 +16,24 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.models.registrar import Answer, Job, Progress, Refused, Registered
 from aegis.models.sources import Source
-from aegis.runtime.pool import ignore_interrupts
+from aegis.runtime.pool import follow_launcher
 
 Report = Callable[[ModelId, str], None]
+
+
+class Registering(Protocol):
+    """How checkpoints become models: `register`, here."""
+
+    def __call__(
+        self,
+        sources: Sequence[Source],
+        *,
+        dtype: str,
+        cache_dir: Path,
+        limit_bytes: int,
+        report: Report = ...,
+        renew: bool = False,
+    ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]: ...
 
 
 async def register(
@@ -55,7 +71,7 @@ async def _run(jobs: Sequence[Job]) -> AsyncIterator[Answer]:
         stdout=asyncio.subprocess.PIPE,
         limit=1 << 26,
         env={"OMP_NUM_THREADS": "1", **os.environ},
-        preexec_fn=ignore_interrupts,
+        preexec_fn=follow_launcher,
     )
     assert process.stdin is not None and process.stdout is not None
     try:

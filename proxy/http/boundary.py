@@ -12,7 +12,9 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.core.request import FinishReason, Sampling, Token
 from aegis.models.text import TextModel
+from aegis.telemetry.history import History
 from aegis.telemetry.memory_report import MemoryReport
+from aegis.telemetry.node import NodeReport
 
 
 class Delta(Struct, frozen=True):
@@ -118,6 +120,14 @@ class Market(Protocol):
 
     async def remove_model(self, name: str) -> None:
         """Raises UserError."""
+        ...
+
+    def history(self) -> History:
+        """What its instances did of late, and what became of requests."""
+        ...
+
+    def node(self) -> NodeReport:
+        """What the server consists of."""
         ...
 
     def memory_report(self) -> MemoryReport:

@@ -34,7 +34,7 @@ class Case:
     expected: Greedy
 
 
-def _case(model: str, number: int, reference: Reference) -> Case:
+def clear_case(model: str, number: int, reference: Reference) -> Case:
     """Drawn anew while transformers' own choice hangs on rounding."""
     for attempt in range(20):
         case = _draw(model, number, reference, Draws(0, "exactness", model, number, attempt))
@@ -65,7 +65,7 @@ def _draw(model: str, number: int, reference: Reference, draws: Draws) -> Case:
 def test_64_streams_over_eight_models_are_what_transformers_generates(
     server: Server, references: dict[str, Reference], record_property: Callable[[str, object], None]
 ) -> None:
-    cases = [_case(model, n, references[model]) for n in range(STREAMS_PER_MODEL) for model in MARKET]
+    cases = [clear_case(model, n, references[model]) for n in range(STREAMS_PER_MODEL) for model in MARKET]
     before = server.metrics()
     started_s = time.monotonic()
     streams = run_all(server.url, [case.body for case in cases])

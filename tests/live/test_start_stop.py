@@ -133,6 +133,15 @@ def test_a_launcher_that_is_killed_leaves_no_orphans(tmp_path: Path, checkpoint:
         assert not stream.done
 
 
+def test_a_launcher_that_is_killed_takes_along_who_registers_a_model(tmp_path: Path, checkpoint: Path) -> None:
+    with launched(tmp_path / "server", tmp_path / "cache", "--models", str(checkpoint)) as server:
+        session = server.process.pid
+        eventually(lambda: any("registrar" in command for command in processes_of(session).values()), "it registers")
+        server.process.kill()
+        server.process.wait(STOP_S)
+        eventually(lambda: not processes_of(session), "nobody is left", 1)
+
+
 def test_a_signal_during_the_start_ends_it_at_once(tmp_path: Path, checkpoint: Path) -> None:
     with launched(tmp_path / "server", tmp_path / "cache", "--models", str(checkpoint)) as server:
         eventually(lambda: len(processes_of(server.process.pid)) > INSTANCES, "its processes are starting")

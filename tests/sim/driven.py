@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
+from aegis.core.block_runs import Blocks, runs_of
 from aegis.core.effects import (
     CopyBlocks,
     Effect,
@@ -16,7 +17,7 @@ from aegis.core.effects import (
 )
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, Progress, Stepped
-from aegis.core.ids import BlockId, InstanceId, ModelId, PageRun, RequestId, SlabId
+from aegis.core.ids import BlockRun, InstanceId, ModelId, PageRun, RequestId, SlabId
 from aegis.core.messages import AddModel, Adopt, GrantPages, GrantSlabs, NeedPages, NeedSlabs, ReturnSlabs
 from aegis.core.model import ModelSpec
 from aegis.core.request import EventHandle, Job, KvHandle, Sampling, Token
@@ -92,7 +93,8 @@ class Driven(Generic[Core]):
         return transfers._submitted[stream] - transfers._completed[stream]
 
     def stepped(self, *tokens: int, after_ns: int = 1_000_000) -> list[Effect]:
-        return self.on(Stepped(tuple(Token(token) for token in tokens), after_ns), after_ns=after_ns)
+        """One step, whatever was asked for."""
+        return self.on(Stepped((tuple(Token(token) for token in tokens),), after_ns), after_ns=after_ns)
 
     def said(self, kind: type[T], effects: Sequence[Effect] | None = None) -> list[T]:
         """Messages of a kind among `effects`, the last ones if not given."""
@@ -136,6 +138,13 @@ def decode(
     return Driven(core, specs, slabs=slabs)
 
 
+def sides(effect: CopyBlocks) -> tuple[Blocks, Blocks]:
+    """What is copied from, and to."""
+    sources = [block + at for block, _, count in effect.copies for at in range(count)]
+    targets = [block + at for _, block, count in effect.copies for at in range(count)]
+    return runs_of(sources), runs_of(targets)
+
+
 def make_job(
     request: int,
     spec: ModelSpec,
@@ -152,6 +161,6 @@ def make_job(
 def adopt(job: Job, spec: ModelSpec, *, first_block: int = 0, owner: InstanceId = PEER) -> Adopt:
     """As it follows a prefill: one token generated, KV of all that was prefilled in the owner's slabs."""
     count = spec.manifest.kv.blocks_for(job.prefill_tokens)
-    blocks = tuple(BlockId(first_block + i) for i in range(count))
+    blocks = (BlockRun(first_block, first_block + count),)
     handle = KvHandle(owner, blocks, job.prefill_tokens, EventHandle(PEER_WORD, first_block + 1))
     return Adopt(job, (*job.sent, 1), handle)

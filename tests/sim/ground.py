@@ -12,6 +12,7 @@ from aegis.core.request import EventHandle
 from aegis.core.rng import Stream
 
 MESSAGE_NS = 50_000
+_FOR_EVER_NS = 100_000_000_000
 
 Action = Callable[[], None]
 Content = list[int | None]  # the tokens whose KV a block holds
@@ -48,6 +49,7 @@ class Ground:
         """Until nothing is left to happen."""
         while self._heap:
             self.now_ns, _, action = heapq.heappop(self._heap)
+            assert self.now_ns < _FOR_EVER_NS, "something goes on for ever"
             action()
 
     def passed(self, event: EventHandle) -> bool:

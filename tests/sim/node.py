@@ -8,14 +8,17 @@ computes the next token from what it finds in the KV blocks, and a step runs onl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from aegis.core.block_runs import BlockCopy, block_ids
 from aegis.core.effects import (
     AbandonLoad,
     AcceptPages,
     Bind,
     CopyBlocks,
+    DecodeRow,
     Effect,
+    EndRun,
     LoadWeights,
     MapKv,
     MapWeights,
@@ -34,7 +37,7 @@ from aegis.core.effects import (
 )
 from aegis.core.events import InstanceEvent, Progress, StepFailed, Stepped, Tick
 from aegis.core.ids import BlockId, InstanceId, ModelId, PageRun, RequestId, SlabId
-from aegis.core.messages import FromInstance, TakeBack
+from aegis.core.messages import FromInstance, TakeBack, Tokens
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle, Token
 from decode.core import DecodeCore
@@ -104,6 +107,20 @@ class Node:
             self.core.ledger.check()
         self._inbox += events
 
+    def listen(self) -> bool:
+        """Tells the core between two steps what is new; whether that ends the run."""
+        while self._inbox:
+            effects = self.core.on(self._inbox.pop(0), self._ground.now_ns)
+            self._perform(effects)
+            self.core.ledger.check()
+            if EndRun() in effects:
+                return True
+        return False
+
+    def say(self, message: FromInstance) -> None:
+        self._note(message)
+        self._ground.send(f"from {self.instance}", lambda: self._speak(message))
+
     def pump(self) -> None:
         """Starts the copies whose events have passed."""
         for stream in StreamName:
@@ -115,9 +132,10 @@ class Node:
         assert not any(isinstance(effect, RunPrefill | RunDecode) for effect in effects[:-1]), "a step is not the last"
         for effect in effects:
             match effect:
+                case EndRun():
+                    pass
                 case Send(message):
-                    self._note(message)
-                    self._ground.send(f"from {self.instance}", lambda m=message: self._speak(m))  # type: ignore[misc]
+                    self.say(message)
                 case RunPrefill() | RunDecode():
                     self._note(effect)
                     self._step(effect)
@@ -144,8 +162,13 @@ class Node:
     def _step(self, effect: RunPrefill | RunDecode) -> None:
         assert not self._stepping
         self._stepping = True
-        stepped = self._prefill(effect) if isinstance(effect, RunPrefill) else self._decode(effect)
         fails = self._ground.draw.uniform() < self._ground.failing_share
+        if isinstance(effect, RunPrefill):
+            self.tracked.add(effect.job.request)
+        if isinstance(effect, RunDecode):
+            _Run(self, self._ground, effect, fails=fails).step()
+            return
+        stepped = self._prefill(effect)
         answer = StepFailed("drawn") if fails else stepped
         self._ground.after(stepped.duration_ns, lambda: self.feed(answer))
 
@@ -168,9 +191,9 @@ class Node:
                 self._submit(stream, _Copy(event, None, duration_ns, lambda: self._load(model, pages)))
             case AbandonLoad(event):
                 self._abandon(event)
-            case MoveBlocks(shape, pairs):
+            case MoveBlocks(shape, copies):
                 assert not self._stepping
-                for source, target in pairs:
+                for source, target in _pairs(copies):
                     self._mapped(shape, source)
                     self._mapped(shape, target)
                     self._kv[shape, target] = self._kv.pop((shape, source), [])
@@ -181,7 +204,7 @@ class Node:
             case RevokePages(runs):
                 self._revoke(_pages(runs))
             case CopyBlocks():
-                duration_ns = 20_000 * len(effect.pairs) + draw.below(3_000_000)
+                duration_ns = 20_000 * len(_pairs(effect.copies)) + draw.below(3_000_000)
                 self._submit(effect.stream, _Copy(effect.event, effect.after, duration_ns, lambda: self._copy(effect)))
 
     def _claim(self, runs: tuple[PageRun, ...]) -> Pages:
@@ -248,7 +271,7 @@ class Node:
     def _copy(self, effect: CopyBlocks) -> None:
         out = effect.stream is StreamName.SWAP_OUT
         source, target = (self._kv, self._ground.host) if out else (self._ground.host, self._kv)
-        for a, b in effect.pairs:
+        for a, b in _pairs(effect.copies):
             self._mapped(effect.shape, a if out else b)
             target[effect.shape, b] = list(source.get((effect.shape, a), []))
 
@@ -269,22 +292,68 @@ class Node:
 
     def _prefill(self, effect: RunPrefill) -> Stepped:
         shape = self._weights_there(effect.job.model)
-        sequence = (*effect.job.prompt, *effect.job.sent)
+        sequence, blocks = (*effect.job.prompt, *effect.job.sent), list(block_ids(effect.blocks))
         for position, token in enumerate(sequence):
-            self._block(shape, effect.blocks[position // BLOCK_TOKENS])[position % BLOCK_TOKENS] = token
+            self._block(shape, blocks[position // BLOCK_TOKENS])[position % BLOCK_TOKENS] = token
         duration_ns = 1_000_000 + 10_000 * len(sequence) + self._ground.draw.below(1_000_000)
-        return Stepped((Token(next_token(sequence)),), duration_ns)
+        return Stepped(((Token(next_token(sequence)),),), duration_ns)
 
-    def _decode(self, effect: RunDecode) -> Stepped:
-        shape = self._weights_there(effect.model)
+    def decode(self, model: ModelId, rows: Sequence[DecodeRow]) -> tuple[Token, ...]:
+        """One step."""
+        shape = self._weights_there(model)
         tokens = []
-        for row in effect.rows:
-            self._block(shape, row.blocks[row.position // BLOCK_TOKENS])[row.position % BLOCK_TOKENS] = row.token
+        for row in rows:
+            blocks = list(block_ids(row.blocks))[: row.position // BLOCK_TOKENS + 1]
+            self._block(shape, blocks[-1])[row.position % BLOCK_TOKENS] = row.token
             found: Content = []
-            for block in row.blocks[: row.position // BLOCK_TOKENS + 1]:
+            for block in blocks:
                 found += self._block(shape, block)
             tokens.append(Token(next_token(found[: row.position + 1])))
-        return Stepped(tuple(tokens), 2_000_000 + self._ground.draw.below(1_000_000))
+        return tuple(tokens)
+
+
+class _Run:
+    """The steps of one `RunDecode`. Messages are looked at between two of them."""
+
+    def __init__(self, node: Node, ground: Ground, effect: RunDecode, *, fails: bool) -> None:
+        self._node = node
+        self._ground = ground
+        self._effect = effect
+        self._fails = fails
+        self._rows = effect.rows
+        self._steps: list[tuple[Token, ...]] = []
+        self._started_ns = ground.now_ns
+
+    def step(self) -> None:
+        made = self._node.decode(self._effect.model, self._rows)
+        self._ground.after(2_000_000 + self._ground.draw.below(1_000_000), lambda: self._stepped(made))
+
+    def _stepped(self, made: tuple[Token, ...]) -> None:
+        if not self._node.alive:
+            return
+        if self._fails:
+            self._node.feed(StepFailed("drawn"))
+            return
+        self._steps.append(made)
+        finished = [self._tell(row, token) for row, token in zip(self._rows, made, strict=True)]
+        self._rows = tuple(
+            replace(row, index=row.index + 1, token=token.id, position=row.position + 1)
+            for row, token in zip(self._rows, made, strict=True)
+        )
+        ends = any(finished) or len(self._steps) == self._effect.steps or self._ground.now_ns >= self._effect.until_ns
+        if ends or self._node.listen():
+            self._node.feed(Stepped(tuple(self._steps), self._ground.now_ns - self._started_ns))
+        else:
+            self.step()
+
+    def _tell(self, row: DecodeRow, token: Token) -> bool:
+        finish = row.job.finish(row.index, token.id)
+        self._node.say(Tokens(row.job.request, row.job.attempt, row.index, (token,), finish))
+        return finish is not None
+
+
+def _pairs(copies: Sequence[BlockCopy]) -> list[tuple[BlockId, BlockId]]:
+    return [(BlockId(a + at), BlockId(b + at)) for a, b, count in copies for at in range(count)]
 
 
 def _slab(shape: KvShape, block: BlockId) -> SlabId:

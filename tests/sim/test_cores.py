@@ -119,6 +119,22 @@ def test_instances_compete_for_the_last_pages(pages: int, seed: int) -> None:
     assert {end.state for end in ended} <= {"finished", "cancelled"}
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_who_waits_for_host_slabs_hoards_no_pages(seed: int) -> None:
+    """The decode instance needs the pages on which the prefill instance waits for host slabs that it is to free."""
+    scenario = Scenario(
+        specs=LARGE_BLOCKS[:2],
+        pages=12,
+        host_slabs=8,
+        requests=30,
+        gap_ns=500_000,
+        prompt_max=60,
+        output_max=20,
+        patience_ns=5_000_000,
+    )
+    assert {ended.state for ended in play(scenario, seed).ended.values()} <= {"finished", "cancelled"}
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_limits_move_while_serving(seed: int) -> None:
     """Every command is answered once; requests end only where a limit forbids what they need."""

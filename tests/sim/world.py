@@ -26,6 +26,8 @@ from aegis.core.messages import (
 )
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job, Sampling
+from aegis.core.role import Role
+from aegis.policies import Policy
 from decode.core import DecodeCore
 from decode.policy import WeightedRoundRobin
 from decode.sequences import Counters
@@ -54,6 +56,8 @@ from tests.sim.ground import Action, Ground
 from tests.sim.node import Node
 from tests.sim.pretended import END_TOKEN, PAGE, reference
 
+_POLICY = WeightedRoundRobin(30_000_000)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
@@ -64,13 +68,14 @@ class Scenario:
     host_slabs: int
     prefills: int = 1
     decodes: int = 1
+    mixed: int = 0
+    policy: Policy = _POLICY  # of decode and mixed instances
     requests: int = 40
     deaths: int = 0
     removals: int = 0
     cancel_share: float = 0.1
     failing_share: float = 0.0  # of steps on which the engine raises
     gap_ns: int = 2_000_000
-    q_max_ns: int = 30_000_000
     jitter_ns: int = 0  # how much later than the fastest a message may come
     prompt_max: int = 120
     output_max: int = 80
@@ -92,11 +97,13 @@ class World:
         self.readded = 0
         self._ground = Ground(seed, jitter_ns=scenario.jitter_ns, failing_share=scenario.failing_share)
         self._next_word = 0
-        names = [f"prefill-{i}" for i in range(scenario.prefills)] + [f"decode-{i}" for i in range(scenario.decodes)]
+        counts = {Role.PREFILL: scenario.prefills, Role.DECODE: scenario.decodes, Role.MIXED: scenario.mixed}
+        names = [f"{role}-{i}" for role, count in counts.items() for i in range(count)]
         self._budget = Budget(
             pages=scenario.pages, page_bytes=PAGE, slab_bytes=PAGE, host_slabs=scenario.host_slabs, instances=len(names)
         )
-        self.session = SessionCore(GroupedFcfs(), WeightedRoundRobin(scenario.q_max_ns), Hardware())
+        policy = scenario.policy
+        self.session = SessionCore(GroupedFcfs(), policy, Hardware(), max_batch=policy.rules.max_batch)
         self.leases = SlabLeases(scenario.host_slabs)
         self.arbiter = PageArbiter(
             scenario.pages, idle_ns=scenario.idle_ns, patience_ns=scenario.patience_ns, quantum=1
@@ -209,13 +216,13 @@ class World:
         if instance.startswith("prefill"):
             core = PrefillCore(instance, ledger)
         else:
-            core = DecodeCore(instance, ledger, WeightedRoundRobin(self.scenario.q_max_ns), Hardware())
+            core = DecodeCore(instance, ledger, self.scenario.policy, Hardware())
         self.nodes[instance] = Node(self._ground, instance, core, words, hear=self._heard, moved=self._moved)
         self.leases.join(instance)
         self.arbiter.join(instance)
         for spec in self._models.values():
             self._deliver(instance, AddModel(spec))
-        self._tell(InstanceUp(instance, instance.startswith("prefill")))
+        self._tell(InstanceUp(instance, Role(instance.partition("-")[0])))
 
     def _moved(self) -> None:
         for _, node in sorted(self.nodes.items()):

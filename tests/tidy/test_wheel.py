@@ -52,6 +52,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_all_six_packages_and_nothing_else(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     files = {file for package in PACKAGES for file in (ROOT / package).rglob("*.py")} | {ROOT / "aegis/py.typed"}
+    files |= {ROOT / "bench/report" / name for name in ("page.css", "timeline.js")}
     assert names == {str(file.relative_to(ROOT)) for file in files}
 
 

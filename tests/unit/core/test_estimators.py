@@ -148,10 +148,40 @@ def test_no_estimate_is_ever_negative(seen: list[tuple[str, int, int]], tokens: 
         assert min(latency.switch_ns(), latency.prefill_ns(tokens), latency.decode_ns(tokens)) > 0
 
 
+@given(st.lists(st.tuples(st.integers(1, 4000), st.floats(0.5, 2)), max_size=40))
+def test_who_is_not_told_sees_the_same_estimates(seen: list[tuple[int, float]]) -> None:
+    """Sums of estimates are kept until estimates are said to have moved."""
+    latency = Latency(manifest(), HARDWARE)
+
+    def estimates() -> list[int]:
+        return [latency.prefill_ns(t) for t in TOKENS] + [latency.decode_ns(t) for t in TOKENS] + [latency.switch_ns()]
+
+    for tokens, factor in seen:
+        before = estimates()
+        moved = latency.saw_prefill(tokens, round(factor * prefill_truth(tokens)))
+        moved |= latency.saw_decode(tokens, round(factor * decode_truth(tokens)))
+        moved |= latency.saw_switch(round(factor * switch_truth()))
+        assert moved == (estimates() != before)
+
+
+def test_a_steady_device_moves_no_estimates() -> None:
+    latency, draw = Latency(manifest(), HARDWARE), Stream(3, "noise")
+    for _ in range(100):
+        latency.saw_switch(round(switch_truth()))
+    assert not any(latency.saw_switch(round(switch_truth() * (0.99 + 0.02 * draw.uniform()))) for _ in range(100))
+
+
+@given(st.lists(st.integers(1, 4000), max_size=20))
+def test_many_prefills_take_as_long_as_each(lengths: list[int]) -> None:
+    latency = Latency(manifest(), HARDWARE)
+    together = latency.prefills_ns(len(lengths), sum(lengths), sum(t * t for t in lengths))
+    assert together == pytest.approx(sum(map(latency.prefill_ns, lengths)), abs=len(lengths))
+
+
 def test_the_features_are_those_of_equations_5_and_6() -> None:
     latency = Latency(manifest(), HARDWARE)
     assert latency._prefill_features(100) == (4 * 100 * H * H + 2 * 100 * H * M, 3 * H * 100**2, 1)
-    assert latency._decode_features(100) == (4 * H * H + 2 * H * M, 3 * H * 100)
+    assert latency._decode_features(100) == (4 * H * H + 2 * H * M, 3 * H * 100, 0)
 
 
 @given(st.lists(st.floats(0.1, 100), min_size=3, max_size=3))

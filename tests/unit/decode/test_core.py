@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
+from aegis.core.block_runs import first_blocks
 from aegis.core.effects import (
     CopyBlocks,
+    EndRun,
     RunDecode,
     Track,
     Untrack,
 )
 from aegis.core.events import StepFailed
-from aegis.core.ids import RequestId
+from aegis.core.ids import BlockRun, RequestId
 from aegis.core.messages import (
     Broken,
     Cancel,
     KvReleased,
     Shutdown,
-    Tokens,
 )
-from aegis.core.request import FinishReason, Token
-from tests.sim.driven import PEER_WORD, adopt, decode, make_job
+from tests.sim.driven import PEER_WORD, adopt, decode, make_job, sides
 from tests.unit.decode.turns import IN, OUT, TWO_MODELS_FIT, WEIGHTS, WIDE, A, running, settle, step, take, two_turns
 
 # --- a sequence's way ------------------------------------------------------------------------------------------------
@@ -32,17 +32,17 @@ def test_a_sequence_goes_on_from_where_the_prefill_left_it() -> None:
     driven.on(message)
     assert driven.asked(Track) == [Track(message.job, (1,))] and driven.loads == [A.model]
     (copy,) = driven.asked(CopyBlocks)
-    assert [a for a, _ in copy.pairs] == [40, 41], "KV and weights come side by side"
+    assert sides(copy)[0] == message.kv.blocks == (BlockRun(40, 42),), "KV and weights come side by side"
     driven.complete(WEIGHTS)
     driven.complete(IN)
     assert driven.said(KvReleased) == [KvReleased(RequestId(1), 1, message.kv)]
     (run,) = driven.asked(RunDecode)
-    ((request, token, position, blocks),) = [(r.request, r.token, r.position, tuple(r.blocks)) for r in run.rows]
-    assert (request, token, position) == (1, 1, 20) and blocks == tuple(b for _, b in copy.pairs)
+    (row,) = run.rows
+    assert (row.job, row.index, row.token, row.position) == (message.job, 1, 1, 20)
+    assert first_blocks(row.blocks, 2) == sides(copy)[1]
     driven.stepped(5)
-    assert driven.said(Tokens) == [Tokens(RequestId(1), 1, 1, (Token(5),))]
     (row,) = driven.asked(RunDecode)[0].rows
-    assert (row.token, row.position) == (5, 21)
+    assert (row.index, row.token, row.position) == (2, 5, 21)
 
 
 def test_rule_2_a_swap_in_waits_for_the_swap_out_of_the_peer() -> None:
@@ -54,29 +54,15 @@ def test_rule_2_a_swap_in_waits_for_the_swap_out_of_the_peer() -> None:
     assert copy.after == message.kv.ready and copy.after.word == PEER_WORD
 
 
-@pytest.mark.parametrize(("token", "reason"), [(7, FinishReason.STOP), (2, FinishReason.LENGTH)])
-def test_the_last_token_ends_a_sequence_and_frees_all_it_held(token: int, reason: FinishReason) -> None:
+@pytest.mark.parametrize("token", [7, 2], ids=["stop", "length"])
+def test_the_last_token_ends_a_sequence_and_frees_all_it_held(token: int) -> None:
     driven = decode(A, pages=TWO_MODELS_FIT)
     take(driven, 1, A, max_tokens=2)
     settle(driven)
     driven.stepped(token)
-    assert driven.said(Tokens) == [Tokens(RequestId(1), 1, 1, (Token(token),), reason)]
     assert driven.asked(Untrack) == [Untrack(RequestId(1))] and not driven.asked(RunDecode)
     assert not driven.core.ledger.device.use() and not driven.core.ledger.host.use()
     assert driven.core.queued == driven.core.running == 0
-
-
-def test_a_block_is_added_exactly_when_a_position_needs_it() -> None:
-    driven = decode(WIDE, pages=TWO_MODELS_FIT)
-    take(driven, 1, WIDE, prompt=14)
-    settle(driven)
-    rows = [driven.asked(RunDecode)[0].rows[0]]
-    held = [len(rows[0].blocks)]
-    for _ in range(3):
-        step(driven)
-        rows.append(driven.asked(RunDecode)[0].rows[0])
-        held.append(len(rows[-1].blocks))
-    assert [row.position for row in rows] == [14, 15, 16, 17] and held == [1, 1, 2, 2]
 
 
 # --- continuous batching ---------------------------------------------------------------------------------------------
@@ -143,16 +129,16 @@ def test_cancelled_while_its_kv_arrives() -> None:
 
 
 def test_cancelled_in_the_middle_of_a_step() -> None:
-    """The step still writes to its blocks: they are freed when it is over, and its token goes nowhere."""
+    """The step still writes to its blocks: they are freed when it is over."""
     driven = decode(A, pages=TWO_MODELS_FIT)
-    take(driven, 1, A)
-    take(driven, 2, A)
+    take(driven, 1, A, max_tokens=6)
+    take(driven, 2, A, max_tokens=6)
     settle(driven)
     assert step(driven) == [1, 2]
     driven.on(Cancel(RequestId(1), 1))
-    assert driven.core.ledger.device.use()[A.manifest.kv].used == 2
+    assert driven.last[-1] == EndRun() and driven.core.ledger.device.use()[A.manifest.kv].used == 2
     driven.stepped(3, 4)
-    assert [message.request for message in driven.said(Tokens)] == [2] and running(driven) == [2]
+    assert running(driven) == [2]
     assert driven.core.ledger.device.use()[A.manifest.kv].used == 1
 
 
@@ -172,10 +158,10 @@ def test_cancelled_while_it_waits_on_the_device() -> None:
     driven = two_turns(20)
     settle(driven)
     assert step(driven) == [2]
+    used = driven.core.ledger.device.use()[WIDE.manifest.kv].used
+    held = driven.core._by_request[RequestId(1)].held
     driven.on(Cancel(RequestId(1), 1))
-    assert WIDE.manifest.kv not in driven.core.ledger.device.use() or (
-        driven.core.ledger.device.use()[WIDE.manifest.kv].used == 1
-    )
+    assert held and driven.core.ledger.device.use()[WIDE.manifest.kv].used == used - held
 
 
 @pytest.mark.parametrize("copied", [False, True], ids=["during the copy", "after the copy"])

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from aegis.core.effects import AbandonLoad, LoadWeights, RevokePages, UnmapWeights
-from aegis.core.estimators import Hardware
 from aegis.core.events import Tick
-from aegis.core.ids import InstanceId, PageRun, RequestId
+from aegis.core.ids import PageRun, RequestId
 from aegis.core.messages import Broken, Cancel, GaveBack, GrantPages, NeedPages, TakeBack
 from aegis.core.model import ModelSpec
 from decode.core import DecodeCore
-from decode.policy import WeightedRoundRobin
-from memory.ledger import Ledger
 from memory.pages import count_pages
-from tests.sim.driven import WORDS, Driven, budget
+from tests.sim.driven import Driven
 from tests.sim.pretended import PAGE, make_spec
 from tests.unit.decode.turns import (
     IN,
@@ -24,6 +21,7 @@ from tests.unit.decode.turns import (
     WIDE_2,
     A,
     B,
+    lent,
     running,
     settle,
     step,
@@ -35,18 +33,6 @@ SMALL = make_spec(7, image_pages=1, block_bytes=PAGE)
 PATIENCE_NS = 40_000_000
 REFUSED = GrantPages((), refused=True)
 EXCESSIVE = GrantPages((), refused=True, excessive=True)
-
-
-def lent(*specs: ModelSpec, pages: int) -> Driven[DecodeCore]:
-    """So many pages of a device of 30, for which the test answers; a slab of the host; turns last for ever."""
-    books = Ledger(budget(30), WORDS, address_pages=1000)
-    books.balloon.granted(GrantPages((PageRun(0, pages),)))
-    books.drain()
-    core = DecodeCore(InstanceId("decode-0"), books, WeightedRoundRobin(q_max_ns=10**15), Hardware())
-    driven = Driven(core, specs, slabs=None)
-    driven.refusing = False
-    driven.granted(0)
-    return driven
 
 
 def wishes(driven: Driven[DecodeCore]) -> list[NeedPages]:
@@ -166,7 +152,7 @@ def test_nobody_is_ended_while_kv_that_arrives_can_still_be_put_away() -> None:
     """Two sequences arrive; what the second takes is had back as soon as it is there."""
     large = make_spec(6, image_pages=5, block_bytes=PAGE)
     driven = lent(SMALL, large, pages=13)
-    take(driven, 1, SMALL)
+    take(driven, 1, SMALL, max_tokens=6)
     settle(driven)
     take(driven, 2, large)
     take(driven, 3, large)
@@ -263,9 +249,9 @@ def test_who_stands_still_gives_way_at_once() -> None:
 def two_resident(pages: int) -> Driven[DecodeCore]:
     """Request 1 of WIDE runs; all that request 2 of WIDE_2 needs is there for its turn."""
     driven = lent(WIDE, WIDE_2, pages=pages)
-    take(driven, 1, WIDE)
+    take(driven, 1, WIDE, max_tokens=6)
     settle(driven)
-    take(driven, 2, WIDE_2)
+    take(driven, 2, WIDE_2, max_tokens=6)
     settle(driven)
     assert driven.core.ledger.pool.free == pages - 8 and step(driven) == [1]
     return driven
@@ -311,6 +297,7 @@ def test_a_trim_takes_no_more_than_it_is_to_keep() -> None:
     settle(driven)
     driven.on(Cancel(RequestId(2), 1))
     driven.on(TakeBack(1, 9, PATIENCE_NS, gentle=True, keep=7))
+    driven.complete(SCRUB)
     assert gave_back(driven) == [(1, 1, False)] and not driven.asked(UnmapWeights), "what was free was enough"
 
 
@@ -354,9 +341,10 @@ def test_a_model_that_is_wanted_again_while_its_abandoned_load_runs_is_loaded_an
 def test_a_prefetch_is_abandoned_when_the_turn_needs_its_memory() -> None:
     driven = lent(WIDE, WIDE_2, pages=3 + 1 + 3 + 1)
     take(driven, 1, WIDE)
-    settle(driven)
     take(driven, 2, WIDE_2)
-    assert driven.under_way(PREFETCH) == 1
+    driven.complete(WEIGHTS)
+    driven.complete(IN)
+    assert running(driven) == [1] and driven.under_way(PREFETCH) == 1
     while step(driven):
         assert not driven.asked(AbandonLoad)
     assert wishes(driven) == [NeedPages(1, urgent=False)]

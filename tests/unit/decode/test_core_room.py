@@ -16,7 +16,7 @@ from aegis.core.messages import (
     ReturnSlabs,
 )
 from decode.sequences import Where
-from tests.sim.driven import decode
+from tests.sim.driven import decode, sides
 from tests.sim.pretended import PAGE
 from tests.unit.decode.turns import (
     IN,
@@ -55,7 +55,7 @@ def test_kv_is_swapped_out_when_there_is_no_room_and_comes_back() -> None:
     settle(driven)
     assert running(driven) == [1]
     back = driven.copies[-1]
-    assert [b for _, b in out.pairs] == [a for a, _ in back.pairs], "from where it was put"
+    assert sides(out)[1] == sides(back)[0], "from where it was put"
     assert back.after == out.event, "rule 2"
     (row,) = driven.asked(RunDecode)[0].rows
     assert (row.token, row.position) == (5, 12), "exactly where it stopped"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from itertools import pairwise
 
 import pytest
@@ -9,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aegis.core.clock import NS_PER_MS, NS_PER_S
-from aegis.core.ids import InstanceId, ModelId
-from aegis.core.views import BatchView, ListView, Turn
+from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.views import BatchView, Turn, Work
 from decode.policy import WeightedRoundRobin, quotas_ns
+from proxy.dispatch import DecodeLists
 
-A, B, C = ModelId("a"), ModelId("b"), ModelId("c")
+A, B, C, OTHER = ModelId("a"), ModelId("b"), ModelId("c"), ModelId("other")
 Q_MAX = 4 * NS_PER_S
 
 
@@ -115,8 +117,14 @@ def test_cheap_switches_do_not_make_others_wait_for_long() -> None:
     assert [turn.quota_ns for turn in WeightedRoundRobin(Q_MAX).plan(dear)] == [Q_MAX] * 2, "as in the paper"
 
 
-def lists(*held: tuple[str, int, set[ModelId]]) -> list[ListView]:
-    return [ListView(InstanceId(name), batches, frozenset(models)) for name, batches, models in held]
+def lists(*held: tuple[str, int, set[ModelId]]) -> DecodeLists:
+    """Names, numbers of full batches of another model, and models that have a batch with room besides."""
+    made, request = DecodeLists({A: 10, B: 10, C: 10, OTHER: 1}), itertools.count()
+    for name, full, models in held:
+        made.up(InstanceId(name))
+        for model in [OTHER] * full + sorted(models):
+            made.add(InstanceId(name), RequestId(next(request)), Work(model, 1))
+    return made
 
 
 @pytest.mark.parametrize(
@@ -130,4 +138,8 @@ def lists(*held: tuple[str, int, set[ModelId]]) -> list[ListView]:
     ids=["a batch with room before load", "the first with room", "the shortest list", "ties by id"],
 )
 def test_place(held: list[tuple[str, int, set[ModelId]]], expected: str) -> None:
-    assert WeightedRoundRobin().place(A, lists(*held)) == expected
+    assert WeightedRoundRobin().place(Work(A, 9), lists(*held)) == expected
+
+
+def test_a_batch_with_too_little_room_is_not_joined() -> None:
+    assert WeightedRoundRobin().place(Work(A, 10), lists(("a", 0, {A}), ("b", 0, set()))) == "b"

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from aegis.core.block_runs import count_blocks, first_blocks
 from aegis.core.effects import CopyBlocks, StreamName
-from aegis.core.ids import BlockId, SlabId
+from aegis.core.ids import BlockRun, SlabId
 from aegis.core.messages import FromInstance, GrantSlabs, KvReleased, NeedSlabs
 from aegis.core.request import EventHandle, KvHandle
 from decode.sequences import Counters, KvStore, Room, Sequence, Where
 from memory.ledger import Ledger
-from tests.sim.driven import PEER, ledger, make_job
+from tests.sim.driven import PEER, ledger, make_job, sides
 from tests.sim.pretended import PAGE, make_spec
 
 SPEC = make_spec(0, image_pages=1, block_bytes=PAGE // 2)
 SHAPE = SPEC.manifest.kv
-HANDLE = KvHandle(PEER, (BlockId(40), BlockId(41)), 20, EventHandle(99, 5))
+HANDLE = KvHandle(PEER, (BlockRun(40, 42),), 20, EventHandle(99, 5))
 
 
 class Desk:
@@ -34,11 +35,11 @@ class Desk:
     def arrived(self, *, prompt: int = 20) -> Sequence:
         """A sequence whose KV has come from a peer."""
         count = SHAPE.blocks_for(prompt)
-        handle = KvHandle(PEER, tuple(BlockId(40 + i) for i in range(count)), prompt, EventHandle(99, 5))
-        sequence = Sequence(make_job(1, SPEC, prompt=prompt), [1], prompt, SPEC, handle)
+        handle = KvHandle(PEER, (BlockRun(40, 40 + count),), prompt, EventHandle(99, 5))
+        sequence = Sequence(make_job(1, SPEC, prompt=prompt), 1, 1, prompt, SPEC, handle)
         self.kv.bring_in(sequence)
         self.complete(StreamName.SWAP_IN)
-        self.kv.settle(sequence)
+        self.kv.settle()
         self.said.clear()
         self.ledger.drain()
         return sequence
@@ -53,15 +54,15 @@ class Desk:
 
 
 def new() -> Sequence:
-    return Sequence(make_job(1, SPEC, prompt=20), [1], 20, SPEC, HANDLE)
+    return Sequence(make_job(1, SPEC, prompt=20), 1, 1, 20, SPEC, HANDLE)
 
 
 def test_bring_in_reserves_the_next_position_too() -> None:
-    desk, sequence = Desk(), Sequence(make_job(1, SPEC, prompt=32), [1], 32, SPEC, HANDLE)
+    desk, sequence = Desk(), Sequence(make_job(1, SPEC, prompt=32), 1, 1, 32, SPEC, HANDLE)
     desk.kv.bring_in(sequence)
     (copy,) = desk.copies()
-    assert copy.pairs == tuple(zip(HANDLE.blocks, sequence.device[:2], strict=True)) and copy.after == HANDLE.ready
-    assert (len(sequence.device), sequence.where) == (3, Where.ARRIVING)
+    assert sides(copy) == (HANDLE.blocks, first_blocks(sequence.device, 2)) and copy.after == HANDLE.ready
+    assert (sequence.held, sequence.where) == (3, Where.ARRIVING)
     assert desk.counters.swap_in_bytes == 2 * SHAPE.block_bytes
 
 
@@ -70,8 +71,7 @@ def test_settle_waits_for_the_sequences_own_copy() -> None:
     desk.kv.bring_in(first)
     desk.kv.bring_in(second)
     desk.ledger.progress(StreamName.SWAP_IN, 1)
-    desk.kv.settle(first)
-    desk.kv.settle(second)
+    desk.kv.settle()
     assert (first.where, second.where) == (Where.DEVICE, Where.ARRIVING)
     assert desk.said == [KvReleased(first.job.request, 1, HANDLE)] and first.handle is None
     use = desk.ledger.device.use()[SHAPE]
@@ -84,8 +84,8 @@ def test_only_blocks_with_something_in_them_are_saved() -> None:
     device = list(sequence.device)
     assert desk.kv.put_away(sequence) is Room.LATER
     (copy,) = desk.copies()
-    assert [a for a, _ in copy.pairs] == device[:2] and len(device) == 3
-    assert tuple(b for _, b in copy.pairs) == sequence.host and sequence.saved == copy.event
+    assert count_blocks(device) == 3
+    assert sides(copy) == (first_blocks(device, 2), sequence.host) and sequence.saved == copy.event
     assert desk.ledger.device.use()[SHAPE].moving == 3
     assert desk.counters.swap_out_bytes == 2 * SHAPE.block_bytes
 
@@ -96,10 +96,10 @@ def test_what_was_saved_comes_back_after_it_was_saved() -> None:
     desk.kv.put_away(sequence)
     desk.kv.bring_in(sequence)
     out, into = desk.copies()
-    assert into.after == out.event and [a for a, _ in into.pairs] == [b for _, b in out.pairs]
+    assert into.after == out.event and sides(into)[0] == sides(out)[1]
     desk.complete(StreamName.SWAP_OUT)
     desk.complete(StreamName.SWAP_IN)
-    desk.kv.settle(sequence)
+    desk.kv.settle()
     assert sequence.where is Where.DEVICE and not desk.ledger.host.use() and desk.said == []
 
 
@@ -112,13 +112,14 @@ def test_dropped_in_a_peers_slabs() -> None:
 def test_dropped_while_arriving() -> None:
     desk, sequence = Desk(), new()
     desk.kv.bring_in(sequence)
+    sequence.gone = True
     desk.kv.drop(sequence)
     assert desk.said == [] and desk.kv.reads_from(PEER)
-    desk.kv.release_departed()
+    desk.kv.settle()
     assert desk.said == [] and desk.kv.reads_from(PEER), "it has not passed yet"
     desk.complete(StreamName.SWAP_IN)
-    desk.kv.release_departed()
-    desk.kv.release_departed()
+    desk.kv.settle()
+    desk.kv.settle()
     assert desk.said == [KvReleased(sequence.job.request, 1, HANDLE)] and desk.empty
     assert not desk.kv.reads_from(PEER)
 
@@ -158,8 +159,8 @@ def test_dropped_while_saved_kv_arrives() -> None:
 def test_growth_is_all_or_nothing() -> None:
     desk = Desk(pages=2)
     sequence = desk.arrived()
-    assert desk.kv.grow(sequence, 2) and len(sequence.device) == 4
-    assert not desk.kv.grow(sequence, 1) and len(sequence.device) == 4
+    assert desk.kv.grow(sequence, 2) and sequence.held == 4
+    assert not desk.kv.grow(sequence, 1) and sequence.held == 4
     assert desk.ledger.device.use()[SHAPE].used == 4
 
 

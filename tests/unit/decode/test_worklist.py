@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from aegis.core.model import ModelSpec
-from aegis.core.views import MAX_BATCH, BatchView, Turn
+from aegis.core.views import MAX_BATCH, BatchView, Renewal, Turn, TurnRules
 from decode.sequences import Sequence
 from decode.worklist import LOOKAHEAD_BLOCKS, Batch, WorkList
 from tests.sim.driven import make_job
@@ -23,6 +24,8 @@ QUOTA = 10
 class EqualTurns:
     """In the list's order."""
 
+    rules = TurnRules()
+
     def plan(self, batches: SequenceOf[BatchView]) -> list[Turn]:
         return [Turn(b.batch, QUOTA) for b in batches]
 
@@ -33,7 +36,7 @@ def view(batch: Batch) -> BatchView:
 
 def sequence(request: int, spec: ModelSpec, *, cached: int = 16) -> Sequence:
     job = make_job(request, spec, prompt=cached, max_tokens=200)
-    return Sequence(job, [1], cached, spec, None)
+    return Sequence(job, 1, 1, cached, spec, None)
 
 
 def start(work: WorkList, now_ns: int) -> Batch | None:
@@ -48,6 +51,49 @@ def models(batches: SequenceOf[Batch]) -> str:
     return "".join("ABC"[SPECS.index(next(s for s in SPECS if s.model == b.model))] for b in batches)
 
 
+class InOrder(EqualTurns):
+    rules = TurnRules(in_order=True, max_batch=2)
+
+
+def test_in_order_only_the_last_batch_takes_newcomers_as_many_as_the_rules_allow() -> None:
+    work = WorkList(InOrder())
+    for request, spec in enumerate((A, A, A, B, A)):
+        work.join(sequence(request, spec), 1000)
+    assert [(batch.model, len(batch.sequences)) for batch in work.batches] == [
+        (A.model, 2),
+        (A.model, 1),
+        (B.model, 1),
+        (A.model, 1),
+    ]
+
+
+class AtArrivals(EqualTurns):
+    rules = TurnRules(renewal=Renewal.ARRIVAL)
+
+
+def test_a_new_plan_that_goes_on_with_a_batch_does_not_start_its_turn_anew() -> None:
+    work = WorkList(AtArrivals())
+    work.join(sequence(1, A), 1000)
+    start(work, 5)
+    work.join(sequence(2, B), 1000)
+    assert work.outdated
+    start(work, 9)
+    assert not work.outdated and work.turn and work.turn.batch.model == A.model
+    assert work.turn.ends_ns == 5 + QUOTA
+
+
+class NoTurns(EqualTurns):
+    def plan(self, batches: SequenceOf[BatchView]) -> list[Turn]:
+        return [Turn(b.batch, QUOTA, decodes=False) for b in batches]
+
+
+def test_a_plan_in_which_nothing_can_be_done_is_a_bug() -> None:
+    work = WorkList(NoTurns())
+    work.join(sequence(1, A), 1000)
+    with pytest.raises(AssertionError, match="plans nothing"):
+        work.turn_now(0, view)
+
+
 def test_a_batch_takes_sequences_while_their_growth_fits() -> None:
     """Each is counted with what it has and room to grow: 1 + 4 blocks, so two fit into ten blocks and three do not."""
     work = WorkList(EqualTurns())
@@ -57,9 +103,9 @@ def test_a_batch_takes_sequences_while_their_growth_fits() -> None:
 
 
 def test_no_more_room_is_reserved_than_a_sequence_can_ever_use() -> None:
-    short = Sequence(make_job(1, A, prompt=10, max_tokens=6), [1], 10, A, None)
+    short = Sequence(make_job(1, A, prompt=10, max_tokens=6), 1, 1, 10, A, None)
     assert (short.blocks_now(), short.blocks_ahead(LOOKAHEAD_BLOCKS)) == (1, 1)
-    longer = Sequence(make_job(1, A, prompt=16, max_tokens=20), [1], 16, A, None)
+    longer = Sequence(make_job(1, A, prompt=16, max_tokens=20), 1, 1, 16, A, None)
     assert (longer.blocks_now(), longer.blocks_ahead(LOOKAHEAD_BLOCKS)) == (2, 3)
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from aegis.core.effects import RunDecode, StreamName
+from aegis.core.estimators import Hardware
+from aegis.core.ids import InstanceId, PageRun
+from aegis.core.messages import GrantPages
 from aegis.core.model import ModelSpec
 from decode.core import DecodeCore
 from decode.policy import WeightedRoundRobin
-from tests.sim.driven import Driven, adopt, decode, make_job
+from memory.ledger import Ledger
+from tests.sim.driven import WORDS, Driven, adopt, budget, decode, make_job
 from tests.sim.pretended import PAGE, make_spec
 
 A, B, C = (make_spec(i, image_pages=3, block_bytes=PAGE // 4) for i in range(3))
@@ -29,7 +33,7 @@ def step(driven: Driven[DecodeCore], token: int = 2) -> list[int]:
 
 
 def running(driven: Driven[DecodeCore]) -> list[int]:
-    return [row.request for run in driven.asked(RunDecode) for row in run.rows]
+    return [row.job.request for run in driven.asked(RunDecode) for row in run.rows]
 
 
 def settle(driven: Driven[DecodeCore]) -> None:
@@ -43,6 +47,18 @@ def settle(driven: Driven[DecodeCore]) -> None:
 def short_turns(*specs: ModelSpec, pages: int, slabs: int | None = 64) -> Driven[DecodeCore]:
     """A turn is over after each step."""
     return decode(*specs, pages=pages, slabs=slabs, policy=WeightedRoundRobin(q_max_ns=1))
+
+
+def lent(*specs: ModelSpec, pages: int) -> Driven[DecodeCore]:
+    """So many pages of a device of 30, for which the test answers; a slab of the host; turns last for ever."""
+    books = Ledger(budget(30), WORDS, address_pages=1000)
+    books.balloon.granted(GrantPages((PageRun(0, pages),)))
+    books.drain()
+    core = DecodeCore(InstanceId("decode-0"), books, WeightedRoundRobin(q_max_ns=10**15), Hardware())
+    driven = Driven(core, specs, slabs=None)
+    driven.refusing = False
+    driven.granted(0)
+    return driven
 
 
 def two_turns(

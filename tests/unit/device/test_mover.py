@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -166,6 +167,49 @@ def test_as_long_as_the_cache_is_not_mapped_images_come_from_disk(stand: Stand, 
     stand.progress(stand.load(spec, PageRun(0, 1)))
     assert loaded(spec, base)
     nowhere.close()
+
+
+def test_loads_are_timed_one_by_one_whatever_they_come_from(stand: Stand, tmp_path: Path) -> None:
+    specs = [weight_images.write(tmp_path, name, EXTENT + at) for at, name in enumerate(("one", "two"))]
+    for at, spec in enumerate(specs):
+        stand.bind(spec, 2 * at)
+    stand.put(specs[1], PageRun(0, 2))
+    asked_ns = time.monotonic_ns()
+    stand.load(specs[0])
+    stand.progress(stand.load(specs[1], PageRun(0, 2)))
+    first, second = stand.mover.copied()
+    assert asked_ns <= first.start_ns < first.stop_ns <= second.start_ns < second.stop_ns <= time.monotonic_ns()
+    assert [(each.stream, each.model, each.nbytes) for each in (first, second)] == [
+        (StreamName.WEIGHTS, spec.model, spec.manifest.image_bytes) for spec in specs
+    ]
+    assert stand.mover.copied() == []
+
+
+def test_a_load_waits_before_its_time_begins(stand: Stand, tmp_path: Path) -> None:
+    spec = weight_images.write(tmp_path, "one", EXTENT)
+    stand.bind(spec, 0)
+    stand.put(spec, PageRun(0, 1))
+    stand.mover._streams[StreamName.WEIGHTS].wait(BLOCKER)
+    event = stand.load(spec, PageRun(0, 1))
+    opened_ns = time.monotonic_ns()
+    stand.words.store(*_passed(BLOCKER))
+    stand.progress(event)
+    (copied,) = stand.mover.copied()
+    assert copied.start_ns >= opened_ns
+
+
+def test_a_load_given_up_is_not_timed_the_next_is(stand: Stand, tmp_path: Path) -> None:
+    spec = weight_images.write(tmp_path, "one", EXTENT)
+    stand.bind(spec, 0)
+    stand.put(spec, PageRun(0, 1))
+    stand.mover._streams[StreamName.WEIGHTS].wait(BLOCKER)
+    event = stand.load(spec, PageRun(0, 1))
+    stand.mover.perform(AbandonLoad(event))
+    stand.words.store(*_passed(BLOCKER))
+    stand.progress(event)
+    assert stand.mover.copied() == []
+    stand.progress(stand.load(spec, PageRun(0, 1)))
+    assert [copied.nbytes for copied in stand.mover.copied()] == [EXTENT]
 
 
 def _passed(event: EventHandle) -> tuple[int, int]:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from aegis.core.block_runs import Blocks, block_ids, count_blocks
 from aegis.core.effects import CopyBlocks, Send, StreamName
 from aegis.core.events import Progress
-from aegis.core.ids import BlockId, PageRun, SlabId
+from aegis.core.ids import PageRun, SlabId
 from aegis.core.messages import GrantPages
 from aegis.core.model import KvLayer, KvShape
 from aegis.core.request import EventHandle
@@ -82,7 +83,7 @@ class Kv:
     """A sequence's. `blocks` are the device's or, swapped out, the host's; `value` is what each byte should be."""
 
     value: int
-    blocks: tuple[BlockId, ...]
+    blocks: Blocks
     swapped_out: EventHandle | None = None
     arrival: EventHandle | None = None
 
@@ -133,7 +134,7 @@ class Instance:
 
     def swap_out(self, rng: random.Random) -> None:
         sequence = self.pick(rng, on_device=True)
-        host = self.ledger.host.alloc(SHAPE, len(sequence.blocks)) if sequence else NoBlocks(0, 0)
+        host = self.ledger.host.alloc(SHAPE, count_blocks(sequence.blocks)) if sequence else NoBlocks(0, 0)
         if sequence and not isinstance(host, NoBlocks):
             event = self.ledger.copy_out(SHAPE, sequence.blocks, host)
             self.ledger.host.commit(SHAPE, host)
@@ -142,7 +143,7 @@ class Instance:
 
     def swap_in(self, rng: random.Random) -> None:
         sequence = self.pick(rng, on_device=False)
-        blocks = self.ledger.device.alloc(SHAPE, len(sequence.blocks)) if sequence else NoBlocks(0, 0)
+        blocks = self.ledger.device.alloc(SHAPE, count_blocks(sequence.blocks)) if sequence else NoBlocks(0, 0)
         if sequence and sequence.swapped_out and not isinstance(blocks, NoBlocks):
             event = self.ledger.copy_in(SHAPE, sequence.blocks, blocks, sequence.swapped_out)
             self.rule_2()
@@ -172,7 +173,7 @@ class Instance:
     def rule_2(self) -> None:
         """A transfer waits for the last one of its source: the books say so in `after`."""
 
-    def rule_3(self, region: object, blocks: tuple[BlockId, ...], event: EventHandle) -> None:
+    def rule_3(self, region: object, blocks: Blocks, event: EventHandle) -> None:
         """What a transfer still touches is on the move list."""
         region.free_after(SHAPE, blocks, event)
 
@@ -194,7 +195,7 @@ class Instance:
 
     def addresses(self, sequence: Kv) -> Iterator[int]:
         per_slab = SLAB_BYTES // SHAPE.block_bytes
-        for block in sequence.blocks:
+        for block in block_ids(sequence.blocks):
             yield self.mover.kv.base + block // per_slab * SLAB_BYTES + block % per_slab * SHAPE.block_bytes
 
     def book(self) -> None:
@@ -217,11 +218,11 @@ class CopiesBeforeItsSourceIsThere(Instance):
     def rule_2(self) -> None:
         copies = self.ledger.effects[-1]
         assert isinstance(copies, CopyBlocks) and copies.stream is StreamName.SWAP_IN
-        self.ledger.effects[-1] = CopyBlocks(copies.stream, copies.shape, copies.pairs, None, copies.event)
+        self.ledger.effects[-1] = CopyBlocks(copies.stream, copies.shape, copies.copies, None, copies.event)
 
 
 class FreesWhatIsStillCopied(Instance):
-    def rule_3(self, region: object, blocks: tuple[BlockId, ...], event: EventHandle) -> None:
+    def rule_3(self, region: object, blocks: Blocks, event: EventHandle) -> None:
         region.free(SHAPE, blocks)
 
 

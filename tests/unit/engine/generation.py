@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from aegis.core.ids import BlockId, ModelId, RequestId
+from aegis.core.ids import ModelId, RequestId
 from aegis.core.request import Sampling, Token
 from aegis.engine.base import Engine, Row, Sampled
+from aegis.engine.block_table import BlockTable
 from tests.unit.engine.images import Arena, Built
 
 GREEDY = Sampling(max_tokens=1 << 20, temperature=0.0)
@@ -20,7 +21,7 @@ class Generation:
     model: ModelId
     request: RequestId
     prompt: list[int]
-    blocks: tuple[BlockId, ...]
+    blocks: BlockTable
     tokens: list[Token] = field(default_factory=list)
     first: Sampled | None = None
 

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from aegis.core.ids import BlockId, ModelId
+from aegis.core.ids import ModelId
 from aegis.core.model import KvShape, Manifest, ModelSpec
 from aegis.engine.base import KvRegion
+from aegis.engine.block_table import BlockTable
 from aegis.models.image import write_image
 from aegis.models.image_directory import IMAGE
 from aegis.models.probe import Probed, probe
@@ -84,7 +85,7 @@ class Arena:
         self._slabs = self._random.sample(range(slabs), slabs)
         self._free: dict[KvShape, list[int]] = {}
 
-    def take(self, shape: KvShape, tokens: int) -> tuple[BlockId, ...]:
+    def take(self, shape: KvShape, tokens: int) -> BlockTable:
         per_slab = self.region.blocks_per_slab(shape)
         free = self._free.setdefault(shape, [])
         while len(free) < shape.blocks_for(tokens):
@@ -92,4 +93,4 @@ class Arena:
                 slab = self._slabs.pop()
                 free += range(slab * per_slab, (slab + 1) * per_slab)
             self._random.shuffle(free)
-        return tuple(BlockId(free.pop()) for _ in range(shape.blocks_for(tokens)))
+        return np.array([free.pop() for _ in range(shape.blocks_for(tokens))])

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from aegis.core.block_runs import block_ids, runs_of
 from aegis.core.effects import MapKv, RevokePages, Send, StreamName, WipePages
 from aegis.core.ids import BlockId, InstanceId
 from aegis.core.messages import FromInstance, GaveBack, GrantPages, NeedPages, TakeBack, ToInstance
@@ -114,13 +115,13 @@ class Device(RuleBasedStateMachine):
     def use(self, name: InstanceId, count: int) -> None:
         if process := self.processes.get(name):
             blocks = process.ledger.device.alloc(SHAPE, count)
-            process.used += () if isinstance(blocks, NoBlocks) else blocks
+            process.used += () if isinstance(blocks, NoBlocks) else block_ids(blocks)
             self.listen(process)
 
     @rule(name=names, count=st.integers(1, 6))
     def leave(self, name: InstanceId, count: int) -> None:
         if process := self.processes.get(name):
-            process.ledger.device.free(SHAPE, process.used[:count])
+            process.ledger.device.free(SHAPE, runs_of(process.used[:count]))
             del process.used[:count]
             self.listen(process)
 
@@ -237,7 +238,7 @@ class Device(RuleBasedStateMachine):
         if command.pages is not None and not effect.refused:
             self.limits[command.instance] = command.pages
             use = self.arbiter.use()[command.instance]
-            assert use.held <= use.limit  # which is this one, or a later one that is settled in the same breath
+            assert use.held <= max(command.pages, use.limit)  # a later limit may be under way or settled already
 
     def granted(self, name: InstanceId, grant: GrantPages) -> None:
         if grant.refused:

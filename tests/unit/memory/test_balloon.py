@@ -133,6 +133,17 @@ def test_a_trim_takes_what_is_free_down_to_what_is_kept(pages: int, keep: int, g
     assert held.balloon.held == 6 - given
 
 
+def test_a_trim_leaves_what_is_owed() -> None:
+    """Else what is owed could be more than is held."""
+    held = Held(6)
+    held.use(1)
+    held.take_back(1, 4, settle=False)
+    told = held.trim(2, 6)[-1]
+    assert told == Send(GaveBack(2, runs((5, 6))))
+    held.balloon.settle(1)
+    assert not held.balloon.owes and held.balloon.held == 1
+
+
 # --- wishes -----------------------------------------------------------------------------------------------------------
 
 

@@ -62,7 +62,7 @@ class Shares(RuleBasedStateMachine):
         self.ticket += 1
         self.open[self.ticket] = None
         free = self.held.pool.free
-        most = max(min(free, pages, len(self.ours) - keep), 0)
+        most = max(min(free - self.held.balloon.short, pages, len(self.ours) - keep), 0)
         self.listen(self.held.trim(self.ticket, pages, keep=keep))
         assert self.held.pool.free == free - most
 

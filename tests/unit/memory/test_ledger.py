@@ -7,6 +7,7 @@ import re
 import msgspec
 import pytest
 
+from aegis.core.block_runs import paired
 from aegis.core.effects import (
     AbandonLoad,
     CopyBlocks,
@@ -19,7 +20,7 @@ from aegis.core.effects import (
     UnmapWeights,
 )
 from aegis.core.errors import LawBroken
-from aegis.core.ids import MODEL_NAME_PATTERN, ModelId, PageRun, SlabId
+from aegis.core.ids import MODEL_NAME_PATTERN, BlockRun, ModelId, PageRun, SlabId
 from aegis.core.messages import EvictImage, GrantPages, ImageCached, ImageEvicted, NeedPages
 from aegis.core.model import ModelSpec
 from aegis.core.request import EventHandle
@@ -66,8 +67,8 @@ def test_rule_2_a_swap_in_waits_for_the_last_transfer_of_its_source() -> None:
     saved = ledger.copy_out(shape, device, host)
     back = ledger.copy_in(shape, host, device, saved)
     out, into = ledger.drain()
-    assert out == CopyBlocks(StreamName.SWAP_OUT, shape, tuple(zip(device, host, strict=True)), None, saved)
-    assert into == CopyBlocks(StreamName.SWAP_IN, shape, tuple(zip(host, device, strict=True)), saved, back)
+    assert out == CopyBlocks(StreamName.SWAP_OUT, shape, paired(device, host), None, saved)
+    assert into == CopyBlocks(StreamName.SWAP_IN, shape, paired(host, device), saved, back)
 
 
 def test_a_model_that_finds_no_address_space_is_refused() -> None:
@@ -80,9 +81,10 @@ def test_pages_behind_kv_go_back_with_the_last_block_of_a_slab() -> None:
     ledger, shape = ledger_with(), SPECS[1].manifest.kv
     blocks = ledger.device.alloc(shape, 2)
     assert not isinstance(blocks, NoBlocks) and ledger.pool.free == 10
-    ledger.device.free(shape, blocks[:1])
+    (run,) = blocks
+    ledger.device.free(shape, [BlockRun(run.start, run.start + 1)])
     assert ledger.pool.free == 10
-    ledger.device.free(shape, blocks[1:])
+    ledger.device.free(shape, [BlockRun(run.start + 1, run.stop)])
     assert ledger.pool.free == 12
     assert [type(effect) for effect in ledger.drain()] == [MapKv, UnmapKv]
 

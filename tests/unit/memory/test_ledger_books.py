@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from aegis.core.block_runs import Blocks
 from aegis.core.effects import (
     AbandonLoad,
     AcceptPages,
@@ -23,7 +24,7 @@ from aegis.core.effects import (
     UnmapWeights,
     WipePages,
 )
-from aegis.core.ids import BlockId, ModelId, PageRun, SlabId
+from aegis.core.ids import ModelId, PageRun, SlabId
 from aegis.core.messages import GaveBack, GrantPages, TakeBack
 from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import EventHandle
@@ -74,7 +75,9 @@ class Bytes:
                 self.copies.append((StreamName.WEIGHTS, event, set(), model))
             case CopyBlocks():
                 out = effect.stream is StreamName.SWAP_OUT
-                device = {SlabId((a if out else b) * effect.shape.block_bytes // SLAB) for a, b in effect.pairs}
+                firsts = [((a if out else b), count) for a, b, count in effect.copies]
+                blocks = [first + at for first, count in firsts for at in range(count)]
+                device = {SlabId(block * effect.shape.block_bytes // SLAB) for block in blocks}
                 assert device <= self.slabs.keys()
                 self.copies.append((effect.stream, effect.event, device, None))
             case _:
@@ -131,7 +134,7 @@ class Books(RuleBasedStateMachine):
         super().__init__()
         self.ledger = Ledger(BUDGET, WORDS, address_pages=14)
         self.bytes = Bytes()
-        self.pairs: list[tuple[KvShape, list[BlockId], list[BlockId]]] = []  # device and host blocks, both used
+        self.pairs: list[tuple[KvShape, Blocks, Blocks]] = []  # device and host blocks, both used
         self.node = [SlabId(i) for i in range(6)]
         self.device = set(range(BUDGET.pages))  # pages that are not ours
         self.owed: TakeBack | None = None
@@ -201,7 +204,7 @@ class Books(RuleBasedStateMachine):
             return
         self.ledger.device.commit(shape, device)
         self.ledger.host.commit(shape, host)
-        self.pairs.append((shape, list(device), list(host)))
+        self.pairs.append((shape, device, host))
 
     @rule(data=st.data(), out=st.booleans())
     def copy(self, data: st.DataObject, out: bool) -> None:

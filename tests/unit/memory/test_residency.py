@@ -154,6 +154,6 @@ def test_check_finds_what_is_broken(breakage: str) -> None:
         case "pages of another":
             pool.give("b", weights.runs)
         case "loading into nothing":
-            held._weights[ModelId("a")].loading = EventHandle(0, 1)
+            held._loading[ModelId("a")] = EventHandle(0, 1)
     with pytest.raises(LawBroken, match="R1"):
         held.check()

@@ -30,7 +30,7 @@ class OnDevice(RuleBasedStateMachine):
         if not self.slabs.available():
             return
         slab = self.slabs.take()
-        assert 0 <= slab < COUNT and slab not in self.mapped, "each has one place among the addresses"
+        assert slab == min(set(range(COUNT)) - self.mapped.keys()), "the lowest place among the addresses"
         self.settle()
         assert slab in self.mapped
 
@@ -87,6 +87,7 @@ class Leased(RuleBasedStateMachine):
     def take(self) -> None:
         if self.slabs.available():
             slab = self.slabs.take()
+            assert slab == min(self.idle)
             self.idle.remove(slab)
             self.taken.add(slab)
 

@@ -7,11 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from aegis.core.block_runs import Blocks, block_ids, count_blocks, runs_of
 from aegis.core.errors import LawBroken
-from aegis.core.ids import BlockId, SlabId
+from aegis.core.ids import BlockRun, SlabId
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle
-from memory.slabs import NoBlocks, SlabPool, _State
+from memory.slabs import NoBlocks, SlabPool
 from tests.sim.pretended import make_shape
 
 SLAB = 1024
@@ -38,21 +39,33 @@ class Shelf:
         self.free.append(slab)
 
 
+def pool_of(slabs: int) -> SlabPool:
+    return SlabPool(SLAB, Shelf(slabs))
+
+
+def take(pool: SlabPool, shape: KvShape, count: int) -> Blocks:
+    blocks = pool.alloc(shape, count)
+    assert not isinstance(blocks, NoBlocks)
+    return blocks
+
+
 class Slabs(RuleBasedStateMachine):
-    """Blocks are kept in a plain book: (shape, block) → state, and for moving ones the event they wait for."""
+    """Blocks are kept one by one in a plain book: (shape, block) → state, and for moving ones the event they wait
+    for."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shelf = Shelf(5)
         self.pool = SlabPool(SLAB, self.shelf)
-        self.book: dict[tuple[KvShape, BlockId], str] = {}
-        self.events: dict[EventHandle, list[tuple[KvShape, BlockId]]] = {}
+        self.book: dict[tuple[KvShape, int], str] = {}
+        self.events: dict[EventHandle, list[tuple[KvShape, int]]] = {}
         self.passed: set[EventHandle] = set()
         self.next_event = 0
 
-    def some(self, data: st.DataObject, shape: KvShape, *states: str) -> list[BlockId]:
+    def some(self, data: st.DataObject, shape: KvShape, *states: str) -> Blocks:
+        """Runs of blocks in these states, in any order."""
         held = sorted(b for (s, b), state in self.book.items() if s == shape and state in states)
-        return data.draw(st.lists(st.sampled_from(held), unique=True)) if held else []
+        return runs_of(data.draw(st.permutations(held) | st.lists(st.sampled_from(held), unique=True))) if held else ()
 
     @rule(shape=st.sampled_from(SHAPES), count=st.integers(0, 12))
     def alloc(self, shape: KvShape, count: int) -> None:
@@ -61,8 +74,10 @@ class Slabs(RuleBasedStateMachine):
         if isinstance(blocks, NoBlocks):
             assert count > room and blocks == NoBlocks(count, -(-(count - room) // per_slab))
             return
-        assert len(set(blocks)) == len(blocks) == count <= room
-        for block in blocks:
+        taken = list(block_ids(blocks))
+        assert len(set(taken)) == len(taken) == count <= room
+        assert runs_of(taken) == blocks, "what is adjacent is one run"
+        for block in taken:
             assert (shape, block) not in self.book, "rule 3: a block was handed out that is taken or still touched"
             self.book[shape, block] = "reserved"
 
@@ -70,13 +85,13 @@ class Slabs(RuleBasedStateMachine):
     def commit(self, data: st.DataObject, shape: KvShape) -> None:
         blocks = self.some(data, shape, "reserved")
         self.pool.commit(shape, blocks)
-        self.book |= {(shape, block): "used" for block in blocks}
+        self.book |= {(shape, block): "used" for block in block_ids(blocks)}
 
     @rule(data=st.data(), shape=st.sampled_from(SHAPES))
     def free(self, data: st.DataObject, shape: KvShape) -> None:
         blocks = self.some(data, shape, "reserved", "used")
         self.pool.free(shape, blocks)
-        for block in blocks:
+        for block in block_ids(blocks):
             del self.book[shape, block]
 
     @rule(data=st.data(), shape=st.sampled_from(SHAPES))
@@ -85,8 +100,8 @@ class Slabs(RuleBasedStateMachine):
         self.next_event += 1
         event = EventHandle(0, self.next_event)
         self.pool.free_after(shape, blocks, event)
-        self.events[event] = [(shape, block) for block in blocks]
-        self.book |= {(shape, block): "moving" for block in blocks}
+        self.events[event] = [(shape, block) for block in block_ids(blocks)]
+        self.book |= {(shape, block): "moving" for block in block_ids(blocks)}
 
     @rule(data=st.data())
     def passes(self, data: st.DataObject) -> None:
@@ -100,6 +115,15 @@ class Slabs(RuleBasedStateMachine):
         self.passed.clear()
         for key in done:
             del self.book[key]
+
+    @rule()
+    def compact(self) -> None:
+        for shape, blocks in self.pool.sparse():
+            assert all(self.book[shape, block] == "used" for block in block_ids(blocks))
+            for source, target, count in self.pool.compact(shape, blocks):
+                for at in range(count):
+                    assert (shape, target + at) not in self.book
+                    self.book[shape, target + at] = self.book.pop((shape, source + at))
 
     @invariant()
     def law_s1_states_add_up(self) -> None:
@@ -125,8 +149,8 @@ class Slabs(RuleBasedStateMachine):
     def law_s3_what_is_free_is_nothing_else(self) -> None:
         for shape, held in self.pool._shapes.items():
             for slab in held.slabs.values():
-                assert len(set(slab.free)) == len(slab.free)
-                assert not any((shape, block) in self.book for block in slab.free)
+                for at in range(held.per_slab):
+                    assert bool(slab.free >> at & 1) != ((shape, slab.first + at) in self.book)
 
     @invariant()
     def the_move_list_is_known(self) -> None:
@@ -137,14 +161,70 @@ Slabs.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestSlabs = Slabs.TestCase
 
 
-def test_the_fullest_slab_is_filled_first() -> None:
-    pool = SlabPool(SLAB, Shelf(3))
-    blocks = pool.alloc(SHAPES[1], 12)
-    assert not isinstance(blocks, NoBlocks)
-    pool.free(SHAPES[1], [*blocks[0:3], *blocks[4:6], *blocks[8:9]])
-    again = pool.alloc(SHAPES[1], 3)
-    assert not isinstance(again, NoBlocks)
-    assert sorted(again) == sorted([blocks[8], *blocks[4:6]])
+def holes(*free: int) -> tuple[SlabPool, list[int]]:
+    """Slabs of four blocks, the last so many of each free; and where the slabs begin."""
+    pool = pool_of(len(free))
+    (run,) = take(pool, SHAPES[1], 4 * len(free))
+    starts = list(range(run.start, run.stop, 4))
+    pool.free(
+        SHAPES[1], [BlockRun(start + 4 - left, start + 4) for start, left in zip(starts, free, strict=True) if left]
+    )
+    return pool, starts
+
+
+def test_the_fullest_slab_is_filled_first_and_of_equal_ones_the_lowest() -> None:
+    pool, starts = holes(3, 2, 1, 1, 0)
+    assert [take(pool, SHAPES[1], 1)[0].start for _ in range(7)] == [
+        *(starts[2] + 3, starts[3] + 3),
+        *(starts[1] + 2, starts[1] + 3),
+        *(starts[0] + 1, starts[0] + 2, starts[0] + 3),
+    ]
+
+
+def test_what_fits_into_one_slab_is_not_scattered() -> None:
+    pool, starts = holes(1, 3, 2)
+    assert take(pool, SHAPES[1], 2) == (BlockRun(starts[2] + 2, starts[2] + 4),)
+
+
+def test_what_fits_into_no_slab_takes_few() -> None:
+    pool, starts = holes(1, 1, 2, 3)
+    assert take(pool, SHAPES[1], 4) == (BlockRun(starts[3] + 1, starts[3] + 4), BlockRun(starts[0] + 3, starts[0] + 4))
+
+
+def test_holes_are_filled_before_a_slab_is_taken() -> None:
+    shelf = Shelf(2)
+    pool = SlabPool(SLAB, shelf)
+    first = take(pool, SHAPES[1], 3)
+    assert count_blocks(take(pool, SHAPES[1], 5)) == 5 and first == (BlockRun(0, 3),)
+    assert shelf.available() == 0 and pool.room(SHAPES[1]) == 0
+
+
+def test_the_emptiest_slab_is_emptied_into_holes_once_a_slab_and_a_quarter_are_free() -> None:
+    pool, starts = holes(1, 3, 0)
+    pool.commit(SHAPES[1], [BlockRun(starts[0], starts[0] + 3), BlockRun(starts[1], starts[1] + 1)])
+    pool.commit(SHAPES[1], [BlockRun(starts[2], starts[2] + 4)])
+    assert pool.sparse() == []
+    pool.free(SHAPES[1], [BlockRun(starts[2], starts[2] + 1)])
+    ((shape, blocks),) = pool.sparse()
+    assert blocks == (BlockRun(starts[1], starts[1] + 1),)
+    assert pool.compact(shape, blocks) == ((starts[1], starts[0] + 3, 1),)
+    pool.check()
+    use = pool.use()[shape]
+    assert (use.slabs, use.used, use.free) == (2, 7, 1) and pool.sparse() == []
+
+
+@pytest.mark.parametrize("state", ["reserved", "moving"])
+def test_a_slab_is_not_emptied_while_any_of_its_blocks_is_under_way(state: str) -> None:
+    pool, starts = holes(2, 3)
+    taken = [BlockRun(starts[0], starts[0] + 2), BlockRun(starts[1], starts[1] + 1)]
+    pool.commit(SHAPES[1], taken if state == "moving" else taken[:1])
+    if state == "moving":
+        pool.free_after(SHAPES[1], taken[1:], EventHandle(0, 1))
+    assert pool.sparse() == []
+
+
+def test_a_run_goes_on_from_slab_to_slab() -> None:
+    assert take(pool_of(3), SHAPES[2], 6) == (BlockRun(0, 6),)
 
 
 def test_a_refusal_takes_nothing() -> None:
@@ -155,9 +235,8 @@ def test_a_refusal_takes_nothing() -> None:
 
 
 def test_rule_3_a_moving_block_is_not_handed_out_before_its_event_was_seen_to_pass() -> None:
-    pool, event = SlabPool(SLAB, Shelf(1)), EventHandle(0, 1)
-    blocks = pool.alloc(SHAPES[3], 1)
-    assert not isinstance(blocks, NoBlocks)
+    pool, event = pool_of(1), EventHandle(0, 1)
+    blocks = take(pool, SHAPES[3], 1)
     pool.free_after(SHAPES[3], blocks, event)
     assert pool.alloc(SHAPES[3], 1) == NoBlocks(1, 1)
     assert pool.reclaim(lambda _: False) == 0
@@ -166,38 +245,53 @@ def test_rule_3_a_moving_block_is_not_handed_out_before_its_event_was_seen_to_pa
     assert pool.alloc(SHAPES[3], 1) == blocks
 
 
-def test_a_moving_block_cannot_be_freed_or_moved_again() -> None:
-    pool = SlabPool(SLAB, Shelf(1))
-    blocks = pool.alloc(SHAPES[0], 1)
-    assert not isinstance(blocks, NoBlocks)
+def test_a_moving_block_cannot_be_freed_moved_or_used_again() -> None:
+    pool = pool_of(1)
+    blocks = take(pool, SHAPES[0], 1)
     pool.free_after(SHAPES[0], blocks, EventHandle(0, 1))
     with pytest.raises(AssertionError):
         pool.free(SHAPES[0], blocks)
-    with pytest.raises(KeyError):
+    with pytest.raises(AssertionError):
         pool.free_after(SHAPES[0], blocks, EventHandle(0, 2))
+    with pytest.raises(AssertionError):
+        pool.commit(SHAPES[0], blocks)
+
+
+@pytest.mark.parametrize("again", [BlockRun(0, 2), BlockRun(1, 3)])
+def test_a_run_with_a_free_block_in_it_cannot_be_freed(again: BlockRun) -> None:
+    pool = pool_of(1)
+    take(pool, SHAPES[0], 2)
+    pool.free(SHAPES[0], [BlockRun(0, 1)])
+    with pytest.raises(AssertionError):
+        pool.free(SHAPES[0], [again])
 
 
 def broken(law: str) -> SlabPool:
-    pool = SlabPool(SLAB, Shelf(2))
-    blocks = pool.alloc(SHAPES[1], 2)
-    assert not isinstance(blocks, NoBlocks)
+    pool = pool_of(2)
+    take(pool, SHAPES[1], 2)
     held = pool._shapes[SHAPES[1]]
     slab = next(iter(held.slabs.values()))
     match law:
         case "S1: slab":
-            slab.free.pop()
+            slab.free = 0b1000
         case "S1: the count":
             held.free += 1
         case "S1: the move list":
-            slab.taken[blocks[0]] = _State.MOVING
-        case "S2":
-            slab.taken.clear()
+            slab.reserved, slab.moving = 0b01, 0b10
+        case "S2: slab 0":
+            slab.reserved, slab.free = 0, 0b1111
+        case "S2: slabs":
+            pool._shapes[SHAPES[2]] = held
         case "S3":
-            slab.free[0] = blocks[0]
+            slab.used = 0b10
+        case "S4":
+            held.order.clear()
     return pool
 
 
-@pytest.mark.parametrize("law", ["S1: slab", "S1: the count", "S1: the move list", "S2", "S3"])
+@pytest.mark.parametrize(
+    "law", ["S1: slab", "S1: the count", "S1: the move list", "S2: slab 0", "S2: slabs", "S3", "S4"]
+)
 def test_check_finds_what_is_broken(law: str) -> None:
     with pytest.raises(LawBroken, match=law):
         broken(law).check()

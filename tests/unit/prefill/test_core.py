@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from aegis.core.block_runs import count_blocks
 from aegis.core.effects import (
     CopyBlocks,
     LoadWeights,
@@ -36,7 +37,7 @@ from aegis.core.messages import (
 )
 from aegis.core.request import FinishReason, Job, Token
 from prefill.core import PrefillCore
-from tests.sim.driven import Driven, ledger, make_job, prefill
+from tests.sim.driven import Driven, ledger, make_job, prefill, sides
 from tests.unit.prefill.jobs import OUT, PREFETCH, TWO_MODELS_FIT, WEIGHTS, WIDE, A, B, finish, loaded, ran
 
 # --- a job's way -----------------------------------------------------------------------------------------------------
@@ -51,12 +52,11 @@ def test_a_job_is_loaded_for_run_and_handed_over() -> None:
     assert driven.said(Started) == [Started(job.request, 1)]
     assert driven.said(SwitchDone) == [SwitchDone(A.model, False, 0, 1_000_000, 0, A.manifest.image_bytes)]
     (run,) = driven.asked(RunPrefill)
-    assert run.job == job and len(run.blocks) == 2
+    assert run.job == job and count_blocks(run.blocks) == 2
     driven.stepped(5, after_ns=700)
     (copy,) = driven.asked(CopyBlocks)
     (prefilled,) = driven.said(Prefilled)
-    assert tuple(a for a, _ in copy.pairs) == run.blocks
-    assert prefilled.kv.blocks == tuple(b for _, b in copy.pairs)
+    assert sides(copy) == (run.blocks, prefilled.kv.blocks)
     assert (prefilled.kv.owner, prefilled.kv.tokens, prefilled.kv.ready) == ("prefill-0", 20, copy.event)
     assert (prefilled.token, prefilled.duration_ns) == (Token(5), 700)
     assert driven.last.index(copy) < driven.last.index(
@@ -134,7 +134,7 @@ def test_a_replay_prefills_what_was_sent_with_the_prompt() -> None:
     driven = prefill(A, pages=TWO_MODELS_FIT)
     driven.on(Submit(make_job(1, A, prompt=10, sent=(3,) * 10, attempt=2), 1))
     loaded(driven)
-    assert len(driven.asked(RunPrefill)[0].blocks) == 2
+    assert count_blocks(driven.asked(RunPrefill)[0].blocks) == 2
     driven.stepped(5)
     (prefilled,) = driven.said(Prefilled)
     assert (prefilled.attempt, prefilled.kv.tokens) == (2, 20)
@@ -145,7 +145,7 @@ def test_logprobs_of_the_prompt_come_before_the_first_token() -> None:
     driven.on(Submit(make_job(1, A), 1))
     loaded(driven)
     prompt = (Token(2, -1.0), Token(3, -2.0))
-    driven.on(Stepped((Token(5),), 1, prompt))
+    driven.on(Stepped(((Token(5),),), 1, prompt))
     assert driven.said(PromptLogprobs) == [PromptLogprobs(RequestId(1), 1, prompt)]
     said = driven.said(object)
     assert said.index(driven.said(PromptLogprobs)[0]) < said.index(driven.said(Prefilled)[0])

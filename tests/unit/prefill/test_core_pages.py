@@ -34,12 +34,12 @@ REFUSED = GrantPages((), refused=True)
 EXCESSIVE = GrantPages((), refused=True, excessive=True)
 
 
-def lent(*specs: ModelSpec, pages: int) -> Driven[PrefillCore]:
+def lent(*specs: ModelSpec, pages: int, slabs: int | None = 64) -> Driven[PrefillCore]:
     """So many pages of a device of 30, for which the test answers."""
     books = Ledger(budget(30), WORDS, address_pages=1000)
     books.balloon.granted(GrantPages((PageRun(0, pages),)))
     books.drain()
-    driven = Driven(PrefillCore(InstanceId("prefill-0"), books), specs, slabs=64)
+    driven = Driven(PrefillCore(InstanceId("prefill-0"), books), specs, slabs=slabs)
     driven.refusing = False
     return driven
 
@@ -193,6 +193,20 @@ def test_who_stands_still_gives_way_at_once() -> None:
     driven.on(REFUSED)
     driven.on(TakeBack(1, 2, PATIENCE_NS))
     assert gave_back(driven) == [(1, 2, False)] and wishes(driven) == [NeedPages(4, urgent=True)]
+
+
+def test_who_waits_for_host_slabs_makes_way_when_its_time_is_over() -> None:
+    """Others may need these pages to get to where they free host slabs."""
+    driven = lent(A, pages=4, slabs=None)
+    submit(driven, 1, A)
+    loaded(driven)
+    driven.on(TakeBack(1, 4, PATIENCE_NS))
+    driven.on(Tick(), after_ns=PATIENCE_NS // 4)
+    assert not driven.asked(UnmapWeights), "the node has not answered yet"
+    driven.granted(refused=True)
+    assert driven.asked(UnmapWeights) == [UnmapWeights(A.model)]
+    driven.complete(SCRUB)
+    assert gave_back(driven) == [(1, 4, False)] and not ran(driven)
 
 
 def test_giving_way_while_idle_leaves_the_next_job_its_first_step() -> None:

@@ -1,85 +1,279 @@
-"""The proxy's mirrors of the instances' queues."""
+"""The proxy's mirrors of the instances' queues: always what looking through everything would find."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.views import MAX_BATCH, GroupView
-from proxy.dispatch import DecodeMirror, PrefillMirror
+from aegis.core.views import MAX_BATCH, Housed, Length, Load, OpenGroup, PrefillPlacement, Work
+from decode.policy import WeightedRoundRobin
+from prefill.policy import GroupedFcfs
+from proxy.dispatch import DecodeLists, PrefillQueues
+from tests.sim.pretended import make_spec
+from tests.unit.proxy import naive
 
-A, B = ModelId("a"), ModelId("b")
-I = InstanceId("i")  # noqa: E741
+SPECS = [make_spec(i, image_pages=pages, block_bytes=1024) for i, pages in enumerate([1, 3, 40])]
+MODELS = [spec.model for spec in SPECS]
+A, B, _ = MODELS
+INSTANCES = [InstanceId(name) for name in ("p-0", "p-1", "p-10", "p-2")]
+I = INSTANCES[0]  # noqa: E741
+
+models, instances = st.sampled_from(MODELS), st.sampled_from(INSTANCES)
+
+
+def estimates() -> dict[ModelId, Latency]:
+    return {spec.model: Latency(spec.manifest, Hardware()) for spec in SPECS}
+
+
+def queues(max_group_size: int = 8) -> PrefillQueues:
+    made = PrefillQueues(max_group_size, estimates())
+    made.up(I)
+    return made
+
+
+def join(made: PrefillQueues, request: int, model: ModelId, *, tokens: int = 10, group: int | None = None) -> int:
+    return made.add(PrefillPlacement(I, group), RequestId(request), Work(model, tokens))
+
+
+# --- prefill ----------------------------------------------------------------------------------------------------------
+
+
+class Prefills(RuleBasedStateMachine):
+    """Requests, switches, instances and estimates that come and go; Algorithm 1 places the requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy = GroupedFcfs(max_group_size=3)
+        self.latency = estimates()
+        self.kept = PrefillQueues(self.policy.max_group_size, self.latency)
+        self.naive: dict[InstanceId, naive.Queue] = {}
+        self.placed: dict[RequestId, InstanceId] = {}
+        self.requests = 0
+
+    @rule(instance=instances)
+    def up_or_down(self, instance: InstanceId) -> None:
+        if instance in self.naive:
+            self.kept.down(instance)
+            del self.naive[instance]
+            self.placed = {r: i for r, i in self.placed.items() if i != instance}
+        else:
+            self.kept.up(instance)
+            self.naive[instance] = naive.Queue(instance)
+
+    def expected(self, model: ModelId) -> PrefillPlacement:
+        ordered = [queue for _, queue in sorted(self.naive.items())]
+        return naive.algorithm_1(model, ordered, self.latency, self.policy.max_group_size)
+
+    @precondition(lambda self: self.naive)
+    @rule(model=models, tokens=st.integers(1, 4000), count=st.integers(1, 5))
+    def arrive(self, model: ModelId, tokens: int, count: int) -> None:
+        for _ in range(count):
+            work = Work(model, tokens)
+            chosen = self.policy.place(work, self.kept)
+            self.requests += 1
+            request = RequestId(self.requests)
+            self.placed[request] = chosen.instance
+            assert self.kept.add(chosen, request, work) == self.naive[chosen.instance].add(
+                request, model, tokens, chosen.group
+            )
+
+    @precondition(lambda self: self.placed)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(sorted(self.placed)))
+        instance = self.placed.pop(request)
+        self.kept.remove(instance, request)
+        self.naive[instance].remove(request)
+
+    @precondition(lambda self: self.naive)
+    @rule(data=st.data(), model=models)
+    def switch(self, data: st.DataObject, model: ModelId) -> None:
+        instance = data.draw(st.sampled_from(sorted(self.naive)))
+        self.kept.switched(instance, model)
+        self.naive[instance].running = model
+
+    @rule(model=models, tokens=st.integers(1, 4000), factor=st.floats(0.1, 10))
+    def observe(self, model: ModelId, tokens: int, factor: float) -> None:
+        latency = self.latency[model]
+        moved = latency.saw_prefill(tokens, round(factor * latency.prefill_ns(tokens)))
+        if latency.saw_switch(round(factor * latency.switch_ns())) or moved:
+            self.kept.reprice(model)
+
+    @invariant()
+    def loads_are_those_of_all_groups(self) -> None:
+        loads = {instance: naive.load_ns(queue, self.latency) for instance, queue in self.naive.items()}
+        assert self.kept.by_load == sorted(Load(load, instance) for instance, load in loads.items())
+        assert all(self.kept.load_ns(instance) == load for instance, load in loads.items())
+
+    @invariant()
+    def open_groups_are_those_with_room(self) -> None:
+        for model in MODELS:
+            assert list(self.kept.open_groups(model)) == sorted(
+                OpenGroup(queue.instance, group.number, group.size)
+                for queue in self.naive.values()
+                for group in queue.groups.values()
+                if group.model == model and group.size < self.policy.max_group_size
+            )
+            assert list(self.kept.active_on(model)) == sorted(i for i, q in self.naive.items() if q.running == model)
+
+    @invariant()
+    def the_decision_is_that_of_algorithm_1(self) -> None:
+        for model in MODELS if self.naive else []:
+            assert self.policy.place(Work(model, 1), self.kept) == self.expected(model)
+
+
+TestPrefills = Prefills.TestCase
 
 
 def test_a_groups_size_is_cumulative() -> None:
     """Running a job does not make room for another one (Aegaeon §4.2)."""
-    mirror = PrefillMirror(I)
-    group = mirror.add(RequestId(1), A, 10, None)
-    assert mirror.add(RequestId(2), A, 20, group) == group
-    mirror.remove(RequestId(1))
-    mirror.add(RequestId(3), A, 30, group)
-    assert mirror.view().groups == (GroupView(group, A, 3, (20, 30)),)
+    made = queues(max_group_size=3)
+    group = join(made, 1, A)
+    assert join(made, 2, A, group=group) == group
+    made.remove(I, RequestId(1))
+    assert made.open_groups(A) == [OpenGroup(I, group, 2)]
+    join(made, 3, A, group=group)
+    made.remove(I, RequestId(2))
+    assert made.open_groups(A) == []
 
 
 def test_a_group_with_nobody_left_is_gone_and_its_number_is_not_used_again() -> None:
-    mirror = PrefillMirror(I)
-    first = mirror.add(RequestId(1), A, 10, None)
-    mirror.remove(RequestId(1))
-    assert mirror.view().groups == ()
-    assert mirror.add(RequestId(2), A, 10, None) != first
-
-
-def test_groups_are_shown_in_order() -> None:
-    mirror = PrefillMirror(I)
-    for request, model in enumerate((A, B, A)):
-        mirror.add(RequestId(request), model, request + 1, None)
-    mirror.running = B
-    view = mirror.view()
-    assert [group.model for group in view.groups] == [A, B, A]
-    assert (view.instance, view.running) == (I, B)
+    made = queues()
+    first = join(made, 1, A)
+    made.remove(I, RequestId(1))
+    assert made.open_groups(A) == [] and made.load_ns(I) == 0
+    assert join(made, 2, A) != first
 
 
 def test_removing_somebody_unknown_changes_nothing() -> None:
-    prefill, decode = PrefillMirror(I), DecodeMirror(I)
-    prefill.add(RequestId(1), A, 1, None)
-    decode.add(RequestId(1), A, 1)
-    before = prefill.view(), decode.view({A: 10}, A, 1)
-    prefill.remove(RequestId(9))
-    decode.remove(RequestId(9), A)
-    decode.remove(RequestId(9), B)
-    assert (prefill.view(), decode.view({A: 10}, A, 1)) == before
+    made = queues()
+    join(made, 1, A)
+    before = made.by_load[0]
+    made.remove(I, RequestId(9))
+    assert made.by_load == [before]
 
 
-@given(st.lists(st.tuples(st.sampled_from([A, B]), st.integers(1, 60)), max_size=30), st.integers(60, 200))
-def test_batches_are_as_many_as_the_kv_capacity_makes_them(held: list[tuple[ModelId, int]], capacity: int) -> None:
-    """Algorithm 2, line 2."""
-    mirror = DecodeMirror(I)
-    for request, (model, tokens) in enumerate(held):
-        mirror.add(RequestId(request), model, tokens)
-    capacities = {A: capacity, B: 2 * capacity}
-    total = {model: sum(tokens for m, tokens in held if m == model) for model in (A, B)}
-    batches = {model: -(-total[model] // capacities[model]) for model in (A, B)}
-    view = mirror.view(capacities, A, 10)
-    assert view.batches == sum(batches.values())
-    assert (A in view.open_models) == (batches[A] * capacity - total[A] >= 10)
-    assert B not in view.open_models
+@given(st.lists(st.tuples(models, st.integers(1, 4000)), max_size=20))
+def test_a_load_is_the_sum_of_its_parts(jobs: list[tuple[ModelId, int]]) -> None:
+    """Pricing many jobs at once rounds less, and nothing else."""
+    made, latency, total, running = queues(), estimates(), 0, None
+    for request, (model, tokens) in enumerate(jobs):
+        join(made, request, model, tokens=tokens)
+        total += latency[model].prefill_ns(tokens) + (latency[model].switch_ns() if model != running else 0)
+        running = model
+    assert made.load_ns(I) == pytest.approx(total, abs=len(jobs))
+
+
+# --- decode -----------------------------------------------------------------------------------------------------------
+
+CAPACITY = {A: 100, B: 1000, MODELS[2]: 10_000}
+WEIGHT_BYTES = {A: 1, B: 10, MODELS[2]: 100}
+
+
+class Decodes(RuleBasedStateMachine):
+    """Requests and instances that come and go; Algorithm 2 places the requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy = WeightedRoundRobin()
+        self.kept = DecodeLists(CAPACITY, WEIGHT_BYTES)
+        self.naive: dict[InstanceId, naive.List] = {}
+        self.placed: dict[RequestId, InstanceId] = {}
+        self.requests = 0
+
+    @rule(instance=instances)
+    def up_or_down(self, instance: InstanceId) -> None:
+        if instance in self.naive:
+            self.kept.down(instance)
+            del self.naive[instance]
+            self.placed = {r: i for r, i in self.placed.items() if i != instance}
+        else:
+            self.kept.up(instance)
+            self.naive[instance] = naive.List(instance)
+
+    @precondition(lambda self: self.naive)
+    @rule(model=models, tokens=st.integers(1, 150), count=st.sampled_from([1, 2, MAX_BATCH]))
+    def adopt(self, model: ModelId, tokens: int, count: int) -> None:
+        for _ in range(count):
+            work = Work(model, tokens)
+            chosen = self.policy.place(work, self.kept)
+            self.requests += 1
+            request = RequestId(self.requests)
+            self.placed[request] = chosen
+            self.kept.add(chosen, request, work)
+            self.naive[chosen].held[request] = (model, tokens)
+            self.naive[chosen].housed.add(model)
+
+    @precondition(lambda self: self.naive)
+    @rule(data=st.data(), model=models)
+    def switch(self, data: st.DataObject, model: ModelId) -> None:
+        instance = data.draw(st.sampled_from(sorted(self.naive)))
+        self.kept.switched(instance, model)
+        self.naive[instance].active = model
+
+    @precondition(lambda self: self.placed)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(sorted(self.placed)))
+        instance = self.placed.pop(request)
+        self.kept.remove(instance, request)
+        del self.naive[instance].held[request]
+
+    @invariant()
+    def lists_are_as_long_as_their_batches(self) -> None:
+        """Algorithm 2, line 2: the KV capacity makes them."""
+        batches = {i: sum(known.batches(m, CAPACITY[m]) for m in MODELS) for i, known in self.naive.items()}
+        assert self.kept.by_length == sorted(Length(count, instance) for instance, count in batches.items())
+        assert all(self.kept.batches(instance) == count for instance, count in batches.items())
+
+    @invariant()
+    def what_ran_and_what_came_is_known(self) -> None:
+        for model in MODELS:
+            active = sorted(i for i, known in self.naive.items() if known.active == model)
+            assert list(self.kept.active_on(model)) == active
+            assert set(self.kept.homes(model)) == {i for i, known in self.naive.items() if model in known.housed}
+        for instance, known in self.naive.items():
+            assert self.kept.tail(instance) == known.tail()
+            weights = sum(WEIGHT_BYTES[model] for model in known.housed)
+            assert self.kept.housed(instance) == Housed(len(known.housed), weights)
+
+    @invariant()
+    def the_decision_is_that_of_algorithm_2(self) -> None:
+        ordered = [known for _, known in sorted(self.naive.items())]
+        for model in MODELS if ordered else []:
+            for tokens in (1, 30, 100):
+                assert self.policy.place(Work(model, tokens), self.kept) == naive.algorithm_2(
+                    model, tokens, ordered, CAPACITY
+                )
+
+
+TestDecodes = Decodes.TestCase
+
+
+def lists() -> DecodeLists:
+    made = DecodeLists({A: 10_000, B: 10})
+    made.up(I)
+    return made
 
 
 def test_a_batch_is_bounded_in_sequences_too() -> None:
-    mirror = DecodeMirror(I)
+    made = lists()
     for request in range(MAX_BATCH):
-        assert A in mirror.view({A: 10_000}, A, 1).open_models or request == 0
-        mirror.add(RequestId(request), A, 1)
-    full = mirror.view({A: 10_000}, A, 1)
-    assert full.batches == 1 and not full.open_models
-    mirror.add(RequestId(99), A, 1)
-    assert mirror.view({A: 10_000}, A, 1).batches == 2
+        assert request == 0 or made.shares(A)[0].room_tokens == 10_000 - request
+        made.add(I, RequestId(request), Work(A, 1))
+    assert made.shares(A)[0].room_tokens == 0 and made.batches(I) == 1
+    made.add(I, RequestId(99), Work(A, 1))
+    assert made.batches(I) == 2 and made.shares(A)[0].room_tokens == 20_000 - MAX_BATCH - 1
 
 
 def test_who_left_counts_no_more() -> None:
-    mirror = DecodeMirror(I)
-    mirror.add(RequestId(1), A, 10)
-    mirror.remove(RequestId(1), A)
-    assert mirror.view({A: 10}, A, 1).batches == 0
+    made = lists()
+    made.add(I, RequestId(1), Work(B, 11))
+    assert made.batches(I) == 2
+    made.remove(I, RequestId(1))
+    made.remove(I, RequestId(1))
+    assert made.batches(I) == 0 and not made.shares(B)

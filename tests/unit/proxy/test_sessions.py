@@ -7,7 +7,7 @@ from typing import TypeVar
 import pytest
 
 from aegis.core.estimators import Hardware
-from aegis.core.ids import BlockId, InstanceId, ModelId, RequestId
+from aegis.core.ids import BlockRun, InstanceId, ModelId, RequestId
 from aegis.core.lifecycle import State
 from aegis.core.messages import (
     Adopt,
@@ -27,6 +27,7 @@ from aegis.core.messages import (
     Tokens,
 )
 from aegis.core.request import EventHandle, FinishReason, Job, KvHandle, Sampling, Token
+from aegis.core.role import Role
 from decode.policy import WeightedRoundRobin
 from prefill.policy import GroupedFcfs
 from proxy.events import (
@@ -83,7 +84,7 @@ class Proxy:
         return self.last
 
     def up(self, instance: InstanceId) -> None:
-        self.tell(InstanceUp(instance, instance.startswith("prefill")))
+        self.tell(InstanceUp(instance, Role(instance.partition("-")[0])))
 
     def arrive(self, request: int = 1, *, model: ModelId = SPEC.model, prompt: int = 4) -> None:
         job = Job(RequestId(request), 1, model, tuple(range(prompt)), Sampling(max_tokens=50), 0)
@@ -131,7 +132,7 @@ class Proxy:
 
 
 def handle(owner: InstanceId) -> KvHandle:
-    return KvHandle(owner, (BlockId(1),), 4, EventHandle(0, 1))
+    return KvHandle(owner, (BlockRun(1, 2),), 4, EventHandle(0, 1))
 
 
 # --- a life without trouble -------------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ from aegis.engine.transformers_engine import TransformersEngine
 from aegis.runtime.clock import MonotonicClock
 from aegis.runtime.hands import Hands
 from aegis.runtime.link import InstanceLink
+from aegis.runtime.span_log import SpanLog
+from decode.worker import DecodeWorker
 from memory.budget import Budget
 from memory.ledger import Ledger
 from prefill.core import PrefillCore
@@ -70,7 +72,11 @@ class Instance:
         words = {name: self.mover.words[name] for name in StreamName}
         self.core = PrefillCore(InstanceId("prefill-0"), Ledger(budget, words, address_pages=ADDRESS_PAGES))
         self.link = InstanceLink(address, "prefill-0/1")
-        self.hands = Hands(self.engine, self.mover, self.link, PrefillWorker(self.engine, MonotonicClock()))
+        clock = MonotonicClock()
+        self.spans = SpanLog(self.core.instance, clock)
+        prefill = PrefillWorker(self.engine, clock)
+        decode = DecodeWorker(self.engine, clock, self.link.send, lambda: False)
+        self.hands = Hands(self.engine, self.mover, self.link, prefill, decode, self.spans)
 
     def hear(self, event: InstanceEvent) -> None:
         """The event and all that follows from it."""

@@ -20,7 +20,9 @@ from aegis.core.ids import ModelId
 from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec
 from aegis.core.request import FinishReason, Sampling, Token
 from aegis.models.text import TextModel
+from aegis.telemetry.history import History
 from aegis.telemetry.memory_report import HostKvReport, MemoryReport, ModelCacheReport, SlabsReport
+from aegis.telemetry.node import NodeReport
 from proxy.http.app import create_app
 from proxy.http.boundary import Delivery, Delta, Finished, PromptScores
 from proxy.http.settings import Settings
@@ -144,6 +146,7 @@ class ScriptedMarket:
     refusals: list[UserError | None] = field(default_factory=list)
     unwell: str = ""
     moves: list[tuple[object, ...]] = field(default_factory=list)
+    past: History = field(default_factory=lambda: History(spans=4, records=4, token_times=True))
 
     def models(self) -> Mapping[str, ScriptedModel]:
         return self.served
@@ -171,6 +174,13 @@ class ScriptedMarket:
 
     async def remove_model(self, name: str) -> None:
         del self.served[name]
+
+    def history(self) -> History:
+        return self.past
+
+    def node(self) -> NodeReport:
+        specs = tuple(model.spec.without_tensors() for model in self.served.values())
+        return NodeReport(1, 8, 2, 4, {}, specs)
 
     def memory_report(self) -> MemoryReport:
         none = SlabsReport(0, 0.0, ())

@@ -1,0 +1,156 @@
+"""The schedulers by name: ours and its rivals, each with what it needs of a pool.
+
+`aegis launch --policy` and the simulator take them from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Protocol
+
+from aegis.core.clock import NS_PER_S
+from aegis.core.errors import UserError
+from aegis.core.views import DecodePolicy, PrefillPolicy, RoundPolicy
+from decode.policies.decode_first import DecodeFirst
+from decode.policies.dedicated import Dedicated
+from decode.policies.muxserve import MuxServe
+from decode.policies.prefill_first import PrefillFirst
+from decode.policies.qlm import Qlm
+from decode.policies.serverlessllm import ServerlessLlm, ServerlessLlmAsPublished
+from decode.policies.serverlessllm_oracle_sjf import (
+    Left,
+    ServerlessLlmOracleSjf,
+    ServerlessLlmOracleSjfAsPublished,
+)
+from decode.policy import WeightedRoundRobin
+from prefill.policy import GroupedFcfs
+
+_PUBLISHED_BYTES_PER_S = 16_600_000_000
+"""The artifact's link: it takes 14, 18 and 26 GB at 16 GB/s, which the real images take at this rate on average."""
+_GROUPED = GroupedFcfs()
+_TURNS = WeightedRoundRobin()
+
+
+class Policy(DecodePolicy, RoundPolicy, Protocol):
+    """Where requests go on, and the turns there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What a policy may ask for when it is made: `memory_bytes` of an instance's device, `turns` as they are
+    configured, and the oracle."""
+
+    memory_bytes: int
+    turns: WeightedRoundRobin = _TURNS
+    left: Left | None = None
+
+    def oracle(self) -> Left:
+        """Raises UserError where nobody knows how long answers will be."""
+        if self.left is None:
+            raise UserError("a policy with an oracle knows how long answers will be; only `aegis simulate` can run it")
+        return self.left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A scheduler, as it is run.
+
+    It wants `mixed` instances, or prefill and decode ones. None of the overrides: what the machine has.
+    """
+
+    name: str
+    about: str
+    policy: Callable[[Site], Policy]
+    mixed: bool = True
+    prefill: PrefillPolicy = _GROUPED
+    link_bytes_per_s: int | None = None
+    host_bytes_per_s: int | None = None
+    switch_ns: int | None = None
+    give_up_ns: int | None = None  # a request without a token after so long fails when the next one arrives
+
+
+def recipe(name: str, *, as_published: bool = False) -> Recipe:
+    """`as_published`: with the settings of its paper's public artifact, where there is one. Raises UserError."""
+    known = RECIPES.get(name)
+    if known is None:
+        near = get_close_matches(name, RECIPES, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(RECIPES)}"
+        raise UserError(f"unknown policy {name!r}; {hint}", param="policy")
+    return _as_published(known) if as_published else known
+
+
+def published(name: str) -> bool:
+    """Whether the policy has a published setting."""
+    return name in _PUBLISHED
+
+
+def _as_published(known: Recipe) -> Recipe:
+    published = _PUBLISHED.get(known.name)
+    if published is None:
+        raise UserError(f"policy {known.name!r} has no published setting", param="policy")
+    return replace(
+        known,
+        policy=published,
+        link_bytes_per_s=_PUBLISHED_BYTES_PER_S,
+        host_bytes_per_s=0,
+        switch_ns=0,
+        give_up_ns=15 * NS_PER_S,
+    )
+
+
+RECIPES: Mapping[str, Recipe] = {
+    known.name: known
+    for known in (
+        Recipe(
+            name="aegaeon",
+            about="prefill and decode pools, token-level switching (Aegaeon)",
+            policy=lambda site: site.turns,
+            mixed=False,
+        ),
+        Recipe(
+            name="serverlessllm",
+            about="request-level switching, first come first served (ServerlessLLM)",
+            policy=lambda site: ServerlessLlm(),
+        ),
+        Recipe(
+            name="serverlessllm-oracle-sjf",
+            about="request-level switching, shortest job first with known lengths (ServerlessLLM+)",
+            policy=lambda site: ServerlessLlmOracleSjf(site.oracle()),
+        ),
+        Recipe(
+            name="qlm",
+            about="groups of requests of one model, swapped by deadline (QLM)",
+            policy=lambda site: Qlm(),
+        ),
+        Recipe(
+            name="muxserve",
+            about="several models resident on each device, none evicted (MuxServe)",
+            policy=lambda site: MuxServe(site.memory_bytes * 3 // 4),
+            switch_ns=0,  # each model has an engine of its own there
+        ),
+        Recipe(
+            name="dedicated",
+            about="one model per instance",
+            policy=lambda site: Dedicated(),
+        ),
+        Recipe(
+            name="prefill-first",
+            about="token-level switching, prefill and decode on the same instances, prefills first (Aegaeon, Fig. 6a)",
+            policy=lambda site: PrefillFirst(site.turns),
+        ),
+        Recipe(
+            name="decode-first",
+            about="token-level switching, prefill and decode on the same instances, decodes first (Aegaeon, Fig. 6b)",
+            policy=lambda site: DecodeFirst(site.turns),
+        ),
+    )
+}
+
+_PUBLISHED: Mapping[str, Callable[[Site], Policy]] = {
+    "aegaeon": lambda site: WeightedRoundRobin(switching_share=0.0),
+    "serverlessllm": lambda site: ServerlessLlmAsPublished(),
+    "serverlessllm-oracle-sjf": lambda site: ServerlessLlmOracleSjfAsPublished(site.oracle()),
+    "muxserve": lambda site: MuxServe(site.memory_bytes * 3 // 4, models_max=2),
+}

@@ -1,0 +1,72 @@
+"""Writes down what this instance does, in batches for the proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aegis.core.clock import Clock
+from aegis.core.effects import RunDecode, RunPrefill, StreamName
+from aegis.core.events import Stepped
+from aegis.core.ids import InstanceId, ModelId
+from aegis.core.messages import SwitchDone
+from aegis.device.mover import Copied
+from aegis.telemetry.spans import Span, SpanKind, Spans
+
+_COPIES = {
+    StreamName.WEIGHTS: SpanKind.LOAD,
+    StreamName.PREFETCH: SpanKind.PREFETCH,
+    StreamName.SWAP_IN: SpanKind.SWAP_IN,
+    StreamName.SWAP_OUT: SpanKind.SWAP_OUT,
+}
+
+
+class SpanLog:
+    """One span for each run, copy and switch, none for a step: what it costs does not grow with the tokens."""
+
+    def __init__(self, instance: InstanceId, clock: Clock) -> None:
+        self._instance = instance
+        self._clock = clock
+        self._spans: list[Span] = []
+
+    def ran(self, effect: RunPrefill | RunDecode, stepped: Stepped) -> None:
+        """Right after the run, which lasted as long as `stepped` says."""
+        steps = len(stepped.steps)
+        if isinstance(effect, RunDecode):
+            context = sum([row.position for row in effect.rows])
+            self._ended(SpanKind.DECODE, effect.model, stepped.duration_ns, len(effect.rows), steps, context)
+        else:
+            job = effect.job
+            self._ended(SpanKind.PREFILL, job.model, stepped.duration_ns, 1, steps, job.prefill_tokens)
+
+    def switched(self, done: SwitchDone) -> None:
+        """Right before the first step of the model that runs now."""
+        duration_ns = done.make_room_ns + done.copy_ns + done.kv_ns
+        self._ended(SpanKind.SWITCH, done.model, duration_ns, nbytes=done.nbytes)
+
+    def copied(self, copies: Iterable[Copied]) -> None:
+        for copy in copies:
+            kind = _COPIES.get(copy.stream)
+            if kind:
+                span = Span(self._instance, kind, copy.model, copy.start_ns, copy.stop_ns, nbytes=copy.nbytes)
+                self._spans.append(span)
+
+    def drain(self) -> Spans | None:
+        """What was written since the last call; None where nothing was."""
+        if not self._spans:
+            return None
+        spans, self._spans = self._spans, []
+        return Spans(tuple(spans))
+
+    def _ended(
+        self,
+        kind: SpanKind,
+        model: ModelId,
+        duration_ns: int,
+        requests: int = 0,
+        steps: int = 0,
+        tokens: int = 0,
+        nbytes: int = 0,
+    ) -> None:
+        now_ns = self._clock.now_ns()
+        start_ns = now_ns - duration_ns
+        self._spans.append(Span(self._instance, kind, model, start_ns, now_ns, requests, steps, tokens, nbytes))

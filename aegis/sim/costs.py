@@ -1,0 +1,99 @@
+"""How long an engine's steps take (Aegaeon Appendix A.2, eq. 5 and 6).
+
+Coefficients are whole picoseconds, so that a run of many steps has one exact duration on any machine, and asking how
+many steps fit into a time is its exact inverse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt
+
+_PS_PER_NS = 1_000
+_PS_PER_MS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """Durations of one model's steps on one device. Picoseconds add up exactly; only a total is rounded up to ns.
+
+    A decode step over a batch takes `decode_ps + context_token_ps * context tokens + row_ps * rows`. A prefill takes
+    `prefill_ps + token_ps * t + token2_ps * t²`, and never less than a decode step over as many tokens: both have to
+    read all the weights.
+    """
+
+    decode_ps: int
+    context_token_ps: int = 0
+    row_ps: int = 0
+    prefill_ps: int = 0
+    token_ps: int = 0
+    token2_ps: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.decode_ps > 0, "a step that takes no time would never end a turn"
+        assert min(self.context_token_ps, self.row_ps, self.prefill_ps, self.token_ps, self.token2_ps) >= 0
+
+    @classmethod
+    def of_ms(
+        cls, *, decode: tuple[float, float, float], prefill: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    ) -> StepCosts:
+        """From milliseconds: `decode` per step, per 1 000 context tokens and per row; `prefill` per prompt, per 1 000
+        tokens and per 1 000 000 squared tokens. Each is rounded to the nearest picosecond per unit."""
+        step, context_ktoken, row = decode
+        prompt, ktoken, mtoken2 = prefill
+        return cls(
+            decode_ps=round(step * _PS_PER_MS),
+            context_token_ps=round(context_ktoken * _PS_PER_MS / 1e3),
+            row_ps=round(row * _PS_PER_MS),
+            prefill_ps=round(prompt * _PS_PER_MS),
+            token_ps=round(ktoken * _PS_PER_MS / 1e3),
+            token2_ps=round(mtoken2 * _PS_PER_MS / 1e6),
+        )
+
+    def prefill_ns(self, tokens: int) -> int:
+        """Eq. 5: a batch of one prompt of `tokens` tokens."""
+        return max(
+            _whole_ns(self.prefill_ps + self.token_ps * tokens + self.token2_ps * tokens * tokens),
+            self.decode_ns(tokens, 1),
+        )
+
+    def decode_ns(self, context_tokens: int, batch: int) -> int:
+        """Eq. 6 and a term per row: one step of `batch` rows over `context_tokens` cached tokens in all."""
+        return _whole_ns(self._first_step_ps(context_tokens, batch))
+
+    def run_ns(self, context_tokens: int, batch: int, steps: int) -> int:
+        """`steps` steps in a row, the first as in `decode_ns`; each leaves every row one token longer.
+
+        Exact but for one rounding, up to the next nanosecond: less than the sum of single steps by under 1 ns a step.
+        Step k of a run ends at `start + run_ns(.., k)`.
+        """
+        growth_ps = self.context_token_ps * batch
+        return _whole_ns(steps * self._first_step_ps(context_tokens, batch) + growth_ps * (steps * (steps - 1) // 2))
+
+    def steps_within(self, context_tokens: int, batch: int, budget_ns: int) -> int:
+        """The most steps n with `run_ns(.., n) <= budget_ns`."""
+        if budget_ns <= 0:
+            return 0
+        first_ps, growth_ps, budget_ps = (
+            self._first_step_ps(context_tokens, batch),
+            self.context_token_ps * batch,
+            budget_ns * _PS_PER_NS,
+        )
+        if not growth_ps:
+            return budget_ps // first_ps
+        # The larger root of growth·n² + (2·first - growth)·n - 2·budget. For a whole n the integer root decides as the
+        # real one would: n·2·growth + linear is whole, so it is at most √d just when it is at most ⌊√d⌋.
+        linear = 2 * first_ps - growth_ps
+        return (isqrt(linear * linear + 8 * growth_ps * budget_ps) - linear) // (2 * growth_ps)
+
+    def _first_step_ps(self, context_tokens: int, batch: int) -> int:
+        return self.decode_ps + self.context_token_ps * context_tokens + self.row_ps * batch
+
+
+def _whole_ns(ps: int) -> int:
+    return -(-ps // _PS_PER_NS)
+
+
+def copy_ns(nbytes: int, bytes_per_s: int) -> int:
+    """A copy that has a link to itself, rounded up."""
+    return -(-nbytes * 1_000_000_000 // bytes_per_s)

@@ -1,0 +1,391 @@
+"""One simulated instance: the very core that serves, and a shell that does nothing but take time.
+
+Runs and copies last as long as the cost models say. Everything else a core asks for is done at once. As a live
+instance, this one tells its core nothing during a step: what arrives meanwhile is told at the next boundary between
+two steps, messages first, then what the streams completed, then the run's answer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from aegis.core.effects import (
+    AbandonLoad,
+    CopyBlocks,
+    Effect,
+    EndRun,
+    LoadWeights,
+    RunDecode,
+    RunPrefill,
+    Send,
+    StreamName,
+    WipePages,
+)
+from aegis.core.events import InstanceEvent, Stepped, Tick
+from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.messages import AddModel, Adopt, FromInstance, Submit, SwitchDone, ToInstance, Tokens
+from aegis.core.model import ModelSpec
+from aegis.core.request import Token
+from aegis.sim.copies import Copy, Streams
+from aegis.sim.costs import StepCosts
+from aegis.sim.flows import Link
+from aegis.sim.heap import NEVER_NS, Heap
+from aegis.sim.pace import Cores, Pace
+from aegis.sim.times import Once, Times
+from aegis.sim.words import Words
+from aegis.telemetry import reporting
+from aegis.telemetry.spans import Span, SpanKind
+from memory.balloon import OWING_NS
+
+END = 1
+"""The token that every model ends with, here."""
+
+_TOKEN, _LAST = Token(0), Token(END)
+_COPIES = {
+    StreamName.WEIGHTS: SpanKind.LOAD,
+    StreamName.PREFETCH: SpanKind.PREFETCH,
+    StreamName.SWAP_IN: SpanKind.SWAP_IN,
+    StreamName.SWAP_OUT: SpanKind.SWAP_OUT,
+}
+
+
+class Core(reporting.Core, Protocol):
+    """That of an instance that serves."""
+
+    def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]: ...
+
+
+class Watch(Protocol):
+    """The world around an instance."""
+
+    spans: list[Span] | None
+
+    def output_tokens(self, request: RequestId) -> int:
+        """How long its answer will be: known here, and to no core or policy."""
+        ...
+
+    def made(self, request: RequestId, index: int, times: Times) -> None:
+        """Tokens of the request from number `index` on were made at these times."""
+        ...
+
+    def hear(self, instance: InstanceId, messages: list[FromInstance]) -> None: ...
+
+    def decided(self, instance: InstanceId, effects: list[Effect]) -> None: ...
+
+
+class SimInstance:
+    """`switch_ns` is what a change of model takes besides its copy, `run_ns` what lies between two runs. Where it
+    `reports`, as it must on a device that it shares, the market learns whether it is idle, and it that time passes."""
+
+    def __init__(
+        self,
+        instance: InstanceId,
+        core: Core,
+        *,
+        heap: Heap,
+        watch: Watch,
+        words: Words,
+        to_device: Link,
+        to_host: Link,
+        costs: Mapping[ModelId, StepCosts],
+        specs: Mapping[ModelId, ModelSpec],
+        switch_ns: int = 0,
+        run_ns: int = 0,
+        cores: Cores | None = None,
+        reports: bool = False,
+    ) -> None:
+        self.instance = instance
+        self.core = core
+        self._heap = heap
+        self._watch = watch
+        self._streams = Streams(words, to_device=to_device, to_host=to_host, done=self._copied)
+        self._costs = costs
+        self._specs = specs
+        self._switch_ns = switch_ns
+        self._run_ns = run_ns
+        self._cores = cores if cores and cores.shared else None
+        self._pace: Pace | None = None  # of the run, where there are cores to share
+        self._prefill_ns = 0  # of a prefill alone
+        self._prefill_start_ns = 0
+        self._most_steps = 0  # of a decode run
+        self._added: set[ModelId] = set()
+        self._unheard: deque[InstanceEvent] = deque()
+        self._run: RunPrefill | RunDecode | None = None
+        self._times: Times | None = None  # of a decode run
+        self._version = 0  # of the run: what was scheduled for another one finds so
+        self._looking = False  # at the boundary to come
+        self._heard_at = 0  # the boundary where it did so last: after so many steps of the run
+        self._ends = False
+        self._outbox: list[FromInstance] = []
+        self._switched = False
+        self._reporter = reporting.Reporter(core) if reports else None
+        self._told_ns = 0
+        self._wakes_ns = NEVER_NS
+        self._do: dict[type, Callable[[Any], None]] = {
+            Send: self._send,
+            RunPrefill: self._prefill,
+            RunDecode: self._decode,
+            EndRun: self._end_run,
+            LoadWeights: self._load,
+            CopyBlocks: self._streams.copy,
+            AbandonLoad: self._abandon,
+            WipePages: self._streams.wipe,
+        }
+
+    # --- what it is told ----------------------------------------------------------------------------------------------
+
+    def tell(self, messages: Sequence[ToInstance]) -> None:
+        """They have arrived together. A model is bound when the first of its requests comes."""
+        for message in messages:
+            if isinstance(message, Submit | Adopt) and message.job.model not in self._added:
+                self._added.add(message.job.model)
+                self._unheard.append(AddModel(self._specs[message.job.model]))
+            self._unheard.append(message)
+        self._look()
+
+    def add_models(self) -> None:
+        """All of them now, as a live instance is told when it comes up."""
+        self._added.update(self._specs)
+        self._unheard += [AddModel(spec) for spec in self._specs.values()]
+        self._look()
+
+    def _look(self) -> None:
+        """Something is new: it is told at the next boundary between steps, or at once where none is under way."""
+        times = self._times
+        if self._run is None:
+            self._listen()
+            self._tell(None)
+        elif times is not None and not self._looking:
+            steps = max(times.boundary(self._heap.now_ns), self._heard_at + 1)
+            if steps < times.steps:
+                self._looking = True
+                self._heap.at(times.of(steps - 1), self._between_steps, self._version, steps)
+
+    def _listen(self) -> None:
+        self._unheard += self._streams.progress()
+
+    def _between_steps(self, version: int, steps: int) -> None:
+        if version != self._version or steps <= self._heard_at:
+            return
+        self._looking, self._heard_at = False, steps
+        self._report()
+        self._listen()
+        while self._unheard and not self._ends:
+            self._tell_core(self._unheard.popleft())
+        if self._ends:
+            assert self._times is not None
+            self._times.steps = steps
+            self._decoded(version)
+        else:
+            self._report_later()
+
+    def _tell(self, answer: Stepped | None) -> None:
+        """Between runs; the answer of one comes last. Ends with the run that is asked for, if one is."""
+        unheard = self._unheard
+        if answer:
+            unheard.append(answer)
+        while unheard and self._run is None:
+            self._tell_core(unheard.popleft())
+        if unheard:
+            self._look()
+        if self._run is None:
+            self._report()
+        self._report_later()
+
+    def _tell_core(self, event: InstanceEvent) -> None:
+        """What it asks for is done; messages leave together."""
+        now_ns = self._heap.now_ns
+        effects = self.core.on(event, now_ns)
+        if self._reporter:
+            self._reporter.told()
+            self._told_ns = now_ns
+        self._watch.decided(self.instance, effects)
+        for effect in effects:
+            action = self._do.get(type(effect))
+            if action:
+                action(effect)
+        if self._outbox:
+            self._watch.hear(self.instance, self._outbox)
+            self._outbox = []
+
+    # --- what it says of itself, and how it is told that time passes -------------------------------------------------
+
+    def _report(self) -> None:
+        """As a live instance does, at the end of each step and when there is nothing else to do."""
+        now_ns = self._heap.now_ns
+        if self._reporter and self._reporter.due(now_ns):
+            report = self._reporter.report(now_ns)
+            if report:
+                self._watch.hear(self.instance, [report])
+
+    def _report_later(self) -> None:
+        """Comes back when a report is due, or pages are owed for long."""
+        reporter, times, now_ns = self._reporter, self._times, self._heap.now_ns
+        if reporter is None:
+            return
+        due_ns = reporter.due_ns
+        if self._run is None:
+            tick_ns = self._told_ns + OWING_NS if self.core.ledger.balloon.owes else NEVER_NS
+            self._wake(min(NEVER_NS if due_ns is None else due_ns, tick_ns))
+        elif times is not None and due_ns is not None:
+            steps = max(times.boundary(max(due_ns, now_ns)), self._heard_at + 1)
+            if steps < times.steps:
+                self._heap.at(times.of(steps - 1), self._between_steps, self._version, steps)
+
+    def _wake(self, at_ns: int) -> None:
+        if at_ns < self._wakes_ns:
+            self._wakes_ns = at_ns
+            self._heap.at(at_ns, self._idle, at_ns)
+
+    def _idle(self, at_ns: int) -> None:
+        if at_ns != self._wakes_ns:
+            return
+        self._wakes_ns = NEVER_NS
+        if self._run is None:
+            if self.core.ledger.balloon.owes and self._heap.now_ns >= self._told_ns + OWING_NS:
+                self._unheard.append(Tick())
+            self._tell(None)
+
+    def _end_run(self, effect: EndRun) -> None:
+        self._ends = True
+
+    def _send(self, effect: Send) -> None:
+        message = effect.message
+        self._outbox.append(message)
+        if type(message) is SwitchDone:
+            self._switched = True
+            self._span(SpanKind.SWITCH, message.model, self._heap.now_ns - switch_ns(message), nbytes=message.nbytes)
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    def _start_ns(self) -> int:
+        late_ns, self._switched = self._switch_ns if self._switched else 0, False
+        start_ns = self._heap.now_ns + late_ns + self._run_ns
+        if self._cores:
+            self._cores.enter(self._slowed)
+            self._pace = Pace(start_ns, self._cores.slowness)
+        return start_ns
+
+    def _slowed(self, slowness: int) -> None:
+        """Others began or ended a run on the processors: this one ends at another time."""
+        times, looked, now_ns = self._times, self._looking, self._heap.now_ns
+        assert self._pace is not None
+        self._pace.change(now_ns, slowness)
+        self._version += 1
+        if times is None:
+            self._heap.at(self._pace.at(self._prefill_ns), self._prefilled, self._version)
+            return
+        assert isinstance(self._run, RunDecode)
+        times.steps = min(self._most_steps, times.boundary(self._run.until_ns))
+        self._looking = False
+        self._heap.at(max(times.of(times.steps - 1), now_ns), self._decoded, self._version)
+        if looked:
+            self._look()
+        self._report_later()
+
+    def _over(self) -> None:
+        """The run is."""
+        self._version += 1
+        if self._cores:
+            self._cores.leave(self._slowed)
+
+    def _prefill(self, effect: RunPrefill) -> None:
+        self._run = effect
+        start_ns, tokens = self._start_ns(), effect.job.prefill_tokens
+        self._prefill_ns = self._costs[effect.job.model].prefill_ns(tokens)
+        self._prefill_start_ns = start_ns
+        self._version += 1
+        stop_ns = self._pace.at(self._prefill_ns) if self._pace else start_ns + self._prefill_ns
+        self._heap.at(stop_ns, self._prefilled, self._version)
+
+    def _prefilled(self, version: int) -> None:
+        if version != self._version:
+            return
+        effect, start_ns, self._run = self._run, self._prefill_start_ns, None
+        self._over()
+        self._report()
+        assert isinstance(effect, RunPrefill)
+        job, now_ns = effect.job, self._heap.now_ns
+        index = len(job.sent)
+        last = index + 1 >= self._watch.output_tokens(job.request)
+        self._watch.made(job.request, index, Once(now_ns))
+        self._span(SpanKind.PREFILL, job.model, start_ns, requests=1, steps=1, tokens=job.prefill_tokens)
+        self._listen()
+        self._tell(Stepped(((_LAST if last else _TOKEN,),), now_ns - start_ns))
+
+    def _decode(self, effect: RunDecode) -> None:
+        self._run = effect
+        start_ns, rows, lengths = self._start_ns(), effect.rows, self._watch.output_tokens
+        context = sum([row.position for row in rows])
+        left = min([lengths(row.job.request) - row.index for row in rows])
+        costs, self._most_steps = self._costs[effect.model], min(effect.steps, left)
+        times = self._times = Times(costs, start_ns, context, len(rows), self._most_steps, self._pace)
+        times.steps = steps = min(self._most_steps, times.boundary(effect.until_ns))
+        self._version += 1
+        self._looking = self._ends = False
+        self._heard_at = 0
+        self._heap.at(times.of(steps - 1), self._decoded, self._version)
+
+    def _decoded(self, version: int) -> None:
+        if version != self._version:
+            return
+        effect, times = self._run, self._times
+        assert isinstance(effect, RunDecode) and times is not None
+        self._run = self._times = None
+        self._over()
+        steps, watch, finished = times.steps, self._watch, []
+        tokens = (_TOKEN,) * steps
+        ending = (*tokens[:-1], _LAST)
+        for row in effect.rows:
+            job = row.job
+            last = row.index + steps >= watch.output_tokens(job.request)
+            finished.append(_LAST if last else _TOKEN)
+            watch.made(job.request, row.index, times)
+            finish = job.finish(row.index + steps - 1, finished[-1].id)
+            self._outbox.append(Tokens(job.request, job.attempt, row.index, ending if last else tokens, finish))
+        if watch.spans is not None:
+            context = sum([row.position for row in effect.rows])
+            self._span(
+                SpanKind.DECODE, effect.model, times.start_ns, requests=len(effect.rows), steps=steps, tokens=context
+            )
+        made = ((_TOKEN,) * len(effect.rows),) * (steps - 1)
+        self._report()
+        self._listen()
+        self._tell(Stepped((*made, tuple(finished)), self._heap.now_ns - times.start_ns))
+
+    # --- copies -------------------------------------------------------------------------------------------------------
+
+    def _load(self, effect: LoadWeights) -> None:
+        self._streams.load(effect, self._specs[effect.model].manifest.image_bytes)
+
+    def _abandon(self, effect: AbandonLoad) -> None:
+        self._streams.abandon(effect.event)
+
+    def _copied(self, copy: Copy) -> None:
+        kind = _COPIES.get(copy.stream)
+        if kind:
+            assert copy.flow is not None
+            self._span(kind, copy.model, copy.flow.started_ns, nbytes=copy.nbytes)
+        self._look()
+
+    def _span(
+        self,
+        kind: SpanKind,
+        model: ModelId,
+        start_ns: int,
+        *,
+        requests: int = 0,
+        steps: int = 0,
+        tokens: int = 0,
+        nbytes: int = 0,
+    ) -> None:
+        if self._watch.spans is not None:
+            span = Span(self.instance, kind, model, start_ns, self._heap.now_ns, requests, steps, tokens, nbytes)
+            self._watch.spans.append(span)
+
+
+def switch_ns(done: SwitchDone) -> int:
+    """How long the whole change took."""
+    return done.make_room_ns + done.copy_ns + done.kv_ns

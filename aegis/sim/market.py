@@ -1,0 +1,295 @@
+"""A simulated market: the session core that serves, over simulated instances, from arrivals to records.
+
+What the live market does with messages between its cores is done here too, by the same books: host slabs are leased
+(`SlabLeases`), each device's pages are granted by its arbiter. A message takes `message_ns` either way and none
+overtakes another.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from aegis.core.effects import Effect
+from aegis.core.errors import LawBroken
+from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.lifecycle import State
+from aegis.core.messages import (
+    FromInstance,
+    GaveBack,
+    ModelAdded,
+    NeedPages,
+    NeedSlabs,
+    PeerForgotten,
+    ReturnSlabs,
+    SwitchDone,
+    Telemetry,
+    ToInstance,
+)
+from aegis.core.model import ModelSpec
+from aegis.core.request import Job, Sampling
+from aegis.sim.heap import Heap
+from aegis.sim.instance import END, SimInstance
+from aegis.sim.times import Times
+from aegis.sim.words import Words
+from aegis.telemetry.decisions import DecisionLog
+from aegis.telemetry.records import Record
+from aegis.telemetry.spans import Span
+from memory.arbiter import TICK_NS, ArbiterEffect, PageArbiter
+from memory.leases import Grants, SlabLeases
+from proxy.events import Arrived, ClientLeft, Ended, Event, Heard, To
+from proxy.sessions import SessionCore
+
+_ENDED = {State.FINISHED: "finished", State.FAILED: "failed", State.CANCELLED: "cancelled"}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A request as the workload has it. The output length is known to the world alone; `leaves_ns` is when its client
+    loses interest, if it does."""
+
+    at_ns: int
+    model: ModelId
+    input_tokens: int
+    output_tokens: int
+    leaves_ns: int | None = None
+
+
+class _Fate:
+    """A request under way."""
+
+    __slots__ = ("due_ns", "first_ns", "job", "last_ns", "left", "on_time", "output_tokens", "tbt_ns", "times")
+
+    def __init__(self, job: Job, spec: ModelSpec, output_tokens: int, *, keep: bool) -> None:
+        self.job = job
+        self.due_ns = spec.slo.due_ns(job.arrival_ns, 0)
+        self.tbt_ns = spec.slo.tbt_ns
+        self.output_tokens = self.left = output_tokens
+        self.on_time = 0
+        self.first_ns: int | None = None
+        self.last_ns: int | None = None
+        self.times: list[int] | None = [] if keep else None
+
+    def made(self, index: int, times: Times, late_ns: int) -> None:
+        """Tokens were made that the client sees `late_ns` later."""
+        self.left = self.output_tokens - index - times.steps
+        if self.first_ns is None:
+            self.first_ns = times.of(0) + late_ns
+        self.last_ns = times.of(times.steps - 1) + late_ns
+        self.on_time += self._on_time(index, times, late_ns)
+        if self.times is not None:
+            self.times += [times.of(step) + late_ns for step in range(times.steps)]
+
+    def _on_time(self, index: int, times: Times, late_ns: int) -> int:
+        """How many met their deadlines. Lateness is a convex function of the step, for steps grow with the context: the
+        late ones lie at the ends."""
+        due_ns, tbt_ns, of, last = self.due_ns + index * self.tbt_ns - late_ns, self.tbt_ns, times.of, times.steps - 1
+        if not times.steady:
+            return sum(of(step) <= due_ns + step * tbt_ns for step in range(last + 1))
+        first_late, last_late = of(0) > due_ns, of(last) > due_ns + last * tbt_ns
+        if not first_late and not last_late:
+            return last + 1
+        if last == 0 or (first_late and last_late and of(1) - of(0) >= tbt_ns):
+            return 0
+        if first_late and last_late:
+            return sum(of(step) <= due_ns + step * tbt_ns for step in range(last + 1))
+        low, high = 0, last  # late at one of them only
+        while high - low > 1:
+            middle = (low + high) // 2
+            if (of(middle) > due_ns + middle * tbt_ns) == first_late:
+                low = middle
+            else:
+                high = middle
+        return last - low if first_late else low + 1
+
+
+class SimMarket:
+    """`arrivals` in order of time. `keep_times` keeps when each token came, `spans` what instances did."""
+
+    def __init__(
+        self,
+        session: SessionCore,
+        heap: Heap,
+        *,
+        specs: Mapping[ModelId, ModelSpec],
+        host_slabs: int,
+        message_ns: int,
+        keep_times: bool = False,
+        keep_spans: bool = False,
+        most_tokens: int = 4096,
+        decisions: DecisionLog | None = None,
+    ) -> None:
+        self.heap = heap
+        self.words = Words()
+        self.instances: dict[InstanceId, SimInstance] = {}
+        self.records: list[Record] = []
+        self.switches: list[SwitchDone] = []
+        self.spans: list[Span] | None = [] if keep_spans else None
+        self._session = session
+        self._specs = specs
+        self._message_ns = message_ns
+        self._keep_times = keep_times
+        self._most_tokens = most_tokens
+        self._decisions = decisions
+        self._outbox: defaultdict[InstanceId, list[ToInstance]] = defaultdict(list)
+        self._leases = SlabLeases(host_slabs)
+        self._arbiters: dict[InstanceId, PageArbiter] = {}
+        self._fates: dict[RequestId, _Fate] = {}
+        self._prompts: dict[int, tuple[int, ...]] = {}
+        self._left: dict[RequestId, int] = {}  # how long their answers would have become
+        self._arrived = 0
+        self._awaited = True  # more will arrive
+
+    def join(self, instance: SimInstance, arbiter: PageArbiter) -> None:
+        """Before anything is told to the session core about it."""
+        name = instance.instance
+        self.instances[name] = instance
+        self._arbiters[name] = arbiter
+        self._leases.join(name)
+        arbiter.join(name)
+
+    def watch(self) -> None:
+        """From now on its arbiters are told that time passes, as long as there are requests."""
+        self.heap.at(self.heap.now_ns + TICK_NS, self._tick)
+
+    def tell(self, event: Event) -> None:
+        """An event from outside the instances."""
+        self._perform(event)
+        self._flush()
+
+    def run(self, arrivals: Iterable[Wanted]) -> None:
+        """Until every request has ended."""
+        self._next(iter(arrivals))
+        self.heap.run()
+        if self._fates:
+            raise LawBroken(f"{len(self._fates)} requests never ended")
+
+    # --- for its instances --------------------------------------------------------------------------------------------
+
+    def output_tokens(self, request: RequestId) -> int:
+        fate = self._fates.get(request)
+        return fate.output_tokens if fate else self._left[request]  # its client has left, the message is on its way
+
+    def left(self, request: RequestId) -> int:
+        """What an oracle knows: how many tokens the request has still to make."""
+        fate = self._fates.get(request)
+        return fate.left if fate else 0
+
+    def made(self, request: RequestId, index: int, times: Times) -> None:
+        fate = self._fates.get(request)
+        if fate:
+            fate.made(index, times, self._message_ns)
+
+    def hear(self, instance: InstanceId, messages: list[FromInstance]) -> None:
+        self.heap.at(self.heap.now_ns + self._message_ns, self._heard, instance, messages)
+
+    def decided(self, instance: InstanceId, effects: list[Effect]) -> None:
+        if self._decisions:
+            self._decisions.did(instance, effects, self.heap.now_ns)
+
+    # --- arrivals and ends --------------------------------------------------------------------------------------------
+
+    def _next(self, arrivals: Iterator[Wanted]) -> None:
+        wanted = next(arrivals, None)
+        self._awaited = wanted is not None
+        if wanted is not None:
+            self.heap.at(wanted.at_ns, self._arrive, wanted, arrivals)
+
+    def _arrive(self, wanted: Wanted, arrivals: Iterator[Wanted]) -> None:
+        self._arrived += 1
+        request, spec = RequestId(self._arrived), self._specs[wanted.model]
+        sampling = Sampling(max_tokens=self._most_tokens, stop_token_ids=(END,))
+        job = Job(request, 1, wanted.model, self._prompt(wanted.input_tokens), sampling, self.heap.now_ns)
+        self._fates[request] = _Fate(job, spec, wanted.output_tokens, keep=self._keep_times)
+        self.tell(Arrived(job))
+        if wanted.leaves_ns is not None:
+            self.heap.at(wanted.leaves_ns, self.tell, ClientLeft(request))
+        self._next(arrivals)
+
+    def _prompt(self, tokens: int) -> tuple[int, ...]:
+        prompt = self._prompts.get(tokens)
+        if prompt is None:
+            prompt = self._prompts[tokens] = (0,) * tokens
+        return prompt
+
+    def _ended(self, ended: Ended) -> None:
+        fate = self._fates.pop(ended.request)
+        job = fate.job
+        if ended.state is not State.FINISHED:
+            self._left[ended.request] = fate.output_tokens
+        self.records.append(
+            Record(
+                request=job.request,
+                model=job.model,
+                arrival_ns=job.arrival_ns,
+                input_tokens=len(job.prompt),
+                output_tokens=fate.output_tokens,
+                ended=_ENDED[ended.state],
+                on_time=fate.on_time,
+                first_ns=fate.first_ns,
+                last_ns=fate.last_ns,
+                token_times_ns=tuple(fate.times or ()),
+            )
+        )
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def _perform(self, event: Event) -> None:
+        """What the session core decides is done."""
+        for effect in self._session.on(event, self.heap.now_ns):
+            if type(effect) is To:
+                self._put(effect.instance, effect.message)
+            elif type(effect) is Ended:
+                self._ended(effect)
+
+    def _put(self, instance: InstanceId, message: ToInstance) -> None:
+        self._outbox[instance].append(message)
+        if self._decisions:
+            self._decisions.told(instance, message, self.heap.now_ns)
+
+    def _flush(self) -> None:
+        """To each instance its messages leave together."""
+        for instance, messages in self._outbox.items():
+            self.heap.at(self.heap.now_ns + self._message_ns, self.instances[instance].tell, messages)
+        self._outbox.clear()
+
+    def _heard(self, instance: InstanceId, messages: list[FromInstance]) -> None:
+        for message in messages:
+            match message:
+                case NeedPages():
+                    self._arbitrate(self._arbiters[instance].ask(instance, message))
+                case GaveBack():
+                    self._arbitrate(self._arbiters[instance].gave_back(instance, message))
+                case NeedSlabs(count):
+                    self._grant(self._leases.ask(instance, count))
+                case ReturnSlabs(slabs):
+                    self._grant(self._leases.give_back(instance, slabs))
+                case PeerForgotten(peer):
+                    self._grant(self._leases.forgotten(instance, peer))
+                case Telemetry(queued=queued, running=running):
+                    busy = queued + running > 0
+                    self._arbiters[instance].seen(instance, busy=busy, now_ns=self.heap.now_ns)
+                case ModelAdded():
+                    pass
+                case _:
+                    if type(message) is SwitchDone:
+                        self.switches.append(message)
+                    self._perform(Heard(instance, message))
+        self._flush()
+
+    def _tick(self) -> None:
+        for arbiter in dict.fromkeys(self._arbiters.values()):
+            self._arbitrate(arbiter.tick(self.heap.now_ns))
+        if self._fates or self._awaited:
+            self.watch()
+
+    def _grant(self, grants: Grants) -> None:
+        for instance, answer in grants:
+            self._put(instance, answer)
+
+    def _arbitrate(self, effects: list[ArbiterEffect]) -> None:
+        for effect in effects:
+            assert isinstance(effect, tuple)
+            self._put(*effect)
+            self._flush()

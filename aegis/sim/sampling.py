@@ -1,0 +1,43 @@
+"""How full the host's KV slabs are, looked at in even steps of time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aegis.core.model import KvShape
+from aegis.sim.heap import Heap
+from memory.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class HostUse:
+    """Slabs of one shape, of all instances together."""
+
+    at_ns: int
+    shape: KvShape
+    held_bytes: int
+    taken_bytes: int  # by blocks: the rest of what is held is waste
+
+
+class Sampler:
+    """Begins at once and ends when nothing else is left to happen."""
+
+    def __init__(self, heap: Heap, every_ns: int, ledgers: Sequence[Ledger]) -> None:
+        self.samples: list[HostUse] = []
+        self._heap = heap
+        self._every_ns = every_ns
+        self._ledgers = ledgers
+        heap.at(heap.now_ns, self._sample)
+
+    def _sample(self) -> None:
+        held: defaultdict[KvShape, int] = defaultdict(int)
+        taken: defaultdict[KvShape, int] = defaultdict(int)
+        for ledger in self._ledgers:
+            for shape, use in ledger.host.use().items():
+                held[shape] += use.slabs * use.slab_bytes
+                taken[shape] += (use.reserved + use.used + use.moving) * use.block_bytes
+        self.samples += [HostUse(self._heap.now_ns, shape, held[shape], taken[shape]) for shape in held]
+        if len(self._heap):
+            self._heap.at(self._heap.now_ns + self._every_ns, self._sample)

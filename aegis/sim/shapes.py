@@ -1,0 +1,104 @@
+"""Shapes of real models, without their files: what the simulator needs to know of a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aegis.core.ids import ModelId
+from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec, Slo
+
+_ITEM_BYTES = 2  # bfloat16, as in all the papers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A dense decoder with gated feed-forward layers and RMS norms, figures as in its `config.json`."""
+
+    name: str
+    architecture: str
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    intermediate: int
+    vocab: int
+    context_tokens: int
+    qkv_bias: bool = False
+    tied: bool = False  # the output layer is the embedding
+
+    @property
+    def parameters(self) -> int:
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = self.hidden * (2 * queries + 2 * keys) + (queries + 2 * keys if self.qkv_bias else 0)
+        layer = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        return self.layers * layer + self.vocab * self.hidden * (1 if self.tied else 2) + self.hidden
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.parameters * _ITEM_BYTES
+
+    @property
+    def kv(self) -> KvShape:
+        layer = KvLayer(heads=self.kv_heads, key_dim=self.head_dim, value_dim=self.head_dim)
+        return KvShape(layers=(layer,) * self.layers, dtype="bfloat16", itemsize=_ITEM_BYTES)
+
+    def spec(self, model: ModelId, slo: Slo) -> ModelSpec:
+        """As if registered from a checkpoint of its own, so that no two models share an image; its `root` is the
+        shape's name."""
+        return ModelSpec(
+            model=model, manifest=self._manifest(model), directory="", image_path="", root=self.name, slo=slo
+        )
+
+    def _manifest(self, model: ModelId) -> Manifest:
+        return Manifest(
+            fingerprint=f"{self.name}/{model}",
+            architecture=self.architecture,
+            dtype="bfloat16",
+            image_bytes=self.weight_bytes,
+            tensors=(),
+            kv=self.kv,
+            context_tokens=self.context_tokens,
+            vocab_size=self.vocab,
+            eos_token_ids=(),
+            hidden_size=self.hidden,
+            intermediate_size=self.intermediate,
+            parameters=self.parameters,
+        )
+
+
+def _shape(
+    name: str, layers: int, heads: tuple[int, int], hidden: int, intermediate: int, vocab: int, context_tokens: int
+) -> ModelShape:
+    qwen = name.startswith("qwen")
+    return ModelShape(
+        name=name,
+        architecture="Qwen2ForCausalLM" if qwen else "LlamaForCausalLM",
+        layers=layers,
+        heads=heads[0],
+        kv_heads=heads[1],
+        head_dim=128,
+        hidden=hidden,
+        intermediate=intermediate,
+        vocab=vocab,
+        context_tokens=context_tokens,
+        qkv_bias=qwen,
+    )
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        _shape("yi-1.5-6b", 32, (32, 4), 4096, 11008, 64000, 4096),
+        _shape("qwen2.5-7b", 28, (28, 4), 3584, 18944, 152064, 32768),
+        _shape("yi-1.5-9b", 48, (32, 4), 4096, 11008, 64000, 4096),
+        _shape("llama-2-13b", 40, (40, 40), 5120, 13824, 32000, 4096),
+        _shape("qwen2.5-14b", 48, (40, 8), 5120, 13824, 152064, 32768),
+        _shape("qwen2.5-32b", 64, (40, 8), 5120, 27648, 152064, 32768),
+        _shape("qwen2.5-72b", 80, (64, 8), 8192, 29568, 152064, 32768),
+    )
+}
+"""The models of Aegaeon's figures (7B, 9B and 13B; 6B and 7B on A10; 72B), and sizes between for one's own."""
+
+MIX = ("qwen2.5-7b",) * 6 + ("yi-1.5-9b",) * 2 + ("llama-2-13b",) * 2
+"""Ten of Aegaeon's models, in the order of its artifact; model i of a market has the shape `MIX[i % 10]`."""

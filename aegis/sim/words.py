@@ -1,0 +1,34 @@
+"""The node's shared words: the events that copies wait for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+from aegis.core.request import EventHandle
+
+
+class Words:
+    """A word only grows."""
+
+    __slots__ = ("_values", "_waiting")
+
+    def __init__(self) -> None:
+        self._values: defaultdict[int, int] = defaultdict(int)
+        self._waiting: defaultdict[int, list[tuple[int, Callable[[], None]]]] = defaultdict(list)
+
+    def passed(self, event: EventHandle) -> bool:
+        return self._values[event.word] >= event.value
+
+    def when(self, event: EventHandle, action: Callable[[], None]) -> None:
+        """Once it has passed, which it has not."""
+        self._waiting[event.word].append((event.value, action))
+
+    def signal(self, event: EventHandle) -> None:
+        self._values[event.word] = event.value
+        waiting = self._waiting.pop(event.word, None)
+        for value, action in waiting or ():
+            if value <= event.value:
+                action()
+            else:
+                self._waiting[event.word].append((value, action))

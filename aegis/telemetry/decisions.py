@@ -1,0 +1,147 @@
+"""What the cores decided, one line each: `time_ns who what`. The simulator and the live server write the same lines, so
+that two runs can be compared line for line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from aegis.core.effects import (
+    AbandonLoad,
+    CopyBlocks,
+    Effect,
+    EndRun,
+    LoadWeights,
+    MoveBlocks,
+    RunDecode,
+    RunPrefill,
+    Send,
+    UnmapWeights,
+    WipePages,
+)
+from aegis.core.ids import InstanceId
+from aegis.core.messages import (
+    Adopt,
+    Broken,
+    Cancel,
+    FromInstance,
+    GaveBack,
+    GaveUp,
+    GrantPages,
+    GrantSlabs,
+    KvReleased,
+    NeedPages,
+    NeedSlabs,
+    Phase,
+    Prefilled,
+    ReleaseKv,
+    ReturnSlabs,
+    Submit,
+    SwitchDone,
+    TakeBack,
+    ToInstance,
+)
+from aegis.core.request import EventHandle
+
+
+class DecisionLog:
+    """Lines in the order in which they were decided."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def did(self, instance: InstanceId, effects: Iterable[Effect], now_ns: int) -> None:
+        """What an instance's core asked its shell for."""
+        for effect in effects:
+            what = _said(effect.message) if isinstance(effect, Send) else _done(effect)
+            if what:
+                self.lines.append(f"{now_ns} {instance} {what}")
+
+    def told(self, instance: InstanceId, message: ToInstance, now_ns: int) -> None:
+        """What the market's cores want an instance to know."""
+        what = _told(message)
+        if what:
+            self.lines.append(f"{now_ns} market tells {instance}: {what}")
+
+
+def _done(effect: Effect) -> str | None:
+    """None for what follows from another line."""
+    match effect:
+        case RunPrefill(job, blocks):
+            return f"prefill {job.model} {job.request}.{job.attempt}, {job.prefill_tokens} tokens in {_runs(blocks)}"
+        case RunDecode(model, rows, steps, until_ns):
+            requests = " ".join(f"{row.job.request}.{row.job.attempt}@{row.position}" for row in rows)
+            return f"decode {model} {requests}, {steps} steps, until {until_ns}"
+        case EndRun():
+            return "end run"
+        case LoadWeights(stream, model, event):
+            return f"load {model} on {stream}, {_event(event)}"
+        case AbandonLoad(event):
+            return f"abandon load {_event(event)}"
+        case UnmapWeights(model):
+            return f"evict {model}"
+        case CopyBlocks(stream, _, copies, after, event):
+            return f"copy on {stream} {_copies(copies)} after {_event(after) if after else None}, {_event(event)}"
+        case MoveBlocks(_, copies):
+            return f"move {_copies(copies)}"
+        case WipePages(runs, event):
+            return f"wipe {_runs(runs)}, {_event(event)}"
+        case _:
+            return None
+
+
+def _said(message: FromInstance) -> str | None:
+    match message:
+        case Prefilled(request, attempt, _, kv):
+            return f"prefilled {request}.{attempt} into {_runs(kv.blocks) if kv else 'its own memory'}"
+        case KvReleased(request, attempt):
+            return f"releases KV of {request}.{attempt}"
+        case Phase(requests, running):
+            return f"{'runs' if running else 'preempts'} {' '.join(map(str, requests))}"
+        case GaveUp(request, attempt):
+            return f"gives up {request}.{attempt}"
+        case Broken(request, attempt, reason):
+            return f"breaks {request}.{attempt}: {reason}"
+        case SwitchDone(model, prefetched, make_room_ns, copy_ns, kv_ns):
+            return f"switched to {model} in {make_room_ns}+{copy_ns}+{kv_ns}{' prefetched' if prefetched else ''}"
+        case NeedPages(count, urgent):
+            return f"needs {count} pages{' urgently' if urgent else ''}"
+        case GaveBack(ticket, runs, refused, spare):
+            return f"gives back for {ticket}: {f'nothing of {spare}' if refused else _runs(runs)}"
+        case NeedSlabs(count):
+            return f"needs {count} slabs"
+        case ReturnSlabs(slabs):
+            return f"returns slabs {' '.join(map(str, slabs))}"
+        case _:
+            return None
+
+
+def _told(message: ToInstance) -> str | None:
+    match message:
+        case Submit(job, group):
+            return f"submit {job.request}.{job.attempt} of {job.model} in group {group}"
+        case Adopt(job, tokens, kv):
+            return f"adopt {job.request}.{job.attempt} of {job.model} with {len(tokens)} tokens from {_runs(kv.blocks)}"
+        case Cancel(request, attempt):
+            return f"cancel {request}.{attempt}"
+        case ReleaseKv(request, attempt):
+            return f"release KV of {request}.{attempt}"
+        case GrantSlabs(slabs, refused):
+            return "slabs refused" if refused else f"slabs {' '.join(map(str, slabs))}"
+        case GrantPages(runs, refused, excessive):
+            return f"pages refused{' as excessive' if excessive else ''}" if refused else f"pages {_runs(runs)}"
+        case TakeBack(ticket, pages, _, gentle, keep):
+            return f"take back {pages} pages for {ticket}{f' gently, keep {keep}' if gentle else ''}"
+        case _:
+            return None
+
+
+def _event(event: EventHandle) -> str:
+    return f"{event.word}:{event.value}"
+
+
+def _runs(runs: Iterable[Sequence[int]]) -> str:
+    return " ".join(f"{start}-{stop}" for start, stop in runs) or "nothing"
+
+
+def _copies(copies: Iterable[Sequence[int]]) -> str:
+    return " ".join(f"{source}>{target}x{count}" for source, target, count in copies)

@@ -1,0 +1,17 @@
+"""The recent past of a server: what its instances did and what became of its requests."""
+
+from __future__ import annotations
+
+from aegis.telemetry.records import Record
+from aegis.telemetry.request_log import RequestLog
+from aegis.telemetry.ring import Ring
+from aegis.telemetry.spans import Span
+
+
+class History:
+    """`spans` and `records` are how many of each are kept. Times are of the node's monotonic clock."""
+
+    def __init__(self, *, spans: int, records: int, token_times: bool) -> None:
+        self.spans: Ring[Span] = Ring(spans)
+        self.records: Ring[Record] = Ring(records)
+        self.requests = RequestLog(lambda record: self.records.add((record,)), token_times=token_times)

@@ -1,0 +1,20 @@
+"""What a server consists of: all that a simulation of it has to know beside what things cost."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from aegis.core.ids import InstanceId
+from aegis.core.model import ModelSpec
+from aegis.core.role import Role
+
+
+class NodeReport(Struct, frozen=True):
+    """Instances are dealt to the devices in turn. `models` come without what only serves to load them."""
+
+    devices: int
+    device_bytes: int  # of each
+    slab_bytes: int
+    host_kv_bytes: int
+    instances: dict[InstanceId, Role]
+    models: tuple[ModelSpec, ...]

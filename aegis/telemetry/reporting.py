@@ -1,0 +1,78 @@
+"""How an instance is doing, and when it says so."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from aegis.core.ids import ModelId
+from aegis.core.messages import Telemetry
+from memory.ledger import Ledger
+
+REPORT_NS = 200_000_000
+"""From one report to the next, where work neither came nor ended."""
+
+
+class Core(Protocol):
+    """What a report is about."""
+
+    ledger: Ledger
+    active: ModelId | None
+    counters: Any  # a dataclass of integers
+
+    @property
+    def queued(self) -> int: ...
+
+    @property
+    def running(self) -> int: ...
+
+
+class Reporter:
+    """A report is due when something was told to the core since the last one: at once where work has come or ended, for
+    what an idle instance holds others may have; else when the last one is `REPORT_NS` old."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._last: Telemetry | None = None
+        self._busy = False
+        self._told = True  # the first report says that there is one
+        self._next_ns = 0
+
+    @property
+    def due_ns(self) -> int | None:
+        """When a report will be due, if nothing more is told."""
+        if not self._told:
+            return None
+        return self._next_ns if self.busy == self._busy else 0
+
+    @property
+    def busy(self) -> bool:
+        return self._core.queued + self._core.running > 0
+
+    def told(self) -> None:
+        """Something was told to the core."""
+        self._told = True
+
+    def due(self, now_ns: int) -> bool:
+        due_ns = self.due_ns
+        return due_ns is not None and due_ns <= now_ns
+
+    def report(self, now_ns: int, **more: int) -> Telemetry | None:
+        """The one that is due, with `more` counters; None where nothing has changed."""
+        core, ledger = self._core, self._core.ledger
+        self._next_ns, self._busy, self._told = now_ns + REPORT_NS, self.busy, False
+        counters = {f"{name}_total": value for name, value in (asdict(core.counters) | more).items()}
+        report = Telemetry(
+            core.active,
+            ledger.weights.resident(),
+            core.queued,
+            core.running,
+            counters,
+            ledger.accounts(),
+            loading=tuple(model for model, _ in ledger.weights.loading()),
+            shapes=ledger.shapes(),
+        )
+        if report == self._last:
+            return None
+        self._last = report
+        return report

@@ -1,0 +1,31 @@
+"""The last of what happened, for whoever asks in time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Ring(Generic[T]):
+    """Keeps the last `capacity` entries. Each has a number, counted from 0 since the start, so that who asks again with
+    `next` misses nothing and gets nothing twice; no clocks have to be compared."""
+
+    __slots__ = ("_entries", "next")
+
+    def __init__(self, capacity: int) -> None:
+        self._entries: deque[T] = deque(maxlen=capacity)
+        self.next = 0  # the number of the entry that comes next
+
+    def add(self, entries: Iterable[T]) -> None:
+        for entry in entries:
+            self._entries.append(entry)
+            self.next += 1
+
+    def since(self, number: int) -> list[T]:
+        """Those from that number on, as far as they are still kept."""
+        first = self.next - len(self._entries)
+        return list(islice(self._entries, max(number - first, 0), None))

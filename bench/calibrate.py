@@ -1,0 +1,37 @@
+"""`aegis calibrate`: from what a server did to a cost file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aegis.client import AdminClient
+from aegis.core.errors import UserError
+from bench.calibration import cost_file, past
+from bench.calibration.past import Past
+from bench.calibration.rates import measure_rates
+from bench.calibration.steps import fit_steps
+from bench.calibration.table import lines
+from bench.result_files import check, write
+
+
+def run(*, url: str, seconds: float | None, spans: Path | None, records: Path | None, out: Path) -> None:
+    """Prints what was measured and writes it. Raises UserError."""
+    check(out)
+    calibrate(_seen(url, seconds, spans, records), out)
+
+
+def calibrate(seen: Past, out: Path) -> None:
+    """Raises UserError where there is too little to learn from."""
+    contention, fits = fit_steps(seen.spans)
+    if not fits:
+        raise UserError("too few runs of any model to learn from: at least 10 prefills and 10 decode runs are needed")
+    rates = measure_rates(seen.spans, seen.records)
+    print(*lines(contention, fits, rates), sep="\n")
+    write(out, cost_file.written(contention, fits, rates).encode())
+
+
+def _seen(url: str, seconds: float | None, spans: Path | None, records: Path | None) -> Past:
+    if spans is not None:
+        return past.kept(spans, records)
+    client = AdminClient(url)
+    return past.since(client) if seconds is None else past.watch(client, seconds)

@@ -1,0 +1,59 @@
+"""The past of a server: spans and records, from itself or from files that were kept."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from aegis.client import AdminClient
+from aegis.telemetry.files import parse, read_records, read_spans
+from aegis.telemetry.records import Record
+from aegis.telemetry.spans import Span
+
+_TELLING_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    spans: list[Span]
+    records: list[Record]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment of a server: what comes after it has these numbers and later ones."""
+
+    span: int
+    record: int
+
+
+def mark(client: AdminClient) -> Mark:
+    """Now."""
+    return Mark(client.next_number("spans"), client.next_number("records"))
+
+
+def since(client: AdminClient, start: Mark = Mark(0, 0)) -> Past:
+    """All that the server still knows of the time since. Raises UserError."""
+    return Past(
+        parse(client.spans(start.span), Span, "/debug/spans"),
+        parse(client.records(start.record), Record, "/debug/records"),
+    )
+
+
+def watch(client: AdminClient, seconds: float) -> Past:
+    """What happens in so many seconds from now."""
+    start = mark(client)
+    time.sleep(seconds)
+    return since(client, start)
+
+
+def settled(client: AdminClient, start: Mark) -> Past:
+    """What happened since, once instances have told all: they do so a few times a second."""
+    time.sleep(_TELLING_S)
+    return since(client, start)
+
+
+def kept(spans: Path, records: Path | None) -> Past:
+    """What `/debug/spans` and `/debug/records` answered once. Raises UserError."""
+    return Past(read_spans(spans), read_records(records) if records else [])

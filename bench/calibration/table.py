@@ -1,0 +1,53 @@
+"""What was measured, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from aegis.core.ids import ModelId
+from bench.calibration.least_squares import Quality
+from bench.calibration.rates import CopyRate, Rates
+from bench.calibration.steps import StepFit
+
+GOOD_R2 = 0.95
+
+
+def lines(contention: float, fits: Mapping[ModelId, StepFit], rates: Rates) -> Iterator[str]:
+    """One line for each model and kind of step, then the rest. Errors are of runs that no fit has seen."""
+    width = max([5, *map(len, fits)])
+    yield f"{'model':{width}} {'':7} {'constant':>10} {'1 000 tok':>10} {'row, tok2':>10} {'runs':>6} {'R2':>6} " + (
+        f"{'typical':>8} {'worst':>8}"
+    )
+    for model, fit in fits.items():
+        step, token, row = fit.decode
+        yield _line(f"{model:{width}} decode ", step, 1e3 * token, row, fit.decode_quality)
+        prompt, linear, square = fit.prefill
+        yield _line(f"{model:{width}} prefill", prompt, 1e3 * linear, 1e6 * square, fit.prefill_quality)
+    yield ""
+    yield from _rest(contention, rates)
+    poor = [model for model, fit in fits.items() if min(fit.decode_quality.r2, fit.prefill_quality.r2) < GOOD_R2]
+    if poor:
+        yield f"R2 below {GOOD_R2}: {', '.join(poor)}; docs/calibrate.md says what may be done about it"
+
+
+def _line(head: str, constant_ns: float, ktoken_ns: float, other_ns: float, judged: Quality) -> str:
+    return (
+        f"{head} {constant_ns / 1e6:10.4f} {ktoken_ns / 1e6:10.4f} {other_ns / 1e6:10.4f} {judged.observations:6} "
+        f"{judged.r2:6.3f} {judged.typical:8.1%} {judged.worst:8.0%}"
+    )
+
+
+def _rest(contention: float, rates: Rates) -> Iterator[str]:
+    for name, rate in (("host to device", rates.to_device), ("device to host", rates.to_host)):
+        yield f"{name:30} {_rate(rate) if rate else 'not seen'}"
+    if rates.beta is not None:
+        yield f"{'beta of eq. 4':30} {rates.beta:.2f}"
+    yield f"{'between two runs':30} {rates.run_ns / 1e3:.0f} us"
+    yield f"{'more where the model changes':30} {rates.switch_ns / 1e3:.0f} us"
+    message = "not seen" if rates.message_ns is None else f"{rates.message_ns / 1e3:.0f} us"
+    yield f"{'a message':30} {message}"
+    yield f"{'longer for each run beside it':30} {contention:.0%}"
+
+
+def _rate(rate: CopyRate) -> str:
+    return f"{rate.bytes_per_s / 1e9:.2f} GB/s and {rate.overhead_ns / 1e3:.0f} us a copy (R2 {rate.quality.r2:.3f})"

@@ -1,0 +1,160 @@
+"""`aegis bench fidelity`: the same requests live and simulated, by costs that were measured on others."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aegis.client import AdminClient
+from aegis.core.errors import UserError
+from aegis.core.estimators import Hardware
+from aegis.core.ids import ModelId
+from aegis.core.role import Role
+from aegis.sim.gpus import GpuSpec, with_costs
+from aegis.sim.market import Wanted
+from aegis.sim.world import Outcome, Pool, simulate
+from aegis.telemetry.node import NodeReport
+from aegis.telemetry.records import Record
+from aegis.telemetry.spans import SpanKind
+from bench import serve
+from bench.calibrate import calibrate
+from bench.calibration import past
+from bench.calibration.past import Past
+from bench.fidelity_errors import Compared, compare
+from bench.result_files import check, write
+from bench.serve_settings import Settings
+from bench.served import served
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """The server is that at `url`, or one that is launched with `launch`. The costs are read from a file or measured
+    on `calibrate_on` first."""
+
+    workload: str
+    seed: int
+    calibrate_on: str
+    calibrate_seed: int
+    costs: Path | None
+    url: str | None
+    launch: Sequence[str]
+    json: Path | None
+    keep: Path | None
+
+
+def run(wish: Wish) -> dict[str, Any]:
+    """Prints how far the simulation is off, and writes it. Raises UserError."""
+    for file in (wish.json, wish.keep and wish.keep / "x"):
+        if file:
+            check(file)
+    with nullcontext(wish.url) if wish.url else served(wish.launch) as url, _directory(wish.keep) as directory:
+        costs = wish.costs or directory / "costs.yaml"
+        if wish.costs is None:
+            print("calibrating", file=sys.stderr)
+            calibrate(_replay(url, wish.calibrate_on, wish.calibrate_seed, directory, "calibration"), costs)
+        print("live run", file=sys.stderr)
+        live = _replay(url, wish.workload, wish.seed, directory, "live")
+        pool = pool_of(AdminClient(url).node(), costs)
+        asked = msgspec.json.Decoder(Record).decode_lines((directory / "live.requests.jsonl").read_bytes())
+        outcome = simulate(pool, _wanted(asked))
+    whole, per_model = compare(live.records, outcome.records)
+    result = _result(wish, live, outcome, whole, per_model)
+    print(*_lines(result, whole, per_model), sep="\n")
+    if wish.json:
+        write(wish.json, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    return result
+
+
+def pool_of(node: NodeReport, costs: Path) -> Pool:
+    """A simulation of that server. Raises UserError where a model's costs were not measured."""
+    unmeasured = GpuSpec(
+        name="measured",
+        memory_bytes=node.device_bytes,
+        in_bytes_per_s=8 * _GIB,
+        out_bytes_per_s=8 * _GIB,
+        host_bytes_per_s=0,
+        gpus_per_node=node.devices,
+        memory_bytes_per_s=8 * _GIB,
+        flops_per_s=2 * 10**11,
+    )
+    gpu = with_costs(unmeasured, costs)
+    missing = sorted({spec.model for spec in node.models} - gpu.fits.keys())
+    if missing:
+        raise UserError(f"{costs}: has no costs of {', '.join(missing)}; calibrate with more requests to each model")
+    roles = list(node.instances.values())
+    return Pool(
+        gpu=gpu,
+        specs=node.models,
+        prefills=roles.count(Role.PREFILL),
+        decodes=roles.count(Role.DECODE),
+        mixed=roles.count(Role.MIXED),
+        devices=node.devices,
+        hardware=Hardware(),
+        slab_bytes=node.slab_bytes,
+        host_kv_bytes=node.host_kv_bytes,
+        keep_spans=True,
+    )
+
+
+def _replay(url: str, workload: str, seed: int, directory: Path, name: str) -> Past:
+    """What the server did and what became of these requests; both, and the requests as they were sent, are kept."""
+    client, requests = AdminClient(url), directory / f"{name}.requests.jsonl"
+    start = past.mark(client)
+    serve.run(Settings(base_url=url, workload=workload, seed=seed, records=requests))
+    seen = past.settled(client, start)
+    for kind, entries in (("spans", seen.spans), ("records", seen.records)):
+        write(directory / f"{name}.{kind}.jsonl", msgspec.json.Encoder().encode_lines(entries))
+    return seen
+
+
+def _wanted(asked: Sequence[Record]) -> Iterator[Wanted]:
+    ordered = sorted(asked, key=lambda record: (record.arrival_ns, record.request))
+    return (Wanted(each.arrival_ns, each.model, each.input_tokens, each.output_tokens) for each in ordered)
+
+
+@contextmanager
+def _directory(keep: Path | None) -> Iterator[Path]:
+    if keep:
+        yield keep
+    else:
+        with tempfile.TemporaryDirectory(prefix="aegis-") as directory:
+            yield Path(directory)
+
+
+def _result(
+    wish: Wish, live: Past, outcome: Outcome, whole: Compared, per_model: Mapping[ModelId, Compared]
+) -> dict[str, Any]:
+    return {
+        "workload": wish.workload,
+        "seed": wish.seed,
+        "calibrated_on": str(wish.costs or f"{wish.calibrate_on}, seed {wish.calibrate_seed}"),
+        "live_switches": sum(span.kind is SpanKind.SWITCH for span in live.spans),
+        "simulated_switches": len(outcome.switches),
+        "live_decode_runs": sum(span.kind is SpanKind.DECODE for span in live.spans),
+        "simulated_decode_runs": sum(span.kind is SpanKind.DECODE for span in outcome.spans),
+        "all": msgspec.to_builtins(whole),
+        "per_model": {str(model): msgspec.to_builtins(compared) for model, compared in per_model.items()},
+    }
+
+
+def _lines(result: Mapping[str, Any], whole: Compared, per_model: Mapping[ModelId, Compared]) -> Iterator[str]:
+    width = max([5, *map(len, per_model)])
+    yield (
+        f"{'model':{width}} {'requests':>8} {'E2E live':>9} {'sim':>9} {'error':>7} {'each':>6} "
+        f"{'TTFT p99':>9} {'sim':>9} {'error':>7}"
+    )
+    for name, c in chain(per_model.items(), (("all", whole),)):
+        e2e = f"{c.live_e2e_mean_ms:9.1f} {c.sim_e2e_mean_ms:9.1f} {c.e2e_mean_error:+7.1%} {c.each_e2e_error:6.1%}"
+        ttft = f"{c.live_ttft_p99_ms:9.1f} {c.sim_ttft_p99_ms:9.1f} {c.ttft_p99_error:+7.1%}"
+        yield f"{name:{width}} {c.requests:8} {e2e} {ttft}"
+    yield f"switches: {result['live_switches']} live, {result['simulated_switches']} simulated; times in ms"

@@ -1,0 +1,100 @@
+"""How far a simulation is from the live run of the same requests."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from aegis.core.ids import ModelId
+from aegis.telemetry.records import Record
+
+
+class Compared(Struct, frozen=True):
+    """Of requests that finished. Errors are the simulation's, relative; `each_e2e_error` is the mean over requests of
+    how far each is off, whichever way."""
+
+    requests: int
+    live_e2e_mean_ms: float
+    sim_e2e_mean_ms: float
+    e2e_mean_error: float
+    each_e2e_error: float
+    live_ttft_mean_ms: float
+    sim_ttft_mean_ms: float
+    ttft_mean_error: float
+    live_ttft_p99_ms: float
+    sim_ttft_p99_ms: float
+    ttft_p99_error: float
+
+
+def compare(live: Sequence[Record], simulated: Sequence[Record]) -> tuple[Compared, dict[ModelId, Compared]]:
+    """Of all requests, and of each model's. The same request is the one that is as many-th of its model."""
+    pairs = _paired(live, simulated)
+    return _compared([pair for these in pairs.values() for pair in these]), {
+        model: _compared(these) for model, these in sorted(pairs.items()) if these
+    }
+
+
+_Pair = tuple[Record, Record]
+
+
+def _paired(live: Sequence[Record], simulated: Sequence[Record]) -> dict[ModelId, list[_Pair]]:
+    of_model: tuple[Any, Any] = defaultdict(list), defaultdict(list)
+    for found, records in zip(of_model, (live, simulated), strict=True):
+        for record in sorted(records, key=lambda record: (record.arrival_ns, record.request)):
+            found[record.model].append(record)
+    return {
+        model: [pair for pair in zip(these, of_model[1][model], strict=False) if all(map(_is_whole, pair))]
+        for model, these in of_model[0].items()
+    }
+
+
+def _is_whole(record: Record) -> bool:
+    return record.ended == "finished" and record.first_ns is not None and record.last_ns is not None
+
+
+def _compared(pairs: Sequence[_Pair]) -> Compared:
+    e2e = [tuple(_since_arrival_ms(record, record.last_ns) for record in pair) for pair in pairs]
+    ttft = [tuple(_since_arrival_ms(record, record.first_ns) for record in pair) for pair in pairs]
+    e2e_live, e2e_sim = (_mean([each[side] for each in e2e]) for side in (0, 1))
+    ttft_live, ttft_sim = (_mean([each[side] for each in ttft]) for side in (0, 1))
+    p99_live, p99_sim = (_percentile([each[side] for each in ttft], 99) for side in (0, 1))
+    return Compared(
+        len(pairs),
+        e2e_live,
+        e2e_sim,
+        _error(e2e_live, e2e_sim),
+        _mean([abs(_error(*each)) for each in e2e]),
+        ttft_live,
+        ttft_sim,
+        _error(ttft_live, ttft_sim),
+        p99_live,
+        p99_sim,
+        _error(p99_live, p99_sim),
+    )
+
+
+def _since_arrival_ms(record: Record, time_ns: int | None) -> float:
+    assert time_ns is not None
+    return (time_ns - record.arrival_ns) / 1e6
+
+
+def _error(live: float, simulated: float) -> float:
+    return simulated / live - 1 if live else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _percentile(values: Sequence[float], percent: float) -> float:
+    """Between the two nearest, as numpy has it."""
+    ordered = sorted(values)
+    if not ordered:
+        return 0.0
+    at = (len(ordered) - 1) * percent / 100
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)

@@ -1,0 +1,88 @@
+"""The options of `aegis simulate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def simulate(
+    workload: Annotated[
+        str | None, typer.Option(metavar="SPEC", help="Requests from a generator (docs/workloads.md).")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Requests from a trace.")] = None,
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A figure of a paper instead: fig11a, fig11b, ... May be repeated."),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="May be repeated. [default: aegaeon; of a suite: those of its figure]"),
+    ] = None,
+    as_published: Annotated[
+        bool, typer.Option("--as-published", help="Policies with their papers' own settings, handicaps included.")
+    ] = False,
+    prefill: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Prefill instances, a GPU each. [default: 6]")
+    ] = None,
+    decode: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Decode instances, a GPU each. [default: 10]")
+    ] = None,
+    mixed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Instances of policies whose instances do both. [default: as many in all]"
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="GPU", help="h100, h800, h20, a10, h800x4, or a .yaml file. [default: h800]")
+    ] = None,
+    models: Annotated[
+        str | None, typer.Option(metavar="SPEC", help="mix:80, qwen2.5-72b:4, or a .yaml file. [default: mix]")
+    ] = None,
+    slo: Annotated[
+        str | None, typer.Option(metavar="SLO", help="When tokens are due, in seconds. [default: ttft=10,tbt=0.1]")
+    ] = None,
+    costs: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Step costs that `aegis calibrate` has measured.")
+    ] = None,
+    sweep: Annotated[
+        str | None, typer.Option(metavar="SWEEP", help="A key of the workload, like models=16:80:8.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of all that is drawn.")] = 0,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Simulations at a time. [default: one per core]")
+    ] = None,
+    trace_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Of a suite: traces like M16_rps0.10.csv.gz.")
+    ] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Of a suite: in seconds, to see that it works.")] = False,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all figures. [default: none; of a suite: NAME.json]")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw them, .png or .svg. [default: none; of a suite: NAME.png]")
+    ] = None,
+    records: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What became of each request, one JSON a line.")
+    ] = None,
+    spans: Annotated[Path | None, typer.Option(metavar="FILE", help="What each instance did, one JSON a line.")] = None,
+) -> int:
+    """Run the schedulers that serve on simulated GPUs.
+
+    The same command gives the same bytes on any machine. docs/simulate.md explains it.
+
+    \b
+    Examples:
+      aegis simulate --workload poisson:models=80,rps=0.1,duration=600
+      aegis simulate --workload poisson:rps=0.5 --sweep models=16:64:8 --policy aegaeon --policy serverlessllm
+      aegis simulate --trace trace.csv --gpu h100 --prefill 2 --decode 6 --slo ttft=5,tbt=0.05 --plot out.png
+      aegis simulate --suite fig11a
+    """
+    given: dict[str, Any] = dict(locals())
+    from bench.simulate.options import run
+
+    run(given)
+    return 0

@@ -1,0 +1,138 @@
+"""From the options of `aegis simulate` to what is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from aegis.core.errors import UserError
+from aegis.policies import RECIPES, published
+from aegis.telemetry import files
+from bench import result_files
+from bench.simulate import plots, sweep, table
+from bench.simulate.figures import figures
+from bench.simulate.setting import Setting
+from bench.simulate.setting import run as run_setting
+from bench.simulate.study import Curve, Point, Study, curves
+from bench.simulate.suite_run import Choice
+from bench.simulate.suite_run import run as run_suite
+from bench.simulate.suites import suite
+from bench.simulate.workers import cores
+from bench.slo import parse_slo
+
+_OF_A_SETTING = ("prefill", "decode", "mixed", "gpu", "models", "seed", "as_published")
+_FILES = ("json", "plot", "records", "spans")
+_OF_A_SUITE = ("trace_dir", "tiny")
+_NOT_OF_A_SUITE = (
+    "workload",
+    "trace",
+    "prefill",
+    "decode",
+    "mixed",
+    "gpu",
+    "models",
+    "slo",
+    "costs",
+    "sweep",
+    "records",
+    "spans",
+)
+
+
+def run(given: Mapping[str, Any]) -> None:
+    """Raises UserError."""
+    for name in _FILES:
+        if given[name]:
+            result_files.check(given[name])
+    if given["suite"]:
+        _suites(given)
+        return
+    if unused := [name for name in _OF_A_SUITE if given[name]]:
+        raise UserError(f"{_option(unused[0])} is of a --suite")
+    study = _study(given)
+    if given["plot"]:
+        plots.check(given["plot"])
+    if given["records"] or given["spans"]:
+        result = [_one(study, given["records"], given["spans"])]
+    else:
+        [result] = curves([study], jobs=given["jobs"] or cores(), title="simulating")
+    key = study.sweep.key if study.sweep else None
+    table.show(result, key)
+    if given["json"]:
+        content = {"setting": study.base.conditions(), "sweep": study.sweep, "curves": result}
+        result_files.write_json(given["json"], content)
+    if given["plot"]:
+        figure, [axes] = plots.sheet(1)
+        plots.draw(axes, result, key)
+        plots.save(figure, given["plot"])
+
+
+def _suites(given: Mapping[str, Any]) -> None:
+    if unused := [name for name in _NOT_OF_A_SUITE if given[name] is not None]:
+        raise UserError(f"{_option(unused[0])} is not of a --suite, which sets it itself")
+    chosen = [suite(name) for name in dict.fromkeys(given["suite"])]
+    if len(chosen) > 1 and (given["json"] or given["plot"]):
+        raise UserError("--json and --plot are of one --suite")
+    choice = Choice(
+        policies=tuple(dict.fromkeys(given["policy"] or _policies(as_published=given["as_published"]))),
+        as_published=given["as_published"],
+        tiny=given["tiny"],
+        seed=given["seed"],
+        jobs=given["jobs"] or cores(),
+        trace_dir=given["trace_dir"],
+    )
+    for each in chosen:
+        name = f"{each.name}-as-published" if choice.as_published else each.name
+        json, plot = given["json"] or Path(f"{name}.json"), given["plot"] or Path(f"{name}.png")
+        run_suite(each, choice, json=json, plot=plot)
+
+
+def _policies(*, as_published: bool) -> tuple[str, ...]:
+    """All, or those that have a published setting."""
+    return tuple(name for name in RECIPES if not as_published or published(name))
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _study(given: Mapping[str, Any]) -> Study:
+    workload, trace = given["workload"], given["trace"]
+    if (workload is None) == (trace is None):
+        raise UserError("give one of --workload, --trace and --suite")
+    if trace and given["sweep"]:
+        raise UserError("--sweep changes a key of --workload; a trace has none")
+    policies = tuple(dict.fromkeys(given["policy"] or ("aegaeon",)))
+    base = Setting(
+        policy=policies[0],
+        workload=workload,
+        trace=str(trace) if trace else None,
+        **_chosen(given),
+    )
+    return Study(base=base, policies=policies, sweep=sweep.parse(given["sweep"]) if given["sweep"] else None)
+
+
+def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was said of a setting; the rest keeps its default."""
+    chosen = {name: given[name] for name in _OF_A_SETTING if given[name] is not None}
+    if given["slo"]:
+        chosen["slo"] = parse_slo(given["slo"])
+    if given["costs"]:
+        chosen["costs"] = str(given["costs"])
+    if given["mixed"] is None and {"prefill", "decode"} & set(chosen):
+        chosen["mixed"] = chosen.get("prefill", 6) + chosen.get("decode", 10)
+    return chosen
+
+
+def _one(study: Study, records: Path | None, spans: Path | None) -> Curve:
+    """A single simulation, all of it written down."""
+    settings = study.settings()
+    if len(settings) != 1:
+        raise UserError("--records and --spans are of one simulation: give one --policy and no --sweep")
+    [(at, setting)] = settings
+    outcome = run_setting(setting, keep_times=True)
+    for file, lines in ((records, outcome.records), (spans, outcome.spans)):
+        if file:
+            files.write(file, lines)
+    return Curve(setting.policy, (Point(at, figures(outcome)),))

@@ -1,0 +1,95 @@
+"""One simulation: what it is of, and how it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aegis.core.ids import ModelId
+from aegis.core.model import ModelSpec, Slo
+from aegis.policies import recipe
+from aegis.sim.catalogue import models
+from aegis.sim.gpus import gpu, with_costs
+from aegis.sim.market import Wanted
+from aegis.sim.world import Outcome, Pool, simulate
+from bench.workloads import spec, traces
+from bench.workloads.arrival import Arrival
+
+_DEFAULT_SLO = Slo()
+_SPARE_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Everything that a simulation's outcome depends on; texts are as on the command line. `mixed` is how many
+    instances a policy has whose instances do both; others have `prefill` and `decode`."""
+
+    policy: str
+    workload: str | None = None
+    trace: str | None = None
+    seed: int = 0
+    as_published: bool = False
+    gpu: str = "h800"
+    costs: str | None = None
+    models: str = "mix"
+    slo: Slo = _DEFAULT_SLO
+    prefill: int = 6
+    decode: int = 10
+    mixed: int = 16
+    slab_bytes: int = 1 << 30
+
+    def conditions(self) -> dict[str, Any]:
+        """All but the policy, as it is written into results."""
+        written = msgspec.to_builtins(self)
+        del written["policy"]
+        return dict(written)
+
+
+def run(setting: Setting, *, keep_times: bool = False, sample_ns: int = 0) -> Outcome:
+    """Raises UserError, one line, where something of the setting does not fit."""
+    pool = replace(pool_of(setting), keep_times=keep_times, keep_spans=True, sample_ns=sample_ns)
+    return simulate(pool, _wanted(_arrivals_of(setting), {spec.model: spec for spec in pool.specs}))
+
+
+def pool_of(setting: Setting) -> Pool:
+    """Its instances and models. Raises UserError."""
+    known, asked = recipe(setting.policy, as_published=setting.as_published), _arrivals_of(setting)
+    return Pool(
+        gpu=with_costs(gpu(setting.gpu), Path(setting.costs)) if setting.costs else gpu(setting.gpu),
+        specs=tuple(models(setting.models, asked={arrival.model for arrival in asked}, slo=setting.slo)),
+        prefills=0 if known.mixed else setting.prefill,
+        decodes=0 if known.mixed else setting.decode,
+        mixed=setting.mixed if known.mixed else 0,
+        recipe=known,
+        slab_bytes=setting.slab_bytes,
+    )
+
+
+def _arrivals_of(setting: Setting) -> list[Arrival]:
+    return _arrivals(setting.workload, setting.trace, setting.seed)
+
+
+@cache
+def _arrivals(workload: str | None, trace: str | None, seed: int) -> list[Arrival]:
+    """Policies of a sweep are given the same arrivals one after the other."""
+    if trace:
+        return traces.read(Path(trace))
+    assert workload
+    return spec.parse(workload, seed)
+
+
+def _wanted(arrivals: Iterable[Arrival], specs: Mapping[ModelId, ModelSpec]) -> Iterator[Wanted]:
+    """As the model can take them: what is longer than its context is made shorter, input and output alike, as in
+    Aegaeon's artifact."""
+    for arrival in arrivals:
+        context = specs[arrival.model].manifest.context_tokens
+        tokens_in, tokens_out = arrival.input_tokens, arrival.output_tokens
+        if tokens_in + tokens_out > context:
+            share = context / (tokens_in + tokens_out + _SPARE_TOKENS)
+            tokens_in, tokens_out = max(int(tokens_in * share), 1), max(int(tokens_out * share), 1)
+        yield Wanted(arrival.at_ns, arrival.model, tokens_in, tokens_out)

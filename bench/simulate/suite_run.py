@@ -1,0 +1,149 @@
+"""Running suites: figures beside what was published, as a table, JSON and a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from bench import result_files
+from bench.simulate import breakdown, fragmentation, plots, switching, table
+from bench.simulate.references import CLAIMS, Comparison, compare
+from bench.simulate.setting import Setting
+from bench.simulate.study import Study, curves
+from bench.simulate.suites import Form, Panel, Suite, conditions, swept
+from bench.simulate.workers import each
+
+_MEASURES = {
+    Form.BREAKDOWN: breakdown.measure,
+    Form.SWITCHING: switching.measure,
+    Form.FRAGMENTATION: fragmentation.measure,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """How suites are run. `policies` of none: those that `aegis simulate` chooses."""
+
+    policies: tuple[str, ...]
+    as_published: bool = False
+    tiny: bool = False
+    seed: int = 0
+    jobs: int = 1
+    trace_dir: Path | None = None
+
+
+def run(suite: Suite, choice: Choice, *, json: Path, plot: Path) -> None:
+    """Raises UserError."""
+    plots.check(plot)
+    result = _curves(suite, choice, plot) if suite.form is Form.CURVES else _measured(suite, choice, plot)
+    head = {"suite": suite.name, "title": suite.title, "as_published": choice.as_published, "seed": choice.seed}
+    content = head | {"claim": CLAIMS.get(suite.name), "panels": result}
+    result_files.write_json(json, content)
+    table.plain_console().print(f"\n{json} and {plot} are written")
+
+
+def _conditions(panel: Panel, choice: Choice) -> Setting:
+    return conditions(panel, as_published=choice.as_published, tiny=choice.tiny, seed=choice.seed)
+
+
+# --- attainment over what is swept ----------------------------------------------------------------------------------
+
+
+def _curves(suite: Suite, choice: Choice, plot: Path) -> list[dict[str, Any]]:
+    studies = [
+        Study(
+            base=_conditions(panel, choice),
+            policies=choice.policies,
+            sweep=swept(panel, tiny=choice.tiny),
+            trace_dir=choice.trace_dir,
+        )
+        for panel in suite.panels
+    ]
+    results = curves(studies, jobs=choice.jobs, title=suite.name)
+    figure, axes = plots.sheet(len(studies), suite.title)
+    written = []
+    for panel, study, result, place in zip(suite.panels, studies, results, axes, strict=True):
+        assert study.sweep
+        comparisons = compare(suite.name + panel.name, result, as_published=choice.as_published)
+        plots.draw(place, result, study.sweep.key, panel.title)
+        table.show(result, study.sweep.key, title=f"{suite.title}: {panel.title}")
+        _show_comparisons(comparisons)
+        written.append(_written(panel, study.base, {"key": study.sweep.key, "curves": result, "beside": comparisons}))
+    plots.save(figure, plot)
+    return written
+
+
+def _written(panel: Panel, setting: Setting, result: dict[str, Any]) -> dict[str, Any]:
+    return {"panel": panel.name, "title": panel.title, "setting": setting.conditions()} | result
+
+
+def _show_comparisons(comparisons: Sequence[Comparison]) -> None:
+    if not comparisons:
+        return
+    shown = Table(box=None, pad_edge=False)
+    for title in ("policy", "here", "there", "difference", "there is"):
+        shown.add_column(title, overflow="fold")
+    for each_ in comparisons:
+        difference = "-" if each_.difference_percent is None else f"{each_.difference_percent:+.1f} %"
+        shown.add_row(each_.policy, each_.ours, each_.theirs, difference, each_.source)
+    table.plain_console().print("\nBeside what was published:", shown)
+
+
+# --- other figures --------------------------------------------------------------------------------------------------
+
+
+def _measured(suite: Suite, choice: Choice, plot: Path) -> list[dict[str, Any]]:
+    """Of one policy, the first."""
+    settings = [replace(_conditions(panel, choice), policy=choice.policies[0]) for panel in suite.panels]
+    results: list[Any] = each(_MEASURES[suite.form], settings, jobs=choice.jobs, title=suite.name)
+    _draw(suite, results, plot)
+    _show(suite, results)
+    return [
+        _written(panel, setting, {"policy": setting.policy, "result": result})
+        for panel, setting, result in zip(suite.panels, settings, results, strict=True)
+    ]
+
+
+def _draw(suite: Suite, results: Sequence[Any], plot: Path) -> None:
+    named = list(zip((panel.title for panel in suite.panels), results, strict=True))
+    figure, axes = plots.sheet(len(named) if suite.form is Form.SWITCHING else 1, suite.title)
+    match suite.form:
+        case Form.BREAKDOWN:
+            breakdown.draw(axes[0], named)
+        case Form.FRAGMENTATION:
+            fragmentation.draw(axes[0], named)
+        case Form.SWITCHING:
+            for place, (title, result) in zip(axes, named, strict=True):
+                switching.draw(place, result, title)
+    plots.save(figure, plot)
+
+
+def _show(suite: Suite, results: Sequence[Any]) -> None:
+    """A row for each panel."""
+    rows = [{"": panel.title} | _row(suite.form, result) for panel, result in zip(suite.panels, results, strict=True)]
+    shown = Table(box=None, pad_edge=False)
+    for title in dict.fromkeys(title for row in rows for title in row):
+        shown.add_column(title, justify="right" if title else "left")
+    for row in rows:
+        shown.add_row(*(row.get(str(column.header), "-") for column in shown.columns))
+    table.plain_console().print(suite.title, shown, "", CLAIMS.get(suite.name, ""), sep="\n")
+
+
+def _row(form: Form, result: Any) -> dict[str, str]:
+    match form:
+        case Form.BREAKDOWN:
+            return {stage.replace("_", " "): f"{100 * getattr(result, stage):.1f} %" for stage in breakdown.STAGES}
+        case Form.FRAGMENTATION:
+            return {shape: f"{100 * waste.of_peak:.1f} %" for shape, waste in result.shapes.items()}
+        case _:
+            spread = {f"to {root}, p50 / p99, s": each_ for root, each_ in result.switches.items()}
+            spread["KV copy, p50 / p99, s"] = result.kv_copies
+            return {"prefetched": f"{100 * result.prefetched:.1f} %"} | {
+                title: f"{each_.cdf_ms[49] / 1e3:.3f} / {each_.cdf_ms[98] / 1e3:.3f}"
+                for title, each_ in spread.items()
+                if each_.count
+            }

@@ -1,0 +1,75 @@
+"""How long instances take to change the model, and KV to move (Aegaeon §7.3, Figure 15)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from aegis.core.clock import NS_PER_MS
+from aegis.sim.instance import switch_ns
+from aegis.sim.world import Outcome
+from aegis.telemetry.spans import SpanKind
+from bench.simulate.figures import percentile
+from bench.simulate.setting import Setting, pool_of, run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_PERCENTS = tuple(range(1, 101))
+
+
+class Distribution(Struct, frozen=True):
+    """`cdf_ms[k]`: k + 1 per cent took no longer."""
+
+    count: int
+    cdf_ms: tuple[float, ...]
+
+
+class Switching(Struct, frozen=True):
+    """By shape of the model: whole switches (room, copy, KV of the first request, what a switch takes beside). Copies
+    of one request's KV, one way, are all together."""
+
+    switches: dict[str, Distribution]
+    prefetched: float  # share of the switches
+    kv_copies: Distribution
+
+
+def measure(setting: Setting) -> Switching:
+    """Raises UserError."""
+    pool = pool_of(setting)
+    return switching(run(setting), {spec.model: spec.root for spec in pool.specs}, pool.gpu_as_wanted().switch_ns)
+
+
+def switching(outcome: Outcome, roots: Mapping[str, str], overhead_ns: int) -> Switching:
+    """`roots`: the shape of each model."""
+    by_root: defaultdict[str, list[int]] = defaultdict(list)
+    for done in outcome.switches:
+        by_root[roots[done.model]].append(switch_ns(done) + overhead_ns)
+    moves = [s.stop_ns - s.start_ns for s in outcome.spans if s.kind in (SpanKind.SWAP_IN, SpanKind.SWAP_OUT)]
+    return Switching(
+        switches={root: _distribution(by_root[root]) for root in sorted(by_root)},
+        prefetched=round(sum(s.prefetched for s in outcome.switches) / max(len(outcome.switches), 1), 6),
+        kv_copies=_distribution(moves),
+    )
+
+
+def _distribution(durations_ns: Sequence[int]) -> Distribution:
+    ordered = sorted(durations_ns)
+    steps = [percentile(ordered, percent) for percent in _PERCENTS]
+    return Distribution(len(ordered), tuple(round(step / NS_PER_MS, 3) for step in steps if step is not None))
+
+
+def draw(axes: Axes, result: Switching, title: str) -> None:
+    """Both as cumulative curves."""
+    lines = {f"switch to {root}": each for root, each in result.switches.items()} | {"copy of KV": result.kv_copies}
+    for name, each in lines.items():
+        if each.count:
+            axes.plot([ms / 1e3 for ms in each.cdf_ms], _PERCENTS, label=f"{name} ({each.count})", linewidth=1.2)
+    axes.set_title(title, fontsize="medium")
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("took no longer, %")
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize="small", loc="lower right")

@@ -1,0 +1,96 @@
+"""Many simulations at a time, each in one of some processes, with a bar that says how far they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from aegis.core.errors import UserError
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def each(work: Callable[[_Task], _Result], tasks: Sequence[_Task], *, jobs: int, title: str) -> list[_Result]:
+    """`work` of each task, in their order. `work` and `tasks` have to be such as another process can be told.
+
+    Raises the UserError that one of them raised; the others are stopped.
+    """
+    jobs = min(jobs, len(tasks))
+    if jobs <= 1:
+        return list(_shown(map(work, tasks), len(tasks), title))
+    with _helpers(work, jobs) as helpers:
+        results = dict(_shown(_answers(helpers, tasks), len(tasks), title))
+    return [results[index] for index in range(len(tasks))]
+
+
+def _shown(results: Iterable[_Result], total: int, title: str) -> Iterator[_Result]:
+    console = Console(stderr=True)
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield from progress.track(results, total=total)
+
+
+@contextmanager
+def _helpers(work: Callable[[Any], Any], count: int) -> Iterator[list[Connection]]:
+    """Processes that answer tasks; whatever happens, they do not outlive the block."""
+    context = get_context("spawn")
+    processes: list[SpawnProcess] = []
+    connections: list[Connection] = []
+    try:
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_help, args=(work, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            processes.append(process)
+            connections.append(ours)
+        yield connections
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()
+
+
+def _help(work: Callable[[Any], Any], tasks: Connection) -> None:
+    """Answers tasks until nobody asks any more. Ctrl-C reaches the whole group; who started this process ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        try:
+            index, task = tasks.recv()
+        except EOFError:
+            return
+        try:
+            tasks.send((index, work(task)))
+        except UserError as error:
+            tasks.send((None, error))
+
+
+def _answers(helpers: Sequence[Connection], tasks: Sequence[_Task]) -> Iterator[tuple[int, Any]]:
+    """With the number of the task, as they come."""
+    waiting = iter(enumerate(tasks))
+    for helper in helpers:
+        helper.send(next(waiting))
+    for _ in tasks:
+        helper = next(ready for ready in wait(helpers) if isinstance(ready, Connection))
+        index, answer = helper.recv()
+        if index is None:
+            raise answer
+        if (task := next(waiting, None)) is not None:
+            helper.send(task)
+        yield index, answer

@@ -1,0 +1,32 @@
+"""Unified token-level scheduling, decode steps first (Aegaeon §4.1, Figure 6 b)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from aegis.core.ids import InstanceId
+from aegis.core.views import BatchView, DecodeView, Renewal, Turn, TurnRules, Work
+from decode.policy import WeightedRoundRobin
+
+_TURNS = WeightedRoundRobin()
+_RULES = TurnRules(renewal=Renewal.ROUND)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeFirst:
+    """While anybody decodes nobody is prefilled: batches take turns as with `WeightedRoundRobin`. When nobody does, the
+    batch whose first token is due first is prefilled, all of it, and decodes."""
+
+    turns: WeightedRoundRobin = _TURNS
+    rules: TurnRules = _RULES
+
+    def place(self, work: Work, lists: DecodeView) -> InstanceId:
+        return self.turns.place(work, lists)
+
+    def plan(self, batches: Sequence[BatchView]) -> list[Turn]:
+        decoding = [batch for batch in batches if batch.waiting < len(batch.requests)]
+        if decoding:
+            return [replace(turn, prefills=False) for turn in self.turns.plan(decoding)]
+        first = min(batches, key=lambda batch: (batch.first_due_ns or 0, batch.batch))
+        return [Turn(first.batch, None, decodes=False)]

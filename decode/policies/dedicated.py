@@ -1,0 +1,28 @@
+"""Every model has an instance of its own, from its first request on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aegis.core.ids import InstanceId
+from aegis.core.views import BatchView, DecodeView, Turn, TurnRules, Work
+
+_RULES = TurnRules(prefetches=False, evicts=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Dedicated:
+    """Models that come when all instances are taken are refused."""
+
+    rules: TurnRules = _RULES
+
+    def place(self, work: Work, lists: DecodeView) -> InstanceId | None:
+        if homes := lists.homes(work.model):
+            return homes[0]
+        free = (length.instance for length in lists.by_length if not lists.housed(length.instance).models)
+        return next(free, None)
+
+    def plan(self, batches: Sequence[BatchView]) -> list[Turn]:
+        """A model has several batches where its requests do not fit into one."""
+        return [Turn(batch.batch, None) for batch in batches]

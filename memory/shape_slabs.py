@@ -1,0 +1,113 @@
+"""The slabs of one shape, kept in the order in which they are filled: the fullest first, of equal ones the lowest.
+
+The laws are those of `memory.slabs`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from aegis.core.block_runs import append_run
+from aegis.core.errors import LawBroken
+from aegis.core.ids import BlockRun, SlabId
+from memory.slab import Slab
+
+_SLAB_BITS = 32
+_SLAB = (1 << _SLAB_BITS) - 1
+
+
+@dataclass(slots=True)
+class ShapeSlabs:
+    """`order`: the ranks of the slabs with free blocks, sorted."""
+
+    per_slab: int
+    slabs: dict[SlabId, Slab] = field(default_factory=dict)
+    order: list[int] = field(default_factory=list)
+    free: int = 0  # blocks, over all slabs
+
+    def slab_of(self, block: int) -> Slab:
+        return self.slabs[SlabId(block // self.per_slab)]
+
+    @property
+    def emptiest(self) -> Slab:
+        """Of those with a free block."""
+        return self.slabs[SlabId(self.order[-1] & _SLAB)]
+
+    def pieces(self, runs: Iterable[BlockRun]) -> Iterator[tuple[Slab, int]]:
+        """Which blocks of which slab, slab by slab."""
+        slabs, size = self.slabs, self.per_slab
+        for start, stop in runs:
+            while True:
+                slab = slabs[start // size]  # type: ignore[index]
+                at, left = start - slab.first, stop - start
+                if at + left <= size:
+                    yield slab, ((1 << left) - 1) << at
+                    break
+                yield slab, (1 << size) - (1 << at)
+                start += size - at
+
+    def draw(self, count: int, into: list[BlockRun]) -> int:
+        """Reserves at most `count` of the free blocks in the slabs held, as few runs: those of the fullest slab that
+        has so many, or else all of the emptiest one and then the rest likewise. Returns how many."""
+        order, left = self.order, count
+        while left and order:
+            at = min(bisect_left(order, left << _SLAB_BITS), len(order) - 1)
+            slab = self.slabs[SlabId(order.pop(at) & _SLAB)]
+            left -= slab.draw(left, into)
+            if slab.free:
+                insort(order, _rank(slab))
+        self.free -= count - left
+        return count - left
+
+    def draw_beside(self, slab: Slab, count: int) -> list[BlockRun]:
+        """As many out of the other slabs, which must have them."""
+        drawn: list[BlockRun] = []
+        self._delist(slab)
+        assert self.draw(count, drawn) == count, "the shape is not sparse"
+        insort(self.order, _rank(slab))
+        return drawn
+
+    def open(self, slab_id: SlabId, count: int, into: list[BlockRun]) -> int:
+        """Reserves at most `count` blocks of a slab that is new, the lowest ones. Returns how many."""
+        size, first = self.per_slab, slab_id * self.per_slab
+        count = min(count, size)
+        reserved = (1 << count) - 1
+        slab = self.slabs[slab_id] = Slab(slab_id, first, (1 << size) - 1 ^ reserved, reserved)
+        append_run(into, first, first + count)
+        if slab.free:
+            self.free += size - count
+            insort(self.order, _rank(slab))
+        return count
+
+    def put_back(self, slab: Slab, blocks: int) -> bool:
+        """Blocks of the slab that are in no other state are free now. True: all its blocks are, it is not held any
+        more."""
+        if slab.free:
+            self._delist(slab)
+        slab.free |= blocks
+        self.free += blocks.bit_count()
+        if slab.reserved or slab.used or slab.moving:
+            insort(self.order, _rank(slab))
+            return False
+        del self.slabs[slab.slab]
+        self.free -= self.per_slab
+        return True
+
+    def check(self) -> None:
+        """Raises LawBroken where a law does not hold."""
+        for slab in self.slabs.values():
+            slab.check(self.per_slab)
+        if self.free != sum(slab.free.bit_count() for slab in self.slabs.values()):
+            raise LawBroken("S1: the count of free blocks is off")
+        if self.order != sorted(_rank(slab) for slab in self.slabs.values() if slab.free):
+            raise LawBroken("S4: the order of filling is off")
+
+    def _delist(self, slab: Slab) -> None:
+        del self.order[bisect_left(self.order, _rank(slab))]
+
+
+def _rank(slab: Slab) -> int:
+    """In their order: the fullest first, of equal ones the lowest."""
+    return slab.free.bit_count() << _SLAB_BITS | slab.slab

@@ -1,0 +1,82 @@
+"""The blocks of one slab by their states, as bit masks: bit i stands for block `first + i`.
+
+So many blocks at a time change their state at the cost of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aegis.core.block_runs import append_run
+from aegis.core.errors import LawBroken
+from aegis.core.ids import BlockRun, SlabId
+
+
+@dataclass(slots=True)
+class Slab:
+    """Each block is free, reserved, used or moving."""
+
+    slab: SlabId
+    first: int
+    free: int
+    reserved: int = 0
+    used: int = 0
+    moving: int = 0
+
+    def draw(self, count: int, into: list[BlockRun]) -> int:
+        """Reserves the lowest free blocks, at most `count`. Returns how many."""
+        free, left = self.free, count
+        while free and left:
+            run = _lowest_run(free)
+            length, at = run.bit_count(), (run & -run).bit_length() - 1
+            if length > left:
+                length, run = left, ((1 << left) - 1) << at
+            append_run(into, self.first + at, self.first + at + length)
+            free ^= run
+            left -= length
+        self.reserved |= self.free ^ free
+        self.free = free
+        return count - left
+
+    def commit(self, blocks: int) -> None:
+        assert self.reserved & blocks == blocks, "not reserved"
+        self.reserved ^= blocks
+        self.used |= blocks
+
+    def give_up(self, blocks: int) -> None:
+        """They are reserved or used no more; what they are now is the caller's to say."""
+        reserved = self.reserved & blocks
+        used = blocks ^ reserved
+        assert self.used & used == used, "free, or moving"
+        self.reserved ^= reserved
+        self.used ^= used
+
+    def reclaim(self, blocks: int) -> None:
+        """They move no more, likewise."""
+        assert self.moving & blocks == blocks, "not moving"
+        self.moving ^= blocks
+
+    def runs_used(self) -> tuple[BlockRun, ...]:
+        runs, left = list[BlockRun](), self.used
+        while left:
+            run = _lowest_run(left)
+            at = self.first + (run & -run).bit_length() - 1
+            runs.append(BlockRun(at, at + run.bit_count()))
+            left ^= run
+        return tuple(runs)
+
+    def check(self, per_slab: int) -> None:
+        """Raises LawBroken where S1, S2 or S3 does not hold in this slab."""
+        states = (self.free, self.reserved, self.used, self.moving)
+        blocks = sum(state.bit_count() for state in states)
+        if not self.reserved | self.used | self.moving:
+            raise LawBroken(f"S2: slab {self.slab} has no block taken")
+        if (self.free | self.reserved | self.used | self.moving).bit_count() != blocks:
+            raise LawBroken(f"S3: slab {self.slab} has blocks in two states")
+        if blocks != per_slab:
+            raise LawBroken(f"S1: slab {self.slab}: {blocks} blocks are in a state, there are {per_slab}")
+
+
+def _lowest_run(mask: int) -> int:
+    """The lowest ones that are adjacent: a carry runs through them."""
+    return mask & ~(mask + (mask & -mask))

@@ -1,0 +1,68 @@
+"""What the server did of late, as JSON lines: `/debug/spans` and `/debug/records`.
+
+`since` is the number of the first entry wanted, 0 if left out; the header `Aegis-Next` says what to ask for next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response
+from starlette.responses import StreamingResponse
+
+from aegis.core.errors import UserError
+from aegis.telemetry.records import Record
+from aegis.telemetry.ring import Ring
+from proxy.http.authorise import authorise
+from proxy.http.replies import json_reply
+from proxy.http.settings import market_of
+
+T = TypeVar("T")
+
+NEXT = "Aegis-Next"
+_PART = 1_000  # lines that are encoded without a pause for others
+_lines = msgspec.json.Encoder().encode_lines
+
+router = APIRouter(prefix="/debug", dependencies=[Depends(authorise)])
+
+
+@router.get("/spans")
+async def spans(request: Request) -> Response:
+    """One `Span` a line, as an array of its fields, in order of arrival at the proxy."""
+    return _reply(market_of(request).history().spans, _since(request), list)
+
+
+@router.get("/records")
+async def records(request: Request) -> Response:
+    """One `Record` a line, in order of end; with the times of all tokens where `times=1` asks for them."""
+    wants_times = request.query_params.get("times") == "1"
+    return _reply(market_of(request).history().records, _since(request), list if wants_times else _without_times)
+
+
+@router.get("/node")
+async def node(request: Request) -> Response:
+    """`NodeReport` as JSON: what a simulation of this server has to know."""
+    return json_reply(market_of(request).node())
+
+
+def _without_times(records: Sequence[Record]) -> list[Record]:
+    return [msgspec.structs.replace(record, token_times_ns=()) for record in records]
+
+
+def _reply(ring: Ring[T], since: int, shown: Callable[[Sequence[T]], list[T]]) -> Response:
+    entries = ring.since(since)
+
+    def parts() -> Iterator[bytes]:
+        for at in range(0, len(entries), _PART):
+            yield _lines(shown(entries[at : at + _PART]))
+
+    return StreamingResponse(parts(), media_type="application/jsonl", headers={NEXT: str(ring.next)})
+
+
+def _since(request: Request) -> int:
+    text = request.query_params.get("since", "0")
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise UserError(f"since should be a whole number, not {text[:40]!r}", param="since")
+    return int(text)

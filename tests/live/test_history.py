@@ -1,0 +1,76 @@
+"""What a server tells of its past, and what is learnt from it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from aegis.core.role import Role
+from aegis.telemetry.node import NodeReport
+from aegis.telemetry.records import Record
+from aegis.telemetry.spans import Span, SpanKind
+from tests.live.market import MARKET
+from tests.live.server import ROOT, Server, eventually
+
+COMMAND_S = 180
+
+
+def spans_since(server: Server, number: int) -> list[Span]:
+    return msgspec.json.Decoder(Span).decode_lines(server.get(f"/debug/spans?since={number}").content)
+
+
+def next_number(server: Server, what: str) -> int:
+    return int(server.get(f"/debug/{what}?since=999999999999").headers["aegis-next"])
+
+
+def test_a_request_is_found_in_spans_and_records(server: Server) -> None:
+    span, record = next_number(server, "spans"), next_number(server, "records")
+    wish = {"model": "llama", "prompt": [5, 6, 7, 8, 9], "max_tokens": 4, "ignore_eos": True}
+    assert server.post("/v1/completions", wish).status_code == httpx.codes.OK
+
+    def decoded() -> list[Span]:
+        return [each for each in spans_since(server, span) if each.kind is SpanKind.DECODE]
+
+    def kinds() -> set[SpanKind]:
+        return {each.kind for each in spans_since(server, span)}
+
+    eventually(lambda: sum(each.steps * each.requests for each in decoded()) == 3, "the decode steps are told of")
+    eventually(lambda: kinds() >= {SpanKind.PREFILL, SpanKind.SWAP_OUT, SpanKind.SWAP_IN}, "the copies are told of")
+    found = spans_since(server, span)
+    (prefill,) = [each for each in found if each.kind is SpanKind.PREFILL]
+    (done,) = msgspec.json.Decoder(Record).decode_lines(server.get(f"/debug/records?since={record}").content)
+    assert (prefill.instance, prefill.model, prefill.tokens) == ("prefill-0", "llama", 5)
+    assert (done.model, done.input_tokens, done.output_tokens, done.ended) == ("llama", 5, 4, "finished")
+    assert done.first_ns is not None and done.last_ns is not None
+    assert done.arrival_ns < prefill.start_ns < prefill.stop_ns < done.first_ns
+    assert max(each.stop_ns for each in decoded()) >= prefill.stop_ns
+    copies = {each.kind: each.nbytes for each in found if each.kind in (SpanKind.SWAP_OUT, SpanKind.SWAP_IN)}
+    assert copies[SpanKind.SWAP_OUT] == copies[SpanKind.SWAP_IN] > 0
+
+
+def test_the_node_is_as_it_was_launched(server: Server) -> None:
+    node = msgspec.json.decode(server.get("/debug/node").content, type=NodeReport)
+    assert node.instances == {"prefill-0": Role.PREFILL, "decode-0": Role.DECODE}
+    assert {model.model for model in node.models} == set(MARKET)
+
+
+def test_costs_are_learnt_and_the_same_requests_simulated(server: Server, tmp_path: Path) -> None:
+    """What comes out is far from the truth: the runs are few and tiny. That it comes out is what is tested."""
+    lengths = "lengths=uniform,input=4-60,output=2-6"
+    options = ["--calibrate-on", f"poisson:models=8,rps=6,duration=5,{lengths}", "--keep", str(tmp_path)]
+    options += ["--workload", f"poisson:models=8,rps=2,duration=2,{lengths}", "--json", str(tmp_path / "out.json")]
+    command = [sys.executable, "-m", "aegis.cli", "bench", "fidelity", "--url", server.url, *options]
+    done = subprocess.run(
+        command, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=COMMAND_S, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "out.json").read_text())
+    live = [json.loads(line) for line in (tmp_path / "live.records.jsonl").read_text().splitlines()]
+    assert result["all"]["requests"] == len(live) == sum(each["requests"] for each in result["per_model"].values())
+    assert result["live_switches"] > 0 and result["simulated_switches"] > 0
+    assert set(result["per_model"]) <= set(MARKET)

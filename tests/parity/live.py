@@ -1,0 +1,200 @@
+"""A live run in virtual time: the real shells and the real market over scripted engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aegis.core.clock import NS_PER_S
+from aegis.core.ids import InstanceId, RequestId
+from aegis.core.messages import Shutdown
+from aegis.core.model import ModelSpec, Slo
+from aegis.core.request import Sampling
+from aegis.core.role import Role
+from aegis.models.sources import Source
+from aegis.policies import Site
+from aegis.runtime.devices import Devices
+from aegis.runtime.image_cache import ImageCache
+from aegis.runtime.instance import Instance
+from aegis.runtime.instance_parts import Parts
+from aegis.runtime.market import LiveMarket
+from aegis.runtime.tickets import LiveTicket
+from aegis.sim.flows import Bus, Link
+from aegis.sim.heap import NEVER_NS
+from aegis.sim.instance import END
+from aegis.sim.market import Wanted
+from aegis.sim.words import Words
+from aegis.sim.world import ADDRESS_PAGES, PAGE_BYTES, Pool, stream_words
+from aegis.telemetry.decisions import DecisionLog
+from aegis.telemetry.history import History
+from decode.core import DecodeCore
+from memory.ledger import Ledger
+from prefill.core import PrefillCore
+from proxy.http.boundary import Delta, Failed, Finished
+from proxy.sessions import SessionCore
+from tests.parity.conductor import Actor, Conductor
+from tests.parity.stand_ins import CountedPool, NoDevice, Processes, ScriptedEngine, ScriptedMover, Wire
+from tests.parity.virtual_loop import VirtualLoop
+
+_MOST_TOKENS = 4096
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a client got, and when; `ended` None: not all of it."""
+
+    token_times_ns: list[int] = field(default_factory=list)
+    ended: str | None = None
+    ended_ns: int = 0
+
+
+class LiveRun:
+    """The same pool as the simulator's, whose decisions are logged."""
+
+    def __init__(self, pool: Pool, arrivals: Sequence[Wanted]) -> None:
+        self.answers: dict[RequestId, Answer] = {}
+        self.log = DecisionLog()
+        self._pool = pool
+        self._arrivals = arrivals
+        self._names = pool.instances()
+        self._conductor = Conductor()
+        self._specs = {spec.model: spec for spec in pool.specs}
+        self._costs = {spec.model: pool.gpu.costs(spec) for spec in pool.specs}
+        self._lengths = {RequestId(at): wanted.output_tokens for at, wanted in enumerate(arrivals, 1)}
+        self._policy = pool.recipe.policy(Site(memory_bytes=pool.gpu.memory_bytes))
+        self._words = Words()
+        self._loop = VirtualLoop(self._conductor)
+        self._wire = Wire(self._conductor, self._loop, pool.gpu.handover_ns // 2)
+        self._clients: list[asyncio.Task[None]] = []
+        self._market: LiveMarket
+        self._serving: asyncio.Task[None]
+
+    def run(self, until_ns: int) -> None:
+        """From start to stop; every answer has to be complete by then."""
+        Actor(self._conductor, self._serve_market).start()
+        self._start_instances()
+        for wanted in self._arrivals:
+            self._conductor.heap.at(wanted.at_ns, self._loop.happen, self._arrive, wanted)
+        self._conductor.heap.run(until_ns)
+        for end in self._wire.ends:
+            end.deliver([Shutdown()])
+        self._loop.happen(self._serving.cancel)
+
+    # --- the market, in its thread ------------------------------------------------------------------------------------
+
+    def _serve_market(self, actor: Actor) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner, suppress(asyncio.CancelledError):
+            runner.run(self._serve(actor))
+
+    async def _serve(self, actor: Actor) -> None:
+        devices, images = self._devices(), ImageCache(0)
+        market = self._market = self._make_market(devices, images)
+        market.pool = Processes(self._names)
+        sources = [Source(spec.model, path=".") for spec in self._pool.specs]
+        async for _ in market.catalogue.register(sources):
+            pass
+        self._serving = asyncio.create_task(self._until_stopped(devices))
+        self._loop.begin(actor)
+        try:
+            await self._serving
+        finally:
+            self._loop.end()
+            images.close()
+
+    async def _until_stopped(self, devices: Devices) -> None:
+        await asyncio.gather(self._market.listen(), devices.watch())
+
+    def _make_market(self, devices: Devices, images: ImageCache) -> LiveMarket:
+        return LiveMarket(
+            SessionCore(
+                self._pool.recipe.prefill,
+                self._policy,
+                self._pool.gpu.hardware(),
+                max_batch=self._policy.rules.max_batch,
+            ),
+            self._pool.budget(),
+            images,
+            devices,
+            self._wire,
+            self._conductor,
+            History(spans=0, records=0, token_times=False),
+            dtype="bfloat16",
+            cache_dir=Path(),
+            default_slo=Slo(),
+            register=self._register,
+            decisions=self.log,
+        )
+
+    async def _register(self, sources: Sequence[Source], **_: Any) -> AsyncIterator[tuple[Source, ModelSpec]]:
+        for source in sources:
+            yield source, self._specs[source.model]
+
+    def _devices(self) -> Devices:
+        device = CountedPool(self._pool.budget().pages, PAGE_BYTES)
+        count = self._pool.devices or len(self._names)
+        placement = {name: at % count for at, name in enumerate(self._names)}
+        idle_ns = NEVER_NS if self._pool.idle_ns is None else self._pool.idle_ns
+        return Devices([device] * count, placement, self._conductor, floor_bytes=0, idle_s=idle_ns / NS_PER_S)
+
+    # --- clients ------------------------------------------------------------------------------------------------------
+
+    def _arrive(self, wanted: Wanted) -> None:
+        sampling = Sampling(max_tokens=_MOST_TOKENS, stop_token_ids=(END,))
+        ticket = self._market.submit(wanted.model, (0,) * wanted.input_tokens, sampling)
+        answer = self.answers[RequestId(len(self.answers) + 1)] = Answer()
+        self._clients.append(asyncio.create_task(self._read(ticket, answer)))
+        if wanted.leaves_ns is not None:
+            self._conductor.heap.at(wanted.leaves_ns, self._loop.happen, ticket.cancel)
+
+    async def _read(self, ticket: LiveTicket, answer: Answer) -> None:
+        async for delivery in ticket:
+            now_ns = self._conductor.now_ns()
+            match delivery:
+                case Delta(tokens):
+                    answer.token_times_ns += [now_ns] * len(tokens)
+                case Finished():
+                    answer.ended, answer.ended_ns = "finished", now_ns
+                case Failed(status=status):
+                    answer.ended, answer.ended_ns = "cancelled" if status == 499 else "failed", now_ns
+
+    # --- instances ----------------------------------------------------------------------------------------------------
+
+    def _start_instances(self) -> None:
+        gpu = self._pool.gpu
+        bus = Bus(self._conductor.heap, gpu.host_bytes_per_s)
+        devices = [
+            (Link(bus, gpu.in_bytes_per_s), Link(bus, gpu.out_bytes_per_s))
+            for _ in range(self._pool.devices or len(self._names))
+        ]
+        for at, name in enumerate(self._names):
+            self._start_instance(at, name, *devices[at % len(devices)])
+
+    def _start_instance(self, at: int, name: InstanceId, to_device: Link, to_host: Link) -> None:
+        gpu, conductor = self._pool.gpu, self._conductor
+        actor = Actor(conductor, lambda _: _serve(instance))
+        mover = ScriptedMover(self._words, to_device=to_device, to_host=to_host, actor=actor, specs=self._specs)
+        ledger = Ledger(self._pool.budget(), stream_words(at), address_pages=ADDRESS_PAGES)
+        prefill = self._names[name] is Role.PREFILL
+        parts = Parts(
+            instance=name,
+            core=PrefillCore(name, ledger) if prefill else DecodeCore(name, ledger, self._policy, gpu.hardware()),
+            engine=ScriptedEngine(conductor, actor, self._costs, self._lengths),
+            device=NoDevice(),
+            images=None,
+            mover=mover,
+            link=self._wire.end(name, actor),
+            clock=conductor,
+            pause=lambda until_ns: actor.wait(max(until_ns, conductor.now_ns()), listening=True),
+            decisions=self.log,
+        )
+        instance = Instance(parts)
+        actor.start()
+
+
+def _serve(instance: Instance) -> None:
+    instance.serve()
+    instance.close()

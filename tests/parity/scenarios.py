@@ -1,0 +1,95 @@
+"""Small pools that are short of something, and what arrives there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aegis.core.clock import NS_PER_MS, NS_PER_S
+from aegis.core.model import ModelSpec, Slo
+from aegis.core.rng import Stream
+from aegis.policies import recipe
+from aegis.sim.costs import StepCosts
+from aegis.sim.gpus import GpuSpec
+from aegis.sim.market import Wanted
+from aegis.sim.world import PAGE_BYTES, Pool
+from tests.sim.pretended import make_spec
+
+_UP_NS = 200 * NS_PER_MS  # live instances have come up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Sizes in pages; `leaving` of 100 clients lose interest."""
+
+    prefills: int = 1
+    decodes: int = 1
+    pages: int = 40
+    host_slabs: int = 64
+    models: int = 4
+    requests: int = 30
+    leaving: int = 0
+    over_s: int = 10
+    token_us: int = 100  # of a prefill
+    message_us: int = 100
+    devices: int | None = None
+    idle_ns: int | None = None
+    policy: str = "aegaeon"
+
+    @property
+    def watched(self) -> bool:
+        """Whether instances are trimmed, or share a device."""
+        return self.idle_ns is not None or self.devices is not None
+
+    def pool(self) -> Pool:
+        specs = tuple(self._spec(index) for index in range(self.models))
+        return Pool(
+            gpu=self._gpu(specs),
+            specs=specs,
+            prefills=self.prefills,
+            decodes=self.decodes,
+            devices=self.devices,
+            idle_ns=self.idle_ns,
+            recipe=recipe(self.policy),
+            slab_bytes=PAGE_BYTES,
+            host_kv_bytes=self.host_slabs * PAGE_BYTES,
+            keep_times=True,
+        )
+
+    def arrivals(self, seed: int) -> list[Wanted]:
+        draw = Stream(seed, "parity")
+        arrivals = []
+        for at_ns in sorted(_UP_NS + draw.below(self.over_s * NS_PER_S) for _ in range(self.requests)):
+            model = self._spec(draw.below(self.models)).model
+            leaves_ns = at_ns + draw.below(4 * NS_PER_S) if draw.below(100) < self.leaving else None
+            arrivals.append(Wanted(at_ns, model, 1 + draw.below(300), 1 + draw.below(200), leaves_ns))
+        return arrivals
+
+    def _spec(self, index: int) -> ModelSpec:
+        slo = Slo(ttft_ns=NS_PER_S, tbt_ns=100 * NS_PER_MS)
+        return make_spec(index, image_pages=8 + index % 3, block_bytes=PAGE_BYTES >> 2 + index % 2, slo=slo)
+
+    def _gpu(self, specs: tuple[ModelSpec, ...]) -> GpuSpec:
+        """Steps last whole nanoseconds, so that each ends when the run of which it is one says."""
+        return GpuSpec(
+            name="small",
+            memory_bytes=self.pages * PAGE_BYTES,
+            in_bytes_per_s=300_000_000,
+            out_bytes_per_s=200_000_000,
+            host_bytes_per_s=700_000_000,
+            gpus_per_node=8,
+            memory_bytes_per_s=10**11,
+            flops_per_s=10**12,
+            switch_ns=0,
+            handover_ns=2 * (self.message_us * 1000 + 1),
+            fits={spec.model: _costs(index, self.token_us) for index, spec in enumerate(specs)},
+        )
+
+
+def _costs(index: int, token_us: int) -> StepCosts:
+    return StepCosts(
+        decode_ps=(8_000_011 + index * 1_000_003) * 1000,
+        context_token_ps=1_009 * 1000,
+        row_ps=100_003 * 1000,
+        prefill_ps=20_000_003 * 1000,
+        token_ps=(token_us * 1000 + 19) * 1000,
+    )

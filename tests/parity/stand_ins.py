@@ -1,0 +1,208 @@
+"""What is not real in a run that is otherwise live: the wire, the engine, the device's bytes, the processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from aegis.core.effects import AbandonLoad, CopyBlocks, Effect, LoadWeights, WipePages
+from aegis.core.events import Progress
+from aegis.core.ids import InstanceId, ModelId, PageRun, RequestId
+from aegis.core.messages import FromInstance, ToInstance
+from aegis.core.model import ModelSpec
+from aegis.core.request import Sampling, Token
+from aegis.core.role import Role
+from aegis.device.mover import Copied
+from aegis.engine.base import Row, Sampled
+from aegis.engine.block_table import BlockTable
+from aegis.sim.copies import Copy, Streams
+from aegis.sim.costs import StepCosts
+from aegis.sim.flows import Link
+from aegis.sim.instance import END
+from aegis.sim.words import Words
+from tests.parity.conductor import Actor, Conductor
+from tests.parity.virtual_loop import VirtualLoop
+
+
+class Wire:
+    """Messages take `message_ns` either way, and none overtakes another. The proxy's end, as `ProxyLink`."""
+
+    def __init__(self, conductor: Conductor, loop: VirtualLoop, message_ns: int) -> None:
+        self._conductor = conductor
+        self._loop = loop
+        self._message_ns = message_ns
+        self._ends: dict[str, InstanceEnd] = {}
+        self._arrived: asyncio.Queue[tuple[str, list[FromInstance]]] = asyncio.Queue()
+
+    @property
+    def ends(self) -> list[InstanceEnd]:
+        return list(self._ends.values())
+
+    def end(self, instance: InstanceId, actor: Actor) -> InstanceEnd:
+        end = self._ends[instance] = InstanceEnd(self, instance, actor, self._conductor)
+        return end
+
+    def send(self, identity: str, messages: Sequence[ToInstance]) -> None:
+        heap = self._conductor.heap
+        heap.at(heap.now_ns + self._message_ns, self._ends[identity].deliver, list(messages))
+
+    async def receive(self) -> tuple[str, list[FromInstance]]:
+        return await self._arrived.get()
+
+    def from_instance(self, identity: str, messages: list[FromInstance]) -> None:
+        heap = self._conductor.heap
+        heap.at(heap.now_ns + self._message_ns, self._loop.happen, self._arrived.put_nowait, (identity, messages))
+
+
+class InstanceEnd:
+    """As `InstanceLink`."""
+
+    def __init__(self, wire: Wire, instance: InstanceId, actor: Actor, conductor: Conductor) -> None:
+        self._wire = wire
+        self._instance = instance
+        self._actor = actor
+        self._conductor = conductor
+        self._arrived: list[ToInstance] = []
+
+    def deliver(self, messages: list[ToInstance]) -> None:
+        self._arrived += messages
+        self._actor.nudge()
+
+    def send(self, messages: Sequence[FromInstance]) -> None:
+        self._wire.from_instance(self._instance, list(messages))
+
+    def receive(self, timeout_ns: int) -> list[ToInstance]:
+        if timeout_ns and not self._arrived:
+            self._actor.wait(self._conductor.now_ns() + timeout_ns, listening=True)
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+
+class ScriptedEngine:
+    """Its steps take as long as `costs` say, and a request's answer is as long as `lengths` says. As `Engine`."""
+
+    initialisations = 1
+
+    def __init__(
+        self,
+        conductor: Conductor,
+        actor: Actor,
+        costs: Mapping[ModelId, StepCosts],
+        lengths: Mapping[RequestId, int],
+    ) -> None:
+        self._conductor = conductor
+        self._actor = actor
+        self._costs = costs
+        self._lengths = lengths
+        self._made: dict[RequestId, int] = {}
+
+    def prepare(self, spec: ModelSpec) -> None: ...
+
+    def discard(self, spec: ModelSpec) -> None: ...
+
+    def attach(self, spec: ModelSpec, weights_base: int) -> None: ...
+
+    def detach(self, model: ModelId) -> None: ...
+
+    def start(self, request: RequestId, prompt: Sequence[int], generated: Sequence[int], sampling: Sampling) -> None:
+        self._made[request] = len(generated)
+
+    def stop(self, request: RequestId) -> None:
+        self._made.pop(request, None)
+
+    def prefill(self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable) -> Sampled:
+        self._work(self._costs[model].prefill_ns(len(tokens)))
+        return self._token(request)
+
+    def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:
+        self._work(self._costs[model].decode_ns(sum(row.position for row in rows), len(rows)))
+        return [self._token(row.request) for row in rows]
+
+    def _work(self, duration_ns: int) -> None:
+        self._actor.wait(self._conductor.now_ns() + duration_ns, listening=False)
+
+    def _token(self, request: RequestId) -> Sampled:
+        made = self._made[request] = self._made[request] + 1
+        return Sampled(Token(END if made >= self._lengths[request] else 0))
+
+
+class ScriptedMover:
+    """Copies nothing, in the time it takes. As `Mover`."""
+
+    def __init__(
+        self, words: Words, *, to_device: Link, to_host: Link, actor: Actor, specs: Mapping[ModelId, ModelSpec]
+    ):
+        self._streams = Streams(words, to_device=to_device, to_host=to_host, done=self._done)
+        self._actor = actor
+        self._specs = specs
+
+    @property
+    def in_flight(self) -> bool:
+        return self._streams.in_flight
+
+    def perform(self, effect: Effect) -> None:
+        match effect:
+            case LoadWeights(model=model):
+                self._streams.load(effect, self._specs[model].manifest.image_bytes)
+            case CopyBlocks():
+                self._streams.copy(effect)
+            case WipePages():
+                self._streams.wipe(effect)
+            case AbandonLoad(event):
+                self._streams.abandon(event)
+
+    def weights_base(self, bind: object) -> int:
+        return 0
+
+    def progress(self) -> list[Progress]:
+        return self._streams.progress()
+
+    def copied(self) -> list[Copied]:
+        return []
+
+    def _done(self, copy: Copy) -> None:
+        self._actor.nudge()
+
+
+class NoDevice:
+    """As `Device`, as far as an instance itself needs one."""
+
+    device_wide = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CountedPool:
+    """As `PhysicalPool`; no memory behind it."""
+
+    page_count: int
+    page_bytes: int
+    address: str = ""
+
+    def wipe(self, runs: Sequence[PageRun]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Processes:
+    """As `Pool`, of processes that never end. They are called what they are."""
+
+    def __init__(self, roles: Mapping[InstanceId, Role]) -> None:
+        self._roles = roles
+
+    def role(self, instance: InstanceId) -> Role:
+        return self._roles[instance]
+
+    def is_prefill(self, instance: InstanceId) -> bool:
+        return self._roles[instance] is Role.PREFILL
+
+    def identity(self, instance: InstanceId) -> str:
+        return instance
+
+    def sender(self, identity: str) -> InstanceId:
+        return InstanceId(identity)
+
+    def became_ready(self, instance: InstanceId) -> None: ...
+
+    def hopeless(self) -> bool:
+        return False

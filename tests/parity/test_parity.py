@@ -1,0 +1,90 @@
+"""The simulator and the live server decide the same: line for line, at the same nanosecond."""
+
+from __future__ import annotations
+
+import pytest
+
+from aegis.core.clock import NS_PER_MS, NS_PER_S
+from aegis.policies import RECIPES
+from aegis.sim.world import simulate
+from aegis.telemetry.decisions import DecisionLog
+from tests.parity.live import LiveRun
+from tests.parity.scenarios import Scenario
+
+SEEDS = 5  # of each scenario, and no two scenarios have one in common
+SCENARIOS = {
+    "swaps": Scenario(pages=40, requests=30),
+    "no memory left": Scenario(pages=30, host_slabs=12, decodes=2, requests=40, over_s=3, leaving=30, message_us=3_000),
+    "many instances": Scenario(
+        pages=50, host_slabs=20, prefills=2, decodes=3, models=7, requests=50, over_s=5, leaving=10
+    ),
+    "shared device": Scenario(pages=36, host_slabs=16, decodes=2, devices=1, requests=20, over_s=4, leaving=20),
+    "late answers": Scenario(
+        pages=30, host_slabs=24, decodes=2, devices=1, requests=15, over_s=6, leaving=20, token_us=12_000
+    ),
+    "idle instances": Scenario(
+        pages=30, prefills=2, decodes=3, devices=2, requests=25, over_s=20, leaving=20, idle_ns=700 * NS_PER_MS
+    ),
+}
+DECIDED = {
+    "swaps": ("preempts", "copy on swap_out", "move", "pages refused", "on prefetch", "abandon load", "end run"),
+    "no memory left": ("preempts", ": cancel", "slabs refused", "gives up"),
+    "many instances": ("preempts", ": cancel", "slabs refused", "pages refused", "copy on swap_out"),
+    "shared device": ("preempts", ": cancel", "pages refused", "urgently", ": take back", "gives back"),
+    "late answers": ("preempts", ": cancel", "pages refused", "nothing of"),
+    "idle instances": ("preempts", ": cancel", "gently, keep 0", "wipe"),
+}
+"""What each scenario is about: its logs have such lines."""
+
+RIVALS = sorted(name for name in RECIPES if name != "aegaeon" and "oracle" not in name)
+
+
+def both(scenario: Scenario, seed: int) -> tuple[list[str], list[str]]:
+    """The lines of the simulator and of the live run, where clients saw the same. Time goes on in the live run: what
+    idle instances are asked for after the last answer is left out."""
+    log, arrivals = DecisionLog(), scenario.arrivals(seed)
+    outcome = simulate(scenario.pool(), arrivals, decisions=log)
+    run = LiveRun(scenario.pool(), arrivals)
+    run.run(outcome.ended_ns + NS_PER_S)
+    assert {record.request: record.ended for record in outcome.records} == {
+        request: answer.ended for request, answer in run.answers.items()
+    }
+    for record in outcome.records:
+        if record.ended == "finished":
+            assert tuple(run.answers[record.request].token_times_ns) == record.token_times_ns
+    if not scenario.watched:
+        return log.lines, run.log.lines
+    ended_ns = max(answer.ended_ns for answer in run.answers.values())
+    return _until(ended_ns, log.lines), _until(ended_ns, run.log.lines)
+
+
+def difference(simulated: list[str], live: list[str]) -> str:
+    """The first one, with what led to it; empty where there is none."""
+    for at in range(max(len(simulated), len(live))):
+        if simulated[at : at + 1] != live[at : at + 1]:
+            parts = simulated[max(at - 5, 0) : at], ["simulated:"], simulated[at : at + 3], ["live:"], live[at : at + 3]
+            return "\n".join(line for part in parts for line in part)
+    return ""
+
+
+def _until(time_ns: int, lines: list[str]) -> list[str]:
+    return [line for line in lines if int(line.partition(" ")[0]) <= time_ns]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_same_is_decided(name: str) -> None:
+    first = list(SCENARIOS).index(name) * SEEDS
+    missing = set(DECIDED[name])
+    for seed in range(first, first + SEEDS):
+        simulated, live = both(SCENARIOS[name], seed)
+        assert not difference(simulated, live), f"seed {seed}"
+        missing -= {what for what in missing if any(what in line for line in simulated)}
+    assert not missing, "nothing of this kind was decided"
+
+
+@pytest.mark.parametrize("policy", RIVALS)
+def test_rivals_decide_the_same(policy: str) -> None:
+    """On instances that prefill and decode."""
+    seed = len(SCENARIOS) * SEEDS + RIVALS.index(policy)
+    simulated, live = both(Scenario(requests=25, leaving=20, policy=policy), seed)
+    assert simulated and not difference(simulated, live)

@@ -1,0 +1,77 @@
+"""Mixed instances under seeded chance, with every policy of turns: the laws are those of split pools."""
+
+from __future__ import annotations
+
+import pytest
+
+from aegis.policies import Policy
+from decode.policies.decode_first import DecodeFirst
+from decode.policies.muxserve import MuxServe
+from decode.policies.prefill_first import PrefillFirst
+from decode.policies.qlm import Qlm
+from decode.policies.serverlessllm import ServerlessLlm, ServerlessLlmAsPublished
+from decode.policies.serverlessllm_oracle_sjf import ServerlessLlmOracleSjf, ServerlessLlmOracleSjfAsPublished
+from decode.policy import WeightedRoundRobin
+from tests.sim.pretended import PAGE
+from tests.sim.test_cores import LARGE_BLOCKS, SPECS, play
+from tests.sim.world import Scenario
+
+Q_MAX_NS = 30_000_000
+POLICIES: dict[str, Policy] = {
+    "aegaeon": WeightedRoundRobin(Q_MAX_NS),
+    "prefill-first": PrefillFirst(WeightedRoundRobin(Q_MAX_NS)),
+    "decode-first": DecodeFirst(WeightedRoundRobin(Q_MAX_NS)),
+    "serverlessllm": ServerlessLlm(),
+    "serverlessllm as published": ServerlessLlmAsPublished(),
+    "sjf": ServerlessLlmOracleSjf(lambda request: request * 7 % 31),
+    "sjf as published": ServerlessLlmOracleSjfAsPublished(lambda request: request * 7 % 31, resort_ns=Q_MAX_NS),
+    "qlm": Qlm(),
+    "muxserve": MuxServe(16 * PAGE, slice_ns=5_000_000),
+}
+each_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=list(POLICIES))
+
+
+def mixed(policy: Policy, **sizes: object) -> Scenario:
+    given = {"specs": SPECS, "pages": 64, "host_slabs": 48, "requests": 60, "mixed": 2} | sizes
+    return Scenario(prefills=0, decodes=0, policy=policy, **given)  # type: ignore[arg-type]
+
+
+@each_policy
+@pytest.mark.parametrize("seed", range(3))
+def test_undisturbed(policy: Policy, seed: int) -> None:
+    ended = play(mixed(policy), seed).ended.values()
+    failed = [end.message for end in ended if end.state == "failed"]
+    assert all("no instance has a place" in message for message in failed)
+    assert not failed or isinstance(policy, MuxServe)
+
+
+@each_policy
+@pytest.mark.parametrize("seed", range(3))
+def test_instances_die(policy: Policy, seed: int) -> None:
+    play(mixed(policy, deaths=4, jitter_ns=2_000_000), seed)
+
+
+@each_policy
+def test_little_memory_anywhere(policy: Policy) -> None:
+    scenario = mixed(
+        policy, specs=LARGE_BLOCKS, pages=32, host_slabs=9, mixed=1, gap_ns=200_000, prompt_max=80, output_max=20
+    )
+    for seed in range(2):
+        play(scenario, seed)
+
+
+@each_policy
+def test_models_leave_and_the_engine_fails(policy: Policy) -> None:
+    play(mixed(policy, removals=6, deaths=2, failing_share=0.01, jitter_ns=2_000_000), 1)
+
+
+def test_a_mixed_instance_keeps_what_it_prefilled() -> None:
+    (counters,) = play(mixed(WeightedRoundRobin(Q_MAX_NS), mixed=1, cancel_share=0.0), 3).decode_counters()
+    assert counters.prefills == 60 and counters.swap_in_bytes == counters.swap_out_bytes == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mixed_instances_take_what_others_hand_over(seed: int) -> None:
+    """Beside prefill and decode instances: requests arrive at the former, and go on at either of the others."""
+    scenario = Scenario(specs=SPECS, pages=64, host_slabs=48, mixed=1, requests=60, deaths=3)
+    play(scenario, seed)

@@ -1,0 +1,119 @@
+"""Costs that made a past are found in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aegis.core.errors import UserError
+from aegis.core.ids import InstanceId, ModelId
+from aegis.sim.gpus import gpu, with_costs
+from aegis.telemetry.spans import Span, SpanKind
+from bench.calibrate import calibrate
+from bench.calibration.past import Past
+from bench.calibration.rates import measure_rates
+from bench.calibration.steps import fit_steps
+from tests.unit.bench.calibration.pasts import DECODE, MODELS, PREFILL, Truth, past
+
+
+def scaled(costs: tuple[float, float, float], by: float) -> tuple[float, ...]:
+    return tuple(cost * by for cost in costs)
+
+
+def test_costs_of_each_model_are_found() -> None:
+    truth = Truth()
+    contention, fits = fit_steps(past(truth)[0])
+    assert contention == 0
+    for model, by in zip(MODELS, (1, 2), strict=True):
+        assert fits[model].decode == pytest.approx(scaled(truth.decode, by), rel=1e-3)
+        assert fits[model].prefill == pytest.approx(scaled(truth.prefill, by), rel=1e-3)
+        assert min(fits[model].decode_quality.r2, fits[model].prefill_quality.r2) > 0.999
+
+
+def test_noise_and_hiccups_leave_the_costs_what_they_are() -> None:
+    truth = Truth(noise=0.2, hiccups=0.01)
+    _, fits = fit_steps(past(truth, runs=1500)[0])
+    steps, rows, context = 20, 4, 4000
+    tokens = context * steps + rows * steps * (steps - 1) / 2
+    a, b, c = fits[MODELS[0]].decode
+    x, y, z = truth.decode
+    assert a * steps + b * tokens + c * rows * steps == pytest.approx(
+        x * steps + y * tokens + z * rows * steps, rel=0.1
+    )
+
+
+def test_what_lies_between_runs_and_what_messages_take_is_found() -> None:
+    truth = Truth()
+    rates = measure_rates(*past(truth))
+    assert rates.run_ns == pytest.approx(truth.run_ns, rel=0.01)
+    assert rates.switch_ns == pytest.approx(truth.switch_ns, rel=0.01)
+    assert rates.message_ns == pytest.approx(truth.message_ns, rel=0.01)
+    assert (rates.to_device, rates.to_host, rates.beta) == (None, None, None)
+
+
+def test_copies_and_beta_are_found() -> None:
+    spans, now_ns = list[Span](), 0
+    for number in range(40):
+        nbytes = (number + 1) << 20
+        for kind, instance, overhead_ns, gbs in (
+            (SpanKind.LOAD, DECODE, 20_000, 10),
+            (SpanKind.SWAP_OUT, PREFILL, 50_000, 5),
+        ):
+            stop_ns = now_ns + overhead_ns + nbytes // gbs
+            spans.append(Span(instance, kind, MODELS[0], now_ns, stop_ns, nbytes=nbytes))
+        load = spans[-2]
+        taken_ns = nbytes // 10 * 3
+        assert load.stop_ns - load.start_ns < taken_ns
+        spans.append(Span(DECODE, SpanKind.SWITCH, MODELS[0], now_ns, now_ns + taken_ns, nbytes=nbytes))
+        now_ns += 100_000_000
+    rates = measure_rates(spans, [])
+    assert rates.to_device and rates.to_host and rates.beta is not None
+    assert rates.to_device.bytes_per_s == pytest.approx(10e9, rel=1e-3)
+    assert rates.to_device.overhead_ns == pytest.approx(20_000, rel=1e-2)
+    assert rates.to_host.bytes_per_s == pytest.approx(5e9, rel=1e-3)
+    assert rates.beta == pytest.approx(3, rel=1e-2)
+
+
+def test_a_switch_that_waited_says_nothing_of_what_lies_between_runs() -> None:
+    truth = Truth()
+    spans, records = past(truth)
+    runs = [span for span in spans if span.kind is SpanKind.DECODE]
+    late = [
+        Span(
+            span.instance,
+            span.kind,
+            span.model,
+            span.start_ns + 5_000_000 * n,
+            span.stop_ns + 5_000_000 * n,
+            span.requests,
+            span.steps,
+            span.tokens,
+        )
+        for n, span in enumerate(runs)
+    ]
+    waits = [
+        Span(span.instance, SpanKind.SWITCH, span.model, span.start_ns - 5_100_000, span.start_ns - 1_000)
+        for span in late[1:]
+    ]
+    assert measure_rates(late, records).run_ns > 5_000_000
+    assert measure_rates([*late, *waits], records).run_ns == 0  # nothing is known
+
+
+def test_the_file_is_what_a_simulation_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    truth, file = Truth(), tmp_path / "costs.yaml"
+    calibrate(Past(*past(truth)), file)
+    spec = with_costs(gpu("h100"), file)
+    assert spec.run_ns == pytest.approx(truth.run_ns, rel=0.01)
+    assert spec.switch_ns == pytest.approx(truth.switch_ns, rel=0.01)
+    assert spec.handover_ns == pytest.approx(2 * truth.message_ns, rel=0.01)
+    a, b, c = truth.decode
+    assert spec.fits["a"].decode_ns(1_000, 2) == pytest.approx(a + 1_000 * b + 2 * c, rel=0.01)
+    assert spec.in_bytes_per_s == gpu("h100").in_bytes_per_s  # not seen
+    assert "prefill" in capsys.readouterr().out
+
+
+def test_too_little_to_learn_from_is_told(tmp_path: Path) -> None:
+    span = Span(InstanceId("i"), SpanKind.DECODE, ModelId("m"), 0, 5, 1, 1, 1)
+    with pytest.raises(UserError, match="too few runs"):
+        calibrate(Past([span] * 9, []), tmp_path / "costs.yaml")

@@ -1,0 +1,65 @@
+"""Fits of durations that are sums of costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.calibration.least_squares import fit, quality, usual_mean
+
+COSTS = st.tuples(*[st.floats(0, 1e6)] * 3).filter(lambda costs: sum(costs) > 1)
+
+
+def features(rows: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(1, 50, size=(rows, 3))
+
+
+@given(costs=COSTS)
+def test_exact_sums_are_found(costs: tuple[float, ...]) -> None:
+    x = features(40)
+    found = fit(x, x @ np.array(costs))
+    assert found == pytest.approx(costs, rel=1e-4, abs=1e-3 * max(costs))
+    assert (found >= 0).all()
+
+
+def test_no_cost_is_negative_though_less_would_fit_better() -> None:
+    x = features(200)
+    found = fit(x, np.maximum(x @ np.array([500.0, -50.0, 300.0]), 1.0))
+    assert found[1] == 0 and (found[[0, 2]] > 0).all()
+
+
+def test_the_fit_says_of_all_together_what_they_took() -> None:
+    x = features(500)
+    noise = np.random.default_rng(1).exponential(1.0, size=500)
+    seen = x @ np.array([400.0, 100.0, 300.0]) * np.minimum(noise, 4.0)
+    assert (x @ fit(x, seen)).sum() == pytest.approx(seen.sum(), rel=0.01)
+
+
+def test_a_hiccup_moves_nothing_much() -> None:
+    x = features(300)
+    seen = x @ np.array([400.0, 100.0, 300.0])
+    seen[::50] *= 1_000
+    assert (x @ fit(x, seen)).sum() == pytest.approx((x @ np.array([400.0, 100.0, 300.0])).sum(), rel=0.15)
+
+
+def test_quality_is_of_what_the_fit_has_not_seen() -> None:
+    x = features(100)
+    seen = x @ np.array([400.0, 100.0, 300.0])
+    perfect = quality(x, seen)
+    assert (perfect.observations, perfect.r2) == (20, pytest.approx(1.0))
+    assert perfect.worst < 1e-3
+    seen[4::5] *= 2  # just those that are held out
+    spoilt = quality(x, seen)
+    assert spoilt.r2 < 0.5 and spoilt.typical == pytest.approx(0.5, rel=1e-3)
+
+
+def test_too_few_observations_have_no_quality() -> None:
+    assert quality(features(4), np.ones(4)).observations == 0
+
+
+def test_the_usual_mean() -> None:
+    assert usual_mean([]) == 0
+    assert usual_mean([10, 20, 30]) == 20
+    assert usual_mean([10, 10, 10, 10_000]) == 20

@@ -1,0 +1,80 @@
+"""What a simulation was told, calibration finds in what it did."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from aegis.core.ids import ModelId
+from aegis.core.model import Slo
+from aegis.sim.costs import StepCosts
+from aegis.sim.gpus import GpuSpec, gpu
+from aegis.sim.market import Wanted
+from aegis.sim.shapes import SHAPES
+from aegis.sim.world import Outcome, Pool, simulate
+from bench.calibration.rates import measure_rates
+from bench.calibration.steps import fit_steps
+from bench.workloads.spec import parse
+
+NAMES = tuple(ModelId(f"m{n:03}") for n in range(4))
+COSTS = StepCosts.of_ms(decode=(3.0, 0.5, 0.4), prefill=(5.0, 40.0, 20.0))
+WORKLOAD = "poisson:models=4,rps=0.8,duration=60,lengths=uniform,input=16-1200,output=4-120"
+
+
+def machine(contention: int) -> GpuSpec:
+    return replace(
+        gpu("h100"),
+        fits=dict.fromkeys(NAMES, COSTS),
+        switch_ns=200_000,
+        run_ns=400_000,
+        copy_ns=30_000,
+        handover_ns=1_000_000,
+        contention=contention,
+    )
+
+
+@cache
+def outcome(contention: int) -> Outcome:
+    """A prefill and a decode instance on one device, with memory for all the models."""
+    pool = Pool(
+        gpu=machine(contention),
+        specs=tuple(SHAPES["qwen2.5-7b"].spec(name, Slo()) for name in NAMES),
+        prefills=1,
+        decodes=1,
+        devices=1,
+        slab_bytes=64 << 20,
+        keep_spans=True,
+    )
+    arrivals = parse(WORKLOAD, 1)
+    return simulate(pool, [Wanted(a.at_ns, a.model, a.input_tokens, a.output_tokens) for a in arrivals])
+
+
+@pytest.mark.parametrize("contention", [0, 700, 1_500])
+def test_steps_and_contention(contention: int) -> None:
+    found, fits = fit_steps(outcome(contention).spans)
+    assert found == pytest.approx(contention / 1e3, abs=0.03)
+    for name in NAMES:
+        assert fits[name].decode == pytest.approx((3e6, 500, 4e5), rel=0.05)
+        assert fits[name].prefill == pytest.approx((5e6, 4e4, 20), rel=0.05)
+        assert min(fits[name].decode_quality.r2, fits[name].prefill_quality.r2) > 0.99
+
+
+def test_rates() -> None:
+    seen = outcome(0)
+    rates = measure_rates(seen.spans, seen.records)
+    assert rates.to_device
+    assert rates.to_device.bytes_per_s == pytest.approx(machine(0).in_bytes_per_s, rel=0.1)
+    assert rates.run_ns == pytest.approx(400_000, rel=0.1)
+    assert rates.switch_ns == pytest.approx(200_000, rel=0.25)
+    assert rates.message_ns == pytest.approx(500_000, rel=0.1)
+
+
+def test_runs_beside_others_cost_time_and_no_token() -> None:
+    alone, beside = outcome(0), outcome(1_500)
+    assert [r.output_tokens for r in alone.records] != []
+    assert {r.request for r in alone.records if r.ended == "finished"} == {
+        r.request for r in beside.records if r.ended == "finished"
+    }
+    assert sum(r.last_ns or 0 for r in beside.records) > sum(r.last_ns or 0 for r in alone.records)

@@ -1,0 +1,136 @@
+"""The trace: what Perfetto's documentation asks of one (Chrome JSON format), and nothing lost."""
+
+import gzip
+import json
+from collections import defaultdict
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import msgspec
+import pytest
+
+from aegis.core.errors import UserError
+from aegis.telemetry import files
+from bench.report.command import timeline
+from bench.report.run import Run
+from bench.report.sources import read
+from bench.report.trace_events import encode
+from tests.unit.bench.report.made import outcome, record, simulated, span
+
+KEY = "secret"
+
+
+def events(run: Run) -> list[dict[str, Any]]:
+    return json.loads(encode(run))["traceEvents"]  # type: ignore[no-any-return]
+
+
+def test_events_are_in_order_and_have_what_each_kind_needs() -> None:
+    told = events(simulated())
+    assert [event["ts"] for event in told] == sorted(event["ts"] for event in told)
+    needs = {"X": {"dur", "args"}, "C": {"args"}, "M": {"args"}, "s": {"id"}, "t": {"id"}, "f": {"id", "bp"}}
+    for event in told:
+        assert {"name", "ph", "ts", "pid", "tid"} | needs[event["ph"]] <= set(event)
+    assert {event["ph"] for event in told} == set(needs)
+
+
+def test_every_span_is_a_slice_with_its_times_to_the_nanosecond() -> None:
+    run = simulated()
+    slices = sorted((event["ts"], event["dur"]) for event in events(run) if event["ph"] == "X")
+    spans = [((each.start_ns - run.start_ns) / 1000, (each.stop_ns - each.start_ns) / 1000) for each in run.spans]
+    assert slices == sorted(spans)
+
+
+def test_slices_of_a_thread_follow_each_other() -> None:
+    run = Run("one", [span("switch", 0, 10), span("decode", 8, 20), span("decode", 18, 19), span("decode", 30, 40)])
+    for told in (events(run), events(simulated())):
+        ended: dict[tuple[int, int], float] = defaultdict(float)
+        for event in told:
+            if event["ph"] == "X":
+                thread = event["pid"], event["tid"]
+                assert event["ts"] >= ended[thread] - 1e-6
+                ended[thread] = event["ts"] + event["dur"]
+
+
+def test_each_thread_has_a_number_of_its_own_and_a_name() -> None:
+    told = events(simulated())
+    process = defaultdict(set)
+    for event in told:
+        process[event["tid"]].add(event["pid"])
+    assert all(len(pids) == 1 for pids in process.values())
+    named = {event["tid"] for event in told if event["name"] == "thread_name"}
+    assert {event["tid"] for event in told if event["ph"] == "X"} <= named
+    names = [event["args"]["name"] for event in told if event["name"] == "process_name"]
+    assert names == ["requests", "prefill-0", "decode-0", "decode-1"]
+
+
+def test_a_flow_leads_each_request_through_slices_of_its_model() -> None:
+    run = simulated()
+    told = events(run)
+    slices = {(each["pid"], each["tid"], each["ts"], each["cat"]): each for each in told if each["ph"] == "X"}
+    model = {each.request: each.model for each in run.records}
+    flows = defaultdict(list)
+    for event in told:
+        if event["ph"] in "stf":
+            kind = "prefill" if event["ph"] == "s" else "decode"
+            found = slices[event["pid"], event["tid"], event["ts"], kind]
+            assert found["args"]["model"] == model[event["id"]]
+            flows[event["id"]].append(event["ph"])
+    assert set(flows) == {each.request for each in run.records if each.first_ns != each.last_ns}
+    assert {"".join(phases) for phases in flows.values()} == {"sf", "stf"}
+
+
+def test_counters_end_at_nothing() -> None:
+    run = simulated()
+    last = {(event["pid"], event["name"]): event["args"]["requests"] for event in events(run) if event["ph"] == "C"}
+    assert set(last.values()) == {0} and len(last) == 3
+    highest = max(event["args"]["requests"] for event in events(run) if event["name"] == "batch")
+    assert highest == max(each.requests for each in run.spans if each.kind == "decode")
+
+
+def test_the_command_writes_gzip_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spans, out = tmp_path / "spans.jsonl.gz", tmp_path / "trace.json.gz"
+    files.write(spans, outcome().spans)
+    assert timeline(spans, None, None, None, out) == 0
+    assert gzip.decompress(out.read_bytes()) == encode(Run("", outcome().spans))
+    assert str(out) in capsys.readouterr().out
+
+
+class Server(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        ours = self.headers["Authorization"] == f"Bearer {KEY}"
+        lines = [span("decode", 1, 2)] if self.path.startswith("/debug/spans") else [record(1, 0, 1, 2)]
+        content = msgspec.json.Encoder().encode_lines(lines) if ours else b'{"error": {"message": "no such key"}}'
+        self.send_response(200 if ours else 401)
+        self.send_header("Content-Type", "application/jsonl" if ours else "application/json")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_server_is_asked_with_the_key() -> None:
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}"
+            run = read(None, None, url, KEY)
+            with pytest.raises(UserError, match="no such key"):
+                read(None, None, url, "other")
+        finally:
+            server.shutdown()
+            thread.join()
+    assert (run.spans, run.records) == ([span("decode", 1, 2)], [record(1, 0, 1, 2)])
+
+
+def test_what_cannot_be_asked_for_is_said(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(UserError, match="give a file of spans, or the --url"):
+        read(None, None, None, None)
+    with pytest.raises(UserError, match="a server is asked for its own"):
+        read(None, tmp_path, "http://127.0.0.1:1", None)
+    with pytest.raises(UserError, match="holds no spans"):
+        read(tmp_path / "empty.jsonl", None, None, None)

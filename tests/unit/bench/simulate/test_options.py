@@ -1,0 +1,113 @@
+"""`aegis simulate`: what it prints and writes, and that each mistake costs one line."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from aegis.cli import main
+from aegis.telemetry.records import Record
+from aegis.telemetry.spans import Span
+
+SMALL = "poisson:models=4,rps=0.2,duration=10"
+
+
+@pytest.fixture
+def simulate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    def run(*arguments: object) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["aegis", "simulate", "--jobs", "1", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        return exit_.value.code, *capsys.readouterr()
+
+    return run
+
+
+def test_a_sweep_is_told_written_and_drawn(simulate: Any, tmp_path: Path) -> None:
+    json, plot = tmp_path / "out.json", tmp_path / "out.png"
+    policies = ("--policy", "aegaeon", "--policy", "serverlessllm")
+    sweep = ("--workload", SMALL, "--sweep", "rps=0.1:0.3:0.1", *policies, "--json", json, "--plot", plot)
+    code, out, _ = simulate(*sweep)
+    assert code == 0
+    assert "rps at 90 % attainment" in out
+    result = msgspec.json.decode(json.read_bytes())
+    assert [curve["policy"] for curve in result["curves"]] == ["aegaeon", "serverlessllm"]
+    assert [[point["at"] for point in curve["points"]] for curve in result["curves"]] == [[0.1, 0.2, 0.3]] * 2
+    before = json.read_bytes(), plot.read_bytes()
+    simulate(*sweep)
+    assert before == (json.read_bytes(), plot.read_bytes())
+
+
+def test_records_and_spans_are_those_of_the_figures(simulate: Any, tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("json", "records", "spans")}
+    simulate("--workload", SMALL, *(word for name, file in files.items() for word in (f"--{name}", file)))
+    [point] = msgspec.json.decode(files["json"].read_bytes())["curves"][0]["points"]
+    records = [msgspec.json.decode(line, type=Record) for line in files["records"].read_bytes().splitlines()]
+    spans = [msgspec.json.decode(line, type=Span) for line in files["spans"].read_bytes().splitlines()]
+    assert len(records) == point["figures"]["requests"]
+    assert sum(len(record.token_times_ns) for record in records) == point["figures"]["tokens"]
+    assert sum(span.kind == "prefill" for span in spans) == len(records)
+
+
+def test_a_trace_a_gpu_costs_and_deadlines_are_taken(simulate: Any, tmp_path: Path) -> None:
+    trace, costs = tmp_path / "trace.csv", tmp_path / "costs.yaml"
+    trace.write_text("arrival_s,model,input_tokens,output_tokens\n0,a,100,50\n1,b,100,50\n")
+    costs.write_text("costs: {qwen2.5-7b: {decode_ms: {step: 150}}}")
+    plain = ("--trace", trace, "--gpu", "h100", "--prefill", 1, "--decode", 2, "--models", "qwen2.5-7b")
+    assert " 100.00 " in simulate(*plain)[1]
+    assert " 100.00 " not in simulate(*plain, "--costs", costs, "--slo", "ttft=1")[1]
+    assert " 100.00 " in simulate(*plain, "--costs", costs, "--slo", "ttft=1,tbt=0.2")[1]
+
+
+def test_mixed_instances_are_as_many_as_the_others_unless_said(simulate: Any, tmp_path: Path) -> None:
+    json = tmp_path / "out.json"
+    for words, mixed in ((("--prefill", 2, "--decode", 3), 5), (("--mixed", 7, "--prefill", 2), 7), ((), 16)):
+        simulate("--workload", SMALL, "--policy", "serverlessllm", "--json", json, *words)
+        assert msgspec.json.decode(json.read_bytes())["setting"]["mixed"] == mixed
+
+
+def test_what_no_context_holds_is_made_shorter(simulate: Any, tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    long = "poisson:models=1,rps=1,duration=10,lengths=fixed,input=4000,output=2000"
+    simulate("--workload", long, "--models", "llama-2-13b", "--records", records)
+    lengths = {
+        (record.input_tokens, record.output_tokens)
+        for record in (msgspec.json.decode(line, type=Record) for line in records.read_bytes().splitlines())
+    }
+    assert lengths == {(2716, 1358)}  # 4000 and 2000 x 4096 / 6032
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "give one of --workload, --trace and --suite"),
+        (["--workload", SMALL, "--trace", "x.csv"], "give one of --workload, --trace and --suite"),
+        (["--workload", "posson"], "unknown workload 'posson'"),
+        (["--trace", "/nowhere.csv"], "/nowhere.csv: No such file"),
+        (["--trace", "x.csv", "--sweep", "rps=1:2:1"], "--sweep changes a key of --workload; a trace has none"),
+        (["--workload", SMALL, "--sweep", "rps=1:2"], "should be KEY=LOW:HIGH:STEP"),
+        (["--workload", SMALL, "--sweep", "speed=1:2:1"], "workload poisson has no key 'speed'"),
+        (["--workload", SMALL, "--policy", "aegeon"], "unknown policy 'aegeon'; did you mean 'aegaeon'?"),
+        (["--workload", SMALL, "--policy", "qlm", "--as-published"], "policy 'qlm' has no published setting"),
+        (["--workload", SMALL, "--gpu", "h999"], "--gpu h999: should be h100"),
+        (["--workload", SMALL, "--models", "mix:2"], "--models mix:2: 2 models, but the workload asks for 4"),
+        (["--workload", SMALL, "--slo", "soon"], "--slo: 'soon' is no limit in seconds"),
+        (["--workload", SMALL, "--costs", "/nowhere.yaml"], "/nowhere.yaml: cannot be read"),
+        (["--workload", SMALL, "--prefill", "0"], "Invalid value for '--prefill'"),
+        (["--workload", SMALL, "--json", "/nowhere/out.json"], "/nowhere is no directory"),
+        (["--workload", SMALL, "--plot", "out.gif"], "should end in .png or .svg"),
+        (["--workload", SMALL, "--sweep", "rps=0.1:0.2:0.1", "--spans", "x"], "--records and --spans are of one simul"),
+        (["--workload", SMALL, "--tiny"], "--tiny is of a --suite"),
+        (["--suite", "fig10"], "--suite fig10: should be one of fig11a"),
+        (["--suite", "fig11a", "--models", "mix:9"], "--models is not of a --suite"),
+        (["--suite", "fig11a", "--suite", "fig12", "--json", "x.json"], "--json and --plot are of one --suite"),
+    ],
+)
+def test_a_mistake_costs_one_line_and_exit_code_2(simulate: Any, arguments: list[str], line: str) -> None:
+    code, out, err = simulate(*arguments)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"aegis: [^\n]+\n", err)
+    assert line in err

@@ -1,0 +1,92 @@
+"""Which turns the rivals plan."""
+
+from __future__ import annotations
+
+from aegis.core.ids import ModelId, RequestId
+from aegis.core.views import BatchView, RoundPolicy, Turn
+from decode.policies.decode_first import DecodeFirst
+from decode.policies.dedicated import Dedicated
+from decode.policies.muxserve import MuxServe
+from decode.policies.prefill_first import PrefillFirst
+from decode.policies.qlm import Qlm
+from decode.policies.serverlessllm import ServerlessLlm, ServerlessLlmAsPublished
+from decode.policies.serverlessllm_oracle_sjf import ServerlessLlmOracleSjf, ServerlessLlmOracleSjfAsPublished
+
+_MS = 1_000_000
+
+
+def batch(
+    number: int,
+    *,
+    waiting: int = 0,
+    requests: int = 1,
+    due_ms: int | None = None,
+    active: bool = False,
+    decoded_ns: int = -1,
+) -> BatchView:
+    """Of a model of its own; its requests are `10 * number`, `10 * number + 1`, …"""
+    return BatchView(
+        number,
+        ModelId(f"m{number}"),
+        10 * _MS,
+        100 * _MS,
+        500 * _MS,
+        tuple(RequestId(10 * number + i) for i in range(requests)),
+        waiting,
+        waiting * 100 * _MS,
+        None if due_ms is None else due_ms * _MS,
+        active,
+        decoded_ns,
+    )
+
+
+def order(policy: RoundPolicy, *batches: BatchView) -> list[int]:
+    return [turn.batch for turn in policy.plan(batches)]
+
+
+def test_first_come_first_served_to_the_end() -> None:
+    for policy in (ServerlessLlm(), ServerlessLlmAsPublished(), Dedicated()):
+        assert policy.plan([batch(2), batch(1)]) == [Turn(2, None), Turn(1, None)]
+
+
+def test_the_shortest_batch_comes_first_but_after_those_of_the_running_model() -> None:
+    left = {10: 500, 20: 100, 30: 50, 31: 300, 40: 900}
+    policy = ServerlessLlmOracleSjf(lambda request: left[request])
+    assert order(policy, batch(1), batch(2), batch(3, requests=2), batch(4, active=True)) == [4, 2, 3, 1]
+
+
+def test_as_published_prefills_go_before_the_batch_that_decodes() -> None:
+    left = {10: 500, 20: 100, 30: 900, 40: 1}
+    policy = ServerlessLlmOracleSjfAsPublished(lambda request: left[request])
+    batches = (batch(1, active=True), batch(2), batch(3, waiting=1, due_ms=5), batch(4))
+    assert order(policy, *batches) == [4, 3, 2, 1]
+
+
+def test_groups_go_by_deadline() -> None:
+    batches = (batch(1), batch(2, waiting=1, due_ms=30), batch(3, waiting=1, due_ms=20))
+    assert order(Qlm(), *batches) == [3, 2, 1]
+
+
+def test_multiplexed_models_take_short_turns_prefills_first() -> None:
+    policy = MuxServe(1, slice_ns=7)
+    assert policy.plan([batch(1), batch(2, waiting=1, due_ms=1)]) == [Turn(2, None, decodes=False)]
+    assert policy.plan([batch(1, decoded_ns=9), batch(2, decoded_ns=3)]) == [Turn(2, 7), Turn(1, 7)]
+    assert policy.plan([batch(1)]) == [Turn(1, None)]
+
+
+def test_prefills_first_in_order_of_their_deadlines() -> None:
+    batches = (batch(1), batch(2, waiting=1, due_ms=30), batch(3, waiting=1, due_ms=20))
+    turns = PrefillFirst().plan(batches)
+    assert turns == [Turn(3, None, decodes=False), Turn(2, None, decodes=False)]
+
+
+def test_with_nothing_to_prefill_who_has_not_decoded_for_longest_comes_first() -> None:
+    turns = PrefillFirst().plan([batch(1, decoded_ns=9), batch(2, decoded_ns=3)])
+    assert [turn.batch for turn in turns] == [2, 1] and all(turn.quota_ns for turn in turns)
+
+
+def test_decodes_first_and_one_batch_is_prefilled_when_there_are_none() -> None:
+    waiting = batch(2, waiting=2, requests=2, due_ms=30), batch(3, waiting=1, due_ms=20)
+    (turn,) = DecodeFirst().plan([batch(1), *waiting])
+    assert turn.batch == 1 and turn.decodes and not turn.prefills
+    assert DecodeFirst().plan(waiting) == [Turn(3, None, decodes=False)]

@@ -1,0 +1,61 @@
+"""What an instance writes down of itself."""
+
+from __future__ import annotations
+
+from aegis.core.effects import DecodeRow, RunDecode, RunPrefill, StreamName
+from aegis.core.events import Stepped
+from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.messages import SwitchDone
+from aegis.core.request import Job, Sampling, Token
+from aegis.device.mover import Copied
+from aegis.runtime.span_log import SpanLog
+from aegis.telemetry.spans import Span, SpanKind, Spans
+
+ME, MODEL = InstanceId("decode-0"), ModelId("m")
+JOB = Job(RequestId(1), 1, MODEL, (5, 6, 7), Sampling(max_tokens=9), 0)
+NOW_NS = 1_000
+
+
+class _Clock:
+    def now_ns(self) -> int:
+        return NOW_NS
+
+
+def told(log: SpanLog) -> tuple[Span, ...]:
+    spans = log.drain()
+    assert isinstance(spans, Spans)
+    return spans.spans
+
+
+def test_a_prefill_is_a_span_of_its_prompt() -> None:
+    log = SpanLog(ME, _Clock())
+    log.ran(RunPrefill(JOB, ()), Stepped(((Token(1),),), 300))
+    assert told(log) == (Span(ME, SpanKind.PREFILL, MODEL, 700, 1_000, 1, 1, 3),)
+
+
+def test_a_decode_run_is_one_span_whatever_its_steps() -> None:
+    log = SpanLog(ME, _Clock())
+    rows = (DecodeRow(JOB, 1, 8, 10, []), DecodeRow(JOB, 1, 8, 32, []))
+    log.ran(RunDecode(MODEL, rows, 9, 0), Stepped(((Token(1), Token(2)),) * 4, 800))
+    assert told(log) == (Span(ME, SpanKind.DECODE, MODEL, 200, 1_000, 2, 4, 42),)
+
+
+def test_a_switch_ends_now_and_lasted_as_long_as_its_phases() -> None:
+    log = SpanLog(ME, _Clock())
+    log.switched(SwitchDone(MODEL, prefetched=False, make_room_ns=10, copy_ns=200, kv_ns=3, nbytes=77))
+    assert told(log) == (Span(ME, SpanKind.SWITCH, MODEL, 787, 1_000, nbytes=77),)
+
+
+def test_copies_are_spans_of_their_kind_and_wipes_are_none() -> None:
+    log = SpanLog(ME, _Clock())
+    log.copied(Copied(stream, MODEL, 1, 2, 3) for stream in StreamName)
+    kinds = [SpanKind.LOAD, SpanKind.PREFETCH, SpanKind.SWAP_IN, SpanKind.SWAP_OUT]
+    assert told(log) == tuple(Span(ME, kind, MODEL, 1, 2, nbytes=3) for kind in kinds)
+
+
+def test_each_span_is_told_once() -> None:
+    log = SpanLog(ME, _Clock())
+    assert log.drain() is None
+    log.ran(RunPrefill(JOB, ()), Stepped(((Token(1),),), 300))
+    assert len(told(log)) == 1
+    assert log.drain() is None

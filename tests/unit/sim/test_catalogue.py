@@ -1,0 +1,116 @@
+"""Which models there are."""
+
+from pathlib import Path
+
+import pytest
+
+from aegis.core.errors import UserError
+from aegis.core.ids import ModelId
+from aegis.core.model import Slo
+from aegis.sim.catalogue import models
+from aegis.sim.shapes import MIX
+
+FILE = """
+shapes:
+  tiny: {layers: 2, heads: 4, kv_heads: 2, hidden: 256, intermediate: 512, vocab: 1000, tied: true}
+models:
+  chat: {shape: qwen2.5-7b}
+  code: {shape: tiny, slo: {ttft_ms: 500}}
+"""
+
+
+def ids(*names: str) -> list[ModelId]:
+    return [ModelId(name) for name in names]
+
+
+def test_a_mix_repeats_every_ten() -> None:
+    specs = models("mix:25")
+    assert [spec.root for spec in specs] == [MIX[index % 10] for index in range(25)]
+    assert [specs[0].model, specs[24].model] == ["m000", "m024"]
+
+
+def test_parts_follow_each_other() -> None:
+    assert [(spec.model, spec.root) for spec in models("qwen2.5-72b:1,yi-1.5-6b:2")] == [
+        ("m000", "qwen2.5-72b"),
+        ("m001", "yi-1.5-6b"),
+        ("m002", "yi-1.5-6b"),
+    ]
+
+
+def test_without_a_count_there_are_as_many_as_the_workload_needs() -> None:
+    assert [spec.model for spec in models("mix", asked=ids("m07", "m02"))] == [f"m{index:02}" for index in range(8)]
+    assert [spec.model for spec in models("mix", asked=ids("writer", "coder", "writer"))] == ["coder", "writer"]
+
+
+def test_a_workloads_own_way_to_number_is_kept() -> None:
+    specs = models("mix:11", asked=ids("m8", "m10"))
+    assert [(specs[index].model, specs[index].root) for index in (8, 10)] == [
+        ("m8", "llama-2-13b"),
+        ("m10", "qwen2.5-7b"),
+    ]
+    assert len({spec.model for spec in specs}) == 11
+
+
+def test_numbers_that_are_not_unique_are_names() -> None:
+    assert [spec.model for spec in models("mix", asked=ids("m1", "m01"))] == ["m01", "m1"]
+
+
+def test_deadlines_are_the_markets_unless_a_model_has_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "market.yaml"
+    file.write_text(FILE)
+    chat, code = models(str(file), slo=Slo(ttft_ns=9, tbt_ns=7))
+    assert (chat.model, chat.slo) == ("chat", Slo(ttft_ns=9, tbt_ns=7))
+    assert (code.model, code.slo) == ("code", Slo(ttft_ns=500_000_000, tbt_ns=7))
+
+
+def test_a_file_may_bring_a_shape(tmp_path: Path) -> None:
+    file = tmp_path / "market.yaml"
+    file.write_text(FILE)
+    manifest = models(str(file))[1].manifest
+    attention = 256 * (2 * 256 + 2 * 128)
+    assert manifest.parameters == 2 * (attention + 3 * 256 * 512 + 2 * 256) + 1000 * 256 + 256
+    assert manifest.kv.token_bytes == 2 * 2 * (2 * 64 + 2 * 64)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mix:", "'mix:' should be NAME:COUNT with a name of mix, yi-1.5-6b"),
+        ("mix:0", "'mix:0' should be NAME:COUNT"),
+        ("gpt-5:3", "'gpt-5:3' should be NAME:COUNT"),
+        ("mix:3,", "'' should be NAME:COUNT"),
+        ("mix,qwen2.5-7b:1", "'mix' should be NAME:COUNT"),
+    ],
+)
+def test_what_is_no_list_of_models_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        models(text)
+
+
+def test_a_workload_has_to_fit_its_models(tmp_path: Path) -> None:
+    file = tmp_path / "market.yaml"
+    file.write_text(FILE)
+    with pytest.raises(UserError, match=r"mix:16: 16 models, but the workload asks for 24"):
+        models("mix:16", asked=ids("m23"))
+    with pytest.raises(UserError, match=r"mix:3: 3 models, but the workload names 2; leave out the count"):
+        models("mix:3", asked=ids("a", "b"))
+    with pytest.raises(UserError, match=r"has no model a, which the workload asks for"):
+        models(str(file), asked=ids("chat", "b", "a"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("shape: tiny", "shape: big", "models.code.shape: should be one of yi-1.5-6b, .*, tiny, not 'big'"),
+        ("code:", "'no name!':", "models.no name!: is no model name"),
+        ("layers: 2,", "", "shapes.tiny.layers: is missing"),
+        ("layers: 2,", "layers: two,", "shapes.tiny.layers: should be a valid integer"),
+        ("ttft_ms: 500", "ttft_ms: 0", "models.code.slo.ttft_ms: should be greater than 0"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_key(old: str, new: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "market.yaml"
+    assert old in FILE
+    file.write_text(FILE.replace(old, new))
+    with pytest.raises(UserError, match=message):
+        models(str(file))

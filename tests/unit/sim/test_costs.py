@@ -1,0 +1,71 @@
+"""Durations of steps and runs of steps."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aegis.sim.costs import StepCosts, copy_ns
+
+COSTS = st.builds(
+    StepCosts,
+    decode_ps=st.integers(1, 10**12),
+    context_token_ps=st.integers(0, 10**7),
+    row_ps=st.integers(0, 10**9),
+    prefill_ps=st.integers(0, 10**11),
+    token_ps=st.integers(0, 10**9),
+    token2_ps=st.integers(0, 10**5),
+)
+CONTEXTS = st.integers(0, 10**6)
+BATCHES = st.integers(1, 512)
+
+
+@given(COSTS, CONTEXTS, BATCHES, st.integers(0, 40))
+def test_a_run_lasts_as_long_as_its_steps_but_for_less_than_a_nanosecond_each(
+    costs: StepCosts, context: int, batch: int, steps: int
+) -> None:
+    singly = sum(costs.decode_ns(context + step * batch, batch) for step in range(steps))
+    assert singly - steps < costs.run_ns(context, batch, steps) <= singly or not steps
+
+
+@given(
+    st.integers(1, 10**7).map(lambda us: StepCosts(decode_ps=us * 10**6, context_token_ps=60_000, row_ps=99_000_000)),
+    CONTEXTS,
+    BATCHES,
+    st.integers(0, 40),
+)
+def test_whole_nanosecond_coefficients_lose_nothing(costs: StepCosts, context: int, batch: int, steps: int) -> None:
+    singly = sum(costs.decode_ns(context + step * batch, batch) for step in range(steps))
+    assert costs.run_ns(context, batch, steps) == singly
+
+
+@given(COSTS, CONTEXTS, BATCHES, st.integers(-5, 10**12))
+def test_the_steps_that_fit_are_the_most_that_do(costs: StepCosts, context: int, batch: int, budget_ns: int) -> None:
+    steps = costs.steps_within(context, batch, budget_ns)
+    assert steps >= 0
+    assert steps == 0 or costs.run_ns(context, batch, steps) <= budget_ns
+    assert costs.run_ns(context, batch, steps + 1) > budget_ns
+
+
+@given(COSTS, CONTEXTS, BATCHES, st.integers(1, 10**9))
+def test_a_run_fits_exactly_into_its_own_duration(costs: StepCosts, context: int, batch: int, steps: int) -> None:
+    longest = costs.steps_within(context, batch, costs.run_ns(context, batch, steps))
+    assert longest >= steps
+    assert costs.run_ns(context, batch, longest) == costs.run_ns(context, batch, steps)
+
+
+@given(COSTS, st.integers(1, 10**5))
+def test_a_prefill_reads_the_weights_as_a_decode_step_does(costs: StepCosts, tokens: int) -> None:
+    assert costs.prefill_ns(tokens) >= costs.decode_ns(tokens, 1)
+    assert costs.prefill_ns(tokens + 1) >= costs.prefill_ns(tokens)
+
+
+def test_published_figures_come_out_in_nanoseconds() -> None:
+    costs = StepCosts.of_ms(decode=(8.45, 0.06, 0.099), prefill=(1.0, 22.7, 0.3))
+    assert costs.decode_ns(5_000, 8) == 8_450_000 + 300_000 + 792_000
+    assert costs.run_ns(5_000, 8, 3) == 3 * costs.decode_ns(5_000, 8) + 60 * (8 + 16)
+    assert costs.prefill_ns(2_000) == 1_000_000 + 45_400_000 + 1_200_000
+
+
+@pytest.mark.parametrize(("nbytes", "rate", "ns"), [(0, 10, 0), (1, 10**9, 1), (10**9 + 1, 2 * 10**9, 500_000_001)])
+def test_a_copy_is_never_shorter_than_its_bytes_need(nbytes: int, rate: int, ns: int) -> None:
+    assert copy_ns(nbytes, rate) == ns

@@ -1,0 +1,54 @@
+"""The registry of schedulers."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from aegis.config import PolicyName
+from aegis.core.errors import UserError
+from aegis.policies import RECIPES, Site, recipe
+from decode.policy import WeightedRoundRobin
+
+SITE = Site(memory_bytes=100)
+PUBLISHED = ("aegaeon", "serverlessllm", "serverlessllm-oracle-sjf", "muxserve")
+
+
+def test_who_has_an_oracle_says_so_in_its_name_and_is_not_run_live() -> None:
+    for name, known in RECIPES.items():
+        try:
+            known.policy(SITE)
+        except UserError as error:
+            assert "oracle" in name and "only `aegis simulate`" in error.message
+        else:
+            assert "oracle" not in name
+    assert list(get_args(PolicyName)) == [name for name in RECIPES if "oracle" not in name]
+
+
+def test_turns_are_as_they_are_configured() -> None:
+    turns = WeightedRoundRobin(q_max_ns=5)
+    assert recipe("aegaeon").policy(Site(memory_bytes=1, turns=turns)) == turns
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_as_published_the_link_is_slow_and_late_requests_fail(name: str) -> None:
+    known = recipe(name, as_published=True)
+    assert (known.link_bytes_per_s, known.give_up_ns) == (16_600_000_000, 15_000_000_000)
+    fixed = recipe(name)
+    assert fixed.link_bytes_per_s is fixed.give_up_ns is None
+    assert known.mixed == fixed.mixed == (name != "aegaeon")
+
+
+@pytest.mark.parametrize(
+    ("name", "as_published", "message"),
+    [
+        ("serverlesslm", False, "unknown policy 'serverlesslm'; did you mean 'serverlessllm'?"),
+        ("x", False, f"unknown policy 'x'; expected one of {', '.join(RECIPES)}"),
+        ("qlm", True, "policy 'qlm' has no published setting"),
+    ],
+)
+def test_what_there_is_not_is_refused(name: str, as_published: bool, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        recipe(name, as_published=as_published)
+    assert caught.value.message == message and caught.value.param == "policy"
