@@ -62,9 +62,9 @@ def run(wish: Wish) -> dict[str, Any]:
         if wish.costs is None:
             print("calibrating", file=sys.stderr)
             calibrate(_replay(url, wish.calibrate_on, wish.calibrate_seed, directory, "calibration"), costs)
+        pool = pool_of(AdminClient(url).node(), costs)
         print("live run", file=sys.stderr)
         live = _replay(url, wish.workload, wish.seed, directory, "live")
-        pool = pool_of(AdminClient(url).node(), costs)
         asked = msgspec.json.Decoder(Record).decode_lines((directory / "live.requests.jsonl").read_bytes())
         outcome = simulate(pool, _wanted(asked))
     whole, per_model = compare(live.records, outcome.records)

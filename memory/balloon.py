@@ -161,6 +161,8 @@ class Balloon:
 
     def progress(self) -> None:
         """Acknowledges what has been wiped."""
+        if not self._leaving:
+            return
         for leaving in [leaving for leaving in self._leaving if self._transfers.passed(leaving.wiped)]:
             self._leaving.remove(leaving)
             self._gone(leaving.ticket, leaving.runs)

@@ -60,11 +60,13 @@ class PagePool:
         if count > self._free.count:
             return NoPages(count, self._free.count)
         taken = self._fit(count, high) or self._pieces(count, high)
-        held = self._used.setdefault(owner, RunSet())
+        held = self._used.get(owner)
+        if held is None:
+            held = self._used[owner] = RunSet()
         for run in taken:
             self._free.remove(run)
             held.add(run)
-            for clean in self._clean.intersection(run):
+            for clean in self._clean.intersection(run) if self._clean.count else ():
                 self._clean.remove(clean)
         self.used += count
         return taken

@@ -58,7 +58,7 @@ class Residency:
         return model in self._loading
 
     def loading(self) -> list[tuple[ModelId, EventHandle]]:
-        return list(self._loading.items())
+        return list(self._loading.items()) if self._loading else []
 
     def resident(self) -> tuple[ModelId, ...]:
         return tuple(self._resident)

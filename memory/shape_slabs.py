@@ -6,7 +6,8 @@ The laws are those of `memory.slabs`.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from aegis.core.block_runs import append_run
@@ -35,18 +36,17 @@ class ShapeSlabs:
         """Of those with a free block."""
         return self.slabs[SlabId(self.order[-1] & _SLAB)]
 
-    def pieces(self, runs: Iterable[BlockRun]) -> Iterator[tuple[Slab, int]]:
-        """Which blocks of which slab, slab by slab."""
-        slabs, size = self.slabs, self.per_slab
+    def pieces(self, runs: Iterable[BlockRun]) -> list[tuple[Slab, int]]:
+        """Which blocks of which slab, each slab once."""
+        masks: defaultdict[int, int] = defaultdict(int)
+        size = self.per_slab
         for start, stop in runs:
-            while True:
-                slab = slabs[start // size]  # type: ignore[index]
-                at, left = start - slab.first, stop - start
-                if at + left <= size:
-                    yield slab, ((1 << left) - 1) << at
-                    break
-                yield slab, (1 << size) - (1 << at)
-                start += size - at
+            while start < stop:
+                slab, at = start // size, start % size
+                end = stop if stop - start <= size - at else start + size - at
+                masks[slab] |= ((1 << end - start) - 1) << at
+                start = end
+        return [(self.slabs[SlabId(slab)], mask) for slab, mask in masks.items()]
 
     def draw(self, count: int, into: list[BlockRun]) -> int:
         """Reserves at most `count` of the free blocks in the slabs held, as few runs: those of the fullest slab that

@@ -27,7 +27,7 @@ class Slab:
         """Reserves the lowest free blocks, at most `count`. Returns how many."""
         free, left = self.free, count
         while free and left:
-            run = _lowest_run(free)
+            run = free & ~(free + (free & -free))  # the lowest ones that are adjacent: a carry runs through them
             length, at = run.bit_count(), (run & -run).bit_length() - 1
             if length > left:
                 length, run = left, ((1 << left) - 1) << at
@@ -59,7 +59,7 @@ class Slab:
     def runs_used(self) -> tuple[BlockRun, ...]:
         runs, left = list[BlockRun](), self.used
         while left:
-            run = _lowest_run(left)
+            run = left & ~(left + (left & -left))
             at = self.first + (run & -run).bit_length() - 1
             runs.append(BlockRun(at, at + run.bit_count()))
             left ^= run
@@ -75,8 +75,3 @@ class Slab:
             raise LawBroken(f"S3: slab {self.slab} has blocks in two states")
         if blocks != per_slab:
             raise LawBroken(f"S1: slab {self.slab}: {blocks} blocks are in a state, there are {per_slab}")
-
-
-def _lowest_run(mask: int) -> int:
-    """The lowest ones that are adjacent: a carry runs through them."""
-    return mask & ~(mask + (mask & -mask))

@@ -68,6 +68,8 @@ class LeasedSlabs:
 
     def surplus(self, keep: int) -> tuple[SlabId, ...]:
         """Idle slabs beyond `keep`, no longer ours."""
+        if len(self._idle) <= keep:
+            return ()
         gone = tuple(self._idle.pop() for _ in range(len(self._idle) - keep))  # the last of a heap may go
         self.leased.difference_update(gone)
         return gone

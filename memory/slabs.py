@@ -67,6 +67,20 @@ class ShapeUse:
         return 1 - taken * self.block_bytes / (self.slabs * self.slab_bytes)
 
 
+class _Shapes(dict[KvShape, ShapeSlabs]):
+    """A shape that is new holds no slab."""
+
+    def __init__(self, slab_bytes: int) -> None:
+        super().__init__()
+        self._slab_bytes = slab_bytes
+
+    def __missing__(self, shape: KvShape) -> ShapeSlabs:
+        per_slab = self._slab_bytes // shape.block_bytes
+        assert per_slab > 0, "registration refuses models whose block is larger than a slab"
+        held = self[shape] = ShapeSlabs(per_slab)
+        return held
+
+
 class SlabPool:
     """The blocks of one region. Allocation is all or nothing and fills the fullest slabs first, the lowest blocks
     first."""
@@ -76,30 +90,30 @@ class SlabPool:
     def __init__(self, slab_bytes: int, source: SlabSource) -> None:
         self.slab_bytes = slab_bytes
         self._source = source
-        self._shapes: dict[KvShape, ShapeSlabs] = {}
+        self._shapes = _Shapes(slab_bytes)
         self._moving: list[tuple[EventHandle, KvShape, Blocks]] = []
 
     def per_slab(self, shape: KvShape) -> int:
-        return self._of(shape).per_slab
+        return self._shapes[shape].per_slab
 
     def room(self, shape: KvShape) -> int:
         """Blocks that could be allocated now."""
-        held = self._of(shape)
+        held = self._shapes[shape]
         return held.free + self._source.available() * held.per_slab
 
     def spare(self, shape: KvShape) -> int:
         """Free blocks of the slabs it holds."""
-        return self._of(shape).free
+        return self._shapes[shape].free
 
     def slabs_for(self, shape: KvShape, count: int) -> int:
         """Slabs that it takes, beside those the shape holds, to allocate so many blocks."""
-        held = self._of(shape)
+        held = self._shapes[shape]
         return max(-(-(count - held.free) // held.per_slab), 0)
 
     def alloc(self, shape: KvShape, count: int) -> Blocks | NoBlocks:
         """Reserves `count` blocks."""
-        held = self._of(shape)
-        lacking = max(-(-(count - held.free) // held.per_slab), 0)
+        held = self._shapes[shape]
+        lacking = -(-(count - held.free) // held.per_slab) if count > held.free else 0
         available = self._source.available() if lacking else 0
         if lacking > available:
             return NoBlocks(count, lacking - available)
@@ -111,12 +125,12 @@ class SlabPool:
 
     def commit(self, shape: KvShape, blocks: Iterable[BlockRun]) -> None:
         """Reserved blocks now hold what they were reserved for."""
-        for slab, mask in self._of(shape).pieces(blocks):
+        for slab, mask in self._shapes[shape].pieces(blocks):
             slab.commit(mask)
 
     def free(self, shape: KvShape, blocks: Iterable[BlockRun]) -> None:
         """Gives up blocks that no transfer touches."""
-        held = self._of(shape)
+        held = self._shapes[shape]
         for slab, mask in held.pieces(blocks):
             slab.give_up(mask)
             if held.put_back(slab, mask):
@@ -124,7 +138,7 @@ class SlabPool:
 
     def free_after(self, shape: KvShape, blocks: Sequence[BlockRun], event: EventHandle) -> None:
         """Rule 3: the blocks stay on the move list until `event` has passed."""
-        for slab, mask in self._of(shape).pieces(blocks):
+        for slab, mask in self._shapes[shape].pieces(blocks):
             slab.give_up(mask)
             slab.moving |= mask
         if blocks:
@@ -138,7 +152,7 @@ class SlabPool:
             if not passed(event):
                 waiting.append(entry)
                 continue
-            held = self._of(shape)
+            held = self._shapes[shape]
             for slab, mask in held.pieces(blocks):
                 slab.reclaim(mask)
                 if held.put_back(slab, mask):
@@ -161,7 +175,7 @@ class SlabPool:
     def compact(self, shape: KvShape, blocks: Sequence[BlockRun]) -> tuple[BlockCopy, ...]:
         """Empties the slab that `sparse` named: what is to be copied, in the order of the sources, before anything else
         is done to any of these blocks."""
-        held = self._of(shape)
+        held = self._shapes[shape]
         targets = held.draw_beside(held.slab_of(blocks[0].start), count_blocks(blocks))
         self.commit(shape, targets)
         self.free(shape, blocks)
@@ -186,14 +200,6 @@ class SlabPool:
             held.check()
         if sum(count_blocks(blocks) for _, _, blocks in self._moving) != sum(use.moving for use in self.use().values()):
             raise LawBroken("S1: the move list and the blocks' states differ")
-
-    def _of(self, shape: KvShape) -> ShapeSlabs:
-        held = self._shapes.get(shape)
-        if held is None:
-            per_slab = self.slab_bytes // shape.block_bytes
-            assert per_slab > 0, "registration refuses models whose block is larger than a slab"
-            held = self._shapes[shape] = ShapeSlabs(per_slab)
-        return held
 
     def _use(self, shape: KvShape, held: ShapeSlabs) -> ShapeUse:
         slabs = held.slabs.values()

@@ -39,7 +39,7 @@ from aegis.core.messages import (
 from aegis.core.request import FinishReason, Job, KvHandle, Token
 from aegis.core.role import Role
 from aegis.core.views import MAX_BATCH, DecodePolicy, PrefillPolicy, Work
-from proxy.dispatch import DecodeLists, PrefillQueues
+from proxy.decode_lists import DecodeLists
 from proxy.events import (
     Arrived,
     ClientLeft,
@@ -56,6 +56,7 @@ from proxy.events import (
     Replayed,
     To,
 )
+from proxy.prefill_queues import PrefillQueues
 
 MAX_LOSSES = 3
 """A request that has seen so many instances die while it was running on them is failed: it may be what kills them."""

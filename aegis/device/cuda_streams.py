@@ -28,6 +28,7 @@ CHUNK_BYTES = 32 << 20
 """A long copy is submitted in such pieces; 0.6 ms each at 50 GB/s."""
 
 CHUNKS_AHEAD = 4
+_BEGAN_MAX = 10_000  # remembered, if nobody asks
 
 POLL_NS = 50_000
 """Between looks at a word of another process: its GPU writes it but wakes nobody."""
@@ -81,7 +82,7 @@ class CudaStream:
         self._abandoned: set[int] = set()
         self._error: Exception | None = None
         self._closing = False
-        self._began: deque[tuple[int, int]] = deque()  # values and when they were first given to the GPU
+        self._began: deque[tuple[int, int]] = deque(maxlen=_BEGAN_MAX)  # values, and when
         self._given = Condition()
         self._events: dict[int, Any] = {}  # by value, oldest first, of what the GPU was given and may not have done
         self._last_given = 0

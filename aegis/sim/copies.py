@@ -13,6 +13,9 @@ from aegis.sim.flows import Flow, Link
 from aegis.sim.words import Words
 
 
+_NAMES = tuple(StreamName)
+
+
 class Copy:
     """One of a stream. `model` is that of weights, "" of KV."""
 
@@ -51,7 +54,7 @@ class Streams:
         if not self._completed:
             return []
         completed, self._completed = self._completed, {}
-        return [Progress(name, completed[name]) for name in StreamName if name in completed]
+        return [Progress(name, completed[name]) for name in _NAMES if name in completed]
 
     def load(self, effect: LoadWeights, nbytes: int) -> None:
         self._submit(Copy(effect.stream, effect.event, None, nbytes, effect.model))

@@ -67,8 +67,9 @@ class StepCosts:
         Exact but for one rounding, up to the next nanosecond: less than the sum of single steps by under 1 ns a step.
         Step k of a run ends at `start + run_ns(.., k)`.
         """
+        first_ps = self.decode_ps + self.context_token_ps * context_tokens + self.row_ps * batch
         growth_ps = self.context_token_ps * batch
-        return _whole_ns(steps * self._first_step_ps(context_tokens, batch) + growth_ps * (steps * (steps - 1) // 2))
+        return -(-(steps * first_ps + growth_ps * (steps * (steps - 1) // 2)) // _PS_PER_NS)
 
     def steps_within(self, context_tokens: int, batch: int, budget_ns: int) -> int:
         """The most steps n with `run_ns(.., n) <= budget_ns`."""
@@ -85,6 +86,26 @@ class StepCosts:
         # real one would: n·2·growth + linear is whole, so it is at most √d just when it is at most ⌊√d⌋.
         linear = 2 * first_ps - growth_ps
         return (isqrt(linear * linear + 8 * growth_ps * budget_ps) - linear) // (2 * growth_ps)
+
+    def steps_in_time(self, context_tokens: int, batch: int, steps: int, *, budget_ns: int, each_ns: int) -> int:
+        """How many n of `1 … steps` have `run_ns(.., n) <= budget_ns + n * each_ns`."""
+        first_ps = self._first_step_ps(context_tokens, batch) - each_ns * _PS_PER_NS
+        growth_ps, budget_ps = self.context_token_ps * batch, budget_ns * _PS_PER_NS
+        low, high = 1, steps
+        if growth_ps:  # between the roots of the polynomial of `steps_within`
+            linear = 2 * first_ps - growth_ps
+            square = linear * linear + 8 * growth_ps * budget_ps
+            if square < 0:
+                return 0
+            root = isqrt(square)
+            low, high = -((root + linear) // (2 * growth_ps)), (root - linear) // (2 * growth_ps)
+        elif first_ps > 0:
+            high = budget_ps // first_ps
+        elif first_ps < 0:
+            low = -(budget_ps // -first_ps)
+        elif budget_ps < 0:
+            return 0
+        return max(min(high, steps) - max(low, 1) + 1, 0)
 
     def _first_step_ps(self, context_tokens: int, batch: int) -> int:
         return self.decode_ps + self.context_token_ps * context_tokens + self.row_ps * batch

@@ -45,12 +45,13 @@ class Bus:
 
     def changed(self, link: Link) -> None:
         """The link became busy or idle: others get less or more."""
-        scarce = self.bytes_per_s and link.bytes_per_s * len(self._busy) > self.bytes_per_s
+        busy = len(self._busy)
         if link.flows:
             self._busy[link] = None
+            busy += 1
         else:
             del self._busy[link]
-        if scarce or (self.bytes_per_s and link.bytes_per_s * len(self._busy) > self.bytes_per_s):
+        if self.bytes_per_s and link.bytes_per_s * busy > self.bytes_per_s:  # with the link
             for other in self._busy:
                 if other is not link:
                     other.reshare()

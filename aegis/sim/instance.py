@@ -36,12 +36,14 @@ from aegis.sim.pace import Cores, Pace
 from aegis.sim.times import Once, Times
 from aegis.sim.words import Words
 from aegis.telemetry import reporting
+from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.spans import Span, SpanKind
 from memory.balloon import OWING_NS
 
 END = 1
 """The token that every model ends with, here."""
 
+_WITH_JOB = (Submit, Adopt)
 _TOKEN, _LAST = Token(0), Token(END)
 _COPIES = {
     StreamName.WEIGHTS: SpanKind.LOAD,
@@ -61,6 +63,7 @@ class Watch(Protocol):
     """The world around an instance."""
 
     spans: list[Span] | None
+    decisions: DecisionLog | None
 
     def output_tokens(self, request: RequestId) -> int:
         """How long its answer will be: known here, and to no core or policy."""
@@ -71,8 +74,6 @@ class Watch(Protocol):
         ...
 
     def hear(self, instance: InstanceId, messages: list[FromInstance]) -> None: ...
-
-    def decided(self, instance: InstanceId, effects: list[Effect]) -> None: ...
 
 
 class SimInstance:
@@ -110,6 +111,7 @@ class SimInstance:
         self._prefill_ns = 0  # of a prefill alone
         self._prefill_start_ns = 0
         self._most_steps = 0  # of a decode run
+        self._left: list[int] = []  # tokens that its rows have to make
         self._added: set[ModelId] = set()
         self._unheard: deque[InstanceEvent] = deque()
         self._run: RunPrefill | RunDecode | None = None
@@ -139,7 +141,7 @@ class SimInstance:
     def tell(self, messages: Sequence[ToInstance]) -> None:
         """They have arrived together. A model is bound when the first of its requests comes."""
         for message in messages:
-            if isinstance(message, Submit | Adopt) and message.job.model not in self._added:
+            if isinstance(message, _WITH_JOB) and message.job.model not in self._added:
                 self._added.add(message.job.model)
                 self._unheard.append(AddModel(self._specs[message.job.model]))
             self._unheard.append(message)
@@ -155,7 +157,6 @@ class SimInstance:
         """Something is new: it is told at the next boundary between steps, or at once where none is under way."""
         times = self._times
         if self._run is None:
-            self._listen()
             self._tell(None)
         elif times is not None and not self._looking:
             steps = max(times.boundary(self._heap.now_ns), self._heard_at + 1)
@@ -163,36 +164,37 @@ class SimInstance:
                 self._looking = True
                 self._heap.at(times.of(steps - 1), self._between_steps, self._version, steps)
 
-    def _listen(self) -> None:
-        self._unheard += self._streams.progress()
-
     def _between_steps(self, version: int, steps: int) -> None:
         if version != self._version or steps <= self._heard_at:
             return
         self._looking, self._heard_at = False, steps
         self._report()
-        self._listen()
+        self._unheard += self._streams.progress()
         while self._unheard and not self._ends:
             self._tell_core(self._unheard.popleft())
         if self._ends:
             assert self._times is not None
             self._times.steps = steps
             self._decoded(version)
-        else:
+        elif self._reporter:
             self._report_later()
 
     def _tell(self, answer: Stepped | None) -> None:
         """Between runs; the answer of one comes last. Ends with the run that is asked for, if one is."""
-        unheard = self._unheard
+        unheard, reports = self._unheard, self._reporter is not None
+        if answer and reports:
+            self._report()
+        unheard += self._streams.progress()
         if answer:
             unheard.append(answer)
         while unheard and self._run is None:
             self._tell_core(unheard.popleft())
         if unheard:
             self._look()
-        if self._run is None:
-            self._report()
-        self._report_later()
+        if reports:
+            if self._run is None:
+                self._report()
+            self._report_later()
 
     def _tell_core(self, event: InstanceEvent) -> None:
         """What it asks for is done; messages leave together."""
@@ -201,7 +203,8 @@ class SimInstance:
         if self._reporter:
             self._reporter.told()
             self._told_ns = now_ns
-        self._watch.decided(self.instance, effects)
+        if self._watch.decisions:
+            self._watch.decisions.did(self.instance, effects, now_ns)
         for effect in effects:
             action = self._do.get(type(effect))
             if action:
@@ -305,22 +308,20 @@ class SimInstance:
             return
         effect, start_ns, self._run = self._run, self._prefill_start_ns, None
         self._over()
-        self._report()
         assert isinstance(effect, RunPrefill)
         job, now_ns = effect.job, self._heap.now_ns
         index = len(job.sent)
         last = index + 1 >= self._watch.output_tokens(job.request)
         self._watch.made(job.request, index, Once(now_ns))
         self._span(SpanKind.PREFILL, job.model, start_ns, requests=1, steps=1, tokens=job.prefill_tokens)
-        self._listen()
         self._tell(Stepped(((_LAST if last else _TOKEN,),), now_ns - start_ns))
 
     def _decode(self, effect: RunDecode) -> None:
         self._run = effect
         start_ns, rows, lengths = self._start_ns(), effect.rows, self._watch.output_tokens
         context = sum([row.position for row in rows])
-        left = min([lengths(row.job.request) - row.index for row in rows])
-        costs, self._most_steps = self._costs[effect.model], min(effect.steps, left)
+        self._left = [lengths(row.job.request) - row.index for row in rows]
+        costs, self._most_steps = self._costs[effect.model], min(effect.steps, *self._left)
         times = self._times = Times(costs, start_ns, context, len(rows), self._most_steps, self._pace)
         times.steps = steps = min(self._most_steps, times.boundary(effect.until_ns))
         self._version += 1
@@ -338,9 +339,8 @@ class SimInstance:
         steps, watch, finished = times.steps, self._watch, []
         tokens = (_TOKEN,) * steps
         ending = (*tokens[:-1], _LAST)
-        for row in effect.rows:
-            job = row.job
-            last = row.index + steps >= watch.output_tokens(job.request)
+        for row, left in zip(effect.rows, self._left, strict=True):
+            job, last = row.job, left <= steps
             finished.append(_LAST if last else _TOKEN)
             watch.made(job.request, row.index, times)
             finish = job.finish(row.index + steps - 1, finished[-1].id)
@@ -351,8 +351,6 @@ class SimInstance:
                 SpanKind.DECODE, effect.model, times.start_ns, requests=len(effect.rows), steps=steps, tokens=context
             )
         made = ((_TOKEN,) * len(effect.rows),) * (steps - 1)
-        self._report()
-        self._listen()
         self._tell(Stepped((*made, tuple(finished)), self._heap.now_ns - times.start_ns))
 
     # --- copies -------------------------------------------------------------------------------------------------------
@@ -365,7 +363,7 @@ class SimInstance:
 
     def _copied(self, copy: Copy) -> None:
         kind = _COPIES.get(copy.stream)
-        if kind:
+        if kind and self._watch.spans is not None:
             assert copy.flow is not None
             self._span(kind, copy.model, copy.flow.started_ns, nbytes=copy.nbytes)
         self._look()

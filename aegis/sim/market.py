@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from aegis.core.effects import Effect
 from aegis.core.errors import LawBroken
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.lifecycle import State
@@ -40,6 +39,9 @@ from memory.arbiter import TICK_NS, ArbiterEffect, PageArbiter
 from memory.leases import Grants, SlabLeases
 from proxy.events import Arrived, ClientLeft, Ended, Event, Heard, To
 from proxy.sessions import SessionCore
+
+_FOR_THE_BOOKS = (NeedPages, GaveBack, NeedSlabs, ReturnSlabs, PeerForgotten, Telemetry, ModelAdded)
+"""Messages that the session core is not told of."""
 
 _ENDED = {State.FINISHED: "finished", State.FAILED: "failed", State.CANCELLED: "cancelled"}
 
@@ -77,31 +79,9 @@ class _Fate:
         if self.first_ns is None:
             self.first_ns = times.of(0) + late_ns
         self.last_ns = times.of(times.steps - 1) + late_ns
-        self.on_time += self._on_time(index, times, late_ns)
+        self.on_time += times.in_time(self.due_ns + index * self.tbt_ns - late_ns, self.tbt_ns)
         if self.times is not None:
             self.times += [times.of(step) + late_ns for step in range(times.steps)]
-
-    def _on_time(self, index: int, times: Times, late_ns: int) -> int:
-        """How many met their deadlines. Lateness is a convex function of the step, for steps grow with the context: the
-        late ones lie at the ends."""
-        due_ns, tbt_ns, of, last = self.due_ns + index * self.tbt_ns - late_ns, self.tbt_ns, times.of, times.steps - 1
-        if not times.steady:
-            return sum(of(step) <= due_ns + step * tbt_ns for step in range(last + 1))
-        first_late, last_late = of(0) > due_ns, of(last) > due_ns + last * tbt_ns
-        if not first_late and not last_late:
-            return last + 1
-        if last == 0 or (first_late and last_late and of(1) - of(0) >= tbt_ns):
-            return 0
-        if first_late and last_late:
-            return sum(of(step) <= due_ns + step * tbt_ns for step in range(last + 1))
-        low, high = 0, last  # late at one of them only
-        while high - low > 1:
-            middle = (low + high) // 2
-            if (of(middle) > due_ns + middle * tbt_ns) == first_late:
-                low = middle
-            else:
-                high = middle
-        return last - low if first_late else low + 1
 
 
 class SimMarket:
@@ -131,7 +111,7 @@ class SimMarket:
         self._message_ns = message_ns
         self._keep_times = keep_times
         self._most_tokens = most_tokens
-        self._decisions = decisions
+        self.decisions = decisions
         self._outbox: defaultdict[InstanceId, list[ToInstance]] = defaultdict(list)
         self._leases = SlabLeases(host_slabs)
         self._arbiters: dict[InstanceId, PageArbiter] = {}
@@ -183,10 +163,6 @@ class SimMarket:
 
     def hear(self, instance: InstanceId, messages: list[FromInstance]) -> None:
         self.heap.at(self.heap.now_ns + self._message_ns, self._heard, instance, messages)
-
-    def decided(self, instance: InstanceId, effects: list[Effect]) -> None:
-        if self._decisions:
-            self._decisions.did(instance, effects, self.heap.now_ns)
 
     # --- arrivals and ends --------------------------------------------------------------------------------------------
 
@@ -245,38 +221,42 @@ class SimMarket:
 
     def _put(self, instance: InstanceId, message: ToInstance) -> None:
         self._outbox[instance].append(message)
-        if self._decisions:
-            self._decisions.told(instance, message, self.heap.now_ns)
+        if self.decisions:
+            self.decisions.told(instance, message, self.heap.now_ns)
 
     def _flush(self) -> None:
         """To each instance its messages leave together."""
+        if not self._outbox:
+            return
         for instance, messages in self._outbox.items():
             self.heap.at(self.heap.now_ns + self._message_ns, self.instances[instance].tell, messages)
         self._outbox.clear()
 
     def _heard(self, instance: InstanceId, messages: list[FromInstance]) -> None:
         for message in messages:
-            match message:
-                case NeedPages():
-                    self._arbitrate(self._arbiters[instance].ask(instance, message))
-                case GaveBack():
-                    self._arbitrate(self._arbiters[instance].gave_back(instance, message))
-                case NeedSlabs(count):
-                    self._grant(self._leases.ask(instance, count))
-                case ReturnSlabs(slabs):
-                    self._grant(self._leases.give_back(instance, slabs))
-                case PeerForgotten(peer):
-                    self._grant(self._leases.forgotten(instance, peer))
-                case Telemetry(queued=queued, running=running):
-                    busy = queued + running > 0
-                    self._arbiters[instance].seen(instance, busy=busy, now_ns=self.heap.now_ns)
-                case ModelAdded():
-                    pass
-                case _:
-                    if type(message) is SwitchDone:
-                        self.switches.append(message)
-                    self._perform(Heard(instance, message))
+            if isinstance(message, _FOR_THE_BOOKS):
+                self._book(instance, message)
+                continue
+            if type(message) is SwitchDone:
+                self.switches.append(message)
+            self._perform(Heard(instance, message))
         self._flush()
+
+    def _book(self, instance: InstanceId, message: FromInstance) -> None:
+        match message:
+            case NeedPages():
+                self._arbitrate(self._arbiters[instance].ask(instance, message))
+            case GaveBack():
+                self._arbitrate(self._arbiters[instance].gave_back(instance, message))
+            case NeedSlabs(count):
+                self._grant(self._leases.ask(instance, count))
+            case ReturnSlabs(slabs):
+                self._grant(self._leases.give_back(instance, slabs))
+            case PeerForgotten(peer):
+                self._grant(self._leases.forgotten(instance, peer))
+            case Telemetry(queued=queued, running=running):
+                busy = queued + running > 0
+                self._arbiters[instance].seen(instance, busy=busy, now_ns=self.heap.now_ns)
 
     def _tick(self) -> None:
         for arbiter in dict.fromkeys(self._arbiters.values()):

@@ -25,10 +25,12 @@ class Times:
         work_ns = self._costs.run_ns(self._context, self._batch, step + 1)
         return self._pace.at(work_ns) if self._pace else self.start_ns + work_ns
 
-    @property
-    def steady(self) -> bool:
-        """Whether each step takes at least as long as the one before."""
-        return self._pace is None
+    def in_time(self, due_ns: int, each_ns: int) -> int:
+        """How many steps end by their deadlines, that of step k being `due_ns + k * each_ns`."""
+        if self._pace:
+            return sum([self.of(step) <= due_ns + step * each_ns for step in range(self.steps)])
+        budget_ns = due_ns - each_ns - self.start_ns
+        return self._costs.steps_in_time(self._context, self._batch, self.steps, budget_ns=budget_ns, each_ns=each_ns)
 
     def boundary(self, now_ns: int) -> int:
         """After how many steps the run is when the step under way at `now_ns` ends; at least one."""
@@ -49,3 +51,6 @@ class Once(Times):
 
     def of(self, step: int) -> int:
         return self.start_ns
+
+    def in_time(self, due_ns: int, each_ns: int) -> int:
+        return int(self.start_ns <= due_ns)

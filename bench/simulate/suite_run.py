@@ -87,9 +87,9 @@ def _show_comparisons(comparisons: Sequence[Comparison]) -> None:
     shown = Table(box=None, pad_edge=False)
     for title in ("policy", "here", "there", "difference", "there is"):
         shown.add_column(title, overflow="fold")
-    for each_ in comparisons:
-        difference = "-" if each_.difference_percent is None else f"{each_.difference_percent:+.1f} %"
-        shown.add_row(each_.policy, each_.ours, each_.theirs, difference, each_.source)
+    for comparison in comparisons:
+        difference = "-" if comparison.difference_percent is None else f"{comparison.difference_percent:+.1f} %"
+        shown.add_row(comparison.policy, comparison.ours, comparison.theirs, difference, comparison.source)
     table.plain_console().print("\nBeside what was published:", shown)
 
 
@@ -140,10 +140,10 @@ def _row(form: Form, result: Any) -> dict[str, str]:
         case Form.FRAGMENTATION:
             return {shape: f"{100 * waste.of_peak:.1f} %" for shape, waste in result.shapes.items()}
         case _:
-            spread = {f"to {root}, p50 / p99, s": each_ for root, each_ in result.switches.items()}
+            spread = {f"to {root}, p50 / p99, s": taken for root, taken in result.switches.items()}
             spread["KV copy, p50 / p99, s"] = result.kv_copies
             return {"prefetched": f"{100 * result.prefetched:.1f} %"} | {
-                title: f"{each_.cdf_ms[49] / 1e3:.3f} / {each_.cdf_ms[98] / 1e3:.3f}"
-                for title, each_ in spread.items()
-                if each_.count
+                title: f"{taken.cdf_ms[49] / 1e3:.3f} / {taken.cdf_ms[98] / 1e3:.3f}"
+                for title, taken in spread.items()
+                if taken.count
             }

@@ -19,7 +19,7 @@ VIOLATIONS = [
     ("memory", "memory/pages.py", "import aegis.config"),
     ("memory", "memory/pages.py", "import decode.policy"),
     ("deciders", "prefill/policy.py", "import aegis.sizes"),
-    ("deciders", "proxy/dispatch.py", "import proxy.http.errors"),
+    ("deciders", "proxy/decode_lists.py", "import proxy.http.errors"),
     ("pure", "memory/pages.py", "import time"),
     ("pure", "aegis/core/rng.py", "from random import random"),
     ("pure", "decode/policy.py", "import torch"),

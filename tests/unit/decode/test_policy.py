@@ -13,7 +13,7 @@ from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import BatchView, Turn, Work
 from decode.policy import WeightedRoundRobin, quotas_ns
-from proxy.dispatch import DecodeLists
+from proxy.decode_lists import DecodeLists
 
 A, B, C, OTHER = ModelId("a"), ModelId("b"), ModelId("c"), ModelId("other")
 Q_MAX = 4 * NS_PER_S

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -47,6 +48,18 @@ def test_values_count_the_copies_from_one(device: CudaDevice) -> None:
     assert stream.completed() == 5
     assert all(device.passed(event) for event in events)
     assert not device.passed(EventHandle(stream.word, 6))
+
+
+def test_each_copy_is_timed_once_and_only_when_it_has_ended(device: CudaDevice) -> None:
+    stream = device.stream("s")
+    assert stream.took() == []
+    began_ns = time.monotonic_ns()
+    events = [stream.copy([]) for _ in range(3)]
+    assert device.wait(events[-1], timeout_ns=LONG_NS)
+    taken = stream.took()
+    assert [took.value for took in taken] == [1, 2, 3]
+    assert all(began_ns <= took.start_ns <= took.stop_ns <= time.monotonic_ns() for took in taken)
+    assert stream.took() == []
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 4097, cuda_streams.CHUNK_BYTES, (64 << 20) + 3])

@@ -1,5 +1,5 @@
 """Grouped first-come-first-served prefill (Aegaeon Algorithm 1). That it decides as the algorithm is written, whatever
-happened before, is shown in tests/unit/proxy/test_dispatch.py."""
+happened before, is shown in tests/unit/proxy/test_prefill_queues.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import PrefillPlacement, Work
 from prefill.policy import GroupedFcfs
-from proxy.dispatch import PrefillQueues
+from proxy.prefill_queues import PrefillQueues
 from tests.sim.pretended import make_spec
 
 SPECS = [make_spec(i, image_pages=pages, block_bytes=128) for i, pages in enumerate([1, 1, 40])]

@@ -1,4 +1,4 @@
-"""The proxy's mirrors of the instances' queues: always what looking through everything would find."""
+"""The proxy's mirror of the prefill queues: always what looking through everything would find."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.views import MAX_BATCH, Housed, Length, Load, OpenGroup, PrefillPlacement, Work
-from decode.policy import WeightedRoundRobin
+from aegis.core.views import Load, OpenGroup, PrefillPlacement, Work
 from prefill.policy import GroupedFcfs
-from proxy.dispatch import DecodeLists, PrefillQueues
+from proxy.prefill_queues import PrefillQueues
 from tests.sim.pretended import make_spec
 from tests.unit.proxy import naive
 
@@ -37,9 +36,6 @@ def queues(max_group_size: int = 8) -> PrefillQueues:
 
 def join(made: PrefillQueues, request: int, model: ModelId, *, tokens: int = 10, group: int | None = None) -> int:
     return made.add(PrefillPlacement(I, group), RequestId(request), Work(model, tokens))
-
-
-# --- prefill ----------------------------------------------------------------------------------------------------------
 
 
 class Prefills(RuleBasedStateMachine):
@@ -166,114 +162,3 @@ def test_a_load_is_the_sum_of_its_parts(jobs: list[tuple[ModelId, int]]) -> None
         total += latency[model].prefill_ns(tokens) + (latency[model].switch_ns() if model != running else 0)
         running = model
     assert made.load_ns(I) == pytest.approx(total, abs=len(jobs))
-
-
-# --- decode -----------------------------------------------------------------------------------------------------------
-
-CAPACITY = {A: 100, B: 1000, MODELS[2]: 10_000}
-WEIGHT_BYTES = {A: 1, B: 10, MODELS[2]: 100}
-
-
-class Decodes(RuleBasedStateMachine):
-    """Requests and instances that come and go; Algorithm 2 places the requests."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.policy = WeightedRoundRobin()
-        self.kept = DecodeLists(CAPACITY, WEIGHT_BYTES)
-        self.naive: dict[InstanceId, naive.List] = {}
-        self.placed: dict[RequestId, InstanceId] = {}
-        self.requests = 0
-
-    @rule(instance=instances)
-    def up_or_down(self, instance: InstanceId) -> None:
-        if instance in self.naive:
-            self.kept.down(instance)
-            del self.naive[instance]
-            self.placed = {r: i for r, i in self.placed.items() if i != instance}
-        else:
-            self.kept.up(instance)
-            self.naive[instance] = naive.List(instance)
-
-    @precondition(lambda self: self.naive)
-    @rule(model=models, tokens=st.integers(1, 150), count=st.sampled_from([1, 2, MAX_BATCH]))
-    def adopt(self, model: ModelId, tokens: int, count: int) -> None:
-        for _ in range(count):
-            work = Work(model, tokens)
-            chosen = self.policy.place(work, self.kept)
-            self.requests += 1
-            request = RequestId(self.requests)
-            self.placed[request] = chosen
-            self.kept.add(chosen, request, work)
-            self.naive[chosen].held[request] = (model, tokens)
-            self.naive[chosen].housed.add(model)
-
-    @precondition(lambda self: self.naive)
-    @rule(data=st.data(), model=models)
-    def switch(self, data: st.DataObject, model: ModelId) -> None:
-        instance = data.draw(st.sampled_from(sorted(self.naive)))
-        self.kept.switched(instance, model)
-        self.naive[instance].active = model
-
-    @precondition(lambda self: self.placed)
-    @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(sorted(self.placed)))
-        instance = self.placed.pop(request)
-        self.kept.remove(instance, request)
-        del self.naive[instance].held[request]
-
-    @invariant()
-    def lists_are_as_long_as_their_batches(self) -> None:
-        """Algorithm 2, line 2: the KV capacity makes them."""
-        batches = {i: sum(known.batches(m, CAPACITY[m]) for m in MODELS) for i, known in self.naive.items()}
-        assert self.kept.by_length == sorted(Length(count, instance) for instance, count in batches.items())
-        assert all(self.kept.batches(instance) == count for instance, count in batches.items())
-
-    @invariant()
-    def what_ran_and_what_came_is_known(self) -> None:
-        for model in MODELS:
-            active = sorted(i for i, known in self.naive.items() if known.active == model)
-            assert list(self.kept.active_on(model)) == active
-            assert set(self.kept.homes(model)) == {i for i, known in self.naive.items() if model in known.housed}
-        for instance, known in self.naive.items():
-            assert self.kept.tail(instance) == known.tail()
-            weights = sum(WEIGHT_BYTES[model] for model in known.housed)
-            assert self.kept.housed(instance) == Housed(len(known.housed), weights)
-
-    @invariant()
-    def the_decision_is_that_of_algorithm_2(self) -> None:
-        ordered = [known for _, known in sorted(self.naive.items())]
-        for model in MODELS if ordered else []:
-            for tokens in (1, 30, 100):
-                assert self.policy.place(Work(model, tokens), self.kept) == naive.algorithm_2(
-                    model, tokens, ordered, CAPACITY
-                )
-
-
-TestDecodes = Decodes.TestCase
-
-
-def lists() -> DecodeLists:
-    made = DecodeLists({A: 10_000, B: 10})
-    made.up(I)
-    return made
-
-
-def test_a_batch_is_bounded_in_sequences_too() -> None:
-    made = lists()
-    for request in range(MAX_BATCH):
-        assert request == 0 or made.shares(A)[0].room_tokens == 10_000 - request
-        made.add(I, RequestId(request), Work(A, 1))
-    assert made.shares(A)[0].room_tokens == 0 and made.batches(I) == 1
-    made.add(I, RequestId(99), Work(A, 1))
-    assert made.batches(I) == 2 and made.shares(A)[0].room_tokens == 20_000 - MAX_BATCH - 1
-
-
-def test_who_left_counts_no_more() -> None:
-    made = lists()
-    made.add(I, RequestId(1), Work(B, 11))
-    assert made.batches(I) == 2
-    made.remove(I, RequestId(1))
-    made.remove(I, RequestId(1))
-    assert made.batches(I) == 0 and not made.shares(B)

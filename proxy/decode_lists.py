@@ -1,0 +1,172 @@
+"""What the proxy knows of the decode instances' work lists, as the view that placement decides on.
+
+Kept up to date like the prefill queues (`proxy.prefill_queues`), and in order, for the same reasons.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.views import MAX_BATCH, Housed, Length, Share, Tail, Work
+from proxy.ordered import renew, renew_in_place
+
+
+@dataclass(slots=True)
+class _Held:
+    """An instance's requests of one model."""
+
+    tokens: int = 0
+    requests: dict[RequestId, int] = field(default_factory=dict)  # and how many tokens
+    share: Share | None = None
+
+
+@dataclass(slots=True)
+class _List:
+    length: Length
+    held: defaultdict[ModelId, _Held] = field(default_factory=lambda: defaultdict(_Held))
+    models: dict[RequestId, ModelId] = field(default_factory=dict)
+    housed: dict[ModelId, int] = field(default_factory=dict)  # and the bytes of its weights
+    active: ModelId | None = None
+    rested_ns: int = 0
+
+
+class DecodeLists:
+    """The work lists of all decode instances, as far as placement cares: a `DecodeView`."""
+
+    __slots__ = (
+        "_active",
+        "_capacity_tokens",
+        "_homes",
+        "_lists",
+        "_max_batch",
+        "_shares",
+        "_weight_bytes",
+        "by_length",
+    )
+
+    def __init__(
+        self,
+        capacity_tokens: Mapping[ModelId, int],
+        weight_bytes: Mapping[ModelId, int] | None = None,
+        *,
+        max_batch: int = MAX_BATCH,
+    ) -> None:
+        """`capacity_tokens` of every model there are requests of: what an instance holds of its KV."""
+        self.by_length: list[Length] = []
+        self._capacity_tokens = capacity_tokens
+        self._weight_bytes = {} if weight_bytes is None else weight_bytes  # one that is empty now may fill
+        self._max_batch = max_batch
+        self._active: defaultdict[ModelId, list[InstanceId]] = defaultdict(list)
+        self._homes: defaultdict[ModelId, list[InstanceId]] = defaultdict(list)
+        self._lists: dict[InstanceId, _List] = {}
+        self._shares: defaultdict[ModelId, list[Share]] = defaultdict(list)
+
+    def __contains__(self, instance: object) -> bool:
+        return instance in self._lists
+
+    def __len__(self) -> int:
+        return len(self._lists)
+
+    def batches(self, instance: InstanceId) -> int:
+        return self._lists[instance].length.batches
+
+    def shares(self, model: ModelId) -> Sequence[Share]:
+        return self._shares.get(model, ())
+
+    def active_on(self, model: ModelId) -> Sequence[InstanceId]:
+        return self._active.get(model, ())
+
+    def tail(self, instance: InstanceId) -> Tail:
+        known = self._lists[instance]
+        model, requests = known.active, 0
+        for other in reversed(known.models.values()):
+            if requests and other != model:
+                break
+            model, requests = other, requests + 1
+        return Tail(model, requests)
+
+    def rested_since_ns(self, instance: InstanceId) -> int:
+        return self._lists[instance].rested_ns
+
+    def homes(self, model: ModelId) -> Sequence[InstanceId]:
+        return self._homes.get(model, ())
+
+    def housed(self, instance: InstanceId) -> Housed:
+        housed = self._lists[instance].housed
+        return Housed(len(housed), sum(housed.values()))
+
+    def weight_bytes(self, model: ModelId) -> int:
+        return self._weight_bytes.get(model, 0)
+
+    # --- what changes them ----------------------------------------------------------------------------------------
+
+    def up(self, instance: InstanceId) -> None:
+        self._lists[instance] = _List(Length(0, instance))
+        insort(self.by_length, Length(0, instance))
+
+    def down(self, instance: InstanceId) -> None:
+        """With all that is there."""
+        for request in list(self._lists[instance].models):
+            self.remove(instance, request)
+        self.switched(instance, None)
+        known = self._lists.pop(instance)
+        for model in known.housed:
+            self._homes[model].remove(instance)
+        renew(self.by_length, known.length, None)
+
+    def switched(self, instance: InstanceId, model: ModelId | None) -> None:
+        """The instance runs `model` now."""
+        known = self._lists[instance]
+        if known.active is not None:
+            renew(self._active[known.active], instance, None)
+        if model is not None:
+            renew(self._active[model], None, instance)
+        known.active = model
+
+    def rested(self, instance: InstanceId, now_ns: int) -> None:
+        """Tokens came from there."""
+        self._lists[instance].rested_ns = now_ns
+
+    def forget(self, model: ModelId) -> None:
+        """The model is gone, and all its requests."""
+        for instance in self._homes.pop(model, ()):
+            del self._lists[instance].housed[model]
+
+    def add(self, instance: InstanceId, request: RequestId, work: Work) -> None:
+        known = self._lists[instance]
+        assert request not in known.models
+        known.models[request] = work.model
+        if work.model not in known.housed:
+            known.housed[work.model] = self.weight_bytes(work.model)
+            self._homes[work.model].append(instance)
+        held = known.held[work.model]
+        held.requests[request] = work.tokens
+        held.tokens += work.tokens
+        self._share(known, work.model, held)
+
+    def remove(self, instance: InstanceId, request: RequestId) -> None:
+        """The request has left, or was not there."""
+        known = self._lists[instance]
+        model = known.models.pop(request, None)
+        if model is None:
+            return
+        held = known.held[model]
+        held.tokens -= held.requests.pop(request)
+        self._share(known, model, held)
+
+    def _share(self, known: _List, model: ModelId, held: _Held) -> None:
+        """Batch sizes are bounded by the KV capacity of the device (Aegaeon Alg. 2, line 2)."""
+        capacity, requests, shown, length = self._capacity_tokens[model], len(held.requests), held.share, known.length
+        batches = max(-(-held.tokens // max(capacity, 1)), -(-requests // self._max_batch))
+        room_tokens = batches * capacity - held.tokens if requests < batches * self._max_batch else 0
+        held.share = Share(length.instance, requests, batches, room_tokens) if requests else None
+        renew_in_place(self._shares[model], shown, held.share)
+        if not requests:
+            del known.held[model]
+        if grown := batches - (shown.batches if shown else 0):
+            known.length = Length(length.batches + grown, length.instance)
+            renew(self.by_length, length, known.length)
