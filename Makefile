@@ -5,16 +5,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
+COMPILED := build/compiled
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-long test-gpu lint format generate clean _venv _chromium
+.PHONY: help setup run compiled test test-long test-gpu lint format generate clean _venv _chromium
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make run       serve the demo market on http://127.0.0.1:8000"
 	@echo "make test      linters, types, import contracts and all tests"
 	@echo "make test-gpu  what needs an NVIDIA GPU: tests and figures, into bench/results/gpu.json"
-	@echo "make test-long the stress test of shared memory in its long form, a minute"
+	@echo "make test-long the stress test of shared memory in its long form, and that of compiled cores; some minutes"
+	@echo "make compiled  compile what decides and the simulator into $(COMPILED)"
 	@echo "make setup     install into $(VENV) (run and test do it by themselves)"
 	@echo "make lint      the part of make test that runs nothing"
 	@echo "make format    format the code"
@@ -75,8 +77,15 @@ test-gpu: $(TOOLS)
 	$(BIN)/python -m pytest tests/gpu
 	$(BIN)/python -m bench.gpu --json bench/results/gpu.json
 
-test-long: $(TOOLS)
+test-long: $(TOOLS) compiled
 	AEGIS_STRESS_SECONDS=60 $(BIN)/python -m pytest tests/live/test_memory_stress.py
+	AEGIS_COMPILED=$(COMPILED) $(BIN)/python -m pytest tests/compiled
+
+# A tree of its own: nothing but what asks for it runs code that may be older than the sources.
+compiled: $(TOOLS)
+	rm -rf build
+	AEGIS_COMPILE=1 $(INSTALL) --no-deps --no-build-isolation --target $(COMPILED) .
+	@echo "PYTHONPATH=$(COMPILED) $(BIN)/aegis simulate …"
 
 lint: $(TOOLS)
 	$(BIN)/ruff check

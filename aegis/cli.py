@@ -20,6 +20,7 @@ from bench.compare_command import compare as bench_compare
 from bench.fidelity_command import fidelity as bench_fidelity
 from bench.report.command import report as bench_report
 from bench.report.command import timeline as bench_timeline
+from bench.rivals_command import rivals as bench_rivals
 from bench.serve_command import serve as bench_serve
 from bench.simulate.command import simulate
 
@@ -370,8 +371,26 @@ def bench_schedule(json: _Json = None) -> int:
     return 0
 
 
+@bench.command("simulator")
+def bench_simulator(
+    json: _Json = None,
+    large: Annotated[bool, typer.Option("--large", help="Also 1000 models on 1000 instances, 10⁶ requests")] = False,
+) -> int:
+    """Measure how many requests the simulator gets through per second, and how that changes with the size of a market.
+
+    \b
+    Example:
+      aegis bench simulator --json bench/results/simulator.json
+    """
+    from bench.simulator import run
+
+    run(json_path=json, large=large)
+    return 0
+
+
 bench.command("serve")(bench_serve)
 bench.command("compare")(bench_compare)
+bench.command("rivals")(bench_rivals)
 bench.command("fidelity")(bench_fidelity)
 app.command()(calibrate)
 bench.command("report")(bench_report)

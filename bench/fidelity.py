@@ -54,7 +54,7 @@ class Wish:
 
 def run(wish: Wish) -> dict[str, Any]:
     """Prints how far the simulation is off, and writes it. Raises UserError."""
-    for file in (wish.json, wish.keep and wish.keep / "x"):
+    for file in (wish.json, wish.keep and wish.keep / "costs.yaml"):
         if file:
             check(file)
     with nullcontext(wish.url) if wish.url else served(wish.launch) as url, _directory(wish.keep) as directory:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from aegis.telemetry import files
-from bench.result_files import write
+from bench.result_files import check, write
 from bench.serve_client import Client, open_session, replay
 from bench.serve_models import Card, choose, known_token_ids, served_models
 from bench.serve_plan import Outcome, Planned, digest
@@ -29,6 +29,8 @@ from bench.serve_workload import Asked, plan_for, read
 
 def run(settings: Settings) -> dict[str, Any]:
     """Sends the requests, prints what was measured and writes the files. Raises UserError."""
+    for file in (*settings.files, *([settings.records] if settings.records else [])):
+        check(file)
     asked = read(settings)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         plan, outcomes = runner.run(_run(settings, asked))

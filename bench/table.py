@@ -57,6 +57,17 @@ SUITES = {
             "p99 has to be": lambda decision: f"≤ {decision['limit_us']:g}" if decision["limit_us"] else "",
         },
     ),
+    "simulator": Suite(
+        "The simulator, with Aegaeon's policy on one core; models × instances × requests",
+        "cases",
+        {
+            "size": lambda case: " × ".join(str(case["size"][part]) for part in ("models", "instances", "requests")),
+            "requests": lambda case: f"{case['requests']}",
+            "process time, s": lambda case: f"{case['process_s']:.2f}",
+            "requests/s": lambda case: f"{case['requests'] / case['process_s']:.0f}",
+            "µs each": lambda case: f"{1e6 * case['process_s'] / case['requests']:.1f}",
+        },
+    ),
     "switch": Suite(
         "Activating a model, beside a memcpy of as many bytes in the same run",
         "sizes",

@@ -188,7 +188,7 @@ class DecodeCore:
         steps, rows = len(event.steps), len(stepped)
         self.counters.steps += steps
         self.counters.generated_tokens += steps * rows
-        context = sum(s.cached for s in stepped) + rows * (steps - 1) // 2
+        context = sum([s.cached for s in stepped]) + rows * (steps - 1) // 2
         self._latency[stepped[0].job.model].saw_decode(context, event.duration_ns // steps)
         for sequence, token in zip(stepped, event.steps[-1], strict=True):
             if sequence.gone:
@@ -256,8 +256,10 @@ class DecodeCore:
 
     def _advance(self, now_ns: int) -> bool:
         """Whether a step begins: it is the last thing this event asks for, with everything else under way."""
-        self._answer_peers()
-        self._drop_models()
+        if self._forgetting:
+            self._answer_peers()
+        if self._dropping:
+            self._drop_models()
         if self.ledger.balloon.owes and self._room.give_way(now_ns):
             self._end_turn()
             self.ledger.balloon.settle(now_ns)
@@ -381,7 +383,7 @@ class DecodeCore:
         if resumed:
             for sequence in resumed:
                 sequence.running = True
-            self._send(Phase(tuple(s.job.request for s in resumed), running=True))
+            self._send(Phase(tuple([s.job.request for s in resumed]), running=True))
 
     def _begin_step(self, turn: RunningTurn, stepping: tuple[Sequence, ...], now_ns: int) -> None:
         if turn.started_ns is None:
@@ -407,7 +409,7 @@ class DecodeCore:
         assert turn is not None
         if turn.prefills_next or self._work.outdated:
             return True
-        there = tuple(sequence for sequence in turn.batch.sequences if sequence.where is Where.DEVICE)
+        there = tuple([sequence for sequence in turn.batch.sequences if sequence.where is Where.DEVICE])
         return there != self._work.stepping or self.ledger.balloon.owes
 
     def _run(self) -> RunPrefill | RunDecode:
@@ -415,10 +417,10 @@ class DecodeCore:
         assert turn is not None
         if self._prefilling:
             sequence = stepping[0]
-            blocks = sequence.spec.manifest.kv.blocks_for(sequence.cached)
+            blocks = sequence.shape.blocks_for(sequence.cached)
             return RunPrefill(sequence.job, first_blocks(sequence.device, blocks))
-        rows = tuple(DecodeRow(s.job, s.generated, s.last, s.cached, s.device) for s in stepping)
-        steps = 1 if self.ledger.balloon.owes else min(s.steps_held() for s in stepping)
+        rows = tuple([DecodeRow(s.job, s.generated, s.last, s.cached, s.device) for s in stepping])
+        steps = 1 if self.ledger.balloon.owes else min([s.steps_held() for s in stepping])
         return RunDecode(turn.batch.model, rows, steps, _FOR_EVER_NS if turn.ends_ns is None else turn.ends_ns)
 
     # --- models, peers, messages --------------------------------------------------------------------------------------

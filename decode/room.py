@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from aegis.core.ids import ModelId
 from aegis.core.messages import TakeBack
+from aegis.core.request import EventHandle
 from decode.sequences import Counters, KvStore, Room, Sequence, Where
 from decode.worklist import AHEAD_BLOCKS, LOOKAHEAD_BLOCKS, Batch, WorkList
 from memory.balloon import Wish
@@ -61,7 +62,7 @@ class RoomMaker:
     def grow(self, sequence: Sequence) -> bool:
         """A block for the position that the next step writes."""
         missing = sequence.blocks_now() - sequence.held
-        if missing > 0 and self._ledger.device.room(sequence.spec.manifest.kv) < missing:
+        if missing > 0 and self._ledger.device.room(sequence.shape) < missing:
             self._give_up_ahead()
         return missing <= 0 or (self._make(sequence, missing) and self._kv.grow(sequence, missing))
 
@@ -69,7 +70,7 @@ class RoomMaker:
         """Blocks for more steps, so that a run need not end for lack of them, as far as nobody has to make room."""
         for sequence in sequences:
             ahead = sequence.blocks_ahead(AHEAD_BLOCKS) - sequence.held
-            if ahead > self._ledger.device.spare(sequence.spec.manifest.kv):
+            if ahead > self._ledger.device.spare(sequence.shape):
                 ahead = sequence.blocks_ahead(LOOKAHEAD_BLOCKS) - sequence.held
             if ahead > 0:
                 self._kv.grow(sequence, ahead)
@@ -97,17 +98,20 @@ class RoomMaker:
         """The next turn's model and KV, while this one decodes, as far as there is room that nobody needs sooner."""
         current, weights = self._work.stepping[0].job.model, self._ledger.weights
         batch = self._work.following(current)
-        self._abandon_unwanted()
+        loading = weights.loading()
+        if loading:
+            self._abandon_unwanted(loading)
         if batch is None:
             return
-        if not weights.is_resident(batch.model) and not weights.loading():
+        if not loading and not weights.is_resident(batch.model):
             spare = self._ledger.budget.pages_per_slab
             self._counters.prefetches += self.load(batch.model, spare=spare, prefetch=True)
         if weights.is_resident(batch.model) or weights.is_loading(batch.model):
+            device = self._ledger.device
             for sequence in batch.sequences:
-                shape = sequence.spec.manifest.kv
-                enough = self._ledger.device.room(shape) >= sequence.blocks_now() + LOOKAHEAD_BLOCKS
-                if sequence.where is Where.HOST and enough:
+                if sequence.where is not Where.HOST:
+                    continue
+                if device.room(sequence.shape) >= sequence.blocks_now() + LOOKAHEAD_BLOCKS:
                     self._kv.bring_in(sequence)
 
     # --- for other instances ------------------------------------------------------------------------------------------
@@ -154,7 +158,7 @@ class RoomMaker:
 
     def _make(self, sequence: Sequence, blocks: int) -> bool:
         """Whether the device now has `blocks` for the sequence, or else will have once something has left."""
-        shape, device = sequence.spec.manifest.kv, self._ledger.device
+        shape, device = sequence.shape, self._ledger.device
         if device.room(shape) >= blocks:
             return True
         turn = self._work.turn
@@ -223,12 +227,10 @@ class RoomMaker:
         """Whether memory comes back from a model that was being brought in for later."""
         return self._abandon([model for model, _ in self._ledger.weights.loading() if model != needed])
 
-    def _abandon_unwanted(self) -> None:
+    def _abandon_unwanted(self, loading: Iterable[tuple[ModelId, EventHandle]]) -> None:
         """The plan has changed: nothing waits any more for a model that is on its way."""
-        loading = self._ledger.weights.loading()
-        if loading:
-            wanted = {batch.model for batch in self._work.batches}
-            self._abandon([model for model, _ in loading if model not in wanted])
+        wanted = {batch.model for batch in self._work.batches}
+        self._abandon([model for model, _ in loading if model not in wanted])
 
     def _abandon(self, models: list[ModelId]) -> bool:
         for model in models:

@@ -13,7 +13,7 @@ from enum import Enum
 from aegis.core.block_runs import Blocks, append_run, blocks_after, count_blocks, count_within, first_blocks, moved
 from aegis.core.ids import BlockRun, InstanceId, SlabId
 from aegis.core.messages import FromInstance, GrantSlabs, KvReleased, NeedSlabs
-from aegis.core.model import ModelSpec
+from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import EventHandle, Job, KvHandle
 from memory.ledger import Ledger
 from memory.slabs import NoBlocks
@@ -81,18 +81,26 @@ class Sequence:
     saved: EventHandle | None = None  # the swap-out that filled `host`
     running: bool = False
     gone: bool = False
+    shape: KvShape = field(init=False)
+    block_tokens: int = field(init=False)
+    most_blocks: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shape = self.spec.manifest.kv
+        self.block_tokens = self.shape.block_tokens
+        self.most_blocks = self.shape.blocks_for(self.job.most_tokens)
 
     def blocks_now(self) -> int:
         """Blocks the next step needs."""
-        return self.spec.manifest.kv.blocks_for(self.cached + 1)
+        return self.cached // self.block_tokens + 1
 
     def steps_held(self) -> int:
         """Steps for which there are blocks."""
-        return self.held * self.spec.manifest.kv.block_tokens - self.cached
+        return self.held * self.block_tokens - self.cached
 
     def blocks_ahead(self, lookahead: int) -> int:
-        shape = self.spec.manifest.kv
-        return min(shape.blocks_for(self.cached) + lookahead, shape.blocks_for(self.job.most_tokens))
+        ahead = -(-self.cached // self.block_tokens) + lookahead
+        return ahead if ahead < self.most_blocks else self.most_blocks
 
 
 class KvStore:
@@ -119,7 +127,7 @@ class KvStore:
 
     def bring_in(self, sequence: Sequence) -> None:
         """Starts the swap-in; the device must have room for `blocks_now`."""
-        shape = sequence.spec.manifest.kv
+        shape = sequence.shape
         source = sequence.handle.blocks if sequence.handle else sequence.host
         after = sequence.handle.ready if sequence.handle else sequence.saved
         device = self._ledger.device.alloc(shape, sequence.blocks_now())
@@ -139,18 +147,17 @@ class KvStore:
                 assert sequence.arrival is not None
                 if not self._ledger.transfers.passed(sequence.arrival):
                     break
-                self._ledger.device.commit(sequence.spec.manifest.kv, sequence.device)
+                self._ledger.device.commit(sequence.shape, sequence.device)
                 sequence.where, sequence.arrival = Where.DEVICE, None
                 self._release_host(sequence)
             self._arriving.popleft()
         self._release_departed()
 
     def grow(self, sequence: Sequence, blocks: int) -> bool:
-        shape = sequence.spec.manifest.kv
-        more = self._ledger.device.alloc(shape, blocks)
+        shape = sequence.shape
+        more = self._ledger.device.alloc(shape, blocks, used=True)
         if isinstance(more, NoBlocks):
             return False
-        self._ledger.device.commit(shape, more)
         for start, stop in more:
             append_run(sequence.device, start, stop)
         sequence.held += blocks
@@ -161,14 +168,14 @@ class KvStore:
         held, needed = sequence.device, sequence.blocks_now()
         if sequence.held > needed:
             sequence.device, sequence.held = list(first_blocks(held, needed)), needed
-            self._ledger.device.free(sequence.spec.manifest.kv, blocks_after(held, needed))
+            self._ledger.device.free(sequence.shape, blocks_after(held, needed))
 
     def compact(self, sequences: Collection[Sequence]) -> None:
         """Closes holes in the device's slabs: empties at most one slab of each shape. No step may be under way."""
         for shape, blocks in self._ledger.device.sparse():
             bounds, owners, owned = BlockRun(blocks[0].start, blocks[-1].stop), list[Sequence](), 0
             for sequence in sequences:
-                if sequence.where is Where.DEVICE and sequence.spec.manifest.kv == shape:
+                if sequence.where is Where.DEVICE and sequence.shape == shape:
                     own = count_within(sequence.device, bounds)
                     owners += [sequence] if own else []
                     owned += own
@@ -180,21 +187,20 @@ class KvStore:
 
     def put_away(self, sequence: Sequence) -> Room:
         """Moves the KV to host slabs. NOW: the node has none to give, and the caller is to drop the sequence."""
-        shape = sequence.spec.manifest.kv
+        shape = sequence.shape
         keep = shape.blocks_for(sequence.cached)
-        host = self._ledger.host.alloc(shape, keep)
+        host = self._ledger.host.alloc(shape, keep, used=True)
         if isinstance(host, NoBlocks):
             return Room.NOW if self._slabs is _Slabs.REFUSED else self._ask(host.slabs)
         sequence.saved = self._ledger.copy_out(shape, first_blocks(sequence.device, keep), host)
         self._ledger.device.free_after(shape, sequence.device, sequence.saved)
-        self._ledger.host.commit(shape, host)
         self._counters.swap_out_bytes += shape.block_bytes * keep
         sequence.host, sequence.device, sequence.held, sequence.where = host, [], 0, Where.HOST
         return Room.LATER
 
     def drop(self, sequence: Sequence) -> None:
         """Frees all the sequence holds; what a transfer still touches goes to the move lists (rule 3)."""
-        shape, device, host = sequence.spec.manifest.kv, self._ledger.device, self._ledger.host
+        shape, device, host = sequence.shape, self._ledger.device, self._ledger.host
         if sequence.arrival is not None:
             device.free_after(shape, sequence.device, sequence.arrival)
             if sequence.handle:
@@ -240,7 +246,7 @@ class KvStore:
         if sequence.host:
             assert sequence.saved is not None
             if self._ledger.transfers.passed(sequence.saved):
-                self._ledger.host.free(sequence.spec.manifest.kv, sequence.host)
+                self._ledger.host.free(sequence.shape, sequence.host)
             else:
-                self._ledger.host.free_after(sequence.spec.manifest.kv, sequence.host, sequence.saved)
+                self._ledger.host.free_after(sequence.shape, sequence.host, sequence.saved)
             sequence.host = ()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from aegis.core.clock import Clock
 from aegis.core.effects import DecodeRow, RunDecode

@@ -90,7 +90,7 @@ class WorkList:
         model, need = sequence.job.model, sequence.blocks_ahead(LOOKAHEAD_BLOCKS)
         for batch in self.batches[-1:] if self.rules.in_order else self.batches:
             if batch.model == model and len(batch.sequences) < self.rules.max_batch:
-                taken = sum(s.blocks_ahead(LOOKAHEAD_BLOCKS) for s in batch.sequences)
+                taken = sum([s.blocks_ahead(LOOKAHEAD_BLOCKS) for s in batch.sequences])
                 if taken + need <= capacity_blocks:
                     batch.add(sequence)
                     return

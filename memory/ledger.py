@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from aegis.core.block_runs import BlockCopy, paired
 from aegis.core.effects import (
     AbandonLoad,
@@ -50,6 +52,7 @@ class Ledger:
         self.budget = budget
         self.effects: list[Effect] = []
         self.specs: dict[ModelId, ModelSpec] = {}
+        self._shapes: dict[KvShape, KvShape] = {}  # models of one shape share it: finding its slabs compares nothing
         self.transfers = Transfers(words)
         self.pool = PagePool()
         self.balloon = Balloon(self.pool, self.transfers, self.effects)
@@ -69,6 +72,9 @@ class Ledger:
         offset = self._ranges.place(spec.model, self.budget.weight_pages(spec.manifest.image_bytes))
         if offset is None:
             return False
+        shape = self._shapes.setdefault(spec.manifest.kv, spec.manifest.kv)
+        if shape is not spec.manifest.kv:
+            spec = replace(spec, manifest=replace(spec.manifest, kv=shape))
         self.specs[spec.model] = spec
         self.weights.add(spec.model)
         self.effects.append(Bind(spec, offset))

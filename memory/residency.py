@@ -70,8 +70,8 @@ class Residency:
         """
         weights, wanted = self._weights[model], self._ranges.pages(model)
         assert not weights.runs
-        victims = [m for m in expendable if m != model and self.is_resident(m)]
-        free = self._pool.free + sum(self._ranges.pages(m) for m in victims)
+        victims = [m for m in expendable if m != model and m in self._resident]
+        free = self._pool.free + sum([self._ranges.pages(m) for m in victims])
         if wanted + spare > free:
             return NoPages(wanted + spare, free)
         evicted: list[ModelId] = []

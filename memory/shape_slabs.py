@@ -48,33 +48,34 @@ class ShapeSlabs:
                 start = end
         return [(self.slabs[SlabId(slab)], mask) for slab, mask in masks.items()]
 
-    def draw(self, count: int, into: list[BlockRun]) -> int:
-        """Reserves at most `count` of the free blocks in the slabs held, as few runs: those of the fullest slab that
-        has so many, or else all of the emptiest one and then the rest likewise. Returns how many."""
+    def draw(self, count: int, into: list[BlockRun], *, used: bool) -> int:
+        """Reserves, or uses, at most `count` of the free blocks in the slabs held, as few runs: those of the fullest
+        slab that has so many, or else all of the emptiest one and then the rest likewise. Returns how many."""
         order, left = self.order, count
         while left and order:
             at = min(bisect_left(order, left << _SLAB_BITS), len(order) - 1)
             slab = self.slabs[SlabId(order.pop(at) & _SLAB)]
-            left -= slab.draw(left, into)
+            left -= slab.draw(left, into, used=used)
             if slab.free:
                 insort(order, _rank(slab))
         self.free -= count - left
         return count - left
 
     def draw_beside(self, slab: Slab, count: int) -> list[BlockRun]:
-        """As many out of the other slabs, which must have them."""
+        """Uses as many out of the other slabs, which must have them."""
         drawn: list[BlockRun] = []
         self._delist(slab)
-        assert self.draw(count, drawn) == count, "the shape is not sparse"
+        assert self.draw(count, drawn, used=True) == count, "the shape is not sparse"
         insort(self.order, _rank(slab))
         return drawn
 
-    def open(self, slab_id: SlabId, count: int, into: list[BlockRun]) -> int:
-        """Reserves at most `count` blocks of a slab that is new, the lowest ones. Returns how many."""
+    def open(self, slab_id: SlabId, count: int, into: list[BlockRun], *, used: bool) -> int:
+        """Reserves, or uses, at most `count` blocks of a slab that is new, the lowest ones. Returns how many."""
         size, first = self.per_slab, slab_id * self.per_slab
         count = min(count, size)
-        reserved = (1 << count) - 1
-        slab = self.slabs[slab_id] = Slab(slab_id, first, (1 << size) - 1 ^ reserved, reserved)
+        taken = (1 << count) - 1
+        slab = self.slabs[slab_id] = Slab(slab_id, first, (1 << size) - 1 ^ taken)
+        slab.reserved, slab.used = (0, taken) if used else (taken, 0)
         append_run(into, first, first + count)
         if slab.free:
             self.free += size - count

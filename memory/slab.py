@@ -23,8 +23,8 @@ class Slab:
     used: int = 0
     moving: int = 0
 
-    def draw(self, count: int, into: list[BlockRun]) -> int:
-        """Reserves the lowest free blocks, at most `count`. Returns how many."""
+    def draw(self, count: int, into: list[BlockRun], *, used: bool) -> int:
+        """Reserves, or uses, the lowest free blocks, at most `count`. Returns how many."""
         free, left = self.free, count
         while free and left:
             run = free & ~(free + (free & -free))  # the lowest ones that are adjacent: a carry runs through them
@@ -34,7 +34,10 @@ class Slab:
             append_run(into, self.first + at, self.first + at + length)
             free ^= run
             left -= length
-        self.reserved |= self.free ^ free
+        if used:
+            self.used |= self.free ^ free
+        else:
+            self.reserved |= self.free ^ free
         self.free = free
         return count - left
 

@@ -110,17 +110,17 @@ class SlabPool:
         held = self._shapes[shape]
         return max(-(-(count - held.free) // held.per_slab), 0)
 
-    def alloc(self, shape: KvShape, count: int) -> Blocks | NoBlocks:
-        """Reserves `count` blocks."""
+    def alloc(self, shape: KvShape, count: int, *, used: bool = False) -> Blocks | NoBlocks:
+        """Reserves `count` blocks; `used` ones need no `commit`."""
         held = self._shapes[shape]
         lacking = -(-(count - held.free) // held.per_slab) if count > held.free else 0
         available = self._source.available() if lacking else 0
         if lacking > available:
             return NoBlocks(count, lacking - available)
         runs: list[BlockRun] = []
-        count -= held.draw(count, runs)
+        count -= held.draw(count, runs, used=used)
         for _ in range(lacking):
-            count -= held.open(self._source.take(), count, runs)
+            count -= held.open(self._source.take(), count, runs, used=used)
         return tuple(runs)
 
     def commit(self, shape: KvShape, blocks: Iterable[BlockRun]) -> None:
@@ -177,7 +177,6 @@ class SlabPool:
         is done to any of these blocks."""
         held = self._shapes[shape]
         targets = held.draw_beside(held.slab_of(blocks[0].start), count_blocks(blocks))
-        self.commit(shape, targets)
         self.free(shape, blocks)
         return paired(blocks, targets)
 

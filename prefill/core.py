@@ -149,7 +149,8 @@ class PrefillCore:
 
     def _advance(self, now_ns: int) -> Running | None:
         """What begins to run, if anything: the step is the last thing an event asks for, all else being under way."""
-        self._drop_models()
+        if self._dropping:
+            self._drop_models()
         if self.ledger.balloon.owes:
             self._room.give_way(now_ns, lacks_slabs=self._lacks_slabs)
         begun = self._start_next(now_ns) if self._queue.running is None else None
@@ -158,7 +159,8 @@ class PrefillCore:
 
     def _start_next(self, now_ns: int) -> Running | None:
         """(1) Bring the model in; (2) reserve device and host blocks; (3) run. What is lacking comes with an event."""
-        self._end_hopeless()
+        if self.ledger.balloon.hopeless:
+            self._end_hopeless()
         group = self._queue.front()
         if group is None:
             self.ledger.balloon.content()
@@ -174,7 +176,7 @@ class PrefillCore:
     def _end_hopeless(self) -> None:
         """What never gets the memory it needs, its instance's limit being too low, ends."""
         group = self._queue.front()
-        if group and self.ledger.balloon.hopeless:
+        if group:
             self.ledger.balloon.content()
             self._break(group.jobs.popleft(), "the memory limit of its instance was lowered below what it needs")
 

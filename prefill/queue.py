@@ -67,7 +67,7 @@ class Queue:
 
     def needed(self) -> list[ModelId]:
         """Models with waiting jobs, those needed first first."""
-        return list(dict.fromkeys(group.model for group in self.groups if group.jobs))
+        return list(dict.fromkeys([group.model for group in self.groups if group.jobs]))
 
     def drain(self, model: ModelId) -> list[Job]:
         """Takes out all waiting jobs of a model."""

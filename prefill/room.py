@@ -69,9 +69,13 @@ class RoomMaker:
     def prefetch(self) -> None:
         """The next group's model, while this one prefills; never at the cost of what the queue needs sooner: models,
         and room for the KV of the running group's jobs."""
-        weights, needed, running = self._ledger.weights, self._queue.needed(), self._queue.running
-        self._abandon(model for model, _ in weights.loading() if model not in needed)
-        if running is None or weights.loading():
+        weights, running = self._ledger.weights, self._queue.running
+        loading = weights.loading()
+        if not loading and running is None:
+            return
+        needed = self._queue.needed()
+        self._abandon(model for model, _ in loading if model not in needed)
+        if running is None or loading:
             return
         model = next((model for model in needed if model != running.job.model), None)
         if model is None or weights.is_resident(model):

@@ -128,8 +128,10 @@ class DecodeLists:
         known.active = model
 
     def rested(self, instance: InstanceId, now_ns: int) -> None:
-        """Tokens came from there."""
-        self._lists[instance].rested_ns = now_ns
+        """Tokens came from there, be it one of these instances or not."""
+        known = self._lists.get(instance)
+        if known:
+            known.rested_ns = now_ns
 
     def forget(self, model: ModelId) -> None:
         """The model is gone, and all its requests."""

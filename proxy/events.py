@@ -40,7 +40,10 @@ class InstanceUp(Struct, frozen=True):
 
 
 class InstanceDown(Struct, frozen=True):
+    """Its process is gone. Another one is started, or was tried too often: `for_good`."""
+
     instance: InstanceId
+    for_good: bool = False
 
 
 class ModelUp(Struct, frozen=True):

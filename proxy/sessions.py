@@ -109,6 +109,7 @@ class SessionCore:
         self._weight_bytes: dict[ModelId, int] = {}
         self._decodes = DecodeLists(self._capacity, self._weight_bytes, max_batch=max_batch)
         self._mixed: set[InstanceId] = set()
+        self._absent: set[InstanceId] = set()  # lost, and being started again
         self._give_up_ns = give_up_ns
         self._tokenless: deque[RequestId] = deque()  # in order of arrival; some have a token by now, or have ended
         self._handles: dict[tuple[RequestId, int], _Handle] = {}  # adopted and not released
@@ -118,9 +119,7 @@ class SessionCore:
         """Takes one event; returns what to do, in order."""
         match event:
             case Heard(instance, message):
-                if instance in self._decodes and isinstance(message, Tokens | Prefilled):
-                    self._decodes.rested(instance, now_ns)
-                self._heard(instance, message)
+                self._heard(instance, message, now_ns)
             case Arrived(job):
                 assert job.request not in self._sessions
                 self._sessions[job.request] = _Session(job)
@@ -132,8 +131,11 @@ class SessionCore:
                     self._end(request, Step.FINISH if satisfied else Step.CANCEL, reason=FinishReason.STOP)
             case InstanceUp(instance, role):
                 self._up(instance, role)
-            case InstanceDown(instance):
+            case InstanceDown(instance, for_good):
+                self._absent = self._absent - {instance} if for_good else self._absent | {instance}
                 self._down(instance)
+                if for_good:
+                    self._place_waiting()
             case ModelUp(spec, capacity_tokens):
                 self._latency[spec.model] = Latency(spec.manifest, self._hardware)
                 self._capacity[spec.model] = capacity_tokens
@@ -174,6 +176,8 @@ class SessionCore:
         waiting = [r for r, s in self._sessions.items() if s.state is State.QUEUED and not (s.prefill or s.decode)]
         for request in sorted(waiting):
             self._place(request)
+        for request in sorted(r for r, s in self._sessions.items() if s.kv is not None):
+            self._place_decode(request)
 
     def _place_decode(self, request: RequestId) -> None:
         session = self._sessions[request]
@@ -183,7 +187,6 @@ class SessionCore:
         work = Work(job.model, len(job.prompt) + len(session.sent), session.kv.owner)
         session.decode = self._decode_policy.place(work, self._decodes)
         if session.decode is None:
-            self._stop_work(request)
             self._refuse(request)
             return
         self._decodes.add(session.decode, request, work)
@@ -192,6 +195,10 @@ class SessionCore:
         session.kv = None
 
     def _refuse(self, request: RequestId) -> None:
+        """Unless an instance is to come back, which may have a place."""
+        if self._absent:
+            return
+        self._stop_work(request)
         message = f"no instance has a place for model '{self._sessions[request].job.model}'"
         self._end(request, Step.FAIL, message=message)
 
@@ -211,11 +218,13 @@ class SessionCore:
 
     # --- what instances say ---------------------------------------------------------------------------------------
 
-    def _heard(self, instance: InstanceId, message: FromInstance) -> None:
+    def _heard(self, instance: InstanceId, message: FromInstance, now_ns: int) -> None:
         match message:
             case Tokens():
+                self._decodes.rested(instance, now_ns)
                 self._tokens(message)
             case Prefilled():
+                self._decodes.rested(instance, now_ns)
                 self._prefilled(message)
             case KvReleased():
                 self._released(message)
@@ -302,14 +311,12 @@ class SessionCore:
     def _up(self, instance: InstanceId, role: Role) -> None:
         if role is Role.PREFILL:
             self._prefills.up(instance)
-            self._place_waiting()
         else:
             self._decodes.up(instance)
             if role is Role.MIXED:
                 self._mixed.add(instance)
-                self._place_waiting()
-            for request in sorted(r for r, s in self._sessions.items() if s.kv is not None):
-                self._place_decode(request)
+        self._absent.discard(instance)
+        self._place_waiting()
 
     def _down(self, instance: InstanceId) -> None:
         """Whatever the lost process held is prefilled again elsewhere, from prompt and tokens sent."""

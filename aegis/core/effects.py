@@ -4,8 +4,9 @@ the core."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from aegis.core.block_runs import BlockCopy, Blocks
 from aegis.core.ids import BlockRun, ModelId, PageRun, RequestId, SlabId
@@ -26,8 +27,7 @@ class StreamName(StrEnum):
     SCRUB = "scrub"
 
 
-@dataclass(frozen=True, slots=True)
-class Bind:
+class Bind(Struct, frozen=True):
     """Bind the model's parameters to its permanent range, `offset_pages` into the weights' address space. A backend
     that refuses is answered with `DropModel`, and the `ModelAdded` that follows becomes a `ModelFailed`."""
 
@@ -35,39 +35,33 @@ class Bind:
     offset_pages: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unbind:
+class Unbind(Struct, frozen=True):
     model: ModelId
 
 
-@dataclass(frozen=True, slots=True)
-class MapKv:
+class MapKv(Struct, frozen=True):
     """Back this slab of the device's KV range with these pages."""
 
     slab: SlabId
     runs: tuple[PageRun, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class UnmapKv:
+class UnmapKv(Struct, frozen=True):
     slab: SlabId
 
 
-@dataclass(frozen=True, slots=True)
-class MapWeights:
+class MapWeights(Struct, frozen=True):
     """Back the model's range with these pages."""
 
     model: ModelId
     runs: tuple[PageRun, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class UnmapWeights:
+class UnmapWeights(Struct, frozen=True):
     model: ModelId
 
 
-@dataclass(frozen=True, slots=True)
-class LoadWeights:
+class LoadWeights(Struct, frozen=True):
     """Copy the model's image to its range; `event` is what that copy will be on the stream. `cached` are the extents
     of the node's model cache that hold the image; without any it is read from disk."""
 
@@ -77,37 +71,32 @@ class LoadWeights:
     cached: tuple[PageRun, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class AbandonLoad:
+class AbandonLoad(Struct, frozen=True):
     """What is left of this copy need not be done; its event passes all the same."""
 
     event: EventHandle
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptPages:
+class AcceptPages(Struct, frozen=True):
     """These pages of the device are ours from now on."""
 
     runs: tuple[PageRun, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WipePages:
+class WipePages(Struct, frozen=True):
     """Zero these pages, which are in no range, on the scrub stream."""
 
     runs: tuple[PageRun, ...]
     event: EventHandle
 
 
-@dataclass(frozen=True, slots=True)
-class RevokePages:
+class RevokePages(Struct, frozen=True):
     """These pages are not ours any more."""
 
     runs: tuple[PageRun, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CopyBlocks:
+class CopyBlocks(Struct, frozen=True):
     """Copy KV blocks between device and host slabs, once `after` has passed."""
 
     stream: StreamName
@@ -117,22 +106,19 @@ class CopyBlocks:
     event: EventHandle
 
 
-@dataclass(frozen=True, slots=True)
-class MoveBlocks:
+class MoveBlocks(Struct, frozen=True):
     """Copy KV blocks within the device before anything else is done."""
 
     shape: KvShape
     copies: tuple[BlockCopy, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RunPrefill:
+class RunPrefill(Struct, frozen=True):
     job: Job
     blocks: Blocks
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeRow:
+class DecodeRow(Struct, frozen=True):
     """`token`, generated as number `index - 1`, goes to `position`; what the first step makes is number `index`."""
 
     job: Job
@@ -142,8 +128,7 @@ class DecodeRow:
     blocks: list[BlockRun]  # the core's own table; read at once, never kept
 
 
-@dataclass(frozen=True, slots=True)
-class RunDecode:
+class RunDecode(Struct, frozen=True):
     """Decode steps, one after the other, each for all rows, until (1) a row's last token was made, (2) `steps` are
     done, which is what there are blocks for, (3) it is `until_ns`, or (4) the core, which is told between two steps
     what happens meanwhile, asks for `EndRun`. At least one. The shell sends each step's `Tokens` to the proxy as it
@@ -155,26 +140,22 @@ class RunDecode:
     until_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class EndRun:
+class EndRun(Struct, frozen=True):
     """No more steps of the run under way: something else is to be done, or with other rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Track:
+class Track(Struct, frozen=True):
     """Make the sampler's state for a sequence that arrives with tokens already generated."""
 
     job: Job
     generated: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Untrack:
+class Untrack(Struct, frozen=True):
     request: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Struct, frozen=True):
     """To the proxy."""
 
     message: FromInstance

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from aegis.core.effects import StreamName
 from aegis.core.ids import ModelId
@@ -10,16 +10,14 @@ from aegis.core.messages import ToInstance
 from aegis.core.request import Token
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """The stream has completed all its copies up to and including number `value`."""
 
     stream: StreamName
     value: int
 
 
-@dataclass(frozen=True, slots=True)
-class LoadFailed:
+class LoadFailed(Struct, frozen=True):
     """The model's image could not be read from disk: what its range holds is not its weights. Told before the
     `Progress` that says the load's event has passed. `reason` is for the client."""
 
@@ -27,8 +25,7 @@ class LoadFailed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stepped:
+class Stepped(Struct, frozen=True):
     """What the run that was asked for last has made: for each of its steps the tokens, one per row and in its order.
     `duration_ns` is that of all steps; `prompt` comes after a prefill that wanted its prompt's logprobs."""
 
@@ -37,16 +34,14 @@ class Stepped:
     prompt: tuple[Token, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StepFailed:
+class StepFailed(Struct, frozen=True):
     """In place of `Stepped`: the engine raised in a step, for which no row has a token. Those of earlier steps of the
     run have been sent. `reason` is for the client."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """Time has passed, nothing else. To be told now and then while `Balloon.owes`."""
 
 

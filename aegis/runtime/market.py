@@ -246,6 +246,7 @@ class LiveMarket:
     def given_up(self, instance: InstanceId) -> None:
         """It is not started again."""
         log(_logger, logging.ERROR, "instance given up", {"instance": instance})
+        self.tell(InstanceDown(instance, for_good=True))
         if self._pool.hopeless():
             self.abandon()
 

@@ -12,7 +12,6 @@ from aegis.core.request import EventHandle
 from aegis.sim.flows import Flow, Link
 from aegis.sim.words import Words
 
-
 _NAMES = tuple(StreamName)
 
 
@@ -95,3 +94,4 @@ class Streams:
         if queue:
             self._start(queue[0])
         self._done(copy)
+        copy.flow = None  # they know each other, and would be garbage of the kind that is costly to find

@@ -105,7 +105,8 @@ class StepCosts:
             low = -(budget_ps // -first_ps)
         elif budget_ps < 0:
             return 0
-        return max(min(high, steps) - max(low, 1) + 1, 0)
+        low, high = max(low, 1), min(high, steps)
+        return high - low + 1 if low <= high else 0
 
     def _first_step_ps(self, context_tokens: int, batch: int) -> int:
         return self.decode_ps + self.context_token_ps * context_tokens + self.row_ps * batch

@@ -85,12 +85,13 @@ class Link:
     def reshare(self) -> None:
         """Goes on with a new rate for each flow."""
         heap = self.bus.heap
-        now_ns, rate = heap.now_ns, max(self.bus.share(self) // len(self.flows), 1)
+        now_ns, rate = heap.now_ns, self.bus.share(self) // len(self.flows) or 1
         for flow in self.flows:
             flow.left -= flow.rate * (now_ns - flow.since_ns)
             flow.rate, flow.since_ns = rate, now_ns
             flow.version += 1
-            heap.at(now_ns + max(-(-flow.left // rate), 0), self._finish, flow, flow.version)
+            left_ns = -(-flow.left // rate) if flow.left > 0 else 0
+            heap.at(now_ns + left_ns, self._finish, flow, flow.version)
 
     def _enter(self, flow: Flow) -> None:
         flow.since_ns = self.bus.heap.now_ns

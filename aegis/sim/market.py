@@ -40,7 +40,7 @@ from memory.leases import Grants, SlabLeases
 from proxy.events import Arrived, ClientLeft, Ended, Event, Heard, To
 from proxy.sessions import SessionCore
 
-_FOR_THE_BOOKS = (NeedPages, GaveBack, NeedSlabs, ReturnSlabs, PeerForgotten, Telemetry, ModelAdded)
+_FOR_THE_BOOKS = frozenset({NeedPages, GaveBack, NeedSlabs, ReturnSlabs, PeerForgotten, Telemetry, ModelAdded})
 """Messages that the session core is not told of."""
 
 _ENDED = {State.FINISHED: "finished", State.FAILED: "failed", State.CANCELLED: "cancelled"}
@@ -234,7 +234,7 @@ class SimMarket:
 
     def _heard(self, instance: InstanceId, messages: list[FromInstance]) -> None:
         for message in messages:
-            if isinstance(message, _FOR_THE_BOOKS):
+            if type(message) in _FOR_THE_BOOKS:
                 self._book(instance, message)
                 continue
             if type(message) is SwitchDone:

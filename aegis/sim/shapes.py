@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from aegis.core.ids import ModelId
 from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec, Slo
@@ -40,8 +41,7 @@ class ModelShape:
 
     @property
     def kv(self) -> KvShape:
-        layer = KvLayer(heads=self.kv_heads, key_dim=self.head_dim, value_dim=self.head_dim)
-        return KvShape(layers=(layer,) * self.layers, dtype="bfloat16", itemsize=_ITEM_BYTES)
+        return _kv_shape(self.layers, self.kv_heads, self.head_dim)
 
     def spec(self, model: ModelId, slo: Slo) -> ModelSpec:
         """As if registered from a checkpoint of its own, so that no two models share an image; its `root` is the
@@ -65,6 +65,12 @@ class ModelShape:
             intermediate_size=self.intermediate,
             parameters=self.parameters,
         )
+
+
+@cache  # finding one's slabs is quick where models of one shape share it
+def _kv_shape(layers: int, heads: int, head_dim: int) -> KvShape:
+    layer = KvLayer(heads=heads, key_dim=head_dim, value_dim=head_dim)
+    return KvShape(layers=(layer,) * layers, dtype="bfloat16", itemsize=_ITEM_BYTES)
 
 
 def _shape(

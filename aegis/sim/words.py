@@ -26,8 +26,9 @@ class Words:
 
     def signal(self, event: EventHandle) -> None:
         self._values[event.word] = event.value
-        waiting = self._waiting.pop(event.word, None)
-        for value, action in waiting or ():
+        if event.word not in self._waiting:
+            return
+        for value, action in self._waiting.pop(event.word):
             if value <= event.value:
                 action()
             else:

@@ -22,6 +22,7 @@ from aegis.telemetry.spans import Span
 from bench.report.run import Panel, Run, Served, Sweep
 from bench.simulate.breakdown import Breakdown
 from bench.simulate.fragmentation import Fragmentation
+from bench.simulate.references import Comparison
 from bench.simulate.study import Curve
 from bench.simulate.switching import Switching
 
@@ -32,12 +33,13 @@ _KIND = re.compile(r"(^|[._/-])(spans|records|memory|results?)([._-]?\d+)?$")
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """`unknown` are JSON files that are of no use here, by name."""
+    """`claims` are what papers say of suites in words, by name; `unknown` JSON files that are of no use here."""
 
     name: str
     runs: tuple[Run, ...]
     sweeps: tuple[Sweep, ...]
     panels: tuple[Panel, ...]
+    claims: dict[str, str]
     unknown: tuple[str, ...]
 
     def without(self, has: Callable[[Run], object]) -> list[str]:
@@ -69,7 +71,14 @@ def read(folder: Path) -> Folder:
             f"{folder}: holds no results; `aegis bench serve` and `aegis simulate` write some with --json, --records "
             "and --spans"
         )
-    return Folder(folder.resolve().name, runs, tuple(reader.sweeps), tuple(reader.panels), tuple(reader.unknown))
+    return Folder(
+        name=folder.resolve().name,
+        runs=runs,
+        sweeps=tuple(reader.sweeps),
+        panels=tuple(reader.panels),
+        claims=reader.claims,
+        unknown=tuple(reader.unknown),
+    )
 
 
 class _Reader:
@@ -79,6 +88,7 @@ class _Reader:
         self.found: dict[str, _Found] = {}
         self.sweeps: list[Sweep] = []
         self.panels: list[Panel] = []
+        self.claims: dict[str, str] = {}
         self.unknown: list[str] = []
         self._folder = folder
 
@@ -120,6 +130,8 @@ class _Reader:
             curves = _converted(held["curves"], tuple[Curve, ...], source)
             self.sweeps.append(Sweep(name, (held.get("sweep") or {}).get("key"), curves))
         elif "panels" in held:
+            if claim := _converted(held.get("claim"), str | None, source):
+                self.claims[name] = claim
             for panel in _converted(held["panels"], list[dict[str, Any]], source):
                 self._panel(f"{name}: {panel.get('title', '')}", panel, source)
         else:
@@ -128,7 +140,9 @@ class _Reader:
 
     def _panel(self, name: str, panel: dict[str, Any], source: str) -> None:
         if "curves" in panel:
-            self.sweeps.append(Sweep(name, panel.get("key"), _converted(panel["curves"], tuple[Curve, ...], source)))
+            curves = _converted(panel["curves"], tuple[Curve, ...], source)
+            beside = _converted(panel.get("beside", ()), tuple[Comparison, ...], source)
+            self.sweeps.append(Sweep(name, panel.get("key"), curves, beside))
         elif isinstance(result := panel.get("result"), dict):
             kind = next((kind for key, kind in _PANELS.items() if key in result), None)
             if kind is not None:

@@ -10,6 +10,7 @@ from bench.report.fragmentation import fragmentation
 from bench.report.latency import latency
 from bench.report.markup import Markup, element, joined
 from bench.report.overview import files, results
+from bench.report.published import published
 from bench.report.schedule import schedule
 from bench.report.switching import switching
 from bench.report.utilisation import instance_use, link_use
@@ -17,6 +18,7 @@ from bench.report.utilisation import instance_use, link_use
 _SECTIONS = {
     "results": ("Results", results),
     "attainment": ("Attainment", attainment),
+    "published": ("Published", published),
     "latency": ("Latency", latency),
     "switching": ("Switching", switching),
     "utilisation": ("Utilisation", instance_use),

@@ -13,6 +13,7 @@ from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span
 from bench.simulate.breakdown import Breakdown
 from bench.simulate.fragmentation import Fragmentation
+from bench.simulate.references import Comparison
 from bench.simulate.study import Curve
 from bench.simulate.switching import Switching
 
@@ -32,11 +33,13 @@ class Served(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Curves of a simulation; `key` is what was swept, None where nothing was."""
+    """Curves of a simulation; `key` is what was swept, None where nothing was. `beside` is what others have published
+    of them."""
 
     name: str
     key: str | None
     curves: tuple[Curve, ...]
+    beside: tuple[Comparison, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,12 @@ def simulate(
     slo: Annotated[
         str | None, typer.Option(metavar="SLO", help="When tokens are due, in seconds. [default: ttft=10,tbt=0.1]")
     ] = None,
+    give_up: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S", min=0.001, help="A request without a token after so many seconds fails. [default: none does]"
+        ),
+    ] = None,
     costs: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Step costs that `aegis calibrate` has measured.")
     ] = None,

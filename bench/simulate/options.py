@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.policies import RECIPES, published
 from aegis.telemetry import files
@@ -33,6 +34,7 @@ _NOT_OF_A_SUITE = (
     "gpu",
     "models",
     "slo",
+    "give_up",
     "costs",
     "sweep",
     "records",
@@ -118,6 +120,8 @@ def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:
     chosen = {name: given[name] for name in _OF_A_SETTING if given[name] is not None}
     if given["slo"]:
         chosen["slo"] = parse_slo(given["slo"])
+    if given["give_up"]:
+        chosen["give_up_ns"] = round(given["give_up"] * NS_PER_S)
     if given["costs"]:
         chosen["costs"] = str(given["costs"])
     if given["mixed"] is None and {"prefill", "decode"} & set(chosen):

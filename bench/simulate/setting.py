@@ -12,7 +12,7 @@ import msgspec
 
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec, Slo
-from aegis.policies import recipe
+from aegis.policies import Recipe, recipe
 from aegis.sim.catalogue import models
 from aegis.sim.gpus import gpu, with_costs
 from aegis.sim.market import Wanted
@@ -27,7 +27,8 @@ _SPARE_TOKENS = 32
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """Everything that a simulation's outcome depends on; texts are as on the command line. `mixed` is how many
-    instances a policy has whose instances do both; others have `prefill` and `decode`."""
+    instances a policy has whose instances do both; others have `prefill` and `decode`. A request without a token after
+    `give_up_ns` fails when the next one arrives; None: as the policy has it, which only as published gives up."""
 
     policy: str
     workload: str | None = None
@@ -42,6 +43,7 @@ class Setting:
     decode: int = 10
     mixed: int = 16
     slab_bytes: int = 1 << 30
+    give_up_ns: int | None = None
 
     def conditions(self) -> dict[str, Any]:
         """All but the policy, as it is written into results."""
@@ -58,7 +60,7 @@ def run(setting: Setting, *, keep_times: bool = False, sample_ns: int = 0) -> Ou
 
 def pool_of(setting: Setting) -> Pool:
     """Its instances and models. Raises UserError."""
-    known, asked = recipe(setting.policy, as_published=setting.as_published), _arrivals_of(setting)
+    known, asked = _recipe(setting), _arrivals_of(setting)
     return Pool(
         gpu=with_costs(gpu(setting.gpu), Path(setting.costs)) if setting.costs else gpu(setting.gpu),
         specs=tuple(models(setting.models, asked={arrival.model for arrival in asked}, slo=setting.slo)),
@@ -68,6 +70,11 @@ def pool_of(setting: Setting) -> Pool:
         recipe=known,
         slab_bytes=setting.slab_bytes,
     )
+
+
+def _recipe(setting: Setting) -> Recipe:
+    known = recipe(setting.policy, as_published=setting.as_published)
+    return known if setting.give_up_ns is None else replace(known, give_up_ns=setting.give_up_ns)
 
 
 def _arrivals_of(setting: Setting) -> list[Arrival]:

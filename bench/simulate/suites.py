@@ -46,6 +46,7 @@ class Suite:
 
 _MANY, _FEW, _RATES = "models=16:112:8", "models=8:72:8", "rps=0.05:0.75:0.05"
 _MEASURED_S = 600
+"""Of every policy: as the artifact does."""
 
 
 def _panel(name: str, title: str, keys: str, swept: str | None = None, *, scale: float = 1.0, **fields: Any) -> Panel:

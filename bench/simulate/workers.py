@@ -55,7 +55,8 @@ def _helpers(work: Callable[[Any], Any], count: int) -> Iterator[list[Connection
         for _ in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_help, args=(work, theirs), daemon=True)
-            process.start()
+            with _deaf_children():
+                process.start()
             theirs.close()
             processes.append(process)
             connections.append(ours)
@@ -67,9 +68,18 @@ def _helpers(work: Callable[[Any], Any], count: int) -> Iterator[list[Connection
             process.join()
 
 
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Ctrl-C reaches the whole group: who is started meanwhile ignores it from the first moment, and is ended by us."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 def _help(work: Callable[[Any], Any], tasks: Connection) -> None:
-    """Answers tasks until nobody asks any more. Ctrl-C reaches the whole group; who started this process ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Answers tasks until nobody asks any more."""
     while True:
         try:
             index, task = tasks.recv()

@@ -8,7 +8,9 @@ computes the next token from what it finds in the KV blocks, and a step runs onl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from aegis.core.block_runs import BlockCopy, block_ids
 from aegis.core.effects import (

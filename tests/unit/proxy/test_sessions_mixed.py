@@ -165,6 +165,27 @@ def test_a_handed_over_request_without_a_place_is_refused_and_its_kv_released() 
     assert proxy.ended[RequestId(2)].state is State.FAILED
 
 
+def test_a_model_whose_instance_died_waits_for_it() -> None:
+    proxy = Strict(M0, M1)
+    proxy.arrive(1)
+    proxy.arrive(2, model=OTHER.model)
+    proxy.all_sent()
+    proxy.tell(InstanceDown(M1))
+    proxy.arrive(3, model=OTHER.model)
+    assert not proxy.ended and not proxy.sent(Submit)
+    proxy.up(M1)
+    assert [(to, s.job.request, s.job.attempt) for to, s in proxy.sent(Submit)] == [(M1, 2, 2), (M1, 3, 1)]
+
+
+def test_a_model_whose_instance_is_given_up_is_refused() -> None:
+    proxy = Strict(M0, M1)
+    proxy.arrive(1)
+    proxy.arrive(2, model=OTHER.model)
+    proxy.tell(InstanceDown(M1))
+    proxy.tell(InstanceDown(M1, for_good=True))
+    assert proxy.ended[RequestId(2)].state is State.FAILED and RequestId(1) not in proxy.ended
+
+
 def test_who_has_no_token_for_too_long_fails_when_the_next_one_arrives() -> None:
     proxy = Strict(M0)
     proxy.arrive_at(0, 1)

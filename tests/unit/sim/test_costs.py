@@ -46,6 +46,21 @@ def test_the_steps_that_fit_are_the_most_that_do(costs: StepCosts, context: int,
     assert costs.run_ns(context, batch, steps + 1) > budget_ns
 
 
+@given(
+    st.builds(StepCosts, decode_ps=st.integers(1, 3000), context_token_ps=st.integers(0, 40)),
+    st.integers(0, 50),
+    st.integers(1, 8),
+    st.integers(0, 60),
+    st.integers(-50, 200),
+    st.integers(0, 8),
+)
+def test_the_steps_in_time_are_those_that_end_by_their_deadlines(
+    costs: StepCosts, context: int, batch: int, steps: int, budget_ns: int, each_ns: int
+) -> None:
+    in_time = [n for n in range(1, steps + 1) if costs.run_ns(context, batch, n) <= budget_ns + n * each_ns]
+    assert costs.steps_in_time(context, batch, steps, budget_ns=budget_ns, each_ns=each_ns) == len(in_time)
+
+
 @given(COSTS, CONTEXTS, BATCHES, st.integers(1, 10**9))
 def test_a_run_fits_exactly_into_its_own_duration(costs: StepCosts, context: int, batch: int, steps: int) -> None:
     longest = costs.steps_within(context, batch, costs.run_ns(context, batch, steps))

@@ -69,6 +69,18 @@ def test_mixed_instances_are_as_many_as_the_others_unless_said(simulate: Any, tm
         assert msgspec.json.decode(json.read_bytes())["setting"]["mixed"] == mixed
 
 
+def test_who_waits_too_long_fails_only_if_that_is_said(simulate: Any, tmp_path: Path) -> None:
+    json = tmp_path / "out.json"
+    crowd = ("--workload", "poisson:models=8,rps=0.3,duration=40", "--policy", "serverlessllm", "--mixed", 1)
+    failed = []
+    for words in ((), ("--give-up", 30), ("--give-up", 2.5)):
+        simulate(*crowd, "--json", json, *words)
+        result = msgspec.json.decode(json.read_bytes())
+        failed.append(result["curves"][0]["points"][0]["figures"]["failed"])
+    assert result["setting"]["give_up_ns"] == 2_500_000_000
+    assert 0 == failed[0] < failed[1] < failed[2]
+
+
 def test_what_no_context_holds_is_made_shorter(simulate: Any, tmp_path: Path) -> None:
     records = tmp_path / "records"
     long = "poisson:models=1,rps=1,duration=10,lengths=fixed,input=4000,output=2000"
@@ -102,6 +114,8 @@ def test_what_no_context_holds_is_made_shorter(simulate: Any, tmp_path: Path) ->
         (["--workload", SMALL, "--sweep", "rps=0.1:0.2:0.1", "--spans", "x"], "--records and --spans are of one simul"),
         (["--workload", SMALL, "--tiny"], "--tiny is of a --suite"),
         (["--suite", "fig10"], "--suite fig10: should be one of fig11a"),
+        (["--workload", SMALL, "--give-up", "0"], "Invalid value for '--give-up'"),
+        (["--suite", "fig11a", "--give-up", "9"], "--give-up is not of a --suite"),
         (["--suite", "fig11a", "--models", "mix:9"], "--models is not of a --suite"),
         (["--suite", "fig11a", "--suite", "fig12", "--json", "x.json"], "--json and --plot are of one --suite"),
     ],

@@ -1,0 +1,85 @@
+"""`aegis bench rivals`: token-level switching beside request-level switching and dedicated instances, live.
+
+The same requests are sent to a server under each policy, one after the other, on the same memory. What is written is
+what `aegis bench report` reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aegis.client import AdminClient
+from aegis.telemetry import files
+from bench import serve
+from bench.calibration import past
+from bench.result_files import check
+from bench.serve_results import Measures
+from bench.serve_settings import Settings
+from bench.served import served
+from bench.slo import parse_slo
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """`workload` lacks its duration."""
+
+    name: str
+    workload: str
+    slo: str
+
+
+SCENES = (
+    Scene("long-outputs", "poisson:models=8,rps=0.5,lengths=uniform,input=16-200,output=150-400", "ttft=2,tbt=0.1"),
+    Scene("market", "market:models=8,rps=0.4,lengths=uniform,input=16-400,output=16-160", "ttft=2,tbt=0.1"),
+    Scene("strict-slo", "poisson:models=8,rps=0.5,lengths=uniform,input=16-200,output=16-120", "ttft=0.3,tbt=0.03"),
+)
+"""Where the literature says that each way is at its best: high rates and long outputs, a market, strict deadlines."""
+
+MEMORY = ("--device-memory", "32MiB")
+"""Three of the eight models and some KV."""
+
+CONTENDERS = {
+    "token-level": ("--policy", "aegaeon", "--prefill", "1", "--decode", "1"),
+    "request-level": ("--policy", "serverlessllm", "--mixed", "2"),
+    "dedicated": ("--policy", "dedicated", "--mixed", "8"),
+}
+"""How each is launched."""
+
+
+def run(directory: Path, *, seconds: int, seed: int, launch: Sequence[str]) -> None:
+    """Prints each run as `aegis bench serve` does, then attainment and goodput of all. Raises UserError."""
+    check(directory / "x")
+    rows = []
+    for scene in SCENES:
+        for contender, options in CONTENDERS.items():
+            name = f"{scene.name}.{contender}"
+            with served([*MEMORY, *options, *launch]) as url:
+                result = _measured(url, scene, directory, name, seconds=seconds, seed=seed)
+            rows.append(_row(scene, contender, result))
+    print(*rows, sep="\n")
+
+
+def _measured(url: str, scene: Scene, directory: Path, name: str, *, seconds: int, seed: int) -> dict[str, Any]:
+    client = AdminClient(url)
+    start = past.mark(client)
+    settings = Settings(
+        base_url=url,
+        workload=f"{scene.workload},duration={seconds}",
+        seed=seed,
+        label=name,
+        measures=Measures(slo=parse_slo(scene.slo)),
+        files=(directory / f"{name}.json",),
+    )
+    result = serve.run(settings)
+    seen = past.settled(client, start)
+    files.write(directory / f"{name}.spans.jsonl.gz", seen.spans)
+    files.write(directory / f"{name}.records.jsonl.gz", seen.records)
+    return result
+
+
+def _row(scene: Scene, contender: str, result: dict[str, Any]) -> str:
+    attained, failed, good = result["slo_attainment"], result["failed"], result["slo_tokens_met"] / result["duration"]
+    return f"{scene.name:14} {contender:14} tokens on time {attained:6.1%}, {good:6.0f} a second; failed {failed:4}"

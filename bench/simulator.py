@@ -1,0 +1,153 @@
+"""How fast the simulator is, and how that changes with the size of what it simulates: `aegis bench simulator`."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from math import log
+from pathlib import Path
+from statistics import median
+
+from msgspec import Struct
+from rich.console import Console
+from rich.table import Table
+
+import decode.core
+from aegis.core.model import Slo
+from aegis.policies import recipe
+from aegis.sim.catalogue import models
+from aegis.sim.gpus import gpu
+from aegis.sim.market import Wanted
+from aegis.sim.world import Pool, simulate
+from bench import result_files
+from bench.figures import Figure, at_least, at_most
+from bench.machine import Machine, describe
+from bench.workloads import spec
+
+LEAST_PER_S = 10_000
+_REPETITIONS = 5
+_RATE_PER_INSTANCE = 0.5  # requests per second: as many as there are in figure 11(a) at 80 models
+
+
+class Size(Struct, frozen=True):
+    """A market: so many requests in all, Poisson arrivals, as many for each instance and second as for any other
+    size. Three of eight instances prefill."""
+
+    models: int
+    instances: int
+    requests: int
+
+    def __str__(self) -> str:
+        return f"{self.models} × {self.instances} × {self.requests}"
+
+
+FIG_11A = Size(80, 16, 4800)
+SCALES = (Size(100, 16, 10_000), Size(300, 100, 100_000))
+LARGE = Size(1000, 1000, 1_000_000)
+
+
+class Case(Struct, frozen=True):
+    """Medians over the repetitions, the making of instances and models included, that of arrivals not."""
+
+    size: Size
+    requests: int  # that there were
+    repetitions: int
+    process_s: float
+    wall_s: float
+
+    @property
+    def per_s(self) -> float:
+        return self.requests / self.process_s
+
+    @property
+    def each_us(self) -> float:
+        return 1e6 * self.process_s / self.requests
+
+
+class Result(Struct, frozen=True):
+    machine: Machine
+    compiled: bool
+    figures: tuple[Figure, ...]
+    cases: tuple[Case, ...]
+
+
+def run(
+    json_path: Path | None = None,
+    *,
+    large: bool = False,
+    first: Size = FIG_11A,
+    scales: Sequence[Size] = SCALES,
+    repetitions: int = _REPETITIONS,
+) -> Result:
+    """Measures, prints a table and writes all to `json_path`."""
+    if json_path is not None:
+        result_files.check(json_path)
+    machine = describe()
+    at_80 = _measured(first, repetitions)
+    scaling = [_measured(size, 1) for size in (*scales, *([LARGE] if large else []))]
+    figures = [at_least("simulated requests per second of process time", at_80.per_s, "1/s", LEAST_PER_S)]
+    figures += [_growth(scaling[0], case) for case in scaling[1:]]
+    result = Result(machine, compiled(), tuple(figures), (at_80, *scaling))
+    _show(result)
+    if json_path is not None:
+        result_files.write_json(json_path, result)
+    return result
+
+
+def compiled() -> bool:
+    """Whether the cores in use are compiled ones."""
+    return not str(decode.core.__file__).endswith(".py")
+
+
+def _measured(size: Size, repetitions: int) -> Case:
+    arrivals, process_s, wall_s = _arrivals(size), list[float](), list[float]()
+    for _ in range(repetitions):
+        gc.collect()  # what an earlier one left behind
+        process, wall = time.process_time(), time.perf_counter()
+        simulate(_pool(size, arrivals), arrivals)
+        process_s.append(time.process_time() - process)
+        wall_s.append(time.perf_counter() - wall)
+    return Case(size, len(arrivals), repetitions, median(process_s), median(wall_s))
+
+
+def _arrivals(size: Size) -> list[Wanted]:
+    rate = _RATE_PER_INSTANCE * size.instances
+    text = f"poisson:models={size.models},rps={rate / size.models},duration={size.requests / rate},lengths=sharegpt"
+    return [
+        Wanted(arrival.at_ns, arrival.model, arrival.input_tokens, arrival.output_tokens)
+        for arrival in spec.parse(text, seed=0)
+    ]
+
+
+def _pool(size: Size, arrivals: Sequence[Wanted]) -> Pool:
+    prefills = size.instances * 3 // 8
+    specs = models("mix", asked={wanted.model for wanted in arrivals}, slo=Slo())
+    return Pool(
+        gpu=gpu("h800"),
+        specs=tuple(specs),
+        prefills=prefills,
+        decodes=size.instances - prefills,
+        recipe=recipe("aegaeon"),
+    )
+
+
+def _growth(small: Case, large: Case) -> Figure:
+    """n·log n is time that grows for each request as log n does."""
+    name = f"time per request at {large.size}, over that at {small.size}"
+    return at_most(name, large.each_us / small.each_us, "", round(log(large.requests) / log(small.requests), 3))
+
+
+def _show(result: Result) -> None:
+    title = f"The simulator, {'compiled' if result.compiled else 'not compiled'}; models × instances × requests"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for head in ("size", "requests", "process, s", "wall, s", "requests/s", "µs each"):
+        table.add_column(head, justify="left" if head == "size" else "right")
+    for case in result.cases:
+        times = f"{case.process_s:.2f}", f"{case.wall_s:.2f}", f"{case.per_s:.0f}", f"{case.each_us:.1f}"
+        table.add_row(str(case.size), str(case.requests), *times)
+    console = Console(markup=False, highlight=False)
+    console.print(table, "")
+    for figure in result.figures:
+        verdict = "yes" if figure.ok else "NO"
+        console.print(f"{figure.name}: {figure.value:.5g} {figure.unit}".rstrip() + f", {figure.wanted}: {verdict}")

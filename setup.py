@@ -1,0 +1,50 @@
+"""Everything about the package is in pyproject.toml. With AEGIS_COMPILE=1 what decides is compiled, and the simulator
+around it: the same sources through mypyc, for the same results sooner. docs/simulate.md has figures."""
+
+import os
+import sys
+from pathlib import Path
+
+from setuptools import setup
+
+COMPILED = (
+    "aegis/core/block_runs.py",
+    "aegis/core/estimators.py",
+    "aegis/core/lifecycle.py",
+    "aegis/core/switching.py",
+    "aegis/core/views.py",
+    "aegis/sim/copies.py",
+    "aegis/sim/costs.py",
+    "aegis/sim/flows.py",
+    "aegis/sim/heap.py",
+    "aegis/sim/instance.py",
+    "aegis/sim/market.py",
+    "aegis/sim/pace.py",
+    "aegis/sim/times.py",
+    "aegis/sim/words.py",
+    "decode/core.py",
+    "decode/policy.py",
+    "decode/room.py",
+    "decode/sequences.py",
+    "decode/worklist.py",
+    "memory/[!_]*.py",
+    "prefill/core.py",
+    "prefill/policy.py",
+    "prefill/queue.py",
+    "prefill/room.py",
+    "proxy/decode_lists.py",
+    "proxy/ordered.py",
+    "proxy/prefill_queues.py",
+    "proxy/sessions.py",
+)
+
+wanted = os.environ.get("AEGIS_COMPILE") == "1"
+extensions = []
+if wanted and "egg_info" not in sys.argv:  # with which pip asks first what the build requires
+    from mypyc.build import mypycify
+
+    files = sorted(str(path) for pattern in COMPILED for path in Path().glob(pattern))
+    options = ["--config-file=", "--strict", "--ignore-missing-imports", "--follow-imports=silent"]
+    extensions = mypycify([*files, *options], opt_level="3", include_runtime_files=True)
+
+setup(ext_modules=extensions, setup_requires=["mypy>=1.13"] if wanted else [])
