@@ -17,17 +17,17 @@ from bench.result_files import check, write
 def run(*, url: str, seconds: float | None, spans: Path | None, records: Path | None, out: Path) -> None:
     """Prints what was measured and writes it. Raises UserError."""
     check(out)
-    calibrate(_seen(url, seconds, spans, records), out)
+    print(*calibrate(_seen(url, seconds, spans, records), out), sep="\n")
 
 
-def calibrate(seen: Past, out: Path) -> None:
-    """Raises UserError where there is too little to learn from."""
+def calibrate(seen: Past, out: Path) -> list[str]:
+    """What was measured, for people. Raises UserError where there is too little to learn from."""
     contention, fits = fit_steps(seen.spans)
     if not fits:
         raise UserError("too few runs of any model to learn from: at least 10 prefills and 10 decode runs are needed")
     rates = measure_rates(seen.spans, seen.records)
-    print(*lines(contention, fits, rates), sep="\n")
     write(out, cost_file.written(contention, fits, rates).encode())
+    return list(lines(contention, fits, rates))
 
 
 def _seen(url: str, seconds: float | None, spans: Path | None, records: Path | None) -> Past:

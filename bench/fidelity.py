@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from aegis.core.role import Role
 from aegis.sim.gpus import GpuSpec, with_costs
 from aegis.sim.market import Wanted
 from aegis.sim.world import Outcome, Pool, simulate
+from aegis.telemetry.files import read_records
 from aegis.telemetry.node import NodeReport
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import SpanKind
@@ -38,8 +38,8 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """The server is that at `url`, or one that is launched with `launch`. The costs are read from a file or measured
-    on `calibrate_on` first."""
+    """The server is that at `url`, or one that is launched with `launch`. The costs are read from a file, or measured
+    on `calibrate_on`, once before and once after: a shared machine is faster in one minute than in the next."""
 
     workload: str
     seed: int
@@ -57,22 +57,50 @@ def run(wish: Wish) -> dict[str, Any]:
     for file in (wish.json, wish.keep and wish.keep / "costs.yaml"):
         if file:
             check(file)
-    with nullcontext(wish.url) if wish.url else served(wish.launch) as url, _directory(wish.keep) as directory:
+    with _directory(wish.keep) as directory:
+        node, live, seen = _replays(wish, directory)
         costs = wish.costs or directory / "costs.yaml"
-        if wish.costs is None:
-            print("calibrating", file=sys.stderr)
-            calibrate(_replay(url, wish.calibrate_on, wish.calibrate_seed, directory, "calibration"), costs)
-        pool = pool_of(AdminClient(url).node(), costs)
-        print("live run", file=sys.stderr)
-        live = _replay(url, wish.workload, wish.seed, directory, "live")
-        asked = msgspec.json.Decoder(Record).decode_lines((directory / "live.requests.jsonl").read_bytes())
-        outcome = simulate(pool, _wanted(asked))
+        if seen:
+            print(*calibrate(seen, costs), sep="\n")
+        asked = read_records(directory / "live.requests.jsonl")
+        outcome = simulate(pool_of(node, costs), _wanted(asked))
+        own = _by_its_own_costs(live, node, asked, directory)
     whole, per_model = compare(live.records, outcome.records)
-    result = _result(wish, live, outcome, whole, per_model)
-    print(*_lines(result, whole, per_model), sep="\n")
+    result = _result(wish, live, outcome, whole, per_model) | {"by_its_own_costs": msgspec.to_builtins(own)}
+    print(*_lines(result, whole, per_model, own), sep="\n")
     if wish.json:
         write(wish.json, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return result
+
+
+def _replays(wish: Wish, directory: Path) -> tuple[NodeReport, Past, Past | None]:
+    """The server, what it did with the workload, and, where costs are to be measured, with the others around it."""
+    with nullcontext(wish.url) if wish.url else served(wish.launch) as url:
+        node, seen = AdminClient(url).node(), list[Past]()
+
+        def measure(name: str, seed: int) -> None:
+            if wish.costs is None:
+                print("calibrating", file=sys.stderr)
+                seen.append(_replay(url, wish.calibrate_on, seed, directory, name))
+
+        measure("before", wish.calibrate_seed)
+        print("live run", file=sys.stderr)
+        live = _replay(url, wish.workload, wish.seed, directory, "live")
+        measure("after", wish.calibrate_seed + 1)
+    spans, records = [span for past in seen for span in past.spans], [each for past in seen for each in past.records]
+    return node, live, Past(spans, records) if seen else None
+
+
+def _by_its_own_costs(live: Past, node: NodeReport, asked: Sequence[Record], directory: Path) -> Compared | None:
+    """How far the simulation is off where runs cost what they did in this very run: what is wrong then is not the
+    costs. None where it was too short to learn them."""
+    costs = directory / "own_costs.yaml"
+    try:
+        calibrate(live, costs)
+        pool = pool_of(node, costs)
+    except UserError:
+        return None
+    return compare(live.records, simulate(pool, _wanted(asked)).records)[0]
 
 
 def pool_of(node: NodeReport, costs: Path) -> Pool:
@@ -137,7 +165,7 @@ def _result(
     return {
         "workload": wish.workload,
         "seed": wish.seed,
-        "calibrated_on": str(wish.costs or f"{wish.calibrate_on}, seed {wish.calibrate_seed}"),
+        "calibrated_on": str(wish.costs or f"{wish.calibrate_on}, seeds {wish.calibrate_seed} (before) and +1 (after)"),
         "live_switches": sum(span.kind is SpanKind.SWITCH for span in live.spans),
         "simulated_switches": len(outcome.switches),
         "live_decode_runs": sum(span.kind is SpanKind.DECODE for span in live.spans),
@@ -147,13 +175,16 @@ def _result(
     }
 
 
-def _lines(result: Mapping[str, Any], whole: Compared, per_model: Mapping[ModelId, Compared]) -> Iterator[str]:
-    width = max([5, *map(len, per_model)])
+def _lines(
+    result: Mapping[str, Any], whole: Compared, per_model: Mapping[ModelId, Compared], own: Compared | None
+) -> Iterator[str]:
+    lines = [*per_model.items(), ("all", whole), *([("all, by its own costs", own)] if own else [])]
+    width = max(len(name) for name, _ in lines)
     yield (
         f"{'model':{width}} {'requests':>8} {'E2E live':>9} {'sim':>9} {'error':>7} {'each':>6} "
         f"{'TTFT p99':>9} {'sim':>9} {'error':>7}"
     )
-    for name, c in chain(per_model.items(), (("all", whole),)):
+    for name, c in lines:
         e2e = f"{c.live_e2e_mean_ms:9.1f} {c.sim_e2e_mean_ms:9.1f} {c.e2e_mean_error:+7.1%} {c.each_e2e_error:6.1%}"
         ttft = f"{c.live_ttft_p99_ms:9.1f} {c.sim_ttft_p99_ms:9.1f} {c.ttft_p99_error:+7.1%}"
         yield f"{name:{width}} {c.requests:8} {e2e} {ttft}"

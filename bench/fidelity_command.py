@@ -8,19 +8,19 @@ from typing import Annotated
 import typer
 
 WORKLOAD = "gamma:models=8,rps=0.25,cv=2,duration=300,lengths=uniform,input=16-1200,output=16-240"
-CALIBRATE_ON = "poisson:models=8,rps=0.3,duration=240,lengths=uniform,input=16-1500,output=16-240"
+CALIBRATE_ON = "poisson:models=8,rps=0.3,duration=150,lengths=uniform,input=16-1500,output=16-240"
 
 
 def fidelity(
     workload: Annotated[str, typer.Option(metavar="SPEC", help="What is compared.")] = WORKLOAD,
     seed: Annotated[int, typer.Option(metavar="N", help="Of the workload.")] = 1,
     costs: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="As `aegis calibrate` wrote them. [default: measured first]")
+        Path | None, typer.Option(metavar="FILE", help="As `aegis calibrate` wrote them. [default: measured]")
     ] = None,
     calibrate_on: Annotated[
         str, typer.Option(metavar="SPEC", help="The requests that costs are measured on, where no file has them.")
     ] = CALIBRATE_ON,
-    calibrate_seed: Annotated[int, typer.Option(metavar="N", help="Of those.")] = 2,
+    calibrate_seed: Annotated[int, typer.Option(metavar="N", help="Of those before, and one more of those after.")] = 2,
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="A running server. [default: the demo market is launched]")
     ] = None,
@@ -36,7 +36,7 @@ def fidelity(
     """Measure how well a simulation tells what a server will do.
 
     The requests are sent to a server, and simulated on the same instances and memory by costs that were measured on
-    other requests. The machine should have nothing else to do. Takes ten minutes.
+    other requests, some before and some after. The machine should have nothing else to do. Takes ten minutes.
 
     \b
     Examples:

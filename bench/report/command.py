@@ -31,7 +31,7 @@ def report(
 
     content = page(read(folder)).encode()
     write(out, content)
-    print(f"{out}: {len(content) / 1e6:.1f} MB")
+    print(f"{out}: {len(content) / 1e3:,.0f} kB")
     return 0
 
 

@@ -74,3 +74,4 @@ def test_costs_are_learnt_and_the_same_requests_simulated(server: Server, tmp_pa
     assert result["all"]["requests"] == len(live) == sum(each["requests"] for each in result["per_model"].values())
     assert result["live_switches"] > 0 and result["simulated_switches"] > 0
     assert set(result["per_model"]) <= set(MARKET)
+    assert all((tmp_path / f"{part}.spans.jsonl").stat().st_size for part in ("before", "live", "after"))
