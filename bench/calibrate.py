@@ -17,6 +17,8 @@ from bench.result_files import check, write
 def run(*, url: str, seconds: float | None, spans: Path | None, records: Path | None, out: Path) -> None:
     """Prints what was measured and writes it. Raises UserError."""
     check(out)
+    if records is not None and spans is None:
+        raise UserError("--records is a file beside one of --spans; a server is asked for its own")
     print(*calibrate(_seen(url, seconds, spans, records), out), sep="\n")
 
 

@@ -13,7 +13,9 @@ def calibrate(
     url: Annotated[str, typer.Option(metavar="URL", help="Address of the server.")] = "http://127.0.0.1:8000",
     seconds: Annotated[
         float | None,
-        typer.Option(metavar="S", min=0.0, help="Watch for so long. [default: take what the server remembers]"),
+        typer.Option(
+            metavar="S", min=0.0, max=1e6, help="Watch for so long. [default: take what the server remembers]"
+        ),
     ] = None,
     spans: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Take what /debug/spans answered, instead of a server.")

@@ -93,6 +93,12 @@ def _read(file: Path) -> dict[str, Any]:
         raise UserError(f"{file}: is no JSON object") from None
     if missing := [name for name in _REQUIRED if name not in result]:
         raise UserError(f"{file}: is no result of `aegis bench serve`: it has no {missing[0]!r}")
+    try:
+        msgspec.convert(result.get("per_model"), dict[str, dict[str, Any]] | None)
+    except msgspec.ValidationError:
+        raise UserError(
+            f"{file}: is no result of `aegis bench serve`: 'per_model' should be figures by model"
+        ) from None
     return result
 
 

@@ -14,6 +14,16 @@ def check(file: Path) -> None:
     """Before time is spent on what cannot be written. Raises UserError."""
     if not file.parent.is_dir():
         raise UserError(f"cannot write {file}: {file.parent} is no directory")
+    if file.is_dir():
+        raise UserError(f"cannot write {file}: it is a directory")
+
+
+def make_directory(directory: Path) -> None:
+    """For files to come, unless it is there. Raises UserError."""
+    try:
+        directory.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the directory {directory}: {error.strerror}") from None
 
 
 def write(file: Path, content: bytes) -> None:

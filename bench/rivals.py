@@ -15,7 +15,7 @@ from aegis.client import AdminClient
 from aegis.telemetry import files
 from bench import serve
 from bench.calibration import past
-from bench.result_files import check
+from bench.result_files import make_directory
 from bench.serve_results import Measures
 from bench.serve_settings import Settings
 from bench.served import served
@@ -51,7 +51,7 @@ CONTENDERS = {
 
 def run(directory: Path, *, seconds: int, seed: int, launch: Sequence[str]) -> None:
     """Prints each run as `aegis bench serve` does, then attainment and goodput of all. Raises UserError."""
-    check(directory / "x")
+    make_directory(directory)
     rows = []
     for scene in SCENES:
         for contender, options in CONTENDERS.items():

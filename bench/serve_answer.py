@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 LINE_BYTES_MAX = 16 << 20
+
+_Count = Annotated[int, Meta(ge=0)]
 
 
 class RequestFailed(Exception):
@@ -17,8 +19,8 @@ class RequestFailed(Exception):
 
 
 class _Usage(Struct, frozen=True):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: _Count = 0
+    completion_tokens: _Count = 0
 
 
 class _Delta(Struct, frozen=True):

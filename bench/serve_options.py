@@ -17,6 +17,7 @@ from bench.serve_settings import Settings
 from bench.slo import parse_slo
 
 _LIMITED = ("ttft", "tpot", "e2el")
+_MOST = 1e9  # of an option that is a number
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
@@ -73,9 +74,11 @@ def _check(given: Mapping[str, Any], *, timed: bool) -> None:
         raise UserError("--workload and --trace are both given; the requests are those of one of them")
     if timed and given["request_rate"] is not None:
         raise UserError("--request-rate is for data sets; a workload and a trace have their own times")
-    for option in ("request_rate", "burstiness", "timeout", "timed_trace_sec_multiplier"):
-        if given[option] is not None and not given[option] > 0:
-            raise UserError(f"--{option.replace('_', '-')} must be more than 0")
+    if given["request_rate"] is not None and not given["request_rate"] > 0:
+        raise UserError("--request-rate must be more than 0")
+    for option in ("burstiness", "timeout", "timed_trace_sec_multiplier"):
+        if not 0 < given[option] <= _MOST:
+            raise UserError(f"--{option.replace('_', '-')} must be more than 0, and no more than {_MOST:g}")
 
 
 def _dataset(given: Mapping[str, Any]) -> Dataset:

@@ -60,7 +60,7 @@ def quotas_ns(batches: Sequence[BatchView], q_max_ns: int) -> list[int]:
     α − Σ 1/n vanishes otherwise.
     """
     c = switches_ns(batches)
-    n = [b.tbt_ns / b.step_ns for b in batches]
+    n = [max(b.tbt_ns, 1) / b.step_ns for b in batches]
     share = fsum(1 / x for x in n)  # rounded once, whatever the order: the same on any machine
     alpha = max(c / (min(n) * q_max_ns) + share, _ALPHA_FLOOR)
     if c == 0 or alpha <= share:

@@ -24,6 +24,7 @@ from bench.simulate.breakdown import Breakdown
 from bench.simulate.fragmentation import Fragmentation
 from bench.simulate.references import Comparison
 from bench.simulate.study import Curve
+from bench.simulate.sweep import Sweep as Swept
 from bench.simulate.switching import Switching
 
 _SUFFIXES = re.compile(r"(?P<name>.*?)\.(?P<form>jsonl?)(\.gz)?")
@@ -128,7 +129,8 @@ class _Reader:
             self._of(name).memory.append(_converted(held, MemoryReport, source))
         elif "curves" in held:
             curves = _converted(held["curves"], tuple[Curve, ...], source)
-            self.sweeps.append(Sweep(name, (held.get("sweep") or {}).get("key"), curves))
+            swept = _converted(held.get("sweep"), Swept | None, source)
+            self.sweeps.append(Sweep(name, swept.key if swept else None, curves))
         elif "panels" in held:
             if claim := _converted(held.get("claim"), str | None, source):
                 self.claims[name] = claim
@@ -142,7 +144,7 @@ class _Reader:
         if "curves" in panel:
             curves = _converted(panel["curves"], tuple[Curve, ...], source)
             beside = _converted(panel.get("beside", ()), tuple[Comparison, ...], source)
-            self.sweeps.append(Sweep(name, panel.get("key"), curves, beside))
+            self.sweeps.append(Sweep(name, _converted(panel.get("key"), str | None, source), curves, beside))
         elif isinstance(result := panel.get("result"), dict):
             kind = next((kind for key, kind in _PANELS.items() if key in result), None)
             if kind is not None:

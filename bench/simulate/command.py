@@ -48,7 +48,10 @@ def simulate(
     give_up: Annotated[
         float | None,
         typer.Option(
-            metavar="S", min=0.001, help="A request without a token after so many seconds fails. [default: none does]"
+            metavar="S",
+            min=0.001,
+            max=1e9,
+            help="A request without a token after so many seconds fails. [default: none does]",
         ),
     ] = None,
     costs: Annotated[

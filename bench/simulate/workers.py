@@ -28,7 +28,7 @@ def cores() -> int:
 def each(work: Callable[[_Task], _Result], tasks: Sequence[_Task], *, jobs: int, title: str) -> list[_Result]:
     """`work` of each task, in their order. `work` and `tasks` have to be such as another process can be told.
 
-    Raises the UserError that one of them raised; the others are stopped.
+    Raises the UserError that one of them raised, or one where a process was killed; the others are stopped.
     """
     jobs = min(jobs, len(tasks))
     if jobs <= 1:
@@ -98,7 +98,10 @@ def _answers(helpers: Sequence[Connection], tasks: Sequence[_Task]) -> Iterator[
         helper.send(next(waiting))
     for _ in tasks:
         helper = next(ready for ready in wait(helpers) if isinstance(ready, Connection))
-        index, answer = helper.recv()
+        try:
+            index, answer = helper.recv()
+        except (EOFError, ConnectionError):
+            raise UserError("a simulation was ended from outside, perhaps for lack of memory; try --jobs 1") from None
         if index is None:
             raise answer
         if (task := next(waiting, None)) is not None:

@@ -89,6 +89,7 @@ def test_a_bad_option_is_named(option: str) -> None:
         ("dtype: int8", "dtype: should be 'auto', 'float32' or 'bfloat16', not 'int8'"),
         ("demo: maybe", "demo: should be a valid boolean"),
         ("a: 1\na: 2", " line 2: not readable as YAML: key 'a' is given twice"),
+        ("a: 1\n? [b]\n: 2", " line 2: not readable as YAML: a key should be a word"),
         ("a: [", " line 1: not readable as YAML"),
         ("- a", "should hold keys and values"),
         ("\0", "not readable as YAML"),

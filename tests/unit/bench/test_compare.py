@@ -80,7 +80,12 @@ def test_a_result_of_vllm_says_less_and_is_compared(tmp_path: Path, capsys: pyte
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("[]", "no JSON object"), ("{", "no JSON object"), ('{"duration": 1}', "it has no 'completed'")],
+    [
+        ("[]", "no JSON object"),
+        ("{", "no JSON object"),
+        ('{"duration": 1}', "it has no 'completed'"),
+        ('{"completed": 1, "duration": 1, "num_prompts": 1, "per_model": {"m": 5}}', "'per_model' should be"),
+    ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, reason: str) -> None:
     other = tmp_path / "b.json"

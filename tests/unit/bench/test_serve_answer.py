@@ -76,6 +76,7 @@ def test_content_of_a_chat_is_a_token(delta: object, tokens: int) -> None:
         (event({"error": "it broke"}), "error in the stream: it broke"),
         (event({"error": {}}), "error in the stream: no reason given"),
         (event({"choices": 3}), "an event is not as the API has it"),
+        (event({"usage": {"completion_tokens": -5}}), "an event is not as the API has it"),
         (b"data: nonsense\n\n", "an event is not as the API has it"),
     ],
 )

@@ -80,6 +80,8 @@ def test_the_key_is_not_shown() -> None:
         ({"request_rate": 0.0}, "--request-rate must be more than 0"),
         ({"burstiness": -1.0}, "--burstiness must be"),
         ({"timeout": float("nan")}, "--timeout must be"),
+        ({"timeout": inf}, "--timeout must be"),
+        ({"burstiness": inf}, "--burstiness must be"),
         ({"percentile_metrics": "ttft,xyz"}, "--percentile-metrics: 'xyz'"),
         ({"metric_percentiles": "99,x"}, "--metric-percentiles: 'x'"),
         ({"metric_percentiles": "101"}, "beyond 100"),

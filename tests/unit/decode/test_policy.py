@@ -59,6 +59,11 @@ def test_a_slow_batch_gets_a_longer_turn() -> None:
     assert len({round(x, 6) for x in attainment(batches, quotas)}) == 1
 
 
+def test_tokens_may_all_be_due_at_once() -> None:
+    quotas = quotas_ns([batch(1, A, tbt_ms=0), batch(2, B, tbt_ms=0)], Q_MAX)
+    assert all(0 < quota <= Q_MAX for quota in quotas)
+
+
 def test_with_one_model_there_is_nothing_to_switch() -> None:
     assert quotas_ns([batch(1, A)], Q_MAX) == [Q_MAX]
     assert quotas_ns([batch(1, A), batch(2, A)], Q_MAX) == [Q_MAX, Q_MAX]

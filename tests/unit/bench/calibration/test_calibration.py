@@ -10,7 +10,7 @@ from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId, ModelId
 from aegis.sim.gpus import gpu, with_costs
 from aegis.telemetry.spans import Span, SpanKind
-from bench.calibrate import calibrate
+from bench.calibrate import calibrate, run
 from bench.calibration.past import Past
 from bench.calibration.rates import measure_rates
 from bench.calibration.steps import fit_steps
@@ -100,9 +100,9 @@ def test_a_switch_that_waited_says_nothing_of_what_lies_between_runs() -> None:
     assert measure_rates([*late, *waits], records).run_ns == 0  # nothing is known
 
 
-def test_the_file_is_what_a_simulation_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_file_is_what_a_simulation_reads(tmp_path: Path) -> None:
     truth, file = Truth(), tmp_path / "costs.yaml"
-    calibrate(Past(*past(truth)), file)
+    told = calibrate(Past(*past(truth)), file)
     spec = with_costs(gpu("h100"), file)
     assert spec.run_ns == pytest.approx(truth.run_ns, rel=0.01)
     assert spec.switch_ns == pytest.approx(truth.switch_ns, rel=0.01)
@@ -110,7 +110,13 @@ def test_the_file_is_what_a_simulation_reads(tmp_path: Path, capsys: pytest.Capt
     a, b, c = truth.decode
     assert spec.fits["a"].decode_ns(1_000, 2) == pytest.approx(a + 1_000 * b + 2 * c, rel=0.01)
     assert spec.in_bytes_per_s == gpu("h100").in_bytes_per_s  # not seen
-    assert "prefill" in capsys.readouterr().out
+    assert any("prefill" in line for line in told)
+
+
+def test_records_without_spans_are_not_left_out_in_silence(tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    with pytest.raises(UserError, match="--records is a file beside one of --spans"):
+        run(url="http://127.0.0.1:9", seconds=None, spans=None, records=file, out=tmp_path / "costs.yaml")
 
 
 def test_too_little_to_learn_from_is_told(tmp_path: Path) -> None:

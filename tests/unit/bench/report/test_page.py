@@ -100,6 +100,8 @@ def test_any_one_file_makes_a_page_that_names_what_is_missing(tmp_path: Path, ki
         ("a.jsonl", b"[1]\n", "a.jsonl:1: is no span"),
         ("a.jsonl", b'{"arrival_ns": 1}\n', "a.jsonl:1: is no record"),
         ("a.json", b'{"curves": [{}]}', "a.json: Object missing required field `policy`"),
+        ("a.json", b'{"curves": [], "sweep": "rps"}', "a.json: Expected `object | null`, got `str`"),
+        ("a.json", b'{"panels": [{"curves": [], "key": 3}]}', "a.json: Expected `str | null`, got `int`"),
         ("a.json", b'{"model_cache": 1, "devices": []}', "a.json: "),
         ("a.json", b'{"slo_attainment": "all"}', "a.json: "),
         ("a.json.gz", b"{}", "a.json.gz: is no whole gzip file"),

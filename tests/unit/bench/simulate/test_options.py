@@ -115,6 +115,7 @@ def test_what_no_context_holds_is_made_shorter(simulate: Any, tmp_path: Path) ->
         (["--workload", SMALL, "--tiny"], "--tiny is of a --suite"),
         (["--suite", "fig10"], "--suite fig10: should be one of fig11a"),
         (["--workload", SMALL, "--give-up", "0"], "Invalid value for '--give-up'"),
+        (["--workload", SMALL, "--give-up", "inf"], "Invalid value for '--give-up'"),
         (["--suite", "fig11a", "--give-up", "9"], "--give-up is not of a --suite"),
         (["--suite", "fig11a", "--models", "mix:9"], "--models is not of a --suite"),
         (["--suite", "fig11a", "--suite", "fig12", "--json", "x.json"], "--json and --plot are of one --suite"),

@@ -1,6 +1,7 @@
 """Tasks in several processes."""
 
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -20,3 +21,8 @@ def test_what_a_user_can_mend_is_raised_and_no_process_stays(jobs: int) -> None:
     with pytest.raises(UserError, match="expected a trace whose name ends in"):
         each(traces.read, [Path(__file__)] * 3, jobs=jobs, title="")
     assert multiprocessing.active_children() == []
+
+
+def test_a_process_that_was_killed_is_told_in_one_line() -> None:
+    with pytest.raises(UserError, match="was ended from outside"):
+        each(os._exit, [9, 9], jobs=2, title="")
