@@ -16,7 +16,7 @@ from aegis.core.block_runs import block_ids, first_blocks
 from aegis.core.effects import Effect, RunDecode, Send, StreamName
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, Stepped
-from aegis.core.ids import BlockRun, InstanceId, ModelId, PageRun, RequestId
+from aegis.core.ids import InstanceId, ModelId, PageRun, RequestId
 from aegis.core.messages import AddModel, Adopt, GrantPages, ImageCached, NeedPages
 from aegis.core.model import IMAGE_EXTENT_BYTES, KvLayer, KvShape
 from aegis.core.request import EventHandle, Job, KvHandle, Sampling, Token
@@ -126,7 +126,7 @@ class Instance:
     def _adoption(self, request: int) -> Adopt:
         """One token is to be made by each; its KV bears the number of the request."""
         per_slab = PAGE_BYTES // _SHAPE.block_bytes
-        run = BlockRun(request * self._blocks, (request + 1) * self._blocks)
+        run = (request * self._blocks, (request + 1) * self._blocks)
         for block in block_ids([run]):
             slab, index = divmod(block, per_slab)
             ctypes.memset(

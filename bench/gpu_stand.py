@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from aegis.core.ids import BlockRun, ModelId, PageRun, RequestId
+from aegis.core.ids import ModelId, PageRun, RequestId
 from aegis.core.request import EventHandle, Sampling
 from aegis.device.cuda import CudaDevice
 from aegis.device.cuda_host import PinnedFile
@@ -101,7 +101,7 @@ class GpuStand:
         sampling = Sampling(max_tokens=steps + 1, temperature=0.0)
         tokens, blocks = [], []
         for number, prompt in enumerate(prompts):
-            blocks.append(block_table([BlockRun(number * count, (number + 1) * count)]))
+            blocks.append(block_table([(number * count, (number + 1) * count)]))
             self.engine.start(RequestId(number), prompt, (), sampling)
             sampled = self.engine.prefill(spec.model, RequestId(number), prompt, blocks[-1])
             tokens.append([sampled.token.id])

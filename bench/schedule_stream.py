@@ -14,7 +14,7 @@ from itertools import accumulate
 from msgspec import Struct
 
 from aegis.core.estimators import Hardware, Latency
-from aegis.core.ids import BlockRun, InstanceId, ModelId, RequestId
+from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.messages import Adopt, Cancel, KvReleased, Prefilled, Started, Submit, SwitchDone, Tokens
 from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec
 from aegis.core.request import EventHandle, FinishReason, Job, KvHandle, Sampling, Token
@@ -142,7 +142,7 @@ class Replay:
             switch = SwitchDone(job.model, self._draw.uniform() < 0.5, 0, self._noisy(true.switch_ns()), 0, 0)
             self._tell("switch", Heard(instance, switch))
         self._tell("start", Heard(instance, Started(job.request, 1)))
-        kv = KvHandle(instance, (BlockRun(0, 1),), job.prefill_tokens, EventHandle(0, 0))
+        kv = KvHandle(instance, ((0, 1),), job.prefill_tokens, EventHandle(0, 0))
         took_ns = self._noisy(true.prefill_ns(job.prefill_tokens))
         for effect in self._tell("first token", Heard(instance, Prefilled(job.request, 1, Token(1), kv, took_ns))):
             if isinstance(effect, To) and isinstance(effect.message, Adopt):

@@ -59,7 +59,6 @@ from aegis.core.messages import (
     TakeBack,
     Tokens,
 )
-from aegis.core.model import Slo
 from aegis.core.views import BatchView, RoundPolicy
 from decode.room import RoomMaker
 from decode.sequences import Counters, KvStore, Room, Sequence, Where
@@ -91,6 +90,10 @@ class DecodeCore:
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
         """Takes one event; returns what to do, in order."""
         match event:
+            case Stepped():
+                self._stepped(event)
+            case Progress():
+                self._progress(event)
             case Adopt():
                 self._adopt(event)
             case Submit(job):
@@ -98,12 +101,8 @@ class DecodeCore:
                     job, len(job.sent), -1, job.prefill_tokens, self.ledger.specs[job.model], None, Where.NOWHERE
                 )
                 self._join(sequence)
-            case Stepped():
-                self._stepped(event)
             case StepFailed():
                 self._step_failed(event)
-            case Progress():
-                self._progress(event)
             case LoadFailed():
                 self._load_failed(event)
             case Cancel():
@@ -306,6 +305,8 @@ class DecodeCore:
 
     def _view(self, batch: Batch) -> BatchView:
         latency, slo = self._latency[batch.model], self.ledger.specs[batch.model].slo
+        waiting = [s.job for s in batch.sequences if s.where is Where.NOWHERE] if batch.waiting else []
+        tokens = [job.prefill_tokens for job in waiting]
         return BatchView(
             batch.batch,
             batch.model,
@@ -313,19 +314,12 @@ class DecodeCore:
             slo.tbt_ns,
             latency.switch_ns(),
             tuple([s.job.request for s in batch.sequences]),
+            waiting=len(waiting),
+            prefill_ns=latency.prefills_ns(len(waiting), sum(tokens), sum([t * t for t in tokens])),
+            first_due_ns=min([slo.due_ns(job.arrival_ns, len(job.sent)) for job in waiting], default=None),
             active=batch.model == self.active,
             decoded_ns=batch.decoded_ns,
-            **(self._waiting_view(batch, latency, slo) if batch.waiting else {}),
         )
-
-    def _waiting_view(self, batch: Batch, latency: Latency, slo: Slo) -> dict[str, int]:
-        waiting = [s.job for s in batch.sequences if s.where is Where.NOWHERE]
-        tokens = [job.prefill_tokens for job in waiting]
-        return {
-            "waiting": len(waiting),
-            "prefill_ns": latency.prefills_ns(len(waiting), sum(tokens), sum([t * t for t in tokens])),
-            "first_due_ns": min([slo.due_ns(job.arrival_ns, len(job.sent)) for job in waiting]),
-        }
 
     def _end_turn(self) -> None:
         """Before its time, for another instance."""
@@ -346,7 +340,8 @@ class DecodeCore:
                 return self._stuck(turn.batch)
             turn.switching.loading_ns = now_ns
         ready = [s for s in turn.batch.sequences if s.where is Where.DEVICE and self._room.grow(s)]
-        self._room.bring_in(turn.batch)
+        if turn.decodes:  # else what is to be prefilled would be refused its room, again and again
+            self._room.bring_in(turn.batch)
         if weights.is_loading(model):
             return False
         turn.switching.loaded(now_ns)

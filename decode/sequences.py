@@ -173,7 +173,7 @@ class KvStore:
     def compact(self, sequences: Collection[Sequence]) -> None:
         """Closes holes in the device's slabs: empties at most one slab of each shape. No step may be under way."""
         for shape, blocks in self._ledger.device.sparse():
-            bounds, owners, owned = BlockRun(blocks[0].start, blocks[-1].stop), list[Sequence](), 0
+            bounds, owners, owned = (blocks[0][0], blocks[-1][1]), list[Sequence](), 0
             for sequence in sequences:
                 if sequence.where is Where.DEVICE and sequence.shape == shape:
                     own = count_within(sequence.device, bounds)

@@ -138,14 +138,14 @@ class PagePool:
             raise LawBroken("P3: a clean page is not free")
 
     def _fit(self, count: int, high: bool) -> Runs:
-        best: PageRun | None = None
-        for run in self._free:
-            size = run[1] - run[0]
-            if size >= count and (best is None or size < best[1] - best[0] or (high and size == best[1] - best[0])):
-                best = run
-        if best is None:
+        best, first, end = 0, 0, 0
+        for start, stop in self._free.bounds():
+            size = stop - start
+            if size >= count and (not best or size < best or (high and size == best)):
+                best, first, end = size, start, stop
+        if not best:
             return ()
-        return (PageRun(best.stop - count, best.stop) if high else PageRun(best.start, best.start + count),)
+        return (PageRun(end - count, end) if high else PageRun(first, first + count),)
 
     def _pieces(self, count: int, high: bool) -> Runs:
         picked: list[PageRun] = []

@@ -5,7 +5,7 @@ Law (U1): runs are not empty, sorted, disjoint and not adjacent.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
@@ -16,20 +16,25 @@ from aegis.core.ids import PageRun
 class RunSet:
     """A mutable set of pages. Costs grow with the number of runs, not of pages."""
 
-    __slots__ = ("_runs", "count")
+    __slots__ = ("_starts", "_stops", "count")
 
     def __init__(self, runs: Iterable[PageRun] = ()) -> None:
-        self._runs: list[PageRun] = []
+        self._starts: list[int] = []
+        self._stops: list[int] = []
         self.count = 0  # pages
         for run in runs:
             self.add(run)
 
     def __iter__(self) -> Iterator[PageRun]:
-        return iter(self._runs)
+        return map(PageRun, self._starts, self._stops)
+
+    def bounds(self) -> Iterable[tuple[int, int]]:
+        """Where its runs start and stop."""
+        return zip(self._starts, self._stops, strict=True)
 
     def __len__(self) -> int:
         """How many runs."""
-        return len(self._runs)
+        return len(self._starts)
 
     def __bool__(self) -> bool:
         return self.count > 0
@@ -37,52 +42,64 @@ class RunSet:
     def __contains__(self, run: PageRun) -> bool:
         """Whether all its pages are in the set."""
         at = self._at(run.start)
-        return at >= 0 and run.stop <= self._runs[at].stop
+        return at >= 0 and run.stop <= self._stops[at]
 
     def add(self, run: PageRun) -> None:
         """None of its pages may be in the set."""
         start, stop = run
         assert start < stop
-        runs, at = self._runs, self._at(start)
+        starts, stops, at = self._starts, self._stops, self._at(start)
+        after = at + 1
+        assert at < 0 or stops[at] <= start, f"{run} is in the set already"
+        assert after == len(starts) or starts[after] >= stop, f"{run} is in the set already"
         self.count += stop - start
-        before = after = at + 1
-        if at >= 0 and runs[at].stop >= start:
-            assert runs[at].stop == start, f"{run} is in the set already"
-            before, start = at, runs[at].start
-        if after < len(runs) and runs[after].start <= stop:
-            assert runs[after].start == stop, f"{run} is in the set already"
-            after, stop = after + 1, runs[after].stop
-        runs[before:after] = [PageRun(start, stop)]
+        goes_on = after < len(starts) and starts[after] == stop
+        if at >= 0 and stops[at] == start:
+            stops[at] = stops.pop(after) if goes_on else stop
+            if goes_on:
+                del starts[after]
+        elif goes_on:
+            starts[after] = start
+        else:
+            starts.insert(after, start)
+            stops.insert(after, stop)
 
     def remove(self, run: PageRun) -> None:
         """All its pages must be in the set."""
-        at = self._at(run.start)
-        assert at >= 0 and run.stop <= self._runs[at].stop, f"{run} is not in the set"
-        start, stop = self._runs[at]
-        left = [PageRun(start, run.start)] if start < run.start else []
-        if run.stop < stop:
-            left.append(PageRun(run.stop, stop))
-        self._runs[at : at + 1] = left
-        self.count -= run.stop - run.start
+        first, end = run
+        starts, stops, at = self._starts, self._stops, self._at(first)
+        assert at >= 0 and end <= stops[at], f"{run} is not in the set"
+        start, stop = starts[at], stops[at]
+        self.count -= end - first
+        if start < first:
+            stops[at] = first
+            if end < stop:
+                starts.insert(at + 1, end)
+                stops.insert(at + 1, stop)
+        elif end < stop:
+            starts[at] = end
+        else:
+            del starts[at], stops[at]
 
     def intersection(self, run: PageRun) -> list[PageRun]:
         """What of the run is in the set."""
-        found, runs = [], self._runs
-        for at in range(max(self._at(run.start), 0), len(runs)):
-            start, stop = runs[at]
-            if start >= run.stop:
+        found: list[PageRun] = []
+        for at in range(max(self._at(run.start), 0), len(self._starts)):
+            start, stop = max(self._starts[at], run.start), min(self._stops[at], run.stop)
+            if self._starts[at] >= run.stop:
                 break
-            if stop > run.start:
-                found.append(PageRun(max(start, run.start), min(stop, run.stop)))
+            if start < stop:
+                found.append(PageRun(start, stop))
         return found
 
     def check(self) -> None:
         """Raises LawBroken where the law does not hold."""
-        if any(start >= stop for start, stop in self._runs) or any(a.stop >= b.start for a, b in pairwise(self._runs)):
+        runs = list(self)
+        if any(start >= stop for start, stop in runs) or any(a.stop >= b.start for a, b in pairwise(runs)):
             raise LawBroken("U1: runs are empty, out of order, or touch")
-        if sum(run.pages for run in self._runs) != self.count:
+        if sum(run.pages for run in runs) != self.count:
             raise LawBroken("U1: the count of pages is off")
 
     def _at(self, page: int) -> int:
         """The index of the last run that starts at or before the page, -1 if there is none."""
-        return bisect_left(self._runs, (page + 1,)) - 1
+        return bisect_right(self._starts, page) - 1

@@ -6,7 +6,6 @@ The laws are those of `memory.slabs`.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -38,13 +37,13 @@ class ShapeSlabs:
 
     def pieces(self, runs: Iterable[BlockRun]) -> list[tuple[Slab, int]]:
         """Which blocks of which slab, each slab once."""
-        masks: defaultdict[int, int] = defaultdict(int)
+        masks: dict[int, int] = {}
         size = self.per_slab
         for start, stop in runs:
             while start < stop:
                 slab, at = start // size, start % size
                 end = stop if stop - start <= size - at else start + size - at
-                masks[slab] |= ((1 << end - start) - 1) << at
+                masks[slab] = masks.get(slab, 0) | (1 << at + end - start) - (1 << at)
                 start = end
         return [(self.slabs[SlabId(slab)], mask) for slab, mask in masks.items()]
 

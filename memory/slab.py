@@ -25,20 +25,22 @@ class Slab:
 
     def draw(self, count: int, into: list[BlockRun], *, used: bool) -> int:
         """Reserves, or uses, the lowest free blocks, at most `count`. Returns how many."""
-        free, left = self.free, count
-        while free and left:
-            run = free & ~(free + (free & -free))  # the lowest ones that are adjacent: a carry runs through them
-            length, at = run.bit_count(), (run & -run).bit_length() - 1
-            if length > left:
-                length, run = left, ((1 << left) - 1) << at
-            append_run(into, self.first + at, self.first + at + length)
-            free ^= run
+        rest, at, left = self.free, 0, count  # the free ones from number `at` on
+        while rest and left:
+            gap = (rest & -rest).bit_length() - 1
+            rest >>= gap
+            run = (~rest & rest + 1).bit_length() - 1  # adjacent ones: a carry runs through them
+            length = run if run < left else left
+            at += gap + length
+            append_run(into, self.first + at - length, self.first + at)
+            rest >>= length
             left -= length
+        drawn = self.free & (1 << at) - 1
         if used:
-            self.used |= self.free ^ free
+            self.used |= drawn
         else:
-            self.reserved |= self.free ^ free
-        self.free = free
+            self.reserved |= drawn
+        self.free ^= drawn
         return count - left
 
     def commit(self, blocks: int) -> None:
@@ -64,7 +66,7 @@ class Slab:
         while left:
             run = left & ~(left + (left & -left))
             at = self.first + (run & -run).bit_length() - 1
-            runs.append(BlockRun(at, at + run.bit_count()))
+            runs.append((at, at + run.bit_count()))
             left ^= run
         return tuple(runs)
 

@@ -176,7 +176,7 @@ class SlabPool:
         """Empties the slab that `sparse` named: what is to be copied, in the order of the sources, before anything else
         is done to any of these blocks."""
         held = self._shapes[shape]
-        targets = held.draw_beside(held.slab_of(blocks[0].start), count_blocks(blocks))
+        targets = held.draw_beside(held.slab_of(blocks[0][0]), count_blocks(blocks))
         self.free(shape, blocks)
         return paired(blocks, targets)
 

@@ -82,21 +82,21 @@ class PrefillCore:
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
         """Takes one event; returns what to do, in order."""
         match event:
+            case Progress():
+                self.ledger.progress(event.stream, event.value)
             case Submit():
                 self._queue.submit(event)
             case Stepped():
                 self._stepped(event)
+            case ReleaseKv():
+                self._release((event.request, event.attempt))
             case StepFailed():
                 self._step_failed(event)
-            case Progress():
-                self.ledger.progress(event.stream, event.value)
             case LoadFailed():
                 self._load_failed(event)
             case Cancel():
                 # what was handed over already is left to `ReleaseKv`: whoever cancels learns of the handle and sends it
                 self._queue.cancel(event.request, event.attempt)
-            case ReleaseKv():
-                self._release((event.request, event.attempt))
             case GrantSlabs():
                 self.ledger.grant(event.slabs)
                 self._asked_slabs = self._lacks_slabs = event.refused and self._asked_slabs

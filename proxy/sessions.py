@@ -226,6 +226,8 @@ class SessionCore:
             case Prefilled():
                 self._decodes.rested(instance, now_ns)
                 self._prefilled(message)
+            case SwitchDone():
+                self._switched(instance, message)
             case KvReleased():
                 self._released(message)
             case Started():
@@ -247,8 +249,6 @@ class SessionCore:
                 if self._current(message.request, message.attempt):
                     self._stop_work(message.request)
                     self._end(message.request, Step.FAIL, message=message.reason)
-            case SwitchDone():
-                self._switched(instance, message)
 
     def _switched(self, instance: InstanceId, message: SwitchDone) -> None:
         model, latency = message.model, self._latency.get(message.model)

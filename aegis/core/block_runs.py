@@ -42,7 +42,7 @@ def append_run(runs: list[BlockRun], start: int, stop: int) -> None:
     """The last run goes on where it is adjacent."""
     if runs and runs[-1][1] == start:
         start, _ = runs.pop()
-    runs.append(BlockRun(start, stop))
+    runs.append((start, stop))
 
 
 def first_blocks(runs: Sequence[BlockRun], count: int) -> Blocks:
@@ -51,7 +51,7 @@ def first_blocks(runs: Sequence[BlockRun], count: int) -> Blocks:
     for run in runs:
         if count <= 0:
             break
-        taken.append(run if run[1] - run[0] <= count else BlockRun(run[0], run[0] + count))
+        taken.append(run if run[1] - run[0] <= count else (run[0], run[0] + count))
         count -= run[1] - run[0]
     assert count <= 0, f"{count} blocks too few"
     return tuple(taken)
@@ -62,7 +62,7 @@ def blocks_after(runs: Iterable[BlockRun], count: int) -> Blocks:
     rest: list[BlockRun] = []
     for start, stop in runs:
         if start + count < stop:
-            rest.append(BlockRun(start + max(count, 0), stop))
+            rest.append((start + max(count, 0), stop))
         count -= stop - start
     return tuple(rest)
 

@@ -35,8 +35,5 @@ class PageRun(NamedTuple):
         return self.stop - self.start
 
 
-class BlockRun(NamedTuple):
-    """Adjacent KV blocks `[start, stop)` of one shape in one region, which may go on from slab to slab."""
-
-    start: int
-    stop: int
+BlockRun = tuple[int, int]
+"""Adjacent KV blocks `[start, stop)` of one shape in one region, which may go on from slab to slab."""

@@ -54,7 +54,7 @@ class KvShape(Struct, frozen=True, cache_hash=True):
 
     @property
     def block_bytes(self) -> int:
-        return self.token_bytes * self.block_tokens
+        return _token_bytes(self) * self.block_tokens
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)

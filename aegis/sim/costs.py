@@ -92,6 +92,8 @@ class StepCosts:
         first_ps = self._first_step_ps(context_tokens, batch) - each_ns * _PS_PER_NS
         growth_ps, budget_ps = self.context_token_ps * batch, budget_ns * _PS_PER_NS
         low, high = 1, steps
+        if first_ps <= budget_ps and steps * first_ps + growth_ps * (steps * (steps - 1) // 2) <= budget_ps:
+            return steps  # what is in time at both ends is so between them: time grows ever faster
         if growth_ps:  # between the roots of the polynomial of `steps_within`
             linear = 2 * first_ps - growth_ps
             square = linear * linear + 8 * growth_ps * budget_ps

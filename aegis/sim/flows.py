@@ -16,15 +16,12 @@ class Flow:
     """A copy under way. What is left is counted in bytes times 10⁹, so that a rate in bytes/s times nanoseconds is
     exact."""
 
-    __slots__ = ("done", "left", "link", "rate", "since_ns", "started_ns", "version")
+    __slots__ = ("done", "left", "started_ns")
 
-    def __init__(self, link: Link, nbytes: int, done: Callable[[Flow], None], now_ns: int) -> None:
-        self.link = link
+    def __init__(self, nbytes: int, done: Callable[[Flow], None], now_ns: int) -> None:
         self.left = nbytes * NS_PER_S
         self.done = done
-        self.rate = 0
-        self.since_ns = self.started_ns = now_ns
-        self.version = 0
+        self.started_ns = now_ns
 
 
 class Bus:
@@ -60,50 +57,62 @@ class Bus:
 class Link:
     """One direction of a GPU's link to the host. `overhead_ns` is what a copy takes whatever its size."""
 
-    __slots__ = ("bus", "bytes_per_s", "flows", "overhead_ns")
+    __slots__ = ("_rate", "_since_ns", "_version", "bus", "bytes_per_s", "flows", "overhead_ns")
 
     def __init__(self, bus: Bus, bytes_per_s: int, *, overhead_ns: int = 0) -> None:
         self.bus = bus
         self.bytes_per_s = bytes_per_s
         self.overhead_ns = overhead_ns
         self.flows: list[Flow] = []
+        self._rate = 0  # of each flow
+        self._since_ns = 0  # what is left of a flow is what was left of it then
+        self._version = 0  # of the rate: an end that was scheduled at another one finds so
 
     def start(self, nbytes: int, done: Callable[[Flow], None]) -> Flow:
         """`done` is called when the last byte has arrived."""
         heap = self.bus.heap
-        flow = Flow(self, nbytes, done, heap.now_ns)
-        heap.at(heap.now_ns + self.overhead_ns, self._enter, flow)
+        flow = Flow(nbytes, done, heap.now_ns)
+        if self.overhead_ns:
+            heap.at(heap.now_ns + self.overhead_ns, self._enter, flow)
+        else:
+            self._enter(flow)
         return flow
 
     def stop(self, flow: Flow) -> None:
         """What is left of it is not copied."""
         flow.left = 0
-        flow.version += 1
         if flow in self.flows:
-            self.bus.heap.at(self.bus.heap.now_ns, self._finish, flow, flow.version)
+            self.reshare()
 
     def reshare(self) -> None:
-        """Goes on with a new rate for each flow."""
-        heap = self.bus.heap
-        now_ns, rate = heap.now_ns, self.bus.share(self) // len(self.flows) or 1
+        """Goes on with a new rate for each flow, until the first of them ends."""
+        self._advance()
+        heap, rate = self.bus.heap, self.bus.share(self) // len(self.flows) or 1
+        self._rate = rate
+        self._version += 1
+        left_ns = [-(-flow.left // rate) if flow.left > 0 else 0 for flow in self.flows]
+        soonest_ns = min(left_ns)
+        heap.at(heap.now_ns + soonest_ns, self._finish, self.flows[left_ns.index(soonest_ns)], self._version)
+
+    def _advance(self) -> None:
+        now_ns = self.bus.heap.now_ns
+        copied = self._rate * (now_ns - self._since_ns)
+        self._since_ns = now_ns
         for flow in self.flows:
-            flow.left -= flow.rate * (now_ns - flow.since_ns)
-            flow.rate, flow.since_ns = rate, now_ns
-            flow.version += 1
-            left_ns = -(-flow.left // rate) if flow.left > 0 else 0
-            heap.at(now_ns + left_ns, self._finish, flow, flow.version)
+            flow.left -= copied
 
     def _enter(self, flow: Flow) -> None:
-        flow.since_ns = self.bus.heap.now_ns
+        self._advance()
         self.flows.append(flow)
         if len(self.flows) == 1:
             self.bus.changed(self)
         self.reshare()
 
     def _finish(self, flow: Flow, version: int) -> None:
-        if version != flow.version:
+        if version != self._version:
             return
-        flow.version = -1
+        self._advance()
+        self._version += 1
         self.flows.remove(flow)
         if not self.flows:
             self.bus.changed(self)

@@ -281,7 +281,8 @@ class SimInstance:
             self._heap.at(self._pace.at(self._prefill_ns), self._prefilled, self._version)
             return
         assert isinstance(self._run, RunDecode)
-        times.steps = min(self._most_steps, times.boundary(self._run.until_ns))
+        times.steps = self._most_steps
+        times.steps = times.boundary(self._run.until_ns)
         self._looking = False
         self._heap.at(max(times.of(times.steps - 1), now_ns), self._decoded, self._version)
         if looked:
@@ -323,7 +324,7 @@ class SimInstance:
         self._left = [lengths(row.job.request) - row.index for row in rows]
         costs, self._most_steps = self._costs[effect.model], min(effect.steps, *self._left)
         times = self._times = Times(costs, start_ns, context, len(rows), self._most_steps, self._pace)
-        times.steps = steps = min(self._most_steps, times.boundary(effect.until_ns))
+        times.steps = steps = times.boundary(effect.until_ns)
         self._version += 1
         self._looking = self._ends = False
         self._heard_at = 0
@@ -338,20 +339,19 @@ class SimInstance:
         self._over()
         steps, watch, finished = times.steps, self._watch, []
         tokens = (_TOKEN,) * steps
-        ending = (*tokens[:-1], _LAST)
         for row, left in zip(effect.rows, self._left, strict=True):
-            job, last = row.job, left <= steps
-            finished.append(_LAST if last else _TOKEN)
-            watch.made(job.request, row.index, times)
-            finish = job.finish(row.index + steps - 1, finished[-1].id)
-            self._outbox.append(Tokens(job.request, job.attempt, row.index, ending if last else tokens, finish))
+            job, index, last = row.job, row.index, _LAST if left <= steps else _TOKEN
+            finished.append(last)
+            watch.made(job.request, index, times)
+            made = tokens if last is _TOKEN else (*tokens[:-1], _LAST)
+            self._outbox.append(Tokens(job.request, job.attempt, index, made, job.finish(index + steps - 1, last.id)))
         if watch.spans is not None:
             context = sum([row.position for row in effect.rows])
             self._span(
                 SpanKind.DECODE, effect.model, times.start_ns, requests=len(effect.rows), steps=steps, tokens=context
             )
-        made = ((_TOKEN,) * len(effect.rows),) * (steps - 1)
-        self._tell(Stepped((*made, tuple(finished)), self._heap.now_ns - times.start_ns))
+        before = ((_TOKEN,) * len(effect.rows),) * (steps - 1)
+        self._tell(Stepped((*before, tuple(finished)), self._heap.now_ns - times.start_ns))
 
     # --- copies -------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from aegis.core.effects import (
 )
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, Progress, Stepped
-from aegis.core.ids import BlockRun, InstanceId, ModelId, PageRun, RequestId, SlabId
+from aegis.core.ids import InstanceId, ModelId, PageRun, RequestId, SlabId
 from aegis.core.messages import AddModel, Adopt, GrantPages, GrantSlabs, NeedPages, NeedSlabs, ReturnSlabs
 from aegis.core.model import ModelSpec
 from aegis.core.request import EventHandle, Job, KvHandle, Sampling, Token
@@ -161,6 +161,6 @@ def make_job(
 def adopt(job: Job, spec: ModelSpec, *, first_block: int = 0, owner: InstanceId = PEER) -> Adopt:
     """As it follows a prefill: one token generated, KV of all that was prefilled in the owner's slabs."""
     count = spec.manifest.kv.blocks_for(job.prefill_tokens)
-    blocks = (BlockRun(first_block, first_block + count),)
+    blocks = ((first_block, first_block + count),)
     handle = KvHandle(owner, blocks, job.prefill_tokens, EventHandle(PEER_WORD, first_block + 1))
     return Adopt(job, (*job.sent, 1), handle)

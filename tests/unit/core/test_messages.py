@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from aegis.core import messages
-from aegis.core.ids import BlockRun, InstanceId, ModelId, PageRun, RequestId, SlabId
+from aegis.core.ids import InstanceId, ModelId, PageRun, RequestId, SlabId
 from aegis.core.messages import FromInstance, ToInstance
 from aegis.core.request import EventHandle, FinishReason, Job, KvHandle, Sampling, Token
 from tests.sim.pretended import make_spec
 
 M, R, P = ModelId("m"), RequestId(3), InstanceId("prefill-0")
 JOB = Job(R, 2, M, (1, 2), Sampling(max_tokens=4, logit_bias=((5, -1.0),), logprobs=2), 17, (9,))
-KV = KvHandle(P, (BlockRun(4, 6), BlockRun(0, 1)), 30, EventHandle(6, 7))
+KV = KvHandle(P, ((4, 6), (0, 1)), 30, EventHandle(6, 7))
 TOKEN = Token(8, -0.5, ((8, -0.5), (9, -1.5)))
 SLABS = messages.SlabsOfShape("host", (M,), 100, 30, 2, 3, 1, 1, 1)
 

@@ -13,7 +13,7 @@ from aegis.core.effects import (
     Untrack,
 )
 from aegis.core.events import StepFailed
-from aegis.core.ids import BlockRun, RequestId
+from aegis.core.ids import RequestId
 from aegis.core.messages import (
     Broken,
     Cancel,
@@ -32,7 +32,7 @@ def test_a_sequence_goes_on_from_where_the_prefill_left_it() -> None:
     driven.on(message)
     assert driven.asked(Track) == [Track(message.job, (1,))] and driven.loads == [A.model]
     (copy,) = driven.asked(CopyBlocks)
-    assert sides(copy)[0] == message.kv.blocks == (BlockRun(40, 42),), "KV and weights come side by side"
+    assert sides(copy)[0] == message.kv.blocks == ((40, 42),), "KV and weights come side by side"
     driven.complete(WEIGHTS)
     driven.complete(IN)
     assert driven.said(KvReleased) == [KvReleased(RequestId(1), 1, message.kv)]

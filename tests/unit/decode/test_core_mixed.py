@@ -14,7 +14,7 @@ from aegis.core.request import Token
 from aegis.core.views import BatchView, Renewal, Turn, TurnRules
 from decode.core import DecodeCore
 from tests.sim.driven import Driven, decode, make_job
-from tests.unit.decode.turns import TWO_MODELS_FIT, WEIGHTS, A, B, running, settle, take
+from tests.unit.decode.turns import IN, OUT, TWO_MODELS_FIT, WEIGHTS, WIDE, A, B, lent, running, settle, take
 
 
 class Planned:
@@ -143,6 +143,22 @@ def test_a_turn_may_be_for_prefills_alone() -> None:
     settle(driven)
     assert prefilling(driven) == [2], "A does not decode before B is prefilled"
     driven.stepped(5)
+    assert running(driven) == [1]
+
+
+def test_a_prefill_gets_the_room_of_who_decoded_in_its_batch() -> None:
+    rules = TurnRules(renewal=Renewal.ARRIVAL)
+    driven = lent(WIDE, pages=4, policy=Planned((1, True, False), (1, False, True), rules=rules))
+    driven.refusing = True
+    submit(driven, 1, WIDE)
+    driven.complete(WEIGHTS)
+    driven.stepped(5)
+    submit(driven, 2, WIDE)
+    driven.stepped(5)
+    driven.complete(OUT)
+    assert prefilling(driven) == [2], "request 1 is not brought in again before"
+    driven.stepped(7)
+    driven.complete(IN)
     assert running(driven) == [1]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from aegis.core.block_runs import count_blocks, first_blocks
 from aegis.core.effects import CopyBlocks, StreamName
-from aegis.core.ids import BlockRun, SlabId
+from aegis.core.ids import SlabId
 from aegis.core.messages import FromInstance, GrantSlabs, KvReleased, NeedSlabs
 from aegis.core.request import EventHandle, KvHandle
 from decode.sequences import Counters, KvStore, Room, Sequence, Where
@@ -16,7 +16,7 @@ from tests.sim.pretended import PAGE, make_spec
 
 SPEC = make_spec(0, image_pages=1, block_bytes=PAGE // 2)
 SHAPE = SPEC.manifest.kv
-HANDLE = KvHandle(PEER, (BlockRun(40, 42),), 20, EventHandle(99, 5))
+HANDLE = KvHandle(PEER, ((40, 42),), 20, EventHandle(99, 5))
 
 
 class Desk:
@@ -35,7 +35,7 @@ class Desk:
     def arrived(self, *, prompt: int = 20) -> Sequence:
         """A sequence whose KV has come from a peer."""
         count = SHAPE.blocks_for(prompt)
-        handle = KvHandle(PEER, (BlockRun(40, 40 + count),), prompt, EventHandle(99, 5))
+        handle = KvHandle(PEER, ((40, 40 + count),), prompt, EventHandle(99, 5))
         sequence = Sequence(make_job(1, SPEC, prompt=prompt), 1, 1, prompt, SPEC, handle)
         self.kv.bring_in(sequence)
         self.complete(StreamName.SWAP_IN)

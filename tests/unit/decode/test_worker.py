@@ -9,7 +9,7 @@ import pytest
 from aegis.core.clock import NS_PER_S
 from aegis.core.effects import DecodeRow, RunDecode
 from aegis.core.events import Stepped
-from aegis.core.ids import BlockRun, ModelId, RequestId
+from aegis.core.ids import ModelId, RequestId
 from aegis.core.messages import Tokens
 from aegis.core.model import ModelSpec
 from aegis.core.request import FinishReason, Sampling, Token
@@ -21,7 +21,7 @@ from tests.sim.pretended import make_spec
 A = make_spec(0, image_pages=1, block_bytes=1024)
 STEP_NS = 1_000_000
 FOR_EVER_NS = 100 * NS_PER_S
-BLOCKS = [BlockRun(3, 5), BlockRun(9, 10)]
+BLOCKS = [(3, 5), (9, 10)]
 
 
 class Adding:

@@ -7,6 +7,7 @@ from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, PageRun
 from aegis.core.messages import GrantPages
 from aegis.core.model import ModelSpec
+from aegis.core.views import RoundPolicy
 from decode.core import DecodeCore
 from decode.policy import WeightedRoundRobin
 from memory.ledger import Ledger
@@ -49,12 +50,12 @@ def short_turns(*specs: ModelSpec, pages: int, slabs: int | None = 64) -> Driven
     return decode(*specs, pages=pages, slabs=slabs, policy=WeightedRoundRobin(q_max_ns=1))
 
 
-def lent(*specs: ModelSpec, pages: int) -> Driven[DecodeCore]:
+def lent(*specs: ModelSpec, pages: int, policy: RoundPolicy | None = None) -> Driven[DecodeCore]:
     """So many pages of a device of 30, for which the test answers; a slab of the host; turns last for ever."""
     books = Ledger(budget(30), WORDS, address_pages=1000)
     books.balloon.granted(GrantPages((PageRun(0, pages),)))
     books.drain()
-    core = DecodeCore(InstanceId("decode-0"), books, WeightedRoundRobin(q_max_ns=10**15), Hardware())
+    core = DecodeCore(InstanceId("decode-0"), books, policy or WeightedRoundRobin(q_max_ns=10**15), Hardware())
     driven = Driven(core, specs, slabs=None)
     driven.refusing = False
     driven.granted(0)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aegis.core.ids import BlockRun, RequestId
+from aegis.core.ids import RequestId
 from aegis.core.model import KvLayer, KvShape
 from aegis.engine.base import Row
 from aegis.engine.block_table import block_table
@@ -46,7 +46,7 @@ def test_each_step_finds_its_own_rows_and_padding_that_does_nothing(rows: list[t
 def test_addresses_stay() -> None:
     views, inputs = KvViews(Arena().region, SHAPE), DecodeInputs(torch.device("cpu"), blocks=9)
     before = [part.data_ptr() for part in vars_of(inputs)]
-    inputs.load([Row(RequestId(0), 1, 20, block_table([BlockRun(3, 5)]))], views)
+    inputs.load([Row(RequestId(0), 1, 20, block_table([(3, 5)]))], views)
     assert [part.data_ptr() for part in vars_of(inputs)] == before
 
 
@@ -58,5 +58,5 @@ def vars_of(inputs: DecodeInputs) -> list[torch.Tensor]:
 @pytest.mark.parametrize(("positions", "parts"), [([0] * 256, [256]), ([0] * 257, [256, 1]), ([63, 63, 0], [2, 1])])
 def test_steps_are_cut_where_they_do_not_fit(positions: list[int], parts: list[int]) -> None:
     inputs = DecodeInputs(torch.device("cpu"), blocks=8 if len(positions) == 3 else 999)
-    rows = [Row(RequestId(i), 0, position, block_table([BlockRun(0, 1)])) for i, position in enumerate(positions)]
+    rows = [Row(RequestId(i), 0, position, block_table([(0, 1)])) for i, position in enumerate(positions)]
     assert [len(part) for part in inputs.parts(rows, 16)] == parts

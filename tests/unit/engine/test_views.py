@@ -4,7 +4,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aegis.core.ids import BlockRun
 from aegis.core.model import KvLayer, KvShape
 from aegis.engine.base import KvRegion
 from aegis.engine.block_table import block_table
@@ -27,7 +26,7 @@ def test_views_show_the_layout_that_the_contract_states(shape: KvShape, per_slab
     views = KvViews(KvRegion(memory.data_ptr(), slabs * slab_bytes, slab_bytes), shape)
     size = shape.block_tokens
     for block in range(slabs * per_slab):
-        unit = int(views.units(block_table([BlockRun(block, block + 1)]))[0])
+        unit = int(views.units(block_table([(block, block + 1)]))[0])
         at = (block // per_slab * slab_bytes + block % per_slab * shape.block_bytes) // 4
         assert float(views.blocks[unit, 0]) == at
         for layer, view in zip(shape.layers, views.layers, strict=True):

@@ -20,7 +20,7 @@ from aegis.core.effects import (
     UnmapWeights,
 )
 from aegis.core.errors import LawBroken
-from aegis.core.ids import MODEL_NAME_PATTERN, BlockRun, ModelId, PageRun, SlabId
+from aegis.core.ids import MODEL_NAME_PATTERN, ModelId, PageRun, SlabId
 from aegis.core.messages import EvictImage, GrantPages, ImageCached, ImageEvicted, NeedPages
 from aegis.core.model import ModelSpec
 from aegis.core.request import EventHandle
@@ -81,10 +81,10 @@ def test_pages_behind_kv_go_back_with_the_last_block_of_a_slab() -> None:
     ledger, shape = ledger_with(), SPECS[1].manifest.kv
     blocks = ledger.device.alloc(shape, 2)
     assert not isinstance(blocks, NoBlocks) and ledger.pool.free == 10
-    (run,) = blocks
-    ledger.device.free(shape, [BlockRun(run.start, run.start + 1)])
+    ((start, stop),) = blocks
+    ledger.device.free(shape, [(start, start + 1)])
     assert ledger.pool.free == 10
-    ledger.device.free(shape, [BlockRun(run.start + 1, run.stop)])
+    ledger.device.free(shape, [(start + 1, stop)])
     assert ledger.pool.free == 12
     assert [type(effect) for effect in ledger.drain()] == [MapKv, UnmapKv]
 

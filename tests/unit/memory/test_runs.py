@@ -94,8 +94,8 @@ def test_there_is_no_empty_run() -> None:
 )
 def test_check_finds_what_is_broken(runs: list[tuple[int, int]]) -> None:
     broken = RunSet()
-    broken._runs = [PageRun(*run) for run in runs]
-    broken.count = sum(run.pages for run in broken._runs)
+    broken._starts, broken._stops = [start for start, _ in runs], [stop for _, stop in runs]
+    broken.count = sum(stop - start for start, stop in runs)
     with pytest.raises(LawBroken, match="U1"):
         broken.check()
 

@@ -165,16 +165,14 @@ def holes(*free: int) -> tuple[SlabPool, list[int]]:
     """Slabs of four blocks, the last so many of each free; and where the slabs begin."""
     pool = pool_of(len(free))
     (run,) = take(pool, SHAPES[1], 4 * len(free))
-    starts = list(range(run.start, run.stop, 4))
-    pool.free(
-        SHAPES[1], [BlockRun(start + 4 - left, start + 4) for start, left in zip(starts, free, strict=True) if left]
-    )
+    starts = list(range(*run, 4))
+    pool.free(SHAPES[1], [(start + 4 - left, start + 4) for start, left in zip(starts, free, strict=True) if left])
     return pool, starts
 
 
 def test_the_fullest_slab_is_filled_first_and_of_equal_ones_the_lowest() -> None:
     pool, starts = holes(3, 2, 1, 1, 0)
-    assert [take(pool, SHAPES[1], 1)[0].start for _ in range(7)] == [
+    assert [take(pool, SHAPES[1], 1)[0][0] for _ in range(7)] == [
         *(starts[2] + 3, starts[3] + 3),
         *(starts[1] + 2, starts[1] + 3),
         *(starts[0] + 1, starts[0] + 2, starts[0] + 3),
@@ -183,30 +181,30 @@ def test_the_fullest_slab_is_filled_first_and_of_equal_ones_the_lowest() -> None
 
 def test_what_fits_into_one_slab_is_not_scattered() -> None:
     pool, starts = holes(1, 3, 2)
-    assert take(pool, SHAPES[1], 2) == (BlockRun(starts[2] + 2, starts[2] + 4),)
+    assert take(pool, SHAPES[1], 2) == ((starts[2] + 2, starts[2] + 4),)
 
 
 def test_what_fits_into_no_slab_takes_few() -> None:
     pool, starts = holes(1, 1, 2, 3)
-    assert take(pool, SHAPES[1], 4) == (BlockRun(starts[3] + 1, starts[3] + 4), BlockRun(starts[0] + 3, starts[0] + 4))
+    assert take(pool, SHAPES[1], 4) == ((starts[3] + 1, starts[3] + 4), (starts[0] + 3, starts[0] + 4))
 
 
 def test_holes_are_filled_before_a_slab_is_taken() -> None:
     shelf = Shelf(2)
     pool = SlabPool(SLAB, shelf)
     first = take(pool, SHAPES[1], 3)
-    assert count_blocks(take(pool, SHAPES[1], 5)) == 5 and first == (BlockRun(0, 3),)
+    assert count_blocks(take(pool, SHAPES[1], 5)) == 5 and first == ((0, 3),)
     assert shelf.available() == 0 and pool.room(SHAPES[1]) == 0
 
 
 def test_the_emptiest_slab_is_emptied_into_holes_once_a_slab_and_a_quarter_are_free() -> None:
     pool, starts = holes(1, 3, 0)
-    pool.commit(SHAPES[1], [BlockRun(starts[0], starts[0] + 3), BlockRun(starts[1], starts[1] + 1)])
-    pool.commit(SHAPES[1], [BlockRun(starts[2], starts[2] + 4)])
+    pool.commit(SHAPES[1], [(starts[0], starts[0] + 3), (starts[1], starts[1] + 1)])
+    pool.commit(SHAPES[1], [(starts[2], starts[2] + 4)])
     assert pool.sparse() == []
-    pool.free(SHAPES[1], [BlockRun(starts[2], starts[2] + 1)])
+    pool.free(SHAPES[1], [(starts[2], starts[2] + 1)])
     ((shape, blocks),) = pool.sparse()
-    assert blocks == (BlockRun(starts[1], starts[1] + 1),)
+    assert blocks == ((starts[1], starts[1] + 1),)
     assert pool.compact(shape, blocks) == ((starts[1], starts[0] + 3, 1),)
     pool.check()
     use = pool.use()[shape]
@@ -216,7 +214,7 @@ def test_the_emptiest_slab_is_emptied_into_holes_once_a_slab_and_a_quarter_are_f
 @pytest.mark.parametrize("state", ["reserved", "moving"])
 def test_a_slab_is_not_emptied_while_any_of_its_blocks_is_under_way(state: str) -> None:
     pool, starts = holes(2, 3)
-    taken = [BlockRun(starts[0], starts[0] + 2), BlockRun(starts[1], starts[1] + 1)]
+    taken = [(starts[0], starts[0] + 2), (starts[1], starts[1] + 1)]
     pool.commit(SHAPES[1], taken if state == "moving" else taken[:1])
     if state == "moving":
         pool.free_after(SHAPES[1], taken[1:], EventHandle(0, 1))
@@ -224,7 +222,7 @@ def test_a_slab_is_not_emptied_while_any_of_its_blocks_is_under_way(state: str) 
 
 
 def test_a_run_goes_on_from_slab_to_slab() -> None:
-    assert take(pool_of(3), SHAPES[2], 6) == (BlockRun(0, 6),)
+    assert take(pool_of(3), SHAPES[2], 6) == ((0, 6),)
 
 
 def test_a_refusal_takes_nothing() -> None:
@@ -257,11 +255,11 @@ def test_a_moving_block_cannot_be_freed_moved_or_used_again() -> None:
         pool.commit(SHAPES[0], blocks)
 
 
-@pytest.mark.parametrize("again", [BlockRun(0, 2), BlockRun(1, 3)])
+@pytest.mark.parametrize("again", [(0, 2), (1, 3)])
 def test_a_run_with_a_free_block_in_it_cannot_be_freed(again: BlockRun) -> None:
     pool = pool_of(1)
     take(pool, SHAPES[0], 2)
-    pool.free(SHAPES[0], [BlockRun(0, 1)])
+    pool.free(SHAPES[0], [(0, 1)])
     with pytest.raises(AssertionError):
         pool.free(SHAPES[0], [again])
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 import pytest
 
 from aegis.core.estimators import Hardware
-from aegis.core.ids import BlockRun, InstanceId, ModelId, RequestId
+from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.lifecycle import State
 from aegis.core.messages import (
     Adopt,
@@ -132,7 +132,7 @@ class Proxy:
 
 
 def handle(owner: InstanceId) -> KvHandle:
-    return KvHandle(owner, (BlockRun(1, 2),), 4, EventHandle(0, 1))
+    return KvHandle(owner, ((1, 2),), 4, EventHandle(0, 1))
 
 
 # --- a life without trouble -------------------------------------------------------------------------------------------
