@@ -42,7 +42,9 @@ Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_not_a_bool)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_not_a_bool)]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValidator(_not_a_bool)]
 Dtype = Literal["auto", "float32", "bfloat16"]
-PolicyName = Literal["aegaeon", "serverlessllm", "qlm", "muxserve", "dedicated", "prefill-first", "decode-first"]
+PolicyName = Literal[
+    "aegaeon", "least-slack", "serverlessllm", "qlm", "muxserve", "dedicated", "prefill-first", "decode-first"
+]
 """The recipes of `aegis.policies` that can be run live: those without an oracle."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 

@@ -15,6 +15,7 @@ from aegis.core.errors import UserError
 from aegis.core.views import DecodePolicy, PrefillPolicy, RoundPolicy
 from decode.policies.decode_first import DecodeFirst
 from decode.policies.dedicated import Dedicated
+from decode.policies.least_slack import LeastSlack
 from decode.policies.muxserve import MuxServe
 from decode.policies.prefill_first import PrefillFirst
 from decode.policies.qlm import Qlm
@@ -108,6 +109,11 @@ RECIPES: Mapping[str, Recipe] = {
             about="prefill and decode pools, token-level switching (Aegaeon)",
             policy=lambda site: site.turns,
             mixed=False,
+        ),
+        Recipe(
+            name="least-slack",
+            about="who would be late first runs next, on instances that prefill and decode",
+            policy=lambda site: LeastSlack(site.memory_bytes // 2),
         ),
         Recipe(
             name="serverlessllm",

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 WORKLOAD = "gamma:models=8,rps=0.25,cv=2,duration=300,lengths=uniform,input=16-1200,output=16-240"
-CALIBRATE_ON = "poisson:models=8,rps=0.3,duration=150,lengths=uniform,input=16-1500,output=16-240"
+CALIBRATE_ON = "gamma:models=8,rps=0.3,cv=2,duration=150,lengths=uniform,input=16-1500,output=16-240"
 
 
 def fidelity(

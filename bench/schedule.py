@@ -94,7 +94,7 @@ def _planning(rounds: int) -> Decision:
             BatchView(i, spec.model, of.decode_ns(sum(tokens)), spec.slo.tbt_ns, of.switch_ns())
             for i, (spec, of, tokens) in enumerate(zip(specs, latency, cached, strict=True))
         ]
-        policy.plan(views)
+        policy.plan(views, at)
         durations_ns.append(time.perf_counter_ns() - start_ns)
     return _decision(f"{_BATCHES} batches", "decode round", durations_ns, ROUND_LIMIT_US)
 

@@ -284,7 +284,7 @@ class DecodeCore:
 
     def _turn_now(self, now_ns: int) -> RunningTurn | None:
         previous = self._work.turn
-        turn = self._work.turn_now(now_ns, self._view)
+        turn = self._work.turn_now(now_ns, lambda batch: self._view(batch, now_ns))
         if turn is None:
             self.ledger.balloon.content()
         if previous and turn and previous.batch is not turn.batch:
@@ -303,9 +303,10 @@ class DecodeCore:
                 self.counters.given_up += 1
                 self._give_up(sequence)
 
-    def _view(self, batch: Batch) -> BatchView:
-        latency, slo = self._latency[batch.model], self.ledger.specs[batch.model].slo
+    def _view(self, batch: Batch, now_ns: int) -> BatchView:
+        latency, slo, weights = self._latency[batch.model], self.ledger.specs[batch.model].slo, self.ledger.weights
         waiting = [s.job for s in batch.sequences if s.where is Where.NOWHERE] if batch.waiting else []
+        decoding = [s for s in batch.sequences if s.where is not Where.NOWHERE] if waiting else batch.sequences
         tokens = [job.prefill_tokens for job in waiting]
         return BatchView(
             batch.batch,
@@ -319,6 +320,10 @@ class DecodeCore:
             first_due_ns=min([slo.due_ns(job.arrival_ns, len(job.sent)) for job in waiting], default=None),
             active=batch.model == self.active,
             decoded_ns=batch.decoded_ns,
+            due_ns=min([slo.due_ns(s.job.arrival_ns, s.generated) for s in decoding], default=None),
+            ttft_ns=slo.ttft_ns,
+            resident=weights.is_resident(batch.model) or weights.is_loading(batch.model),
+            turn_ns=self._work.had_turn_ns(batch, now_ns),
         )
 
     def _end_turn(self) -> None:

@@ -34,7 +34,7 @@ class WeightedRoundRobin:
                 return share.instance
         return lists.by_length[0].instance
 
-    def plan(self, batches: Sequence[BatchView]) -> list[Turn]:
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         order = _side_by_side(batches)
         q_max_ns = min(self.q_max_ns, self._worthwhile_ns(order))
         return [Turn(b.batch, q) for b, q in zip(order, quotas_ns(order, q_max_ns), strict=True)]

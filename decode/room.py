@@ -105,7 +105,11 @@ class RoomMaker:
             return
         if not loading and not weights.is_resident(batch.model):
             spare = self._ledger.budget.pages_per_slab
-            self._counters.prefetches += self.load(batch.model, spare=spare, prefetch=True)
+            started = self.load(batch.model, spare=spare, prefetch=True)
+            self._counters.prefetches += started
+            waits = self._ledger.balloon.wish is Wish.ASKED or self._ledger.device.moving
+            if not started and not waits and self._fit_together(batch):
+                self._put_away_others(but=batch)
         if weights.is_resident(batch.model) or weights.is_loading(batch.model):
             device = self._ledger.device
             for sequence in batch.sequences:
@@ -192,12 +196,23 @@ class RoomMaker:
             pages += self._ledger.budget.weight_pages(self._ledger.specs[model].manifest.image_bytes)
         return pages
 
-    def _put_away_others(self) -> Room:
-        """Moves out the KV of that batch but the running one whose turn is furthest away."""
+    def _fit_together(self, following: Batch) -> bool:
+        """Whether the device holds that batch and the running one, weights and KV, when all others have left."""
+        ledger, running = self._ledger, self._work.turn.batch if self._work.turn else following
+        pages = 0
+        for batch in (running, following):
+            manifest = ledger.specs[batch.model].manifest
+            blocks = sum([s.blocks_ahead(LOOKAHEAD_BLOCKS) for s in batch.sequences])
+            slabs = -(-blocks // ledger.device.per_slab(manifest.kv))
+            pages += ledger.budget.weight_pages(manifest.image_bytes) + slabs * ledger.budget.pages_per_slab
+        return pages <= ledger.balloon.held
+
+    def _put_away_others(self, *, but: Batch | None = None) -> Room:
+        """Moves out the KV of that batch, the running one and that one excepted, whose turn is furthest away."""
         running = self._work.turn.batch if self._work.turn else None
         for batch in reversed(self._work.upcoming()):
             idle = [s for s in batch.sequences if s.where is Where.DEVICE and s not in self._work.stepping]
-            if idle and batch is not running:
+            if idle and batch is not running and batch is not but:
                 rooms = [self._put_away(sequence) for sequence in idle]
                 return Room.NOW if Room.NOW in rooms else Room.LATER
         return Room.NONE

@@ -121,7 +121,7 @@ class WorkList:
         if not self.batches:
             self.turn = None
             return None
-        planned, batch = self._planned(view)
+        planned, batch = self._planned(now_ns, view)
         self.turn = RunningTurn(
             batch,
             planned.quota_ns,
@@ -129,18 +129,25 @@ class WorkList:
             prefills=planned.prefills,
             decodes=planned.decodes,
         )
-        if planned.decodes:
-            batch.decoded_ns = now_ns
         if goes_on and turn and turn.batch is batch:
             self.turn.switching, self.turn.started_ns = turn.switching, turn.started_ns
+        elif planned.decodes:
+            batch.decoded_ns = now_ns
         return self.turn
+
+    def had_turn_ns(self, batch: Batch, now_ns: int) -> int | None:
+        """For how long the batch has had the turn, from the first step on; None: it has it not, or has used it up."""
+        turn = self.turn
+        if turn is None or turn.batch is not batch or turn.used_up(now_ns):
+            return None
+        return 0 if turn.started_ns is None else now_ns - turn.started_ns
 
     @property
     def outdated(self) -> bool:
         """Whether another plan is to be made before anything else is done."""
         return self._arrived and self.rules.renewal is Renewal.ARRIVAL
 
-    def _planned(self, view: Callable[[Batch], BatchView]) -> tuple[Turn, Batch]:
+    def _planned(self, now_ns: int, view: Callable[[Batch], BatchView]) -> tuple[Turn, Batch]:
         """The next turn in which there is something to do, of a new plan if need be."""
         if self.outdated or self.rules.renewal is Renewal.TURN:
             self._round.clear()
@@ -152,7 +159,7 @@ class WorkList:
                 if batch and _has_work(planned, batch):
                     return planned, batch
             if again:
-                self._round.extend(self._policy.plan([view(batch) for batch in self.batches]))
+                self._round.extend(self._policy.plan([view(batch) for batch in self.batches], now_ns))
         raise AssertionError("the policy plans nothing that can be done")
 
     def following(self, model: ModelId) -> Batch | None:

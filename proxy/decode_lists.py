@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.views import MAX_BATCH, Housed, Length, Share, Tail, Work
+from aegis.core.views import MAX_BATCH, Housed, Length, Pressure, Share, Tail, Work
 from proxy.ordered import renew, renew_in_place
 
 
@@ -22,11 +22,15 @@ class _Held:
     tokens: int = 0
     requests: dict[RequestId, int] = field(default_factory=dict)  # and how many tokens
     share: Share | None = None
+    nbytes: int = 0  # of weights and KV
 
 
 @dataclass(slots=True)
 class _List:
     length: Length
+    pressure: Pressure  # as it stands in order
+    wanted_bytes: int = 0
+    housed_bytes: int = 0
     held: defaultdict[ModelId, _Held] = field(default_factory=lambda: defaultdict(_Held))
     models: dict[RequestId, ModelId] = field(default_factory=dict)
     housed: dict[ModelId, int] = field(default_factory=dict)  # and the bytes of its weights
@@ -39,11 +43,15 @@ class DecodeLists:
 
     __slots__ = (
         "_active",
+        "_by_pressure",
         "_capacity_tokens",
         "_homes",
+        "_last_home",
         "_lists",
         "_max_batch",
+        "_pressed",
         "_shares",
+        "_token_bytes",
         "_weight_bytes",
         "by_length",
     )
@@ -52,16 +60,22 @@ class DecodeLists:
         self,
         capacity_tokens: Mapping[ModelId, int],
         weight_bytes: Mapping[ModelId, int] | None = None,
+        token_bytes: Mapping[ModelId, int] | None = None,
         *,
         max_batch: int = MAX_BATCH,
     ) -> None:
-        """`capacity_tokens` of every model there are requests of: what an instance holds of its KV."""
+        """`capacity_tokens` of every model there are requests of: what an instance holds of its KV, a token of which
+        takes `token_bytes`."""
         self.by_length: list[Length] = []
+        self._by_pressure: list[Pressure] = []
+        self._pressed: dict[InstanceId, None] = {}  # whose pressure has changed since it was last asked for
         self._capacity_tokens = capacity_tokens
         self._weight_bytes = {} if weight_bytes is None else weight_bytes  # one that is empty now may fill
+        self._token_bytes = {} if token_bytes is None else token_bytes
         self._max_batch = max_batch
         self._active: defaultdict[ModelId, list[InstanceId]] = defaultdict(list)
         self._homes: defaultdict[ModelId, list[InstanceId]] = defaultdict(list)
+        self._last_home: dict[ModelId, InstanceId] = {}
         self._lists: dict[InstanceId, _List] = {}
         self._shares: defaultdict[ModelId, list[Share]] = defaultdict(list)
 
@@ -95,9 +109,24 @@ class DecodeLists:
     def homes(self, model: ModelId) -> Sequence[InstanceId]:
         return self._homes.get(model, ())
 
+    def last_home(self, model: ModelId) -> InstanceId | None:
+        return self._last_home.get(model)
+
+    @property
+    def by_pressure(self) -> Sequence[Pressure]:
+        for instance in self._pressed:
+            known = self._lists[instance]
+            before, known.pressure = known.pressure, Pressure(known.wanted_bytes, known.housed_bytes, instance)
+            renew(self._by_pressure, before, known.pressure)
+        self._pressed.clear()
+        return self._by_pressure
+
+    def pressure_bytes(self, instance: InstanceId) -> int:
+        return self._lists[instance].wanted_bytes
+
     def housed(self, instance: InstanceId) -> Housed:
-        housed = self._lists[instance].housed
-        return Housed(len(housed), sum(housed.values()))
+        known = self._lists[instance]
+        return Housed(len(known.housed), known.housed_bytes)
 
     def weight_bytes(self, model: ModelId) -> int:
         return self._weight_bytes.get(model, 0)
@@ -105,8 +134,9 @@ class DecodeLists:
     # --- what changes them ----------------------------------------------------------------------------------------
 
     def up(self, instance: InstanceId) -> None:
-        self._lists[instance] = _List(Length(0, instance))
-        insort(self.by_length, Length(0, instance))
+        known = self._lists[instance] = _List(Length(0, instance), Pressure(0, 0, instance))
+        insort(self.by_length, known.length)
+        insort(self._by_pressure, known.pressure)
 
     def down(self, instance: InstanceId) -> None:
         """With all that is there."""
@@ -116,7 +146,11 @@ class DecodeLists:
         known = self._lists.pop(instance)
         for model in known.housed:
             self._homes[model].remove(instance)
+            if self._last_home.get(model) == instance:
+                del self._last_home[model]
         renew(self.by_length, known.length, None)
+        renew(self._by_pressure, known.pressure, None)
+        self._pressed.pop(instance, None)
 
     def switched(self, instance: InstanceId, model: ModelId | None) -> None:
         """The instance runs `model` now."""
@@ -135,15 +169,20 @@ class DecodeLists:
 
     def forget(self, model: ModelId) -> None:
         """The model is gone, and all its requests."""
+        self._last_home.pop(model, None)
         for instance in self._homes.pop(model, ()):
-            del self._lists[instance].housed[model]
+            known = self._lists[instance]
+            known.housed_bytes -= known.housed.pop(model)
+            self._pressed[instance] = None
 
     def add(self, instance: InstanceId, request: RequestId, work: Work) -> None:
         known = self._lists[instance]
         assert request not in known.models
         known.models[request] = work.model
+        self._last_home[work.model] = instance
         if work.model not in known.housed:
-            known.housed[work.model] = self.weight_bytes(work.model)
+            known.housed[work.model] = weight_bytes = self.weight_bytes(work.model)
+            known.housed_bytes += weight_bytes
             self._homes[work.model].append(instance)
         held = known.held[work.model]
         held.requests[request] = work.tokens
@@ -166,6 +205,10 @@ class DecodeLists:
         batches = max(-(-held.tokens // max(capacity, 1)), -(-requests // self._max_batch))
         room_tokens = batches * capacity - held.tokens if requests < batches * self._max_batch else 0
         held.share = Share(length.instance, requests, batches, room_tokens) if requests else None
+        nbytes = self.weight_bytes(model) + held.tokens * self._token_bytes.get(model, 0) if requests else 0
+        known.wanted_bytes += nbytes - held.nbytes
+        held.nbytes = nbytes
+        self._pressed[length.instance] = None
         renew_in_place(self._shares[model], shown, held.share)
         if not requests:
             del known.held[model]

@@ -107,7 +107,8 @@ class SessionCore:
         self._capacity: dict[ModelId, int] = {}
         self._prefills = PrefillQueues(prefill_policy.max_group_size, self._latency)
         self._weight_bytes: dict[ModelId, int] = {}
-        self._decodes = DecodeLists(self._capacity, self._weight_bytes, max_batch=max_batch)
+        self._token_bytes: dict[ModelId, int] = {}
+        self._decodes = DecodeLists(self._capacity, self._weight_bytes, self._token_bytes, max_batch=max_batch)
         self._mixed: set[InstanceId] = set()
         self._absent: set[InstanceId] = set()  # lost, and being started again
         self._give_up_ns = give_up_ns
@@ -140,6 +141,7 @@ class SessionCore:
                 self._latency[spec.model] = Latency(spec.manifest, self._hardware)
                 self._capacity[spec.model] = capacity_tokens
                 self._weight_bytes[spec.model] = spec.manifest.image_bytes
+                self._token_bytes[spec.model] = spec.manifest.kv.token_bytes
                 self._prefills.reprice(spec.model)
                 self._place_waiting()
             case ModelGone(model, why):
@@ -359,6 +361,7 @@ class SessionCore:
         self._latency.pop(model, None)
         self._capacity.pop(model, None)
         self._weight_bytes.pop(model, None)
+        self._token_bytes.pop(model, None)
         self._decodes.forget(model)
 
     def _replay(self, request: RequestId) -> None:

@@ -106,6 +106,15 @@ class Housed(NamedTuple):
     weight_bytes: int
 
 
+class Pressure(NamedTuple):
+    """What an instance's requests want of its memory: the weights of their models and their KV, as far as the proxy
+    knows of it. Of two that want as little the one comes first that has housed less."""
+
+    nbytes: int
+    housed_bytes: int
+    instance: InstanceId
+
+
 class Length(NamedTuple):
     """The batches in a decode instance's work list."""
 
@@ -143,6 +152,17 @@ class DecodeView(Protocol):
         """Where requests of the model were ever placed, the first place first."""
         ...
 
+    def last_home(self, model: ModelId) -> InstanceId | None:
+        """Where the last request of the model was placed."""
+        ...
+
+    @property
+    def by_pressure(self) -> Sequence[Pressure]:
+        """All instances, the one under least pressure first."""
+        ...
+
+    def pressure_bytes(self, instance: InstanceId) -> int: ...
+
     def housed(self, instance: InstanceId) -> Housed:
         """All models whose requests were ever placed there."""
         ...
@@ -158,9 +178,8 @@ class DecodePolicy(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class BatchView:
-    """A batch at the start of a round."""
+class BatchView(Struct, frozen=True):
+    """A batch when a plan is made."""
 
     batch: int
     model: ModelId
@@ -173,10 +192,13 @@ class BatchView:
     first_due_ns: int | None = None  # the earliest deadline of a first token among them
     active: bool = False  # the model is the running one, or was the last to run
     decoded_ns: int = -1  # when its last turn with decode steps was given to it
+    due_ns: int | None = None  # the earliest deadline of a next token among those that are not to be prefilled
+    ttft_ns: int = 0
+    resident: bool = False  # the model's weights are on the device, or on their way
+    turn_ns: int | None = None  # for how long it has had the turn, from the first step; None: it has it not
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(Struct, frozen=True):
     """`quota_ns` None: until the batch is empty, or has nothing left to do that the turn is for."""
 
     batch: int
@@ -211,7 +233,7 @@ class RoundPolicy(Protocol):
     @property
     def rules(self) -> TurnRules: ...
 
-    def plan(self, batches: Sequence[BatchView]) -> list[Turn]:
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         """Orders the work list and says how long each batch runs. `batches`, of which there is at least one, is in the
         list's order. A batch whose sequences all have to be prefilled needs a turn that does."""
         ...

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from aegis.core.ids import InstanceId
 from aegis.core.views import BatchView, DecodeView, Renewal, Turn, TurnRules, Work
@@ -24,9 +26,9 @@ class DecodeFirst:
     def place(self, work: Work, lists: DecodeView) -> InstanceId:
         return self.turns.place(work, lists)
 
-    def plan(self, batches: Sequence[BatchView]) -> list[Turn]:
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         decoding = [batch for batch in batches if batch.waiting < len(batch.requests)]
         if decoding:
-            return [replace(turn, prefills=False) for turn in self.turns.plan(decoding)]
+            return [replace(turn, prefills=False) for turn in self.turns.plan(decoding, now_ns)]
         first = min(batches, key=lambda batch: (batch.first_due_ns or 0, batch.batch))
         return [Turn(first.batch, None, decodes=False)]

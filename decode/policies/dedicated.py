@@ -23,6 +23,6 @@ class Dedicated:
         free = (length.instance for length in lists.by_length if not lists.housed(length.instance).models)
         return next(free, None)
 
-    def plan(self, batches: Sequence[BatchView]) -> list[Turn]:
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         """A model has several batches where its requests do not fit into one."""
         return [Turn(batch.batch, None) for batch in batches]

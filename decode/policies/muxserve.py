@@ -37,7 +37,7 @@ class MuxServe:
                 fitting.append((housed.weight_bytes, instance))
         return min(fitting)[1] if fitting else None
 
-    def plan(self, batches: Sequence[BatchView]) -> list[Turn]:
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         waiting = [Turn(batch.batch, None, decodes=False) for batch in batches if batch.waiting]
         if waiting:
             return waiting

@@ -24,9 +24,9 @@ class PrefillFirst:
     def place(self, work: Work, lists: DecodeView) -> InstanceId:
         return self.turns.place(work, lists)
 
-    def plan(self, batches: Sequence[BatchView]) -> list[Turn]:
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         waiting = sorted((b for b in batches if b.waiting), key=lambda b: (b.first_due_ns or 0, b.batch))
         if waiting:
             return [Turn(batch.batch, None, decodes=False) for batch in waiting]
         order = sorted(batches, key=lambda batch: (batch.decoded_ns, batch.batch))
-        return self.turns.plan(order)
+        return self.turns.plan(order, now_ns)

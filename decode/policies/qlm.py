@@ -28,7 +28,7 @@ class Qlm:
                 return share.instance
         return idle_instance(work.model, lists) or lists.by_length[0].instance
 
-    def plan(self, batches: Sequence[BatchView]) -> list[Turn]:
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         return [Turn(batch.batch, None) for batch in sorted(batches, key=_due)]
 
 

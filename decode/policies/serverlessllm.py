@@ -31,7 +31,7 @@ class ServerlessLlm:
             return running[0]
         return idle_instance(work.model, lists) or (open_at[0] if open_at else lists.by_length[0].instance)
 
-    def plan(self, batches: Sequence[BatchView]) -> list[Turn]:
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         return [Turn(batch.batch, None) for batch in batches]
 
 
@@ -52,7 +52,7 @@ class ServerlessLlmAsPublished:
                 return min(others, key=lambda i: (lists.housed(i).models > 0, lists.rested_since_ns(i), i))
         return min(ending)[1]
 
-    def plan(self, batches: Sequence[BatchView]) -> list[Turn]:
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         return [Turn(batch.batch, None) for batch in batches]
 
     def _ending(self, model: ModelId, lists: DecodeView) -> list[tuple[int, InstanceId]]:

@@ -27,7 +27,7 @@ class ServerlessLlmOracleSjf:
     def place(self, work: Work, lists: DecodeView) -> InstanceId:
         return ServerlessLlm(self.rules).place(work, lists)
 
-    def plan(self, batches: Sequence[BatchView]) -> list[Turn]:
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         order = sorted(batches, key=lambda batch: (not batch.active, self._time_ns(batch), batch.batch))
         return [Turn(batch.batch, None) for batch in order]
 
@@ -56,7 +56,7 @@ class ServerlessLlmOracleSjfAsPublished:
                 return share.instance
         return lists.by_length[0].instance
 
-    def plan(self, batches: Sequence[BatchView]) -> list[Turn]:
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         order = sorted(batches, key=lambda batch: (self._key_ns(batch), batch.batch))
         return [Turn(batch.batch, self.resort_ns) for batch in order]
 

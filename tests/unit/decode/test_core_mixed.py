@@ -25,7 +25,7 @@ class Planned:
         self.rules = rules or TurnRules()
         self.seen: list[tuple[BatchView, ...]] = []
 
-    def plan(self, batches: Sequence[BatchView]) -> list[Turn]:
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         self.seen.append(tuple(batches))
         return [Turn(batch, None, prefills, decodes) for batch, prefills, decodes in self.turns]
 

@@ -97,7 +97,7 @@ def test_equations_2_and_3(batches: list[BatchView], q_max_ns: int) -> None:
 
 @given(views)
 def test_batches_of_one_model_are_adjacent_and_none_is_left_out(batches: list[BatchView]) -> None:
-    turns = WeightedRoundRobin().plan(batches)
+    turns = WeightedRoundRobin().plan(batches, 0)
     model = {b.batch: b.model for b in batches}
     order = [model[turn.batch] for turn in turns]
     changes = sum(a != b for a, b in pairwise(order))
@@ -107,7 +107,8 @@ def test_batches_of_one_model_are_adjacent_and_none_is_left_out(batches: list[Ba
 
 
 def test_a_plan_gives_each_batch_its_own_quota() -> None:
-    plan = WeightedRoundRobin(Q_MAX).plan([batch(1, A, step_ms=20), batch(2, B, step_ms=60), batch(3, A, step_ms=60)])
+    batches = [batch(1, A, step_ms=20), batch(2, B, step_ms=60), batch(3, A, step_ms=60)]
+    plan = WeightedRoundRobin(Q_MAX).plan(batches, 0)
     assert [turn.batch for turn in plan] == [1, 3, 2]
     assert plan[1:] == [Turn(3, Q_MAX), Turn(2, Q_MAX)] and plan[0].quota_ns == pytest.approx(Q_MAX / 3)
 
@@ -115,11 +116,11 @@ def test_a_plan_gives_each_batch_its_own_quota() -> None:
 def test_cheap_switches_do_not_make_others_wait_for_long() -> None:
     """Turns of 4 s would spare two switches of 2 ms: the round ends as soon as switching takes a twentieth of it."""
     cheap = [batch(i, m, step_ms=50, switch_ms=2) for i, m in enumerate((A, B))]
-    plan = WeightedRoundRobin(Q_MAX).plan(cheap)
+    plan = WeightedRoundRobin(Q_MAX).plan(cheap, 0)
     assert [turn.quota_ns for turn in plan] == pytest.approx([38 * NS_PER_MS] * 2, rel=1e-3)
-    assert [turn.quota_ns for turn in WeightedRoundRobin(Q_MAX, 0).plan(cheap)] == [Q_MAX] * 2
+    assert [turn.quota_ns for turn in WeightedRoundRobin(Q_MAX, 0).plan(cheap, 0)] == [Q_MAX] * 2
     dear = [batch(i, m, step_ms=50) for i, m in enumerate((A, B))]
-    assert [turn.quota_ns for turn in WeightedRoundRobin(Q_MAX).plan(dear)] == [Q_MAX] * 2, "as in the paper"
+    assert [turn.quota_ns for turn in WeightedRoundRobin(Q_MAX).plan(dear, 0)] == [Q_MAX] * 2, "as in the paper"
 
 
 def lists(*held: tuple[str, int, set[ModelId]]) -> DecodeLists:

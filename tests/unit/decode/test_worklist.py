@@ -26,7 +26,7 @@ class EqualTurns:
 
     rules = TurnRules()
 
-    def plan(self, batches: SequenceOf[BatchView]) -> list[Turn]:
+    def plan(self, batches: SequenceOf[BatchView], now_ns: int) -> list[Turn]:
         return [Turn(b.batch, QUOTA) for b in batches]
 
 
@@ -83,7 +83,7 @@ def test_a_new_plan_that_goes_on_with_a_batch_does_not_start_its_turn_anew() -> 
 
 
 class NoTurns(EqualTurns):
-    def plan(self, batches: SequenceOf[BatchView]) -> list[Turn]:
+    def plan(self, batches: SequenceOf[BatchView], now_ns: int) -> list[Turn]:
         return [Turn(b.batch, QUOTA, decodes=False) for b in batches]
 
 

@@ -41,12 +41,12 @@ def batch(
 
 
 def order(policy: RoundPolicy, *batches: BatchView) -> list[int]:
-    return [turn.batch for turn in policy.plan(batches)]
+    return [turn.batch for turn in policy.plan(batches, 0)]
 
 
 def test_first_come_first_served_to_the_end() -> None:
     for policy in (ServerlessLlm(), ServerlessLlmAsPublished(), Dedicated()):
-        assert policy.plan([batch(2), batch(1)]) == [Turn(2, None), Turn(1, None)]
+        assert policy.plan([batch(2), batch(1)], 0) == [Turn(2, None), Turn(1, None)]
 
 
 def test_the_shortest_batch_comes_first_but_after_those_of_the_running_model() -> None:
@@ -69,24 +69,24 @@ def test_groups_go_by_deadline() -> None:
 
 def test_multiplexed_models_take_short_turns_prefills_first() -> None:
     policy = MuxServe(1, slice_ns=7)
-    assert policy.plan([batch(1), batch(2, waiting=1, due_ms=1)]) == [Turn(2, None, decodes=False)]
-    assert policy.plan([batch(1, decoded_ns=9), batch(2, decoded_ns=3)]) == [Turn(2, 7), Turn(1, 7)]
-    assert policy.plan([batch(1)]) == [Turn(1, None)]
+    assert policy.plan([batch(1), batch(2, waiting=1, due_ms=1)], 0) == [Turn(2, None, decodes=False)]
+    assert policy.plan([batch(1, decoded_ns=9), batch(2, decoded_ns=3)], 0) == [Turn(2, 7), Turn(1, 7)]
+    assert policy.plan([batch(1)], 0) == [Turn(1, None)]
 
 
 def test_prefills_first_in_order_of_their_deadlines() -> None:
     batches = (batch(1), batch(2, waiting=1, due_ms=30), batch(3, waiting=1, due_ms=20))
-    turns = PrefillFirst().plan(batches)
+    turns = PrefillFirst().plan(batches, 0)
     assert turns == [Turn(3, None, decodes=False), Turn(2, None, decodes=False)]
 
 
 def test_with_nothing_to_prefill_who_has_not_decoded_for_longest_comes_first() -> None:
-    turns = PrefillFirst().plan([batch(1, decoded_ns=9), batch(2, decoded_ns=3)])
+    turns = PrefillFirst().plan([batch(1, decoded_ns=9), batch(2, decoded_ns=3)], 0)
     assert [turn.batch for turn in turns] == [2, 1] and all(turn.quota_ns for turn in turns)
 
 
 def test_decodes_first_and_one_batch_is_prefilled_when_there_are_none() -> None:
     waiting = batch(2, waiting=2, requests=2, due_ms=30), batch(3, waiting=1, due_ms=20)
-    (turn,) = DecodeFirst().plan([batch(1), *waiting])
+    (turn,) = DecodeFirst().plan([batch(1), *waiting], 0)
     assert turn.batch == 1 and turn.decodes and not turn.prefills
-    assert DecodeFirst().plan(waiting) == [Turn(3, None, decodes=False)]
+    assert DecodeFirst().plan(waiting, 0) == [Turn(3, None, decodes=False)]

@@ -1,0 +1,66 @@
+"""Who would be late first runs next, and long enough to be worth the change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aegis.core.ids import InstanceId
+from aegis.core.views import BatchView, DecodeView, Renewal, Turn, TurnRules, Work
+
+_RULES = TurnRules(renewal=Renewal.ARRIVAL)
+
+
+@dataclass(frozen=True, slots=True)
+class LeastSlack:
+    """Placing. A request goes where the last one of its model went, unless the instance with the least pressure on its
+    memory is better off by `migrate_bytes`; where nothing of the model is left, unless it is better off by the weights.
+
+    Turns. The slack of a batch is the time until it has to begin so that none of its tokens is late: until its next
+    deadline, less what bringing in its model, its prefills and a step take. The batch with the least slack has the
+    turn, and keeps it for at least a quantum: `turn_share` of the TTFT deadline, for what is switched too often under
+    load makes everybody late. Where less than `calm_share` of the time is spoken for, that is the sum over batches of
+    step time over TBT, the quantum is the time of `calm_switches` switches if that is shorter: time that nobody needs
+    is spent on first tokens that come sooner.
+    """
+
+    migrate_bytes: int
+    turn_share: float = 0.12
+    calm_share: float = 0.6
+    calm_switches: float = 4.0
+    calm_quantum_ns: int = 30_000_000  # the least of these
+    rules: TurnRules = _RULES
+
+    def place(self, work: Work, lists: DecodeView) -> InstanceId:
+        home, best = lists.last_home(work.model), lists.by_pressure[0]
+        if home is None:
+            return best.instance
+        busy = any(share.instance == home for share in lists.shares(work.model))
+        gain = lists.pressure_bytes(home) - best.nbytes
+        return home if gain <= (self.migrate_bytes if busy else 0) else best.instance
+
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
+        quantum_ns = self._quantum_ns(batches)
+        order = sorted(batches, key=_begin_by_ns)
+        running = next((batch for batch in batches if batch.turn_ns is not None), None)
+        if running and running.turn_ns is not None and running.turn_ns < quantum_ns:
+            order.remove(running)
+            order.insert(0, running)
+        return [Turn(batch.batch, quantum_ns + batch.prefill_ns) for batch in order]
+
+    def _quantum_ns(self, batches: Sequence[BatchView]) -> int:
+        quantum_ns = round(self.turn_share * min([batch.ttft_ns for batch in batches]))
+        if sum([batch.step_ns / batch.tbt_ns for batch in batches]) >= self.calm_share:
+            return quantum_ns
+        switch_ns = max([0 if batch.resident else batch.switch_ns for batch in batches])
+        return min(quantum_ns, round(self.calm_switches * switch_ns) + self.calm_quantum_ns)
+
+
+def _begin_by_ns(batch: BatchView) -> tuple[int, int]:
+    """When the batch has to begin so that none of its tokens is late; batches in order of their making otherwise."""
+    first, due = batch.first_due_ns, batch.due_ns
+    by_ns = first - batch.prefill_ns if first is not None else due
+    assert by_ns is not None
+    if due is not None and due < by_ns:
+        by_ns = due
+    return by_ns - batch.step_ns - (0 if batch.resident else batch.switch_ns), batch.batch
