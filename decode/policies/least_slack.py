@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 from aegis.core.ids import InstanceId
 from aegis.core.views import BatchView, DecodeView, Renewal, Turn, TurnRules, Work
@@ -14,18 +15,22 @@ _RULES = TurnRules(renewal=Renewal.ARRIVAL)
 @dataclass(frozen=True, slots=True)
 class LeastSlack:
     """Placing. A request goes where the last one of its model went, unless the instance with the least pressure on its
-    memory is better off by `migrate_bytes`; where nothing of the model is left, unless it is better off by the weights.
+    memory is better off by `migrate_bytes`; where none of its requests are left there, unless another is better off at
+    all.
 
     Turns. The slack of a batch is the time until it has to begin so that none of its tokens is late: until its next
     deadline, less what bringing in its model, its prefills and a step take. The batch with the least slack has the
-    turn, and keeps it for at least a quantum: `turn_share` of the TTFT deadline, for what is switched too often under
-    load makes everybody late. Where less than `calm_share` of the time is spoken for, that is the sum over batches of
-    step time over TBT, the quantum is the time of `calm_switches` switches if that is shorter: time that nobody needs
-    is spent on first tokens that come sooner.
+    turn, and keeps it for at least a quantum. With turns of Q, switches of time c cost c / Q of the instance, and the
+    others wait in proportion to Q, of which the TTFT deadline T allows so much: c / Q + Q / T is least at √(c·T). The
+    quantum is `turn_factor` of that, c being the mean over the batches.
+
+    Where less than `calm_share` of the time is spoken for, which is the sum over batches of step time over TBT, the
+    quantum is the time of `calm_switches` switches if that is shorter: time that nobody needs is spent on first tokens
+    that come sooner.
     """
 
     migrate_bytes: int
-    turn_share: float = 0.12
+    turn_factor: float = 0.6
     calm_share: float = 0.6
     calm_switches: float = 4.0
     calm_quantum_ns: int = 30_000_000  # the least of these
@@ -49,11 +54,12 @@ class LeastSlack:
         return [Turn(batch.batch, quantum_ns + batch.prefill_ns) for batch in order]
 
     def _quantum_ns(self, batches: Sequence[BatchView]) -> int:
-        quantum_ns = round(self.turn_share * min([batch.ttft_ns for batch in batches]))
+        switch_ns = sum([batch.switch_ns for batch in batches]) / len(batches)
+        quantum_ns = round(self.turn_factor * sqrt(switch_ns * min([batch.ttft_ns for batch in batches])))
         if sum([batch.step_ns / batch.tbt_ns for batch in batches]) >= self.calm_share:
             return quantum_ns
-        switch_ns = max([0 if batch.resident else batch.switch_ns for batch in batches])
-        return min(quantum_ns, round(self.calm_switches * switch_ns) + self.calm_quantum_ns)
+        absent_ns = max([0 if batch.resident else batch.switch_ns for batch in batches])
+        return min(quantum_ns, round(self.calm_switches * absent_ns) + self.calm_quantum_ns)
 
 
 def _begin_by_ns(batch: BatchView) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from proxy.decode_lists import DecodeLists
 
 _MS = 1_000_000
 _S = 1_000 * _MS
-POLICY = LeastSlack(migrate_bytes=50, turn_share=0.2)
+POLICY = LeastSlack(migrate_bytes=50, turn_factor=0.5)
 A, B, C = (ModelId(name) for name in "abc")
 X, Y = InstanceId("x"), InstanceId("y")
 
@@ -21,7 +21,7 @@ def batch(
     first_due_ms: int | None = None,
     prefill_ms: int = 0,
     step_ms: int = 10,
-    switch_ms: int = 500,
+    switch_ms: int = 1600,
     resident: bool = True,
     turn_ms: int | None = None,
 ) -> BatchView:
@@ -49,12 +49,13 @@ def order(*batches: BatchView) -> list[int]:
 def test_who_has_to_begin_first_comes_first() -> None:
     assert order(batch(1, 900), batch(2, 300), batch(3, 600)) == [2, 3, 1]
     assert order(batch(1, 900), batch(2, 900, step_ms=20)) == [2, 1], "a longer step begins earlier"
-    assert order(batch(1, 900), batch(2, 1100, resident=False)) == [2, 1], "and who has to be brought in first"
+    assert order(batch(1, 900), batch(2, 2100, resident=False)) == [2, 1], "and who has to be brought in first"
     assert order(batch(1, 900), batch(2, 3000, first_due_ms=1100, prefill_ms=300)) == [2, 1], "and who is prefilled"
     assert order(batch(2, 900), batch(1, 900)) == [1, 2]
 
 
 def test_the_running_batch_keeps_its_turn_for_a_quantum() -> None:
+    """Half of √(1.6 s · 10 s)."""
     busy = [batch(number, 100, step_ms=30) for number in (1, 2)]
     assert order(*busy, batch(3, 5000, turn_ms=1999)) == [3, 1, 2]
     assert order(*busy, batch(3, 5000, turn_ms=2000)) == [1, 2, 3]
