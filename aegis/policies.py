@@ -12,7 +12,7 @@ from typing import Protocol
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
-from aegis.core.views import DecodePolicy, PrefillPolicy, RoundPolicy
+from aegis.core.views import DecodePolicy, PrefillOrder, PrefillPolicy, RoundPolicy
 from decode.policies.decode_first import DecodeFirst
 from decode.policies.dedicated import Dedicated
 from decode.policies.least_slack import LeastSlack
@@ -26,12 +26,14 @@ from decode.policies.serverlessllm_oracle_sjf import (
     ServerlessLlmOracleSjfAsPublished,
 )
 from decode.policy import WeightedRoundRobin
+from prefill.policies.least_slack import LeastSlackPrefill
 from prefill.policy import GroupedFcfs
 
 _PUBLISHED_BYTES_PER_S = 16_600_000_000
 """The artifact's link: it takes 14, 18 and 26 GB at 16 GB/s, which the real images take at this rate on average."""
 _GROUPED = GroupedFcfs()
 _TURNS = WeightedRoundRobin()
+_PREFILLS = LeastSlackPrefill()
 
 
 class Policy(DecodePolicy, RoundPolicy, Protocol):
@@ -41,10 +43,11 @@ class Policy(DecodePolicy, RoundPolicy, Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """What a policy may ask for when it is made: `memory_bytes` of an instance's device, `turns` as they are
-    configured, and the oracle."""
+    configured, as are the `groups` of prefills, and the oracle."""
 
     memory_bytes: int
     turns: WeightedRoundRobin = _TURNS
+    groups: GroupedFcfs = _GROUPED
     left: Left | None = None
 
     def oracle(self) -> Left:
@@ -58,14 +61,17 @@ class Site:
 class Recipe:
     """A scheduler, as it is run.
 
-    It wants `mixed` instances, or prefill and decode ones. None of the overrides: what the machine has.
+    It wants `mixed` instances, or prefill and decode ones. Where there are prefill instances, `prefill` says who goes
+    to which, and `order` who is next there; None: one group after the other. None of the overrides: what the machine
+    has.
     """
 
     name: str
     about: str
     policy: Callable[[Site], Policy]
     mixed: bool = True
-    prefill: PrefillPolicy = _GROUPED
+    prefill: Callable[[Site], PrefillPolicy] = lambda site: site.groups
+    order: PrefillOrder | None = None
     link_bytes_per_s: int | None = None
     host_bytes_per_s: int | None = None
     switch_ns: int | None = None
@@ -114,6 +120,8 @@ RECIPES: Mapping[str, Recipe] = {
             name="least-slack",
             about="who would be late first runs next, on instances that prefill and decode",
             policy=lambda site: LeastSlack(site.memory_bytes // 2),
+            prefill=lambda site: _PREFILLS,
+            order=_PREFILLS,
         ),
         Recipe(
             name="serverlessllm",

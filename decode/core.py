@@ -10,7 +10,9 @@ step runs as soon as the weights and the KV of one sequence are there (rule 1); 
 used, the batch is empty or, with nothing else to run, for ever.
 
 A sequence that was adopted has KV to go on from. One that was submitted joins a batch just so, and is prefilled in one
-of its turns, before the batch's next decode step; its KV is on the device then and stays.
+of its turns, before the batch's next decode step; its KV is on the device then and stays. Where a turn says until when
+nobody needs a step, longer prefills are cut into chunks: between two of them the batch has a step, or another one its
+turn, and what is there of the sequence's KV may be put away and brought back like any other.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ from aegis.core.messages import (
     Tokens,
 )
 from aegis.core.views import BatchView, RoundPolicy
+from decode.chunks import chunk_stop
 from decode.room import RoomMaker
 from decode.sequences import Counters, KvStore, Room, Sequence, Where
 from decode.worklist import Batch, RunningTurn, WorkList
@@ -82,7 +85,7 @@ class DecodeCore:
         self._by_request: dict[RequestId, Sequence] = {}
         self._dropping: set[ModelId] = set()
         self._forgetting: list[InstanceId] = []  # one entry per question
-        self._prefilling = False  # what steps is a prefill
+        self._prefill: RunPrefill | None = None  # the run under way, or about to begin, where it is one
         self._out: list[Effect] = []
         self._kv = KvStore(ledger, self.counters, self._send)
         self._room = RoomMaker(ledger, self._kv, self._work, self.counters, self._give_up)
@@ -180,15 +183,17 @@ class DecodeCore:
 
     def _stepped(self, event: Stepped) -> None:
         stepped = self._work.ended()
-        if self._prefilling:
-            self._prefilling = False
-            self._prefilled(stepped[0], event)
+        if self._prefill:
+            run, self._prefill = self._prefill, None
+            self._prefilled(stepped[0], run, event)
             return
         steps, rows = len(event.steps), len(stepped)
         self.counters.steps += steps
         self.counters.generated_tokens += steps * rows
         context = sum([s.cached for s in stepped]) + rows * (steps - 1) // 2
         self._latency[stepped[0].job.model].saw_decode(context, event.duration_ns // steps)
+        if self._work.turn:
+            self._work.turn.batch.chunked = False
         for sequence, token in zip(stepped, event.steps[-1], strict=True):
             if sequence.gone:
                 self._kv.drop(sequence)
@@ -199,14 +204,21 @@ class DecodeCore:
             if sequence.job.finish(sequence.generated - 1, token.id):
                 self._leave(sequence)
 
-    def _prefilled(self, sequence: Sequence, event: Stepped) -> None:
-        job, ((token,),) = sequence.job, event.steps
-        self.counters.prefills += 1
-        self.counters.prompt_tokens += job.prefill_tokens
-        self._latency[job.model].saw_prefill(job.prefill_tokens, event.duration_ns)
+    def _prefilled(self, sequence: Sequence, run: RunPrefill, event: Stepped) -> None:
+        job = run.job
+        self.counters.prefills += run.ends
+        self.counters.prompt_tokens += run.stop - run.start
+        self._latency[job.model].saw_prefill(run.stop, event.duration_ns, run.start)
+        sequence.prefill_ns += event.duration_ns
         if sequence.gone:
             self._kv.drop(sequence)
-            return
+        elif run.ends:
+            self._first_token(sequence, event)
+        else:
+            self._work.cut()
+
+    def _first_token(self, sequence: Sequence, event: Stepped) -> None:
+        job, ((token,),) = sequence.job, event.steps
         sequence.generated += 1
         sequence.last = token.id
         if event.prompt:
@@ -216,10 +228,10 @@ class DecodeCore:
             self._send(Tokens(job.request, job.attempt, sequence.generated - 1, (token,), finish))
             self._leave(sequence)
         else:
-            self._send(Prefilled(job.request, job.attempt, token, None, event.duration_ns))
+            self._send(Prefilled(job.request, job.attempt, token, None, sequence.prefill_ns))
 
     def _step_failed(self, event: StepFailed) -> None:
-        self._prefilling = False
+        self._prefill = None
         stepped = self._work.ended()
         for sequence in stepped:
             if sequence.gone:
@@ -305,9 +317,11 @@ class DecodeCore:
 
     def _view(self, batch: Batch, now_ns: int) -> BatchView:
         latency, slo, weights = self._latency[batch.model], self.ledger.specs[batch.model].slo, self.ledger.weights
-        waiting = [s.job for s in batch.sequences if s.where is Where.NOWHERE] if batch.waiting else []
-        decoding = [s for s in batch.sequences if s.where is not Where.NOWHERE] if waiting else batch.sequences
-        tokens = [job.prefill_tokens for job in waiting]
+        waiting = [s for s in batch.sequences if s.lacks] if batch.waiting else []
+        decoding = [s for s in batch.sequences if not s.lacks] if waiting else batch.sequences
+        squares = sum([s.cached**2 - (s.cached - s.lacks) ** 2 for s in waiting])
+        dues = [slo.due_ns(s.job.arrival_ns, s.generated) for s in decoding]
+        cuts = self._work.rules.chunk_tokens is not None
         return BatchView(
             batch.batch,
             batch.model,
@@ -316,11 +330,12 @@ class DecodeCore:
             latency.switch_ns(),
             tuple([s.job.request for s in batch.sequences]),
             waiting=len(waiting),
-            prefill_ns=latency.prefills_ns(len(waiting), sum(tokens), sum([t * t for t in tokens])),
-            first_due_ns=min([slo.due_ns(job.arrival_ns, len(job.sent)) for job in waiting], default=None),
+            prefill_ns=latency.prefills_ns(len(waiting), sum([s.lacks for s in waiting]), squares),
+            first_due_ns=min([slo.due_ns(s.job.arrival_ns, s.generated) for s in waiting], default=None),
             active=batch.model == self.active,
             decoded_ns=batch.decoded_ns,
-            due_ns=min([slo.due_ns(s.job.arrival_ns, s.generated) for s in decoding], default=None),
+            due_ns=min(dues, default=None),
+            savable_due_ns=min([due for due in dues if due + slo.tbt_ns > now_ns], default=None) if cuts else None,
             ttft_ns=slo.ttft_ns,
             resident=weights.is_resident(batch.model) or weights.is_loading(batch.model),
             turn_ns=self._work.had_turn_ns(batch, now_ns),
@@ -344,13 +359,14 @@ class DecodeCore:
             if not self._room.load(model):
                 return self._stuck(turn.batch)
             turn.switching.loading_ns = now_ns
-        ready = [s for s in turn.batch.sequences if s.where is Where.DEVICE and self._room.grow(s)]
-        if turn.decodes:  # else what is to be prefilled would be refused its room, again and again
-            self._room.bring_in(turn.batch)
+        ready = [s for s in turn.batch.sequences if s.where is Where.DEVICE and not s.lacks and self._room.grow(s)]
+        # who decodes has to wait in turns that do not: else what is to be prefilled would be refused its room for ever
+        self._room.bring_in(turn.batch, decodes=turn.decodes)
         if weights.is_loading(model):
             return False
         turn.switching.loaded(now_ns)
-        if turn.prefills_next and self._begin_prefill(turn, now_ns):
+        step_due = ready and turn.decodes and turn.batch.chunked
+        if turn.prefills_next and not step_due and self._begin_prefill(turn, now_ns):
             return False
         if ready and turn.decodes:
             self._begin_decode(turn, ready, now_ns)
@@ -366,16 +382,27 @@ class DecodeCore:
         return self._room.clear(batch) is Room.NOW
 
     def _begin_prefill(self, turn: RunningTurn, now_ns: int) -> bool:
-        """Of the batch's next sequence, where there is room for it."""
-        sequence = turn.batch.next_waiting()
-        if not self._room.grow(sequence):
+        """Of the batch's next sequence, or of a chunk of it, where there is room for the whole and it is not away."""
+        batch, sequence = turn.batch, turn.batch.next_waiting()
+        if sequence.where not in (Where.NOWHERE, Where.DEVICE) or not self._room.grow(sequence):
             return False
         sequence.where = Where.DEVICE
-        turn.batch.waiting -= 1
-        self._prefilling = True
+        run = self._prefill = self._next_chunk(sequence, turn.free_until_ns, now_ns)
+        sequence.lacks = sequence.cached - run.stop
+        batch.chunked = not run.ends
+        batch.waiting -= run.ends
         self._begin_step(turn, (sequence,), now_ns)
-        self._send(Started(sequence.job.request, sequence.job.attempt))
+        if run.start == 0:
+            self._send(Started(sequence.job.request, sequence.job.attempt))
         return True
+
+    def _next_chunk(self, sequence: Sequence, until_ns: int | None, now_ns: int) -> RunPrefill:
+        job, stop, least_tokens = sequence.job, sequence.cached, self._work.rules.chunk_tokens
+        if until_ns is not None and least_tokens is not None:
+            chunk_ns = until_ns - now_ns
+            stop = chunk_stop(sequence, self._latency[job.model], chunk_ns=chunk_ns, least_tokens=least_tokens)
+        blocks = first_blocks(sequence.device, sequence.shape.blocks_for(stop))
+        return RunPrefill(job, blocks, sequence.cached - sequence.lacks, stop)
 
     def _begin_decode(self, turn: RunningTurn, ready: list[Sequence], now_ns: int) -> None:
         self._begin_step(turn, tuple(ready), now_ns)
@@ -409,18 +436,17 @@ class DecodeCore:
         assert turn is not None
         if turn.prefills_next or self._work.outdated:
             return True
-        there = tuple([sequence for sequence in turn.batch.sequences if sequence.where is Where.DEVICE])
+        there = tuple([s for s in turn.batch.sequences if s.where is Where.DEVICE and not s.lacks])
         return there != self._work.stepping or self.ledger.balloon.owes
 
     def _run(self) -> RunPrefill | RunDecode:
+        if self._prefill:
+            return self._prefill
         turn, stepping = self._work.turn, self._work.stepping
         assert turn is not None
-        if self._prefilling:
-            sequence = stepping[0]
-            blocks = sequence.shape.blocks_for(sequence.cached)
-            return RunPrefill(sequence.job, first_blocks(sequence.device, blocks))
         rows = tuple([DecodeRow(s.job, s.generated, s.last, s.cached, s.device) for s in stepping])
-        steps = 1 if self.ledger.balloon.owes else min([s.steps_held() for s in stepping])
+        hurried = self.ledger.balloon.owes or turn.batch.chunked
+        steps = 1 if hurried else min([s.steps_held() for s in stepping])
         return RunDecode(turn.batch.model, rows, steps, _FOR_EVER_NS if turn.ends_ns is None else turn.ends_ns)
 
     # --- models, peers, messages --------------------------------------------------------------------------------------

@@ -45,10 +45,10 @@ class RoomMaker:
         started = ledger.load(model, self._victims(model), spare=spare, prefetch=prefetch)
         return not isinstance(started, NoPages)
 
-    def bring_in(self, batch: Batch) -> None:
-        """Starts the swap-in of what is missing. Who is there already comes first: nobody is brought in to be put away
-        again as soon as they grow."""
-        away = [sequence for sequence in batch.sequences if sequence.where is Where.HOST]
+    def bring_in(self, batch: Batch, *, decodes: bool = True) -> None:
+        """Starts the swap-in of what is missing, where the batch `decodes`, and else of what is prefilled in part. Who
+        is there already comes first: nobody is brought in to be put away again as soon as they grow."""
+        away = [s for s in batch.sequences if s.where is Where.HOST and (decodes or s.lacks)]
         if not away:
             return
         there = [sequence for sequence in batch.sequences if sequence.where in (Where.ARRIVING, Where.DEVICE)]

@@ -64,8 +64,8 @@ class Counters:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`cached` positions of KV exist, or will once it is prefilled; that of `last`, the latest of the `generated`
-    tokens, is not among them."""
+    """`cached` positions of KV exist, or will once it is prefilled: so many of them it `lacks`. That of `last`, the
+    latest of the `generated` tokens, is not among them."""
 
     job: Job
     generated: int
@@ -81,11 +81,14 @@ class Sequence:
     saved: EventHandle | None = None  # the swap-out that filled `host`
     running: bool = False
     gone: bool = False
+    prefill_ns: int = 0  # what that took
+    lacks: int = field(init=False)  # none while the run under way makes them
     shape: KvShape = field(init=False)
     block_tokens: int = field(init=False)
     most_blocks: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.lacks = self.cached if self.where is Where.NOWHERE else 0
         self.shape = self.spec.manifest.kv
         self.block_tokens = self.shape.block_tokens
         self.most_blocks = self.shape.blocks_for(self.job.most_tokens)
@@ -188,7 +191,7 @@ class KvStore:
     def put_away(self, sequence: Sequence) -> Room:
         """Moves the KV to host slabs. NOW: the node has none to give, and the caller is to drop the sequence."""
         shape = sequence.shape
-        keep = shape.blocks_for(sequence.cached)
+        keep = shape.blocks_for(sequence.cached - sequence.lacks)
         host = self._ledger.host.alloc(shape, keep, used=True)
         if isinstance(host, NoBlocks):
             return Room.NOW if self._slabs is _Slabs.REFUSED else self._ask(host.slabs)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from aegis.core.ids import ModelId
 from aegis.core.switching import Switching
 from aegis.core.views import BatchView, Renewal, RoundPolicy, Turn
-from decode.sequences import Sequence, Where
+from decode.sequences import Sequence
 
 LOOKAHEAD_BLOCKS = 4  # room for growth a sequence is counted with when it joins a batch (Aegaeon's artifact)
 AHEAD_BLOCKS = 16  # that a run is given where they lie idle in slabs, so that it ends for better reasons
@@ -17,20 +17,22 @@ AHEAD_BLOCKS = 16  # that a run is given where they lie idle in slabs, so that i
 
 @dataclass(slots=True)
 class Batch:
-    """Sequences of one model that are decoded together; never empty. `waiting` of them are to be prefilled first."""
+    """Sequences of one model that are decoded together; never empty. `waiting` of them are to be prefilled first, of
+    which a part may be done. Where it was `chunked`, who decodes has a step before the next chunk."""
 
     batch: int
     model: ModelId
     sequences: list[Sequence]
     waiting: int = 0
     decoded_ns: int = -1  # when its last turn with decode steps was given to it
+    chunked: bool = False
 
     def add(self, sequence: Sequence) -> None:
         self.sequences.append(sequence)
-        self.waiting += sequence.where is Where.NOWHERE
+        self.waiting += sequence.lacks > 0
 
     def next_waiting(self) -> Sequence:
-        return next(s for s in self.sequences if s.where is Where.NOWHERE)
+        return next(s for s in self.sequences if s.lacks)
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class RunningTurn:
     started_ns: int | None = None
     prefills: bool = True
     decodes: bool = True
+    free_until_ns: int | None = None
 
     @property
     def ends_ns(self) -> int | None:
@@ -60,8 +63,8 @@ class WorkList:
     """Batches in order of their making. A plan has turns for those that are there when it is made."""
 
     __slots__ = (
-        "_arrived",
         "_by_id",
+        "_news",
         "_next_batch",
         "_policy",
         "_round",
@@ -75,7 +78,7 @@ class WorkList:
     def __init__(self, policy: RoundPolicy) -> None:
         self.rules = policy.rules
         self._policy = policy
-        self._arrived = False  # somebody has, since the last plan
+        self._news = False  # since the last plan: somebody has arrived, or a prefill was cut
         self._next_batch = 0
         self._round: deque[Turn] = deque()
         self.batches: list[Batch] = []
@@ -86,7 +89,7 @@ class WorkList:
 
     def join(self, sequence: Sequence, capacity_blocks: int) -> None:
         """(1) The first batch of the same model with room; (2) a new one at the end of the list."""
-        self._arrived = True
+        self._news = True
         model, need = sequence.job.model, sequence.blocks_ahead(LOOKAHEAD_BLOCKS)
         for batch in self.batches[-1:] if self.rules.in_order else self.batches:
             if batch.model == model and len(batch.sequences) < self.rules.max_batch:
@@ -102,10 +105,14 @@ class WorkList:
     def leave(self, sequence: Sequence) -> None:
         batch = next(b for b in self.batches if sequence in b.sequences)
         batch.sequences.remove(sequence)
-        batch.waiting -= sequence.where is Where.NOWHERE
+        batch.waiting -= sequence.lacks > 0
         if not batch.sequences:
             self.batches.remove(batch)
             del self._by_id[batch.batch]
+
+    def cut(self) -> None:
+        """A prefill was, for somebody may need the next step sooner."""
+        self._news = True
 
     def ended(self) -> tuple[Sequence, ...]:
         """Who was in the run that has ended."""
@@ -128,6 +135,7 @@ class WorkList:
             Switching(batch.model, now_ns),
             prefills=planned.prefills,
             decodes=planned.decodes,
+            free_until_ns=planned.free_until_ns,
         )
         if goes_on and turn and turn.batch is batch:
             self.turn.switching, self.turn.started_ns = turn.switching, turn.started_ns
@@ -145,13 +153,13 @@ class WorkList:
     @property
     def outdated(self) -> bool:
         """Whether another plan is to be made before anything else is done."""
-        return self._arrived and self.rules.renewal is Renewal.ARRIVAL
+        return self._news and self.rules.renewal is Renewal.ARRIVAL
 
     def _planned(self, now_ns: int, view: Callable[[Batch], BatchView]) -> tuple[Turn, Batch]:
         """The next turn in which there is something to do, of a new plan if need be."""
         if self.outdated or self.rules.renewal is Renewal.TURN:
             self._round.clear()
-        self._arrived = False
+        self._news = False
         for again in (True, False):
             while self._round:
                 planned = self._round.popleft()

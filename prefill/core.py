@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from aegis.core.block_runs import Blocks, count_blocks
 from aegis.core.effects import Effect, RunPrefill, Send, Untrack
+from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.messages import (
@@ -47,10 +48,14 @@ from aegis.core.messages import (
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle, Job, KvHandle, Token
 from aegis.core.switching import Switching
+from aegis.core.views import PrefillOrder
 from memory.ledger import Ledger
 from memory.slabs import NoBlocks
+from prefill.ordering import Ordering
 from prefill.queue import Queue, Running
 from prefill.room import Counters, RoomMaker
+
+_HARDWARE = Hardware()
 
 
 @dataclass(slots=True)
@@ -65,13 +70,21 @@ class _Handed:
 class PrefillCore:
     """One prefill instance."""
 
-    def __init__(self, instance: InstanceId, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        instance: InstanceId,
+        ledger: Ledger,
+        policy: PrefillOrder | None = None,
+        hardware: Hardware = _HARDWARE,
+    ) -> None:
+        """Without a policy groups run as they were made. `hardware` is what it takes the device for at first."""
         self.instance = instance
         self.ledger = ledger
         self.counters = Counters()
         self.active: ModelId | None = None
         self._queue = Queue()
         self._room = RoomMaker(ledger, self._queue, self.counters)
+        self._ordering = Ordering(policy, hardware, ledger, self._queue)
         self._handed: dict[tuple[RequestId, int], _Handed] = {}
         self._switch: Switching | None = None
         self._dropping: set[ModelId] = set()
@@ -118,7 +131,7 @@ class PrefillCore:
         self._return_slabs()
         self._flush()
         if begun:
-            self._out.append(RunPrefill(begun.job, begun.device))
+            self._out.append(RunPrefill(begun.job, begun.device, 0, begun.job.prefill_tokens))
         out, self._out = self._out, []
         return out
 
@@ -144,6 +157,7 @@ class PrefillCore:
 
     def _add_model(self, event: AddModel) -> None:
         added = self.ledger.add_model(event.spec)
+        self._ordering.add(event.spec)
         model = event.spec.model
         self._send(ModelAdded(model) if added else ModelFailed(model, "no address space is left"))
 
@@ -153,8 +167,10 @@ class PrefillCore:
             self._drop_models()
         if self.ledger.balloon.owes:
             self._room.give_way(now_ns, lacks_slabs=self._lacks_slabs)
+        self._ordering.arrange(now_ns)
         begun = self._start_next(now_ns) if self._queue.running is None else None
         self._room.prefetch()
+        self._ordering.loads(now_ns)
         return begun
 
     def _start_next(self, now_ns: int) -> Running | None:
@@ -168,7 +184,7 @@ class PrefillCore:
             return None
         running = self._queue.running = self._reserve(group.jobs[0])
         if running:
-            group.jobs.popleft()
+            self._ordering.begins(group.jobs.popleft(), now_ns)
             self._activate(group.model, now_ns)
             self._send(Started(running.job.request, running.job.attempt))
         return running
@@ -222,7 +238,9 @@ class PrefillCore:
         if switch:
             self.active = model
             self.counters.switches += 1
-            self._send(switch.done(now_ns, nbytes=self.ledger.specs[model].manifest.image_bytes))
+            done = switch.done(now_ns, nbytes=self.ledger.specs[model].manifest.image_bytes)
+            self._ordering.switched(done)
+            self._send(done)
 
     def _stepped(self, event: Stepped) -> None:
         running, self._queue.running = self._queue.running, None
@@ -231,6 +249,7 @@ class PrefillCore:
         shape = self.ledger.specs[job.model].manifest.kv
         self.counters.prefills += 1
         self.counters.prompt_tokens += job.prefill_tokens
+        self._ordering.ran(job, event.duration_ns)
         self._out.append(Untrack(job.request))
         finish = job.finish(len(job.sent), token.id)
         self.ledger.device.commit(shape, running.device)
@@ -298,6 +317,7 @@ class PrefillCore:
                 continue
             self.ledger.drop_model(model)
             self._dropping.remove(model)
+            self._ordering.drop(model)
             self.active = None if self.active == model else self.active
             self._switch = None if self._switch and self._switch.model == model else self._switch
             self._send(ModelDropped(model))

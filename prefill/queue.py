@@ -1,4 +1,7 @@
-"""The queue of a prefill instance: groups of one model each, and the job that runs (Aegaeon §4.2)."""
+"""The queue of a prefill instance: groups of one model each, and the job that runs (Aegaeon §4.2).
+
+Groups run as they were made, unless somebody puts their jobs in another order: then a group is what runs in a row.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,18 @@ class Running:
 
 
 class Queue:
-    """A group stays in front until its last job has run: a request that joins it meanwhile still finds it there."""
+    """A group stays in front until its last job has run: a request that joins it meanwhile still finds it there.
+    `changed`: a job has come or gone since it was last set to False."""
 
-    __slots__ = ("groups", "running")
+    __slots__ = ("changed", "groups", "running")
 
     def __init__(self) -> None:
+        self.changed = False
         self.groups: deque[Group] = deque()
         self.running: Running | None = None
 
     def submit(self, event: Submit) -> None:
+        self.changed = True
         for group in self.groups:
             if group.group == event.group:
                 assert group.model == event.job.model
@@ -56,8 +62,17 @@ class Queue:
         for group in self.groups:
             for job in group.jobs:
                 if (job.request, job.attempt) == (request, attempt):
+                    self.changed = True
                     group.jobs.remove(job)
                     return
+
+    def reorder(self, jobs: list[Job]) -> None:
+        """They are all that wait."""
+        self.groups.clear()
+        for job in jobs:
+            if not self.groups or self.groups[-1].model != job.model:
+                self.groups.append(Group(0, job.model))
+            self.groups[-1].jobs.append(job)
 
     def front(self) -> Group | None:
         """The first group with a job; those before it are done."""

@@ -1,4 +1,4 @@
-"""Runs prefills on an engine, one at a time, and says what came out and how long it took."""
+"""Runs prefills on an engine, one or a chunk of one at a time, and says what came out and how long it took."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aegis.engine.block_table import block_table
 
 
 class PrefillWorker:
-    """The live side of a `PrefillCore`'s steps; a prefill is a batch of one (Aegaeon §4.2)."""
+    """The live side of prefills; each is a batch of one (Aegaeon §4.2)."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
@@ -19,8 +19,13 @@ class PrefillWorker:
     def step(self, effect: RunPrefill) -> Stepped:
         """Raises EngineFailed."""
         job, blocks = effect.job, block_table(effect.blocks)
+        tokens = (*job.prompt, *job.sent)[: effect.stop]
         started_ns = self._clock.now_ns()
         with engine_at_work():
-            self._engine.start(job.request, job.prompt, job.sent, job.sampling)
-            sampled = self._engine.prefill(job.model, job.request, (*job.prompt, *job.sent), blocks)
+            if effect.start == 0:
+                self._engine.start(job.request, job.prompt, job.sent, job.sampling)
+            if not effect.ends:
+                self._engine.extend(job.model, tokens, blocks, effect.start)
+                return Stepped((), self._clock.now_ns() - started_ns)
+            sampled = self._engine.prefill(job.model, job.request, tokens, blocks, effect.start)
         return Stepped(((sampled.token,),), self._clock.now_ns() - started_ns, sampled.prompt)

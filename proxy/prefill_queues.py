@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from aegis.core.estimators import Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.views import Load, OpenGroup, PrefillPlacement, Work
+from aegis.core.views import Load, OpenGroup, PrefillHome, PrefillPlacement, Work
 from proxy.ordered import renew, renew_in_place
 
 
@@ -27,6 +27,7 @@ class _Queue:
     load_ns: int = 0
     active: ModelId | None = None
     made: int = 0
+    homes: int = 0  # models whose last request was placed here
     back: _Group | None = None
     front: _Group | None = None
     groups: dict[int, _Group] = field(default_factory=dict)
@@ -66,10 +67,27 @@ class PrefillQueues:
     it waits and it has had fewer than `max_group_size`.
     """
 
-    __slots__ = ("_active", "_backlogs", "_latency", "_max_group_size", "_moved", "_open", "_order", "_queues")
+    __slots__ = (
+        "_active",
+        "_backlogs",
+        "_last_home",
+        "_latency",
+        "_max_group_size",
+        "_moved",
+        "_open",
+        "_order",
+        "_queues",
+        "_ttft_ns",
+        "by_homes",
+    )
 
-    def __init__(self, max_group_size: int, latency: Mapping[ModelId, Latency]) -> None:
-        """`latency` has every model that waits. When its estimates move, `reprice` is to be called."""
+    def __init__(
+        self, max_group_size: int, latency: Mapping[ModelId, Latency], ttft_ns: Mapping[ModelId, int] | None = None
+    ) -> None:
+        """`latency` and `ttft_ns` have every model that waits. When estimates move, `reprice` is to be called."""
+        self.by_homes: list[PrefillHome] = []
+        self._last_home: dict[ModelId, InstanceId] = {}
+        self._ttft_ns = {} if ttft_ns is None else ttft_ns  # one that is empty now may fill
         self._order: list[Load] = []
         self._moved: dict[InstanceId, _Queue] = {}  # whose loads have another place in the order by now
         self._max_group_size = max_group_size
@@ -103,17 +121,30 @@ class PrefillQueues:
     def active_on(self, model: ModelId) -> Sequence[InstanceId]:
         return self._active.get(model, ())
 
+    def last_home(self, model: ModelId) -> InstanceId | None:
+        return self._last_home.get(model)
+
+    def switch_ns(self, model: ModelId) -> int:
+        return self._latency[model].switch_ns()
+
+    def ttft_ns(self, model: ModelId) -> int:
+        return self._ttft_ns[model]
+
     # --- what changes them ----------------------------------------------------------------------------------------
 
     def up(self, instance: InstanceId) -> None:
         queue = self._queues[instance] = _Queue(instance, Load(0, instance))
         insort(self._order, queue.listed)
+        insort(self.by_homes, PrefillHome(0, instance))
 
     def down(self, instance: InstanceId) -> None:
         """With all that waits there."""
         for request in list(self._queues[instance].jobs):
             self.remove(instance, request)
         self.switched(instance, None)
+        for model in [model for model, home in self._last_home.items() if home == instance]:
+            self._settle(model, None)
+        renew(self.by_homes, PrefillHome(0, instance), None)
         self._moved.pop(instance, None)
         renew(self._order, self._queues.pop(instance).listed, None)
 
@@ -127,6 +158,7 @@ class PrefillQueues:
         group.waiting += 1
         self._show(group)
         self._count(group.backlog, 1, work.tokens)
+        self._settle(work.model, placement.instance)
         return group.number
 
     def remove(self, instance: InstanceId, request: RequestId) -> None:
@@ -150,10 +182,29 @@ class PrefillQueues:
         queue.active = model
         self._follow(queue, queue.front)
 
+    def forget(self, model: ModelId) -> None:
+        """The model is gone, and all its requests."""
+        self._settle(model, None)
+
     def reprice(self, model: ModelId) -> None:
         """Its estimates have moved."""
         for backlog in self._backlogs[model].values():
             self._price(backlog, self._latency[model])
+
+    def _settle(self, model: ModelId, home: InstanceId | None) -> None:
+        before = self._last_home.get(model)
+        if home == before:
+            return
+        if before is not None:
+            del self._last_home[model]
+            self._house(self._queues[before], -1)
+        if home is not None:
+            self._last_home[model] = home
+            self._house(self._queues[home], 1)
+
+    def _house(self, queue: _Queue, models: int) -> None:
+        before, queue.homes = queue.homes, queue.homes + models
+        renew(self.by_homes, PrefillHome(before, queue.instance), PrefillHome(queue.homes, queue.instance))
 
     # --- groups ---------------------------------------------------------------------------------------------------
 

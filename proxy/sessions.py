@@ -105,7 +105,8 @@ class SessionCore:
         self._sessions: dict[RequestId, _Session] = {}
         self._latency: dict[ModelId, Latency] = {}
         self._capacity: dict[ModelId, int] = {}
-        self._prefills = PrefillQueues(prefill_policy.max_group_size, self._latency)
+        self._ttft_ns: dict[ModelId, int] = {}
+        self._prefills = PrefillQueues(prefill_policy.max_group_size, self._latency, self._ttft_ns)
         self._weight_bytes: dict[ModelId, int] = {}
         self._token_bytes: dict[ModelId, int] = {}
         self._decodes = DecodeLists(self._capacity, self._weight_bytes, self._token_bytes, max_batch=max_batch)
@@ -139,6 +140,7 @@ class SessionCore:
                     self._place_waiting()
             case ModelUp(spec, capacity_tokens):
                 self._latency[spec.model] = Latency(spec.manifest, self._hardware)
+                self._ttft_ns[spec.model] = spec.slo.ttft_ns
                 self._capacity[spec.model] = capacity_tokens
                 self._weight_bytes[spec.model] = spec.manifest.image_bytes
                 self._token_bytes[spec.model] = spec.manifest.kv.token_bytes
@@ -359,6 +361,8 @@ class SessionCore:
             self._stop_work(request)
             self._end(request, Step.FAIL, message=f"model '{model}' {why}")
         self._latency.pop(model, None)
+        self._ttft_ns.pop(model, None)
+        self._prefills.forget(model)
         self._capacity.pop(model, None)
         self._weight_bytes.pop(model, None)
         self._token_bytes.pop(model, None)

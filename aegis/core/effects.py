@@ -114,8 +114,17 @@ class MoveBlocks(Struct, frozen=True):
 
 
 class RunPrefill(Struct, frozen=True):
+    """Positions `[start, stop)` of what is to be prefilled: a chunk of it, or all. The KV of those before is in
+    `blocks` already. Only the chunk with the last position makes a token, as the one step of its `Stepped`."""
+
     job: Job
     blocks: Blocks
+    start: int
+    stop: int
+
+    @property
+    def ends(self) -> bool:
+        return self.stop == self.job.prefill_tokens
 
 
 class DecodeRow(Struct, frozen=True):

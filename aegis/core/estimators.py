@@ -167,9 +167,9 @@ class Latency:
         """Eq. 4: model bytes over link bandwidth, the factor β being what is fitted."""
         return max(round(self._switch.coefficients[0] * self._bytes), _FLOOR_NS)
 
-    def prefill_ns(self, tokens: int) -> int:
-        """Eq. 5 for a batch of one."""
-        return self.prefills_ns(1, tokens, tokens * tokens)
+    def prefill_ns(self, stop: int, start: int = 0) -> int:
+        """Eq. 5 for positions `[start, stop)` of a batch of one, the KV of those before being there."""
+        return self.prefills_ns(1, stop - start, stop * stop - start * start)
 
     def prefills_ns(self, jobs: int, tokens: int, squares: int) -> int:
         """The same for `jobs` one after the other: of `tokens` in all, their squares adding up to `squares`."""
@@ -185,14 +185,14 @@ class Latency:
         """Whether `switch_ns` is another now; `saw_prefill` and `saw_decode` likewise."""
         return self._switch.observe((self._bytes, 0.0, 0.0), duration_ns)
 
-    def saw_prefill(self, tokens: int, duration_ns: int) -> bool:
-        return self._prefill.observe(self._prefill_features(tokens), duration_ns)
+    def saw_prefill(self, stop: int, duration_ns: int, start: int = 0) -> bool:
+        return self._prefill.observe(self._prefill_features(stop, start), duration_ns)
 
     def saw_decode(self, context_tokens: int, duration_ns: int) -> bool:
         return self._decode.observe(self._decode_features(context_tokens), duration_ns)
 
-    def _prefill_features(self, t: int) -> Features:
-        return (self._linear * t, self._quadratic * t * t, 1.0)
+    def _prefill_features(self, stop: int, start: int = 0) -> Features:
+        return (self._linear * (stop - start), self._quadratic * (stop * stop - start * start), 1.0)
 
     def _decode_features(self, t: int) -> Features:
         return (self._linear, self._quadratic * t, 0.0)

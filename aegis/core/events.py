@@ -26,8 +26,9 @@ class LoadFailed(Struct, frozen=True):
 
 
 class Stepped(Struct, frozen=True):
-    """What the run that was asked for last has made: for each of its steps the tokens, one per row and in its order.
-    `duration_ns` is that of all steps; `prompt` comes after a prefill that wanted its prompt's logprobs."""
+    """What the run that was asked for last has made: for each of its steps the tokens, one per row and in its order;
+    nothing where it was a chunk of a prefill that goes on. `duration_ns` is that of the whole run; `prompt` comes after
+    a prefill that wanted its prompt's logprobs."""
 
     steps: tuple[tuple[Token, ...], ...]
     duration_ns: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -41,6 +41,13 @@ class Load(NamedTuple):
     instance: InstanceId
 
 
+class PrefillHome(NamedTuple):
+    """How many models had their last request placed at an instance."""
+
+    models: int
+    instance: InstanceId
+
+
 class PrefillView(Protocol):
     """The queues of the prefill instances, of which there is at least one. Nothing here is computed when it is asked
     for: everything is kept in order while queues change."""
@@ -60,6 +67,21 @@ class PrefillView(Protocol):
         """Where the model is the running one, or was the last to run; in order of instance."""
         ...
 
+    def last_home(self, model: ModelId) -> InstanceId | None:
+        """Where the last request of the model was placed."""
+        ...
+
+    @property
+    def by_homes(self) -> Sequence[PrefillHome]:
+        """All instances, the one that is home to the fewest models first."""
+        ...
+
+    def switch_ns(self, model: ModelId) -> int:
+        """The estimated time to bring the model in."""
+        ...
+
+    def ttft_ns(self, model: ModelId) -> int: ...
+
 
 class PrefillPlacement(Struct, frozen=True):
     """`group` None: a new group at the end of the instance's queue."""
@@ -77,6 +99,33 @@ class PrefillPolicy(Protocol):
         ...
 
     def place(self, work: Work, queues: PrefillView) -> PrefillPlacement: ...
+
+
+class PrefillJob(NamedTuple):
+    """A job that waits to be prefilled, when an order is made."""
+
+    model: ModelId
+    arrival_ns: int
+    due_ns: int  # the deadline of its next token
+    ttft_ns: int
+    prefill_ns: int  # the estimated time of its prefill
+    switch_ns: int  # and to bring its model in from nothing
+
+
+class PrefillLine(Struct, frozen=True):
+    """All that waits at a prefill instance."""
+
+    jobs: Sequence[PrefillJob]  # in the order there was
+    load_ns: Mapping[ModelId, int]  # the estimated time to bring in those of their models that are not there
+    relieved_ns: int  # when the job that had waited the longest was last the next one
+
+
+class PrefillOrder(Protocol):
+    """Who is next on a prefill instance."""
+
+    def order(self, line: PrefillLine, now_ns: int) -> list[int]:
+        """The positions of all jobs in the line, of which there is at least one. It is asked anew between jobs."""
+        ...
 
 
 # --- decode ---------------------------------------------------------------------------------------------------------
@@ -193,18 +242,21 @@ class BatchView(Struct, frozen=True):
     active: bool = False  # the model is the running one, or was the last to run
     decoded_ns: int = -1  # when its last turn with decode steps was given to it
     due_ns: int | None = None  # the earliest deadline of a next token among those that are not to be prefilled
+    savable_due_ns: int | None = None  # likewise, of those not yet missed by a whole TBT; where prefills may be cut
     ttft_ns: int = 0
     resident: bool = False  # the model's weights are on the device, or on their way
     turn_ns: int | None = None  # for how long it has had the turn, from the first step; None: it has it not
 
 
 class Turn(Struct, frozen=True):
-    """`quota_ns` None: until the batch is empty, or has nothing left to do that the turn is for."""
+    """`quota_ns` None: until the batch is empty, or has nothing left to do that the turn is for. Until `free_until_ns`
+    nobody needs a decode step: a prefill that would end later is cut into chunks, between which there is one."""
 
     batch: int
     quota_ns: int | None
     prefills: bool = True
     decodes: bool = True
+    free_until_ns: int | None = None
 
 
 class Renewal(StrEnum):
@@ -212,7 +264,7 @@ class Renewal(StrEnum):
 
     ROUND = "round"  # only then
     TURN = "turn"  # when one is: what the plan says of later ones is a forecast
-    ARRIVAL = "arrival"  # at once when a request has come
+    ARRIVAL = "arrival"  # at once when a request has come, or a chunk of a prefill is done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +277,7 @@ class TurnRules:
     prefetches: bool = True  # the next turn's model comes in during this one
     evicts: bool = True  # weights may leave for others' weights or KV
     keeps_kv: bool = True  # over a switch; otherwise who is preempted is prefilled again
+    chunk_tokens: int | None = None  # the shortest chunk that is worth its cost; None: prefills are not cut
 
 
 class RoundPolicy(Protocol):

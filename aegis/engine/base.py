@@ -86,8 +86,14 @@ class Engine(Protocol):
         """Forgets it; unknown requests are ignored."""
         ...
 
-    def prefill(self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable) -> Sampled:
-        """Runs positions `[0, len(tokens))`, writes their KV to `blocks`, samples the next token."""
+    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None:
+        """Runs positions `[start, len(tokens))`, writes their KV to `blocks`, where that of those before is already."""
+        ...
+
+    def prefill(
+        self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0
+    ) -> Sampled:
+        """The same, and samples the next token. `start` is 0 where the prompt's logprobs are asked for."""
         ...
 
     def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:

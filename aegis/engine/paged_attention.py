@@ -133,21 +133,23 @@ def attend_dense(
 
 
 class Prefill:
-    """Positions `[0, tokens)` of one sequence, written to its blocks."""
+    """Positions `[start, stop)` of one sequence, written to its blocks, where those before are already."""
 
-    def __init__(self, views: KvViews, tokens: int, blocks: BlockTable) -> None:
+    def __init__(self, views: KvViews, start: int, stop: int, blocks: BlockTable) -> None:
         size = views.block_tokens
-        used = -(-tokens // size)
-        assert used <= len(blocks)
+        used = -(-stop // size)
+        assert start < stop and used <= len(blocks)
         device = views.blocks.device
         rows = views.units(blocks[:used])
-        units = torch.from_numpy(rows).to(device, non_blocking=True)
-        positions = torch.arange(tokens, device=device)
+        positions = torch.arange(start, stop, device=device)
         self.attended = 0
         self._views = views
-        self._slots = (units.repeat_interleave(size)[:tokens], positions % size)
+        self._start, self._stop = start, stop
+        self._units = torch.from_numpy(rows).to(device, non_blocking=True)
+        self._slots = (self._units.repeat_interleave(size)[start:stop], positions % size)
         self._bias: tuple[tuple[object, ...], torch.Tensor] | None = None
-        views.blocks[int(rows[-1])].zero_()
+        if start <= (used - 1) * size:
+            views.blocks[int(rows[-1])].zero_()
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kind: Kind
@@ -156,20 +158,34 @@ class Prefill:
         _, query_heads, tokens, _ = query.shape
         cache.keys.index_put_(self._slots, key[0].transpose(0, 1).reshape(tokens, -1))
         cache.values.index_put_(self._slots, value[0].transpose(0, 1).reshape(tokens, -1))
-        window = kind.window if kind.window is not None and kind.window < tokens else None
+        window = kind.window if kind.window is not None and kind.window < self._stop else None
         dense = kind.softcap is not None or kind.sinks is not None
         unfused = dense or cache.key_dim != cache.value_dim  # torch's fused attention wants them equal
-        if window is None and not unfused:
+        if self._start == 0 and window is None and not unfused:
             return _attend_fused(query, key, value, None, kind).transpose(1, 2)
-        most = min(QUERY_ROWS, max(SCORES // (query_heads * tokens), 1)) if unfused else QUERY_ROWS
+        first = 0  # position in `key` and `value`
+        if self._start:
+            first = _first_seen(self._start, window) // self._views.block_tokens * self._views.block_tokens
+            key, value = self._cached(cache, first)
+        most = min(QUERY_ROWS, max(SCORES // (query_heads * self._stop), 1)) if unfused else QUERY_ROWS
+        attend = _attend_folded if dense else _attend_fused
         mixed = []
-        for start in range(0, tokens, most):
-            rows = slice(start, min(start + most, tokens))
-            seen = slice(0 if window is None else max(start - window + 1, 0), rows.stop)
+        for at in range(self._start, self._stop, most):
+            rows = slice(at, min(at + most, self._stop))
+            seen = slice(_first_seen(at, window), rows.stop)
             bias = self._bias_of(rows, seen, window, query)
-            attend = _attend_folded if dense else _attend_fused
-            mixed.append(attend(query[:, :, rows], key[:, :, seen], value[:, :, seen], bias, kind))
+            queries = query[:, :, rows.start - self._start : rows.stop - self._start]
+            there = slice(seen.start - first, seen.stop - first)
+            mixed.append(attend(queries, key[:, :, there], value[:, :, there], bias, kind))
         return torch.cat(mixed, 2).transpose(1, 2)
+
+    def _cached(self, cache: LayerViews, first: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of the positions from `first`, where a block starts: `[1, heads, positions, dim]`."""
+        units = self._units[first // self._views.block_tokens :]
+        count = self._stop - first
+        keys = cache.keys.index_select(0, units).view(1, -1, cache.heads, cache.key_dim)
+        values = cache.values.index_select(0, units).view(1, -1, cache.heads, cache.value_dim)
+        return keys[:, :count].transpose(1, 2), values[:, :count].transpose(1, 2)
 
     def _bias_of(self, rows: slice, seen: slice, window: int | None, like: torch.Tensor) -> torch.Tensor:
         """0 where position j of `seen` may be seen from i of `rows`, that is i - window < j <= i, else -inf. The last
@@ -181,6 +197,11 @@ class Prefill:
             bias = hidden.triu(behind + 1)
             self._bias = (key, bias if window is None else bias.add_(hidden.tril_(behind - window)))
         return self._bias[1]
+
+
+def _first_seen(position: int, window: int | None) -> int:
+    """The first position that may be seen from there."""
+    return 0 if window is None else max(position - window + 1, 0)
 
 
 def _attend_fused(

@@ -40,6 +40,7 @@ class _Attached:
     module: PreTrainedModel
     views: KvViews
     keeps_logits: bool  # forward takes `logits_to_keep`
+    extends: bool  # else the KV of a position depends on how many there are
 
 
 class TransformersEngine:
@@ -76,7 +77,7 @@ class TransformersEngine:
         use_onednn(module)
         views = KvViews(self._kv, spec.manifest.kv, self._device)
         keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
-        self._models[spec.model] = _Attached(module, views, keeps_logits)
+        self._models[spec.model] = _Attached(module, views, keeps_logits, _extends(module))
 
     def detach(self, model: ModelId) -> None:
         self._models.pop(model, None)
@@ -90,15 +91,32 @@ class TransformersEngine:
         self._sampler.stop(request)
 
     @torch.inference_mode()
-    def prefill(self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable) -> Sampled:
+    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None:
         with self._computing():
             attached = self._models[model]
-            step = Prefill(attached.views, len(tokens), blocks)
+            if attached.extends:  # else the last part runs them all
+                self._prefill(attached, tokens, blocks, start, keep=1)
+
+    @torch.inference_mode()
+    def prefill(
+        self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0
+    ) -> Sampled:
+        with self._computing():
+            attached = self._models[model]
             wants_prompt = self._sampler.wants_prompt(request)
-            ids, positions = self._sent([tokens]), self._sent([range(len(tokens))])
-            logits = _forward(attached, step, ids, positions, keep=0 if wants_prompt else 1)[0]
+            assert start == 0 or not wants_prompt
+            start = start if attached.extends else 0
+            logits = self._prefill(attached, tokens, blocks, start, keep=0 if wants_prompt else 1)
             prompt = self._sampler.prompt_logprobs(request, logits, tokens) if wants_prompt else ()
             return Sampled(self._sampler.sample([request], logits[-1:])[0], prompt)
+
+    def _prefill(
+        self, attached: _Attached, tokens: Sequence[int], blocks: BlockTable, start: int, *, keep: int
+    ) -> torch.Tensor:
+        """Logits `[kept, vocab]`."""
+        step = Prefill(attached.views, start, len(tokens), blocks)
+        ids, positions = self._sent([tokens[start:]]), self._sent([range(start, len(tokens))])
+        return _forward(attached, step, ids, positions, keep=keep)[0]
 
     @torch.inference_mode()
     def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:
@@ -145,6 +163,14 @@ def _forward(attached: _Attached, step: Step, ids: torch.Tensor, positions: torc
         raise ModelRefused(f"{type(attached.module).__name__} has layers that attend by other means than paged KV")
     logits: torch.Tensor = result.logits
     return logits
+
+
+def _extends(module: PreTrainedModel) -> bool:
+    """Whether the KV of a position is the same whatever follows it: rotary frequencies may hang on the length of what
+    is run, as transformers' `dynamic_rope_update` has it."""
+    kinds = [getattr(part, "rope_type", "") for part in module.modules()]
+    names = [name for kind in kinds for name in (kind.values() if isinstance(kind, dict) else (kind,))]
+    return not any("dynamic" in name or name == "longrope" for name in names)
 
 
 def _build(spec: ModelSpec) -> PreTrainedModel:

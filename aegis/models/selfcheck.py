@@ -43,9 +43,9 @@ class _Reference(Struct, frozen=True):
 
 
 def check(spec: ModelSpec, model: PreTrainedModel, make_engine: MakeEngine) -> None:
-    """Runs two prompts of different lengths, the longer one past the sliding window if that is short, then a few
-    decoding steps of both together. `model` is the reference. Raises ModelRefused."""
-    references = [_generate(model, prompt) for prompt in _prompts(spec, model)]
+    """Runs two prompts of different lengths, the longer one past the sliding window if that is short, each at once and
+    again in two chunks, then a few decoding steps of all together. `model` is the reference. Raises ModelRefused."""
+    references = [_generate(model, prompt) for prompt in _prompts(spec, model)] * 2
     weights = np.memmap(spec.image_path, mode="c")  # private: a forward pass may write its own rotary buffers
     memory, region, blocks = _kv_memory(spec.manifest.kv, [len(reference.prompt) + STEPS for reference in references])
     engine = make_engine(region)
@@ -67,11 +67,14 @@ def _run(
     engine: Engine, model: ModelId, references: Sequence[_Reference], blocks: Sequence[BlockTable]
 ) -> Iterator[tuple[int, int, Sampled]]:
     """Which reference, which of its tokens, and what the engine says there. The engine is fed the reference's tokens,
-    so a near tie that falls differently does not matter."""
+    so a near tie that falls differently does not matter. The latter half is prefilled in two chunks."""
     sampling = Sampling(max_tokens=STEPS, temperature=0.0, logprobs=_TOP)
     for i, reference in enumerate(references):
         engine.start(RequestId(i), reference.prompt, (), sampling)
-        yield i, 0, engine.prefill(model, RequestId(i), reference.prompt, blocks[i])
+        start = len(reference.prompt) // 2 if 2 * i >= len(references) else 0
+        if start:
+            engine.extend(model, reference.prompt[:start], blocks[i], 0)
+        yield i, 0, engine.prefill(model, RequestId(i), reference.prompt, blocks[i], start)
     for step in range(1, STEPS):
         rows = [
             Row(RequestId(i), reference.tokens[step - 1], len(reference.prompt) + step - 1, blocks[i])

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from aegis.core.ids import InstanceId
 from aegis.core.role import Role
+from aegis.core.views import PrefillOrder
 from aegis.policies import Policy, Site, recipe
 from decode.policy import WeightedRoundRobin
 
@@ -40,3 +41,7 @@ class InstanceSettings(Struct, frozen=True, kw_only=True):
         """Where requests go, for the proxy, and what turns they get, for the instance. Raises UserError."""
         turns = WeightedRoundRobin(self.q_max_ns, self.switching_share)
         return recipe(self.policy).policy(Site(memory_bytes=self.memory_bytes, turns=turns))
+
+    def prefill_order(self) -> PrefillOrder | None:
+        """Who is next on a prefill instance; None: one group after the other. Raises UserError."""
+        return recipe(self.policy).order

@@ -29,7 +29,7 @@ from aegis.device.open import create_pool
 from aegis.device.shared_words import SharedWords
 from aegis.models.cache import default_cache_dir
 from aegis.models.sources import Source, read_sources
-from aegis.policies import recipe
+from aegis.policies import Site, recipe
 from aegis.runtime.catalogue import LiveModel
 from aegis.runtime.clock import MonotonicClock
 from aegis.runtime.devices import Devices
@@ -171,7 +171,8 @@ def _history(config: Config) -> History:
 
 
 def _session_core(config: Config, settings: InstanceSettings) -> SessionCore:
-    prefill, policy = GroupedFcfs(config.scheduling.prefill.max_group_size), settings.scheduler()
+    groups, policy = GroupedFcfs(config.scheduling.prefill.max_group_size), settings.scheduler()
+    prefill = recipe(settings.policy).prefill(Site(memory_bytes=settings.memory_bytes, groups=groups))
     return SessionCore(prefill, policy, Hardware(), max_batch=policy.rules.max_batch)
 
 

@@ -35,8 +35,8 @@ class SpanLog:
             context = sum([row.position for row in effect.rows])
             self._ended(SpanKind.DECODE, effect.model, stepped.duration_ns, len(effect.rows), steps, context)
         else:
-            job = effect.job
-            self._ended(SpanKind.PREFILL, job.model, stepped.duration_ns, 1, steps, job.prefill_tokens)
+            tokens, cached = effect.stop - effect.start, effect.start
+            self._ended(SpanKind.PREFILL, effect.job.model, stepped.duration_ns, 1, steps, tokens, cached=cached)
 
     def switched(self, done: SwitchDone) -> None:
         """Right before the first step of the model that runs now."""
@@ -66,7 +66,8 @@ class SpanLog:
         steps: int = 0,
         tokens: int = 0,
         nbytes: int = 0,
+        cached: int = 0,
     ) -> None:
         now_ns = self._clock.now_ns()
         start_ns = now_ns - duration_ns
-        self._spans.append(Span(self._instance, kind, model, start_ns, now_ns, requests, steps, tokens, nbytes))
+        self._spans.append(Span(self._instance, kind, model, start_ns, now_ns, requests, steps, tokens, nbytes, cached))

@@ -19,7 +19,7 @@ class StepCosts:
 
     A decode step over a batch takes `decode_ps + context_token_ps * context tokens + row_ps * rows`. A prefill takes
     `prefill_ps + token_ps * t + token2_ps * t²`, and never less than a decode step over as many tokens: both have to
-    read all the weights.
+    read all the weights. So does each chunk of one, of which the squares share out those of the whole.
     """
 
     decode_ps: int
@@ -50,12 +50,10 @@ class StepCosts:
             token2_ps=round(mtoken2 * _PS_PER_MS / 1e6),
         )
 
-    def prefill_ns(self, tokens: int) -> int:
-        """Eq. 5: a batch of one prompt of `tokens` tokens."""
-        return max(
-            _whole_ns(self.prefill_ps + self.token_ps * tokens + self.token2_ps * tokens * tokens),
-            self.decode_ns(tokens, 1),
-        )
+    def prefill_ns(self, stop: int, start: int = 0) -> int:
+        """Eq. 5 for positions `[start, stop)` of a batch of one prompt, the KV of those before being there."""
+        ps = self.prefill_ps + self.token_ps * (stop - start) + self.token2_ps * (stop * stop - start * start)
+        return max(_whole_ns(ps), self.decode_ns(stop, 1))
 
     def decode_ns(self, context_tokens: int, batch: int) -> int:
         """Eq. 6 and a term per row: one step of `batch` rows over `context_tokens` cached tokens in all."""

@@ -297,8 +297,8 @@ class SimInstance:
 
     def _prefill(self, effect: RunPrefill) -> None:
         self._run = effect
-        start_ns, tokens = self._start_ns(), effect.job.prefill_tokens
-        self._prefill_ns = self._costs[effect.job.model].prefill_ns(tokens)
+        start_ns = self._start_ns()
+        self._prefill_ns = self._costs[effect.job.model].prefill_ns(effect.stop, effect.start)
         self._prefill_start_ns = start_ns
         self._version += 1
         stop_ns = self._pace.at(self._prefill_ns) if self._pace else start_ns + self._prefill_ns
@@ -311,11 +311,14 @@ class SimInstance:
         self._over()
         assert isinstance(effect, RunPrefill)
         job, now_ns = effect.job, self._heap.now_ns
-        index = len(job.sent)
-        last = index + 1 >= self._watch.output_tokens(job.request)
-        self._watch.made(job.request, index, Once(now_ns))
-        self._span(SpanKind.PREFILL, job.model, start_ns, requests=1, steps=1, tokens=job.prefill_tokens)
-        self._tell(Stepped(((_LAST if last else _TOKEN,),), now_ns - start_ns))
+        steps: tuple[tuple[Token, ...], ...] = ()
+        if effect.ends:
+            index = len(job.sent)
+            steps = ((_LAST if index + 1 >= self._watch.output_tokens(job.request) else _TOKEN,),)
+            self._watch.made(job.request, index, Once(now_ns))
+        tokens, cached = effect.stop - effect.start, effect.start
+        self._span(SpanKind.PREFILL, job.model, start_ns, requests=1, steps=len(steps), tokens=tokens, cached=cached)
+        self._tell(Stepped(steps, now_ns - start_ns))
 
     def _decode(self, effect: RunDecode) -> None:
         self._run = effect
@@ -378,9 +381,11 @@ class SimInstance:
         steps: int = 0,
         tokens: int = 0,
         nbytes: int = 0,
+        cached: int = 0,
     ) -> None:
         if self._watch.spans is not None:
-            span = Span(self.instance, kind, model, start_ns, self._heap.now_ns, requests, steps, tokens, nbytes)
+            now_ns = self._heap.now_ns
+            span = Span(self.instance, kind, model, start_ns, now_ns, requests, steps, tokens, nbytes, cached)
             self._watch.spans.append(span)
 
 

@@ -126,9 +126,10 @@ def simulate(pool: Pool, arrivals: Iterable[Wanted], *, decisions: DecisionLog |
     """Until all requests have ended."""
     heap, gpu, budget = Heap(), pool.gpu_as_wanted(), pool.budget()
     hardware = pool.hardware or gpu.hardware()
-    policy = pool.recipe.policy(Site(memory_bytes=gpu.memory_bytes, left=lambda request: market.left(request)))
+    site = Site(memory_bytes=gpu.memory_bytes, left=lambda request: market.left(request))
+    policy = pool.recipe.policy(site)
     session = SessionCore(
-        pool.recipe.prefill,
+        pool.recipe.prefill(site),
         policy,
         hardware,
         max_batch=policy.rules.max_batch,
@@ -172,8 +173,10 @@ def _cores(pool: Pool, policy: Policy, hardware: Hardware) -> dict[InstanceId, P
     cores: dict[InstanceId, PrefillCore | DecodeCore] = {}
     for at, (name, role) in enumerate(pool.instances().items()):
         ledger = Ledger(pool.budget(), stream_words(at), address_pages=ADDRESS_PAGES)
-        prefill = role is Role.PREFILL
-        cores[name] = PrefillCore(name, ledger) if prefill else DecodeCore(name, ledger, policy, hardware)
+        if role is Role.PREFILL:
+            cores[name] = PrefillCore(name, ledger, pool.recipe.order, hardware)
+        else:
+            cores[name] = DecodeCore(name, ledger, policy, hardware)
     return cores
 
 

@@ -66,8 +66,10 @@ class DecisionLog:
 def _done(effect: Effect) -> str | None:
     """None for what follows from another line."""
     match effect:
-        case RunPrefill(job, blocks):
-            return f"prefill {job.model} {job.request}.{job.attempt}, {job.prefill_tokens} tokens in {_runs(blocks)}"
+        case RunPrefill(job, blocks, start, stop):
+            part = "" if stop - start == job.prefill_tokens else f"{start}-{stop} of "
+            tokens = f"{part}{job.prefill_tokens} tokens"
+            return f"prefill {job.model} {job.request}.{job.attempt}, {tokens} in {_runs(blocks)}"
         case RunDecode(model, rows, steps, until_ns):
             requests = " ".join(f"{row.job.request}.{row.job.attempt}@{row.position}" for row in rows)
             return f"decode {model} {requests}, {steps} steps, until {until_ns}"

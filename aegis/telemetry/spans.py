@@ -22,7 +22,8 @@ class SpanKind(StrEnum):
 
 class Span(Struct, frozen=True, array_like=True):
     """`[start_ns, stop_ns)` on one instance. `tokens` are a prefill's prompt, or the cached tokens of all rows before a
-    decode run's first step; each of its `steps` adds one per request."""
+    decode run's first step; each of its `steps` adds one per request. Where `tokens` are those of a chunk of a prompt,
+    `cached` ones came before it, and there is no step unless the chunk is the last."""
 
     instance: InstanceId
     kind: SpanKind
@@ -33,6 +34,7 @@ class Span(Struct, frozen=True, array_like=True):
     steps: int = 0
     tokens: int = 0
     nbytes: int = 0
+    cached: int = 0
 
 
 class Spans(Struct, frozen=True, tag=True):

@@ -92,7 +92,7 @@ class _Busy:
 def _runs(spans: Iterable[Span], kind: SpanKind, busy: _Busy) -> Mapping[ModelId, _Runs]:
     found: defaultdict[ModelId, list[Span]] = defaultdict(list)
     for span in spans:
-        if span.kind is kind and span.stop_ns > span.start_ns and span.steps:
+        if span.kind is kind and span.stop_ns > span.start_ns and (span.steps or kind is SpanKind.PREFILL):
             found[span.model].append(span)
     features = _decode_features if kind is SpanKind.DECODE else _prefill_features
     return {
@@ -113,7 +113,7 @@ def _decode_features(span: Span) -> tuple[float, float, float]:
 
 
 def _prefill_features(span: Span) -> tuple[float, float, float]:
-    return 1, span.tokens, span.tokens**2
+    return 1, span.tokens, (span.cached + span.tokens) ** 2 - span.cached**2
 
 
 def _contention(runs: Sequence[_Runs]) -> float:

@@ -1,8 +1,8 @@
 """Which spans a request was part of. Records say when it came and got its tokens, spans what instances did; neither
 names the other.
 
-Its prefill is found by its model, its prompt's length and its end, right before the first token. It was decoded where a
-run of its model ended last before it did: a run ends when one of its requests does.
+Its prefill, or the last chunk of it, is found by its model, its prompt's length and its end, right before the first
+token. It was decoded where a run of its model ended last before it did: a run ends when one of its requests does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ class Match:
 
 def matches(records: Iterable[Record], spans: Sequence[Span]) -> tuple[list[Match], list[Record]]:
     """The requests that finished, in order of their first tokens, and those of them whose prefill was not found."""
-    prefills = Ends((span for span in spans if span.kind is SpanKind.PREFILL), lambda span: (span.model, span.tokens))
+    prefills = Ends(
+        (span for span in spans if span.kind is SpanKind.PREFILL and span.steps),
+        lambda span: (span.model, span.cached + span.tokens),
+    )
     runs = Ends((span for span in spans if span.kind is SpanKind.DECODE), lambda span: span.model)
     found, lost = [], []
     for record in sorted(records, key=lambda record: (record.first_ns or 0, record.request)):

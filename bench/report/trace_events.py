@@ -87,7 +87,7 @@ def _slices(spans: Iterable[Span], process: int, zero_ns: int) -> Iterator[_Even
             "tid": _tid(process, _THREAD[span.kind]),
             "ts": _us(start_ns - zero_ns),
             "dur": _us(ended_ns - start_ns),
-            "args": {key: value for key, value in (args | {"bytes": span.nbytes}).items() if value},
+            "args": {k: v for k, v in (args | {"bytes": span.nbytes, "cached": span.cached}).items() if v},
         }
 
 

@@ -15,7 +15,9 @@ def simulate(
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Requests from a trace.")] = None,
     suite: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A figure of a paper instead: fig11a, fig11b, ... May be repeated."),
+        typer.Option(
+            metavar="NAME", help="A figure of a paper, or a comparison: fig11a, ..., cells, gpus. May be repeated."
+        ),
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -36,6 +38,9 @@ def simulate(
             metavar="N", min=1, help="Instances of policies whose instances do both. [default: as many in all]"
         ),
     ] = None,
+    fixed: Annotated[
+        bool, typer.Option("--fixed", help="Prefill and decode instances for policies whose instances do both, too.")
+    ] = False,
     gpu: Annotated[
         str | None, typer.Option(metavar="GPU", help="h100, h800, h20, a10, h800x4, or a .yaml file. [default: h800]")
     ] = None,
@@ -57,6 +62,13 @@ def simulate(
     costs: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Step costs that `aegis calibrate` has measured.")
     ] = None,
+    link: Annotated[
+        float | None, typer.Option(metavar="GB", min=0.001, max=1e6, help="GB/s of each GPU's link. [default: its own]")
+    ] = None,
+    switch: Annotated[
+        float | None,
+        typer.Option(metavar="S", min=0, max=1e6, help="What a switch takes beside its copies. [default: the GPU's]"),
+    ] = None,
     sweep: Annotated[
         str | None, typer.Option(metavar="SWEEP", help="A key of the workload, like models=16:80:8.")
     ] = None,
@@ -64,6 +76,15 @@ def simulate(
     jobs: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Simulations at a time. [default: one per core]")
     ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, max=1000, help="Of cells and gpus: so many from --seed. [default: 3]"),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Of them: searches with it in CELL/POLICY. May be repeated."),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Of them: also what the file of --json holds.")] = False,
     trace_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Of a suite: traces like M16_rps0.10.csv.gz.")
     ] = None,
@@ -89,6 +110,7 @@ def simulate(
       aegis simulate --workload poisson:rps=0.5 --sweep models=16:64:8 --policy aegaeon --policy serverlessllm
       aegis simulate --trace trace.csv --gpu h100 --prefill 2 --decode 6 --slo ttft=5,tbt=0.05 --plot out.png
       aegis simulate --suite fig11a
+      aegis simulate --suite gpus --trace trace.csv --json gpus.json
     """
     given: dict[str, Any] = dict(locals())
     from bench.simulate.options import run

@@ -12,7 +12,9 @@ from aegis.policies import RECIPES, published
 from aegis.telemetry import files
 from bench import result_files
 from bench.simulate import plots, sweep, table
+from bench.simulate.cells import SEARCHES
 from bench.simulate.figures import figures
+from bench.simulate.search_options import OF_A_SEARCH, is_given, search
 from bench.simulate.setting import Setting
 from bench.simulate.setting import run as run_setting
 from bench.simulate.study import Curve, Point, Study, curves
@@ -22,7 +24,7 @@ from bench.simulate.suites import suite
 from bench.simulate.workers import cores
 from bench.slo import parse_slo
 
-_OF_A_SETTING = ("prefill", "decode", "mixed", "gpu", "models", "seed", "as_published")
+_OF_A_SETTING = ("prefill", "decode", "mixed", "fixed", "gpu", "models", "seed", "as_published")
 _FILES = ("json", "plot", "records", "spans")
 _OF_A_SUITE = ("trace_dir", "tiny")
 _NOT_OF_A_SUITE = (
@@ -31,11 +33,14 @@ _NOT_OF_A_SUITE = (
     "prefill",
     "decode",
     "mixed",
+    "fixed",
     "gpu",
     "models",
     "slo",
     "give_up",
     "costs",
+    "link",
+    "switch",
     "sweep",
     "records",
     "spans",
@@ -52,6 +57,7 @@ def run(given: Mapping[str, Any]) -> None:
         return
     if unused := [name for name in _OF_A_SUITE if given[name]]:
         raise UserError(f"{_option(unused[0])} is of a --suite")
+    _check_not_searched(given)
     study = _study(given)
     if given["plot"]:
         plots.check(given["plot"])
@@ -71,11 +77,15 @@ def run(given: Mapping[str, Any]) -> None:
 
 
 def _suites(given: Mapping[str, Any]) -> None:
-    if unused := [name for name in _NOT_OF_A_SUITE if given[name] is not None]:
-        raise UserError(f"{_option(unused[0])} is not of a --suite, which sets it itself")
-    chosen = [suite(name) for name in dict.fromkeys(given["suite"])]
-    if len(chosen) > 1 and (given["json"] or given["plot"]):
+    names = list(dict.fromkeys(given["suite"]))
+    if len(names) > 1 and (given["json"] or given["plot"]):
         raise UserError("--json and --plot are of one --suite")
+    figured = [suite(name) for name in names if name not in SEARCHES]
+    if figured:
+        _check_figured(given)
+    for name in names:
+        if name in SEARCHES:
+            search(name, given, _chosen(given))
     choice = Choice(
         policies=tuple(dict.fromkeys(given["policy"] or _policies(as_published=given["as_published"]))),
         as_published=given["as_published"],
@@ -84,10 +94,21 @@ def _suites(given: Mapping[str, Any]) -> None:
         jobs=given["jobs"] or cores(),
         trace_dir=given["trace_dir"],
     )
-    for each in chosen:
+    for each in figured:
         name = f"{each.name}-as-published" if choice.as_published else each.name
         json, plot = given["json"] or Path(f"{name}.json"), given["plot"] or Path(f"{name}.png")
         run_suite(each, choice, json=json, plot=plot)
+
+
+def _check_figured(given: Mapping[str, Any]) -> None:
+    if unused := [name for name in _NOT_OF_A_SUITE if is_given(given[name])]:
+        raise UserError(f"{_option(unused[0])} is not of a --suite, which sets it itself")
+    _check_not_searched(given)
+
+
+def _check_not_searched(given: Mapping[str, Any]) -> None:
+    if unused := [name for name in OF_A_SEARCH if given[name]]:
+        raise UserError(f"{_option(unused[0])} is of --suite {', '.join(SEARCHES[:-1])} and {SEARCHES[-1]}")
 
 
 def _policies(*, as_published: bool) -> tuple[str, ...]:
@@ -124,6 +145,10 @@ def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:
         chosen["give_up_ns"] = round(given["give_up"] * NS_PER_S)
     if given["costs"]:
         chosen["costs"] = str(given["costs"])
+    if given["link"]:
+        chosen["link_bytes_per_s"] = round(given["link"] * 1e9)
+    if given["switch"] is not None:
+        chosen["switch_ns"] = round(given["switch"] * NS_PER_S)
     if given["mixed"] is None and {"prefill", "decode"} & set(chosen):
         chosen["mixed"] = chosen.get("prefill", 6) + chosen.get("decode", 10)
     return chosen

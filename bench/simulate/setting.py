@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec, Slo
 from aegis.policies import Recipe, recipe
 from aegis.sim.catalogue import models
-from aegis.sim.gpus import gpu, with_costs
+from aegis.sim.gpus import GpuSpec, gpu, with_costs
 from aegis.sim.market import Wanted
 from aegis.sim.world import Outcome, Pool, simulate
 from bench.workloads import spec, traces
@@ -22,13 +22,15 @@ from bench.workloads.arrival import Arrival
 
 _DEFAULT_SLO = Slo()
 _SPARE_TOKENS = 32
+_KEPT_WORKLOADS = 32  # of some megabytes each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """Everything that a simulation's outcome depends on; texts are as on the command line. `mixed` is how many
-    instances a policy has whose instances do both; others have `prefill` and `decode`. A request without a token after
-    `give_up_ns` fails when the next one arrives; None: as the policy has it, which only as published gives up."""
+    instances a policy has whose instances do both; others have `prefill` and `decode`, and all if `fixed`. A request
+    without a token after `give_up_ns` fails when the next one arrives; None: as the policy has it, which only as
+    published gives up. `link_bytes_per_s`, in and out, and `switch_ns` are the GPU's unless said."""
 
     policy: str
     workload: str | None = None
@@ -42,6 +44,9 @@ class Setting:
     prefill: int = 6
     decode: int = 10
     mixed: int = 16
+    fixed: bool = False
+    link_bytes_per_s: int | None = None
+    switch_ns: int | None = None
     slab_bytes: int = 1 << 30
     give_up_ns: int | None = None
 
@@ -62,7 +67,7 @@ def pool_of(setting: Setting) -> Pool:
     """Its instances and models. Raises UserError."""
     known, asked = _recipe(setting), _arrivals_of(setting)
     return Pool(
-        gpu=with_costs(gpu(setting.gpu), Path(setting.costs)) if setting.costs else gpu(setting.gpu),
+        gpu=_gpu(setting),
         specs=tuple(models(setting.models, asked={arrival.model for arrival in asked}, slo=setting.slo)),
         prefills=0 if known.mixed else setting.prefill,
         decodes=0 if known.mixed else setting.decode,
@@ -72,8 +77,21 @@ def pool_of(setting: Setting) -> Pool:
     )
 
 
+def models_of(setting: Setting) -> int:
+    """How many models its workload or trace asks for. Raises UserError."""
+    return len({arrival.model for arrival in _arrivals_of(setting)})
+
+
+def _gpu(setting: Setting) -> GpuSpec:
+    known = with_costs(gpu(setting.gpu), Path(setting.costs)) if setting.costs else gpu(setting.gpu)
+    if (rate := setting.link_bytes_per_s) is not None:
+        known = replace(known, in_bytes_per_s=rate, out_bytes_per_s=rate)
+    return known if setting.switch_ns is None else replace(known, switch_ns=setting.switch_ns)
+
+
 def _recipe(setting: Setting) -> Recipe:
     known = recipe(setting.policy, as_published=setting.as_published)
+    known = replace(known, mixed=known.mixed and not setting.fixed)
     return known if setting.give_up_ns is None else replace(known, give_up_ns=setting.give_up_ns)
 
 
@@ -81,7 +99,7 @@ def _arrivals_of(setting: Setting) -> list[Arrival]:
     return _arrivals(setting.workload, setting.trace, setting.seed)
 
 
-@cache
+@lru_cache(_KEPT_WORKLOADS)
 def _arrivals(workload: str | None, trace: str | None, seed: int) -> list[Arrival]:
     """Policies of a sweep are given the same arrivals one after the other."""
     if trace:

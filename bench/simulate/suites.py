@@ -9,6 +9,7 @@ from typing import Any
 from aegis.core.errors import UserError
 from aegis.core.model import Slo
 from bench.simulate import sweep
+from bench.simulate.cells import SEARCHES
 from bench.simulate.setting import Setting
 from bench.simulate.sweep import Sweep
 from bench.workloads import spec
@@ -168,7 +169,7 @@ models. Ours are the setups of Figures 14 and 15, the sizes of slabs in 16 (the 
 def suite(name: str) -> Suite:
     """Raises UserError."""
     if name not in SUITES:
-        raise UserError(f"--suite {name}: should be one of {', '.join(SUITES)}")
+        raise UserError(f"--suite {name}: should be one of {', '.join((*SUITES, *SEARCHES))}")
     return SUITES[name]
 
 

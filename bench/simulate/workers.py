@@ -30,12 +30,20 @@ def each(work: Callable[[_Task], _Result], tasks: Sequence[_Task], *, jobs: int,
 
     Raises the UserError that one of them raised, or one where a process was killed; the others are stopped.
     """
+    results = dict(as_they_come(work, tasks, jobs=jobs, title=title))
+    return [results[index] for index in range(len(tasks))]
+
+
+def as_they_come(
+    work: Callable[[_Task], _Result], tasks: Sequence[_Task], *, jobs: int, title: str
+) -> Iterator[tuple[int, _Result]]:
+    """The same, each with the number of its task as soon as it is there."""
     jobs = min(jobs, len(tasks))
     if jobs <= 1:
-        return list(_shown(map(work, tasks), len(tasks), title))
+        yield from _shown(enumerate(map(work, tasks)), len(tasks), title)
+        return
     with _helpers(work, jobs) as helpers:
-        results = dict(_shown(_answers(helpers, tasks), len(tasks), title))
-    return [results[index] for index in range(len(tasks))]
+        yield from _shown(_answers(helpers, tasks), len(tasks), title)
 
 
 def _shown(results: Iterable[_Result], total: int, title: str) -> Iterator[_Result]:

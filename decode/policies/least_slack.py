@@ -27,6 +27,9 @@ class LeastSlack:
     Where less than `calm_share` of the time is spoken for, which is the sum over batches of step time over TBT, the
     quantum is the time of `calm_switches` switches if that is shorter: time that nobody needs is spent on first tokens
     that come sooner.
+
+    Where `rules` say how short chunks may be, a prefill is cut for the earliest next token among the batches that are
+    there.
     """
 
     migrate_bytes: int
@@ -51,7 +54,8 @@ class LeastSlack:
         if running and running.turn_ns is not None and running.turn_ns < quantum_ns:
             order.remove(running)
             order.insert(0, running)
-        return [Turn(batch.batch, quantum_ns + batch.prefill_ns) for batch in order]
+        free_until_ns = _free_until_ns(batches) if self.rules.chunk_tokens is not None else None
+        return [Turn(b.batch, quantum_ns + b.prefill_ns, free_until_ns=free_until_ns) for b in order]
 
     def _quantum_ns(self, batches: Sequence[BatchView]) -> int:
         switch_ns = sum([batch.switch_ns for batch in batches]) / len(batches)
@@ -60,6 +64,12 @@ class LeastSlack:
             return quantum_ns
         absent_ns = max([0 if batch.resident else batch.switch_ns for batch in batches])
         return min(quantum_ns, round(self.calm_switches * absent_ns) + self.calm_quantum_ns)
+
+
+def _free_until_ns(batches: Sequence[BatchView]) -> int | None:
+    """Until when none of the batches that are there needs a step so that no token is late that can be saved."""
+    there = [(batch.savable_due_ns, batch.step_ns) for batch in batches if batch.resident]
+    return min([due_ns - step_ns for due_ns, step_ns in there if due_ns is not None], default=None)
 
 
 def _begin_by_ns(batch: BatchView) -> tuple[int, int]:

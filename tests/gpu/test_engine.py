@@ -84,7 +84,7 @@ def test_a_long_prompt_needs_no_matrix_of_scores() -> None:
     """One head's, of 8192 tokens, would take 64 MiB at a byte each."""
     tokens, shape = 8192, KvShape((KvLayer(2, 128, 128),), "bfloat16", 2)
     arena = Arena(slab_bytes=64 * shape.block_bytes, slabs=10, device="cuda")
-    prefill = Prefill(KvViews(arena.region, shape, torch.device("cuda")), tokens, arena.take(shape, tokens))
+    prefill = Prefill(KvViews(arena.region, shape, torch.device("cuda")), 0, tokens, arena.take(shape, tokens))
     query, key, value = (torch.randn(1, heads, tokens, 128, dtype=torch.bfloat16, device="cuda") for heads in (8, 2, 2))
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -65,7 +65,8 @@ class LiveRun:
         self._specs = {spec.model: spec for spec in pool.specs}
         self._costs = {spec.model: pool.gpu.costs(spec) for spec in pool.specs}
         self._lengths = {RequestId(at): wanted.output_tokens for at, wanted in enumerate(arrivals, 1)}
-        self._policy = pool.recipe.policy(Site(memory_bytes=pool.gpu.memory_bytes))
+        self._site = Site(memory_bytes=pool.gpu.memory_bytes)
+        self._policy = pool.recipe.policy(self._site)
         self._words = Words()
         self._loop = VirtualLoop(self._conductor)
         self._wire = Wire(self._conductor, self._loop, pool.gpu.handover_ns // 2)
@@ -111,7 +112,7 @@ class LiveRun:
     def _make_market(self, devices: Devices, images: ImageCache) -> LiveMarket:
         return LiveMarket(
             SessionCore(
-                self._pool.recipe.prefill,
+                self._pool.recipe.prefill(self._site),
                 self._policy,
                 self._pool.gpu.hardware(),
                 max_batch=self._policy.rules.max_batch,
@@ -178,10 +179,14 @@ class LiveRun:
         actor = Actor(conductor, lambda _: _serve(instance))
         mover = ScriptedMover(self._words, to_device=to_device, to_host=to_host, actor=actor, specs=self._specs)
         ledger = Ledger(self._pool.budget(), stream_words(at), address_pages=ADDRESS_PAGES)
-        prefill = self._names[name] is Role.PREFILL
+        core: PrefillCore | DecodeCore
+        if self._names[name] is Role.PREFILL:
+            core = PrefillCore(name, ledger, self._pool.recipe.order, gpu.hardware())
+        else:
+            core = DecodeCore(name, ledger, self._policy, gpu.hardware())
         parts = Parts(
             instance=name,
-            core=PrefillCore(name, ledger) if prefill else DecodeCore(name, ledger, self._policy, gpu.hardware()),
+            core=core,
             engine=ScriptedEngine(conductor, actor, self._costs, self._lengths),
             device=NoDevice(),
             images=None,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.rng import Stream
+from aegis.core.views import Renewal, TurnRules
 from aegis.policies import recipe
 from aegis.sim.costs import StepCosts
 from aegis.sim.gpus import GpuSpec
 from aegis.sim.market import Wanted
 from aegis.sim.world import PAGE_BYTES, Pool
+from decode.policies.least_slack import LeastSlack
 from tests.sim.pretended import make_spec
 
 _UP_NS = 200 * NS_PER_MS  # live instances have come up
@@ -29,11 +31,14 @@ class Scenario:
     requests: int = 30
     leaving: int = 0
     over_s: int = 10
+    prompt_max: int = 300
     token_us: int = 100  # of a prefill
     message_us: int = 100
     devices: int | None = None
     idle_ns: int | None = None
     policy: str = "aegaeon"
+    split: bool = False  # also where the policy wants mixed instances
+    chunk_tokens: int | None = None  # of prefills that least slack cuts
 
     @property
     def watched(self) -> bool:
@@ -42,6 +47,10 @@ class Scenario:
 
     def pool(self) -> Pool:
         specs = tuple(self._spec(index) for index in range(self.models))
+        chosen = recipe(self.policy)
+        if self.chunk_tokens is not None:
+            rules = TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=self.chunk_tokens)
+            chosen = replace(chosen, policy=lambda site: LeastSlack(site.memory_bytes // 2, rules=rules))
         return Pool(
             gpu=self._gpu(specs),
             specs=specs,
@@ -49,7 +58,7 @@ class Scenario:
             decodes=self.decodes,
             devices=self.devices,
             idle_ns=self.idle_ns,
-            recipe=recipe(self.policy),
+            recipe=replace(chosen, mixed=chosen.mixed and not self.split),
             slab_bytes=PAGE_BYTES,
             host_kv_bytes=self.host_slabs * PAGE_BYTES,
             keep_times=True,
@@ -61,7 +70,8 @@ class Scenario:
         for at_ns in sorted(_UP_NS + draw.below(self.over_s * NS_PER_S) for _ in range(self.requests)):
             model = self._spec(draw.below(self.models)).model
             leaves_ns = at_ns + draw.below(4 * NS_PER_S) if draw.below(100) < self.leaving else None
-            arrivals.append(Wanted(at_ns, model, 1 + draw.below(300), 1 + draw.below(200), leaves_ns))
+            prompt, output = 1 + draw.below(self.prompt_max), 1 + draw.below(200)
+            arrivals.append(Wanted(at_ns, model, prompt, output, leaves_ns))
         return arrivals
 
     def _spec(self, index: int) -> ModelSpec:

@@ -111,8 +111,13 @@ class ScriptedEngine:
     def stop(self, request: RequestId) -> None:
         self._made.pop(request, None)
 
-    def prefill(self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable) -> Sampled:
-        self._work(self._costs[model].prefill_ns(len(tokens)))
+    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None:
+        self._work(self._costs[model].prefill_ns(len(tokens), start))
+
+    def prefill(
+        self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0
+    ) -> Sampled:
+        self.extend(model, tokens, blocks, start)
         return self._token(request)
 
     def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:

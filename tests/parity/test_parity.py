@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from aegis.core.clock import NS_PER_MS, NS_PER_S
@@ -25,6 +27,9 @@ SCENARIOS = {
     "idle instances": Scenario(
         pages=30, prefills=2, decodes=3, devices=2, requests=25, over_s=20, leaving=20, idle_ns=700 * NS_PER_MS
     ),
+    "chunks": Scenario(
+        policy="least-slack", chunk_tokens=64, prompt_max=900, token_us=400, pages=60, requests=40, leaving=20
+    ),
 }
 DECIDED = {
     "swaps": ("preempts", "copy on swap_out", "move", "pages refused", "on prefetch", "abandon load", "end run"),
@@ -33,6 +38,7 @@ DECIDED = {
     "shared device": ("preempts", ": cancel", "pages refused", "urgently", ": take back", "gives back"),
     "late answers": ("preempts", ": cancel", "pages refused", "nothing of"),
     "idle instances": ("preempts", ": cancel", "gently, keep 0", "wipe"),
+    "chunks": ("preempts", ": cancel", ", 0-", "copy on swap_out"),
 }
 """What each scenario is about: its logs have such lines."""
 
@@ -80,6 +86,16 @@ def test_the_same_is_decided(name: str) -> None:
         assert not difference(simulated, live), f"seed {seed}"
         missing -= {what for what in missing if any(what in line for line in simulated)}
     assert not missing, "nothing of this kind was decided"
+
+
+@pytest.mark.parametrize("at", range(2), ids=["swaps", "many instances"])
+def test_prefills_in_order_of_slack_are_the_same(at: int) -> None:
+    """On prefill instances, where jobs pass each other."""
+    known = (SCENARIOS["swaps"], SCENARIOS["many instances"])[at]
+    scenario = replace(known, policy="least-slack", split=True, over_s=3)
+    for seed in range(1000 + at * SEEDS, 1000 + (at + 1) * SEEDS):
+        simulated, live = both(scenario, seed)
+        assert simulated and not difference(simulated, live), f"seed {seed}"
 
 
 @pytest.mark.parametrize("policy", RIVALS)

@@ -21,7 +21,7 @@ from aegis.core.ids import InstanceId, ModelId, PageRun, RequestId, SlabId
 from aegis.core.messages import AddModel, Adopt, GrantPages, GrantSlabs, NeedPages, NeedSlabs, ReturnSlabs
 from aegis.core.model import ModelSpec
 from aegis.core.request import EventHandle, Job, KvHandle, Sampling, Token
-from aegis.core.views import RoundPolicy
+from aegis.core.views import PrefillOrder, RoundPolicy
 from decode.core import DecodeCore
 from decode.policy import WeightedRoundRobin
 from memory.budget import Budget
@@ -127,8 +127,10 @@ def ledger(pages: int, *, host_slabs: int = 64) -> Ledger:
     return books
 
 
-def prefill(*specs: ModelSpec, pages: int, slabs: int | None = 64) -> Driven[PrefillCore]:
-    return Driven(PrefillCore(InstanceId("prefill-0"), ledger(pages)), specs, slabs=slabs)
+def prefill(
+    *specs: ModelSpec, pages: int, slabs: int | None = 64, policy: PrefillOrder | None = None
+) -> Driven[PrefillCore]:
+    return Driven(PrefillCore(InstanceId("prefill-0"), ledger(pages), policy), specs, slabs=slabs)
 
 
 def decode(

@@ -293,12 +293,15 @@ class Node:
         return content
 
     def _prefill(self, effect: RunPrefill) -> Stepped:
-        shape = self._weights_there(effect.job.model)
+        shape, start, stop = self._weights_there(effect.job.model), effect.start, effect.stop
         sequence, blocks = (*effect.job.prompt, *effect.job.sent), list(block_ids(effect.blocks))
-        for position, token in enumerate(sequence):
+        for position, token in enumerate(sequence[start:stop], start):
             self._block(shape, blocks[position // BLOCK_TOKENS])[position % BLOCK_TOKENS] = token
-        duration_ns = 1_000_000 + 10_000 * len(sequence) + self._ground.draw.below(1_000_000)
-        return Stepped(((Token(next_token(sequence)),),), duration_ns)
+        duration_ns = 1_000_000 + 10_000 * (stop - start) + self._ground.draw.below(1_000_000)
+        if not effect.ends:
+            return Stepped((), duration_ns)
+        found = [token for block in blocks for token in self._block(shape, block)]
+        return Stepped(((Token(next_token(found[:stop])),),), duration_ns)
 
     def decode(self, model: ModelId, rows: Sequence[DecodeRow]) -> tuple[Token, ...]:
         """One step."""

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import pytest
+from msgspec.structs import replace
+
+from aegis.core.ids import InstanceId
+from aegis.core.views import BatchView, DecodeView, Renewal, Turn, TurnRules, Work
 from aegis.policies import Policy
 from decode.policies.decode_first import DecodeFirst
+from decode.policies.least_slack import LeastSlack
 from decode.policies.muxserve import MuxServe
 from decode.policies.prefill_first import PrefillFirst
 from decode.policies.qlm import Qlm
@@ -17,6 +24,22 @@ from tests.sim.test_cores import LARGE_BLOCKS, SPECS, play
 from tests.sim.world import Scenario
 
 Q_MAX_NS = 30_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A policy, with every prefill cut into the shortest chunks."""
+
+    policy: Policy
+    rules: TurnRules
+
+    def place(self, work: Work, lists: DecodeView) -> InstanceId | None:
+        return self.policy.place(work, lists)
+
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
+        return [replace(turn, free_until_ns=0) for turn in self.policy.plan(batches, now_ns)]
+
+
 POLICIES: dict[str, Policy] = {
     "aegaeon": WeightedRoundRobin(Q_MAX_NS),
     "prefill-first": PrefillFirst(WeightedRoundRobin(Q_MAX_NS)),
@@ -27,6 +50,10 @@ POLICIES: dict[str, Policy] = {
     "sjf as published": ServerlessLlmOracleSjfAsPublished(lambda request: request * 7 % 31, resort_ns=Q_MAX_NS),
     "qlm": Qlm(),
     "muxserve": MuxServe(16 * PAGE, slice_ns=5_000_000),
+    "least slack": LeastSlack(16 * PAGE),
+    "chunks": Cut(LeastSlack(16 * PAGE), TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=16)),
+    "chunks and turns": Cut(WeightedRoundRobin(Q_MAX_NS), TurnRules(chunk_tokens=32)),
+    "chunks without their KV": Cut(Qlm(), TurnRules(chunk_tokens=16, keeps_kv=False)),
 }
 each_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=list(POLICIES))
 

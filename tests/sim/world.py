@@ -27,6 +27,7 @@ from aegis.core.messages import (
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job, Sampling
 from aegis.core.role import Role
+from aegis.core.views import PrefillOrder, PrefillPolicy
 from aegis.policies import Policy
 from decode.core import DecodeCore
 from decode.policy import WeightedRoundRobin
@@ -57,6 +58,7 @@ from tests.sim.node import Node
 from tests.sim.pretended import END_TOKEN, PAGE, reference
 
 _POLICY = WeightedRoundRobin(30_000_000)
+_GROUPED = GroupedFcfs()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,8 @@ class Scenario:
     decodes: int = 1
     mixed: int = 0
     policy: Policy = _POLICY  # of decode and mixed instances
+    prefill: PrefillPolicy = _GROUPED
+    order: PrefillOrder | None = None
     requests: int = 40
     deaths: int = 0
     removals: int = 0
@@ -103,7 +107,7 @@ class World:
             pages=scenario.pages, page_bytes=PAGE, slab_bytes=PAGE, host_slabs=scenario.host_slabs, instances=len(names)
         )
         policy = scenario.policy
-        self.session = SessionCore(GroupedFcfs(), policy, Hardware(), max_batch=policy.rules.max_batch)
+        self.session = SessionCore(scenario.prefill, policy, Hardware(), max_batch=policy.rules.max_batch)
         self.leases = SlabLeases(scenario.host_slabs)
         self.arbiter = PageArbiter(
             scenario.pages, idle_ns=scenario.idle_ns, patience_ns=scenario.patience_ns, quantum=1
@@ -214,7 +218,7 @@ class World:
         ledger = Ledger(self._budget, words, address_pages=1 << 20)
         core: PrefillCore | DecodeCore
         if instance.startswith("prefill"):
-            core = PrefillCore(instance, ledger)
+            core = PrefillCore(instance, ledger, self.scenario.order)
         else:
             core = DecodeCore(instance, ledger, self.scenario.policy, Hardware())
         self.nodes[instance] = Node(self._ground, instance, core, words, hear=self._heard, moved=self._moved)

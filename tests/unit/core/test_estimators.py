@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -194,3 +195,34 @@ def test_a_fit_without_noise_is_exact(coefficients: list[float]) -> None:
     for x in points:
         fit.observe(x, cost(x))
     assert fit.at((4.0, 4.0, 4.0)) == pytest.approx(cost((4.0, 4.0, 4.0)), rel=1e-6)
+
+
+@cache
+def taught() -> Latency:
+    """That long prompts cost more than their tokens."""
+    latency = Latency(manifest(), HARDWARE)
+    for t in TOKENS * 20:
+        latency.saw_prefill(t, 7_000_000 + 100_000 * t + 50 * t * t)
+    return latency
+
+
+@given(st.integers(500, 4000), st.integers(500, 4000))
+def test_a_chunk_is_estimated_as_its_share_of_the_whole(start: int, tokens: int) -> None:
+    """And all of them with the same constant."""
+
+    def once_more_ns(start: int, stop: int) -> int:
+        latency = taught()
+        return latency.prefill_ns(start) + latency.prefill_ns(stop, start) - latency.prefill_ns(stop)
+
+    assert abs(once_more_ns(start, start + tokens) - once_more_ns(1000, 2000)) <= 3
+
+
+def test_chunks_teach_as_much_as_whole_prefills() -> None:
+    """Of prompts in chunks of a quarter, the last ones costing most."""
+    latency = Latency(manifest(), HARDWARE)
+    c3 = prefill_truth(0)
+    for _ in range(30):
+        for t in TOKENS[2:]:
+            for start, stop in ((t * part // 4, t * (part + 1) // 4) for part in range(4)):
+                latency.saw_prefill(stop, round(prefill_truth(stop) - prefill_truth(start) + c3), start)
+    assert r_squared(latency.prefill_ns, prefill_truth, TOKENS) >= 0.9

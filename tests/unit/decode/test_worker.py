@@ -52,7 +52,12 @@ class Adding:
 
     def stop(self, request: RequestId) -> None: ...
 
-    def prefill(self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: object) -> Sampled:
+    def extend(self, model: ModelId, tokens: Sequence[int], blocks: object, start: int) -> None:
+        raise NotImplementedError
+
+    def prefill(
+        self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: object, start: int = 0
+    ) -> Sampled:
         raise NotImplementedError
 
     def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:

@@ -40,12 +40,17 @@ def begin(
     room: int,
     sampling: Sampling = GREEDY,
     sent: Sequence[int] = (),
+    cuts: Sequence[int] = (),
 ) -> Generation:
-    """Prefills `prompt` and the tokens `sent` before; `room` tokens can follow."""
+    """Prefills `prompt` and the tokens `sent` before, in chunks that end at `cuts`; `room` tokens can follow."""
     blocks = arena.take(built.manifest.kv, len(prompt) + len(sent) + room)
     run = Generation(built.spec.model, RequestId(request), prompt, blocks, [Token(token) for token in sent])
     engine.start(run.request, prompt, sent, sampling)
-    run.first = engine.prefill(run.model, run.request, [*prompt, *sent], blocks)
+    tokens, start = [*prompt, *sent], 0
+    for cut in cuts:
+        engine.extend(run.model, tokens[:cut], blocks, start)
+        start = cut
+    run.first = engine.prefill(run.model, run.request, tokens, blocks, start)
     run.tokens.append(run.first.token)
     return run
 

@@ -8,8 +8,9 @@ import pytest
 from msgspec import structs
 
 from aegis.core.errors import ModelRefused
-from aegis.core.ids import BlockId, ModelId, RequestId
+from aegis.core.ids import ModelId, RequestId
 from aegis.engine.base import Row, Sampled
+from aegis.engine.block_table import BlockTable
 from aegis.engine.transformers_engine import TransformersEngine
 from aegis.models.registry import register
 from aegis.models.selfcheck import MakeEngine, check
@@ -35,8 +36,16 @@ class Swapped(TransformersEngine):
 class ShortSighted(TransformersEngine):
     """Prefills the end of the prompt alone."""
 
-    def prefill(self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: Sequence[BlockId]) -> Sampled:
+    def prefill(
+        self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0
+    ) -> Sampled:
         return super().prefill(model, request, tokens[-3:], blocks)
+
+
+class Forgetful(TransformersEngine):
+    """Knows nothing of earlier chunks."""
+
+    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None: ...
 
 
 def run(tmp_path: Path, model_type: str, make_engine: MakeEngine, dtype: str = "float32") -> None:
@@ -55,7 +64,7 @@ def test_rounding_is_no_reason_to_refuse(tmp_path: Path, dtype: str) -> None:
     run(tmp_path, "llama", TransformersEngine, dtype)
 
 
-@pytest.mark.parametrize("wrong", [OffByOne, Swapped, ShortSighted])
+@pytest.mark.parametrize("wrong", [OffByOne, Swapped, ShortSighted, Forgetful])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_wrong_engine_is_noticed(tmp_path: Path, wrong: MakeEngine, dtype: str) -> None:
     with pytest.raises(ModelRefused, match="its output over paged KV is not what transformers computes"):

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.views import Load, OpenGroup, PrefillPlacement, Work
+from aegis.core.views import Load, OpenGroup, PrefillHome, PrefillPlacement, Work
 from prefill.policy import GroupedFcfs
 from proxy.prefill_queues import PrefillQueues
 from tests.sim.pretended import make_spec
@@ -48,6 +48,7 @@ class Prefills(RuleBasedStateMachine):
         self.kept = PrefillQueues(self.policy.max_group_size, self.latency)
         self.naive: dict[InstanceId, naive.Queue] = {}
         self.placed: dict[RequestId, InstanceId] = {}
+        self.homes: dict[ModelId, InstanceId] = {}
         self.requests = 0
 
     @rule(instance=instances)
@@ -56,6 +57,7 @@ class Prefills(RuleBasedStateMachine):
             self.kept.down(instance)
             del self.naive[instance]
             self.placed = {r: i for r, i in self.placed.items() if i != instance}
+            self.homes = {m: i for m, i in self.homes.items() if i != instance}
         else:
             self.kept.up(instance)
             self.naive[instance] = naive.Queue(instance)
@@ -72,7 +74,7 @@ class Prefills(RuleBasedStateMachine):
             chosen = self.policy.place(work, self.kept)
             self.requests += 1
             request = RequestId(self.requests)
-            self.placed[request] = chosen.instance
+            self.placed[request] = self.homes[model] = chosen.instance
             assert self.kept.add(chosen, request, work) == self.naive[chosen.instance].add(
                 request, model, tokens, chosen.group
             )
@@ -115,6 +117,17 @@ class Prefills(RuleBasedStateMachine):
                 if group.model == model and group.size < self.policy.max_group_size
             )
             assert list(self.kept.active_on(model)) == sorted(i for i, q in self.naive.items() if q.running == model)
+
+    @rule(model=models)
+    def forget(self, model: ModelId) -> None:
+        self.kept.forget(model)
+        self.homes.pop(model, None)
+
+    @invariant()
+    def homes_are_where_the_last_requests_went(self) -> None:
+        assert [self.kept.last_home(model) for model in MODELS] == [self.homes.get(model) for model in MODELS]
+        housed = list(self.homes.values())
+        assert self.kept.by_homes == sorted(PrefillHome(housed.count(instance), instance) for instance in self.naive)
 
     @invariant()
     def the_decision_is_that_of_algorithm_1(self) -> None:

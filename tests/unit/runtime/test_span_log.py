@@ -29,8 +29,18 @@ def told(log: SpanLog) -> tuple[Span, ...]:
 
 def test_a_prefill_is_a_span_of_its_prompt() -> None:
     log = SpanLog(ME, _Clock())
-    log.ran(RunPrefill(JOB, ()), Stepped(((Token(1),),), 300))
+    log.ran(RunPrefill(JOB, (), 0, 3), Stepped(((Token(1),),), 300))
     assert told(log) == (Span(ME, SpanKind.PREFILL, MODEL, 700, 1_000, 1, 1, 3),)
+
+
+def test_a_chunk_is_a_span_of_its_own_tokens_and_makes_none_unless_it_is_the_last() -> None:
+    log = SpanLog(ME, _Clock())
+    log.ran(RunPrefill(JOB, (), 0, 2), Stepped((), 300))
+    log.ran(RunPrefill(JOB, (), 2, 3), Stepped(((Token(1),),), 100))
+    assert told(log) == (
+        Span(ME, SpanKind.PREFILL, MODEL, 700, 1_000, 1, 0, 2),
+        Span(ME, SpanKind.PREFILL, MODEL, 900, 1_000, 1, 1, 1, cached=2),
+    )
 
 
 def test_a_decode_run_is_one_span_whatever_its_steps() -> None:
@@ -56,6 +66,6 @@ def test_copies_are_spans_of_their_kind_and_wipes_are_none() -> None:
 def test_each_span_is_told_once() -> None:
     log = SpanLog(ME, _Clock())
     assert log.drain() is None
-    log.ran(RunPrefill(JOB, ()), Stepped(((Token(1),),), 300))
+    log.ran(RunPrefill(JOB, (), 0, 3), Stepped(((Token(1),),), 300))
     assert len(told(log)) == 1
     assert log.drain() is None

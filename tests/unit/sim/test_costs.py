@@ -1,5 +1,7 @@
 """Durations of steps and runs of steps."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,6 +74,20 @@ def test_a_run_fits_exactly_into_its_own_duration(costs: StepCosts, context: int
 def test_a_prefill_reads_the_weights_as_a_decode_step_does(costs: StepCosts, tokens: int) -> None:
     assert costs.prefill_ns(tokens) >= costs.decode_ns(tokens, 1)
     assert costs.prefill_ns(tokens + 1) >= costs.prefill_ns(tokens)
+
+
+@given(COSTS, st.integers(1, 10**5), st.integers(0, 10**5))
+def test_chunks_cost_what_the_whole_does_and_the_constant_once_more(costs: StepCosts, start: int, tokens: int) -> None:
+    """Exactly, but for rounding, where none is so short that reading the weights takes longest."""
+    costs = replace(costs, decode_ps=1, context_token_ps=0, row_ps=0)
+    whole_ns, stop = costs.prefill_ns(start + tokens), start + tokens
+    parts_ns = costs.prefill_ns(start) + costs.prefill_ns(stop, start)
+    assert 0 <= parts_ns - whole_ns - costs.prefill_ps // 1_000 <= 2
+
+
+@given(COSTS, st.integers(0, 10**5), st.integers(1, 10**5))
+def test_a_chunk_reads_the_weights_and_what_is_cached(costs: StepCosts, start: int, tokens: int) -> None:
+    assert costs.prefill_ns(start + tokens, start) >= costs.decode_ns(start + tokens, 1)
 
 
 def test_published_figures_come_out_in_nanoseconds() -> None:

@@ -11,7 +11,8 @@ from tests.unit.bench.report.made import MS, outcome, record, simulated, span
 def test_each_stage_of_a_request() -> None:
     spans = [
         span("switch", 12, 17, on="prefill-0"),
-        span("prefill", 20, 30, on="prefill-0", tokens=10),
+        span("prefill", 20, 30, on="prefill-0", steps=1, tokens=4, cached=6),
+        span("prefill", 30, 30.5, on="prefill-0", steps=0, tokens=10),
         span("decode", 40, 50),
         span("decode", 50, 55, model="b"),
         span("switch", 55, 58),
@@ -47,7 +48,7 @@ def test_the_prefill_of_each_request_is_found() -> None:
 
 
 def test_requests_whose_prefill_is_not_there_are_counted() -> None:
-    told = stages(Run("one", [span("prefill", 20, 30, tokens=11)], [record(1, 10, 31, 71)]))
+    told = stages(Run("one", [span("prefill", 20, 30, steps=1, tokens=11)], [record(1, 10, 31, 71)]))
     assert (told.requests, told.unmatched) == (0, 1)
 
 

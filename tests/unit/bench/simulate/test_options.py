@@ -92,6 +92,27 @@ def test_what_no_context_holds_is_made_shorter(simulate: Any, tmp_path: Path) ->
     assert lengths == {(2716, 1358)}  # 4000 and 2000 x 4096 / 6032
 
 
+def test_links_switches_and_fixed_instances_are_those_of_the_setting(simulate: Any, tmp_path: Path) -> None:
+    json = tmp_path / "out.json"
+    words = ("--link", 25, "--switch", 0, "--fixed", "--prefill", 1, "--decode", 2)
+    code, _, _ = simulate("--workload", SMALL, "--policy", "serverlessllm", "--json", json, *words)
+    setting = msgspec.json.decode(json.read_bytes())["setting"]
+    assert (code, setting["link_bytes_per_s"], setting["switch_ns"]) == (0, 25_000_000_000, 0)
+    assert (setting["fixed"], setting["prefill"], setting["decode"]) == (True, 1, 2)
+
+
+def test_the_gpus_that_a_trace_needs_are_told_and_written(simulate: Any, tmp_path: Path) -> None:
+    trace, json = tmp_path / "trace.csv", tmp_path / "gpus.json"
+    trace.write_text("arrival_s,model,input_tokens,output_tokens\n0,a,100,50\n1,b,100,50\n")
+    gpus = ("--suite", "gpus", "--trace", trace, "--json", json, "--plot", tmp_path / "gpus.svg")
+    code, out, _ = simulate(*gpus, "--policy", "dedicated", "--policy", "serverlessllm")
+    assert code == 0
+    assert "best rival" in out
+    [cell] = msgspec.json.decode(json.read_bytes())["cells"]
+    found = {each["contender"]: each["median"]["at"] for each in cell["contenders"]}
+    assert (cell["cell"], found) == ("trace.csv", {"dedicated": 2.0, "serverlessllm": 1.0})
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -119,6 +140,16 @@ def test_what_no_context_holds_is_made_shorter(simulate: Any, tmp_path: Path) ->
         (["--suite", "fig11a", "--give-up", "9"], "--give-up is not of a --suite"),
         (["--suite", "fig11a", "--models", "mix:9"], "--models is not of a --suite"),
         (["--suite", "fig11a", "--suite", "fig12", "--json", "x.json"], "--json and --plot are of one --suite"),
+        (["--suite", "cells", "--suite", "fig10"], "--suite fig10: should be one of fig11a"),
+        (["--suite", "cells", "--slo", "ttft=5"], "--slo is not of --suite cells, which sets it itself"),
+        (["--suite", "cells", "--switch", "0"], "--switch is not of --suite cells, which sets it itself"),
+        (["--suite", "cells", "--policy", "aegeon"], "unknown policy 'aegeon'; did you mean 'aegaeon'?"),
+        (["--suite", "cells", "--only", "slo9", "--json", "cells.json"], "--only slo9: is in no name of a search of"),
+        (["--suite", "gpus"], "--suite gpus needs one of --trace and --workload"),
+        (["--suite", "gpus", "--workload", SMALL, "--mixed", "4"], "--mixed is not of --suite gpus, which sets it"),
+        (["--suite", "fig11a", "--fixed"], "--fixed is not of a --suite"),
+        (["--suite", "fig11a", "--seeds", "2"], "--seeds is of --suite cells, cells-links and gpus"),
+        (["--workload", SMALL, "--again"], "--again is of --suite cells, cells-links and gpus"),
     ],
 )
 def test_a_mistake_costs_one_line_and_exit_code_2(simulate: Any, arguments: list[str], line: str) -> None:

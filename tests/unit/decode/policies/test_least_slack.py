@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.views import BatchView, Work
+from aegis.core.views import BatchView, Renewal, TurnRules, Work
 from decode.policies.least_slack import LeastSlack
 from proxy.decode_lists import DecodeLists
 
@@ -24,6 +26,7 @@ def batch(
     switch_ms: int = 1600,
     resident: bool = True,
     turn_ms: int | None = None,
+    savable_ms: int | None = None,
 ) -> BatchView:
     """Of a model of its own, due every 100 ms."""
     return BatchView(
@@ -36,6 +39,7 @@ def batch(
         prefill_ns=prefill_ms * _MS,
         first_due_ns=None if first_due_ms is None else first_due_ms * _MS,
         due_ns=None if due_ms is None else due_ms * _MS,
+        savable_due_ns=None if savable_ms is None else savable_ms * _MS,
         ttft_ns=10 * _S,
         resident=resident,
         turn_ns=None if turn_ms is None else turn_ms * _MS,
@@ -65,6 +69,15 @@ def test_the_running_batch_keeps_its_turn_for_a_quantum() -> None:
 def test_prefills_are_not_taken_from_the_quantum() -> None:
     (turn,) = POLICY.plan([batch(1, first_due_ms=100, prefill_ms=700, step_ms=70)], 0)
     assert turn.quota_ns == 2700 * _MS
+
+
+def test_prefills_may_last_until_somebody_there_needs_a_step_to_be_on_time() -> None:
+    cutting = replace(POLICY, rules=TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=512))
+    late, away, first = batch(1, -500), batch(2, 100, savable_ms=100, resident=False), batch(3, first_due_ms=60)
+    batches = [batch(4, -500, savable_ms=300, step_ms=20), late, away, first, batch(5, 400, savable_ms=400)]
+    assert {turn.free_until_ns for turn in cutting.plan(batches, 0)} == {280 * _MS}
+    assert {turn.free_until_ns for turn in cutting.plan([late, away, first], 0)} == {None}
+    assert {turn.free_until_ns for turn in POLICY.plan(batches, 0)} == {None}, "it cuts none"
 
 
 def test_who_has_time_to_spare_changes_sooner() -> None:

@@ -1,0 +1,83 @@
+"""Who is next on a prefill instance, where a policy decides it, and what the policy has to know for that."""
+
+from __future__ import annotations
+
+from aegis.core.estimators import Hardware, Latency
+from aegis.core.ids import ModelId
+from aegis.core.messages import SwitchDone
+from aegis.core.model import ModelSpec
+from aegis.core.request import Job
+from aegis.core.views import PrefillJob, PrefillLine, PrefillOrder
+from memory.ledger import Ledger
+from prefill.queue import Queue
+
+
+class Ordering:
+    """Keeps a queue in a policy's order; without one, as it is."""
+
+    def __init__(self, policy: PrefillOrder | None, hardware: Hardware, ledger: Ledger, queue: Queue) -> None:
+        self._policy = policy
+        self._hardware = hardware
+        self._ledger = ledger
+        self._queue = queue
+        self._latency: dict[ModelId, Latency] = {}
+        self._loading_ns: dict[ModelId, int] = {}  # since when
+        self._relieved_ns = 0
+
+    def arrange(self, now_ns: int) -> None:
+        """Where jobs have come or gone, and it matters now: for the next job, or for the next model to bring in."""
+        if self._policy is None or not self._queue.changed or (self._queue.running and self._ledger.weights.loading()):
+            return
+        self._queue.changed = False
+        jobs = [job for group in self._queue.groups for job in group.jobs]
+        if jobs:
+            line = PrefillLine([self._view(job) for job in jobs], self._load_ns(jobs, now_ns), self._relieved_ns)
+            self._queue.reorder([jobs[at] for at in self._policy.order(line, now_ns)])
+
+    # --- what it learns ---------------------------------------------------------------------------------------------
+
+    def add(self, spec: ModelSpec) -> None:
+        if self._policy:
+            self._latency[spec.model] = Latency(spec.manifest, self._hardware)
+
+    def drop(self, model: ModelId) -> None:
+        self._latency.pop(model, None)
+
+    def begins(self, job: Job, now_ns: int) -> None:
+        """The job has left the queue."""
+        if self._policy is None:
+            return
+        self._queue.changed = True
+        if all([job.arrival_ns <= other.arrival_ns for group in self._queue.groups for other in group.jobs]):
+            self._relieved_ns = now_ns
+
+    def ran(self, job: Job, duration_ns: int) -> None:
+        if self._policy:
+            self._latency[job.model].saw_prefill(job.prefill_tokens, duration_ns)
+
+    def switched(self, done: SwitchDone) -> None:
+        """A load beside a prefill is not measured: its end is only noticed after that."""
+        if self._policy and not done.prefetched:
+            self._latency[done.model].saw_switch(done.copy_ns)
+
+    def loads(self, now_ns: int) -> None:
+        """Whatever is being brought in is so by now."""
+        if self._policy:
+            self._loading_ns = {m: self._loading_ns.get(m, now_ns) for m, _ in self._ledger.weights.loading()}
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _view(self, job: Job) -> PrefillJob:
+        slo = self._ledger.specs[job.model].slo
+        due_ns = slo.due_ns(job.arrival_ns, len(job.sent))
+        latency = self._latency[job.model]
+        prefill_ns = latency.prefill_ns(job.prefill_tokens)
+        return PrefillJob(job.model, job.arrival_ns, due_ns, slo.ttft_ns, prefill_ns, latency.switch_ns())
+
+    def _load_ns(self, jobs: list[Job], now_ns: int) -> dict[ModelId, int]:
+        load_ns, weights = {}, self._ledger.weights
+        for model in dict.fromkeys([job.model for job in jobs]):
+            if not weights.is_resident(model):
+                elapsed_ns = now_ns - self._loading_ns.get(model, now_ns)
+                load_ns[model] = max(self._latency[model].switch_ns() - elapsed_ns, 1)
+        return load_ns

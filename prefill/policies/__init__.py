@@ -1,0 +1,1 @@
+"""Prefill policies, one per file."""

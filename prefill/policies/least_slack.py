@@ -1,0 +1,58 @@
+"""Prefills in order of slack: who has to begin first to be on time runs first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aegis.core.views import PrefillLine, PrefillPlacement, PrefillView, Work
+from prefill.policies.runs import Schedule
+
+_UNLIMITED = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class LeastSlackPrefill:
+    """Placing. A request joins others of its model in line, where there is the least to do if there are several such
+    places: that costs nobody a load. It goes elsewhere where it would be late there, behind everybody, and elsewhere
+    not: where its first token comes soonest, be it where the last one of its model went, whose weights may still be
+    there, or where there is the least to do.
+
+    Order. Runs that save all first tokens, if that can be (`prefill.policies.runs`). If not, deadlines are taken
+    `grace` times TTFT later, and as many are saved as can be: who is late by little has most of its tokens on time
+    still, and whoever is put off makes its model come once more. Who cannot be saved even so is not dropped: it runs
+    beside others of its model where that makes nobody late, else after all that can be saved.
+
+    Nobody starves: where the job that has waited the longest has not been the next one for its TTFT deadline, it is
+    now. So a job before which `k` others came waits for at most `k + 1` deadlines, each with two loads and prefills.
+    """
+
+    grace: float = 4.0
+    max_group_size: int = _UNLIMITED
+
+    def place(self, work: Work, queues: PrefillView) -> PrefillPlacement:
+        model, best = work.model, queues.by_load[0]
+        soonest_ns, ttft_ns = best.load_ns + queues.switch_ns(model), queues.ttft_ns(model)
+        groups = [(queues.load_ns(group.instance), group.instance, group.group) for group in queues.open_groups(model)]
+        if groups:
+            load_ns, instance, number = min(groups)
+            if load_ns <= ttft_ns or soonest_ns > ttft_ns:
+                return PrefillPlacement(instance, number)
+        home = queues.last_home(model)
+        if home is not None and queues.load_ns(home) <= soonest_ns:
+            return PrefillPlacement(home, None)
+        emptiest = queues.by_homes[0].instance
+        return PrefillPlacement(emptiest if queues.load_ns(emptiest) <= soonest_ns else best.instance, None)
+
+    def order(self, line: PrefillLine, now_ns: int) -> list[int]:
+        jobs = line.jobs
+        schedule = Schedule(jobs, line.load_ns, now_ns)
+        if not schedule.save(all_or_none=True):
+            jobs = [job._replace(due_ns=job.due_ns + round(self.grace * job.ttft_ns)) for job in jobs]
+            schedule = Schedule(jobs, line.load_ns, now_ns)
+            schedule.save()
+        order = schedule.order()
+        oldest = min(order, key=lambda at: (jobs[at].arrival_ns, at))
+        if now_ns >= line.relieved_ns + jobs[oldest].ttft_ns:
+            order.remove(oldest)
+            order.insert(0, oldest)
+        return order

@@ -1,0 +1,196 @@
+"""Runs of prefills of one model each, in an order that saves as many first tokens as can be saved.
+
+Moore-Hodgson (Prism §6.2, Algorithm 2) over jobs whose models may have to be brought in first: the earliest deadline
+first, a job beside others of its model where that makes nobody late; and where somebody is late all the same, whoever
+takes the longest is sacrificed. With one model it is Moore-Hodgson, which sacrifices as few as possible; with several
+the problem is NP-hard, and this is a heuristic. Whom a schedule saves it saves, if its estimates are true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aegis.core.ids import ModelId
+from aegis.core.views import PrefillJob
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """Jobs of one model in a row, as positions in the line. `load_ns` 0: the model is there."""
+
+    model: ModelId
+    jobs: list[int] = field(default_factory=list)
+    prefill_ns: int = 0
+    latest_ns: int = 0  # the latest start with which nobody in it is late
+    load_ns: int = 0
+    start_ns: int = 0
+
+    @property
+    def end_ns(self) -> int:
+        return self.start_ns + self.prefill_ns
+
+
+class Schedule:
+    """Runs one after the other. Models that are not there are brought in meanwhile, one after the other as well."""
+
+    def __init__(self, line: Sequence[PrefillJob], load_ns: Mapping[ModelId, int], now_ns: int) -> None:
+        """`load_ns` of models that are not there."""
+        self.runs: list[Run] = []
+        self.sacrificed: list[int] = []
+        self._line = line
+        self._load_ns = load_ns
+        self._now_ns = now_ns
+        self._last: dict[ModelId, Run] = {}  # of each model
+
+    def save(self, *, all_or_none: bool = False) -> bool:
+        """Whether all are saved. With `all_or_none` it ends where one is not."""
+        by_deadline = sorted(range(len(self._line)), key=self._by_deadline)
+        hopeful = [at for at in by_deadline if self._soonest_ns(at) <= self._line[at].due_ns]
+        if len(hopeful) < len(by_deadline):
+            if all_or_none:
+                return False
+            self.sacrificed = sorted(set(by_deadline) - set(hopeful))
+        if self._saves_with_a_run_each(hopeful):
+            return not self.sacrificed
+        for at in hopeful:
+            self._save(at)
+            if self.sacrificed and all_or_none:
+                return False
+        return not self.sacrificed
+
+    def order(self) -> list[int]:
+        """Of all jobs. Whose model is there need not wait for others' to come, and who was sacrificed runs beside
+        others of its model, unless that makes somebody late; else after all the rest."""
+        self._bring_forward()
+        rest: dict[ModelId, list[int]] = {}
+        for at in sorted(self.sacrificed, key=self._by_deadline):
+            if not self._squeeze_in(at):
+                rest.setdefault(self._line[at].model, []).append(at)
+        return [at for jobs in (*[run.jobs for run in self.runs], *rest.values()) for at in jobs]
+
+    # --- who is saved -------------------------------------------------------------------------------------------------
+
+    def _saves_with_a_run_each(self, jobs: Sequence[int]) -> bool:
+        """Whether all can be with one run of each model, as most often they can."""
+        for at in jobs:
+            model = self._line[at].model
+            self._put(at, self._last.get(model) or self._add_run(model))
+        self._time()
+        if not self._somebody_is_late():
+            return True
+        self.runs.clear()
+        self._last.clear()
+        return False
+
+    def _save(self, at: int) -> None:
+        if self._joins(at):
+            return
+        model = self._line[at].model
+        goes_on = bool(self.runs) and self.runs[-1].model == model
+        self._put(at, self.runs[-1] if goes_on else self._add_run(model))
+        self._time()
+        while self._somebody_is_late():
+            self._sacrifice()
+
+    def _joins(self, at: int) -> bool:
+        """The last run of its model."""
+        job = self._line[at]
+        run = self._last.get(job.model)
+        if run is None or run.end_ns + job.prefill_ns > job.due_ns or not self._can_grow(run, job.prefill_ns):
+            return False
+        self._put(at, run)
+        self._time()
+        return True
+
+    def _sacrifice(self) -> None:
+        """Whoever takes the longest, the one with the latest deadline of those that take as long."""
+        line = self._line
+        _, _, job, number = max(
+            (line[at].prefill_ns + (run.load_ns if len(run.jobs) == 1 else 0), line[at].due_ns, at, number)
+            for number, run in enumerate(self.runs)
+            for at in run.jobs
+        )
+        run = self.runs[number]
+        left = [at for at in run.jobs if at != job]
+        run.jobs, run.prefill_ns = [], 0
+        for at in left:
+            self._put(at, run)
+        if not left:
+            del self.runs[number]
+            self._last = {run.model: run for run in self.runs}
+        self.sacrificed.append(job)
+        self._time()
+
+    # --- and what else there is time for ------------------------------------------------------------------------------
+
+    def _bring_forward(self) -> None:
+        for at, run in enumerate(self.runs):
+            to = at
+            while to and not run.load_ns and self.runs[to - 1].load_ns and self._can_wait(to - 1, at, run.prefill_ns):
+                to -= 1
+            if to < at:
+                self.runs.insert(to, self.runs.pop(at))
+                self._time()
+
+    def _squeeze_in(self, at: int) -> bool:
+        job = self._line[at]
+        run = self._last.get(job.model)
+        if run is None or not self._can_grow(run, job.prefill_ns):
+            return False
+        run.jobs.append(at)
+        run.prefill_ns += job.prefill_ns
+        self._time()
+        return True
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _by_deadline(self, at: int) -> tuple[int, int]:
+        return self._line[at].due_ns, at
+
+    def _soonest_ns(self, at: int) -> int:
+        job = self._line[at]
+        return self._now_ns + self._load_ns.get(job.model, 0) + job.prefill_ns
+
+    def _add_run(self, model: ModelId) -> Run:
+        run = self._last[model] = Run(model)
+        self.runs.append(run)
+        return run
+
+    def _put(self, at: int, run: Run) -> None:
+        job = self._line[at]
+        run.prefill_ns += job.prefill_ns
+        latest_ns = job.due_ns - run.prefill_ns
+        run.latest_ns = min(run.latest_ns, latest_ns) if run.jobs else latest_ns
+        run.jobs.append(at)
+
+    def _can_grow(self, run: Run, by_ns: int) -> bool:
+        return self._can_wait(self.runs.index(run) + 1, len(self.runs), by_ns)
+
+    def _can_wait(self, start: int, stop: int, delay_ns: int) -> bool:
+        """Whether nobody in these runs is late if so much more is done before them. What waits for its model anyway is
+        delayed by less."""
+        end_ns = self.runs[start - 1].end_ns if start else self._now_ns
+        for run in self.runs[start:stop]:
+            delay_ns -= run.start_ns - end_ns
+            if delay_ns <= 0:
+                return True
+            if run.start_ns + delay_ns > run.latest_ns:
+                return False
+            end_ns = run.end_ns
+        return True
+
+    def _somebody_is_late(self) -> bool:
+        return any([run.start_ns > run.latest_ns for run in self.runs])
+
+    def _time(self) -> None:
+        """When each run starts: when the one before has ended and its model has come."""
+        end_ns = loaded_ns = self._now_ns
+        before: set[ModelId] = set()
+        for run in self.runs:
+            again = run.model in before
+            run.load_ns = self._line[run.jobs[0]].switch_ns if again else self._load_ns.get(run.model, 0)
+            before.add(run.model)
+            loaded_ns += run.load_ns
+            run.start_ns = max(end_ns, loaded_ns) if run.load_ns else end_ns
+            end_ns = run.end_ns
