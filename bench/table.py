@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from aegis.sizes import format_size
+from bench.simulate.sweep import Crossing
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -96,6 +99,19 @@ def results(directory: Path = RESULTS) -> str:
         if (file := directory / f"{name}.json").exists()
     ]
     return "\n\n".join(tables) or "Nothing has been measured yet; the commands above do it."
+
+
+def crossings(directory: Path = RESULTS) -> str:
+    """One table of what the suites that vary the number of models found: a row for each policy."""
+    found: dict[str, dict[str, str]] = {}
+    heads = []
+    for file in (directory / f"{name}.json" for name in ("fig11a", "fig11b")):
+        panel = json.loads(file.read_text(encoding="utf-8"))["panels"][0]
+        heads.append(panel["title"])
+        for curve in panel["curves"]:
+            found.setdefault(curve["policy"], {})[panel["title"]] = str(msgspec.convert(curve["crossing"], Crossing))
+    rows = ([f"`{policy}`", *(of.get(head, "") for head in heads)] for policy, of in found.items())
+    return markdown(["policy", *heads], rows)
 
 
 def _table(suite: Suite, measured: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.table import SUITES, results
+from bench.table import SUITES, crossings, results
 
 DECODE: dict[str, Any] = {
     "checkpoint": "tiny",
@@ -53,6 +53,14 @@ def test_a_case_is_a_row_and_the_machine_is_named(
     table = results(tmp_path)
     assert all(part in table for part in expected)
     assert table.count("\n| ") == 3  # head, rule and row
+
+
+def test_what_policies_serve_is_one_table(tmp_path: Path) -> None:
+    many = [{"policy": "a", "crossing": {"at": 75.63}}, {"policy": "b", "crossing": {"above": 112}}]
+    few = [{"policy": "a", "crossing": {"below": 16}}]
+    for suite, title, curves in (("fig11a", "0.1 rps", many), ("fig11b", "0.5 rps", few)):
+        (tmp_path / f"{suite}.json").write_text(json.dumps({"panels": [{"title": title, "curves": curves}]}))
+    assert crossings(tmp_path).splitlines()[2:] == ["| `a` | 75.6 | < 16 |", "| `b` | > 112 |  |"]
 
 
 def test_all_suites_with_results_are_shown(tmp_path: Path) -> None:
