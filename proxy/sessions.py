@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -65,10 +66,11 @@ MAX_REPLAYS = 10
 """The same for deaths of whatever it was waiting on: what was running may not have had the time to say so."""
 
 
-class _Session(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class _Session:
     job: Job
     state: State = State.QUEUED
-    sent: list[int] = []
+    sent: list[Token] = field(default_factory=list)
     prefill: InstanceId | None = None
     decode: InstanceId | None = None
     kv: KvHandle | None = None  # handed over and not adopted yet
@@ -84,6 +86,10 @@ _BEFORE_FIRST_TOKEN = (State.QUEUED, State.PREFILLING)
 class _Handle(Struct, frozen=True):
     owner: InstanceId
     adopter: InstanceId
+
+
+def _ids(tokens: list[Token]) -> tuple[int, ...]:
+    return tuple([token.id for token in tokens])
 
 
 class SessionCore:
@@ -195,7 +201,7 @@ class SessionCore:
             return
         self._decodes.add(session.decode, request, work)
         self._handles[(request, job.attempt)] = _Handle(session.kv.owner, session.decode)
-        self._out.append(To(session.decode, Adopt(job, tuple(session.sent), session.kv)))
+        self._out.append(To(session.decode, Adopt(job, _ids(session.sent), session.kv)))
         session.kv = None
 
     def _refuse(self, request: RequestId) -> None:
@@ -274,7 +280,7 @@ class SessionCore:
 
     def _deliver(self, request: RequestId, session: _Session, first: int, tokens: tuple[Token, ...]) -> None:
         assert first == len(session.sent), f"tokens from {first}, {len(session.sent)} were sent"
-        session.sent += [token.id for token in tokens]
+        session.sent += tokens
         self._out.append(Deliver(request, first, tokens))
 
     def _tokens(self, message: Tokens) -> None:
@@ -372,7 +378,7 @@ class SessionCore:
         session = self._sessions[request]
         self._unmirror(request, session)
         session.state = advance(session.state, Step.REPLAY)
-        session.job = replace(session.job, attempt=session.job.attempt + 1, sent=tuple(session.sent))
+        session.job = replace(session.job, attempt=session.job.attempt + 1, sent=_ids(session.sent))
         session.prefill = session.decode = session.kv = None
         self._out.append(Replayed(request))
         self._place(request)

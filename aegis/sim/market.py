@@ -110,7 +110,7 @@ class SimMarket:
         self._specs = specs
         self._message_ns = message_ns
         self._keep_times = keep_times
-        self._most_tokens = most_tokens
+        self._sampling = Sampling(max_tokens=most_tokens, stop_token_ids=(END,))
         self.decisions = decisions
         self._outbox: defaultdict[InstanceId, list[ToInstance]] = defaultdict(list)
         self._leases = SlabLeases(host_slabs)
@@ -175,8 +175,7 @@ class SimMarket:
     def _arrive(self, wanted: Wanted, arrivals: Iterator[Wanted]) -> None:
         self._arrived += 1
         request, spec = RequestId(self._arrived), self._specs[wanted.model]
-        sampling = Sampling(max_tokens=self._most_tokens, stop_token_ids=(END,))
-        job = Job(request, 1, wanted.model, self._prompt(wanted.input_tokens), sampling, self.heap.now_ns)
+        job = Job(request, 1, wanted.model, self._prompt(wanted.input_tokens), self._sampling, self.heap.now_ns)
         self._fates[request] = _Fate(job, spec, wanted.output_tokens, keep=self._keep_times)
         self.tell(Arrived(job))
         if wanted.leaves_ns is not None:
