@@ -1,4 +1,4 @@
-"""What decisions take: placing requests in markets of two sizes, and planning a decode round: `aegis bench schedule`.
+"""What decisions take: placing requests in markets of two sizes, and planning turns: `aegis bench schedule`.
 
 Nothing is run but the cores and policies that serve. A decision is timed from the event to its effects, views included.
 """
@@ -16,9 +16,11 @@ from rich.table import Table
 
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.views import MAX_BATCH, BatchView
+from aegis.policies import Site, recipe
 from bench.figures import Figure, at_most
 from bench.machine import Machine, describe
 from bench.schedule_stream import Replay, Size, make_spec
+from bench.schedule_turns import TimedPolicy, Turns
 from decode.policy import WeightedRoundRobin
 
 PLACING = ("arrival", "first token")
@@ -26,9 +28,11 @@ PLACING = ("arrival", "first token")
 
 LIMITS_US = {Size(16, 100): 20.0, Size(1000, 10_000): 200.0}
 ROUND_LIMIT_US = 1000.0
+PLAN_LIMIT_US = 50.0
 _ARRIVALS = 20_000
 _ROUNDS = 3000
 _BATCHES = 64
+_MEMORY_BYTES = 80 << 30
 
 
 class Decision(Struct, frozen=True):
@@ -66,7 +70,7 @@ def run(
     """Measures, prints a table and writes all to `json_path`."""
     machine = describe()
     decisions = [each for size, limit_us in limits_us.items() for each in _placing(size, limit_us, arrivals)]
-    decisions.append(_planning(rounds))
+    decisions += [_planning(rounds), *_turns(rounds)]
     result = Result(machine, tuple(each.figure() for each in decisions), tuple(decisions))
     _show(result.decisions)
     if json_path is not None:
@@ -97,6 +101,16 @@ def _planning(rounds: int) -> Decision:
         policy.plan(views, at)
         durations_ns.append(time.perf_counter_ns() - start_ns)
     return _decision(f"{_BATCHES} batches", "decode round", durations_ns, ROUND_LIMIT_US)
+
+
+def _turns(turns: int) -> Iterator[Decision]:
+    """Who is next on an instance with as many models as batches, by the policy that is ours."""
+    policy = TimedPolicy(recipe("least-slack").policy(Site(memory_bytes=_MEMORY_BYTES)), _BATCHES)
+    instance = Turns(policy, _BATCHES)
+    instance.measure(turns)
+    setting = f"{_BATCHES} models"
+    yield _decision(setting, "turn, the plan", policy.durations_ns, PLAN_LIMIT_US)
+    yield _decision(setting, "turn, in the core", instance.durations_ns, None)
 
 
 def _decision(setting: str, event: str, durations_ns: Sequence[int], limit_us: float | None) -> Decision:

@@ -9,6 +9,8 @@ import pytest
 
 from bench.schedule import PLACING, Result, run
 from bench.schedule_stream import Replay, Size
+from bench.schedule_turns import TimedPolicy, Turns
+from decode.policies.least_slack import LeastSlack
 
 
 def test_requests_pass_through_at_a_steady_rate() -> None:
@@ -24,6 +26,14 @@ def test_requests_pass_through_at_a_steady_rate() -> None:
     assert 0 < counts["switch"] < counts["first token"]
 
 
+def test_every_turn_is_planned_over_all_batches() -> None:
+    policy = TimedPolicy(LeastSlack(0), 4)
+    turns = Turns(policy, 4)
+    planned = len(policy.durations_ns)
+    turns.measure(6)
+    assert len(turns.durations_ns) == len(policy.durations_ns) - planned == 6
+
+
 def test_decisions_are_told_beside_their_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "results" / "schedule.json"
     result = run(path, {Size(8, 20): 50.0, Size(3, 2): 60.0}, arrivals=40, rounds=3)
@@ -32,6 +42,7 @@ def test_decisions_are_told_beside_their_limits(tmp_path: Path, capsys: pytest.C
     assert [(each.setting, each.event) for each in judged] == [
         *((size, event) for size in ("8 × 20", "3 × 2") for event in PLACING),
         ("64 batches", "decode round"),
+        ("64 models", "turn, the plan"),
     ]
     assert all(each.p50_us <= each.p99_us <= each.max_us for each in result.decisions)
     shown = capsys.readouterr().out
