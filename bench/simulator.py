@@ -27,7 +27,9 @@ from bench.workloads import spec
 
 LEAST_PER_S = 10_000
 _REPETITIONS = 5
+_SMALL_INSTANCES, _SMALL_REQUESTS = 16, 10_000
 _RATE_PER_INSTANCE = 0.5  # requests per second: as many as there are in figure 11(a) at 80 models
+_HOST_KV_BYTES_PER_INSTANCE = 64 << 30  # 1 TiB for 16 of them
 
 
 class Size(Struct, frozen=True):
@@ -38,12 +40,18 @@ class Size(Struct, frozen=True):
     instances: int
     requests: int
 
+    @property
+    def small(self) -> Size:
+        """Of the same kind: as many models for each instance. With more of them there are more turns."""
+        models = -(-self.models * _SMALL_INSTANCES // self.instances)
+        return Size(models, _SMALL_INSTANCES, min(self.requests, _SMALL_REQUESTS))
+
     def __str__(self) -> str:
         return f"{self.models} × {self.instances} × {self.requests}"
 
 
 FIG_11A = Size(80, 16, 4800)
-SCALES = (Size(100, 16, 10_000), Size(300, 100, 100_000))
+SCALES = (Size(80, 16, 100_000), Size(500, 100, 100_000), Size(300, 100, 100_000))
 LARGE = Size(1000, 1000, 1_000_000)
 
 
@@ -85,10 +93,11 @@ def run(
         result_files.check(json_path)
     machine = describe()
     at_80 = _measured(first, repetitions)
-    scaling = [_measured(size, 1) for size in (*scales, *([LARGE] if large else []))]
+    scales = (*scales, *([LARGE] if large else []))
+    cases = {size: _measured(size, 1) for scale in scales for size in (scale.small, scale)}
     figures = [at_least("simulated requests per second of process time", at_80.per_s, "1/s", LEAST_PER_S)]
-    figures += [_growth(scaling[0], case) for case in scaling[1:]]
-    result = Result(machine, compiled(), tuple(figures), (at_80, *scaling))
+    figures += [_growth(cases[scale.small], cases[scale]) for scale in scales]
+    result = Result(machine, compiled(), tuple(figures), (at_80, *cases.values()))
     _show(result)
     if json_path is not None:
         result_files.write_json(json_path, result)
@@ -129,6 +138,7 @@ def _pool(size: Size, arrivals: Sequence[Wanted]) -> Pool:
         prefills=prefills,
         decodes=size.instances - prefills,
         recipe=recipe("aegaeon"),
+        host_kv_bytes=_HOST_KV_BYTES_PER_INSTANCE * size.instances,
     )
 
 
