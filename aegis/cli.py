@@ -14,6 +14,7 @@ import typer
 from aegis import __version__
 from aegis.client import AdminClient, Refused
 from aegis.core.errors import UserError
+from aegis.explain import explain
 from aegis.sizes import format_size, parse_size
 from bench.calibrate_command import calibrate
 from bench.compare_command import compare as bench_compare
@@ -48,6 +49,7 @@ def aegis(
       aegis launch --models ~/checkpoints           your own models
       aegis models list                             what a running server serves
       aegis memory                                  where its memory is
+      aegis explain                                 why it did what it did
       aegis COMMAND --help                          options and examples of a command
     """
     if version:
@@ -352,6 +354,7 @@ def bench_decode(json: _Json = None) -> int:
     return 0
 
 
+app.command()(explain)
 app.command()(simulate)
 
 

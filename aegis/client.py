@@ -90,8 +90,13 @@ class AdminClient:
         """What became of its requests of late, one record a line, from that number on."""
         return self._lines("/debug/records", since).content
 
+    def decisions(self, since: int = 0) -> tuple[bytes, int]:
+        """What was decided of late and why, one a line, from that number on, and the number to go on from."""
+        response = self._lines("/debug/decisions", since)
+        return response.content, int(response.headers["aegis-next"])
+
     def next_number(self, what: str) -> int:
-        """Of "spans" or "records": those from that number on are yet to come."""
+        """Of "spans", "records" or "decisions": those from that number on are yet to come."""
         return int(self._lines(f"/debug/{what}", _NEVER).headers["aegis-next"])
 
     def _moved(self, how: str, body: dict[str, object]) -> int:

@@ -151,10 +151,13 @@ class Memory(Section):
 
 
 class Telemetry(Section):
-    """What a server remembers of late, for `/debug/spans` and `/debug/records`."""
+    """What a server remembers of late, for `/debug/spans`, `/debug/records` and `/debug/decisions`."""
 
     spans: Count = Field(default=200_000, description="Runs, copies and switches of instances that are remembered")
     records: Count = Field(default=50_000, description="Requests that are remembered after their end")
+    decisions: CountOrNone = Field(
+        default=10_000, description="Decisions that are remembered, with their reasons (`aegis explain`); 0: none"
+    )
     token_times: bool = Field(default=False, description="Also remember when each of their tokens came")
 
 

@@ -74,12 +74,22 @@ _FOR_EVER_NS = (1 << 63) - 1
 class DecodeCore:
     """One decode or mixed instance."""
 
-    def __init__(self, instance: InstanceId, ledger: Ledger, policy: RoundPolicy, hardware: Hardware) -> None:
+    def __init__(
+        self,
+        instance: InstanceId,
+        ledger: Ledger,
+        policy: RoundPolicy,
+        hardware: Hardware,
+        *,
+        explains: bool = False,
+    ) -> None:
+        """Where it `explains`, a `Decision` is among the effects for each turn that is given."""
         self.instance = instance
         self.ledger = ledger
         self.active: ModelId | None = None
         self.counters = Counters()
         self._hardware = hardware
+        self._explains = explains
         self._latency: dict[ModelId, Latency] = {}
         self._work = WorkList(policy)
         self._by_request: dict[RequestId, Sequence] = {}
@@ -299,6 +309,8 @@ class DecodeCore:
         turn = self._work.turn_now(now_ns, lambda batch: self._view(batch, now_ns))
         if turn is None:
             self.ledger.balloon.content()
+        elif self._explains and turn is not previous:
+            self._out.append(self._work.why(self.instance, now_ns))
         if previous and turn and previous.batch is not turn.batch:
             self._preempt(previous.batch)
         return turn

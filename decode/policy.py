@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from math import fsum
 
 from aegis.core.clock import NS_PER_S
+from aegis.core.decision import Plan, Why
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.views import BatchView, DecodeView, Turn, TurnRules, Work
+from aegis.core.wording import duration
+from decode.reasons import why
 
 _ALPHA_FLOOR = 0.5
 _RULES = TurnRules()
@@ -38,6 +41,22 @@ class WeightedRoundRobin:
         order = _side_by_side(batches)
         q_max_ns = min(self.q_max_ns, self._worthwhile_ns(order))
         return [Turn(b.batch, q) for b, q in zip(order, quotas_ns(order, q_max_ns), strict=True)]
+
+    def why_turn(self, plan: Plan, at: int) -> Why:
+        batch, order = plan.batch(at), [b for b in map(plan.batch, range(len(plan.turns))) if b]
+        assert batch is not None
+        q_max_ns = min(self.q_max_ns, self._worthwhile_ns(order))
+        share = f"steps take {batch.step_ns / max(batch.tbt_ns, 1):.0%} of the time between two of its tokens"
+        turns = f"turn {at + 1} of {len(order)}, with switches of {duration(switches_ns(order))} in a round"
+        return why(plan, at, f"{turns} and Q_MAX {duration(q_max_ns)}; {share}")
+
+    def why_place(self, work: Work, lists: DecodeView, chosen: InstanceId) -> Why:
+        for share in lists.shares(work.model):
+            if share.instance == chosen and share.room_tokens >= work.tokens:
+                return Why(f"joins {share.requests} of its model, with room for {share.room_tokens} tokens")
+        lost = next((length for length in lists.by_length if length.instance != chosen), None)
+        shortest = f"no batch of its model has room; shortest list: {lists.batches(chosen)} batches"
+        return Why(f"{shortest}, {lost.instance} has {lost.batches}" if lost else shortest, lost=lost and lost.instance)
 
     def _worthwhile_ns(self, batches: Sequence[BatchView]) -> int:
         c = switches_ns(batches)

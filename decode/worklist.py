@@ -6,9 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aegis.core.ids import ModelId
+from aegis.core.decision import Decision, Plan
+from aegis.core.ids import InstanceId, ModelId
 from aegis.core.switching import Switching
 from aegis.core.views import BatchView, Renewal, RoundPolicy, Turn
+from decode.reasons import turn_decision
 from decode.sequences import Sequence
 
 LOOKAHEAD_BLOCKS = 4  # room for growth a sequence is counted with when it joins a batch (Aegaeon's artifact)
@@ -69,6 +71,7 @@ class WorkList:
         "_policy",
         "_round",
         "batches",
+        "plan",
         "rules",
         "stepping",
         "turn",
@@ -81,6 +84,7 @@ class WorkList:
         self._news = False  # since the last plan: somebody has arrived, or a prefill was cut
         self._next_batch = 0
         self._round: deque[Turn] = deque()
+        self.plan = Plan((), (), 0)  # the last one
         self.batches: list[Batch] = []
         self._by_id: dict[int, Batch] = {}
         self.turn: RunningTurn | None = None
@@ -167,8 +171,17 @@ class WorkList:
                 if batch and _has_work(planned, batch):
                     return planned, batch
             if again:
-                self._round.extend(self._policy.plan([view(batch) for batch in self.batches], now_ns))
+                views = [view(batch) for batch in self.batches]
+                self.plan = Plan(views, self._policy.plan(views, now_ns), now_ns)
+                self._round.extend(self.plan.turns)
         raise AssertionError("the policy plans nothing that can be done")
+
+    def why(self, instance: InstanceId, now_ns: int) -> Decision:
+        """Why the turn that was just given was."""
+        assert self.turn is not None
+        requests = tuple([sequence.job.request for sequence in self.turn.batch.sequences])
+        at = len(self.plan.turns) - len(self._round) - 1
+        return turn_decision(instance, self._policy, self.plan, at, requests, now_ns)
 
     def following(self, model: ModelId) -> Batch | None:
         """The batch of another model whose turn comes next."""

@@ -53,6 +53,7 @@ from memory.ledger import Ledger
 from memory.slabs import NoBlocks
 from prefill.ordering import Ordering
 from prefill.queue import Queue, Running
+from prefill.reasons import next_decision
 from prefill.room import Counters, RoomMaker
 
 _HARDWARE = Hardware()
@@ -76,12 +77,16 @@ class PrefillCore:
         ledger: Ledger,
         policy: PrefillOrder | None = None,
         hardware: Hardware = _HARDWARE,
+        *,
+        explains: bool = False,
     ) -> None:
-        """Without a policy groups run as they were made. `hardware` is what it takes the device for at first."""
+        """Without a policy groups run as they were made. `hardware` is what it takes the device for at first. Where it
+        `explains`, a `Decision` is among the effects for each job that begins."""
         self.instance = instance
         self.ledger = ledger
         self.counters = Counters()
         self.active: ModelId | None = None
+        self._explains = explains
         self._queue = Queue()
         self._room = RoomMaker(ledger, self._queue, self.counters)
         self._ordering = Ordering(policy, hardware, ledger, self._queue)
@@ -184,6 +189,9 @@ class PrefillCore:
             return None
         running = self._queue.running = self._reserve(group.jobs[0])
         if running:
+            if self._explains:
+                why, made_ns = self._ordering.why(running.job, now_ns)
+                self._out.append(next_decision(self.instance, running.job, why, made_ns, now_ns))
             self._ordering.begins(group.jobs.popleft(), now_ns)
             self._activate(group.model, now_ns)
             self._send(Started(running.job.request, running.job.attempt))

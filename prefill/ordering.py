@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aegis.core.decision import Why
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import ModelId
 from aegis.core.messages import SwitchDone
@@ -10,6 +11,7 @@ from aegis.core.request import Job
 from aegis.core.views import PrefillJob, PrefillLine, PrefillOrder
 from memory.ledger import Ledger
 from prefill.queue import Queue
+from prefill.reasons import why_group, why_ordered
 
 
 class Ordering:
@@ -23,6 +25,7 @@ class Ordering:
         self._latency: dict[ModelId, Latency] = {}
         self._loading_ns: dict[ModelId, int] = {}  # since when
         self._relieved_ns = 0
+        self._made: tuple[PrefillLine, list[int], int] | None = None  # the last order, and when
 
     def arrange(self, now_ns: int) -> None:
         """Where jobs have come or gone, and it matters now: for the next job, or for the next model to bring in."""
@@ -32,7 +35,16 @@ class Ordering:
         jobs = [job for group in self._queue.groups for job in group.jobs]
         if jobs:
             line = PrefillLine([self._view(job) for job in jobs], self._load_ns(jobs, now_ns), self._relieved_ns)
-            self._queue.reorder([jobs[at] for at in self._policy.order(line, now_ns)])
+            order = self._policy.order(line, now_ns)
+            self._made = line, order, now_ns
+            self._queue.reorder([jobs[at] for at in order])
+
+    def why(self, job: Job, now_ns: int) -> tuple[Why, int]:
+        """Why the job, which still waits, is next, and when that was found."""
+        if self._policy is None or self._made is None:
+            return why_group(self._queue, job), now_ns
+        line, order, made_ns = self._made
+        return why_ordered(self._policy, line, order, made_ns), made_ns
 
     # --- what it learns ---------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from aegis.core.decision import Decision
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.lifecycle import State
 from aegis.core.messages import FromInstance, ToInstance
@@ -102,4 +103,4 @@ class Replayed(Struct, frozen=True):
     request: RequestId
 
 
-Effect = To | Deliver | DeliverPrompt | Ended | Replayed
+Effect = To | Deliver | DeliverPrompt | Ended | Replayed | Decision

@@ -58,6 +58,7 @@ from proxy.events import (
     To,
 )
 from proxy.prefill_queues import PrefillQueues
+from proxy.reasons import group_decision, place_decision
 
 MAX_LOSSES = 3
 """A request that has seen so many instances die while it was running on them is failed: it may be what kills them."""
@@ -103,8 +104,10 @@ class SessionCore:
         *,
         max_batch: int = MAX_BATCH,
         give_up_ns: int | None = None,
+        explains: bool = False,
     ) -> None:
-        """A request that has no token after `give_up_ns` fails when the next one arrives."""
+        """A request that has no token after `give_up_ns` fails when the next one arrives. Where it `explains`, a `Decision`
+        is among the effects for each request that is placed."""
         self._prefill_policy = prefill_policy
         self._decode_policy = decode_policy
         self._hardware = hardware
@@ -119,12 +122,15 @@ class SessionCore:
         self._mixed: set[InstanceId] = set()
         self._absent: set[InstanceId] = set()  # lost, and being started again
         self._give_up_ns = give_up_ns
+        self._explains = explains
+        self._now_ns = 0  # of the event
         self._tokenless: deque[RequestId] = deque()  # in order of arrival; some have a token by now, or have ended
         self._handles: dict[tuple[RequestId, int], _Handle] = {}  # adopted and not released
         self._out: list[Effect] = []
 
     def on(self, event: Event, now_ns: int) -> list[Effect]:
         """Takes one event; returns what to do, in order."""
+        self._now_ns = now_ns
         match event:
             case Heard(instance, message):
                 self._heard(instance, message, now_ns)
@@ -171,6 +177,9 @@ class SessionCore:
         work = Work(job.model, job.prefill_tokens)
         if self._prefills:
             chosen = self._prefill_policy.place(work, self._prefills)
+            if self._explains:
+                policy, queues = self._prefill_policy, self._prefills
+                self._out.append(group_decision(policy, request, work, queues, chosen, self._now_ns))
             group = self._prefills.add(chosen, request, work)
             session.prefill = chosen.instance
             self._out.append(To(chosen.instance, Submit(job, group)))
@@ -179,7 +188,7 @@ class SessionCore:
             if session.decode is None:
                 self._refuse(request)
                 return
-            self._decodes.add(session.decode, request, work)
+            self._put(session.decode, request, work)
             self._out.append(To(session.decode, Submit(job)))
 
     def _place_waiting(self) -> None:
@@ -199,10 +208,16 @@ class SessionCore:
         if session.decode is None:
             self._refuse(request)
             return
-        self._decodes.add(session.decode, request, work)
+        self._put(session.decode, request, work)
         self._handles[(request, job.attempt)] = _Handle(session.kv.owner, session.decode)
         self._out.append(To(session.decode, Adopt(job, _ids(session.sent), session.kv)))
         session.kv = None
+
+    def _put(self, instance: InstanceId, request: RequestId, work: Work) -> None:
+        if self._explains:
+            policy, lists = self._decode_policy, self._decodes
+            self._out.append(place_decision(policy, request, work, lists, instance, self._now_ns))
+        self._decodes.add(instance, request, work)
 
     def _refuse(self, request: RequestId) -> None:
         """Unless an instance is to come back, which may have a place."""

@@ -9,6 +9,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from aegis.core.block_runs import BlockCopy, Blocks
+from aegis.core.decision import Decision
 from aegis.core.ids import BlockRun, ModelId, PageRun, RequestId, SlabId
 from aegis.core.messages import FromInstance
 from aegis.core.model import KvShape, ModelSpec
@@ -190,4 +191,5 @@ Effect = (
     | Track
     | Untrack
     | Send
+    | Decision
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from aegis.core.decision import Decision
 from aegis.core.effects import Bind, Effect, EndRun, RunDecode, RunPrefill, Send, Track, Unbind, Untrack
 from aegis.core.errors import UserError
 from aegis.core.events import InstanceEvent, StepFailed, Stepped
@@ -61,6 +62,8 @@ class Hands:
                 case Bind(spec):
                     if not self._bind(effect):
                         answers.append(DropModel(spec.model))
+                case Decision():
+                    self._spans.decided(effect)
                 case Unbind(model):
                     self._engine.detach(model)
                     self._mover.perform(effect)

@@ -125,8 +125,8 @@ class Instance:
         if not self._reporter.due(now_ns):
             return
         self._spans.copied(self._mover.copied())
-        if spans := self._spans.drain():
-            self._link.send([spans])
+        if written := self._spans.drain():
+            self._link.send(written)
         report = self._reporter.report(
             now_ns,
             engine_initialisations=parts.engine.initialisations,

@@ -94,5 +94,5 @@ def _core(settings: InstanceSettings, device: Device, mover: Mover) -> PrefillCo
     )
     ledger = Ledger(budget, {name: mover.words[name] for name in StreamName}, address_pages=ADDRESS_PAGES)
     if settings.role is Role.PREFILL:
-        return PrefillCore(settings.instance, ledger, settings.prefill_order())
-    return DecodeCore(settings.instance, ledger, settings.scheduler(), Hardware())
+        return PrefillCore(settings.instance, ledger, settings.prefill_order(), explains=settings.explains)
+    return DecodeCore(settings.instance, ledger, settings.scheduler(), Hardware(), explains=settings.explains)

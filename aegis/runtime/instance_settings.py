@@ -31,6 +31,7 @@ class InstanceSettings(Struct, frozen=True, kw_only=True):
     memory_bytes: int  # what a policy takes its device to have
     q_max_ns: int
     switching_share: float
+    explains: bool = False
     check_laws: bool = False
 
     @property

@@ -167,13 +167,13 @@ async def open_market(
 
 def _history(config: Config) -> History:
     kept = config.telemetry
-    return History(spans=kept.spans, records=kept.records, token_times=kept.token_times)
+    return History(spans=kept.spans, records=kept.records, decisions=kept.decisions, token_times=kept.token_times)
 
 
 def _session_core(config: Config, settings: InstanceSettings) -> SessionCore:
     groups, policy = GroupedFcfs(config.scheduling.prefill.max_group_size), settings.scheduler()
     prefill = recipe(settings.policy).prefill(Site(memory_bytes=settings.memory_bytes, groups=groups))
-    return SessionCore(prefill, policy, Hardware(), max_batch=policy.rules.max_batch)
+    return SessionCore(prefill, policy, Hardware(), max_batch=policy.rules.max_batch, explains=settings.explains)
 
 
 def _template(
@@ -198,6 +198,7 @@ def _template(
         memory_bytes=budget.pages * budget.page_bytes * config.device_count // budget.instances,
         q_max_ns=_q_max_ns(config),
         switching_share=config.scheduling.decode.switching_share,
+        explains=config.telemetry.decisions > 0,
         check_laws=config.memory.debug,
     )
 

@@ -14,11 +14,15 @@ import zmq
 
 from aegis.core.clock import NS_PER_MS
 from aegis.core.messages import FromInstance, ToInstance
+from aegis.telemetry.decisions import Decisions
 from aegis.telemetry.spans import Spans
+
+Said = FromInstance | Spans | Decisions
+"""What an instance sends."""
 
 _encoder = msgspec.msgpack.Encoder()
 _to_instance = msgspec.msgpack.Decoder(list[ToInstance])
-_from_instance = msgspec.msgpack.Decoder(list[FromInstance | Spans])
+_from_instance = msgspec.msgpack.Decoder(list[Said])
 
 
 class InstanceLink:
@@ -32,7 +36,7 @@ class InstanceLink:
         self._socket.set_hwm(0)
         self._socket.connect(address)
 
-    def send(self, messages: Sequence[FromInstance | Spans]) -> None:
+    def send(self, messages: Sequence[Said]) -> None:
         self._socket.send(_encoder.encode(messages), copy=False)
 
     def receive(self, timeout_ns: int) -> list[ToInstance]:
@@ -73,7 +77,7 @@ class ProxyLink:
         self._socket.send_multipart((identity.encode(), _encoder.encode(messages)), zmq.NOBLOCK)
         self._perhaps_readable.set()
 
-    async def receive(self) -> tuple[str, list[FromInstance | Spans]]:
+    async def receive(self) -> tuple[str, list[Said]]:
         while True:
             self._perhaps_readable.clear()
             try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from aegis.core.clock import Clock
+from aegis.core.decision import Decision
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.lifecycle import State
@@ -41,11 +42,11 @@ from aegis.core.request import Job, Sampling
 from aegis.runtime.catalogue import Catalogue, LiveModel
 from aegis.runtime.devices import Devices
 from aegis.runtime.image_cache import ImageCache
-from aegis.runtime.link import ProxyLink
+from aegis.runtime.link import ProxyLink, Said
 from aegis.runtime.pool import Pool
 from aegis.runtime.registering import Registering, register
 from aegis.runtime.tickets import LiveTicket
-from aegis.telemetry.decisions import DecisionLog
+from aegis.telemetry.decisions import DecisionLog, Decisions
 from aegis.telemetry.device_memory import DeviceMemoryMetrics
 from aegis.telemetry.history import History
 from aegis.telemetry.logs import log
@@ -250,10 +251,12 @@ class LiveMarket:
         if self._pool.hopeless():
             self.abandon()
 
-    def _hear(self, instance: InstanceId, message: FromInstance | Spans) -> None:
+    def _hear(self, instance: InstanceId, message: Said) -> None:
         match message:
             case Spans(spans):
                 self._history.spans.add(spans)
+            case Decisions(decisions):
+                self._history.decisions.add(decisions)
             case Ready():
                 self._came_up(instance)
             case ModelAdded(model):
@@ -326,6 +329,13 @@ class LiveMarket:
                     self._metrics.replayed(request)
                 case Ended():
                     self._end(effect, now_ns)
+                case Decision():
+                    self._decided(effect)
+
+    def _decided(self, decision: Decision) -> None:
+        self._history.decisions.add((decision,))
+        if self._decisions:
+            self._decisions.explained(decision)
 
     def _end(self, ended: Ended, now_ns: int) -> None:
         ticket = self._tickets.pop(ended.request)

@@ -1,15 +1,17 @@
-"""Writes down what this instance does, in batches for the proxy."""
+"""Writes down what this instance does, and what it decided, in batches for the proxy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from aegis.core.clock import Clock
+from aegis.core.decision import Decision
 from aegis.core.effects import RunDecode, RunPrefill, StreamName
 from aegis.core.events import Stepped
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import SwitchDone
 from aegis.device.mover import Copied
+from aegis.telemetry.decisions import Decisions
 from aegis.telemetry.spans import Span, SpanKind, Spans
 
 _COPIES = {
@@ -27,6 +29,7 @@ class SpanLog:
         self._instance = instance
         self._clock = clock
         self._spans: list[Span] = []
+        self._decisions: list[Decision] = []
 
     def ran(self, effect: RunPrefill | RunDecode, stepped: Stepped) -> None:
         """Right after the run, which lasted as long as `stepped` says."""
@@ -50,12 +53,15 @@ class SpanLog:
                 span = Span(self._instance, kind, copy.model, copy.start_ns, copy.stop_ns, nbytes=copy.nbytes)
                 self._spans.append(span)
 
-    def drain(self) -> Spans | None:
-        """What was written since the last call; None where nothing was."""
-        if not self._spans:
-            return None
+    def decided(self, decision: Decision) -> None:
+        self._decisions.append(decision)
+
+    def drain(self) -> list[Spans | Decisions]:
+        """What was written since the last call, to be sent."""
         spans, self._spans = self._spans, []
-        return Spans(tuple(spans))
+        decisions, self._decisions = self._decisions, []
+        written: list[Spans | Decisions] = [Spans(tuple(spans))] if spans else []
+        return [*written, Decisions(tuple(decisions))] if decisions else written
 
     def _ended(
         self,

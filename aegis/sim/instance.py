@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from aegis.core.decision import Decision
 from aegis.core.effects import (
     AbandonLoad,
     CopyBlocks,
@@ -63,6 +64,7 @@ class Watch(Protocol):
     """The world around an instance."""
 
     spans: list[Span] | None
+    decided: list[Decision]
     decisions: DecisionLog | None
 
     def output_tokens(self, request: RequestId) -> int:
@@ -133,6 +135,7 @@ class SimInstance:
             LoadWeights: self._load,
             CopyBlocks: self._streams.copy,
             AbandonLoad: self._abandon,
+            Decision: watch.decided.append,
             WipePages: self._streams.wipe,
         }
 

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from aegis.core.decision import Decision
 from aegis.core.errors import LawBroken
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.lifecycle import State
@@ -106,6 +107,7 @@ class SimMarket:
         self.records: list[Record] = []
         self.switches: list[SwitchDone] = []
         self.spans: list[Span] | None = [] if keep_spans else None
+        self.decided: list[Decision] = []  # and why, where the cores explain that
         self._session = session
         self._specs = specs
         self._message_ns = message_ns
@@ -217,11 +219,18 @@ class SimMarket:
                 self._put(effect.instance, effect.message)
             elif type(effect) is Ended:
                 self._ended(effect)
+            elif type(effect) is Decision:
+                self._decided(effect)
 
     def _put(self, instance: InstanceId, message: ToInstance) -> None:
         self._outbox[instance].append(message)
         if self.decisions:
             self.decisions.told(instance, message, self.heap.now_ns)
+
+    def _decided(self, decision: Decision) -> None:
+        self.decided.append(decision)
+        if self.decisions:
+            self.decisions.explained(decision)
 
     def _flush(self) -> None:
         """To each instance its messages leave together."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
+from aegis.core.decision import Decision
 from aegis.core.effects import StreamName
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId
@@ -56,6 +57,7 @@ class Pool:
     host_kv_bytes: int = 1 << 40
     keep_times: bool = False
     keep_spans: bool = False
+    explains: bool = False  # all that its cores decide
     sample_ns: int = 0  # look at the host's slabs so often; 0: never
 
     def instances(self) -> dict[InstanceId, Role]:
@@ -120,6 +122,7 @@ class Outcome:
     counters: dict[InstanceId, dict[str, int]]
     ended_ns: int
     samples: list[HostUse]
+    decisions: list[Decision]
 
 
 def simulate(pool: Pool, arrivals: Iterable[Wanted], *, decisions: DecisionLog | None = None) -> Outcome:
@@ -134,6 +137,7 @@ def simulate(pool: Pool, arrivals: Iterable[Wanted], *, decisions: DecisionLog |
         hardware,
         max_batch=policy.rules.max_batch,
         give_up_ns=pool.recipe.give_up_ns,
+        explains=pool.explains,
     )
     market = SimMarket(
         session,
@@ -154,7 +158,8 @@ def simulate(pool: Pool, arrivals: Iterable[Wanted], *, decisions: DecisionLog |
         market.run(arrivals)
     counters = {name: asdict(core.counters) for name, core in cores.items()}
     samples = sampler.samples if sampler else []
-    return Outcome(market.records, market.switches, market.spans or [], counters, heap.now_ns, samples)
+    spans = market.spans or []
+    return Outcome(market.records, market.switches, spans, counters, heap.now_ns, samples, market.decided)
 
 
 @contextmanager
@@ -174,9 +179,9 @@ def _cores(pool: Pool, policy: Policy, hardware: Hardware) -> dict[InstanceId, P
     for at, (name, role) in enumerate(pool.instances().items()):
         ledger = Ledger(pool.budget(), stream_words(at), address_pages=ADDRESS_PAGES)
         if role is Role.PREFILL:
-            cores[name] = PrefillCore(name, ledger, pool.recipe.order, hardware)
+            cores[name] = PrefillCore(name, ledger, pool.recipe.order, hardware, explains=pool.explains)
         else:
-            cores[name] = DecodeCore(name, ledger, policy, hardware)
+            cores[name] = DecodeCore(name, ledger, policy, hardware, explains=pool.explains)
     return cores
 
 

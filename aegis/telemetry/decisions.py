@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from msgspec import Struct
+
+from aegis.core.decision import Decision
 from aegis.core.effects import (
     AbandonLoad,
     CopyBlocks,
@@ -43,6 +46,12 @@ from aegis.core.messages import (
 from aegis.core.request import EventHandle
 
 
+class Decisions(Struct, frozen=True, tag=True):
+    """What an instance tells the proxy now and then: all that it decided since it last did."""
+
+    decisions: tuple[Decision, ...]
+
+
 class DecisionLog:
     """Lines in the order in which they were decided."""
 
@@ -55,6 +64,10 @@ class DecisionLog:
             what = _said(effect.message) if isinstance(effect, Send) else _done(effect)
             if what:
                 self.lines.append(f"{now_ns} {instance} {what}")
+
+    def explained(self, decision: Decision) -> None:
+        """What the market's cores decided, where they say why."""
+        self.lines.append(f"{decision.at_ns} market for {decision.instance}: {decision.line}")
 
     def told(self, instance: InstanceId, message: ToInstance, now_ns: int) -> None:
         """What the market's cores want an instance to know."""
@@ -87,6 +100,8 @@ def _done(effect: Effect) -> str | None:
             return f"move {_copies(copies)}"
         case WipePages(runs, event):
             return f"wipe {_runs(runs)}, {_event(event)}"
+        case Decision():
+            return effect.line
         case _:
             return None
 

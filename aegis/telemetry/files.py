@@ -1,6 +1,6 @@
-"""Files of spans and of records: a JSON value a line, gzipped where the name ends in `.gz`.
+"""Files of spans, records and decisions: a JSON value a line, gzipped where the name ends in `.gz`.
 
-The same content is the same bytes. A span is an array of its fields, a record an object.
+The same content is the same bytes. A span is an array of its fields, the others are objects.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from aegis.core.decision import Decision
 from aegis.core.errors import UserError
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span
@@ -22,7 +23,7 @@ _Line = TypeVar("_Line", bound=Struct)
 
 
 def write(file: Path, lines: Iterable[Struct]) -> None:
-    """Spans or records. Raises UserError."""
+    """Spans, records or decisions. Raises UserError."""
     write_bytes(file, msgspec.json.Encoder().encode_lines(list(lines)))
 
 
@@ -34,6 +35,11 @@ def read_spans(file: Path) -> list[Span]:
 def read_records(file: Path) -> list[Record]:
     """Raises UserError: one line with the file and the line that is no record."""
     return parse(read_bytes(file), Record, str(file))
+
+
+def read_decisions(file: Path) -> list[Decision]:
+    """Raises UserError: one line with the file and the line that is no decision."""
+    return parse(read_bytes(file), Decision, str(file))
 
 
 def parse(content: bytes, kind: type[_Line], source: str) -> list[_Line]:

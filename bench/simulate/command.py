@@ -99,6 +99,9 @@ def simulate(
         Path | None, typer.Option(metavar="FILE", help="What became of each request, one JSON a line.")
     ] = None,
     spans: Annotated[Path | None, typer.Option(metavar="FILE", help="What each instance did, one JSON a line.")] = None,
+    decisions: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What was decided and why, for `aegis explain FILE`.")
+    ] = None,
 ) -> int:
     """Run the schedulers that serve on simulated GPUs.
 

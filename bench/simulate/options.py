@@ -24,8 +24,9 @@ from bench.simulate.suites import suite
 from bench.simulate.workers import cores
 from bench.slo import parse_slo
 
+_OF_ONE = ("records", "spans", "decisions")
 _OF_A_SETTING = ("prefill", "decode", "mixed", "fixed", "gpu", "models", "seed", "as_published")
-_FILES = ("json", "plot", "records", "spans")
+_FILES = ("json", "plot", *_OF_ONE)
 _OF_A_SUITE = ("trace_dir", "tiny")
 _NOT_OF_A_SUITE = (
     "workload",
@@ -42,8 +43,7 @@ _NOT_OF_A_SUITE = (
     "link",
     "switch",
     "sweep",
-    "records",
-    "spans",
+    *_OF_ONE,
 )
 
 
@@ -61,8 +61,8 @@ def run(given: Mapping[str, Any]) -> None:
     study = _study(given)
     if given["plot"]:
         plots.check(given["plot"])
-    if given["records"] or given["spans"]:
-        result = [_one(study, given["records"], given["spans"])]
+    if any(given[name] for name in _OF_ONE):
+        result = [_one(study, given)]
     else:
         [result] = curves([study], jobs=given["jobs"] or cores(), title="simulating")
     key = study.sweep.key if study.sweep else None
@@ -154,14 +154,14 @@ def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:
     return chosen
 
 
-def _one(study: Study, records: Path | None, spans: Path | None) -> Curve:
+def _one(study: Study, given: Mapping[str, Any]) -> Curve:
     """A single simulation, all of it written down."""
     settings = study.settings()
     if len(settings) != 1:
-        raise UserError("--records and --spans are of one simulation: give one --policy and no --sweep")
+        raise UserError("--records, --spans and --decisions are of one simulation: give one --policy and no --sweep")
     [(at, setting)] = settings
-    outcome = run_setting(setting, keep_times=True)
-    for file, lines in ((records, outcome.records), (spans, outcome.spans)):
-        if file:
-            files.write(file, lines)
+    outcome = run_setting(setting, keep_times=True, explains=given["decisions"] is not None)
+    for name, lines in zip(_OF_ONE, (outcome.records, outcome.spans, outcome.decisions), strict=True):
+        if given[name]:
+            files.write(given[name], lines)
     return Curve(setting.policy, (Point(at, figures(outcome)),))

@@ -57,9 +57,9 @@ class Setting:
         return dict(written)
 
 
-def run(setting: Setting, *, keep_times: bool = False, sample_ns: int = 0) -> Outcome:
+def run(setting: Setting, *, keep_times: bool = False, sample_ns: int = 0, explains: bool = False) -> Outcome:
     """Raises UserError, one line, where something of the setting does not fit."""
-    pool = replace(pool_of(setting), keep_times=keep_times, keep_spans=True, sample_ns=sample_ns)
+    pool = replace(pool_of(setting), keep_times=keep_times, keep_spans=True, sample_ns=sample_ns, explains=explains)
     return simulate(pool, _wanted(_arrivals_of(setting), {spec.model: spec for spec in pool.specs}))
 
 

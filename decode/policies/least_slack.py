@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
+from aegis.core.decision import Plan, Why
 from aegis.core.ids import InstanceId
 from aegis.core.views import BatchView, DecodeView, Renewal, Turn, TurnRules, Work
+from aegis.core.wording import duration, size, when
+from decode.reasons import cost_ns, wants
 
 _RULES = TurnRules(renewal=Renewal.ARRIVAL)
 
@@ -57,6 +60,37 @@ class LeastSlack:
         free_until_ns = _free_until_ns(batches) if self.rules.chunk_tokens is not None else None
         return [Turn(b.batch, quantum_ns + b.prefill_ns, free_until_ns=free_until_ns) for b in order]
 
+    def why_turn(self, plan: Plan, at: int) -> Why:
+        chosen, second, now_ns = plan.batch(at), plan.batch(at + 1), plan.made_ns
+        assert chosen is not None
+        slack_ns, quota_ns = _slack_ns(chosen, now_ns), plan.turns[at].quota_ns
+        because = f"{_begins(slack_ns)} ({wants(chosen, now_ns)})"
+        if second is None:
+            return Why(because, slack_ns, cost_ns(chosen))
+        second_ns = _slack_ns(second, now_ns)
+        if chosen.turn_ns is not None and quota_ns is not None and second_ns < slack_ns:
+            least_ns = quota_ns - chosen.prefill_ns
+            because = f"has had {duration(chosen.turn_ns)} of at least {duration(least_ns)}; {because}"
+        because = f"{because}; next {second.model}, which {_begins(second_ns)} ({wants(second, now_ns)})"
+        return Why(because, slack_ns, cost_ns(chosen), second.model, second_ns, cost_ns(second))
+
+    def why_place(self, work: Work, lists: DecodeView, chosen: InstanceId) -> Why:
+        home, pressed = lists.last_home(work.model), lists.by_pressure
+        best = pressed[0]
+        if home is None:
+            second = pressed[1] if len(pressed) > 1 else None
+            beside = f"; {second.instance}'s want {size(second.nbytes)}" if second else ""
+            because = f"least pressed: its requests want {size(best.nbytes)}{beside}"
+            return Why(because, lost=second.instance if second else None)
+        if home == best.instance:
+            return Why("home of its model, and least pressed", lost=None)
+        busy = any(share.instance == home for share in lists.shares(work.model))
+        freer = f"{size(lists.pressure_bytes(home) - best.nbytes)} freer"
+        limit = f"the {size(self.migrate_bytes)} that a move needs" if busy else "nothing, and none are left at home"
+        if chosen == home:
+            return Why(f"home of its model; {best.instance} is {freer}, not more than {limit}", lost=best.instance)
+        return Why(f"{freer} than its model's home {home}, more than {limit}", lost=home)
+
     def _quantum_ns(self, batches: Sequence[BatchView]) -> int:
         switch_ns = sum([batch.switch_ns for batch in batches]) / len(batches)
         quantum_ns = round(self.turn_factor * sqrt(switch_ns * min([batch.ttft_ns for batch in batches])))
@@ -80,3 +114,11 @@ def _begin_by_ns(batch: BatchView) -> tuple[int, int]:
     if due is not None and due < by_ns:
         by_ns = due
     return by_ns - batch.step_ns - (0 if batch.resident else batch.switch_ns), batch.batch
+
+
+def _slack_ns(batch: BatchView, now_ns: int) -> int:
+    return _begin_by_ns(batch)[0] - now_ns
+
+
+def _begins(slack_ns: int) -> str:
+    return f"{'must begin' if slack_ns >= 0 else 'had to begin'} {when(slack_ns)}"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from aegis.core.decision import Why
 from aegis.core.views import PrefillLine, PrefillPlacement, PrefillView, Work
+from aegis.core.wording import duration, when
 from prefill.policies.runs import Schedule
+from prefill.reasons import why
 
 _UNLIMITED = 1 << 30
 
@@ -43,6 +47,24 @@ class LeastSlackPrefill:
         emptiest = queues.by_homes[0].instance
         return PrefillPlacement(emptiest if queues.load_ns(emptiest) <= soonest_ns else best.instance, None)
 
+    def why_group(self, work: Work, queues: PrefillView, chosen: PrefillPlacement) -> Why:
+        model, instance = work.model, chosen.instance
+        ttft_ns, switch_ns = queues.ttft_ns(model), queues.switch_ns(model)
+        if chosen.group is not None:
+            place, cost_ns = "others of its model are in line", 0
+        elif queues.last_home(model) == instance:
+            place, cost_ns = "home of its model", 0
+        else:
+            place, cost_ns = "home of fewer models, or less to do", switch_ns
+        begins_ns = queues.load_ns(instance) + cost_ns
+        because = f"{place}; begins {when(begins_ns)}, first token due {when(ttft_ns)}"
+        lost = next((load for load in queues.by_load if load.instance != instance), None)
+        if lost is None:
+            return Why(because, ttft_ns - begins_ns, cost_ns)
+        lost_ns = lost.load_ns + switch_ns
+        because = f"{because}; on {lost.instance} {when(lost_ns)}"
+        return Why(because, ttft_ns - begins_ns, cost_ns, lost.instance, ttft_ns - lost_ns, switch_ns)
+
     def order(self, line: PrefillLine, now_ns: int) -> list[int]:
         jobs = line.jobs
         schedule = Schedule(jobs, line.load_ns, now_ns)
@@ -51,8 +73,26 @@ class LeastSlackPrefill:
             schedule = Schedule(jobs, line.load_ns, now_ns)
             schedule.save()
         order = schedule.order()
-        oldest = min(order, key=lambda at: (jobs[at].arrival_ns, at))
-        if now_ns >= line.relieved_ns + jobs[oldest].ttft_ns:
+        oldest = _oldest(line)
+        if _is_starving(oldest, line, now_ns):
             order.remove(oldest)
             order.insert(0, oldest)
         return order
+
+    def why_next(self, line: PrefillLine, order: Sequence[int], now_ns: int) -> Why:
+        oldest = _oldest(line)
+        if order[0] == oldest and _is_starving(oldest, line, now_ns):
+            waited_ns = now_ns - line.jobs[oldest].arrival_ns
+            return why(line, order, now_ns, f"has waited the longest, {duration(waited_ns)}, and not been next in time")
+        model = line.jobs[order[0]].model
+        run = next((at for at, job in enumerate(order) if line.jobs[job].model != model), len(order))
+        return why(line, order, now_ns, f"first of {len(order)} in line, in a run of {run}")
+
+
+def _oldest(line: PrefillLine) -> int:
+    """Who has waited the longest."""
+    return min(range(len(line.jobs)), key=lambda at: (line.jobs[at].arrival_ns, at))
+
+
+def _is_starving(oldest: int, line: PrefillLine, now_ns: int) -> bool:
+    return now_ns >= line.relieved_ns + line.jobs[oldest].ttft_ns

@@ -1,4 +1,4 @@
-"""What the server did of late, as JSON lines: `/debug/spans` and `/debug/records`.
+"""What the server did and decided of late, as JSON lines: `/debug/spans`, `/debug/records`, `/debug/decisions`.
 
 `since` is the number of the first entry wanted, 0 if left out; the header `Aegis-Next` says what to ask for next time.
 """
@@ -39,6 +39,12 @@ async def records(request: Request) -> Response:
     """One `Record` a line, in order of end; with the times of all tokens where `times=1` asks for them."""
     wants_times = request.query_params.get("times") == "1"
     return _reply(market_of(request).history().records, _since(request), list if wants_times else _without_times)
+
+
+@router.get("/decisions")
+async def decisions(request: Request) -> Response:
+    """One `Decision` a line, as an object, in order of arrival at the proxy."""
+    return _reply(market_of(request).history().decisions, _since(request), list)
 
 
 @router.get("/node")

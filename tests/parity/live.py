@@ -116,13 +116,14 @@ class LiveRun:
                 self._policy,
                 self._pool.gpu.hardware(),
                 max_batch=self._policy.rules.max_batch,
+                explains=self._pool.explains,
             ),
             self._pool.budget(),
             images,
             devices,
             self._wire,
             self._conductor,
-            History(spans=0, records=0, token_times=False),
+            History(spans=0, records=0, decisions=0, token_times=False),
             dtype="bfloat16",
             cache_dir=Path(),
             default_slo=Slo(),
@@ -181,9 +182,9 @@ class LiveRun:
         ledger = Ledger(self._pool.budget(), stream_words(at), address_pages=ADDRESS_PAGES)
         core: PrefillCore | DecodeCore
         if self._names[name] is Role.PREFILL:
-            core = PrefillCore(name, ledger, self._pool.recipe.order, gpu.hardware())
+            core = PrefillCore(name, ledger, self._pool.recipe.order, gpu.hardware(), explains=self._pool.explains)
         else:
-            core = DecodeCore(name, ledger, self._policy, gpu.hardware())
+            core = DecodeCore(name, ledger, self._policy, gpu.hardware(), explains=self._pool.explains)
         parts = Parts(
             instance=name,
             core=core,

@@ -45,4 +45,4 @@ def outcome(
     ended_ms: int = 1000,
 ) -> Outcome:
     counters: dict[InstanceId, dict[str, int]] = {InstanceId(f"decode-{i}"): {} for i in range(instances)}
-    return Outcome(records or [], switches or [], spans or [], counters, ended_ms * MS, samples or [])
+    return Outcome(records or [], switches or [], spans or [], counters, ended_ms * MS, samples or [], [])

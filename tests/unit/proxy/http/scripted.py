@@ -146,7 +146,7 @@ class ScriptedMarket:
     refusals: list[UserError | None] = field(default_factory=list)
     unwell: str = ""
     moves: list[tuple[object, ...]] = field(default_factory=list)
-    past: History = field(default_factory=lambda: History(spans=4, records=4, token_times=True))
+    past: History = field(default_factory=lambda: History(spans=4, records=4, decisions=4, token_times=True))
 
     def models(self) -> Mapping[str, ScriptedModel]:
         return self.served

@@ -1,0 +1,100 @@
+"""Why something was decided: which slack, which cost, which alternative lost.
+
+A decision is explained only where somebody asked for that, by a pure function of what was seen when it was made. What
+explains is the policy itself, from the numbers that it decides by; for one that does not, what it saw is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.views import BatchView, DecodeView, PrefillLine, PrefillPlacement, PrefillView, Turn, Work
+
+
+class DecisionKind(StrEnum):
+    PLACE = "place"  # where a request goes
+    PREFILL = "prefill"  # which job is next on a prefill instance
+    TURN = "turn"  # which batch has the turn on a decode or mixed instance
+
+
+class Why(Struct, frozen=True, omit_defaults=True):
+    """A reason, in words and in its numbers. `slack_ns` is the time until what was chosen had to begin to be on time,
+    `cost_ns` what comes before its first step: weights to be brought in, prefills. None: it was not asked for."""
+
+    because: str
+    slack_ns: int | None = None
+    cost_ns: int | None = None
+    lost: str | None = None  # the model, instance or request that came second
+    lost_slack_ns: int | None = None
+    lost_cost_ns: int | None = None
+
+
+class Decision(Struct, frozen=True):
+    """`instance` is where it takes effect. `requests` are those it is about; there is nothing else of them in it."""
+
+    at_ns: int
+    instance: InstanceId
+    kind: DecisionKind
+    model: ModelId
+    requests: tuple[RequestId, ...]
+    what: str
+    why: Why
+
+    @property
+    def line(self) -> str:
+        return f"{self.what}: {self.why.because}"
+
+
+class Plan(NamedTuple):
+    """The turns of a plan, the batches that it was made over, and when."""
+
+    batches: Sequence[BatchView]
+    turns: Sequence[Turn]
+    made_ns: int
+
+    def batch(self, at: int) -> BatchView | None:
+        """That of turn number `at`, if there is one."""
+        if at >= len(self.turns):
+            return None
+        return next(batch for batch in self.batches if batch.batch == self.turns[at].batch)
+
+
+@runtime_checkable
+class ExplainsTurns(Protocol):
+    """A `RoundPolicy` that does."""
+
+    def why_turn(self, plan: Plan, at: int) -> Why:
+        """Why turn number `at` of a plan of its own is there, when the plan was made."""
+        ...
+
+
+@runtime_checkable
+class ExplainsPlaces(Protocol):
+    """A `DecodePolicy` that does."""
+
+    def why_place(self, work: Work, lists: DecodeView, chosen: InstanceId) -> Why:
+        """Why it placed the work there; the lists are as they were then."""
+        ...
+
+
+@runtime_checkable
+class ExplainsGroups(Protocol):
+    """A `PrefillPolicy` that does."""
+
+    def why_group(self, work: Work, queues: PrefillView, chosen: PrefillPlacement) -> Why:
+        """Why it placed the work there; the queues are as they were then."""
+        ...
+
+
+@runtime_checkable
+class ExplainsOrder(Protocol):
+    """A `PrefillOrder` that does."""
+
+    def why_next(self, line: PrefillLine, order: Sequence[int], now_ns: int) -> Why:
+        """Why who is first in its order of the line is so, when the order was made."""
+        ...

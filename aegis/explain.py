@@ -1,0 +1,99 @@
+"""`aegis explain`: what was decided and why, of a running server or of a simulation's file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aegis.client import AdminClient
+from aegis.core.errors import UserError
+
+if TYPE_CHECKING:
+    from aegis.core.decision import Decision
+
+_POLL_S = 0.5
+_LAST = 20
+
+
+def explain(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="Of `aegis simulate --decisions`, in place of a server.")
+    ] = None,
+    instance: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only what takes effect there, like mixed-0.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only about this model, also where it lost.")
+    ] = None,
+    request: Annotated[
+        int | None, typer.Option(metavar="N", help="Only about this request, by its number in `/debug/records`.")
+    ] = None,
+    last: Annotated[int, typer.Option(metavar="N", min=1, help="The last so many.")] = _LAST,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with new ones until Ctrl-C.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="As JSON, one decision a line, times in nanoseconds.")] = False,
+    url: Annotated[str | None, typer.Option("--url", metavar="URL", help="[default: http://127.0.0.1:8000]")] = None,
+) -> int:
+    """Say why: which request went where, who had the turn, who was prefilled next.
+
+    Each line has the slack, the cost and the alternative that lost. A server remembers its last decisions
+    (`telemetry.decisions`); the first column is seconds of its clock, or of the simulation. docs/explain.md has more.
+
+    \b
+    Examples:
+      aegis explain
+      aegis explain --model qwen --last 50
+      aegis explain --request 12
+      aegis explain --instance mixed-0 --follow
+      aegis explain decisions.jsonl.gz --request 12
+    """
+    if file is not None and (url is not None or follow):
+        raise UserError("--url and --follow are of a running server: leave out FILE")
+    wanted = _filter(instance, model, request)
+    if file is not None:
+        from aegis.telemetry.files import read_decisions
+
+        _show([each for each in read_decisions(file) if wanted(each)][-last:], json=json)
+        return 0
+    for number, decisions in enumerate(_told(AdminClient(url or "http://127.0.0.1:8000"), follow=follow)):
+        found = [each for each in decisions if wanted(each)]
+        _show(found if number else found[-last:], json=json)
+    return 0
+
+
+def _filter(instance: str | None, model: str | None, request: int | None) -> Callable[[Decision], bool]:
+    def wanted(decision: Decision) -> bool:
+        return (
+            instance in (None, decision.instance)
+            and model in (None, decision.model, decision.why.lost)
+            and (request is None or request in decision.requests)
+        )
+
+    return wanted
+
+
+def _told(server: AdminClient, *, follow: bool) -> Iterator[list[Decision]]:
+    """In order of time, as far as they have come in by then."""
+    from aegis.core.decision import Decision
+    from aegis.telemetry.files import parse
+
+    since = 0
+    while True:
+        content, since = server.decisions(since)
+        yield sorted(parse(content, Decision, "the server's answer"), key=lambda each: each.at_ns)
+        if not follow:
+            return
+        time.sleep(_POLL_S)
+
+
+def _show(decisions: Iterable[Decision], *, json: bool) -> None:
+    import msgspec
+
+    for each in decisions:
+        line = (
+            msgspec.json.encode(each).decode() if json else f"{each.at_ns / 1e9:12.4f} {each.instance:10} {each.line}"
+        )
+        print(line, flush=True)

@@ -1,0 +1,76 @@
+"""Why a batch has the turn: in the policy's own words, or by what the policy saw."""
+
+from __future__ import annotations
+
+from aegis.core.decision import Decision, DecisionKind, ExplainsTurns, Plan, Why
+from aegis.core.ids import InstanceId, RequestId
+from aegis.core.views import BatchView, RoundPolicy
+from aegis.core.wording import duration, since, when
+
+
+def turn_decision(
+    instance: InstanceId,
+    policy: RoundPolicy,
+    plan: Plan,
+    at: int,
+    requests: tuple[RequestId, ...],
+    now_ns: int,
+) -> Decision:
+    """Turn number `at` of the plan is given, to these requests."""
+    batch, quota_ns = plan.batch(at), plan.turns[at].quota_ns
+    assert batch is not None
+    why = policy.why_turn(plan, at) if isinstance(policy, ExplainsTurns) else why_turn(plan, at)
+    verb = "goes on" if batch.turn_ns is not None and now_ns == plan.made_ns else "has the turn"
+    length = "until it is done" if quota_ns is None else f"for {duration(quota_ns)}"
+    what = f"{batch.model} {verb} {length}{since(now_ns - plan.made_ns)}"
+    return Decision(now_ns, instance, DecisionKind.TURN, batch.model, requests, what, why)
+
+
+def why_turn(plan: Plan, at: int) -> Why:
+    """By its place in the plan, whatever made that."""
+    batch, now_ns = plan.batch(at), plan.made_ns
+    assert batch is not None
+    place = f"number {at + 1} of {len(plan.turns)} in the plan" if len(plan.turns) > 1 else "nobody else has work"
+    return why(plan, at, f"{place} ({wants(batch, now_ns)})")
+
+
+def why(plan: Plan, at: int, because: str) -> Why:
+    """With the numbers of the batch and of the one that comes after it."""
+    batch, second, now_ns = plan.batch(at), plan.batch(at + 1), plan.made_ns
+    assert batch is not None
+    if second is None:
+        return Why(because, slack_ns(batch, now_ns), cost_ns(batch))
+    return Why(
+        f"{because}; next {second.model} ({wants(second, now_ns)})",
+        slack_ns(batch, now_ns),
+        cost_ns(batch),
+        second.model,
+        slack_ns(second, now_ns),
+        cost_ns(second),
+    )
+
+
+def wants(batch: BatchView, now_ns: int) -> str:
+    """Its deadlines and what it takes to meet them: `first token due in 1.2 s, prefill 400 ms, weights 450 ms`."""
+    parts = []
+    if batch.first_due_ns is not None:
+        parts += [f"first token due {when(batch.first_due_ns - now_ns)}", f"prefill {duration(batch.prefill_ns)}"]
+    if batch.due_ns is not None:
+        parts.append(f"next token due {when(batch.due_ns - now_ns)}")
+    parts.append(f"step {duration(batch.step_ns)}")
+    if not batch.resident:
+        parts.append(f"weights {duration(batch.switch_ns)}")
+    return ", ".join(parts)
+
+
+def cost_ns(batch: BatchView) -> int:
+    """What comes before its first decode step."""
+    return (0 if batch.resident else batch.switch_ns) + batch.prefill_ns
+
+
+def slack_ns(batch: BatchView, now_ns: int) -> int | None:
+    """Until it has to begin so that none of its tokens is late; None where it waits for none."""
+    first, due = batch.first_due_ns, batch.due_ns
+    dues = [] if first is None else [first - batch.prefill_ns]
+    dues += [] if due is None else [due]
+    return min(dues) - batch.step_ns - (0 if batch.resident else batch.switch_ns) - now_ns if dues else None

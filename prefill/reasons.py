@@ -1,0 +1,65 @@
+"""Why a job is prefilled next: in the words of the policy that orders them, or by the queue as it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aegis.core.decision import Decision, DecisionKind, ExplainsOrder, Why
+from aegis.core.ids import InstanceId
+from aegis.core.request import Job
+from aegis.core.views import PrefillJob, PrefillLine, PrefillOrder
+from aegis.core.wording import duration, since, when
+from prefill.queue import Queue
+
+
+def next_decision(instance: InstanceId, job: Job, why: Why, made_ns: int, now_ns: int) -> Decision:
+    """The job begins."""
+    what = f"{job.request} of {job.model} is prefilled{since(now_ns - made_ns)}"
+    return Decision(now_ns, instance, DecisionKind.PREFILL, job.model, (job.request,), what, why)
+
+
+def why_group(queue: Queue, job: Job) -> Why:
+    """First come, first served, by groups. The job still waits."""
+    group, *others = [group for group in queue.groups if group.jobs]
+    because = f"first of {queue.waiting} in line, {len(group.jobs)} of them in its group"
+    lost = next((other.model for other in others if other.model != job.model), None)
+    return Why(f"{because}; then {lost}" if lost else because, lost=lost)
+
+
+def why_ordered(policy: PrefillOrder, line: PrefillLine, order: Sequence[int], now_ns: int) -> Why:
+    """Of the job that is first in the order."""
+    if isinstance(policy, ExplainsOrder):
+        return policy.why_next(line, order, now_ns)
+    return why(line, order, now_ns, f"first of {len(order)} in line")
+
+
+def why(line: PrefillLine, order: Sequence[int], now_ns: int, because: str) -> Why:
+    """With the numbers of the job and of the first one of another model after it."""
+    first = line.jobs[order[0]]
+    because = f"{because} ({wants(first, line, now_ns)})"
+    second = next((line.jobs[at] for at in order if line.jobs[at].model != first.model), None)
+    if second is None:
+        return Why(because, slack_ns(first, line, now_ns), cost_ns(first, line))
+    return Why(
+        f"{because}; then {second.model} ({wants(second, line, now_ns)})",
+        slack_ns(first, line, now_ns),
+        cost_ns(first, line),
+        second.model,
+        slack_ns(second, line, now_ns),
+        cost_ns(second, line),
+    )
+
+
+def wants(job: PrefillJob, line: PrefillLine, now_ns: int) -> str:
+    """`token due in 1.2 s, prefill 400 ms, weights 450 ms`."""
+    load_ns = line.load_ns.get(job.model, 0)
+    weights = f", weights {duration(load_ns)}" if load_ns else ""
+    return f"token due {when(job.due_ns - now_ns)}, prefill {duration(job.prefill_ns)}{weights}"
+
+
+def slack_ns(job: PrefillJob, line: PrefillLine, now_ns: int) -> int:
+    return job.due_ns - cost_ns(job, line) - now_ns
+
+
+def cost_ns(job: PrefillJob, line: PrefillLine) -> int:
+    return line.load_ns.get(job.model, 0) + job.prefill_ns
