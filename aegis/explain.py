@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aegis.client import AdminClient
+from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def explain(
         str | None, typer.Option(metavar="NAME", help="Only what takes effect there, like mixed-0.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only about this model, also where it lost.")
+        str | None, typer.Option(metavar="NAME", help="Only about this model, also where it came second.")
     ] = None,
     request: Annotated[
         int | None, typer.Option(metavar="N", help="Only about this request, by its number in `/debug/records`.")
@@ -93,7 +94,5 @@ def _show(decisions: Iterable[Decision], *, json: bool) -> None:
     import msgspec
 
     for each in decisions:
-        line = (
-            msgspec.json.encode(each).decode() if json else f"{each.at_ns / 1e9:12.4f} {each.instance:10} {each.line}"
-        )
-        print(line, flush=True)
+        told = f"{each.at_ns / NS_PER_S:12.4f} {each.instance:10} {each.line}"
+        print(msgspec.json.encode(each).decode() if json else told, flush=True)

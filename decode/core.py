@@ -83,7 +83,8 @@ class DecodeCore:
         *,
         explains: bool = False,
     ) -> None:
-        """Where it `explains`, a `Decision` is among the effects for each turn that is given."""
+        """Where it `explains`, there is a `Decision` among the effects for each turn that is given, where there was a
+        choice."""
         self.instance = instance
         self.ledger = ledger
         self.active: ModelId | None = None
@@ -309,7 +310,7 @@ class DecodeCore:
         turn = self._work.turn_now(now_ns, lambda batch: self._view(batch, now_ns))
         if turn is None:
             self.ledger.balloon.content()
-        elif self._explains and turn is not previous:
+        elif self._explains and turn is not previous and self._work.had_choice(previous):
             self._out.append(self._work.why(self.instance, now_ns))
         if previous and turn and previous.batch is not turn.batch:
             self._preempt(previous.batch)

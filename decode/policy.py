@@ -43,12 +43,14 @@ class WeightedRoundRobin:
         return [Turn(b.batch, q) for b, q in zip(order, quotas_ns(order, q_max_ns), strict=True)]
 
     def why_turn(self, plan: Plan, at: int) -> Why:
-        batch, order = plan.batch(at), [b for b in map(plan.batch, range(len(plan.turns))) if b]
+        batch, count = plan.batch(at), len(plan.turns)
         assert batch is not None
-        q_max_ns = min(self.q_max_ns, self._worthwhile_ns(order))
-        share = f"steps take {batch.step_ns / max(batch.tbt_ns, 1):.0%} of the time between two of its tokens"
-        turns = f"turn {at + 1} of {len(order)}, with switches of {duration(switches_ns(order))} in a round"
-        return why(plan, at, f"{turns} and Q_MAX {duration(q_max_ns)}; {share}")
+        share = f"a step takes {batch.step_ns / max(batch.tbt_ns, 1):.0%} of the time between two tokens"
+        if count == 1:
+            return why(plan, at, f"nobody else has work; {share}")
+        q_max_ns = min(self.q_max_ns, self._worthwhile_ns(plan.batches))
+        switches = f"switches take {duration(switches_ns(plan.batches))} of a round"
+        return why(plan, at, f"turn {at + 1} of {count}; {share}, {switches}, Q_MAX is {duration(q_max_ns)}")
 
     def why_place(self, work: Work, lists: DecodeView, chosen: InstanceId) -> Why:
         for share in lists.shares(work.model):

@@ -176,6 +176,11 @@ class WorkList:
                 self._round.extend(self.plan.turns)
         raise AssertionError("the policy plans nothing that can be done")
 
+    def had_choice(self, previous: RunningTurn | None) -> bool:
+        """Whether the turn that was just given is another batch's, or could have been."""
+        turn = self.turn
+        return len(self.plan.turns) > 1 or previous is None or turn is None or turn.batch is not previous.batch
+
     def why(self, instance: InstanceId, now_ns: int) -> Decision:
         """Why the turn that was just given was."""
         assert self.turn is not None

@@ -32,7 +32,7 @@ def place_decision(
 
 
 def _decision(request: RequestId, work: Work, chosen: InstanceId, how: str, why: Why, now_ns: int) -> Decision:
-    what = f"{request} of {work.model} is to be {how} on {chosen}"
+    what = f"request {request} of {work.model} is to be {how} on {chosen}"
     return Decision(now_ns, chosen, DecisionKind.PLACE, work.model, (request,), what, why)
 
 

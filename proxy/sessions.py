@@ -106,8 +106,8 @@ class SessionCore:
         give_up_ns: int | None = None,
         explains: bool = False,
     ) -> None:
-        """A request that has no token after `give_up_ns` fails when the next one arrives. Where it `explains`, a `Decision`
-        is among the effects for each request that is placed."""
+        """A request that has no token after `give_up_ns` fails when the next one arrives. Where it `explains`, there is
+        a `Decision` among the effects for each request that is placed."""
         self._prefill_policy = prefill_policy
         self._decode_policy = decode_policy
         self._hardware = hardware

@@ -40,6 +40,9 @@ def timeline(
     records: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What became of each request, for arrows from run to run.")
     ] = None,
+    decisions: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What was decided, for the reason of each run and switch.")
+    ] = None,
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="Ask a running server instead of reading files.")
     ] = None,
@@ -62,7 +65,7 @@ def timeline(
     from bench.report.sources import read
     from bench.report.trace_events import encode
 
-    run = read(spans, records, url, admin_key)
+    run = read(spans, records, url, admin_key, decisions)
     write_bytes(out, encode(run))
     print(f"{out}: {len(run.spans)} spans, {len(run.records)} records; open it at https://ui.perfetto.dev")
     return 0

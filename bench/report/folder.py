@@ -1,7 +1,7 @@
 """What a folder holds, told apart by what is in the files and put together by their names.
 
-`a.json`, `a.records.jsonl`, `a.spans.jsonl.gz` and `a.memory.jsonl` are of the run `a`, `b/spans.jsonl` is of the run
-`b`. Several files of the same kind are one after the other.
+`a.json`, `a.records.jsonl`, `a.spans.jsonl.gz`, `a.decisions.jsonl.gz` and `a.memory.jsonl` are of the run `a`,
+`b/spans.jsonl` is of the run `b`. Several files of the same kind are one after the other.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from aegis.core.decision import Decision
 from aegis.core.errors import UserError
 from aegis.telemetry.files import parse, read_bytes
 from aegis.telemetry.memory_report import MemoryReport
@@ -29,7 +30,7 @@ from bench.simulate.switching import Switching
 
 _SUFFIXES = re.compile(r"(?P<name>.*?)\.(?P<form>jsonl?)(\.gz)?")
 _PANELS = {"mean_s": Breakdown, "kv_copies": Switching, "shapes": Fragmentation}
-_KIND = re.compile(r"(^|[._/-])(spans|records|memory|results?)([._-]?\d+)?$")
+_KIND = re.compile(r"(^|[._/-])(spans|records|decisions|memory|results?)([._-]?\d+)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,11 @@ class _Found:
     spans: list[Span] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     memory: list[MemoryReport] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
     result: Served | None = None
 
     def run(self, name: str) -> Run:
-        return Run(name, self.spans, self.records, self.result, self.memory)
+        return Run(name, self.spans, self.records, self.result, self.memory, self.decisions)
 
 
 def read(folder: Path) -> Folder:
@@ -113,6 +115,8 @@ class _Reader:
             self._of(name).spans += parse(content, Span, source)
         elif isinstance(first, dict) and "arrival_ns" in first:
             self._of(name).records += parse(content, Record, source)
+        elif isinstance(first, dict) and "why" in first:
+            self._of(name).decisions += parse(content, Decision, source)
         elif isinstance(first, dict) and "model_cache" in first:
             self._of(name).memory += parse(content, MemoryReport, source)
         else:

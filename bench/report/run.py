@@ -8,9 +8,11 @@ from functools import cached_property
 
 from msgspec import Struct
 
+from aegis.core.decision import Decision
 from aegis.telemetry.memory_report import MemoryReport
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span
+from bench.report.reasons import Reasons
 from bench.simulate.breakdown import Breakdown
 from bench.simulate.fragmentation import Fragmentation
 from bench.simulate.references import Comparison
@@ -59,6 +61,11 @@ class Run:
     records: Sequence[Record] = ()
     result: Served | None = None
     memory: Sequence[MemoryReport] = field(default=())
+    decisions: Sequence[Decision] = ()
+
+    @cached_property
+    def reasons(self) -> Reasons:
+        return Reasons(self.decisions)
 
     @cached_property
     def start_ns(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -30,7 +31,8 @@ def schedule(folder: Folder) -> Markup:
         "Schedule",
         "A row for each instance: what it computed, in the colour of the model, prefill with an edge above, and grey "
         "where it waited for another model; below it, thin, weights, KV inwards and KV outwards. Drag to move, use the "
-        "buttons or Ctrl and the wheel to come closer, point at a stretch to read it. Keys: arrows, +, −, 0 for all.",
+        "buttons or Ctrl and the wheel to come closer, point at a stretch to read it, and why it came where that was "
+        "written down. Keys: arrows, +, −, 0 for all.",
         *(_timeline(run) for run in told),
         lacking("schedule", folder.without(lambda run: run.spans), SPANS),
     )
@@ -38,22 +40,25 @@ def schedule(folder: Folder) -> Markup:
 
 def packed(run: Run) -> dict[str, Any]:
     """What the timeline is drawn from, times in microseconds since the start. A lane is a list for each field of its
-    spans; starts are told as steps from one to the next."""
+    spans; starts are told as steps from one to the next, reasons as places in their list, which begins with none."""
     shown = dict(list(instances(run.spans).items())[:INSTANCES_MAX])
     models = sorted({span.model for spans in shown.values() for span in spans})
     number = {model: index for index, model in enumerate(models)}
+    reasons = {"": 0}
+    lanes = {
+        name: [_lane([s for s in spans if s.kind in kinds], number, reasons, run) for kinds in _LANES]
+        for name, spans in shown.items()
+    }
     return {
         "stop": (run.stop_ns - run.start_ns) / 1e3,
         "models": models,
         "kinds": _KINDS,
-        "instances": [
-            {"name": name, "lanes": [_lane([s for s in spans if s.kind in kinds], number, run) for kinds in _LANES]}
-            for name, spans in shown.items()
-        ],
+        "reasons": list(reasons),
+        "instances": [{"name": name, "lanes": told} for name, told in lanes.items()],
     }
 
 
-def _lane(spans: Sequence[Span], number: dict[Any, int], run: Run) -> dict[str, list[int]]:
+def _lane(spans: Sequence[Span], number: dict[Any, int], reasons: dict[str, int], run: Run) -> dict[str, list[int]]:
     ordered = sorted(spans, key=lambda span: (span.start_ns, span.stop_ns))
     starts = [(span.start_ns - run.start_ns) // 1000 for span in ordered]
     return {
@@ -65,6 +70,7 @@ def _lane(spans: Sequence[Span], number: dict[Any, int], run: Run) -> dict[str, 
         "steps": [span.steps for span in ordered],
         "tokens": [span.tokens for span in ordered],
         "nbytes": [span.nbytes for span in ordered],
+        "why": [reasons.setdefault(run.reasons.line(span), len(reasons)) for span in ordered],
     }
 
 
@@ -93,7 +99,7 @@ def _first(run: Run) -> Run:
     """The run up to the point where there are too many spans to draw."""
     if len(run.spans) <= SPANS_MAX:
         return run
-    return Run(run.name, sorted(run.spans, key=lambda span: span.start_ns)[:SPANS_MAX])
+    return replace(run, spans=sorted(run.spans, key=lambda span: span.start_ns)[:SPANS_MAX])
 
 
 def _left_out(run: Run, kept: Run, names: Sequence[InstanceId]) -> list[Markup]:

@@ -185,6 +185,7 @@ class Timeline {
     if (lane.requests[at]) parts.push(`batch ${lane.requests[at]}, ${lane.steps[at]} steps`);
     if (lane.tokens[at]) parts.push(`${lane.tokens[at]} ${kind === "prefill" ? "prompt" : "cached"} tokens`);
     if (lane.nbytes[at]) parts.push(size(lane.nbytes[at]));
+    if (lane.why[at]) parts.push(this.data.reasons[lane.why[at]]);
     return parts.join("\n");
   }
 

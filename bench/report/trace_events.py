@@ -51,7 +51,7 @@ def _events(run: Run, process: dict[InstanceId, int]) -> Iterator[_Event]:
     for name, spans in instances(run.spans).items():
         for thread in range(len(_THREADS)):
             own = [span for span in spans if _THREAD[span.kind] == thread]
-            yield from _slices(own, process[name], run.start_ns)
+            yield from _slices(own, process[name], run)
         yield from _batches([span for span in spans if span.kind is SpanKind.DECODE], process[name], run.start_ns)
     if run.one_clock:
         yield from _waiting(run.records, run.start_ns)
@@ -72,13 +72,14 @@ def _named(what: str, process: int, thread: int, **args: object) -> _Event:
     return {"ph": "M", "name": what, "pid": process, "tid": _tid(process, thread), "ts": 0, "args": args}
 
 
-def _slices(spans: Iterable[Span], process: int, zero_ns: int) -> Iterator[_Event]:
+def _slices(spans: Iterable[Span], process: int, run: Run) -> Iterator[_Event]:
     """Of one thread."""
-    ended_ns = zero_ns
+    ended_ns = zero_ns = run.start_ns
     for span in sorted(spans, key=lambda span: (span.start_ns, span.stop_ns)):
         start_ns = max(span.start_ns, ended_ns)
         ended_ns = max(span.stop_ns, start_ns)
         args = {"model": span.model, "requests": span.requests, "steps": span.steps, "tokens": span.tokens}
+        args |= {"bytes": span.nbytes, "cached": span.cached, "why": run.reasons.line(span)}
         yield {
             "ph": "X",
             "name": f"{span.kind} {span.model}".strip(),
@@ -87,7 +88,7 @@ def _slices(spans: Iterable[Span], process: int, zero_ns: int) -> Iterator[_Even
             "tid": _tid(process, _THREAD[span.kind]),
             "ts": _us(start_ns - zero_ns),
             "dur": _us(ended_ns - start_ns),
-            "args": {k: v for k, v in (args | {"bytes": span.nbytes, "cached": span.cached}).items() if v},
+            "args": {k: v for k, v in args.items() if v},
         }
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
@@ -161,7 +163,8 @@ def _one(study: Study, given: Mapping[str, Any]) -> Curve:
         raise UserError("--records, --spans and --decisions are of one simulation: give one --policy and no --sweep")
     [(at, setting)] = settings
     outcome = run_setting(setting, keep_times=True, explains=given["decisions"] is not None)
-    for name, lines in zip(_OF_ONE, (outcome.records, outcome.spans, outcome.decisions), strict=True):
+    lines: tuple[Sequence[Struct], ...] = (outcome.records, outcome.spans, outcome.decisions)
+    for name, told in zip(_OF_ONE, lines, strict=True):
         if given[name]:
-            files.write(given[name], lines)
+            files.write(given[name], told)
     return Curve(setting.policy, (Point(at, figures(outcome)),))

@@ -62,6 +62,7 @@ class Scenario:
             slab_bytes=PAGE_BYTES,
             host_kv_bytes=self.host_slabs * PAGE_BYTES,
             keep_times=True,
+            explains=True,
         )
 
     def arrivals(self, seed: int) -> list[Wanted]:

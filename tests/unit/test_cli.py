@@ -115,6 +115,10 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
         (["memory", "limit", "decode-0", "lots"], "SIZE: 'lots' is no size"),
         (["memory", "trim", "decode-0", "--timeout", "soon"], "Invalid value for '--timeout'"),
         (["memory", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
+        (["explain", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
+        (["explain", "decisions.jsonl", "--follow"], "are of a running server: leave out FILE"),
+        (["explain", "/nowhere/decisions.jsonl"], "/nowhere/decisions.jsonl: No such file"),
+        (["explain", "--request", "mine"], "Invalid value for '--request'"),
     ],
 )
 def test_a_mistake_costs_one_line_and_exit_code_2(aegis: Any, arguments: list[str], line: str) -> None:

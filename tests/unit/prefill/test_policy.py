@@ -3,6 +3,7 @@ happened before, is shown in tests/unit/proxy/test_prefill_queues.py."""
 
 from __future__ import annotations
 
+from aegis.core.decision import Why
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import PrefillPlacement, Work
@@ -39,6 +40,9 @@ class Queues:
 
     def place(self, model: ModelId) -> PrefillPlacement:
         return self.policy.place(Work(model, 10), self.view)
+
+    def why(self, model: ModelId) -> Why:
+        return self.policy.why_group(Work(model, 10), self.view, self.place(model))
 
 
 def test_a_group_of_the_same_model_with_room_comes_before_load() -> None:
@@ -108,3 +112,11 @@ def test_load_counts_execution_and_every_switch() -> None:
     assert queues.view.load_ns(X) == two_ns
     queues.view.remove(X, first)
     assert queues.view.load_ns(X) == RUN_NS
+
+
+def test_it_says_why() -> None:
+    queues = Queues()
+    queues.join(X, SMALL, jobs=7)
+    assert queues.why(SMALL).because == "joins the first group of its model with room: 7 of 8"
+    told = queues.why(OTHER)
+    assert told.because.startswith("no group of its model has room; least work: 0 s, ") and told.lost == Z

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aegis.core.decision import Decision, DecisionKind, Why
 from aegis.core.effects import DecodeRow, RunDecode, RunPrefill, StreamName
 from aegis.core.events import Stepped
 from aegis.core.ids import InstanceId, ModelId, RequestId
@@ -9,6 +10,7 @@ from aegis.core.messages import SwitchDone
 from aegis.core.request import Job, Sampling, Token
 from aegis.device.mover import Copied
 from aegis.runtime.span_log import SpanLog
+from aegis.telemetry.decisions import Decisions
 from aegis.telemetry.spans import Span, SpanKind, Spans
 
 ME, MODEL = InstanceId("decode-0"), ModelId("m")
@@ -22,7 +24,7 @@ class _Clock:
 
 
 def told(log: SpanLog) -> tuple[Span, ...]:
-    spans = log.drain()
+    (spans,) = log.drain()
     assert isinstance(spans, Spans)
     return spans.spans
 
@@ -65,7 +67,15 @@ def test_copies_are_spans_of_their_kind_and_wipes_are_none() -> None:
 
 def test_each_span_is_told_once() -> None:
     log = SpanLog(ME, _Clock())
-    assert log.drain() is None
+    assert log.drain() == []
     log.ran(RunPrefill(JOB, (), 0, 3), Stepped(((Token(1),),), 300))
     assert len(told(log)) == 1
-    assert log.drain() is None
+    assert log.drain() == []
+
+
+def test_decisions_are_told_once_too() -> None:
+    log = SpanLog(ME, _Clock())
+    turn = Decision(1, ME, DecisionKind.TURN, MODEL, (), "it has the turn", Why("nobody else has work"))
+    log.decided(turn)
+    assert log.drain() == [Decisions((turn,))]
+    assert log.drain() == []

@@ -1,5 +1,6 @@
 """Decisions as lines."""
 
+from aegis.core.decision import Decision, DecisionKind, Why
 from aegis.core.effects import CopyBlocks, EndRun, LoadWeights, Send, StreamName, Untrack
 from aegis.core.ids import InstanceId, ModelId, PageRun, RequestId
 from aegis.core.messages import GrantPages, NeedPages, ReleaseKv, Shutdown, Tokens
@@ -20,6 +21,17 @@ def test_what_an_instance_asks_for() -> None:
         "12 decode-0 copy on swap_in 4>8x2 9>10x1 after 1:2, 3:7",
         "12 decode-0 needs 5 pages urgently",
         "12 decode-0 end run",
+    ]
+
+
+def test_what_was_decided_and_why() -> None:
+    log, why = DecisionLog(), Why("it would be late first")
+    turn = Decision(5, DECODE, DecisionKind.TURN, ModelId("m0"), (RequestId(1),), "m0 has the turn", why)
+    log.did(DECODE, [turn], 5)
+    log.explained(turn)
+    assert log.lines == [
+        "5 decode-0 m0 has the turn: it would be late first",
+        "5 market for decode-0: m0 has the turn: it would be late first",
     ]
 
 

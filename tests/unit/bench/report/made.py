@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from aegis.core.decision import Decision, DecisionKind, Why
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.sim.world import Outcome
 from aegis.telemetry import files
@@ -39,16 +40,22 @@ def record(
     )
 
 
+def turn(at_ms: float, *, on: str = "decode-0", model: str = "a", kind: str = "turn") -> Decision:
+    at_ns = round(at_ms * MS)
+    why = Why(f"must begin before {at_ms} ms")
+    return Decision(at_ns, InstanceId(on), DecisionKind(kind), ModelId(model), (RequestId(1),), f"{model} runs", why)
+
+
 @cache
 def outcome() -> Outcome:
     """Of a quarter of a minute."""
     workload = "poisson:models=12,rps=0.2,duration=15,lengths=sharegpt"
-    return run(Setting(policy="aegaeon", workload=workload, prefill=1, decode=2))
+    return run(Setting(policy="aegaeon", workload=workload, prefill=1, decode=2), explains=True)
 
 
 def simulated() -> Run:
     done = outcome()
-    return Run("simulated", done.spans, done.records)
+    return Run("simulated", done.spans, done.records, decisions=done.decisions)
 
 
 def memory_report(share: float) -> MemoryReport:
@@ -77,6 +84,7 @@ def fill(folder: Path) -> None:
     done = outcome()
     files.write(folder / "sim.spans.jsonl.gz", done.spans)
     files.write(folder / "sim.records.jsonl", done.records)
+    files.write(folder / "sim.decisions.jsonl.gz", done.decisions)
     files.write(folder / "sim.memory.jsonl", [memory_report(0.1), memory_report(0.2)])
     (folder / "live.json").write_bytes(served(0.8))
     told = figures(done)

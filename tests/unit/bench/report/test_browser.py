@@ -103,6 +103,9 @@ def test_the_schedule_is_drawn_and_told(opened: Page) -> None:
     opened.mouse.move(box["x"] + 74 + (box["width"] - 74) / 2, box["y"] + 22 + 38 * row + 8)
     told = opened.locator(".tip").inner_text()
     assert f"decode-0: decode {step.model}" in told and f"batch {step.requests}, {step.steps} steps" in told
+    assert f"{step.model} has the turn" in told and told.endswith(simulated().reasons.line(step))
+    tip = opened.locator(".tip").bounding_box()
+    assert tip and tip["x"] >= 0 and tip["x"] + tip["width"] <= opened.viewport_size["width"]  # type: ignore[index]
 
 
 def test_keys_and_buttons_move_the_schedule(opened: Page) -> None:

@@ -17,7 +17,7 @@ from bench.report.command import timeline
 from bench.report.run import Run
 from bench.report.sources import read
 from bench.report.trace_events import encode
-from tests.unit.bench.report.made import outcome, record, simulated, span
+from tests.unit.bench.report.made import outcome, record, simulated, span, turn
 
 KEY = "secret"
 
@@ -89,10 +89,16 @@ def test_counters_end_at_nothing() -> None:
     assert highest == max(each.requests for each in run.spans if each.kind == "decode")
 
 
+def test_slices_say_why() -> None:
+    run = Run("one", [span("switch", 1, 3), span("decode", 3, 4), span("load", 1, 3)], decisions=[turn(1)])
+    told = {event["cat"]: event["args"].get("why") for event in events(run) if event["ph"] == "X"}
+    assert told == {"switch": turn(1).line, "decode": turn(1).line, "load": None}
+
+
 def test_the_command_writes_gzip_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spans, out = tmp_path / "spans.jsonl.gz", tmp_path / "trace.json.gz"
     files.write(spans, outcome().spans)
-    assert timeline(spans, None, None, None, out) == 0
+    assert timeline(spans, None, None, None, None, out) == 0
     assert gzip.decompress(out.read_bytes()) == encode(Run("", outcome().spans))
     assert str(out) in capsys.readouterr().out
 
@@ -100,10 +106,12 @@ def test_the_command_writes_gzip_by_name(tmp_path: Path, capsys: pytest.CaptureF
 class Server(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         ours = self.headers["Authorization"] == f"Bearer {KEY}"
-        lines = [span("decode", 1, 2)] if self.path.startswith("/debug/spans") else [record(1, 0, 1, 2)]
+        what = self.path.removeprefix("/debug/").partition("?")[0]
+        lines = {"spans": [span("decode", 1, 2)], "records": [record(1, 0, 1, 2)], "decisions": [turn(1)]}[what]
         content = msgspec.json.Encoder().encode_lines(lines) if ours else b'{"error": {"message": "no such key"}}'
         self.send_response(200 if ours else 401)
         self.send_header("Content-Type", "application/jsonl" if ours else "application/json")
+        self.send_header("Aegis-Next", "1")
         self.end_headers()
         self.wfile.write(content)
 
@@ -123,7 +131,7 @@ def test_a_server_is_asked_with_the_key() -> None:
         finally:
             server.shutdown()
             thread.join()
-    assert (run.spans, run.records) == ([span("decode", 1, 2)], [record(1, 0, 1, 2)])
+    assert (run.spans, run.records, run.decisions) == ([span("decode", 1, 2)], [record(1, 0, 1, 2)], [turn(1)])
 
 
 def test_what_cannot_be_asked_for_is_said(tmp_path: Path) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aegis.core.decision import Plan, Why
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import BatchView, Renewal, TurnRules, Work
 from decode.policies.least_slack import LeastSlack
@@ -127,3 +131,73 @@ def test_a_model_with_no_requests_left_goes_where_the_pressure_is_least() -> Non
     assert POLICY.place(Work(A, 1), made) == X, "its weights may be there still"
     made.add(X, RequestId(2), Work(C, 1))
     assert POLICY.place(Work(A, 1), made) == Y
+
+
+# --- and why ----------------------------------------------------------------------------------------------------------
+
+
+def why(*batches: BatchView, at: int = 0) -> Why:
+    return POLICY.why_turn(Plan(batches, POLICY.plan(batches, 0), 0), at)
+
+
+def test_a_turn_is_explained_by_slack_cost_and_who_came_second() -> None:
+    told = why(batch(1, 900), batch(2, first_due_ms=1500, prefill_ms=300, resident=False, switch_ms=450))
+    assert told == Why(
+        "must begin in 740 ms (first token due in 1.5 s, prefill 300 ms, step 10 ms, weights 450 ms); "
+        "next m1, which must begin in 890 ms (next token due in 900 ms, step 10 ms)",
+        slack_ns=740 * _MS,
+        cost_ns=750 * _MS,
+        lost="m1",
+        lost_slack_ns=890 * _MS,
+        lost_cost_ns=0,
+    )
+    assert why(batch(1, -20)).because == "had to begin 30 ms ago (next token due 20 ms ago, step 10 ms)"
+
+
+def test_who_keeps_the_turn_says_how_much_of_it_is_left() -> None:
+    busy = [batch(number, 100, step_ms=30) for number in (1, 2)]
+    told = why(*busy, batch(3, 5000, turn_ms=500))
+    assert told.because.startswith("has had 500 ms of at least 2 s; must begin in 4.99 s")
+    assert (told.lost, told.lost_slack_ns) == ("m1", 70 * _MS)
+
+
+@given(st.lists(st.tuples(st.integers(-5000, 5000), st.booleans(), st.booleans()), min_size=2, max_size=9), st.data())
+def test_nobody_has_the_turn_before_one_with_less_slack_unless_it_keeps_it(
+    wishes: list[tuple[int, bool, bool]], data: st.DataObject
+) -> None:
+    running = data.draw(st.none() | st.integers(0, len(wishes) - 1))
+    batches = [
+        batch(
+            number,
+            None if waits else due_ms,
+            first_due_ms=due_ms if waits else None,
+            prefill_ms=70 * waits,
+            resident=resident,
+            turn_ms=data.draw(st.integers(0, 3000)) if number == running else None,
+        )
+        for number, (due_ms, waits, resident) in enumerate(wishes)
+    ]
+    for at in range(len(batches) - 1):
+        told = why(*batches, at=at)
+        assert told.slack_ns is not None and told.lost_slack_ns is not None
+        assert (told.slack_ns > told.lost_slack_ns) == told.because.startswith("has had")
+
+
+def why_place(made: DecodeLists, model: ModelId) -> tuple[str, str | None]:
+    work = Work(model, 1)
+    told = POLICY.why_place(work, made, POLICY.place(work, made))
+    return told.because, told.lost
+
+
+def test_a_place_is_explained_by_home_and_pressure() -> None:
+    made = lists()
+    assert why_place(made, B) == ("least pressed: its requests want 0 B; y's want 0 B", Y)
+    made.add(X, RequestId(1), Work(B, 30))
+    assert why_place(made, B) == ("home of its model; y is 50 B freer, not more than the 50 B that a move needs", Y)
+    made.add(X, RequestId(2), Work(B, 1))
+    assert why_place(made, B) == ("51 B freer than its model's home x, more than the 50 B that a move needs", X)
+    made.add(Y, RequestId(3), Work(B, 1))
+    assert why_place(made, B) == ("home of its model, and least pressed", None)
+    made.remove(Y, RequestId(3))
+    made.add(Y, RequestId(4), Work(A, 40))
+    assert why_place(made, B)[0] == "29 B freer than its model's home y, more than nothing, and none are left at home"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aegis.core.decision import Why
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import PrefillJob, PrefillLine, PrefillPlacement, Work
@@ -155,3 +156,39 @@ def test_nobody_starves(policy: LeastSlackPrefill, arrivals: list[tuple[ModelId,
             relieved = now
         jobs = [one for one in jobs if one is not chosen]
         now += load + chosen.prefill_ns
+
+
+# --- and why ----------------------------------------------------------------------------------------------------------
+
+
+def why(*jobs: PrefillJob, load_ns: Mapping[ModelId, int] | None = None, now: int = 0) -> Why:
+    line = PrefillLine(jobs, load_ns or {}, 0)
+    return STRICT.why_next(line, STRICT.order(line, now), now)
+
+
+def test_who_is_next_is_explained_by_slack_cost_and_who_came_second() -> None:
+    assert why(job(A, 100), job(B, 60), job(B, 90), load_ns={A: 20}) == Why(
+        f"first of 3 in line, in a run of 2 (token due in 60 ns, prefill 10 ns); "
+        f"then {A} (token due in 100 ns, prefill 10 ns, weights 20 ns)",
+        slack_ns=50,
+        cost_ns=10,
+        lost=A,
+        lost_slack_ns=70,
+        lost_cost_ns=30,
+    )
+
+
+def test_who_would_starve_says_so() -> None:
+    told = why(job(A, 5), job(B, 200, arrival=20), now=100)
+    assert told.because.startswith("has waited the longest, 100 ns, and not been next in time")
+
+
+def test_a_place_is_explained_by_when_it_begins_there() -> None:
+    queues = Queues()
+    queues.visit(Z, A)
+    told = POLICY.why_group(Work(A, 10), queues.view, queues.place(A))
+    assert told.because.startswith("home of its model; begins in 0 s, first token due in")
+    assert (told.slack_ns, told.cost_ns, told.lost) == (10**12, 0, X)
+    queues.join(Y, A)
+    told = POLICY.why_group(Work(A, 10), queues.view, queues.place(A))
+    assert told.because.startswith("others of its model are in line; ") and told.lost_cost_ns == SWITCH_NS

@@ -6,6 +6,7 @@ import httpx
 import msgspec
 import pytest
 
+from aegis.core.decision import Decision, DecisionKind, Why
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.model import Slo
 from aegis.telemetry.node import NodeReport
@@ -53,6 +54,18 @@ def test_only_what_is_new_and_still_kept_is_told() -> None:
     assert get(full, "/debug/spans?since=9").content == b""
 
 
+def test_decisions_are_told_with_their_reasons() -> None:
+    scripted, why = market(), Why("must begin in 3 ms", 3, 4, "n", 5)
+    names = InstanceId("decode-0"), DecisionKind.TURN, ModelId("m"), (RequestId(7),)
+    decisions = [Decision(at_ns, *names, "m has the turn", why) for at_ns in range(6)]
+    scripted.past.decisions.add(decisions)
+    reply = get(scripted, "/debug/decisions?since=4")
+    assert msgspec.json.Decoder(Decision).decode_lines(reply.content) == decisions[4:]
+    assert reply.headers["aegis-next"] == "6"
+    told = {"because": "must begin in 3 ms", "slack_ns": 3, "cost_ns": 4, "lost": "n", "lost_slack_ns": 5}
+    assert msgspec.json.decode(reply.content.splitlines()[0])["why"] == told
+
+
 def test_more_than_is_encoded_at_once_is_whole() -> None:
     scripted = market()
     scripted.past.spans = type(scripted.past.spans)(5_000)
@@ -80,7 +93,7 @@ def test_the_node_is_told_without_what_loads_a_model() -> None:
     assert (model.model, model.directory, model.image_path, model.manifest.tensors) == ("m", "", "", ())
 
 
-@pytest.mark.parametrize("path", ["spans", "records", "node"])
+@pytest.mark.parametrize("path", ["spans", "records", "decisions", "node"])
 def test_it_is_for_those_who_may_command(path: str) -> None:
     async def ask(client: httpx.AsyncClient, **headers: str) -> int:
         return (await client.get(f"/debug/{path}", headers=headers)).status_code

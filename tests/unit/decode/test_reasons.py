@@ -1,0 +1,91 @@
+"""Why a batch has the turn, where the policy does not say it, and when that is told."""
+
+from __future__ import annotations
+
+from aegis.core.decision import Decision, DecisionKind, Plan, Why
+from aegis.core.estimators import Hardware
+from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.views import BatchView, Turn
+from decode.core import DecodeCore
+from decode.policies.qlm import Qlm
+from decode.policy import WeightedRoundRobin
+from decode.reasons import turn_decision, why_turn
+from tests.sim.driven import Driven, ledger
+from tests.unit.decode.turns import A, B, settle, step, take
+
+_MS = 1_000_000
+ME, R = InstanceId("decode-0"), (RequestId(1),)
+FIRST = BatchView(1, ModelId("a"), 10 * _MS, 100 * _MS, 450 * _MS, first_due_ns=900 * _MS, prefill_ns=300 * _MS)
+SECOND = BatchView(2, ModelId("b"), 20 * _MS, 100 * _MS, 450 * _MS, due_ns=50 * _MS, resident=True)
+PLAN = Plan((SECOND, FIRST), (Turn(1, 840 * _MS), Turn(2, None)), 100 * _MS)
+
+
+def test_any_plan_is_explained_by_what_the_policy_saw() -> None:
+    assert why_turn(PLAN, 0) == Why(
+        "number 1 of 2 in the plan (first token due in 800 ms, prefill 300 ms, step 10 ms, weights 450 ms); "
+        "next b (next token due 50 ms ago, step 20 ms)",
+        slack_ns=40 * _MS,
+        cost_ns=750 * _MS,
+        lost="b",
+        lost_slack_ns=-70 * _MS,
+        lost_cost_ns=0,
+    )
+    assert why_turn(PLAN, 1).lost is None
+    assert why_turn(replace_turns(Turn(2, None)), 0).because.startswith("nobody else has work (")
+
+
+def replace_turns(*turns: Turn) -> Plan:
+    return PLAN._replace(turns=turns)
+
+
+def test_a_decision_says_who_has_the_turn_and_for_how_long() -> None:
+    told = turn_decision(ME, Qlm(), PLAN, 0, R, 100 * _MS)
+    assert (told.kind, told.model, told.requests) == (DecisionKind.TURN, "a", R)
+    assert told.line.startswith("a has the turn for 840 ms: number 1 of 2 in the plan (")
+    assert (
+        turn_decision(ME, Qlm(), PLAN, 1, R, 150 * _MS).what == "b has the turn until it is done, as planned 50 ms ago"
+    )
+
+
+def test_round_robin_tells_what_its_quota_comes_from() -> None:
+    told = WeightedRoundRobin(q_max_ns=2000 * _MS).why_turn(PLAN, 1)
+    expected = (
+        "turn 2 of 2; a step takes 20% of the time between two tokens, switches take 900 ms of a round, Q_MAX is 2 s"
+    )
+    assert told.because == expected
+
+
+# --- the core ---------------------------------------------------------------------------------------------------------
+
+
+def explaining(*, explains: bool = True) -> Driven[DecodeCore]:
+    """A turn is over after each step."""
+    policy = WeightedRoundRobin(q_max_ns=1)
+    core = DecodeCore(ME, ledger(20), policy, Hardware(), explains=explains)
+    return Driven(core, (A, B), slabs=64)
+
+
+def told(driven: Driven[DecodeCore]) -> list[tuple[str, tuple[RequestId, ...]]]:
+    return [(each.model, each.requests) for each in driven.asked(Decision, driven.effects)]
+
+
+def test_each_turn_that_is_given_is_explained_with_its_requests() -> None:
+    driven = explaining()
+    take(driven, 1, A)
+    take(driven, 2, B)
+    settle(driven)
+    step(driven)
+    step(driven)
+    assert told(driven)[:3] == [(A.model, (1,)), (B.model, (2,)), (A.model, (1,))]
+
+
+def test_nothing_is_where_there_was_no_choice_or_nobody_asked() -> None:
+    driven, silent = explaining(), explaining(explains=False)
+    for each in (driven, silent):
+        take(each, 1, A)
+        settle(each)
+        step(each)
+        step(each)
+    assert told(driven) == [(A.model, (1,))]
+    assert told(silent) == []
+    assert [e for e in driven.effects if not isinstance(e, Decision)] == silent.effects

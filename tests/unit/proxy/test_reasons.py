@@ -1,0 +1,56 @@
+"""Why requests go where they go, of every policy."""
+
+from __future__ import annotations
+
+from aegis.core.decision import Decision, DecisionKind
+from aegis.core.estimators import Hardware
+from aegis.core.ids import InstanceId, RequestId
+from aegis.core.request import Job, Sampling
+from aegis.core.role import Role
+from aegis.core.views import DecodePolicy
+from decode.policies.least_slack import LeastSlack
+from decode.policies.qlm import Qlm
+from decode.policy import WeightedRoundRobin
+from prefill.policy import GroupedFcfs
+from proxy.events import Arrived, InstanceUp, ModelUp
+from proxy.sessions import SessionCore
+from tests.sim.pretended import make_spec
+
+SPEC = make_spec(0, image_pages=3, block_bytes=1024)
+
+
+def placed(policy: DecodePolicy, role: Role, *, explains: bool = True) -> list[Decision]:
+    """Two requests of one model come, on two instances."""
+    core = SessionCore(GroupedFcfs(), policy, Hardware(), explains=explains)
+    core.on(ModelUp(SPEC, 1000), 0)
+    for number in range(2):
+        core.on(InstanceUp(InstanceId(f"{role}-{number}"), role), 0)
+    effects = []
+    for number in (1, 2):
+        effects += core.on(Arrived(Job(RequestId(number), 1, SPEC.model, (1, 2, 3), Sampling(), number)), number)
+    return [effect for effect in effects if isinstance(effect, Decision)]
+
+
+def test_a_request_is_told_with_its_place_and_the_next_best() -> None:
+    _, second = placed(WeightedRoundRobin(), Role.MIXED)
+    assert (second.at_ns, second.kind, second.requests) == (2, DecisionKind.PLACE, (2,))
+    assert second.line == (
+        f"request 2 of {SPEC.model} is to be served on mixed-0: joins 1 of its model, with room for 997 tokens"
+    )
+    first, _ = placed(LeastSlack(1 << 30), Role.MIXED)
+    assert first.why.lost == "mixed-1"
+
+
+def test_policies_without_words_of_their_own_are_explained_by_what_they_saw() -> None:
+    first, second = placed(Qlm(), Role.MIXED)
+    assert first.why.because == (
+        "its model does not run there and has 0 requests, in a list of 0 batches; that of mixed-1 has 0 batches"
+    )
+    assert "has 1 requests, in a list of 1 batch;" in second.why.because
+
+
+def test_prefills_are_told_too_and_nothing_where_nobody_asked() -> None:
+    first, second = placed(WeightedRoundRobin(), Role.PREFILL)
+    assert first.what == f"request 1 of {SPEC.model} is to be prefilled on prefill-0"
+    assert second.why.because == "joins the first group of its model with room: 1 of 8"
+    assert placed(WeightedRoundRobin(), Role.PREFILL, explains=False) == []

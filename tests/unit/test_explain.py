@@ -1,0 +1,98 @@
+"""`aegis explain`, on a file and on a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import msgspec
+import pytest
+
+from aegis.client import ADMIN_KEY
+from aegis.core.decision import Decision, DecisionKind, Why
+from aegis.core.errors import UserError
+from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.explain import explain
+from aegis.telemetry import files
+
+KEY = "secret"
+
+
+def turn(at_s: float, model: str, lost: str | None = None, *, on: str = "mixed-0", request: int = 1) -> Decision:
+    why = Why(f"must begin in {at_s} s", lost=lost)
+    names = InstanceId(on), DecisionKind.TURN, ModelId(model), (RequestId(request),)
+    return Decision(round(at_s * 1e9), *names, f"{model} has the turn", why)
+
+
+DECISIONS = [turn(1, "a", "b"), turn(2, "b", request=2), turn(3, "c", on="mixed-1")]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    written = tmp_path / "decisions.jsonl.gz"
+    files.write(written, DECISIONS)
+    return written
+
+
+def test_a_line_has_the_time_the_place_and_the_reason(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain(file, last=1) == 0
+    assert capsys.readouterr().out == "      3.0000 mixed-1    c has the turn: must begin in 3 s\n"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "models"),
+    [
+        ({}, "abc"),
+        ({"last": 2}, "bc"),
+        ({"instance": "mixed-0"}, "ab"),
+        ({"model": "b"}, "ab"),
+        ({"request": 2}, "b"),
+        ({"model": "b", "instance": "mixed-1"}, ""),
+    ],
+)
+def test_what_is_asked_for_is_told(
+    file: Path, capsys: pytest.CaptureFixture[str], wanted: dict[str, object], models: str
+) -> None:
+    explain(file, json=True, **{"last": 20} | wanted)  # type: ignore[arg-type]
+    told = msgspec.json.Decoder(Decision).decode_lines(capsys.readouterr().out)
+    assert "".join(each.model for each in told) == models
+    assert all(each in DECISIONS for each in told)
+
+
+class Server(BaseHTTPRequestHandler):
+    """Has the decisions in the order in which they came in."""
+
+    def do_GET(self) -> None:
+        ours = self.headers["Authorization"] == f"Bearer {KEY}" and self.path == "/debug/decisions?since=0"
+        content = msgspec.json.Encoder().encode_lines(DECISIONS[::-1]) if ours else b'{"error": {"message": "no"}}'
+        self.send_response(200 if ours else 401)
+        self.send_header("Content-Type", "application/jsonl")
+        self.send_header("Aegis-Next", "3")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_is_asked_with_the_admin_key(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ADMIN_KEY, KEY)
+    explain(None, url=url, last=2)
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["b", "c"], "in order of time"
+    monkeypatch.setenv(ADMIN_KEY, "another")
+    with pytest.raises(UserError, match="no"):
+        explain(None, url=url)
