@@ -30,5 +30,5 @@ def _scaled(value: int, units: tuple[tuple[int, str], ...], smallest: str) -> st
     for scale, unit in units:
         if abs(value) >= scale:
             scaled = value / scale
-            return f"{scaled:.3g} {unit}" if abs(scaled) < 1000 else f"{scaled:.0f} {unit}"
+            return f"{scaled:.3g} {unit}" if abs(scaled) < 999.5 else f"{scaled:.0f} {unit}"
     return f"{value} {smallest}"

@@ -76,7 +76,8 @@ def test_each_turn_that_is_given_is_explained_with_its_requests() -> None:
     settle(driven)
     step(driven)
     step(driven)
-    assert told(driven)[:3] == [(A.model, (1,)), (B.model, (2,)), (A.model, (1,))]
+    told_of = [(A.model, (1,)), (A.model, (1,)), (B.model, (2,))]
+    assert told(driven)[:3] == told_of, "a has the first turn of a round when it is alone, and of the next one"
 
 
 def test_nothing_is_where_there_was_no_choice_or_nobody_asked() -> None:

@@ -27,7 +27,9 @@ def placed(policy: DecodePolicy, role: Role, *, explains: bool = True) -> list[D
         core.on(InstanceUp(InstanceId(f"{role}-{number}"), role), 0)
     effects = []
     for number in (1, 2):
-        effects += core.on(Arrived(Job(RequestId(number), 1, SPEC.model, (1, 2, 3), Sampling(), number)), number)
+        effects += core.on(
+            Arrived(Job(RequestId(number), 1, SPEC.model, (1, 2, 3), Sampling(max_tokens=9), number)), number
+        )
     return [effect for effect in effects if isinstance(effect, Decision)]
 
 
