@@ -63,6 +63,7 @@ from aegis.core.messages import (
 )
 from aegis.core.views import BatchView, RoundPolicy
 from decode.chunks import chunk_stop
+from decode.reasons import TurnReasons
 from decode.room import RoomMaker
 from decode.sequences import Counters, KvStore, Room, Sequence, Where
 from decode.worklist import Batch, RunningTurn, WorkList
@@ -90,7 +91,7 @@ class DecodeCore:
         self.active: ModelId | None = None
         self.counters = Counters()
         self._hardware = hardware
-        self._explains = explains
+        self._reasons = TurnReasons(instance, policy) if explains else None
         self._latency: dict[ModelId, Latency] = {}
         self._work = WorkList(policy)
         self._by_request: dict[RequestId, Sequence] = {}
@@ -310,8 +311,9 @@ class DecodeCore:
         turn = self._work.turn_now(now_ns, lambda batch: self._view(batch, now_ns))
         if turn is None:
             self.ledger.balloon.content()
-        elif self._explains and turn is not previous and self._work.had_choice(previous):
-            self._out.append(self._work.why(self.instance, now_ns))
+        elif self._reasons and turn is not previous and self._work.had_choice(previous):
+            requests = tuple([sequence.job.request for sequence in turn.batch.sequences])
+            self._out.append(self._reasons.decision(self._work.plan, self._work.given(), requests, now_ns))
         if previous and turn and previous.batch is not turn.batch:
             self._preempt(previous.batch)
         return turn

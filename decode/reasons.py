@@ -8,22 +8,21 @@ from aegis.core.views import BatchView, RoundPolicy
 from aegis.core.wording import duration, since, when
 
 
-def turn_decision(
-    instance: InstanceId,
-    policy: RoundPolicy,
-    plan: Plan,
-    at: int,
-    requests: tuple[RequestId, ...],
-    now_ns: int,
-) -> Decision:
-    """Turn number `at` of the plan is given, to these requests."""
-    batch, quota_ns = plan.batch(at), plan.turns[at].quota_ns
-    assert batch is not None
-    why = policy.why_turn(plan, at) if isinstance(policy, ExplainsTurns) else why_turn(plan, at)
-    verb = "goes on" if batch.turn_ns is not None and now_ns == plan.made_ns else "has the turn"
-    length = "until it is done" if quota_ns is None else f"for {duration(quota_ns)}"
-    what = f"{batch.model} {verb} {length}{since(now_ns - plan.made_ns)}"
-    return Decision(now_ns, instance, DecisionKind.TURN, batch.model, requests, what, why)
+class TurnReasons:
+    """Of one instance."""
+
+    def __init__(self, instance: InstanceId, policy: RoundPolicy) -> None:
+        self._instance = instance
+        self._why = policy.why_turn if isinstance(policy, ExplainsTurns) else why_turn
+
+    def decision(self, plan: Plan, at: int, requests: tuple[RequestId, ...], now_ns: int) -> Decision:
+        """Turn number `at` of the plan is given, to these requests."""
+        batch, quota_ns = plan.batch(at), plan.turns[at].quota_ns
+        assert batch is not None
+        verb = "goes on" if batch.turn_ns is not None and now_ns == plan.made_ns else "has the turn"
+        length = "until it is done" if quota_ns is None else f"for {duration(quota_ns)}"
+        what = f"{batch.model} {verb} {length}{since(now_ns - plan.made_ns)}"
+        return Decision(now_ns, self._instance, DecisionKind.TURN, batch.model, requests, what, self._why(plan, at))
 
 
 def why_turn(plan: Plan, at: int) -> Why:

@@ -6,11 +6,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aegis.core.decision import Decision, Plan
-from aegis.core.ids import InstanceId, ModelId
+from aegis.core.decision import Plan
+from aegis.core.ids import ModelId
 from aegis.core.switching import Switching
 from aegis.core.views import BatchView, Renewal, RoundPolicy, Turn
-from decode.reasons import turn_decision
 from decode.sequences import Sequence
 
 LOOKAHEAD_BLOCKS = 4  # room for growth a sequence is counted with when it joins a batch (Aegaeon's artifact)
@@ -181,12 +180,9 @@ class WorkList:
         turn = self.turn
         return len(self.plan.turns) > 1 or previous is None or turn is None or turn.batch is not previous.batch
 
-    def why(self, instance: InstanceId, now_ns: int) -> Decision:
-        """Why the turn that was just given was."""
-        assert self.turn is not None
-        requests = tuple([sequence.job.request for sequence in self.turn.batch.sequences])
-        at = len(self.plan.turns) - len(self._round) - 1
-        return turn_decision(instance, self._policy, self.plan, at, requests, now_ns)
+    def given(self) -> int:
+        """The place in the plan of the turn that was just given."""
+        return len(self.plan.turns) - len(self._round) - 1
 
     def following(self, model: ModelId) -> Batch | None:
         """The batch of another model whose turn comes next."""

@@ -8,27 +8,23 @@ from aegis.core.views import DecodePolicy, DecodeView, PrefillPlacement, Prefill
 from aegis.core.wording import duration
 
 
-def group_decision(
-    policy: PrefillPolicy,
-    request: RequestId,
-    work: Work,
-    queues: PrefillView,
-    chosen: PrefillPlacement,
-    now_ns: int,
-) -> Decision:
-    """The request is about to be put there."""
-    why = policy.why_group(work, queues, chosen) if isinstance(policy, ExplainsGroups) else _why_group(queues, chosen)
-    return _decision(request, work, chosen.instance, "prefilled", why, now_ns)
+class PlaceReasons:
+    """Of the policies of one proxy."""
 
+    def __init__(self, prefill_policy: PrefillPolicy, decode_policy: DecodePolicy) -> None:
+        self._why_group = prefill_policy.why_group if isinstance(prefill_policy, ExplainsGroups) else _why_group
+        self._why_place = decode_policy.why_place if isinstance(decode_policy, ExplainsPlaces) else _why_place
 
-def place_decision(
-    policy: DecodePolicy, request: RequestId, work: Work, lists: DecodeView, chosen: InstanceId, now_ns: int
-) -> Decision:
-    """The request is about to be put there."""
-    why = (
-        policy.why_place(work, lists, chosen) if isinstance(policy, ExplainsPlaces) else _why_place(work, lists, chosen)
-    )
-    return _decision(request, work, chosen, "served" if work.owner is None else "decoded", why, now_ns)
+    def group(
+        self, request: RequestId, work: Work, queues: PrefillView, chosen: PrefillPlacement, now_ns: int
+    ) -> Decision:
+        """The request is about to be put there, to be prefilled."""
+        return _decision(request, work, chosen.instance, "prefilled", self._why_group(work, queues, chosen), now_ns)
+
+    def place(self, request: RequestId, work: Work, lists: DecodeView, chosen: InstanceId, now_ns: int) -> Decision:
+        """The request is about to be put there, to be decoded; to be prefilled before, where nobody has its KV."""
+        how = "served" if work.owner is None else "decoded"
+        return _decision(request, work, chosen, how, self._why_place(work, lists, chosen), now_ns)
 
 
 def _decision(request: RequestId, work: Work, chosen: InstanceId, how: str, why: Why, now_ns: int) -> Decision:
@@ -36,7 +32,7 @@ def _decision(request: RequestId, work: Work, chosen: InstanceId, how: str, why:
     return Decision(now_ns, chosen, DecisionKind.PLACE, work.model, (request,), what, why)
 
 
-def _why_group(queues: PrefillView, chosen: PrefillPlacement) -> Why:
+def _why_group(_: Work, queues: PrefillView, chosen: PrefillPlacement) -> Why:
     because = f"{duration(queues.load_ns(chosen.instance))} of work are in line"
     lost = next((load for load in queues.by_load if load.instance != chosen.instance), None)
     return Why(f"{because}, at {lost.instance} {duration(lost.load_ns)}", lost=lost.instance) if lost else Why(because)

@@ -58,7 +58,7 @@ from proxy.events import (
     To,
 )
 from proxy.prefill_queues import PrefillQueues
-from proxy.reasons import group_decision, place_decision
+from proxy.reasons import PlaceReasons
 
 MAX_LOSSES = 3
 """A request that has seen so many instances die while it was running on them is failed: it may be what kills them."""
@@ -122,7 +122,7 @@ class SessionCore:
         self._mixed: set[InstanceId] = set()
         self._absent: set[InstanceId] = set()  # lost, and being started again
         self._give_up_ns = give_up_ns
-        self._explains = explains
+        self._reasons = PlaceReasons(prefill_policy, decode_policy) if explains else None
         self._now_ns = 0  # of the event
         self._tokenless: deque[RequestId] = deque()  # in order of arrival; some have a token by now, or have ended
         self._handles: dict[tuple[RequestId, int], _Handle] = {}  # adopted and not released
@@ -177,9 +177,8 @@ class SessionCore:
         work = Work(job.model, job.prefill_tokens)
         if self._prefills:
             chosen = self._prefill_policy.place(work, self._prefills)
-            if self._explains:
-                policy, queues = self._prefill_policy, self._prefills
-                self._out.append(group_decision(policy, request, work, queues, chosen, self._now_ns))
+            if self._reasons:
+                self._out.append(self._reasons.group(request, work, self._prefills, chosen, self._now_ns))
             group = self._prefills.add(chosen, request, work)
             session.prefill = chosen.instance
             self._out.append(To(chosen.instance, Submit(job, group)))
@@ -214,9 +213,8 @@ class SessionCore:
         session.kv = None
 
     def _put(self, instance: InstanceId, request: RequestId, work: Work) -> None:
-        if self._explains:
-            policy, lists = self._decode_policy, self._decodes
-            self._out.append(place_decision(policy, request, work, lists, instance, self._now_ns))
+        if self._reasons:
+            self._out.append(self._reasons.place(request, work, self._decodes, instance, self._now_ns))
         self._decodes.add(instance, request, work)
 
     def _refuse(self, request: RequestId) -> None:

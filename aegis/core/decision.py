@@ -22,7 +22,7 @@ class DecisionKind(StrEnum):
     TURN = "turn"  # which batch has the turn on a decode or mixed instance
 
 
-class Why(Struct, frozen=True, omit_defaults=True):
+class Why(Struct, frozen=True, omit_defaults=True, gc=False):
     """A reason, in words and in its numbers. `slack_ns` is the time until what was chosen had to begin to be on time,
     `cost_ns` what comes before its first step: weights to be brought in, prefills. None: it was not asked for."""
 
@@ -34,7 +34,7 @@ class Why(Struct, frozen=True, omit_defaults=True):
     lost_cost_ns: int | None = None
 
 
-class Decision(Struct, frozen=True):
+class Decision(Struct, frozen=True, gc=False):
     """`instance` is where it takes effect. `requests` are those it is about; there is nothing else of them in it."""
 
     at_ns: int

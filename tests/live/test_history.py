@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from aegis.core.decision import Decision
 from aegis.core.role import Role
 from aegis.telemetry.node import NodeReport
 from aegis.telemetry.records import Record
@@ -51,6 +52,24 @@ def test_a_request_is_found_in_spans_and_records(server: Server) -> None:
     assert max(each.stop_ns for each in decoded()) >= prefill.stop_ns
     copies = {each.kind: each.nbytes for each in found if each.kind in (SpanKind.SWAP_OUT, SpanKind.SWAP_IN)}
     assert copies[SpanKind.SWAP_OUT] == copies[SpanKind.SWAP_IN] > 0
+
+
+def test_a_request_is_found_in_the_reasons(server: Server) -> None:
+    since = next_number(server, "decisions")
+    wish = {"model": "llama", "prompt": [5, 6, 7, 8, 9], "max_tokens": 4, "ignore_eos": True}
+    assert server.post("/v1/completions", wish).status_code == httpx.codes.OK
+
+    def told() -> list[Decision]:
+        return msgspec.json.Decoder(Decision).decode_lines(server.get(f"/debug/decisions?since={since}").content)
+
+    eventually(lambda: len(told()) == 4, "two places, a prefill and a turn are told of")
+    decisions = sorted(told(), key=lambda each: each.at_ns)
+    assert [each.kind for each in decisions] == ["place", "prefill", "place", "turn"]
+    assert [each.instance for each in decisions] == ["prefill-0", "prefill-0", "decode-0", "decode-0"]
+    (request,) = {each.requests for each in decisions}
+    command = [sys.executable, "-m", "aegis.cli", "explain", "--url", server.url, "--request", str(request[0])]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=COMMAND_S).stdout
+    assert [line.split(maxsplit=2)[2] for line in shown.splitlines()] == [each.line for each in decisions]
 
 
 def test_the_node_is_as_it_was_launched(server: Server) -> None:

@@ -9,7 +9,7 @@ from aegis.core.views import BatchView, Turn
 from decode.core import DecodeCore
 from decode.policies.qlm import Qlm
 from decode.policy import WeightedRoundRobin
-from decode.reasons import turn_decision, why_turn
+from decode.reasons import TurnReasons, why_turn
 from tests.sim.driven import Driven, ledger
 from tests.unit.decode.turns import A, B, settle, step, take
 
@@ -39,12 +39,11 @@ def replace_turns(*turns: Turn) -> Plan:
 
 
 def test_a_decision_says_who_has_the_turn_and_for_how_long() -> None:
-    told = turn_decision(ME, Qlm(), PLAN, 0, R, 100 * _MS)
+    reasons = TurnReasons(ME, Qlm())
+    told = reasons.decision(PLAN, 0, R, 100 * _MS)
     assert (told.kind, told.model, told.requests) == (DecisionKind.TURN, "a", R)
     assert told.line.startswith("a has the turn for 840 ms: number 1 of 2 in the plan (")
-    assert (
-        turn_decision(ME, Qlm(), PLAN, 1, R, 150 * _MS).what == "b has the turn until it is done, as planned 50 ms ago"
-    )
+    assert reasons.decision(PLAN, 1, R, 150 * _MS).what == "b has the turn until it is done, as planned 50 ms ago"
 
 
 def test_round_robin_tells_what_its_quota_comes_from() -> None:
