@@ -61,17 +61,21 @@ def test_what_is_asked_for_is_told(
     assert all(each in DECISIONS for each in told)
 
 
+TOLD = {"since=0": ([DECISIONS[1], DECISIONS[0]], 2), "since=2": ([DECISIONS[2]], 3)}
+
+
 class Server(BaseHTTPRequestHandler):
-    """Has the decisions in the order in which they came in."""
+    """Has two decisions, in the order in which they came in, then a third one, and then nothing for anybody."""
 
     def do_GET(self) -> None:
-        ours = self.headers["Authorization"] == f"Bearer {KEY}" and self.path == "/debug/decisions?since=0"
-        content = msgspec.json.Encoder().encode_lines(DECISIONS[::-1]) if ours else b'{"error": {"message": "no"}}'
+        path, _, since = self.path.partition("?")
+        ours = self.headers["Authorization"] == f"Bearer {KEY}" and path == "/debug/decisions" and since in TOLD
+        told, following = TOLD[since] if ours else ((), 0)
         self.send_response(200 if ours else 401)
         self.send_header("Content-Type", "application/jsonl")
-        self.send_header("Aegis-Next", "3")
+        self.send_header("Aegis-Next", str(following))
         self.end_headers()
-        self.wfile.write(content)
+        self.wfile.write(msgspec.json.Encoder().encode_lines(told) if ours else b'{"error": {"message": "no"}}')
 
     def log_message(self, *_: object) -> None:
         pass
@@ -92,7 +96,20 @@ def test_a_server_is_asked_with_the_admin_key(
 ) -> None:
     monkeypatch.setenv(ADMIN_KEY, KEY)
     explain(None, url=url, last=2)
-    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["b", "c"], "in order of time"
+    assert models_in(capsys) == "ab", "in order of time"
     monkeypatch.setenv(ADMIN_KEY, "another")
     with pytest.raises(UserError, match="no"):
         explain(None, url=url)
+
+
+def test_it_goes_on_with_what_is_new(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ADMIN_KEY, KEY)
+    with pytest.raises(UserError, match="no"):
+        explain(None, url=url, last=1, follow=True)
+    assert models_in(capsys) == "bc"
+
+
+def models_in(capsys: pytest.CaptureFixture[str]) -> str:
+    return "".join(line.split()[2] for line in capsys.readouterr().out.splitlines())

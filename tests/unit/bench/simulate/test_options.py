@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from aegis.cli import main
+from aegis.core.decision import Decision
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span
 
@@ -41,8 +42,8 @@ def test_a_sweep_is_told_written_and_drawn(simulate: Any, tmp_path: Path) -> Non
     assert before == (json.read_bytes(), plot.read_bytes())
 
 
-def test_records_and_spans_are_those_of_the_figures(simulate: Any, tmp_path: Path) -> None:
-    files = {name: tmp_path / name for name in ("json", "records", "spans")}
+def test_records_spans_and_decisions_are_those_of_the_figures(simulate: Any, tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("json", "records", "spans", "decisions")}
     simulate("--workload", SMALL, *(word for name, file in files.items() for word in (f"--{name}", file)))
     [point] = msgspec.json.decode(files["json"].read_bytes())["curves"][0]["points"]
     records = [msgspec.json.decode(line, type=Record) for line in files["records"].read_bytes().splitlines()]
@@ -50,6 +51,8 @@ def test_records_and_spans_are_those_of_the_figures(simulate: Any, tmp_path: Pat
     assert len(records) == point["figures"]["requests"]
     assert sum(len(record.token_times_ns) for record in records) == point["figures"]["tokens"]
     assert sum(span.kind == "prefill" for span in spans) == len(records)
+    decisions = [msgspec.json.decode(line, type=Decision) for line in files["decisions"].read_bytes().splitlines()]
+    assert sum(each.kind == "prefill" for each in decisions) == len(records)
 
 
 def test_a_trace_a_gpu_costs_and_deadlines_are_taken(simulate: Any, tmp_path: Path) -> None:
@@ -132,7 +135,10 @@ def test_the_gpus_that_a_trace_needs_are_told_and_written(simulate: Any, tmp_pat
         (["--workload", SMALL, "--prefill", "0"], "Invalid value for '--prefill'"),
         (["--workload", SMALL, "--json", "/nowhere/out.json"], "/nowhere is no directory"),
         (["--workload", SMALL, "--plot", "out.gif"], "should end in .png or .svg"),
-        (["--workload", SMALL, "--sweep", "rps=0.1:0.2:0.1", "--spans", "x"], "--records and --spans are of one simul"),
+        (
+            ["--workload", SMALL, "--sweep", "rps=0.1:0.2:0.1", "--spans", "x"],
+            "--records, --spans and --decisions are of",
+        ),
         (["--workload", SMALL, "--tiny"], "--tiny is of a --suite"),
         (["--suite", "fig10"], "--suite fig10: should be one of fig11a"),
         (["--workload", SMALL, "--give-up", "0"], "Invalid value for '--give-up'"),
