@@ -79,6 +79,9 @@ def launch(
             "[default: aegaeon]",
         ),
     ] = None,
+    slo: Annotated[
+        str | None, typer.Option(metavar="SLO", help="When tokens are due, in seconds. [default: ttft=10,tbt=0.1]")
+    ] = None,
     models: Annotated[
         list[str] | None,
         typer.Option(

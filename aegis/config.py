@@ -196,7 +196,9 @@ class Config(Section):
     server: Server = Server()
     memory: Memory = Memory()
     scheduling: Scheduling = Scheduling()
-    slo: SloTargets = SloTargets()
+    slo: SloTargets = Field(
+        default=SloTargets(), description="When tokens are due, in seconds; in the file `ttft_ms` and `tbt_ms`"
+    )
     telemetry: Telemetry = Telemetry()
 
     @property
@@ -229,10 +231,11 @@ OPTIONS: dict[str, Key] = {
     "port": ("server", "port"),
     "log_level": ("server", "log_level"),
     "policy": ("scheduling", "policy"),
+    "slo": ("slo",),
     "debug_memory": ("memory", "debug"),
 }
 """Command-line option → key. `--device-memory` is `AEGIS_DEVICE_MEMORY` in the environment; keys without an option
-are set by their path: `AEGIS_SCHEDULING_DECODE_Q_MAX_S`."""
+are set by their path: `AEGIS_SCHEDULING_DECODE_Q_MAX_S`. One of them names a section: `--slo` sets what it says of it."""
 
 
 def leaves(section: type[Section] = Config, path: Key = ()) -> Iterator[tuple[Key, Any]]:

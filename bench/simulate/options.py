@@ -9,6 +9,7 @@ from typing import Any
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.policies import RECIPES, published
+from aegis.slo import parse_slo
 from aegis.telemetry import files
 from bench import result_files
 from bench.simulate import plots, sweep, table
@@ -22,7 +23,6 @@ from bench.simulate.suite_run import Choice
 from bench.simulate.suite_run import run as run_suite
 from bench.simulate.suites import suite
 from bench.simulate.workers import cores
-from bench.slo import parse_slo
 
 _OF_A_SETTING = ("prefill", "decode", "mixed", "fixed", "gpu", "models", "seed", "as_published")
 _FILES = ("json", "plot", "records", "spans")

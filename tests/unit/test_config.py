@@ -43,6 +43,18 @@ def test_options_win_over_variables_over_the_file_over_defaults(tmp_path: Path) 
     assert config.scheduling.prefill.max_group_size == 8
 
 
+def test_deadlines_are_told_in_seconds_and_what_is_not_named_stays(tmp_path: Path) -> None:
+    file = written(tmp_path, "slo: {ttft_ms: 1, tbt_ms: 50}")
+    config = load(file | {"slo": "ttft=2"}, {"AEGIS_SLO": "ttft=3", "AEGIS_SLO_TBT_MS": "30"})
+    assert (config.slo.ttft_ms, config.slo.tbt_ms) == (2_000, 30)
+
+
+@pytest.mark.parametrize("text", ["ttft=soon", "tbt=0", "2"])
+def test_deadlines_that_are_none_are_refused_by_the_name_of_the_option(text: str) -> None:
+    assert refusal({"slo": text}).startswith("--slo: ")
+    assert refusal({}, {"AEGIS_SLO": text}).startswith("AEGIS_SLO: ")
+
+
 def test_the_file_itself_may_be_named_by_a_variable(tmp_path: Path) -> None:
     file = written(tmp_path, "device: cuda")
     assert load({}, {"AEGIS_CONFIG": str(file["config"])}).device == "cuda"
