@@ -71,12 +71,20 @@ def launch(
     mixed: Annotated[
         str | None, typer.Option(metavar="N", help="Instances that prefill and decode, in place of both.")
     ] = None,
+    roles: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROLES",
+            help="auto: all instances prefill and decode; fixed: as --prefill and --decode say. If not given, as the "
+            "policy is made for; least-slack: fixed where --prefill or --decode is given, else auto.",
+        ),
+    ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Scheduler: aegaeon, serverlessllm, qlm, muxserve, dedicated, prefill-first or decode-first. "
-            "[default: aegaeon]",
+            help="Scheduler: least-slack, aegaeon, serverlessllm, qlm, muxserve, dedicated, prefill-first or "
+            "decode-first. [default: least-slack]",
         ),
     ] = None,
     slo: Annotated[

@@ -28,7 +28,7 @@ def refusal(options: dict[str, object], environ: dict[str, str] | None = None) -
 def test_nothing_given_serves_the_demo_market_with_one_instance_of_each_kind() -> None:
     config = load({}, {})
     assert config.serves_demo
-    assert (config.instances.prefill, config.instances.decode) == (1, 1)
+    assert (config.instances.prefill, config.instances.decode, config.instances.counted) == (1, 1, False)
     assert (config.memory.device, config.memory.host) == (2**30, 4 * 2**30)
     assert (config.server.host, config.server.port, config.device, config.dtype) == ("127.0.0.1", 8000, "cpu", "auto")
     assert (config.slo.ttft_ms, config.slo.tbt_ms) == (10_000, 100)
@@ -91,6 +91,9 @@ def test_a_bad_option_is_named(option: str) -> None:
         ("server: {port: 1.5}", "server.port: should be a valid integer"),
         ("server: {port: 65536}", "server.port: should be less than or equal to 65535, not 65536"),
         ("instances: {decode: 0}", "instances.decode: should be greater than or equal to 1, not 0"),
+        ("instances: {mixed: 2, decode: 1}", "instances: mixed instances prefill and decode: leave out either"),
+        ("instances: {mixed: 2, roles: fixed}", "instances: mixed instances prefill and decode: give prefill and"),
+        ("instances: {roles: some}", "instances.roles: should be 'auto' or 'fixed', not 'some'"),
         ("scheduling: {decode: {q_max_s: .inf}}", "scheduling.decode.q_max_s: should be a finite number"),
         ("slo: {tbt_ms: -1}", "slo.tbt_ms: should be greater than 0, not -1"),
         ("memory: {device: 5 parsecs}", "memory.device: '5 parsecs' is no size; write it like 512MiB"),
