@@ -246,7 +246,7 @@ def show_memory(
     Examples:
       aegis memory
       aegis memory --json --url http://127.0.0.1:9000
-      aegis memory limit decode-0 256MiB
+      aegis memory limit mixed-0 256MiB
     """
     if context.invoked_subcommand is not None:
         context.default_map = {command: {"url": url} for command in ("limit", "trim")}
@@ -282,8 +282,8 @@ def limit_memory(
 
     \b
     Examples:
-      aegis memory limit decode-0 256MiB
-      aegis memory limit decode-0 4GiB --timeout 60
+      aegis memory limit mixed-0 256MiB
+      aegis memory limit mixed-0 4GiB --timeout 60
     """
     try:
         nbytes = parse_size(size)
@@ -300,7 +300,7 @@ def trim_memory(instance: _Instance, timeout: _Timeout = 30.0, url: _Url = _URL)
 
     \b
     Example:
-      aegis memory trim prefill-0
+      aegis memory trim mixed-1
     """
     print(f"{instance} gave back {format_size(AdminClient(url).trim_memory(instance, timeout_s=timeout))}")
     return 0
