@@ -73,13 +73,24 @@ def launch(
     mixed: Annotated[
         str | None, typer.Option(metavar="N", help="Instances that prefill and decode, in place of both.")
     ] = None,
+    roles: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROLES",
+            help="auto: all instances prefill and decode; fixed: as --prefill and --decode say. If not given, as the "
+            "policy is made for; least-slack: fixed where --prefill or --decode is given, else auto.",
+        ),
+    ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Scheduler: aegaeon, serverlessllm, qlm, muxserve, dedicated, prefill-first or decode-first. "
-            "[default: aegaeon]",
+            help="Scheduler: least-slack, aegaeon, serverlessllm, qlm, muxserve, dedicated, prefill-first or "
+            "decode-first. [default: least-slack]",
         ),
+    ] = None,
+    slo: Annotated[
+        str | None, typer.Option(metavar="SLO", help="When tokens are due, in seconds. [default: ttft=10,tbt=0.1]")
     ] = None,
     models: Annotated[
         list[str] | None,
@@ -237,7 +248,7 @@ def show_memory(
     Examples:
       aegis memory
       aegis memory --json --url http://127.0.0.1:9000
-      aegis memory limit decode-0 256MiB
+      aegis memory limit mixed-0 256MiB
     """
     if context.invoked_subcommand is not None:
         context.default_map = {command: {"url": url} for command in ("limit", "trim")}
@@ -273,8 +284,8 @@ def limit_memory(
 
     \b
     Examples:
-      aegis memory limit decode-0 256MiB
-      aegis memory limit decode-0 4GiB --timeout 60
+      aegis memory limit mixed-0 256MiB
+      aegis memory limit mixed-0 4GiB --timeout 60
     """
     try:
         nbytes = parse_size(size)
@@ -291,7 +302,7 @@ def trim_memory(instance: _Instance, timeout: _Timeout = 30.0, url: _Url = _URL)
 
     \b
     Example:
-      aegis memory trim prefill-0
+      aegis memory trim mixed-1
     """
     print(f"{instance} gave back {format_size(AdminClient(url).trim_memory(instance, timeout_s=timeout))}")
     return 0

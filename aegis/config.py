@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from aegis.core.ids import MODEL_NAME_PATTERN
+from aegis.core.role import Roles
 from aegis.sizes import SIZE_PATTERN, format_size, parse_size
 
 
@@ -46,6 +47,7 @@ PolicyName = Literal[
     "aegaeon", "least-slack", "serverlessllm", "qlm", "muxserve", "dedicated", "prefill-first", "decode-first"
 ]
 """The recipes of `aegis.policies` that can be run live: those without an oracle."""
+DEFAULT_POLICY: PolicyName = "least-slack"
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -91,13 +93,24 @@ class Instances(Section):
     prefill: Count = Field(default=1, description="Prefill instances")
     decode: Count = Field(default=1, description="Decode instances")
     mixed: CountOrNone = Field(default=0, description="Instances that prefill and decode; then there are no others")
+    roles: Roles | None = Field(
+        default=None,
+        description="auto: all prefill and decode; fixed: as prefill and decode say; left out: docs/policies.md",
+    )
     devices: Count = Field(default=1, description="Devices that the instances are dealt to in turn, which share them")
 
     @model_validator(mode="after")
     def _one_kind_of_pool(self) -> Instances:
-        if self.mixed and self.model_fields_set & {"prefill", "decode"}:
+        if self.mixed and self.counted:
             raise ValueError("mixed instances prefill and decode: leave out either mixed, or prefill and decode")
+        if self.mixed and self.roles is Roles.FIXED:
+            raise ValueError("mixed instances prefill and decode: give prefill and decode where roles are fixed")
         return self
+
+    @property
+    def counted(self) -> bool:
+        """Whether it was said how many prefill, or how many decode."""
+        return bool(self.model_fields_set & {"prefill", "decode"})
 
     @property
     def count(self) -> int:
@@ -179,7 +192,7 @@ class DecodeScheduling(Section):
 class Scheduling(Section):
     """Constants of the schedulers."""
 
-    policy: PolicyName = Field(default="aegaeon", description="Who is served when, and where")
+    policy: PolicyName = Field(default=DEFAULT_POLICY, description="Who is served when, and where")
     prefill: PrefillScheduling = PrefillScheduling()
     decode: DecodeScheduling = DecodeScheduling()
 
@@ -199,7 +212,7 @@ class Config(Section):
     server: Server = Server()
     memory: Memory = Memory()
     scheduling: Scheduling = Scheduling()
-    slo: SloTargets = SloTargets()
+    slo: SloTargets = Field(default=SloTargets(), description="When tokens are due; as an option in seconds")
     telemetry: Telemetry = Telemetry()
 
     @property
@@ -219,6 +232,7 @@ OPTIONS: dict[str, Key] = {
     "prefill": ("instances", "prefill"),
     "decode": ("instances", "decode"),
     "mixed": ("instances", "mixed"),
+    "roles": ("instances", "roles"),
     "devices": ("instances", "devices"),
     "models": ("sources",),
     "demo": ("demo",),
@@ -232,10 +246,11 @@ OPTIONS: dict[str, Key] = {
     "port": ("server", "port"),
     "log_level": ("server", "log_level"),
     "policy": ("scheduling", "policy"),
+    "slo": ("slo",),
     "debug_memory": ("memory", "debug"),
 }
 """Command-line option → key. `--device-memory` is `AEGIS_DEVICE_MEMORY` in the environment; keys without an option
-are set by their path: `AEGIS_SCHEDULING_DECODE_Q_MAX_S`."""
+are set by their path: `AEGIS_SCHEDULING_DECODE_Q_MAX_S`. `--slo` sets keys of a section."""
 
 
 def leaves(section: type[Section] = Config, path: Key = ()) -> Iterator[tuple[Key, Any]]:

@@ -15,7 +15,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from aegis.config import OPTIONS, Config, Key, leaves, variable
+from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
+from aegis.slo import limits_ns
 from aegis.yaml_file import read_mapping
 
 
@@ -27,12 +29,12 @@ def load(options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) ->
     tree = _Tree()
     if file := options.get("config") or environ.get("AEGIS_CONFIG"):
         tree.put_file(Path(file))
-    for path, _ in leaves():
+    for path in [OPTIONS["slo"], *(path for path, _ in leaves())]:
         if text := environ.get(variable(path)):
-            tree.put(path, text.split(",") if path == OPTIONS["models"] else text, variable(path))
+            tree.put_all(path, text.split(",") if path == OPTIONS["models"] else text, variable(path))
     for name, path in OPTIONS.items():
         if (value := options.get(name)) is not None:
-            tree.put(path, value, "--" + name.replace("_", "-"))
+            tree.put_all(path, value, "--" + name.replace("_", "-"))
     return tree.validated()
 
 
@@ -47,6 +49,14 @@ class _Tree:
         self._values = read_mapping(file)
         self._origins[()] = file
         _place(self._values, file.parent)
+
+    def put_all(self, path: Key, value: Any, origin: str) -> None:
+        """Deadlines are told in one text, and what it does not name stays as it is. Raises UserError."""
+        if path != OPTIONS["slo"]:
+            self.put(path, value, origin)
+            return
+        for name, limit_ns in limits_ns(value, origin).items():
+            self.put((*path, f"{name}_ms"), limit_ns / NS_PER_MS, origin)
 
     def put(self, path: Key, value: object, origin: str) -> None:
         node = self._values

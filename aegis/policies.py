@@ -12,6 +12,7 @@ from typing import Protocol
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
+from aegis.core.role import Roles
 from aegis.core.views import DecodePolicy, PrefillOrder, PrefillPolicy, RoundPolicy
 from decode.policies.decode_first import DecodeFirst
 from decode.policies.dedicated import Dedicated
@@ -61,21 +62,25 @@ class Site:
 class Recipe:
     """A scheduler, as it is run.
 
-    It wants `mixed` instances, or prefill and decode ones. Where there are prefill instances, `prefill` says who goes
-    to which, and `order` who is next there; None: one group after the other. None of the overrides: what the machine
-    has.
+    `roles` are those it is made for; None: either. Where there are prefill instances, `prefill` says who goes to which,
+    and `order` who is next there; None: one group after the other. None of the overrides: what the machine has.
     """
 
     name: str
     about: str
     policy: Callable[[Site], Policy]
-    mixed: bool = True
+    roles: Roles | None = Roles.AUTO
     prefill: Callable[[Site], PrefillPolicy] = lambda site: site.groups
     order: PrefillOrder | None = None
     link_bytes_per_s: int | None = None
     host_bytes_per_s: int | None = None
     switch_ns: int | None = None
     give_up_ns: int | None = None  # a request without a token after so long fails when the next one arrives
+
+    def roles_of(self, asked: Roles | None, *, counted: bool) -> Roles:
+        """Those that were asked for, else those it is made for, else fixed ones if prefill and decode instances were
+        `counted`."""
+        return asked or self.roles or (Roles.FIXED if counted else Roles.AUTO)
 
 
 def recipe(name: str, *, as_published: bool = False) -> Recipe:
@@ -114,12 +119,13 @@ RECIPES: Mapping[str, Recipe] = {
             name="aegaeon",
             about="prefill and decode pools, token-level switching (Aegaeon)",
             policy=lambda site: site.turns,
-            mixed=False,
+            roles=Roles.FIXED,
         ),
         Recipe(
             name="least-slack",
-            about="who would be late first runs next, on instances that prefill and decode",
+            about="who would be late first runs next",
             policy=lambda site: LeastSlack(site.memory_bytes // 2),
+            roles=None,
             prefill=lambda site: _PREFILLS,
             order=_PREFILLS,
         ),

@@ -157,7 +157,7 @@ def _config() -> Config:
         {
             "instances": {"prefill": 1, "decode": 2},
             "memory": {"device": _DEVICE_BYTES, "host": 1 << 30, "model_cache": 64 * _MIB, "debug": True},
-            "scheduling": {"decode": {"q_max_s": 0.05}},
+            "scheduling": {"policy": "aegaeon", "decode": {"q_max_s": 0.05}},
         }
     )
 

@@ -17,6 +17,7 @@ from aegis.core.errors import UserError
 from aegis.core.estimators import Hardware
 from aegis.core.ids import ModelId
 from aegis.core.role import Role
+from aegis.policies import recipe
 from aegis.sim.gpus import GpuSpec, with_costs
 from aegis.sim.market import Wanted
 from aegis.sim.world import Outcome, Pool, simulate
@@ -121,6 +122,7 @@ def pool_of(node: NodeReport, costs: Path) -> Pool:
         raise UserError(f"{costs}: has no costs of {', '.join(missing)}; calibrate with more requests to each model")
     roles = list(node.instances.values())
     return Pool(
+        recipe=recipe(node.policy),
         gpu=gpu,
         specs=node.models,
         prefills=roles.count(Role.PREFILL),

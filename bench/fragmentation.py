@@ -53,7 +53,13 @@ def fragmentation(
 
 
 async def _measure(seconds: float, load: Load, shift_s: float, sources: Sequence[Source]) -> Fragmentation:
-    config = Config.model_validate({"instances": {"decode": 2}, "memory": {"device": 256 << 20, "host": 3 << 30}})
+    config = Config.model_validate(
+        {
+            "instances": {"decode": 2},
+            "memory": {"device": 256 << 20, "host": 3 << 30},
+            "scheduling": {"policy": "aegaeon"},
+        }
+    )
     streams: list[Stream] = []
     async with serving(config, sources) as market:
         start_s = time.monotonic()

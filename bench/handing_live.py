@@ -108,7 +108,7 @@ def _config(nbytes: int) -> Config:
                 "model_cache": 3 * nbytes,
                 "floor": 2 * nbytes + 2 * _SMALL_BYTES,
             },
-            "scheduling": {"decode": {"q_max_s": 600, "switching_share": 0}},
+            "scheduling": {"policy": "aegaeon", "decode": {"q_max_s": 600, "switching_share": 0}},
             "slo": {"tbt_ms": 1000},
         }
     )

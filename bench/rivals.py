@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aegis.client import AdminClient
+from aegis.slo import parse_slo
 from aegis.telemetry import files
 from bench import serve
 from bench.calibration import past
@@ -19,7 +20,6 @@ from bench.result_files import make_directory
 from bench.serve_results import Measures
 from bench.serve_settings import Settings
 from bench.served import served
-from bench.slo import parse_slo
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,11 @@ MEMORY = ("--device-memory", "32MiB")
 
 CONTENDERS = {
     "token-level": ("--policy", "aegaeon", "--prefill", "1", "--decode", "1"),
+    "least-slack": ("--policy", "least-slack", "--mixed", "2"),
     "request-level": ("--policy", "serverlessllm", "--mixed", "2"),
     "dedicated": ("--policy", "dedicated", "--mixed", "8"),
 }
-"""How each is launched."""
+"""How each is launched. Aegaeon's policy has its own setting: of two instances one prefills, the other decodes."""
 
 
 def run(directory: Path, *, seconds: int, seed: int, launch: Sequence[str]) -> None:
@@ -56,7 +57,7 @@ def run(directory: Path, *, seconds: int, seed: int, launch: Sequence[str]) -> N
     for scene in SCENES:
         for contender, options in CONTENDERS.items():
             name = f"{scene.name}.{contender}"
-            with served([*MEMORY, *options, *launch]) as url:
+            with served([*MEMORY, "--slo", scene.slo, *options, *launch]) as url:
                 result = _measured(url, scene, directory, name, seconds=seconds, seed=seed)
             rows.append(_row(scene, contender, result))
     print(*rows, sep="\n")

@@ -10,7 +10,7 @@ import typer
 
 def rivals(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where results, spans and records are written.")],
-    seconds: Annotated[int, typer.Option(metavar="N", help="Of requests in each of nine runs.", min=1)] = 90,
+    seconds: Annotated[int, typer.Option(metavar="N", help="Of requests in each of twelve runs.", min=1)] = 90,
     seed: Annotated[int, typer.Option(metavar="N", help="Of the workloads.")] = 0,
     launch: Annotated[
         list[str] | None,

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from aegis.core.errors import UserError
+from aegis.slo import parse_slo
 from bench.serve_datasets import Dataset
 from bench.serve_results import METRICS, Measures
 from bench.serve_settings import Settings
-from bench.slo import parse_slo
 
 _LIMITED = ("ttft", "tpot", "e2el")
 _MOST = 1e9  # of an option that is a number

@@ -140,6 +140,7 @@ def _config(devices: int, nbytes: int, clients: int) -> Config:
     return Config.model_validate(
         {
             "instances": {"prefill": 1, "decode": 2, "devices": devices + 1},
+            "scheduling": {"policy": "aegaeon"},
             "memory": {
                 "device": nbytes,
                 "host": (clients * 8 + 256) * _MIB,

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from aegis.config import OPTIONS, Config, leaves, variable
+from aegis.config import OPTIONS, Config, SloTargets, leaves, variable
 from aegis.core.lifecycle import TABLE, TERMINAL, State
 from aegis.sizes import format_size
 from bench.table import crossings, markdown, results
@@ -32,12 +32,14 @@ def _default(path: tuple[str, ...], field: Any) -> str:
         return "on" if field.default else "off"
     if isinstance(field.default, float):
         return f"`{field.default:g}`"
+    if isinstance(field.default, SloTargets):
+        return f"`ttft={field.default.ttft_ms / 1000:g},tbt={field.default.tbt_ms / 1000:g}`"
     return "" if field.default in ((), None) else f"`{field.default}`"
 
 
 def options() -> str:
     """The README's table of `aegis launch`."""
-    fields = dict(leaves())
+    fields = dict(leaves()) | {OPTIONS["slo"]: Config.model_fields["slo"]}
     rows = [
         (f"`--{name.replace('_', '-')}`", f"`{'.'.join(path)}`", _default(path, fields[path]), fields[path].description)
         for name, path in OPTIONS.items()

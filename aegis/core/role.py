@@ -1,4 +1,4 @@
-"""What an instance is for."""
+"""What instances are for."""
 
 from __future__ import annotations
 
@@ -11,3 +11,10 @@ class Role(StrEnum):
     PREFILL = "prefill"  # makes first tokens and hands the KV over
     DECODE = "decode"  # goes on from handed-over KV
     MIXED = "mixed"  # makes all tokens of a request: its KV never leaves for that
+
+
+class Roles(StrEnum):
+    """How a pool divides the work."""
+
+    AUTO = "auto"  # every instance prefills and decodes
+    FIXED = "fixed"  # some prefill, the others decode

@@ -23,7 +23,7 @@ from aegis.core.errors import ModelRefused, UserError
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.model import Slo
-from aegis.core.role import Role
+from aegis.core.role import Role, Roles
 from aegis.device.host_memory import SharedMemory
 from aegis.device.open import create_pool
 from aegis.device.shared_words import SharedWords
@@ -142,6 +142,7 @@ async def open_market(
             link,
             clock,
             _history(config),
+            policy=config.scheduling.policy,
             dtype=_dtype(config),
             cache_dir=cache_dir or default_cache_dir(),
             default_slo=_slo(config),
@@ -265,9 +266,9 @@ def _host_slabs(config: Config) -> int:
 
 
 def _instances(config: Config) -> dict[InstanceId, Role]:
-    """In order; all are mixed ones where the policy wants them so."""
+    """In order."""
     sizes = config.instances
-    if sizes.mixed or recipe(config.scheduling.policy).mixed:
+    if sizes.mixed or recipe(config.scheduling.policy).roles_of(sizes.roles, counted=sizes.counted) is Roles.AUTO:
         counts = {Role.MIXED: sizes.count}
     else:
         counts = {Role.PREFILL: sizes.prefill, Role.DECODE: sizes.decode}

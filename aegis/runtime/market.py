@@ -94,6 +94,7 @@ class LiveMarket:
         clock: Clock,
         history: History,
         *,
+        policy: str,
         dtype: str,
         cache_dir: Path,
         default_slo: Slo,
@@ -102,6 +103,7 @@ class LiveMarket:
         decisions: DecisionLog | None = None,
     ) -> None:
         self._core = core
+        self._policy = policy
         self._link = link
         self._clock = clock
         self._check_laws = check_laws
@@ -175,6 +177,7 @@ class LiveMarket:
 
     def node(self) -> NodeReport:
         return NodeReport(
+            self._policy,
             len(self.devices.arbiters()),
             self.devices.page_count * self.devices.page_bytes,
             self._budget.slab_bytes,

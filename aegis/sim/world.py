@@ -14,7 +14,7 @@ from aegis.core.ids import InstanceId
 from aegis.core.messages import SwitchDone
 from aegis.core.model import ModelSpec
 from aegis.core.role import Role
-from aegis.policies import Policy, Recipe, Site, recipe
+from aegis.policies import Policy, Recipe, Site
 from aegis.sim.flows import Bus, Link
 from aegis.sim.gpus import GpuSpec
 from aegis.sim.heap import NEVER_NS, Heap
@@ -35,15 +35,14 @@ from proxy.sessions import SessionCore
 
 PAGE_BYTES = 2 << 20
 ADDRESS_PAGES = 1 << 30
-_AEGAEON = recipe("aegaeon")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """Instances, dealt in turn to `devices` GPUs or each with one of its own; `host_kv_bytes` of host memory for all of
-    them. A recipe that wants mixed instances gets as many as there are of all kinds. `hardware` is what the estimators
-    believe at first, where that is not the GPU's."""
+    them. `hardware` is what the estimators believe at first, where that is not the GPU's."""
 
+    recipe: Recipe
     gpu: GpuSpec
     specs: tuple[ModelSpec, ...]
     prefills: int = 0
@@ -52,7 +51,6 @@ class Pool:
     devices: int | None = None
     idle_ns: int | None = None  # who has been idle for so long is trimmed
     hardware: Hardware | None = None
-    recipe: Recipe = _AEGAEON
     slab_bytes: int = 1 << 30
     host_kv_bytes: int = 1 << 40
     keep_times: bool = False
@@ -63,8 +61,6 @@ class Pool:
     def instances(self) -> dict[InstanceId, Role]:
         """In order."""
         counts = {Role.PREFILL: self.prefills, Role.DECODE: self.decodes, Role.MIXED: self.mixed}
-        if self.recipe.mixed:
-            counts = {Role.MIXED: sum(counts.values())}
         return {InstanceId(f"{role}-{i}"): role for role, count in counts.items() for i in range(count)}
 
     def budget(self) -> Budget:

@@ -12,6 +12,7 @@ from aegis.core.role import Role
 class NodeReport(Struct, frozen=True):
     """Instances are dealt to the devices in turn. `models` come without what only serves to load them."""
 
+    policy: str
     devices: int
     device_bytes: int  # of each
     slab_bytes: int

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aegis.core.model import Slo
+from aegis.core.role import Roles
 from aegis.policies import RECIPES
 from bench.simulate.search import Aim, Search
 from bench.simulate.setting import Setting, models_of
@@ -33,7 +34,7 @@ class Contender:
     name: str
     policy: str
     rival: bool
-    fixed: bool = False
+    roles: Roles | None = None
     prefill_share: float = 0.375
 
 
@@ -59,7 +60,7 @@ class CellSuite:
 
     def search(self, cell: Cell, contender: Contender, seed: int, hint: float | None) -> Search:
         """`hint`: where another seed ended."""
-        setting = replace(cell.setting, policy=contender.policy, fixed=contender.fixed, seed=seed)
+        setting = replace(cell.setting, policy=contender.policy, roles=contender.roles, seed=seed)
         if self.aim is Aim.GPUS:
             most = max(2 * models_of(setting), _TINY)
             start, step, limit = cell.start, 1, _TINY if self.tiny else most
@@ -79,9 +80,9 @@ class CellSuite:
         )
 
 
-def _contender(policy: str, name: str = "", *, fixed: bool = False, prefill_share: float = 0.375) -> Contender:
+def _contender(policy: str, name: str = "", *, roles: Roles | None = None, prefill_share: float = 0.375) -> Contender:
     rival = policy != OURS and "oracle" not in policy
-    return Contender(name=name or policy, policy=policy, rival=rival, fixed=fixed, prefill_share=prefill_share)
+    return Contender(name=name or policy, policy=policy, rival=rival, roles=roles, prefill_share=prefill_share)
 
 
 def _cell(rate: str, scale: str, length: str, link: str = "") -> Cell:
@@ -109,7 +110,7 @@ def cells(*, tiny: bool = False) -> CellSuite:
         aim=Aim.MODELS,
         contenders=(
             _contender(OURS),
-            _contender(OURS, f"{OURS} 6+10", fixed=True),
+            _contender(OURS, f"{OURS} 6+10", roles=Roles.FIXED),
             *(_contender(name) for name in RECIPES if name != OURS),
         ),
         cells=tuple(_cell(rate, scale, length) for rate in _RATES for scale in _SCALES for length in _LENGTHS),
@@ -132,7 +133,7 @@ def gpus(setting: Setting, name: str, *, tiny: bool = False) -> CellSuite:
     """One cell: what `setting` asks for. Where prefill is apart, several shares of it are tried.
 
     Raises UserError where its workload or trace cannot be read."""
-    apart = [name for name, known in RECIPES.items() if not known.mixed]
+    apart = [name for name, known in RECIPES.items() if known.roles is Roles.FIXED]
     return CellSuite(
         name="gpus",
         title="GPUs for 99 % of first tokens and 90 % of tokens on time",

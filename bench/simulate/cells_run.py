@@ -101,7 +101,7 @@ def _search(
 def _conditions(cell: Cell) -> dict[str, Any]:
     """What a cell's results depend on, but for the contender and the seed."""
     conditions = cell.setting.conditions()
-    del conditions["seed"], conditions["fixed"]
+    del conditions["seed"], conditions["roles"], conditions["counted"]
     return conditions
 
 

@@ -21,7 +21,7 @@ def simulate(
     ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="May be repeated. [default: aegaeon; of a suite: those of its figure]"),
+        typer.Option(metavar="NAME", help="May be repeated. [default: least-slack; of a suite: those of its figure]"),
     ] = None,
     as_published: Annotated[
         bool, typer.Option("--as-published", help="Policies with their papers' own settings, handicaps included.")
@@ -34,13 +34,16 @@ def simulate(
     ] = None,
     mixed: Annotated[
         int | None,
+        typer.Option(metavar="N", min=1, help="Instances where all prefill and decode. [default: P + D]"),
+    ] = None,
+    roles: Annotated[
+        str | None,
         typer.Option(
-            metavar="N", min=1, help="Instances of policies whose instances do both. [default: as many in all]"
+            metavar="ROLES",
+            help="auto: all instances prefill and decode; fixed: as --prefill and --decode say. If not given, as the "
+            "policy is made for; least-slack: fixed where --prefill or --decode is given, else auto.",
         ),
     ] = None,
-    fixed: Annotated[
-        bool, typer.Option("--fixed", help="Prefill and decode instances for policies whose instances do both, too.")
-    ] = False,
     gpu: Annotated[
         str | None, typer.Option(metavar="GPU", help="h100, h800, h20, a10, h800x4, or a .yaml file. [default: h800]")
     ] = None,

@@ -8,9 +8,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from aegis.config import DEFAULT_POLICY
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
+from aegis.core.role import Roles
 from aegis.policies import RECIPES, published
+from aegis.slo import parse_slo
 from aegis.telemetry import files
 from bench import result_files
 from bench.simulate import plots, sweep, table
@@ -24,10 +27,9 @@ from bench.simulate.suite_run import Choice
 from bench.simulate.suite_run import run as run_suite
 from bench.simulate.suites import suite
 from bench.simulate.workers import cores
-from bench.slo import parse_slo
 
 _OF_ONE = ("records", "spans", "decisions")
-_OF_A_SETTING = ("prefill", "decode", "mixed", "fixed", "gpu", "models", "seed", "as_published")
+_OF_A_SETTING = ("prefill", "decode", "mixed", "gpu", "models", "seed", "as_published")
 _FILES = ("json", "plot", *_OF_ONE)
 _OF_A_SUITE = ("trace_dir", "tiny")
 _NOT_OF_A_SUITE = (
@@ -36,7 +38,7 @@ _NOT_OF_A_SUITE = (
     "prefill",
     "decode",
     "mixed",
-    "fixed",
+    "roles",
     "gpu",
     "models",
     "slo",
@@ -128,7 +130,7 @@ def _study(given: Mapping[str, Any]) -> Study:
         raise UserError("give one of --workload, --trace and --suite")
     if trace and given["sweep"]:
         raise UserError("--sweep changes a key of --workload; a trace has none")
-    policies = tuple(dict.fromkeys(given["policy"] or ("aegaeon",)))
+    policies = tuple(dict.fromkeys(given["policy"] or (DEFAULT_POLICY,)))
     base = Setting(
         policy=policies[0],
         workload=workload,
@@ -151,9 +153,18 @@ def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:
         chosen["link_bytes_per_s"] = round(given["link"] * 1e9)
     if given["switch"] is not None:
         chosen["switch_ns"] = round(given["switch"] * NS_PER_S)
+    if given["roles"]:
+        chosen["roles"] = _roles(given["roles"])
     if given["mixed"] is None and {"prefill", "decode"} & set(chosen):
         chosen["mixed"] = chosen.get("prefill", 6) + chosen.get("decode", 10)
+        chosen["counted"] = True
     return chosen
+
+
+def _roles(text: str) -> Roles:
+    if text not in set(Roles):
+        raise UserError(f"--roles: should be 'auto' or 'fixed', not {text!r}")
+    return Roles(text)
 
 
 def _one(study: Study, given: Mapping[str, Any]) -> Curve:

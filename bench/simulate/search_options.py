@@ -14,7 +14,7 @@ from bench.simulate.setting import Setting
 from bench.simulate.workers import cores
 
 OF_A_SEARCH = ("seeds", "only", "again")
-_NOT_OF_A_SEARCH = ("prefill", "decode", "mixed", "fixed", "sweep", "records", "spans", "as_published", "trace_dir")
+_NOT_OF_A_SEARCH = ("prefill", "decode", "mixed", "roles", "sweep", "records", "spans", "as_published", "trace_dir")
 _NOT_OF_CELLS = ("workload", "trace", "gpu", "models", "slo", "give_up", "costs", "link", "switch")
 _SEEDS = 3
 

@@ -12,6 +12,7 @@ import msgspec
 
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec, Slo
+from aegis.core.role import Roles
 from aegis.policies import Recipe, recipe
 from aegis.sim.catalogue import models
 from aegis.sim.gpus import GpuSpec, gpu, with_costs
@@ -27,10 +28,12 @@ _KEPT_WORKLOADS = 32  # of some megabytes each
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Everything that a simulation's outcome depends on; texts are as on the command line. `mixed` is how many
-    instances a policy has whose instances do both; others have `prefill` and `decode`, and all if `fixed`. A request
-    without a token after `give_up_ns` fails when the next one arrives; None: as the policy has it, which only as
-    published gives up. `link_bytes_per_s`, in and out, and `switch_ns` are the GPU's unless said."""
+    """Everything that a simulation's outcome depends on; texts are as on the command line.
+
+    Where `roles` are fixed there are `prefill` and `decode` instances, else `mixed` ones. Without `roles` it is as the
+    policy is made for, and `counted` says whether prefill and decode instances were named. A request without a token
+    after `give_up_ns` fails when the next one arrives; None: as the policy has it, which only as published gives up.
+    `link_bytes_per_s`, in and out, and `switch_ns` are the GPU's unless said."""
 
     policy: str
     workload: str | None = None
@@ -44,7 +47,8 @@ class Setting:
     prefill: int = 6
     decode: int = 10
     mixed: int = 16
-    fixed: bool = False
+    roles: Roles | None = None
+    counted: bool = False
     link_bytes_per_s: int | None = None
     switch_ns: int | None = None
     slab_bytes: int = 1 << 30
@@ -66,12 +70,13 @@ def run(setting: Setting, *, keep_times: bool = False, sample_ns: int = 0, expla
 def pool_of(setting: Setting) -> Pool:
     """Its instances and models. Raises UserError."""
     known, asked = _recipe(setting), _arrivals_of(setting)
+    mixed = known.roles_of(setting.roles, counted=setting.counted) is Roles.AUTO
     return Pool(
         gpu=_gpu(setting),
         specs=tuple(models(setting.models, asked={arrival.model for arrival in asked}, slo=setting.slo)),
-        prefills=0 if known.mixed else setting.prefill,
-        decodes=0 if known.mixed else setting.decode,
-        mixed=setting.mixed if known.mixed else 0,
+        prefills=0 if mixed else setting.prefill,
+        decodes=0 if mixed else setting.decode,
+        mixed=setting.mixed if mixed else 0,
         recipe=known,
         slab_bytes=setting.slab_bytes,
     )
@@ -91,7 +96,6 @@ def _gpu(setting: Setting) -> GpuSpec:
 
 def _recipe(setting: Setting) -> Recipe:
     known = recipe(setting.policy, as_published=setting.as_published)
-    known = replace(known, mixed=known.mixed and not setting.fixed)
     return known if setting.give_up_ns is None else replace(known, give_up_ns=setting.give_up_ns)
 
 

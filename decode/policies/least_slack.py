@@ -23,12 +23,13 @@ class LeastSlack:
 
     Turns. The slack of a batch is the time until it has to begin so that none of its tokens is late: until its next
     deadline, less what bringing in its model, its prefills and a step take. The batch with the least slack has the
-    turn, and keeps it for at least a quantum. With turns of Q, switches of time c cost c / Q of the instance, and the
+    turn, and keeps it for at least a quantum. With turns of Q, changes of time c cost c / Q of the instance, and the
     others wait in proportion to Q, of which the TTFT deadline T allows so much: c / Q + Q / T is least at √(c·T). The
-    quantum is `turn_factor` of that, c being the mean over the batches.
+    quantum is `turn_factor` of that, c being the mean over the batches of a switch, or of a step if that is longer: a
+    turn begins as soon as the KV of one sequence is there, and a step without the others is worth little.
 
     Where less than `calm_share` of the time is spoken for, which is the sum over batches of step time over TBT, the
-    quantum is the time of `calm_switches` switches if that is shorter: time that nobody needs is spent on first tokens
+    quantum is the time of `calm_switches` changes if that is shorter: time that nobody needs is spent on first tokens
     that come sooner.
 
     Where `rules` say how short chunks may be, a prefill is cut for the earliest next token among the batches that are
@@ -92,12 +93,16 @@ class LeastSlack:
         return Why(f"{freer} than its model's home {home}, more than {limit}", lost=home)
 
     def _quantum_ns(self, batches: Sequence[BatchView]) -> int:
-        switch_ns = sum([batch.switch_ns for batch in batches]) / len(batches)
-        quantum_ns = round(self.turn_factor * sqrt(switch_ns * min([batch.ttft_ns for batch in batches])))
+        change_ns = sum([_change_ns(batch) for batch in batches]) / len(batches)
+        quantum_ns = round(self.turn_factor * sqrt(change_ns * min([batch.ttft_ns for batch in batches])))
         if sum([batch.step_ns / batch.tbt_ns for batch in batches]) >= self.calm_share:
             return quantum_ns
-        absent_ns = max([0 if batch.resident else batch.switch_ns for batch in batches])
+        absent_ns = max([0 if batch.resident else _change_ns(batch) for batch in batches])
         return min(quantum_ns, round(self.calm_switches * absent_ns) + self.calm_quantum_ns)
+
+
+def _change_ns(batch: BatchView) -> int:
+    return max(batch.switch_ns, batch.step_ns)
 
 
 def _free_until_ns(batches: Sequence[BatchView]) -> int | None:

@@ -22,7 +22,7 @@ from bench.workloads.spec import parse
 
 print(compiled())
 specs = tuple(models("mix:30", slo=Slo()))
-tight = dict(gpu=gpu("h800"), prefills=3, decodes=5, specs=specs, keep_times=True, keep_spans=True)
+tight = dict(gpu=gpu("h800"), specs=specs, keep_times=True, keep_spans=True)
 for seed, name, more in (
     (0, "aegaeon", {}),
     (1, "aegaeon", dict(devices=6, idle_ns=2_000_000_000)),
@@ -30,12 +30,14 @@ for seed, name, more in (
     (3, "serverlessllm", {}),
     (4, "qlm", {}),
     (5, "prefill-first", {}),
+    (6, "least-slack", {}),
 ):
     arrivals = [
         Wanted(a.at_ns, a.model, a.input_tokens, a.output_tokens, None if i % 5 else a.at_ns + 8_000_000_000)
         for i, a in enumerate(parse("poisson:models=30,rps=0.2,duration=40,lengths=sharegpt", seed))
     ]
-    print(simulate(Pool(recipe=recipe(name), **tight, **more), arrivals))
+    counts = dict(prefills=3, decodes=5) if name == "aegaeon" else dict(mixed=8)
+    print(simulate(Pool(recipe=recipe(name), **counts, **tight, **more), arrivals))
 """
 
 

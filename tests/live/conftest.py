@@ -13,7 +13,7 @@ from aegis.core.model import ModelSpec
 from aegis.device.cpu_pool import PAGE_BYTES
 from tests.live import market, zoo
 from tests.live.market import Reference
-from tests.live.server import Server, launched
+from tests.live.server import SPLIT, Server, launched
 
 torch.set_num_threads(1)
 
@@ -56,8 +56,9 @@ def tight_memory(specs: list[ModelSpec]) -> str:
 def server(
     tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path, tight_memory: str
 ) -> Iterator[Server]:
-    """Serves the market with default settings in memory for two of its models, the accounting laws checked."""
+    """Serves the market in memory for two of its models, the accounting laws checked."""
     options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", tight_memory]
+    options += SPLIT
     with launched(tmp_path_factory.mktemp("server"), cache, *options, "--debug-memory") as running:
         running.wait_for_ready()
         yield running
@@ -73,7 +74,7 @@ def zoo_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def zoo_server(tmp_path_factory: pytest.TempPathFactory, cache: Path, zoo_dir: Path) -> Iterator[Server]:
     """Serves many architectures in very little memory, the accounting laws checked; its instances get killed."""
-    options = ["--models", str(zoo_dir), "--dtype", "float32", *zoo.MEMORY]
+    options = ["--models", str(zoo_dir), "--dtype", "float32", *zoo.MEMORY, *SPLIT]
     with launched(tmp_path_factory.mktemp("zoo-server"), cache, *options, "--debug-memory") as running:
         running.wait_for_ready()
         yield running

@@ -24,6 +24,8 @@ T = TypeVar("T")
 START_S = 180.0
 WAIT_S = 120.0
 STOP_S = 30.0
+SPLIT = ("--prefill", "1", "--decode", "1")
+"""KV is handed over."""
 ROOT = Path(__file__).parents[2]
 
 _POLL_S = 0.02

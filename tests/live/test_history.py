@@ -74,6 +74,7 @@ def test_a_request_is_found_in_the_reasons(server: Server) -> None:
 
 def test_the_node_is_as_it_was_launched(server: Server) -> None:
     node = msgspec.json.decode(server.get("/debug/node").content, type=NodeReport)
+    assert node.policy == "least-slack"
     assert node.instances == {"prefill-0": Role.PREFILL, "decode-0": Role.DECODE}
     assert {model.model for model in node.models} == set(MARKET)
 

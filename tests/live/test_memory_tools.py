@@ -15,7 +15,7 @@ from aegis.core.model import ModelSpec
 from aegis.core.rng import Stream as Draws
 from tests.checkpoints import VOCAB_SIZE
 from tests.live.market import Reference
-from tests.live.server import ROOT, WAIT_S, Server, launched
+from tests.live.server import ROOT, SPLIT, WAIT_S, Server, launched
 from tests.live.streams import Body, Stream, client_of, run_all
 from tests.live.test_exactness import MARGIN_MIN
 
@@ -32,6 +32,7 @@ def roomy(
 ) -> Iterator[Server]:
     """Its device holds all of the market, and only who is asked to gives memory back."""
     options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", f"{DEVICE_MIB}MiB"]
+    options += SPLIT
     kept = {"AEGIS_MEMORY_FLOOR": f"{FLOOR_MIB}MiB", "AEGIS_MEMORY_IDLE_S": "86400"}
     with launched(tmp_path_factory.mktemp("roomy"), cache, *options, "--debug-memory", environment=kept) as running:
         running.wait_for_ready()

@@ -13,7 +13,7 @@ from tests.live.streams import Stream, run_all
 from tests.live.test_exactness import Case, clear_case
 
 
-@pytest.fixture(params=["aegaeon", "serverlessllm", "prefill-first"])
+@pytest.fixture(params=["least-slack", "aegaeon", "serverlessllm", "prefill-first"])
 def mixed(
     request: pytest.FixtureRequest, tmp_path: Path, cache: Path, checkpoints_dir: Path, tight_memory: str
 ) -> Iterator[Server]:

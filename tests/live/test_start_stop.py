@@ -107,6 +107,7 @@ def _running(directory: Path, checkpoint: Path, act: Callable[[Server, Sequence[
     with launched(directory / "server", directory.parent / "cache", *options) as server:
         server.wait_for_ready()
         assert len(processes_of(server.process.pid)) == 1 + INSTANCES
+        assert set(server.metrics().instances()) == {"mixed-0", "mixed-1"}
         asyncio.run(main(server))
         leaves_nothing(server)
         assert "Traceback" not in server.output()

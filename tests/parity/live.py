@@ -124,6 +124,7 @@ class LiveRun:
             self._wire,
             self._conductor,
             History(spans=0, records=0, decisions=0, token_times=False),
+            policy=self._pool.recipe.name,
             dtype="bfloat16",
             cache_dir=Path(),
             default_slo=Slo(),

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.rng import Stream
+from aegis.core.role import Roles
 from aegis.core.views import Renewal, TurnRules
-from aegis.policies import recipe
+from aegis.policies import Recipe, recipe
 from aegis.sim.costs import StepCosts
 from aegis.sim.gpus import GpuSpec
 from aegis.sim.market import Wanted
@@ -37,7 +38,7 @@ class Scenario:
     devices: int | None = None
     idle_ns: int | None = None
     policy: str = "aegaeon"
-    split: bool = False  # also where the policy wants mixed instances
+    roles: Roles | None = None  # as the policy is made for
     chunk_tokens: int | None = None  # of prefills that least slack cuts
 
     @property
@@ -54,16 +55,20 @@ class Scenario:
         return Pool(
             gpu=self._gpu(specs),
             specs=specs,
-            prefills=self.prefills,
-            decodes=self.decodes,
+            **self._instances(chosen),
             devices=self.devices,
             idle_ns=self.idle_ns,
-            recipe=replace(chosen, mixed=chosen.mixed and not self.split),
+            recipe=chosen,
             slab_bytes=PAGE_BYTES,
             host_kv_bytes=self.host_slabs * PAGE_BYTES,
             keep_times=True,
             explains=True,
         )
+
+    def _instances(self, chosen: Recipe) -> dict[str, int]:
+        if chosen.roles_of(self.roles, counted=False) is Roles.AUTO:
+            return {"mixed": self.prefills + self.decodes}
+        return {"prefills": self.prefills, "decodes": self.decodes}
 
     def arrivals(self, seed: int) -> list[Wanted]:
         draw = Stream(seed, "parity")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from aegis.core.clock import NS_PER_MS, NS_PER_S
+from aegis.core.role import Roles
 from aegis.policies import RECIPES
 from aegis.sim.world import simulate
 from aegis.telemetry.decisions import DecisionLog
@@ -88,12 +89,14 @@ def test_the_same_is_decided(name: str) -> None:
     assert not missing, "nothing of this kind was decided"
 
 
+@pytest.mark.parametrize("roles", Roles)
 @pytest.mark.parametrize("at", range(2), ids=["swaps", "many instances"])
-def test_prefills_in_order_of_slack_are_the_same(at: int) -> None:
-    """On prefill instances, where jobs pass each other."""
+def test_slack_decides_the_same(at: int, roles: Roles) -> None:
+    """On prefill instances too, where jobs pass each other."""
     known = (SCENARIOS["swaps"], SCENARIOS["many instances"])[at]
-    scenario = replace(known, policy="least-slack", split=True, over_s=3)
-    for seed in range(1000 + at * SEEDS, 1000 + (at + 1) * SEEDS):
+    scenario = replace(known, policy="least-slack", roles=roles, over_s=3)
+    first = 1000 + (2 * at + (roles is Roles.AUTO)) * SEEDS
+    for seed in range(first, first + SEEDS):
         simulated, live = both(scenario, seed)
         assert simulated and not difference(simulated, live), f"seed {seed}"
 

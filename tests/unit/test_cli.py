@@ -15,7 +15,7 @@ import typer.main
 
 from aegis import __version__
 from aegis.cli import app, main
-from aegis.config import OPTIONS, leaves
+from aegis.config import OPTIONS, Config, SloTargets, leaves
 from aegis.sizes import format_size
 
 HEAVY = {"fastapi", "httpx", "numpy", "pydantic", "rich", "torch", "transformers", "uvicorn", "yaml", "zmq"}
@@ -83,7 +83,7 @@ def test_a_group_alone_prints_its_help(aegis: Any, group: tuple[str, ...]) -> No
 
 
 def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defaults() -> None:
-    fields = dict(leaves())
+    fields = dict(leaves()) | {OPTIONS["slo"]: Config.model_fields["slo"]}
     told = {parameter.name: parameter.help or "" for parameter in dict(commands())[("launch",)].params}
     assert set(told) - {"help"} == {*OPTIONS, "config"}
     for option, path in OPTIONS.items():
@@ -93,6 +93,7 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
                 str(value),
                 format_size(value) if isinstance(value, int) else "",
                 "the demo market" * (not value),
+                f"ttft={value.ttft_ms / 1000:g},tbt={value.tbt_ms / 1000:g}" if isinstance(value, SloTargets) else "",
             }
             assert match[1] in spelled, option
         else:

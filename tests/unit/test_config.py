@@ -28,7 +28,7 @@ def refusal(options: dict[str, object], environ: dict[str, str] | None = None) -
 def test_nothing_given_serves_the_demo_market_with_one_instance_of_each_kind() -> None:
     config = load({}, {})
     assert config.serves_demo
-    assert (config.instances.prefill, config.instances.decode) == (1, 1)
+    assert (config.instances.prefill, config.instances.decode, config.instances.counted) == (1, 1, False)
     assert (config.memory.device, config.memory.host) == (2**30, 4 * 2**30)
     assert (config.server.host, config.server.port, config.device, config.dtype) == ("127.0.0.1", 8000, "cpu", "auto")
     assert (config.slo.ttft_ms, config.slo.tbt_ms) == (10_000, 100)
@@ -41,6 +41,18 @@ def test_options_win_over_variables_over_the_file_over_defaults(tmp_path: Path) 
     assert (config.server.port, config.server.host, config.server.log_level) == (3, "b", "debug")
     assert config.scheduling.decode.q_max_s == 2.5
     assert config.scheduling.prefill.max_group_size == 8
+
+
+def test_deadlines_are_told_in_seconds_and_what_is_not_named_stays(tmp_path: Path) -> None:
+    file = written(tmp_path, "slo: {ttft_ms: 1, tbt_ms: 50}")
+    config = load(file | {"slo": "ttft=2"}, {"AEGIS_SLO": "ttft=3", "AEGIS_SLO_TBT_MS": "30"})
+    assert (config.slo.ttft_ms, config.slo.tbt_ms) == (2_000, 30)
+
+
+@pytest.mark.parametrize("text", ["ttft=soon", "tbt=0", "2"])
+def test_deadlines_that_are_none_are_refused_by_the_name_of_the_option(text: str) -> None:
+    assert refusal({"slo": text}).startswith("--slo: ")
+    assert refusal({}, {"AEGIS_SLO": text}).startswith("AEGIS_SLO: ")
 
 
 def test_the_file_itself_may_be_named_by_a_variable(tmp_path: Path) -> None:
@@ -79,6 +91,9 @@ def test_a_bad_option_is_named(option: str) -> None:
         ("server: {port: 1.5}", "server.port: should be a valid integer"),
         ("server: {port: 65536}", "server.port: should be less than or equal to 65535, not 65536"),
         ("instances: {decode: 0}", "instances.decode: should be greater than or equal to 1, not 0"),
+        ("instances: {mixed: 2, decode: 1}", "instances: mixed instances prefill and decode: leave out either"),
+        ("instances: {mixed: 2, roles: fixed}", "instances: mixed instances prefill and decode: give prefill and"),
+        ("instances: {roles: some}", "instances.roles: should be 'auto' or 'fixed', not 'some'"),
         ("scheduling: {decode: {q_max_s: .inf}}", "scheduling.decode.q_max_s: should be a finite number"),
         ("slo: {tbt_ms: -1}", "slo.tbt_ms: should be greater than 0, not -1"),
         ("memory: {device: 5 parsecs}", "memory.device: '5 parsecs' is no size; write it like 512MiB"),

@@ -8,6 +8,7 @@ import pytest
 
 from aegis.config import PolicyName
 from aegis.core.errors import UserError
+from aegis.core.role import Roles
 from aegis.policies import RECIPES, Site, recipe
 from decode.policy import WeightedRoundRobin
 
@@ -31,13 +32,31 @@ def test_turns_are_as_they_are_configured() -> None:
     assert recipe("aegaeon").policy(Site(memory_bytes=1, turns=turns)) == turns
 
 
+@pytest.mark.parametrize(
+    ("name", "asked", "counted", "roles"),
+    [
+        ("aegaeon", None, False, Roles.FIXED),
+        ("aegaeon", Roles.AUTO, True, Roles.AUTO),
+        ("serverlessllm", None, True, Roles.AUTO),
+        ("serverlessllm", Roles.FIXED, False, Roles.FIXED),
+        ("least-slack", None, False, Roles.AUTO),
+        ("least-slack", None, True, Roles.FIXED),
+        ("least-slack", Roles.AUTO, True, Roles.AUTO),
+    ],
+)
+def test_roles_are_as_asked_else_as_the_policy_is_made_for_else_as_instances_were_counted(
+    name: str, asked: Roles | None, counted: bool, roles: Roles
+) -> None:
+    assert recipe(name).roles_of(asked, counted=counted) is roles
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_as_published_the_link_is_slow_and_late_requests_fail(name: str) -> None:
     known = recipe(name, as_published=True)
     assert (known.link_bytes_per_s, known.give_up_ns) == (16_600_000_000, 15_000_000_000)
     fixed = recipe(name)
     assert fixed.link_bytes_per_s is fixed.give_up_ns is None
-    assert known.mixed == fixed.mixed == (name != "aegaeon")
+    assert known.roles is fixed.roles is (Roles.FIXED if name == "aegaeon" else Roles.AUTO)
 
 
 @pytest.mark.parametrize(

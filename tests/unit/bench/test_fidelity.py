@@ -24,7 +24,7 @@ COSTS = "{decode_ms: {step: 5}, prefill_ms: {step: 20}}"
 
 def node(device_bytes: int) -> NodeReport:
     instances = {InstanceId("prefill-0"): Role.PREFILL, InstanceId("decode-0"): Role.DECODE}
-    return NodeReport(1, device_bytes, 64 << 20, 8 << 30, instances, SPECS)
+    return NodeReport("aegaeon", 1, device_bytes, 64 << 20, 8 << 30, instances, SPECS)
 
 
 def costs(directory: Path, *models: str) -> Path:

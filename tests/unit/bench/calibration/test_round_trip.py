@@ -9,6 +9,7 @@ import pytest
 
 from aegis.core.ids import ModelId
 from aegis.core.model import Slo
+from aegis.policies import recipe
 from aegis.sim.costs import StepCosts
 from aegis.sim.gpus import GpuSpec, gpu
 from aegis.sim.market import Wanted
@@ -39,6 +40,7 @@ def machine(contention: int) -> GpuSpec:
 def outcome(contention: int) -> Outcome:
     """A prefill and a decode instance on one device, with memory for all the models."""
     pool = Pool(
+        recipe=recipe("aegaeon"),
         gpu=machine(contention),
         specs=tuple(SHAPES["qwen2.5-7b"].spec(name, Slo()) for name in NAMES),
         prefills=1,

@@ -72,6 +72,24 @@ def test_mixed_instances_are_as_many_as_the_others_unless_said(simulate: Any, tm
         assert msgspec.json.decode(json.read_bytes())["setting"]["mixed"] == mixed
 
 
+@pytest.mark.parametrize(
+    ("words", "kinds"),
+    [
+        ((), {"mixed"}),
+        (("--prefill", 1, "--decode", 2), {"prefill", "decode"}),
+        (("--prefill", 1, "--decode", 2, "--roles", "auto"), {"mixed"}),
+        (("--roles", "fixed"), {"prefill", "decode"}),
+    ],
+)
+def test_unless_it_is_said_what_roles_are_ours_has_a_split_where_instances_are_counted(
+    simulate: Any, tmp_path: Path, words: tuple[object, ...], kinds: set[str]
+) -> None:
+    spans = tmp_path / "spans"
+    simulate("--workload", SMALL, "--spans", spans, *words)
+    instances = {msgspec.json.decode(line, type=Span).instance for line in spans.read_bytes().splitlines()}
+    assert {instance.partition("-")[0] for instance in instances} == kinds
+
+
 def test_who_waits_too_long_fails_only_if_that_is_said(simulate: Any, tmp_path: Path) -> None:
     json = tmp_path / "out.json"
     crowd = ("--workload", "poisson:models=8,rps=0.3,duration=40", "--policy", "serverlessllm", "--mixed", 1)
@@ -97,11 +115,11 @@ def test_what_no_context_holds_is_made_shorter(simulate: Any, tmp_path: Path) ->
 
 def test_links_switches_and_fixed_instances_are_those_of_the_setting(simulate: Any, tmp_path: Path) -> None:
     json = tmp_path / "out.json"
-    words = ("--link", 25, "--switch", 0, "--fixed", "--prefill", 1, "--decode", 2)
+    words = ("--link", 25, "--switch", 0, "--roles", "fixed", "--prefill", 1, "--decode", 2)
     code, _, _ = simulate("--workload", SMALL, "--policy", "serverlessllm", "--json", json, *words)
     setting = msgspec.json.decode(json.read_bytes())["setting"]
     assert (code, setting["link_bytes_per_s"], setting["switch_ns"]) == (0, 25_000_000_000, 0)
-    assert (setting["fixed"], setting["prefill"], setting["decode"]) == (True, 1, 2)
+    assert (setting["roles"], setting["prefill"], setting["decode"]) == ("fixed", 1, 2)
 
 
 def test_the_gpus_that_a_trace_needs_are_told_and_written(simulate: Any, tmp_path: Path) -> None:
@@ -153,7 +171,8 @@ def test_the_gpus_that_a_trace_needs_are_told_and_written(simulate: Any, tmp_pat
         (["--suite", "cells", "--only", "slo9", "--json", "cells.json"], "--only slo9: is in no name of a search of"),
         (["--suite", "gpus"], "--suite gpus needs one of --trace and --workload"),
         (["--suite", "gpus", "--workload", SMALL, "--mixed", "4"], "--mixed is not of --suite gpus, which sets it"),
-        (["--suite", "fig11a", "--fixed"], "--fixed is not of a --suite"),
+        (["--suite", "fig11a", "--roles", "auto"], "--roles is not of a --suite"),
+        (["--workload", SMALL, "--roles", "both"], "--roles: should be 'auto' or 'fixed', not 'both'"),
         (["--suite", "fig11a", "--seeds", "2"], "--seeds is of --suite cells, cells-links and gpus"),
         (["--workload", SMALL, "--again"], "--again is of --suite cells, cells-links and gpus"),
     ],

@@ -70,6 +70,12 @@ def test_the_running_batch_keeps_its_turn_for_a_quantum() -> None:
     assert [turn.quota_ns for turn in POLICY.plan(busy, 0)] == [2 * _S, 2 * _S]
 
 
+def test_a_turn_is_long_enough_to_fill_a_batch() -> None:
+    """Where a switch takes next to nothing: half of √(90 ms · 10 s)."""
+    turns = POLICY.plan([batch(number, 100, step_ms=90, switch_ms=1) for number in (1, 2)], 0)
+    assert [turn.quota_ns for turn in turns] == [474_341_649] * 2
+
+
 def test_prefills_are_not_taken_from_the_quantum() -> None:
     (turn,) = POLICY.plan([batch(1, first_due_ms=100, prefill_ms=700, step_ms=70)], 0)
     assert turn.quota_ns == 2700 * _MS

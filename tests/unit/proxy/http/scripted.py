@@ -180,7 +180,7 @@ class ScriptedMarket:
 
     def node(self) -> NodeReport:
         specs = tuple(model.spec.without_tensors() for model in self.served.values())
-        return NodeReport(1, 8, 2, 4, {}, specs)
+        return NodeReport("least-slack", 1, 8, 2, 4, {}, specs)
 
     def memory_report(self) -> MemoryReport:
         none = SlabsReport(0, 0.0, ())

@@ -4,7 +4,7 @@ import pytest
 
 from aegis.core.errors import UserError
 from aegis.core.model import Slo
-from bench.slo import parse_slo
+from aegis.slo import parse_slo
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.model import Slo
 
@@ -10,6 +11,11 @@ _NAMES = ("ttft", "tbt")
 
 def parse_slo(text: str) -> Slo:
     """What is not named keeps its default. Raises UserError."""
+    return Slo(**{f"{name}_ns": limit_ns for name, limit_ns in limits_ns(text).items()})
+
+
+def limits_ns(text: str, origin: str = "--slo") -> dict[str, int]:
+    """What is named of `ttft` and `tbt`. Raises UserError, which says that `origin` is to be mended."""
     given_ns: dict[str, int] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
@@ -18,6 +24,6 @@ def parse_slo(text: str) -> Slo:
         except ValueError:
             seconds = -1.0
         if name not in _NAMES or not 0 <= seconds < 1e9:
-            raise UserError(f"--slo: {part!r} is no limit in seconds; give it like --slo ttft=10,tbt=0.1")
-        given_ns[f"{name}_ns"] = round(seconds * 1e9)
-    return Slo(**given_ns)
+            raise UserError(f"{origin}: {part!r} is no limit in seconds; give limits like ttft=10,tbt=0.1")
+        given_ns[name] = round(seconds * NS_PER_S)
+    return given_ns
