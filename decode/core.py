@@ -423,6 +423,7 @@ class DecodeCore:
     def _switched(self, turn: RunningTurn, now_ns: int) -> None:
         """A load beside running steps is not measured: its end is only noticed between two of them."""
         self.active = turn.batch.model
+        self.ledger.weights.used(self.active)
         self.counters.switches += 1
         done = turn.switching.done(now_ns, nbytes=self.ledger.specs[self.active].manifest.image_bytes)
         if not done.prefetched:
