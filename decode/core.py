@@ -276,6 +276,7 @@ class DecodeCore:
             self.ledger.balloon.settle(now_ns)
         if not self._work.stepping:
             self._kv.compact(self._by_request.values())
+        self._room.abandon_unwanted()
         turn = self._work.turn
         if self._work.stepping and turn:  # who comes meanwhile need not wait for the end of the run
             self._room.bring_in(turn.batch)

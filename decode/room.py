@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 
 from aegis.core.ids import ModelId
 from aegis.core.messages import TakeBack
-from aegis.core.request import EventHandle
 from decode.sequences import Counters, KvStore, Room, Sequence, Where
 from decode.worklist import AHEAD_BLOCKS, LOOKAHEAD_BLOCKS, Batch, WorkList
 from memory.balloon import Wish
@@ -100,8 +99,6 @@ class RoomMaker:
         there is room that nobody needs sooner. Weights come in one model at a time, each with the link to itself."""
         weights = self._ledger.weights
         loading = weights.loading()
-        if loading:
-            self._abandon_unwanted(loading)
         for after, batch in enumerate(self._work.after(self._work.stepping[0].job.model)):
             model, there = batch.model, weights.is_resident(batch.model)
             comes = weights.is_loading(model) or (not there and not loading and self._prefetch_weights(batch, after))
@@ -109,6 +106,13 @@ class RoomMaker:
                 self._prefetch_kv(batch)
             if not there:
                 return
+
+    def abandon_unwanted(self) -> None:
+        """Nothing waits any more for a model that is on its way: the link is for others."""
+        loading = self._ledger.weights.loading()
+        if loading:
+            wanted = {batch.model for batch in self._work.batches}
+            self._abandon([model for model, _ in loading if model not in wanted])
 
     # --- for other instances ------------------------------------------------------------------------------------------
 
@@ -252,11 +256,6 @@ class RoomMaker:
     def _abandon_prefetch(self, needed: ModelId) -> bool:
         """Whether memory comes back from a model that was being brought in for later."""
         return self._abandon([model for model, _ in self._ledger.weights.loading() if model != needed])
-
-    def _abandon_unwanted(self, loading: Iterable[tuple[ModelId, EventHandle]]) -> None:
-        """The plan has changed: nothing waits any more for a model that is on its way."""
-        wanted = {batch.model for batch in self._work.batches}
-        self._abandon([model for model, _ in loading if model not in wanted])
 
     def _abandon(self, models: list[ModelId]) -> bool:
         for model in models:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aegis.core.effects import (
+    AbandonLoad,
     CopyBlocks,
     LoadWeights,
     RunDecode,
@@ -12,6 +13,7 @@ from aegis.core.effects import (
 )
 from aegis.core.ids import RequestId
 from aegis.core.messages import (
+    Cancel,
     Phase,
     SwitchDone,
 )
@@ -141,6 +143,16 @@ def test_one_model_is_fetched_at_a_time() -> None:
     assert driven.loads == [A.model, B.model] and driven.under_way(IN) == 1, "the link is for what is needed first"
     driven.complete(PREFETCH)
     assert driven.loads == [A.model, B.model, C.model] and driven.under_way(IN) == 2
+
+
+def test_a_load_that_nobody_waits_for_any_more_is_not_waited_for_by_the_next() -> None:
+    driven = short_turns(A, B, pages=20)
+    take(driven, 1, A)
+    driven.on(Cancel(RequestId(1), 1))
+    assert driven.asked(AbandonLoad) == [AbandonLoad(driven.asked(LoadWeights, driven.effects)[0].event)]
+    take(driven, 2, B)
+    settle(driven)
+    assert running(driven) == [2] and not driven.core.ledger.weights.is_resident(A.model)
 
 
 def test_of_what_nobody_waits_for_the_least_recently_used_leaves() -> None:
