@@ -127,3 +127,14 @@ def test_a_model_with_no_requests_left_goes_where_the_pressure_is_least() -> Non
     assert POLICY.place(Work(A, 1), made) == X, "its weights may be there still"
     made.add(X, RequestId(2), Work(C, 1))
     assert POLICY.place(Work(A, 1), made) == Y
+
+
+def test_a_model_whose_batch_is_full_is_served_elsewhere_too() -> None:
+    policy, made = replace(POLICY, migrate_bytes=10**6), lists()
+    made.add(X, RequestId(1), Work(B, 990))
+    assert policy.place(Work(B, 10), made) == X
+    assert policy.place(Work(B, 11), made) == Y
+    made.add(Y, RequestId(2), Work(B, 11))
+    assert policy.place(Work(B, 10), made) == Y, "and stays there while that has room"
+    made.add(Y, RequestId(3), Work(B, 985))
+    assert policy.place(Work(B, 10), made) == X, "with room nowhere the pressure decides"
