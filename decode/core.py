@@ -288,6 +288,7 @@ class DecodeCore:
             self.ledger.balloon.settle(now_ns)
         if not self._work.stepping:
             self._kv.compact(self._by_request.values())
+        self._room.abandon_unwanted()
         turn = self._work.turn
         if self._work.stepping and turn:  # who comes meanwhile need not wait for the end of the run
             self._room.bring_in(turn.batch)
@@ -438,6 +439,7 @@ class DecodeCore:
     def _switched(self, turn: RunningTurn, now_ns: int) -> None:
         """A load beside running steps is not measured: its end is only noticed between two of them."""
         self.active = turn.batch.model
+        self.ledger.weights.used(self.active)
         self.counters.switches += 1
         done = turn.switching.done(now_ns, nbytes=self.ledger.specs[self.active].manifest.image_bytes)
         if not done.prefetched:

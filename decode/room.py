@@ -1,9 +1,10 @@
-"""Room on a decode instance's device: made for the turn that runs and the one after it, given up for other instances.
+"""Room on a decode instance's device: made for the turn that runs and those after it, given up for other instances.
 
 Blocks that a sequence has ahead of its next step are for whoever needs them now. Then what goes first is what costs
-least: (1) weights of models that are needed last, which leave at once; (2) KV of the
-batch whose turn is furthest, which moves to host slabs; (3) a prefetch under way; (4) the youngest sequence of the very
-batch. Before anything goes the device is asked for more pages, and when nothing can go they are asked for urgently.
+least: (1) weights, which leave at once: those of models that nobody waits for, the least recently used first, then of
+those that are needed last; (2) KV of the batch whose turn is furthest, which moves to host slabs; (3) a prefetch under
+way; (4) the youngest sequence of the very batch. Before anything goes the device is asked for more pages, and when
+nothing can go they are asked for urgently.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Callable, Iterable
 
 from aegis.core.ids import ModelId
 from aegis.core.messages import TakeBack
-from aegis.core.request import EventHandle
 from decode.sequences import Counters, KvStore, Room, Sequence, Where
 from decode.worklist import AHEAD_BLOCKS, LOOKAHEAD_BLOCKS, Batch, WorkList
 from memory.balloon import Wish
@@ -95,28 +95,24 @@ class RoomMaker:
         return room
 
     def prefetch(self) -> None:
-        """The next turn's model and KV, while this one decodes, as far as there is room that nobody needs sooner."""
-        current, weights = self._work.stepping[0].job.model, self._ledger.weights
-        batch = self._work.following(current)
+        """The models and KV of the turns to come, while this one decodes: what is needed first comes first, as far as
+        there is room that nobody needs sooner. Weights come in one model at a time, each with the link to itself."""
+        weights = self._ledger.weights
         loading = weights.loading()
+        for after, batch in enumerate(self._work.after(self._work.stepping[0].job.model)):
+            model, there = batch.model, weights.is_resident(batch.model)
+            comes = weights.is_loading(model) or (not there and not loading and self._prefetch_weights(batch, after))
+            if there or comes:
+                self._prefetch_kv(batch)
+            if not there:
+                return
+
+    def abandon_unwanted(self) -> None:
+        """Nothing waits any more for a model that is on its way: the link is for others."""
+        loading = self._ledger.weights.loading()
         if loading:
-            self._abandon_unwanted(loading)
-        if batch is None:
-            return
-        if not loading and not weights.is_resident(batch.model):
-            spare = self._ledger.budget.pages_per_slab
-            started = self.load(batch.model, spare=spare, prefetch=True)
-            self._counters.prefetches += started
-            waits = self._ledger.balloon.wish is Wish.ASKED or self._ledger.device.moving
-            if not started and not waits and self._fit_together(batch):
-                self._put_away_others(but=batch)
-        if weights.is_resident(batch.model) or weights.is_loading(batch.model):
-            device = self._ledger.device
-            for sequence in batch.sequences:
-                if sequence.where is not Where.HOST:
-                    continue
-                if device.room(sequence.shape) >= sequence.blocks_now() + LOOKAHEAD_BLOCKS:
-                    self._kv.bring_in(sequence)
+            wanted = {batch.model for batch in self._work.batches}
+            self._abandon([model for model, _ in loading if model not in wanted])
 
     # --- for other instances ------------------------------------------------------------------------------------------
 
@@ -159,6 +155,22 @@ class RoomMaker:
         balloon.take_back(asked, now_ns)
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    def _prefetch_weights(self, batch: Batch, after: int) -> bool:
+        """Whether they are on their way now. For the first `after` the running one, KV of later ones makes room."""
+        started = self.load(batch.model, spare=self._ledger.budget.pages_per_slab, prefetch=True)
+        self._counters.prefetches += started
+        waits = self._ledger.balloon.wish is Wish.ASKED or self._ledger.device.moving
+        if not started and after == 0 and not waits and self._fit_together(batch):
+            self._put_away_others(but=batch)
+        return started
+
+    def _prefetch_kv(self, batch: Batch) -> None:
+        for sequence in batch.sequences:
+            if sequence.where is Where.HOST:
+                needed = sequence.blocks_now() + LOOKAHEAD_BLOCKS
+                if self._ledger.device.room(sequence.shape) >= needed:
+                    self._kv.bring_in(sequence)
 
     def _make(self, sequence: Sequence, blocks: int) -> bool:
         """Whether the device now has `blocks` for the sequence, or else will have once something has left."""
@@ -230,22 +242,20 @@ class RoomMaker:
         return self._expendable(needed) if self._work.rules.evicts else []
 
     def _expendable(self, needed: ModelId | None) -> list[ModelId]:
-        """Resident models whose weights may go, those needed last first."""
+        """Resident models whose weights may go, those needed last first: those that nobody waits for in the order of
+        their last use, then those whose turns come after that of the `needed` one, the furthest first."""
         position: dict[ModelId, int] = {}
         for index, batch in enumerate(self._work.upcoming()):
             position.setdefault(batch.model, index)
+        never = len(position)
+        sooner = -1 if needed is None else position.get(needed, never)
         keep = {needed} | {s.job.model for s in self._work.stepping}
-        idle = [model for model in self._ledger.weights.resident() if model not in keep]
-        return sorted(idle, key=lambda model: (-position.get(model, len(position)), model))
+        idle = [m for m in self._ledger.weights.resident() if m not in keep and position.get(m, never) >= sooner]
+        return sorted(idle, key=lambda model: -position.get(model, never))  # the order of use remains
 
     def _abandon_prefetch(self, needed: ModelId) -> bool:
         """Whether memory comes back from a model that was being brought in for later."""
         return self._abandon([model for model, _ in self._ledger.weights.loading() if model != needed])
-
-    def _abandon_unwanted(self, loading: Iterable[tuple[ModelId, EventHandle]]) -> None:
-        """The plan has changed: nothing waits any more for a model that is on its way."""
-        wanted = {batch.model for batch in self._work.batches}
-        self._abandon([model for model, _ in loading if model not in wanted])
 
     def _abandon(self, models: list[ModelId]) -> bool:
         for model in models:

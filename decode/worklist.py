@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from aegis.core.decision import Plan
@@ -184,13 +184,9 @@ class WorkList:
         """The place in the plan of the turn that was just given."""
         return len(self.plan.turns) - len(self._round) - 1
 
-    def following(self, model: ModelId) -> Batch | None:
-        """The batch of another model whose turn comes next."""
-        for turn in self._round:
-            batch = self._by_id.get(turn.batch)
-            if batch and batch.model != model:
-                return batch
-        return next((batch for batch in self.batches if batch.model != model), None)
+    def after(self, model: ModelId) -> Iterator[Batch]:
+        """The batches of other models in the order of their next turns, as far as it is known."""
+        return (batch for batch in self.upcoming() if batch.model != model)
 
     def upcoming(self) -> list[Batch]:
         """Batches in the order of their next turns, as far as it is known; the running one first."""

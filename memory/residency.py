@@ -41,7 +41,7 @@ class Residency:
         self._pool = pool
         self._ranges = ranges
         self._weights: dict[ModelId, _Weights] = {}
-        self._resident: dict[ModelId, None] = {}  # in order of arrival
+        self._resident: dict[ModelId, None] = {}  # in the order of their last use, or of their arrival
         self._loading: dict[ModelId, EventHandle] = {}
 
     def add(self, model: ModelId) -> None:
@@ -60,7 +60,13 @@ class Residency:
     def loading(self) -> list[tuple[ModelId, EventHandle]]:
         return list(self._loading.items()) if self._loading else []
 
+    def used(self, model: ModelId) -> None:
+        """The resident model is the latest to be."""
+        del self._resident[model]
+        self._resident[model] = None
+
     def resident(self) -> tuple[ModelId, ...]:
+        """The least recently used one first."""
         return tuple(self._resident)
 
     def admit(self, model: ModelId, expendable: Sequence[ModelId], *, spare: int = 0) -> Admitted | NoPages:

@@ -19,7 +19,8 @@ _RULES = TurnRules(renewal=Renewal.ARRIVAL)
 class LeastSlack:
     """Placing. A request goes where the last one of its model went, unless the instance with the least pressure on its
     memory is better off by `migrate_bytes`; where none of its requests are left there, unless another is better off at
-    all.
+    all. So it is where its batches there have no room: rather than wait for each other's turns on one instance they run
+    on several.
 
     Turns. The slack of a batch is the time until it has to begin so that none of its tokens is late: until its next
     deadline, less what bringing in its model, its prefills and a step take. The batch with the least slack has the
@@ -47,9 +48,9 @@ class LeastSlack:
         home, best = lists.last_home(work.model), lists.by_pressure[0]
         if home is None:
             return best.instance
-        busy = any(share.instance == home for share in lists.shares(work.model))
+        joins = any(s.instance == home and s.room_tokens >= work.tokens for s in lists.shares(work.model))
         gain = lists.pressure_bytes(home) - best.nbytes
-        return home if gain <= (self.migrate_bytes if busy else 0) else best.instance
+        return home if gain <= (self.migrate_bytes if joins else 0) else best.instance
 
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         quantum_ns = self._quantum_ns(batches)

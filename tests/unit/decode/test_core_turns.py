@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aegis.core.effects import (
+    AbandonLoad,
     CopyBlocks,
     LoadWeights,
     RunDecode,
@@ -12,6 +13,7 @@ from aegis.core.effects import (
 )
 from aegis.core.ids import RequestId
 from aegis.core.messages import (
+    Cancel,
     Phase,
     SwitchDone,
 )
@@ -19,6 +21,7 @@ from decode.policy import WeightedRoundRobin
 from tests.sim.driven import decode
 from tests.unit.decode.turns import (
     IN,
+    PREFETCH,
     STEP_NS,
     TWO_MODELS_FIT,
     WEIGHTS,
@@ -129,6 +132,37 @@ def test_a_prefetch_evicts_what_is_needed_last() -> None:
     assert step(driven) == [1]
     assert step(driven) == [2]
     assert driven.asked(UnmapWeights) == [UnmapWeights(A.model)] and driven.loads[-1] == C.model
+
+
+def test_one_model_is_fetched_at_a_time() -> None:
+    driven = short_turns(A, B, C, pages=20)
+    take(driven, 1, A)
+    settle(driven)
+    take(driven, 2, B)
+    take(driven, 3, C)
+    assert driven.loads == [A.model, B.model] and driven.under_way(IN) == 1, "the link is for what is needed first"
+    driven.complete(PREFETCH)
+    assert driven.loads == [A.model, B.model, C.model] and driven.under_way(IN) == 2
+
+
+def test_a_load_that_nobody_waits_for_any_more_is_not_waited_for_by_the_next() -> None:
+    driven = short_turns(A, B, pages=20)
+    take(driven, 1, A)
+    driven.on(Cancel(RequestId(1), 1))
+    assert driven.asked(AbandonLoad) == [AbandonLoad(driven.asked(LoadWeights, driven.effects)[0].event)]
+    take(driven, 2, B)
+    settle(driven)
+    assert running(driven) == [2] and not driven.core.ledger.weights.is_resident(A.model)
+
+
+def test_of_what_nobody_waits_for_the_least_recently_used_leaves() -> None:
+    driven = short_turns(A, B, C, pages=3 + 3 + 2)
+    for request, spec in enumerate((A, B, A), start=1):
+        take(driven, request, spec, max_tokens=2)
+        settle(driven)
+        step(driven)
+    take(driven, 4, C)
+    assert driven.asked(UnmapWeights) == [UnmapWeights(B.model)]
 
 
 def test_latencies_are_learned_from_steps_and_loads() -> None:

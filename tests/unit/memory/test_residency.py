@@ -115,6 +115,16 @@ def test_an_abandoned_load_keeps_its_pages_until_its_event_has_passed() -> None:
     assert pool.free == 5 and not held.is_abandoned(ModelId("c"))
 
 
+def test_the_least_recently_used_model_is_told_of_first() -> None:
+    _, held = residency(10)
+    for model in "a", "b", "b2":
+        held.admit(ModelId(model), [])
+        held.start_loading(ModelId(model), EventHandle(0, 1))
+        held.loaded(ModelId(model))
+    held.used(ModelId("a"))
+    assert held.resident() == ("b", "b2", "a")
+
+
 def test_what_is_not_loading_cannot_be_abandoned() -> None:
     _, held = residency(5)
     with pytest.raises(AssertionError):

@@ -207,3 +207,14 @@ def test_a_place_is_explained_by_home_and_pressure() -> None:
     made.remove(Y, RequestId(3))
     made.add(Y, RequestId(4), Work(A, 40))
     assert why_place(made, B)[0] == "29 B freer than its model's home y, more than nothing, and none are left at home"
+
+
+def test_a_model_whose_batch_is_full_is_served_elsewhere_too() -> None:
+    policy, made = replace(POLICY, migrate_bytes=10**6), lists()
+    made.add(X, RequestId(1), Work(B, 990))
+    assert policy.place(Work(B, 10), made) == X
+    assert policy.place(Work(B, 11), made) == Y
+    made.add(Y, RequestId(2), Work(B, 11))
+    assert policy.place(Work(B, 10), made) == Y, "and stays there while that has room"
+    made.add(Y, RequestId(3), Work(B, 985))
+    assert policy.place(Work(B, 10), made) == X, "with room nowhere the pressure decides"
