@@ -320,8 +320,8 @@ class DecodeCore:
         waiting = [s for s in batch.sequences if s.lacks] if batch.waiting else []
         decoding = [s for s in batch.sequences if not s.lacks] if waiting else batch.sequences
         squares = sum([s.cached**2 - (s.cached - s.lacks) ** 2 for s in waiting])
-        dues = [slo.due_ns(s.job.arrival_ns, s.generated) for s in decoding]
-        cuts = self._work.rules.chunk_tokens is not None
+        savable = [] if self._work.rules.chunk_tokens is None else decoding
+        dues = [slo.due_ns(s.job.arrival_ns, s.generated) for s in savable]
         return BatchView(
             batch.batch,
             batch.model,
@@ -331,11 +331,11 @@ class DecodeCore:
             tuple([s.job.request for s in batch.sequences]),
             waiting=len(waiting),
             prefill_ns=latency.prefills_ns(len(waiting), sum([s.lacks for s in waiting]), squares),
-            first_due_ns=min([slo.due_ns(s.job.arrival_ns, s.generated) for s in waiting], default=None),
+            first_due_ns=min([s.job.urgent_ns(slo, s.generated) for s in waiting], default=None),
             active=batch.model == self.active,
             decoded_ns=batch.decoded_ns,
-            due_ns=min(dues, default=None),
-            savable_due_ns=min([due for due in dues if due + slo.tbt_ns > now_ns], default=None) if cuts else None,
+            due_ns=min([s.job.urgent_ns(slo, s.generated) for s in decoding], default=None),
+            savable_due_ns=min([due for due in dues if due + slo.tbt_ns > now_ns], default=None),
             ttft_ns=slo.ttft_ns,
             resident=weights.is_resident(batch.model) or weights.is_loading(batch.model),
             turn_ns=self._work.had_turn_ns(batch, now_ns),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aegis.core.views import PrefillLine, PrefillPlacement, PrefillView, Work
+from aegis.core.views import PrefillJob, PrefillLine, PrefillPlacement, PrefillView, Work
 from prefill.policies.runs import Schedule
 
 _UNLIMITED = 1 << 30
@@ -20,10 +20,13 @@ class LeastSlackPrefill:
     Order. Runs that save all first tokens, if that can be (`prefill.policies.runs`). If not, deadlines are taken
     `grace` times TTFT later, and as many are saved as can be: who is late by little has most of its tokens on time
     still, and whoever is put off makes its model come once more. Who cannot be saved even so is not dropped: it runs
-    beside others of its model where that makes nobody late, else after all that can be saved.
+    beside others of its model where that makes nobody late, else after all that can be saved. Priorities shift the
+    deadlines that say who comes before whom, and not those that say who can be saved; where somebody is sacrificed it
+    is one of those with the least priority.
 
-    Nobody starves: where the job that has waited the longest has not been the next one for its TTFT deadline, it is
-    now. So a job before which `k` others came waits for at most `k + 1` deadlines, each with two loads and prefills.
+    Nobody starves: where the job that has waited the longest, its priority counted in, has not been the next one for
+    its TTFT deadline, it is now. So a job before which `k` others came, likewise, waits for at most `k + 1` deadlines,
+    each with two loads and two prefills.
     """
 
     grace: float = 4.0
@@ -47,12 +50,16 @@ class LeastSlackPrefill:
         jobs = line.jobs
         schedule = Schedule(jobs, line.load_ns, now_ns)
         if not schedule.save(all_or_none=True):
-            jobs = [job._replace(due_ns=job.due_ns + round(self.grace * job.ttft_ns)) for job in jobs]
+            jobs = [_later(job, round(self.grace * job.ttft_ns)) for job in jobs]
             schedule = Schedule(jobs, line.load_ns, now_ns)
             schedule.save()
         order = schedule.order()
-        oldest = min(order, key=lambda at: (jobs[at].arrival_ns, at))
+        oldest = min(order, key=lambda at: (jobs[at].ranked_ns, at))
         if now_ns >= line.relieved_ns + jobs[oldest].ttft_ns:
             order.remove(oldest)
             order.insert(0, oldest)
         return order
+
+
+def _later(job: PrefillJob, by_ns: int) -> PrefillJob:
+    return job._replace(urgent_ns=job.urgent_ns + by_ns, due_ns=job.due_ns + by_ns)

@@ -104,10 +104,17 @@ class Schedule:
         return True
 
     def _sacrifice(self) -> None:
-        """Whoever takes the longest, the one with the latest deadline of those that take as long."""
+        """Of those with the least priority whoever takes the longest, the one with the latest deadline of those that
+        take as long."""
         line = self._line
-        _, _, job, number = max(
-            (line[at].prefill_ns + (run.load_ns if len(run.jobs) == 1 else 0), line[at].due_ns, at, number)
+        _, _, _, job, number = max(
+            (
+                line[at].shift_ns,
+                line[at].prefill_ns + (run.load_ns if len(run.jobs) == 1 else 0),
+                line[at].due_ns,
+                at,
+                number,
+            )
             for number, run in enumerate(self.runs)
             for at in run.jobs
         )
@@ -146,7 +153,7 @@ class Schedule:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _by_deadline(self, at: int) -> tuple[int, int]:
-        return self._line[at].due_ns, at
+        return self._line[at].urgent_ns, at
 
     def _soonest_ns(self, at: int) -> int:
         job = self._line[at]

@@ -9,11 +9,12 @@ from aegis.core.effects import CopyBlocks, EndRun, RunDecode, RunPrefill, Track,
 from aegis.core.events import StepFailed, Stepped
 from aegis.core.ids import RequestId
 from aegis.core.messages import Broken, Cancel, GaveUp, Phase, Prefilled, PromptLogprobs, Started, Submit, Tokens
-from aegis.core.model import ModelSpec
+from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import Token
 from aegis.core.views import BatchView, Renewal, Turn, TurnRules
 from decode.core import DecodeCore
 from tests.sim.driven import Driven, decode, make_job
+from tests.sim.pretended import PAGE, make_spec
 from tests.unit.decode.turns import IN, OUT, TWO_MODELS_FIT, WEIGHTS, WIDE, A, B, lent, running, settle, take
 
 
@@ -58,6 +59,21 @@ def test_a_submitted_sequence_is_prefilled_and_goes_on_where_it_is() -> None:
     (row,) = driven.asked(RunDecode)[0].rows
     assert (row.index, row.token, row.position) == (1, 5, 20)
     assert not driven.asked(CopyBlocks, driven.effects)
+
+
+def test_policies_see_deadlines_of_the_model_shifted_by_priority() -> None:
+    """Which count in deadlines of the model; whether a token can still be on time is another matter."""
+    ttft_ns, tbt_ns = 2_000_000_000, 100_000_000
+    hasty = make_spec(5, image_pages=3, block_bytes=PAGE // 4, slo=Slo(ttft_ns, tbt_ns))
+    policy = Planned((1, True, True), rules=TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=16))
+    driven = decode(hasty, pages=TWO_MODELS_FIT, policy=policy)
+    take(driven, 1, hasty)
+    driven.on(Submit(make_job(2, hasty, priority=3)))
+    driven.on(Submit(make_job(3, hasty, priority=-2)))
+    (view,) = policy.seen[-1]
+    assert (view.ttft_ns, view.tbt_ns) == (ttft_ns, tbt_ns)
+    assert view.due_ns == view.savable_due_ns == ttft_ns + tbt_ns
+    assert view.first_due_ns == -ttft_ns
 
 
 def test_a_replay_is_prefilled_with_the_tokens_that_were_sent() -> None:

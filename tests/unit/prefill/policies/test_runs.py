@@ -17,7 +17,7 @@ NOW_NS = 1000
 
 
 def job(model: ModelId, due: int, prefill: int = 10) -> PrefillJob:
-    return PrefillJob(model, 0, NOW_NS + due, 1000, prefill, switch_ns=20)
+    return PrefillJob(model, 0, NOW_NS + due, NOW_NS + due, 1000, prefill, switch_ns=20)
 
 
 def scheduled(line: Sequence[PrefillJob], load_ns: Mapping[ModelId, int]) -> Schedule:
