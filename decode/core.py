@@ -357,7 +357,7 @@ class DecodeCore:
             self.active = None
         if not weights.is_resident(model) and not weights.is_loading(model):
             if not self._room.load(model):
-                return self._stuck(turn.batch)
+                return self._stuck(turn)
             turn.switching.loading_ns = now_ns
         ready = [s for s in turn.batch.sequences if s.where is Where.DEVICE and not s.lacks and self._room.grow(s)]
         # who decodes has to wait in turns that do not: else what is to be prefilled would be refused its room for ever
@@ -371,15 +371,15 @@ class DecodeCore:
         if ready and turn.decodes:
             self._begin_decode(turn, ready, now_ns)
             return False
-        return not self.ledger.transfers.in_flight and self._stuck(turn.batch)
+        return not self.ledger.transfers.in_flight and self._stuck(turn)
 
-    def _stuck(self, batch: Batch) -> bool:
+    def _stuck(self, turn: RunningTurn) -> bool:
         """True when room was made at once. What never gets any, its instance's limit being too low, ends."""
         if self.ledger.balloon.hopeless:
             self.ledger.balloon.content()
-            self._break(batch.sequences[-1], "the memory limit of its instance was lowered below what it needs")
+            self._break(turn.batch.sequences[-1], "the memory limit of its instance was lowered below what it needs")
             return True
-        return self._room.clear(batch) is Room.NOW
+        return self._room.clear(turn) is Room.NOW
 
     def _begin_prefill(self, turn: RunningTurn, now_ns: int) -> bool:
         """Of the batch's next sequence, or of a chunk of it, where there is room for the whole and it is not away."""

@@ -281,7 +281,7 @@ class TurnRules:
     max_batch: int = MAX_BATCH
     in_order: bool = False  # only the last batch of the list takes newcomers, rather than the first of their model
     prefetches: bool = True  # the next turn's model comes in during this one
-    evicts: bool = True  # weights may leave for others' weights or KV
+    evicts: bool = True  # weights may leave for others' weights or KV; otherwise only where nothing else could go on
     keeps_kv: bool = True  # over a switch; otherwise who is preempted is prefilled again
     chunk_tokens: int | None = None  # the shortest chunk that is worth its cost; None: prefills are not cut
 
