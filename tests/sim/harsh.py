@@ -17,9 +17,12 @@ from aegis.core.request import PRIORITY_MAX
 from aegis.core.rng import Stream
 from aegis.core.views import Renewal, TurnRules
 from aegis.policies import RECIPES, Recipe, Site, published, recipe
+from decode.core import DecodeCore
 from decode.policies.least_slack import LeastSlack
 from decode.policy import WeightedRoundRobin
+from prefill.core import PrefillCore
 from tests.sim.pretended import PAGE, make_spec
+from tests.sim.starvation import WatchedDecodeCore, WatchedPrefillCore
 from tests.sim.world import Scenario
 
 T = TypeVar("T")
@@ -51,7 +54,7 @@ def scenario_of(seed: int) -> tuple[Setup, Scenario]:
     pages, slabs = _least(specs, instances, prompt_max + output_max)
     pages, slabs = pages + draw.below(_pick(draw, (2, 8, 64))), slabs + draw.below(_pick(draw, (2, 8, 64)))
     site = Site(memory_bytes=pages * PAGE, turns=_TURNS, left=lambda request: request * 7 % 31)
-    policy = setup.recipe.policy(site)
+    policy, ours = setup.recipe.policy(site), setup.recipe.name.startswith("least-slack")
     scenario = Scenario(
         specs=specs,
         pages=pages,
@@ -62,6 +65,8 @@ def scenario_of(seed: int) -> tuple[Setup, Scenario]:
         policy=policy,
         prefill=setup.recipe.prefill(site),
         order=setup.recipe.order,
+        decode_core=WatchedDecodeCore if ours else DecodeCore,
+        prefill_core=WatchedPrefillCore if ours else PrefillCore,
         requests=_pick(draw, (6, 12, 24)),
         deaths=draw.below(4) if draw.below(6) == 0 else 0,
         removals=draw.below(4) if draw.below(6) == 0 else 0,

@@ -16,7 +16,7 @@ from time import monotonic
 from tests.sim.harsh import scenario_of
 from tests.sim.world import World
 
-_CHUNK = 50
+_CHUNK = 25
 
 
 def play(seed: int) -> World:

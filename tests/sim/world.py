@@ -74,6 +74,8 @@ class Scenario:
     policy: Policy = _POLICY  # of decode and mixed instances
     prefill: PrefillPolicy = _GROUPED
     order: PrefillOrder | None = None
+    decode_core: type[DecodeCore] = DecodeCore
+    prefill_core: type[PrefillCore] = PrefillCore
     requests: int = 40
     deaths: int = 0
     removals: int = 0
@@ -223,9 +225,9 @@ class World:
         ledger = Ledger(self._budget, words, address_pages=1 << 20)
         core: PrefillCore | DecodeCore
         if instance.startswith("prefill"):
-            core = PrefillCore(instance, ledger, self.scenario.order)
+            core = self.scenario.prefill_core(instance, ledger, self.scenario.order)
         else:
-            core = DecodeCore(instance, ledger, self.scenario.policy, Hardware())
+            core = self.scenario.decode_core(instance, ledger, self.scenario.policy, Hardware())
         self.nodes[instance] = Node(self._ground, instance, core, words, hear=self._heard, moved=self._moved)
         self.leases.join(instance)
         self.arbiter.join(instance)
