@@ -8,14 +8,13 @@ On instances that decode, as `decode.policies.least_slack` states it:
      steps end then;
 (W3) while a request waits, a turn that another batch is given is for a token due no later than its own may count, and
      no token gets a second one, unless the first went by with prefills; besides, each other batch has what is left to
-     it of the round.
-
-So it waits for no more turns than there are such tokens, and prefills and batches besides, each as long as (W2) says, a
-run and a switch. What waits for memory makes no token, and is not counted.
+     it of the round;
+(W4) so it waits for steps and prefills of no more turns than there are such tokens, and prefills and batches besides,
+     each of a quantum, its prefills and a run.
 
 On instances that prefill, as `prefill.policies.least_slack` states it:
 
-(W4) a job before which `k` others came, going by their ranks, waits for at most `k + 1` deadlines, each with two loads
+(W5) a job before which `k` others came, going by their ranks, waits for at most `k + 1` deadlines, each with two loads
      and two prefills.
 """
 
@@ -28,7 +27,7 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.effects import Effect, RunDecode, RunPrefill
 from aegis.core.errors import LawBroken
 from aegis.core.estimators import Hardware
-from aegis.core.events import InstanceEvent
+from aegis.core.events import InstanceEvent, Stepped
 from aegis.core.ids import InstanceId, RequestId
 from aegis.core.messages import TakeBack
 from aegis.core.request import Job
@@ -36,7 +35,7 @@ from aegis.core.views import BatchView, PrefillOrder, RoundPolicy, Turn, TurnRul
 from decode.core import DecodeCore
 from decode.sequences import Sequence as Decoding
 from decode.sequences import Where
-from decode.worklist import RunningTurn
+from decode.worklist import Batch, RunningTurn
 from memory.ledger import Ledger
 from prefill.core import PrefillCore
 
@@ -87,29 +86,38 @@ class _Given:
 
 
 @dataclass(slots=True)
-class _Wait:
+class Wait:
     """Of a request, since it came or its batch last had the turn. For these tokens others were given theirs, and to
     these batches as the round went on."""
 
     latest_ns: int
     tokens: set[Token] = field(default_factory=set)
     batches: set[int] = field(default_factory=set)
+    turns: dict[tuple[str, int], int] = field(default_factory=dict)  # at most, for each request and batch seen
+    turn_ns: int = 0  # the longest
+    worked_ns: int = 0
+
+    def longest_ns(self) -> int:
+        """For which others can work meanwhile."""
+        return sum(self.turns.values()) * (self.turn_ns + RUN_NS)
 
 
 class WatchedDecodeCore(DecodeCore):
-    """Checks W1 to W3 after each event."""
+    """Checks W1 to W4 after each event."""
 
     def __init__(self, instance: InstanceId, ledger: Ledger, policy: RoundPolicy, hardware: Hardware) -> None:
         self._watched = Watched(policy)
         self._given: _Given | None = None
-        self._waits: dict[RequestId, _Wait] = {}
+        self._waits: dict[RequestId, Wait] = {}
         super().__init__(instance, ledger, self._watched, hardware)
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
+        if isinstance(event, Stepped):
+            self._worked(event.duration_ns)
         effects = super().on(event, now_ns)
         if effects and isinstance(effects[-1], RunDecode | RunPrefill):
             self._check_run(effects[-1], now_ns)
-        self._check_waits()
+        self._check_waits(now_ns)
         return effects
 
     def _check_run(self, run: RunDecode | RunPrefill, now_ns: int) -> None:
@@ -119,12 +127,12 @@ class WatchedDecodeCore(DecodeCore):
         if over or (isinstance(run, RunDecode) and run.until_ns > turn.ends_ns):
             raise LawBroken(f"W2: a run begins at {now_ns}, and its turn ends at {turn.ends_ns}")
 
-    def _check_waits(self) -> None:
+    def _check_waits(self, now_ns: int) -> None:
         turn, given = self._work.turn, self._given
         if turn is None:
             self._given = None
             return
-        if given is not None and _goes_on(given.turn, turn):
+        if given is not None and _goes_on(given.turn, turn, now_ns):
             given.turn = turn
         else:
             if given is not None and self._went_by(given):
@@ -150,7 +158,7 @@ class WatchedDecodeCore(DecodeCore):
                 if batch is given.turn.batch:
                     self._waits.pop(request, None)
                     continue
-                wait = self._waits.setdefault(request, _Wait(self._latest_ns(sequence)))
+                wait = self._waits.setdefault(request, Wait(self._latest_ns(sequence)))
                 number = given.turn.batch.batch
                 if due_ns > wait.latest_ns and number in wait.batches:
                     raise LawBroken(f"W3: request {request} waits for {given.token}, which is due later, another round")
@@ -159,6 +167,29 @@ class WatchedDecodeCore(DecodeCore):
                 if due_ns > wait.latest_ns:
                     wait.batches.add(number)
                 wait.tokens.add(given.token)
+                self._reckon(wait, batch)
+
+    def _reckon(self, wait: Wait, own: Batch) -> None:
+        """How many turns others may have before it."""
+        for batch in self._work.batches:
+            for sequence in batch.sequences if batch is not own else ():
+                slo, job = sequence.spec.slo, sequence.job
+                due = (wait.latest_ns + MISJUDGED_NS - self._urgent_ns(sequence)) // slo.tbt_ns + 1
+                tokens = max(min(due, job.sampling.max_tokens - sequence.generated), 0)
+                wait.turns.setdefault(("batch", batch.batch), 1)
+                wait.turns.setdefault(("request", job.request), tokens + (sequence.lacks > 0))
+
+    def _worked(self, duration_ns: int) -> None:
+        """One run of the turn under way."""
+        given = self._given
+        assert given is not None and given.turn.quota_ns is not None
+        own = {sequence.job.request for sequence in given.turn.batch.sequences}
+        for request, wait in self._waits.items():
+            if request not in own and wait.turns:
+                wait.turn_ns = max(wait.turn_ns, given.turn.quota_ns)
+                wait.worked_ns += duration_ns
+                if wait.worked_ns > wait.longest_ns():
+                    raise LawBroken(f"W4: request {request} has waited for {wait.worked_ns} ns of others' steps")
 
     def _urgent_ns(self, sequence: Decoding) -> int:
         return sequence.job.urgent_ns(sequence.spec.slo, sequence.generated)
@@ -167,10 +198,10 @@ class WatchedDecodeCore(DecodeCore):
         return self._urgent_ns(sequence) + round(self._watched.later_ttfts * sequence.spec.slo.ttft_ns)
 
 
-def _goes_on(before: RunningTurn, after: RunningTurn) -> bool:
-    """Renewed as it was, or before its first step."""
-    same = after is before or after.started_ns is not None or before.started_ns is None
-    return same and after.batch is before.batch
+def _goes_on(before: RunningTurn, after: RunningTurn, now_ns: int) -> bool:
+    """Or was renewed in time, or before its first step. What is renewed when it is over is a turn of one run."""
+    renewed = after.batch is before.batch and not after.used_up(now_ns)
+    return after is before or (renewed and (after.started_ns is not None or before.started_ns is None))
 
 
 @dataclass(slots=True)
@@ -183,7 +214,7 @@ class _Line:
 
 
 class WatchedPrefillCore(PrefillCore):
-    """Checks W4 after each event. Waits begin anew where memory is taken away."""
+    """Checks W5 after each event. Waits begin anew where memory is taken away."""
 
     def __init__(self, instance: InstanceId, ledger: Ledger, policy: PrefillOrder | None = None) -> None:
         self._lines: dict[RequestId, _Line] = {}
@@ -218,7 +249,7 @@ class WatchedPrefillCore(PrefillCore):
         line = self._lines.pop(job.request, None)
         if line and now_ns - line.since_ns > len(line.before) * (line.ttft_ns + 2 * LOAD_NS + 2 * RUN_NS):
             raise LawBroken(
-                f"W4: request {job.request} has waited for {now_ns - line.since_ns} ns behind {line.before}"
+                f"W5: request {job.request} has waited for {now_ns - line.since_ns} ns behind {line.before}"
             )
 
     def _rank(self, job: Job) -> int:

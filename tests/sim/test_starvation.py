@@ -14,6 +14,7 @@ from aegis.core.model import Slo
 from aegis.core.views import BatchView, DecodeView, PrefillLine, Turn, Work
 from decode.policies.least_slack import LeastSlack
 from prefill.policies.least_slack import LeastSlackPrefill
+from tests.sim import starvation
 from tests.sim.pretended import PAGE, make_spec
 from tests.sim.starvation import Watched, WatchedDecodeCore, WatchedPrefillCore
 from tests.sim.test_cores import play
@@ -76,8 +77,16 @@ def test_who_waits_for_others_again_and_again_is_found(monkeypatch: pytest.Monke
         play(replace(FLOOD, policy=Hostile()), 0)
 
 
+def test_the_bound_is_not_four_times_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest_ns = starvation.Wait.longest_ns
+    monkeypatch.setattr(starvation.Wait, "longest_ns", lambda wait: longest_ns(wait) // 4)
+    with pytest.raises(LawBroken, match="W4"):
+        for seed in range(3):
+            play(FLOOD, seed)
+
+
 def test_a_prefill_that_newcomers_overtake_for_ever_is_found() -> None:
     split = replace(FLOOD, prefills=1, decodes=1, mixed=0, order=LeastSlackPrefill(), gap_ns=NS_PER_MS)
     play(split, 0)
-    with pytest.raises(LawBroken, match="W4"):
+    with pytest.raises(LawBroken, match="W5"):
         play(replace(split, order=LastComeFirst()), 0)
