@@ -112,11 +112,6 @@ class PrefillJob(NamedTuple):
     prefill_ns: int  # the estimated time of its prefill
     switch_ns: int  # and to bring its model in from nothing
 
-    @property
-    def shift_ns(self) -> int:
-        """Its priority, in time."""
-        return self.urgent_ns - self.due_ns
-
 
 class PrefillLine(Struct, frozen=True):
     """All that waits at a prefill instance."""

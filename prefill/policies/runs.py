@@ -106,18 +106,8 @@ class Schedule:
     def _sacrifice(self) -> None:
         """Of those with the least priority whoever takes the longest, the one with the latest deadline of those that
         take as long."""
-        line = self._line
-        _, _, _, job, number = max(
-            (
-                line[at].shift_ns,
-                line[at].prefill_ns + (run.load_ns if len(run.jobs) == 1 else 0),
-                line[at].due_ns,
-                at,
-                number,
-            )
-            for number, run in enumerate(self.runs)
-            for at in run.jobs
-        )
+        everybody = [(*self._expendable(at, run), number) for number, run in enumerate(self.runs) for at in run.jobs]
+        _, _, _, job, number = max(everybody)
         run = self.runs[number]
         left = [at for at in run.jobs if at != job]
         run.jobs, run.prefill_ns = [], 0
@@ -128,6 +118,11 @@ class Schedule:
             self._last = {run.model: run for run in self.runs}
         self.sacrificed.append(job)
         self._time()
+
+    def _expendable(self, at: int, run: Run) -> tuple[int, int, int, int]:
+        job = self._line[at]
+        takes_ns = job.prefill_ns + (run.load_ns if len(run.jobs) == 1 else 0)
+        return job.urgent_ns - job.due_ns, takes_ns, job.due_ns, at
 
     # --- and what else there is time for ------------------------------------------------------------------------------
 
