@@ -8,7 +8,7 @@ TOOLS := $(VENV)/.tools
 COMPILED := build/compiled
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run compiled test test-long test-gpu lint format generate clean _venv _chromium
+.PHONY: help setup run compiled test test-long test-seeds test-gpu lint format generate clean _venv _chromium
 .DELETE_ON_ERROR:
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make test      linters, types, import contracts and all tests"
 	@echo "make test-gpu  what needs an NVIDIA GPU: tests and figures, into bench/results/gpu.json"
 	@echo "make test-long the stress test of shared memory in its long form, and that of compiled cores; some minutes"
+	@echo "make test-seeds 10 000 seeds of harsh workloads through the cores that decide; some minutes"
 	@echo "make compiled  compile what decides and the simulator into $(COMPILED)"
 	@echo "make setup     install into $(VENV) (run and test do it by themselves)"
 	@echo "make lint      the part of make test that runs nothing"
@@ -80,6 +81,9 @@ test-gpu: $(TOOLS)
 test-long: $(TOOLS) compiled
 	AEGIS_STRESS_SECONDS=60 $(BIN)/python -m pytest tests/live/test_memory_stress.py
 	AEGIS_COMPILED=$(COMPILED) $(BIN)/python -m pytest tests/compiled
+
+test-seeds: $(TOOLS)
+	$(BIN)/python -m tests.sim.seeds --seeds 10000
 
 # A tree of its own: nothing but what asks for it runs code that may be older than the sources.
 compiled: $(TOOLS)

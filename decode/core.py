@@ -336,8 +336,8 @@ class DecodeCore:
         waiting = [s for s in batch.sequences if s.lacks] if batch.waiting else []
         decoding = [s for s in batch.sequences if not s.lacks] if waiting else batch.sequences
         squares = sum([s.cached**2 - (s.cached - s.lacks) ** 2 for s in waiting])
-        dues = [slo.due_ns(s.job.arrival_ns, s.generated) for s in decoding]
-        cuts = self._work.rules.chunk_tokens is not None
+        savable = [] if self._work.rules.chunk_tokens is None else decoding
+        dues = [slo.due_ns(s.job.arrival_ns, s.generated) for s in savable]
         return BatchView(
             batch.batch,
             batch.model,
@@ -347,11 +347,11 @@ class DecodeCore:
             tuple([s.job.request for s in batch.sequences]),
             waiting=len(waiting),
             prefill_ns=latency.prefills_ns(len(waiting), sum([s.lacks for s in waiting]), squares),
-            first_due_ns=min([slo.due_ns(s.job.arrival_ns, s.generated) for s in waiting], default=None),
+            first_due_ns=min([s.job.urgent_ns(slo, s.generated) for s in waiting], default=None),
             active=batch.model == self.active,
             decoded_ns=batch.decoded_ns,
-            due_ns=min(dues, default=None),
-            savable_due_ns=min([due for due in dues if due + slo.tbt_ns > now_ns], default=None) if cuts else None,
+            due_ns=min([s.job.urgent_ns(slo, s.generated) for s in decoding], default=None),
+            savable_due_ns=min([due for due in dues if due + slo.tbt_ns > now_ns], default=None),
             ttft_ns=slo.ttft_ns,
             resident=weights.is_resident(batch.model) or weights.is_loading(batch.model),
             turn_ns=self._work.had_turn_ns(batch, now_ns),
@@ -373,7 +373,7 @@ class DecodeCore:
             self.active = None
         if not weights.is_resident(model) and not weights.is_loading(model):
             if not self._room.load(model):
-                return self._stuck(turn.batch)
+                return self._stuck(turn)
             turn.switching.loading_ns = now_ns
         ready = [s for s in turn.batch.sequences if s.where is Where.DEVICE and not s.lacks and self._room.grow(s)]
         # who decodes has to wait in turns that do not: else what is to be prefilled would be refused its room for ever
@@ -387,15 +387,15 @@ class DecodeCore:
         if ready and turn.decodes:
             self._begin_decode(turn, ready, now_ns)
             return False
-        return not self.ledger.transfers.in_flight and self._stuck(turn.batch)
+        return not self.ledger.transfers.in_flight and self._stuck(turn)
 
-    def _stuck(self, batch: Batch) -> bool:
+    def _stuck(self, turn: RunningTurn) -> bool:
         """True when room was made at once. What never gets any, its instance's limit being too low, ends."""
         if self.ledger.balloon.hopeless:
             self.ledger.balloon.content()
-            self._break(batch.sequences[-1], "the memory limit of its instance was lowered below what it needs")
+            self._break(turn.batch.sequences[-1], "the memory limit of its instance was lowered below what it needs")
             return True
-        return self._room.clear(batch) is Room.NOW
+        return self._room.clear(turn) is Room.NOW
 
     def _begin_prefill(self, turn: RunningTurn, now_ns: int) -> bool:
         """Of the batch's next sequence, or of a chunk of it, where there is room for the whole and it is not away."""

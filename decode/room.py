@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from aegis.core.ids import ModelId
 from aegis.core.messages import TakeBack
 from decode.sequences import Counters, KvStore, Room, Sequence, Where
-from decode.worklist import AHEAD_BLOCKS, LOOKAHEAD_BLOCKS, Batch, WorkList
+from decode.worklist import AHEAD_BLOCKS, LOOKAHEAD_BLOCKS, Batch, RunningTurn, WorkList
 from memory.balloon import Wish
 from memory.ledger import Ledger
 from memory.pages import NoPages
@@ -75,12 +75,12 @@ class RoomMaker:
             if ahead > 0:
                 self._kv.grow(sequence, ahead)
 
-    def clear(self, batch: Batch) -> Room:
-        """When the batch cannot go on: moves others' KV out, and when there is none its own youngest sequence's. With
-        nothing left to move, other instances are to give pages back."""
+    def clear(self, turn: RunningTurn) -> Room:
+        """When the turn cannot go on: moves others' KV out, and when there is none that of its own youngest sequence.
+        With nothing left to move, other instances are to give pages back."""
         if self._ledger.balloon.wish is Wish.ASKED or self._ledger.device.moving or self._kv.waiting:
             return Room.LATER
-        room = self._put_away_others()
+        batch, room = turn.batch, self._put_away_others()
         if room is Room.NONE and self._abandon_prefetch(batch.model):
             return Room.LATER
         own = [s for s in batch.sequences if s.where is Where.DEVICE]
@@ -88,10 +88,12 @@ class RoomMaker:
             room = self._put_away(own[-1])
         if room is Room.NONE and self._ledger.transfers.in_flight:
             return Room.LATER  # what arrives can be put away then
+        if room is Room.NONE and self._ledger.balloon.stands_still and self._evict_all(but=batch.model):
+            return Room.NOW  # whatever the rules say: nobody will give more
         if room is Room.NONE:
             for model in self._victims(batch.model):
                 self._ledger.evict(model)
-            self._ledger.balloon.want(self._lacking(batch) - self._ledger.pool.free, urgent=True)
+            self._ledger.balloon.want(self._lacking(turn.first) - self._ledger.pool.free, urgent=True)
         return room
 
     def prefetch(self) -> None:
@@ -199,11 +201,11 @@ class RoomMaker:
                 if sequence.where is Where.DEVICE and sequence not in busy:
                     self._kv.shrink(sequence)
 
-    def _lacking(self, batch: Batch) -> int:
-        """Free pages without which the batch cannot make a step: all at once, for who held a part and waited for the
+    def _lacking(self, sequence: Sequence) -> int:
+        """Free pages without which the sequence cannot make a step: all at once, for who held a part and waited for the
         rest would have it taken, again and again."""
-        weights, model, first = self._ledger.weights, batch.model, batch.sequences[0]
-        pages = self._ledger.kv_pages(first.spec.manifest.kv, first.blocks_now() - first.held)
+        weights, model = self._ledger.weights, sequence.job.model
+        pages = self._ledger.kv_pages(sequence.shape, sequence.blocks_now() - sequence.held)
         if not weights.is_resident(model) and not weights.is_loading(model):
             pages += self._ledger.budget.weight_pages(self._ledger.specs[model].manifest.image_bytes)
         return pages
@@ -252,6 +254,13 @@ class RoomMaker:
         keep = {needed} | {s.job.model for s in self._work.stepping}
         idle = [m for m in self._ledger.weights.resident() if m not in keep and position.get(m, never) >= sooner]
         return sorted(idle, key=lambda model: -position.get(model, never))  # the order of use remains
+
+    def _evict_all(self, *, but: ModelId) -> bool:
+        """Whether there was anything to evict."""
+        victims = self._expendable(but)
+        for victim in victims:
+            self._ledger.evict(victim)
+        return bool(victims)
 
     def _abandon_prefetch(self, needed: ModelId) -> bool:
         """Whether memory comes back from a model that was being brought in for later."""

@@ -56,6 +56,11 @@ class RunningTurn:
     def prefills_next(self) -> bool:
         return self.prefills and self.batch.waiting > 0
 
+    @property
+    def first(self) -> Sequence:
+        """Of those the turn is for."""
+        return next(s for s in self.batch.sequences if (self.prefills if s.lacks else self.decodes))
+
     def used_up(self, now_ns: int) -> bool:
         return self.ends_ns is not None and now_ns >= self.ends_ns
 

@@ -98,6 +98,7 @@ class Balloon:
 
     def want(self, pages: int, *, urgent: bool) -> None:
         """Asks for so many more pages, unless the owner knows. An answer is awaited before anything else is asked."""
+        assert pages > 0
         wish = NeedPages(pages, urgent=urgent)
         if self.wish is Wish.NONE or (self.wish is not Wish.ASKED and urgent and wish != self._asked):
             self._ask(wish)

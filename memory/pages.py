@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from aegis.core.errors import LawBroken
 from aegis.core.ids import PageRun
@@ -129,11 +130,10 @@ class PagePool:
             runs.check()
         if sum(runs.count for runs in used) != self.used:
             raise LawBroken(f"P1: {sum(runs.count for runs in used)} pages have an owner, {self.used} are used")
-        every = RunSet(self._free)
-        for run in (run for runs in used for run in runs):
-            if every.intersection(run):
+        every = sorted(run for runs in (self._free, *used) for run in runs)
+        for before, run in pairwise(every):
+            if before.stop > run.start:
                 raise LawBroken(f"P2: a page of {run} is in two places")
-            every.add(run)
         if any(run not in self._free for run in self._clean):
             raise LawBroken("P3: a clean page is not free")
 

@@ -60,7 +60,8 @@ class Ordering:
         if self._policy is None:
             return
         self._queue.changed = True
-        if all([job.arrival_ns <= other.arrival_ns for group in self._queue.groups for other in group.jobs]):
+        ranked_ns = self._ranked_ns(job)
+        if all([ranked_ns <= self._ranked_ns(other) for group in self._queue.groups for other in group.jobs]):
             self._relieved_ns = now_ns
 
     def ran(self, job: Job, duration_ns: int) -> None:
@@ -79,12 +80,17 @@ class Ordering:
 
     # ----------------------------------------------------------------------------------------------------------------
 
+    def _ranked_ns(self, job: Job) -> int:
+        return job.ranked_ns(self._ledger.specs[job.model].slo)
+
     def _view(self, job: Job) -> PrefillJob:
-        slo = self._ledger.specs[job.model].slo
-        due_ns = slo.due_ns(job.arrival_ns, len(job.sent))
+        slo, index = self._ledger.specs[job.model].slo, len(job.sent)
+        urgent_ns, due_ns = job.urgent_ns(slo, index), slo.due_ns(job.arrival_ns, index)
         latency = self._latency[job.model]
         prefill_ns = latency.prefill_ns(job.prefill_tokens)
-        return PrefillJob(job.model, job.arrival_ns, due_ns, slo.ttft_ns, prefill_ns, latency.switch_ns())
+        return PrefillJob(
+            job.model, job.ranked_ns(slo), urgent_ns, due_ns, slo.ttft_ns, prefill_ns, latency.switch_ns()
+        )
 
     def _load_ns(self, jobs: list[Job], now_ns: int) -> dict[ModelId, int]:
         load_ns, weights = {}, self._ledger.weights

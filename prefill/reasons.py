@@ -58,7 +58,7 @@ def wants(job: PrefillJob, line: PrefillLine, now_ns: int) -> str:
 
 
 def slack_ns(job: PrefillJob, line: PrefillLine, now_ns: int) -> int:
-    return job.due_ns - cost_ns(job, line) - now_ns
+    return job.urgent_ns - cost_ns(job, line) - now_ns
 
 
 def cost_ns(job: PrefillJob, line: PrefillLine) -> int:

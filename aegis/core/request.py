@@ -7,6 +7,10 @@ from enum import StrEnum
 from msgspec import Struct
 
 from aegis.core.ids import BlockRun, InstanceId, ModelId, RequestId
+from aegis.core.model import Slo
+
+PRIORITY_MAX = 8
+"""Priorities are between this and its negative."""
 
 
 class Sampling(Struct, frozen=True):
@@ -43,7 +47,9 @@ class FinishReason(StrEnum):
 
 class Job(Struct, frozen=True):
     """One sequence to run. A replay after a failure carries the tokens already sent as `sent`: they are prefilled with
-    the prompt, count towards max_tokens and penalties, and are never sent again."""
+    the prompt, count towards max_tokens and penalties, and are never sent again.
+
+    Schedulers take the job as if it had arrived `priority` times TTFT later; its deadlines stay what they are."""
 
     request: RequestId
     attempt: int
@@ -52,6 +58,7 @@ class Job(Struct, frozen=True):
     sampling: Sampling
     arrival_ns: int
     sent: tuple[int, ...] = ()
+    priority: int = 0  # the lower, the earlier
 
     @property
     def prefill_tokens(self) -> int:
@@ -61,6 +68,14 @@ class Job(Struct, frozen=True):
     def most_tokens(self) -> int:
         """Positions the sequence can ever occupy."""
         return len(self.prompt) + self.sampling.max_tokens
+
+    def ranked_ns(self, slo: Slo) -> int:
+        """When it counts as having arrived, where it is compared with others."""
+        return self.arrival_ns + self.priority * slo.ttft_ns
+
+    def urgent_ns(self, slo: Slo, index: int) -> int:
+        """The deadline of generated token `index`, likewise."""
+        return slo.due_ns(self.ranked_ns(slo), index)
 
     def finish(self, index: int, token: int) -> FinishReason | None:
         """Why generated token number `index` is the last, if it is. Stop tokens count from min_tokens on."""

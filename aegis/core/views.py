@@ -105,8 +105,9 @@ class PrefillJob(NamedTuple):
     """A job that waits to be prefilled, when an order is made."""
 
     model: ModelId
-    arrival_ns: int
-    due_ns: int  # the deadline of its next token
+    ranked_ns: int  # when it arrived, shifted by its priority
+    urgent_ns: int  # the deadline of its next token, likewise
+    due_ns: int  # and as it is
     ttft_ns: int
     prefill_ns: int  # the estimated time of its prefill
     switch_ns: int  # and to bring its model in from nothing
@@ -117,7 +118,7 @@ class PrefillLine(Struct, frozen=True):
 
     jobs: Sequence[PrefillJob]  # in the order there was
     load_ns: Mapping[ModelId, int]  # the estimated time to bring in those of their models that are not there
-    relieved_ns: int  # when the job that had waited the longest was last the next one
+    relieved_ns: int  # when the job that had waited the longest, going by `ranked_ns`, was last the next one
 
 
 class PrefillOrder(Protocol):
@@ -238,11 +239,11 @@ class BatchView(Struct, frozen=True):
     requests: tuple[RequestId, ...] = ()  # in order of coming
     waiting: int = 0  # of them that have to be prefilled here
     prefill_ns: int = 0  # estimated time of their prefills
-    first_due_ns: int | None = None  # the earliest deadline of a first token among them
+    first_due_ns: int | None = None  # the earliest deadline of a first token among them, shifted by priority
     active: bool = False  # the model is the running one, or was the last to run
     decoded_ns: int = -1  # when its last turn with decode steps was given to it
-    due_ns: int | None = None  # the earliest deadline of a next token among those that are not to be prefilled
-    savable_due_ns: int | None = None  # likewise, of those not yet missed by a whole TBT; where prefills may be cut
+    due_ns: int | None = None  # that of a next token among those that are not to be prefilled, likewise
+    savable_due_ns: int | None = None  # and as it is, of those not yet missed by a whole TBT; where prefills may be cut
     ttft_ns: int = 0
     resident: bool = False  # the model's weights are on the device, or on their way
     turn_ns: int | None = None  # for how long it has had the turn, from the first step; None: it has it not
@@ -275,7 +276,7 @@ class TurnRules:
     max_batch: int = MAX_BATCH
     in_order: bool = False  # only the last batch of the list takes newcomers, rather than the first of their model
     prefetches: bool = True  # the next turn's model comes in during this one
-    evicts: bool = True  # weights may leave for others' weights or KV
+    evicts: bool = True  # weights may leave for others' weights or KV; otherwise only where nothing else could go on
     keeps_kv: bool = True  # over a switch; otherwise who is preempted is prefilled again
     chunk_tokens: int | None = None  # the shortest chunk that is worth its cost; None: prefills are not cut
 

@@ -138,7 +138,7 @@ class LiveMarket:
     def models(self) -> Mapping[str, LiveModel]:
         return self.catalogue.models()
 
-    def submit(self, model: ModelId, prompt: Sequence[int], sampling: Sampling) -> LiveTicket:
+    def submit(self, model: ModelId, prompt: Sequence[int], sampling: Sampling, *, priority: int = 0) -> LiveTicket:
         served = self.catalogue.models().get(model)
         if served is None:
             raise UserError(f"model '{model}' was removed", status=404, param="model", code="model_not_found")
@@ -153,7 +153,7 @@ class LiveMarket:
         slo = served.spec.slo
         for watcher in (self._metrics, self._history.requests):
             watcher.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=sampling.max_tokens)
-        self.tell(Arrived(Job(request, 1, model, tuple(prompt), sampling, now_ns)))
+        self.tell(Arrived(Job(request, 1, model, tuple(prompt), sampling, now_ns, priority=priority)))
         return ticket
 
     def healthy(self) -> tuple[bool, str]:

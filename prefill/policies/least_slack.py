@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aegis.core.decision import Why
-from aegis.core.views import PrefillLine, PrefillPlacement, PrefillView, Work
+from aegis.core.views import PrefillJob, PrefillLine, PrefillPlacement, PrefillView, Work
 from aegis.core.wording import duration, when
 from prefill.policies.runs import Schedule
 from prefill.reasons import why
@@ -24,10 +24,13 @@ class LeastSlackPrefill:
     Order. Runs that save all first tokens, if that can be (`prefill.policies.runs`). If not, deadlines are taken
     `grace` times TTFT later, and as many are saved as can be: who is late by little has most of its tokens on time
     still, and whoever is put off makes its model come once more. Who cannot be saved even so is not dropped: it runs
-    beside others of its model where that makes nobody late, else after all that can be saved.
+    beside others of its model where that makes nobody late, else after all that can be saved. Priorities shift the
+    deadlines that say who comes before whom, and not those that say who can be saved; where somebody is sacrificed it
+    is one of those with the least priority.
 
-    Nobody starves: where the job that has waited the longest has not been the next one for its TTFT deadline, it is
-    now. So a job before which `k` others came waits for at most `k + 1` deadlines, each with two loads and prefills.
+    Nobody starves: where the job that has waited the longest, its priority counted in, has not been the next one for
+    its TTFT deadline, it is now. So a job before which `k` others came, likewise, waits for at most `k + 1` deadlines,
+    each with two loads and two prefills.
     """
 
     grace: float = 4.0
@@ -69,7 +72,7 @@ class LeastSlackPrefill:
         jobs = line.jobs
         schedule = Schedule(jobs, line.load_ns, now_ns)
         if not schedule.save(all_or_none=True):
-            jobs = [job._replace(due_ns=job.due_ns + round(self.grace * job.ttft_ns)) for job in jobs]
+            jobs = [_later(job, round(self.grace * job.ttft_ns)) for job in jobs]
             schedule = Schedule(jobs, line.load_ns, now_ns)
             schedule.save()
         order = schedule.order()
@@ -82,7 +85,7 @@ class LeastSlackPrefill:
     def why_next(self, line: PrefillLine, order: Sequence[int], now_ns: int) -> Why:
         oldest = _oldest(line)
         if order[0] == oldest and _is_starving(oldest, line, now_ns):
-            waited_ns = now_ns - line.jobs[oldest].arrival_ns
+            waited_ns = now_ns - line.jobs[oldest].ranked_ns
             return why(line, order, now_ns, f"has waited the longest, {duration(waited_ns)}, and not been next in time")
         model = line.jobs[order[0]].model
         run = next((at for at, job in enumerate(order) if line.jobs[job].model != model), len(order))
@@ -91,8 +94,12 @@ class LeastSlackPrefill:
 
 def _oldest(line: PrefillLine) -> int:
     """Who has waited the longest."""
-    return min(range(len(line.jobs)), key=lambda at: (line.jobs[at].arrival_ns, at))
+    return min(range(len(line.jobs)), key=lambda at: (line.jobs[at].ranked_ns, at))
 
 
 def _is_starving(oldest: int, line: PrefillLine, now_ns: int) -> bool:
     return now_ns >= line.relieved_ns + line.jobs[oldest].ttft_ns
+
+
+def _later(job: PrefillJob, by_ns: int) -> PrefillJob:
+    return job._replace(urgent_ns=job.urgent_ns + by_ns, due_ns=job.due_ns + by_ns)

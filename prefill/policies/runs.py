@@ -104,13 +104,10 @@ class Schedule:
         return True
 
     def _sacrifice(self) -> None:
-        """Whoever takes the longest, the one with the latest deadline of those that take as long."""
-        line = self._line
-        _, _, job, number = max(
-            (line[at].prefill_ns + (run.load_ns if len(run.jobs) == 1 else 0), line[at].due_ns, at, number)
-            for number, run in enumerate(self.runs)
-            for at in run.jobs
-        )
+        """Of those with the least priority whoever takes the longest, the one with the latest deadline of those that
+        take as long."""
+        everybody = [(*self._expendable(at, run), number) for number, run in enumerate(self.runs) for at in run.jobs]
+        _, _, _, job, number = max(everybody)
         run = self.runs[number]
         left = [at for at in run.jobs if at != job]
         run.jobs, run.prefill_ns = [], 0
@@ -121,6 +118,11 @@ class Schedule:
             self._last = {run.model: run for run in self.runs}
         self.sacrificed.append(job)
         self._time()
+
+    def _expendable(self, at: int, run: Run) -> tuple[int, int, int, int]:
+        job = self._line[at]
+        takes_ns = job.prefill_ns + (run.load_ns if len(run.jobs) == 1 else 0)
+        return job.urgent_ns - job.due_ns, takes_ns, job.due_ns, at
 
     # --- and what else there is time for ------------------------------------------------------------------------------
 
@@ -146,7 +148,7 @@ class Schedule:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _by_deadline(self, at: int) -> tuple[int, int]:
-        return self._line[at].due_ns, at
+        return self._line[at].urgent_ns, at
 
     def _soonest_ns(self, at: int) -> int:
         job = self._line[at]

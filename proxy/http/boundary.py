@@ -102,7 +102,7 @@ class Market(Protocol):
         """By the name clients use."""
         ...
 
-    def submit(self, model: ModelId, prompt: Sequence[int], sampling: Sampling) -> Ticket:
+    def submit(self, model: ModelId, prompt: Sequence[int], sampling: Sampling, *, priority: int = 0) -> Ticket:
         """Queues a sequence whose lengths and parameters were checked. Raises UserError (503 while draining)."""
         ...
 

@@ -125,7 +125,7 @@ class Call:
             seed=wish.seed_of(which),
             prompt_logprobs=None if order.echo is None else wish.sampling.logprobs,
         )
-        ticket = market.submit(self.served.spec.model, order.prompt, sampling)
+        ticket = market.submit(self.served.spec.model, order.prompt, sampling, priority=wish.priority)
         return Choice(len(self.choices), order, ticket, self.served.text, wish)
 
     def usage(self) -> Usage:

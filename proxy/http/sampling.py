@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from aegis.core.errors import UserError
 from aegis.core.model import ModelSpec
-from aegis.core.request import Sampling
+from aegis.core.request import PRIORITY_MAX, Sampling
 from aegis.core.rng import derive
 from proxy.http.boundary import Served
 from proxy.http.errors import shown
@@ -36,7 +36,6 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "kv_transfer_params": (),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
-    "priority": (0,),
     "prompt_logprobs": (),
     "repetition_detection": (),
     "response_format": ({"type": "text"},),
@@ -60,6 +59,7 @@ class Wish(Struct, frozen=True):
     max_tokens: int | None
     seed: int
     choices: int
+    priority: int
     stop: tuple[str, ...]
     stream: bool
     include_usage: bool
@@ -82,6 +82,7 @@ def read_wish(fields: Fields, served: Served, *, max_tokens: int | None, logprob
         max_tokens=max_tokens,
         seed=randbits(63) if seed is None else seed,
         choices=fields.integer("n", 1, low=1, high=CHOICES_MAX),
+        priority=fields.integer("priority", 0, low=-PRIORITY_MAX, high=PRIORITY_MAX),
         stop=_read_stop(fields, served),
         stream=stream,
         include_usage=_read_include_usage(fields, stream),

@@ -155,9 +155,10 @@ def make_job(
     max_tokens: int = 100,
     attempt: int = 1,
     sent: tuple[int, ...] = (),
+    priority: int = 0,
 ) -> Job:
     sampling = Sampling(max_tokens=max_tokens, stop_token_ids=(7,))
-    return Job(RequestId(request), attempt, spec.model, tuple(range(prompt)), sampling, 0, sent)
+    return Job(RequestId(request), attempt, spec.model, tuple(range(prompt)), sampling, 0, sent, priority)
 
 
 def adopt(job: Job, spec: ModelSpec, *, first_block: int = 0, owner: InstanceId = PEER) -> Adopt:

@@ -74,6 +74,8 @@ class Scenario:
     policy: Policy = _POLICY  # of decode and mixed instances
     prefill: PrefillPolicy = _GROUPED
     order: PrefillOrder | None = None
+    decode_core: type[DecodeCore] = DecodeCore
+    prefill_core: type[PrefillCore] = PrefillCore
     requests: int = 40
     deaths: int = 0
     removals: int = 0
@@ -84,6 +86,7 @@ class Scenario:
     prompt_max: int = 120
     output_max: int = 80
     moves: int = 0  # of limits, drawn by chance
+    priority_max: int = 0
     idle_ns: int = 20_000_000
     patience_ns: int = 40_000_000
 
@@ -182,11 +185,15 @@ class World:
         sampling = Sampling(max_tokens=1 + draw.below(scenario.output_max), stop_token_ids=(END_TOKEN,))
         leaves = draw.uniform() < scenario.cancel_share
         delay_ns = draw.below(100_000_000)
+        most = scenario.priority_max
+        priority = draw.below(2 * most + 1) - most if most else 0
 
         def arrive() -> None:
             if spec.model not in self._models:
                 return  # refused at the door
-            job = self.jobs[request] = Job(request, 1, spec.model, prompt, sampling, self._ground.now_ns)
+            job = self.jobs[request] = Job(
+                request, 1, spec.model, prompt, sampling, self._ground.now_ns, priority=priority
+            )
             self._tell(Arrived(job))
             if leaves:
                 self._ground.after(delay_ns, lambda: self._tell(ClientLeft(request)))
@@ -218,9 +225,9 @@ class World:
         ledger = Ledger(self._budget, words, address_pages=1 << 20)
         core: PrefillCore | DecodeCore
         if instance.startswith("prefill"):
-            core = PrefillCore(instance, ledger, self.scenario.order)
+            core = self.scenario.prefill_core(instance, ledger, self.scenario.order)
         else:
-            core = DecodeCore(instance, ledger, self.scenario.policy, Hardware())
+            core = self.scenario.decode_core(instance, ledger, self.scenario.policy, Hardware())
         self.nodes[instance] = Node(self._ground, instance, core, words, hear=self._heard, moved=self._moved)
         self.leases.join(instance)
         self.arbiter.join(instance)
@@ -322,7 +329,9 @@ class World:
         now_ns = self._ground.now_ns
         for name, node in self.nodes.items():
             self.arbiter.seen(name, busy=node.core.queued + node.core.running > 0, now_ns=now_ns)
-        self._arbitrate(self.arbiter.tick(now_ns))
+        effects = self.arbiter.tick(now_ns)
+        if effects:
+            self._arbitrate(effects)
 
     def _move(self, command: int) -> Action:
         """Somebody moves the limit of an instance while it serves, or trims it."""

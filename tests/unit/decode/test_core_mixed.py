@@ -7,13 +7,26 @@ from collections.abc import Sequence
 from aegis.core.block_runs import count_blocks
 from aegis.core.effects import CopyBlocks, EndRun, RunDecode, RunPrefill, Track, Untrack
 from aegis.core.events import StepFailed, Stepped
-from aegis.core.ids import RequestId
-from aegis.core.messages import Broken, Cancel, GaveUp, Phase, Prefilled, PromptLogprobs, Started, Submit, Tokens
-from aegis.core.model import ModelSpec
+from aegis.core.ids import PageRun, RequestId
+from aegis.core.messages import (
+    Broken,
+    Cancel,
+    GaveUp,
+    GrantPages,
+    NeedPages,
+    Phase,
+    Prefilled,
+    PromptLogprobs,
+    Started,
+    Submit,
+    Tokens,
+)
+from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import Token
 from aegis.core.views import BatchView, Renewal, Turn, TurnRules
 from decode.core import DecodeCore
 from tests.sim.driven import Driven, decode, make_job
+from tests.sim.pretended import PAGE, make_spec
 from tests.unit.decode.turns import IN, OUT, TWO_MODELS_FIT, WEIGHTS, WIDE, A, B, lent, running, settle, take
 
 
@@ -58,6 +71,37 @@ def test_a_submitted_sequence_is_prefilled_and_goes_on_where_it_is() -> None:
     (row,) = driven.asked(RunDecode)[0].rows
     assert (row.index, row.token, row.position) == (1, 5, 20)
     assert not driven.asked(CopyBlocks, driven.effects)
+
+
+def test_a_turn_that_prefills_asks_for_what_its_prefill_lacks() -> None:
+    """However little the one needs who decodes and comes first in the batch."""
+    policy = Planned((1, False, True), rules=TurnRules(renewal=Renewal.ARRIVAL))
+    driven = lent(WIDE, pages=4, policy=policy)
+    take(driven, 1, WIDE)
+    policy.turns = ((1, True, False),)
+    submit(driven, 2, WIDE, prompt=17)
+    driven.complete(WEIGHTS)
+    driven.complete(IN)
+    driven.on(GrantPages((), refused=True))
+    settle(driven)
+    assert driven.said(NeedPages) == [NeedPages(1, urgent=True)]
+    driven.on(GrantPages((PageRun(4, 5),)))
+    assert prefilling(driven) == [2]
+
+
+def test_policies_see_deadlines_of_the_model_shifted_by_priority() -> None:
+    """Which count in deadlines of the model; whether a token can still be on time is another matter."""
+    ttft_ns, tbt_ns = 2_000_000_000, 100_000_000
+    hasty = make_spec(5, image_pages=3, block_bytes=PAGE // 4, slo=Slo(ttft_ns, tbt_ns))
+    policy = Planned((1, True, True), rules=TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=16))
+    driven = decode(hasty, pages=TWO_MODELS_FIT, policy=policy)
+    take(driven, 1, hasty)
+    driven.on(Submit(make_job(2, hasty, priority=3)))
+    driven.on(Submit(make_job(3, hasty, priority=-2)))
+    (view,) = policy.seen[-1]
+    assert (view.ttft_ns, view.tbt_ns) == (ttft_ns, tbt_ns)
+    assert view.due_ns == view.savable_due_ns == ttft_ns + tbt_ns
+    assert view.first_due_ns == -ttft_ns
 
 
 def test_a_replay_is_prefilled_with_the_tokens_that_were_sent() -> None:
@@ -205,10 +249,12 @@ def test_without_prefetching_the_next_model_comes_in_its_turn() -> None:
         assert (B.model in driven.loads) is prefetches
 
 
-def test_where_nothing_is_evicted_who_does_not_fit_waits() -> None:
+def test_where_nothing_is_evicted_who_does_not_fit_waits_while_anything_else_can_go_on() -> None:
     driven = decode(A, B, pages=5, policy=Planned((1, True, True), (2, True, True), rules=TurnRules(evicts=False)))
     submit(driven, 1, A)
     driven.complete(WEIGHTS)
-    driven.stepped(7)
     submit(driven, 2, B)
-    assert driven.loads == [A.model] and driven.core.ledger.weights.is_resident(A.model)
+    driven.stepped(2)
+    assert driven.loads == [A.model] and running(driven) == [1]
+    driven.stepped(7)
+    assert driven.loads == [A.model, B.model], "for ever, otherwise"

@@ -30,8 +30,8 @@ class LastFirst:
         return list(reversed(range(len(line.jobs))))
 
 
-def submit(driven: Driven, request: int, spec: ModelSpec, group: int, *, prompt: int = 10) -> None:
-    driven.on(Submit(make_job(request, spec, prompt=prompt), group))
+def submit(driven: Driven, request: int, spec: ModelSpec, group: int, *, prompt: int = 10, priority: int = 0) -> None:
+    driven.on(Submit(make_job(request, spec, prompt=prompt, priority=priority), group))
 
 
 def test_a_newcomer_with_less_slack_goes_first_once_the_running_job_has_ended() -> None:
@@ -46,6 +46,18 @@ def test_a_newcomer_with_less_slack_goes_first_once_the_running_job_has_ended() 
     for _ in range(3):
         finish(driven)
     assert ran(driven) == [1, 2, 4, 3]
+
+
+def test_priority_counts_in_whole_deadlines() -> None:
+    """Of a model's own: what arrives with 1 in a model of 2 s is due as what arrives 2 s later."""
+    driven = prefill(HASTY, A, pages=20, policy=SLACK)
+    submit(driven, 1, HASTY, 1)
+    loaded(driven)
+    for request, priority in ((2, 1), (3, 0), (4, -1), (5, -8)):
+        submit(driven, request, HASTY, 1, priority=priority)
+    for _ in range(5):
+        finish(driven)
+    assert ran(driven) == [1, 5, 4, 3, 2]
 
 
 def test_whose_model_is_there_runs_while_another_comes() -> None:

@@ -91,7 +91,7 @@ def test_models_spread_over_instances_that_have_as_little_to_do() -> None:
 
 
 def job(model: ModelId, due: int, prefill: int = 10, *, arrival: int = 0) -> PrefillJob:
-    return PrefillJob(model, arrival, due, TTFT, prefill, switch_ns=50)
+    return PrefillJob(model, arrival, due, due, TTFT, prefill, switch_ns=50)
 
 
 def order(
@@ -145,14 +145,14 @@ def test_nobody_starves(policy: LeastSlackPrefill, arrivals: list[tuple[ModelId,
         coming.append(job(model, at + TTFT, prefill, arrival=at))
     before: dict[int, int] = {}
     while coming or jobs:
-        now = now if jobs else max(now, coming[0].arrival_ns)
-        while coming and coming[0].arrival_ns <= now:
+        now = now if jobs else max(now, coming[0].ranked_ns)
+        while coming and coming[0].ranked_ns <= now:
             before[id(coming[0])] = len(jobs)
             jobs.append(coming.popleft())
         line = PrefillLine(jobs, dict.fromkeys((A, B, C), load), relieved)
         chosen = jobs[policy.order(line, now)[0]]
-        assert now - chosen.arrival_ns <= (before[id(chosen)] + 1) * (TTFT + 2 * (load + 40))
-        if chosen is min(jobs, key=lambda one: one.arrival_ns):
+        assert now - chosen.ranked_ns <= (before[id(chosen)] + 1) * (TTFT + 2 * (load + 40))
+        if chosen is min(jobs, key=lambda one: one.ranked_ns):
             relieved = now
         jobs = [one for one in jobs if one is not chosen]
         now += load + chosen.prefill_ns

@@ -17,7 +17,7 @@ NOW_NS = 1000
 
 
 def job(model: ModelId, due: int, prefill: int = 10) -> PrefillJob:
-    return PrefillJob(model, 0, NOW_NS + due, 1000, prefill, switch_ns=20)
+    return PrefillJob(model, 0, NOW_NS + due, NOW_NS + due, 1000, prefill, switch_ns=20)
 
 
 def scheduled(line: Sequence[PrefillJob], load_ns: Mapping[ModelId, int]) -> Schedule:
@@ -136,3 +136,9 @@ def test_who_is_sacrificed_runs_beside_others_of_its_model_if_nobody_else_gets_l
     tight = [job(A, 45), job(B, 20), job(B, -5, 30)]
     assert scheduled(tight, {}).order() == [1, 0, 2]
     assert scheduled([job(A, 100), job(B, -5)], {}).order() == [0, 1], "there is no run of its model"
+
+
+def test_who_has_the_least_priority_is_sacrificed_first() -> None:
+    low = job(A, 100, 10)._replace(urgent_ns=NOW_NS + 1100)
+    assert scheduled([job(A, 100, 60), low, job(A, 100, 40)], {}).sacrificed == [1]
+    assert scheduled([job(A, 100, 60), job(A, 100, 10), job(A, 100, 40)], {}).sacrificed == [0]

@@ -142,6 +142,7 @@ class ScriptedMarket:
     served: dict[str, ScriptedModel]
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     submitted: list[tuple[ModelId, tuple[int, ...], Sampling]] = field(default_factory=list)
+    priorities: list[int] = field(default_factory=list)
     tickets: list[ScriptedTicket] = field(default_factory=list)
     refusals: list[UserError | None] = field(default_factory=list)
     unwell: str = ""
@@ -151,11 +152,12 @@ class ScriptedMarket:
     def models(self) -> Mapping[str, ScriptedModel]:
         return self.served
 
-    def submit(self, model: ModelId, prompt: Sequence[int], sampling: Sampling) -> ScriptedTicket:
+    def submit(self, model: ModelId, prompt: Sequence[int], sampling: Sampling, *, priority: int = 0) -> ScriptedTicket:
         refusal = self.refusals.pop(0) if self.refusals else None
         if refusal:
             raise refusal
         self.submitted.append((model, tuple(prompt), sampling))
+        self.priorities.append(priority)
         self.tickets.append(ScriptedTicket(self.served[model].script(prompt, sampling)))
         return self.tickets[-1]
 

@@ -115,7 +115,7 @@ def test_parameters_reach_the_sampler() -> None:
         "min_tokens": 3,
         "logprobs": 4,
     }
-    post(behind, PATH, ask(**given, logit_bias={"5": -100, "3": 1.5}, stop_token_ids=[4, EOS], user="u", priority=0))
+    post(behind, PATH, ask(**given, logit_bias={"5": -100, "3": 1.5}, stop_token_ids=[4, EOS], user="u"))
     sampling = behind.submitted[0][2]
     assert {name: getattr(sampling, name) for name in given} == given
     assert sampling.logit_bias == ((3, 1.5), (5, -100.0))
@@ -124,6 +124,14 @@ def test_parameters_reach_the_sampler() -> None:
     post(behind, PATH, ask(ignore_eos=True, top_k=-1))
     assert behind.submitted[1][2].stop_token_ids == ()
     assert behind.submitted[1][2].top_k == 0
+
+
+def test_priority_reaches_every_choice() -> None:
+    behind = market()
+    post(behind, PATH, ask(priority=-8, n=2))
+    post(behind, PATH, ask(priority=8))
+    post(behind, PATH, ask())
+    assert behind.priorities == [-8, -8, 8, 0]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -52,6 +52,10 @@ WRONG: list[tuple[str, Any]] = [
     ("stream", "true"),
     ("stream_options", {"include_usage": True}),
     ("temperature", 1e-310),
+    ("priority", 9),
+    ("priority", -9),
+    ("priority", 1.5),
+    ("priority", "high"),
     ("temperature", 2.5),
     ("temperature", -0.1),
     ("temperature", "hot"),
@@ -63,7 +67,6 @@ WRONG: list[tuple[str, Any]] = [
     ("user", 5),
     # not supported
     ("guided_json", {"type": "object"}),
-    ("priority", 3),
     ("response_format", {"type": "json_object"}),
     ("use_beam_search", True),
 ]

@@ -1,0 +1,256 @@
+"""That nobody starves under `least-slack`, checked on its instances while they are played.
+
+On instances that decode, as `decode.policies.least_slack` states it:
+
+(W1) in a plan nobody comes before a batch that has to begin earlier, by more than deadlines may count later: but the
+     running batch, for the rest of its quantum;
+(W2) no run begins in a turn whose quantum and prefills are over, but for one where the plan was made anew, and decode
+     steps end then;
+(W3) while a request waits, a turn that another batch is given is for a token due no later than its own may count, and
+     no token gets a second one, unless the first went by with prefills; besides, each other batch has what is left to
+     it of the round;
+(W4) so it waits for steps and prefills of no more turns than there are such tokens, and prefills and batches besides,
+     each of a quantum, its prefills and a run.
+
+On instances that prefill, as `prefill.policies.least_slack` states it:
+
+(W5) a job before which `k` others came, going by their ranks, waits for at most `k + 1` deadlines, each with two loads
+     and two prefills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from aegis.core.clock import NS_PER_MS
+from aegis.core.effects import Effect, RunDecode, RunPrefill
+from aegis.core.errors import LawBroken
+from aegis.core.estimators import Hardware
+from aegis.core.events import InstanceEvent, Stepped
+from aegis.core.ids import InstanceId, RequestId
+from aegis.core.messages import TakeBack
+from aegis.core.request import Job
+from aegis.core.views import BatchView, PrefillOrder, RoundPolicy, Turn, TurnRules
+from decode.core import DecodeCore
+from decode.sequences import Sequence as Decoding
+from decode.sequences import Where
+from decode.worklist import Batch, RunningTurn
+from memory.ledger import Ledger
+from prefill.core import PrefillCore
+
+RUN_NS = 5 * NS_PER_MS  # of the pretended engine: no step and no prefill lasts longer
+LOAD_NS = 3 * NS_PER_MS  # nor does a load
+MISJUDGED_NS = 20 * NS_PER_MS  # estimates of steps, prefills and loads that change between a plan and its turns
+
+Token = tuple[RequestId, int]
+
+
+class Watched:
+    """A policy of turns whose plans are checked (W1). `later_ttfts`: by how many of them a deadline may count later."""
+
+    def __init__(self, policy: RoundPolicy) -> None:
+        self.policy = policy
+        self.later_ttfts: float = getattr(policy, "later_ttfts", 0.0)
+
+    @property
+    def rules(self) -> TurnRules:
+        return self.policy.rules
+
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
+        turns, views = self.policy.plan(batches, now_ns), {batch.batch: batch for batch in batches}
+        by_ns = [_begin_by_ns(views[turn.batch]) for turn in turns]
+        latest_ns = [ns + self.later_ttfts * views[turn.batch].ttft_ns for ns, turn in zip(by_ns, turns, strict=True)]
+        first = views[turns[0].batch]
+        assert turns[0].quota_ns is not None
+        keeps = first.turn_ns is not None and first.turn_ns < turns[0].quota_ns - first.prefill_ns
+        for at in range(int(keeps), len(turns)):
+            if by_ns[at] > min(latest_ns[at:]):
+                raise LawBroken(f"W1: {turns[at]} comes before a batch that has to begin earlier")
+        return turns
+
+
+def _begin_by_ns(batch: BatchView) -> int:
+    dues = [batch.due_ns, None if batch.first_due_ns is None else batch.first_due_ns - batch.prefill_ns]
+    return min([due for due in dues if due is not None]) - batch.step_ns - (0 if batch.resident else batch.switch_ns)
+
+
+@dataclass(slots=True)
+class _Given:
+    """A turn, and the most pressing token of its batch."""
+
+    turn: RunningTurn
+    sequence: Decoding
+    token: Token
+    prompt_tokens: int  # that were prefilled before
+
+
+@dataclass(slots=True)
+class Wait:
+    """Of a request, since it came or its batch last had the turn. For these tokens others were given theirs, and to
+    these batches as the round went on."""
+
+    latest_ns: int
+    tokens: set[Token] = field(default_factory=set)
+    batches: set[int] = field(default_factory=set)
+    turns: dict[tuple[str, int], int] = field(default_factory=dict)  # at most, for each request and batch seen
+    turn_ns: int = 0  # the longest
+    worked_ns: int = 0
+
+    def longest_ns(self) -> int:
+        """For which others can work meanwhile."""
+        return sum(self.turns.values()) * (self.turn_ns + RUN_NS)
+
+
+class WatchedDecodeCore(DecodeCore):
+    """Checks W1 to W4 after each event."""
+
+    def __init__(self, instance: InstanceId, ledger: Ledger, policy: RoundPolicy, hardware: Hardware) -> None:
+        self._watched = Watched(policy)
+        self._given: _Given | None = None
+        self._waits: dict[RequestId, Wait] = {}
+        super().__init__(instance, ledger, self._watched, hardware)
+
+    def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
+        if isinstance(event, Stepped):
+            self._worked(event.duration_ns)
+        effects = super().on(event, now_ns)
+        if effects and isinstance(effects[-1], RunDecode | RunPrefill):
+            self._check_run(effects[-1], now_ns)
+        self._check_waits(now_ns)
+        return effects
+
+    def _check_run(self, run: RunDecode | RunPrefill, now_ns: int) -> None:
+        turn = self._work.turn
+        assert turn is not None and turn.ends_ns is not None
+        over = now_ns >= turn.ends_ns and self._given is not None and turn is self._given.turn
+        if over or (isinstance(run, RunDecode) and run.until_ns > turn.ends_ns):
+            raise LawBroken(f"W2: a run begins at {now_ns}, and its turn ends at {turn.ends_ns}")
+
+    def _check_waits(self, now_ns: int) -> None:
+        turn, given = self._work.turn, self._given
+        if turn is None:
+            self._given = None
+            return
+        if given is not None and _goes_on(given.turn, turn, now_ns):
+            given.turn = turn
+        else:
+            if given is not None and self._went_by(given):
+                for wait in self._waits.values():
+                    wait.tokens.discard(given.token)
+            sequence = min(turn.batch.sequences, key=self._urgent_ns)
+            self._given = _Given(
+                turn, sequence, (sequence.job.request, sequence.generated), self.counters.prompt_tokens
+            )
+            self._count(self._given)
+        self._waits = {request: wait for request, wait in self._waits.items() if request in self._by_request}
+
+    def _went_by(self, given: _Given) -> bool:
+        """For lack of memory, or with prefills."""
+        short = given.turn.started_ns is None or given.sequence.where is not Where.DEVICE
+        return short or self.counters.prompt_tokens > given.prompt_tokens
+
+    def _count(self, given: _Given) -> None:
+        due_ns = self._urgent_ns(given.sequence) - MISJUDGED_NS
+        for batch in self._work.batches:
+            for sequence in batch.sequences:
+                request = sequence.job.request
+                if batch is given.turn.batch:
+                    self._waits.pop(request, None)
+                    continue
+                wait = self._waits.setdefault(request, Wait(self._latest_ns(sequence)))
+                number = given.turn.batch.batch
+                if due_ns > wait.latest_ns and number in wait.batches:
+                    raise LawBroken(f"W3: request {request} waits for {given.token}, which is due later, another round")
+                if given.token in wait.tokens:
+                    raise LawBroken(f"W3: request {request} waits for a second turn for {given.token}")
+                if due_ns > wait.latest_ns:
+                    wait.batches.add(number)
+                wait.tokens.add(given.token)
+                self._reckon(wait, batch)
+
+    def _reckon(self, wait: Wait, own: Batch) -> None:
+        """How many turns others may have before it."""
+        for batch in self._work.batches:
+            for sequence in batch.sequences if batch is not own else ():
+                slo, job = sequence.spec.slo, sequence.job
+                due = (wait.latest_ns + MISJUDGED_NS - self._urgent_ns(sequence)) // slo.tbt_ns + 1
+                tokens = max(min(due, job.sampling.max_tokens - sequence.generated), 0)
+                wait.turns.setdefault(("batch", batch.batch), 1)
+                wait.turns.setdefault(("request", job.request), tokens + (sequence.lacks > 0))
+
+    def _worked(self, duration_ns: int) -> None:
+        """One run of the turn under way."""
+        given = self._given
+        assert given is not None and given.turn.quota_ns is not None
+        own = {sequence.job.request for sequence in given.turn.batch.sequences}
+        for request, wait in self._waits.items():
+            if request not in own and wait.turns:
+                wait.turn_ns = max(wait.turn_ns, given.turn.quota_ns)
+                wait.worked_ns += duration_ns
+                if wait.worked_ns > wait.longest_ns():
+                    raise LawBroken(f"W4: request {request} has waited for {wait.worked_ns} ns of others' steps")
+
+    def _urgent_ns(self, sequence: Decoding) -> int:
+        return sequence.job.urgent_ns(sequence.spec.slo, sequence.generated)
+
+    def _latest_ns(self, sequence: Decoding) -> int:
+        return self._urgent_ns(sequence) + round(self._watched.later_ttfts * sequence.spec.slo.ttft_ns)
+
+
+def _goes_on(before: RunningTurn, after: RunningTurn, now_ns: int) -> bool:
+    """Or was renewed in time, or before its first step. What is renewed when it is over is a turn of one run."""
+    renewed = after.batch is before.batch and not after.used_up(now_ns)
+    return after is before or (renewed and (after.started_ns is not None or before.started_ns is None))
+
+
+@dataclass(slots=True)
+class _Line:
+    """A job's wait, and the jobs that came before it."""
+
+    since_ns: int  # later by as long as nothing was done for lack of memory
+    before: set[RequestId]
+    ttft_ns: int
+
+
+class WatchedPrefillCore(PrefillCore):
+    """Checks W5 after each event. Waits begin anew where memory is taken away."""
+
+    def __init__(self, instance: InstanceId, ledger: Ledger, policy: PrefillOrder | None = None) -> None:
+        self._lines: dict[RequestId, _Line] = {}
+        self._short = False  # of memory, for jobs that wait
+        self._at_ns = 0  # since when
+        super().__init__(instance, ledger, policy)
+
+    def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
+        effects = super().on(event, now_ns)
+        running = self._queue.running
+        for line in self._lines.values() if self._short else ():
+            line.since_ns += now_ns - self._at_ns
+        self._short, self._at_ns = not (running or self.ledger.weights.loading()), now_ns
+        if isinstance(event, TakeBack):
+            self._lines.clear()
+        if running:
+            self._check_line(running.job, now_ns)
+        self._line_up(now_ns)
+        return effects
+
+    def _line_up(self, now_ns: int) -> None:
+        jobs = [job for group in self._queue.groups for job in group.jobs]
+        self._lines = {job.request: self._lines.get(job.request) or _Line(now_ns, set(), 0) for job in jobs}
+        for job in jobs:
+            line = self._lines[job.request]
+            for other in jobs:
+                if self._rank(other) <= self._rank(job):
+                    line.before.add(other.request)
+                    line.ttft_ns = max(line.ttft_ns, self.ledger.specs[other.model].slo.ttft_ns)
+
+    def _check_line(self, job: Job, now_ns: int) -> None:
+        line = self._lines.pop(job.request, None)
+        if line and now_ns - line.since_ns > len(line.before) * (line.ttft_ns + 2 * LOAD_NS + 2 * RUN_NS):
+            raise LawBroken(
+                f"W5: request {job.request} has waited for {now_ns - line.since_ns} ns behind {line.before}"
+            )
+
+    def _rank(self, job: Job) -> int:
+        return job.ranked_ns(self.ledger.specs[job.model].slo)

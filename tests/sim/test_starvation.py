@@ -1,0 +1,92 @@
+"""The laws of waiting can be broken: by policies that break them, they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+from aegis.core.clock import NS_PER_MS
+from aegis.core.errors import LawBroken
+from aegis.core.ids import InstanceId
+from aegis.core.model import Slo
+from aegis.core.views import BatchView, DecodeView, PrefillLine, Turn, Work
+from decode.policies.least_slack import LeastSlack
+from prefill.policies.least_slack import LeastSlackPrefill
+from tests.sim import starvation
+from tests.sim.pretended import PAGE, make_spec
+from tests.sim.starvation import Watched, WatchedDecodeCore, WatchedPrefillCore
+from tests.sim.test_cores import play
+from tests.sim.world import Scenario
+
+SLO = Slo(5 * NS_PER_MS, 3 * NS_PER_MS)
+SLACK = LeastSlack(16 * PAGE)
+FLOOD = Scenario(
+    specs=tuple(make_spec(i, image_pages=2, block_bytes=65536, slo=SLO) for i in range(6)),
+    pages=200,
+    host_slabs=100,
+    prefills=0,
+    decodes=0,
+    mixed=1,
+    policy=SLACK,
+    decode_core=WatchedDecodeCore,
+    prefill_core=WatchedPrefillCore,
+    requests=80,
+    cancel_share=0.0,
+    gap_ns=4 * NS_PER_MS,
+    prompt_max=60,
+    output_max=20,
+)
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """Who has to begin last runs first."""
+
+    rules = SLACK.rules
+
+    def place(self, work: Work, lists: DecodeView) -> InstanceId | None:
+        return SLACK.place(work, lists)
+
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
+        return SLACK.plan(batches, now_ns)[::-1]
+
+
+@dataclass(frozen=True)
+class LastComeFirst(LeastSlackPrefill):
+    """On a prefill instance."""
+
+    def order(self, line: PrefillLine, now_ns: int) -> list[int]:
+        return sorted(range(len(line.jobs)), key=lambda at: (-line.jobs[at].ranked_ns, at))
+
+
+def test_least_slack_lets_nobody_starve() -> None:
+    for seed in range(3):
+        play(FLOOD, seed)
+
+
+def test_a_plan_with_who_has_time_before_who_has_none_is_found() -> None:
+    with pytest.raises(LawBroken, match="W1"):
+        play(replace(FLOOD, policy=Hostile()), 0)
+
+
+def test_who_waits_for_others_again_and_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watched, "plan", lambda self, batches, now_ns: self.policy.plan(batches, now_ns))
+    with pytest.raises(LawBroken, match="W3"):
+        play(replace(FLOOD, policy=Hostile()), 0)
+
+
+def test_the_bound_is_not_four_times_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest_ns = starvation.Wait.longest_ns
+    monkeypatch.setattr(starvation.Wait, "longest_ns", lambda wait: longest_ns(wait) // 4)
+    with pytest.raises(LawBroken, match="W4"):
+        for seed in range(3):
+            play(FLOOD, seed)
+
+
+def test_a_prefill_that_newcomers_overtake_for_ever_is_found() -> None:
+    split = replace(FLOOD, prefills=1, decodes=1, mixed=0, order=LeastSlackPrefill(), gap_ns=NS_PER_MS)
+    play(split, 0)
+    with pytest.raises(LawBroken, match="W5"):
+        play(replace(split, order=LastComeFirst()), 0)
