@@ -9,6 +9,7 @@ from aegis.core.errors import UserError
 from bench.calibration import cost_file, past
 from bench.calibration.past import Past
 from bench.calibration.rates import measure_rates
+from bench.calibration.speed import Speed
 from bench.calibration.steps import fit_steps
 from bench.calibration.table import lines
 from bench.result_files import check, write
@@ -22,9 +23,9 @@ def run(*, url: str, seconds: float | None, spans: Path | None, records: Path | 
     print(*calibrate(_seen(url, seconds, spans, records), out), sep="\n")
 
 
-def calibrate(seen: Past, out: Path) -> list[str]:
+def calibrate(seen: Past, out: Path, speed: Speed | None = None) -> list[str]:
     """What was measured, for people. Raises UserError where there is too little to learn from."""
-    contention, fits = fit_steps(seen.spans)
+    contention, fits = fit_steps(seen.spans, speed)
     if not fits:
         raise UserError("too few runs of any model to learn from: at least 10 prefills and 10 decode runs are needed")
     rates = measure_rates(seen.spans, seen.records)

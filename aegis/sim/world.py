@@ -14,6 +14,7 @@ from aegis.core.messages import SwitchDone
 from aegis.core.model import ModelSpec
 from aegis.core.role import Role
 from aegis.policies import Policy, Recipe, Site, recipe
+from aegis.sim.costs import Drift
 from aegis.sim.flows import Bus, Link
 from aegis.sim.gpus import GpuSpec
 from aegis.sim.heap import NEVER_NS, Heap
@@ -41,7 +42,7 @@ _AEGAEON = recipe("aegaeon")
 class Pool:
     """Instances, dealt in turn to `devices` GPUs or each with one of its own; `host_kv_bytes` of host memory for all of
     them. A recipe that wants mixed instances gets as many as there are of all kinds. `hardware` is what the estimators
-    believe at first, where that is not the GPU's."""
+    believe at first, where that is not the GPU's; `drifts`, in order, what its speed does."""
 
     gpu: GpuSpec
     specs: tuple[ModelSpec, ...]
@@ -51,6 +52,7 @@ class Pool:
     devices: int | None = None
     idle_ns: int | None = None  # who has been idle for so long is trimmed
     hardware: Hardware | None = None
+    drifts: tuple[Drift, ...] = ()
     recipe: Recipe = _AEGAEON
     slab_bytes: int = 1 << 30
     host_kv_bytes: int = 1 << 40
@@ -206,6 +208,9 @@ def _bring_up(
             cores=device.cores,
             reports=reports,
         )
+        for drift in pool.drifts:
+            slower = {model: each.slower(decode=drift.decode, prefill=drift.prefill) for model, each in costs.items()}
+            market.heap.at(drift.at_ns, instance.reprice, slower)
         market.join(instance, device.arbiter)
         if reports or at_once:
             instance.add_models()
