@@ -87,8 +87,7 @@ def run(wish: Wish) -> dict[str, Any]:
     with _directory(wish.keep) as directory:
         replayed = _replays(wish, directory)
         costs = wish.costs or directory / "costs.yaml"
-        if replayed.seen:
-            print(*calibrate(replayed.seen, costs, replayed.speed), sep="\n")
+        r2 = _measure(replayed.seen, costs, replayed.speed) if replayed.seen else {}
         outcome = replayed.simulated(costs, replayed.speed)
         others = {
             "at_one_speed": _at_one_speed(replayed, directory / "one_speed_costs.yaml"),
@@ -96,7 +95,7 @@ def run(wish: Wish) -> dict[str, Any]:
         }
     whole, per_model = compare(replayed.live.records, outcome.records)
     result = _result(wish, replayed.live, outcome, whole, per_model)
-    result |= {name: msgspec.to_builtins(compared) for name, compared in others.items()}
+    result |= {name: msgspec.to_builtins(compared) for name, compared in others.items()} | {"r2": r2}
     print(*_lines(result, whole, per_model, others), sep="\n")
     if wish.json:
         write(wish.json, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
@@ -122,6 +121,16 @@ def _replays(wish: Wish, directory: Path) -> _Replayed:
     spans, records = [span for past in seen for span in past.spans], [each for past in seen for each in past.records]
     asked = read_records(directory / "live.requests.jsonl")
     return _Replayed(node, live, asked, Past(spans, records) if seen else None, _speed(readings))
+
+
+def _measure(seen: Past, costs: Path, speed: Speed | None) -> dict[str, dict[str, float]]:
+    """R² of each model's estimates."""
+    learned = calibrate(seen, costs, speed)
+    print(*learned.table, sep="\n")
+    return {
+        str(model): {"decode": fit.decode_quality.r2, "prefill": fit.prefill_quality.r2}
+        for model, fit in learned.fits.items()
+    }
 
 
 def _speed(readings: Path) -> Speed | None:

@@ -16,7 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import torch
 from msgspec import Struct
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 _EVERY_S = 0.4
 _PASSES = 4  # of a step that is measured, after one that brings it back into the caches
@@ -33,48 +35,56 @@ class Reading(Struct, frozen=True):
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Meanwhile readings are appended to the file, by a process of its own."""
-    process = subprocess.Popen([sys.executable, "-m", "bench.yardstick", str(file)])
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait()
+    """Meanwhile readings are appended to the file, by a process of its own, which has begun."""
+    with subprocess.Popen([sys.executable, "-m", "bench.yardstick", str(file)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield
+        finally:
+            process.terminate()
 
 
-def _read_for_ever(file: Path) -> None:
-    import torch
-    from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+class Yardstick:
+    """The work."""
 
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    shapes = ((_WIDTH, _WIDTH),) * 4 + ((_WIDTH, _INNER),) * 2 + ((_INNER, _WIDTH),)
-    layers = [[torch.randn(shape) / shape[0] ** 0.5 for shape in shapes] for _ in range(_LAYERS)]
-    past = torch.randn(_HEADS, _CONTEXT, _WIDTH // _HEADS)
-    row, prompt = torch.randn(1, _WIDTH), torch.randn(_PROMPT, _WIDTH)
+    def __init__(self) -> None:
+        shapes = ((_WIDTH, _WIDTH),) * 4 + ((_WIDTH, _INNER),) * 2 + ((_INNER, _WIDTH),)
+        self._layers = [[torch.full(shape, 1 / shape[0]) for shape in shapes] for _ in range(_LAYERS)]
+        self._past = torch.ones(_HEADS, _CONTEXT, _WIDTH // _HEADS)
+        self._row, self._prompt = torch.ones(1, _WIDTH), torch.ones(_PROMPT, _WIDTH)
 
-    def run(x: torch.Tensor, *, alone: bool) -> None:
-        for q, k, v, o, gate, up, down in layers:
+    def read(self) -> Reading:
+        """Now."""
+        at_ns = time.monotonic_ns()
+        self._run(self._row, self._past)
+        start_ns = time.thread_time_ns()
+        for _ in range(_PASSES):
+            self._run(self._row, self._past)
+        stepped_ns = time.thread_time_ns()
+        self._run(self._prompt, None)
+        return Reading(at_ns, stepped_ns - start_ns, time.thread_time_ns() - stepped_ns)
+
+    def _run(self, x: torch.Tensor, past: torch.Tensor | None) -> None:
+        """`x` is `(tokens, width)`, `past` `(heads, tokens, width of a head)`: keys and values at once."""
+        for q, k, v, o, gate, up, down in self._layers:
             h = rms_norm(x, (_WIDTH,))
-            heads = [(h @ w).view(len(h), _HEADS, -1).transpose(0, 1) for w in (q, k, v)]
-            keys, values = (heads[1], heads[2]) if alone else (torch.cat((past, each), 1) for each in heads[1:])
-            mixed = scaled_dot_product_attention(heads[0], keys, values, is_causal=alone)
+            query, *kv = [(h @ w).view(len(h), _HEADS, -1).transpose(0, 1) for w in (q, k, v)]
+            keys, values = kv if past is None else [torch.cat((past, each), 1) for each in kv]
+            mixed = scaled_dot_product_attention(query, keys, values, is_causal=past is None)
             x = x + mixed.transpose(0, 1).reshape(len(h), -1) @ o
             h = rms_norm(x, (_WIDTH,))
             x = x + (silu(h @ gate) * (h @ up)) @ down
 
+
+def _read_for_ever(file: Path) -> None:
+    torch.set_num_threads(1)
+    yardstick = Yardstick()
     with torch.inference_mode(), file.open("ab", buffering=0) as out:
+        yardstick.read()
+        print("reading", flush=True)
         while True:
-            at_ns = time.monotonic_ns()
-            run(row, alone=False)
-            start_ns = time.thread_time_ns()
-            for _ in range(_PASSES):
-                run(row, alone=False)
-            stepped_ns = time.thread_time_ns()
-            run(prompt, alone=True)
-            done_ns = time.thread_time_ns()
-            found = Reading(at_ns, stepped_ns - start_ns, done_ns - stepped_ns)
-            out.write(msgspec.json.encode(found) + b"\n")
+            out.write(msgspec.json.encode(yardstick.read()) + b"\n")
             time.sleep(_EVERY_S)
 
 
