@@ -34,6 +34,7 @@ from bench.calibrate import calibrate
 from bench.calibration import past
 from bench.calibration.past import Past
 from bench.calibration.speed import Speed
+from bench.calibration.steps import followed
 from bench.fidelity_errors import Compared, compare
 from bench.result_files import check, write
 from bench.serve_settings import Settings
@@ -120,7 +121,8 @@ def _replays(wish: Wish, directory: Path) -> _Replayed:
         measure("after", wish.calibrate_seed + 1)
     spans, records = [span for past in seen for span in past.spans], [each for past in seen for each in past.records]
     asked = read_records(directory / "live.requests.jsonl")
-    return _Replayed(node, live, asked, Past(spans, records) if seen else None, _speed(readings))
+    others = Past(spans, records) if seen else None
+    return _Replayed(node, live, asked, others, _speed(readings, others) if others else None)
 
 
 def _measure(seen: Past, costs: Path, speed: Speed | None) -> dict[str, dict[str, float]]:
@@ -133,10 +135,10 @@ def _measure(seen: Past, costs: Path, speed: Speed | None) -> dict[str, dict[str
     }
 
 
-def _speed(readings: Path) -> Speed | None:
-    """None where nobody read."""
+def _speed(readings: Path, seen: Past) -> Speed | None:
+    """As far as it matters to what was seen; None where nobody read."""
     read = parse(readings.read_bytes(), Reading, str(readings)) if readings.exists() else []
-    return Speed(read) if read else None
+    return followed(Speed(read), seen.spans) if read else None
 
 
 def _at_one_speed(replayed: _Replayed, costs: Path) -> Compared | None:

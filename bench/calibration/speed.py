@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from copy import copy
 from statistics import median
 
 from aegis.core.clock import NS_PER_S
@@ -36,6 +37,12 @@ class Speed:
         window = min(max(at_ns // _WINDOW_NS, self._first), self._last)
         step, prompt = self._at[window]
         return step if kind is SpanKind.DECODE else prompt
+
+    def damped(self, step: float, prompt: float) -> Speed:
+        """To these powers."""
+        other = copy(self)
+        other._at = {window: (one**step, two**prompt) for window, (one, two) in self._at.items()}
+        return other
 
     def drifts(self, since_ns: int) -> Iterator[Drift]:
         """For a simulation that begins then."""

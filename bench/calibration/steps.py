@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from bench.calibration.speed import Speed
 
 _CONTENTION = 0.02  # what is less is none
 _CONTENTION_MAX = 4.0
+_POWERS = [tenths / 10 for tenths in range(13)]
 _FEWEST = 10  # runs, below which nothing is fitted
 
 
@@ -36,12 +37,19 @@ class StepFit:
 @dataclass(frozen=True, slots=True)
 class _Runs:
     """Of one kind and model: what decides how much work they are, for which shares of their time how many others were
-    beside them, and what they took: of a processor's time where that is known, and from their start to their end."""
+    beside them, what they took, of a processor's time where that is known and from their start to their end, and how
+    slow the machine was then."""
 
     features: Matrix
     shares: Matrix
     durations: Vector
     walls: Vector
+    slowness: Vector
+
+    def at_usual_speed(self, power: float = 1.0) -> _Runs:
+        """Where a machine on which a yardstick takes twice as long takes `2 ** power` times as long for runs."""
+        factors = self.slowness**power
+        return replace(self, durations=self.durations / factors, walls=self.walls / factors)
 
     def slowed(self, contention: float) -> Matrix:
         """Features of the durations, where n others make a run `1 + contention * n` times slower."""
@@ -55,6 +63,7 @@ def fit_steps(spans: Sequence[Span], speed: Speed | None = None) -> tuple[float,
     its decode steps were seen; at the machine's usual speed, where that is known of each moment."""
     busy = _Busy(spans)
     decodes, prefills = (_runs(spans, kind, busy, speed) for kind in (SpanKind.DECODE, SpanKind.PREFILL))
+    decodes, prefills = ({m: each.at_usual_speed() for m, each in these.items()} for these in (decodes, prefills))
     runs = [*decodes.values(), *prefills.values()]
     contention = _contention(runs)
     waits = _Waits.of(runs)
@@ -68,6 +77,16 @@ def fit_steps(spans: Sequence[Span], speed: Speed | None = None) -> tuple[float,
             quality(prefill.slowed(contention), prefill.durations),
         )
     return waits.with_contention(contention), fits
+
+
+def followed(speed: Speed, spans: Sequence[Span]) -> Speed:
+    """As far as these runs were slower and faster when the yardstick was."""
+    busy = _Busy(spans)
+    decode, prefill = (
+        min(_POWERS, key=lambda power: _unexplained([each.at_usual_speed(power) for each in these], 0.0))
+        for these in (list(_runs(spans, kind, busy, speed).values()) for kind in (SpanKind.DECODE, SpanKind.PREFILL))
+    )
+    return speed.damped(decode, prefill)
 
 
 def _costs(runs: _Runs, contention: float, factor: float) -> tuple[float, float, float]:
@@ -139,8 +158,9 @@ def _runs(spans: Iterable[Span], kind: SpanKind, busy: _Busy, speed: Speed | Non
         model: _Runs(
             np.array([features(span) for span in these], dtype=np.float64),
             np.array([busy.shares(span) for span in these], dtype=np.float64),
-            np.array([span.processor_ns or span.stop_ns - span.start_ns for span in these]) / _slowness(these, speed),
-            np.array([span.stop_ns - span.start_ns for span in these]) / _slowness(these, speed),
+            np.array([span.processor_ns or span.stop_ns - span.start_ns for span in these], dtype=np.float64),
+            np.array([span.stop_ns - span.start_ns for span in these], dtype=np.float64),
+            _slowness(these, speed),
         )
         for model, these in found.items()
         if len(these) >= _FEWEST
