@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from aegis.client import AdminClient
 from aegis.core.errors import UserError
+from aegis.core.ids import ModelId
 from bench.calibration import cost_file, past
 from bench.calibration.past import Past
 from bench.calibration.rates import measure_rates
-from bench.calibration.steps import fit_steps
+from bench.calibration.speed import Speed
+from bench.calibration.steps import StepFit, fit_steps
 from bench.calibration.table import lines
 from bench.result_files import check, write
 
@@ -19,17 +23,25 @@ def run(*, url: str, seconds: float | None, spans: Path | None, records: Path | 
     check(out)
     if records is not None and spans is None:
         raise UserError("--records is a file beside one of --spans; a server is asked for its own")
-    print(*calibrate(_seen(url, seconds, spans, records), out), sep="\n")
+    print(*calibrate(_seen(url, seconds, spans, records), out).table, sep="\n")
 
 
-def calibrate(seen: Past, out: Path) -> list[str]:
-    """What was measured, for people. Raises UserError where there is too little to learn from."""
-    contention, fits = fit_steps(seen.spans)
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """`table` is for people."""
+
+    fits: Mapping[ModelId, StepFit]
+    table: list[str]
+
+
+def calibrate(seen: Past, out: Path, speed: Speed | None = None) -> Learned:
+    """Writes what was measured. Raises UserError where there is too little to learn from."""
+    contention, fits = fit_steps(seen.spans, speed)
     if not fits:
         raise UserError("too few runs of any model to learn from: at least 10 prefills and 10 decode runs are needed")
     rates = measure_rates(seen.spans, seen.records)
     write(out, cost_file.written(contention, fits, rates).encode())
-    return list(lines(contention, fits, rates))
+    return Learned(fits, list(lines(contention, fits, rates)))
 
 
 def _seen(url: str, seconds: float | None, spans: Path | None, records: Path | None) -> Past:

@@ -1,4 +1,9 @@
-"""`aegis bench fidelity`: the same requests live and simulated, by costs that were measured on others."""
+"""`aegis bench fidelity`: the same requests live and simulated, by costs that were measured on others.
+
+A machine that others use too is not as fast when requests are served as when their costs were measured. So a yardstick
+(bench/yardstick.py) says all the while how fast it is: costs are those at the usual speed, and the simulation runs on a
+machine whose speed changes as it did. Nothing that the server did with the requests has a part in that.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +26,7 @@ from aegis.policies import recipe
 from aegis.sim.gpus import GpuSpec, with_costs
 from aegis.sim.market import Wanted
 from aegis.sim.world import Outcome, Pool, simulate
-from aegis.telemetry.files import read_records
+from aegis.telemetry.files import parse, read_records
 from aegis.telemetry.node import NodeReport
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import SpanKind
@@ -29,10 +34,13 @@ from bench import serve
 from bench.calibrate import calibrate
 from bench.calibration import past
 from bench.calibration.past import Past
+from bench.calibration.speed import Speed
+from bench.calibration.steps import followed
 from bench.fidelity_errors import Compared, compare
 from bench.result_files import check, write
 from bench.serve_settings import Settings
 from bench.served import served
+from bench.yardstick import Reading, reading
 
 _GIB = 1 << 30
 
@@ -40,7 +48,7 @@ _GIB = 1 << 30
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """The server is that at `url`, or one that is launched with `launch`. The costs are read from a file, or measured
-    on `calibrate_on`, once before and once after: a shared machine is faster in one minute than in the next."""
+    on `calibrate_on`, once before and once after. The speed is measured where both server and costs are."""
 
     workload: str
     seed: int
@@ -53,30 +61,54 @@ class Wish:
     keep: Path | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """What a server did with requests as they were `asked`, and, where costs are to be measured, with those of `seen`,
+    and how fast its machine was."""
+
+    node: NodeReport
+    live: Past
+    asked: Sequence[Record]
+    seen: Past | None
+    speed: Speed | None
+
+    def simulated(self, costs: Path, speed: Speed | None) -> Outcome:
+        """On a machine as fast as this one was from when the requests were sent. Raises UserError."""
+        pool = pool_of(self.node, costs)
+        if speed:
+            first_ns, sent_ns = (min(each.arrival_ns for each in these) for these in (self.live.records, self.asked))
+            pool = replace(pool, drifts=tuple(speed.drifts(first_ns - sent_ns)))
+        return simulate(pool, _wanted(self.asked))
+
+
 def run(wish: Wish) -> dict[str, Any]:
     """Prints how far the simulation is off, and writes it. Raises UserError."""
     for file in (wish.json, wish.keep and wish.keep / "costs.yaml"):
         if file:
             check(file)
     with _directory(wish.keep) as directory:
-        node, live, seen = _replays(wish, directory)
+        replayed = _replays(wish, directory)
         costs = wish.costs or directory / "costs.yaml"
-        if seen:
-            print(*calibrate(seen, costs), sep="\n")
-        asked = read_records(directory / "live.requests.jsonl")
-        outcome = simulate(pool_of(node, costs), _wanted(asked))
-        own = _by_its_own_costs(live, node, asked, directory)
-    whole, per_model = compare(live.records, outcome.records)
-    result = _result(wish, live, outcome, whole, per_model) | {"by_its_own_costs": msgspec.to_builtins(own)}
-    print(*_lines(result, whole, per_model, own), sep="\n")
+        r2 = _measure(replayed.seen, costs, replayed.speed) if replayed.seen else {}
+        outcome = replayed.simulated(costs, replayed.speed)
+        others = {
+            "at_one_speed": _at_one_speed(replayed, directory / "one_speed_costs.yaml"),
+            "by_its_own_costs": _by_its_own_costs(replayed, directory / "own_costs.yaml"),
+        }
+    whole, per_model = compare(replayed.live.records, outcome.records)
+    result = _result(wish, replayed.live, outcome, whole, per_model)
+    result |= {name: msgspec.to_builtins(compared) for name, compared in others.items()} | {"r2": r2}
+    print(*_lines(result, whole, per_model, others), sep="\n")
     if wish.json:
         write(wish.json, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return result
 
 
-def _replays(wish: Wish, directory: Path) -> tuple[NodeReport, Past, Past | None]:
-    """The server, what it did with the workload, and, where costs are to be measured, with the others around it."""
-    with nullcontext(wish.url) if wish.url else served(wish.launch) as url:
+def _replays(wish: Wish, directory: Path) -> _Replayed:
+    server, readings = nullcontext(wish.url) if wish.url else served(wish.launch), directory / "yardstick.jsonl"
+    reads = wish.costs is None and wish.url is None
+    readings.unlink(missing_ok=True)
+    with server as url, reading(readings) if reads else nullcontext():
         node, seen = AdminClient(url).node(), list[Past]()
 
         def measure(name: str, seed: int) -> None:
@@ -89,19 +121,44 @@ def _replays(wish: Wish, directory: Path) -> tuple[NodeReport, Past, Past | None
         live = _replay(url, wish.workload, wish.seed, directory, "live")
         measure("after", wish.calibrate_seed + 1)
     spans, records = [span for past in seen for span in past.spans], [each for past in seen for each in past.records]
-    return node, live, Past(spans, records) if seen else None
+    asked = read_records(directory / "live.requests.jsonl")
+    others = Past(spans, records) if seen else None
+    return _Replayed(node, live, asked, others, _speed(readings, others) if others else None)
 
 
-def _by_its_own_costs(live: Past, node: NodeReport, asked: Sequence[Record], directory: Path) -> Compared | None:
+def _measure(seen: Past, costs: Path, speed: Speed | None) -> dict[str, dict[str, float]]:
+    """R² of each model's estimates."""
+    learned = calibrate(seen, costs, speed)
+    print(*learned.table, sep="\n")
+    return {
+        str(model): {"decode": fit.decode_quality.r2, "prefill": fit.prefill_quality.r2}
+        for model, fit in learned.fits.items()
+    }
+
+
+def _speed(readings: Path, seen: Past) -> Speed | None:
+    """As far as it matters to what was seen; None where nobody read."""
+    read = parse(readings.read_bytes(), Reading, str(readings)) if readings.exists() else []
+    return followed(Speed(read), seen.spans) if read else None
+
+
+def _at_one_speed(replayed: _Replayed, costs: Path) -> Compared | None:
+    """How far the simulation is off where nothing is known of the machine's speed. None where that is so anyway."""
+    if not replayed.seen or not replayed.speed:
+        return None
+    calibrate(replayed.seen, costs)
+    return compare(replayed.live.records, replayed.simulated(costs, None).records)[0]
+
+
+def _by_its_own_costs(replayed: _Replayed, costs: Path) -> Compared | None:
     """How far the simulation is off where runs cost what they did in this very run: what is wrong then is not the
     costs. None where it was too short to learn them."""
-    costs = directory / "own_costs.yaml"
     try:
-        calibrate(live, costs)
-        pool = pool_of(node, costs)
+        calibrate(replayed.live, costs, replayed.speed)
+        outcome = replayed.simulated(costs, replayed.speed)
     except UserError:
         return None
-    return compare(live.records, simulate(pool, _wanted(asked)).records)[0]
+    return compare(replayed.live.records, outcome.records)[0]
 
 
 def pool_of(node: NodeReport, costs: Path) -> Pool:
@@ -178,9 +235,13 @@ def _result(
 
 
 def _lines(
-    result: Mapping[str, Any], whole: Compared, per_model: Mapping[ModelId, Compared], own: Compared | None
+    result: Mapping[str, Any],
+    whole: Compared,
+    per_model: Mapping[ModelId, Compared],
+    others: Mapping[str, Compared | None],
 ) -> Iterator[str]:
-    lines = [*per_model.items(), ("all", whole), *([("all, by its own costs", own)] if own else [])]
+    more = [(f"all, {name.replace('_', ' ')}", each) for name, each in others.items() if each]
+    lines = [*per_model.items(), ("all", whole), *more]
     width = max(len(name) for name, _ in lines)
     yield (
         f"{'model':{width}} {'requests':>8} {'E2E live':>9} {'sim':>9} {'error':>7} {'each':>6} "

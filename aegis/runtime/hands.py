@@ -74,6 +74,7 @@ class Hands:
 
     def _step(self, effect: RunPrefill | RunDecode) -> Stepped | StepFailed:
         """A step on which the engine raises costs its own requests, not the instance."""
+        self._spans.begins()
         try:
             stepped = self._prefill.step(effect) if isinstance(effect, RunPrefill) else self._decode.run(effect)
         except EngineFailed as error:

@@ -41,7 +41,7 @@ class Instance:
         self._link = parts.link
         self._mover = parts.mover
         self._binder = Binder(parts.engine)
-        self._spans = SpanLog(parts.instance, self._clock)
+        self._spans = SpanLog(parts.instance, self._clock, parts.processor)
         prefill = PrefillWorker(parts.engine, self._clock)
         decode = DecodeWorker(parts.engine, self._clock, self._link.send, self._between_steps)
         self._hands = Hands(parts.engine, self._mover, self._link, prefill, decode, self._spans)

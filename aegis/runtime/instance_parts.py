@@ -20,7 +20,7 @@ from aegis.device.shared_words import SharedWords
 from aegis.device.stage import StageBuffer
 from aegis.engine.base import Engine, KvRegion
 from aegis.engine.transformers_engine import TransformersEngine
-from aegis.runtime.clock import MonotonicClock
+from aegis.runtime.clock import MonotonicClock, ThreadClock
 from aegis.runtime.instance_settings import InstanceSettings
 from aegis.runtime.link import InstanceLink
 from aegis.telemetry.decisions import DecisionLog
@@ -37,7 +37,8 @@ _TRANSFER_POLL_S = 0.0001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """`pause` is called with nothing to do while copies are in flight, until one may have ended, at most to a time."""
+    """`pause` is called with nothing to do while copies are in flight, until one may have ended, at most to a time.
+    `processor` goes on while this thread has one, where that is what runs take."""
 
     instance: InstanceId
     core: PrefillCore | DecodeCore
@@ -50,6 +51,7 @@ class Parts:
     pause: Callable[[int], None]
     check_laws: bool = False
     decisions: DecisionLog | None = None
+    processor: Clock | None = None
 
 
 @contextmanager
@@ -72,6 +74,7 @@ def open_parts(settings: InstanceSettings) -> Iterator[Parts]:
         mover=mover,
         link=link,
         clock=MonotonicClock(),
+        processor=ThreadClock() if device.name == "cpu" else None,
         pause=_poll,
         check_laws=settings.check_laws,
     )

@@ -23,23 +23,33 @@ _COPIES = {
 
 
 class SpanLog:
-    """One span for each run, copy and switch, none for a step: what it costs does not grow with the tokens."""
+    """One span for each run, copy and switch, none for a step: what it costs does not grow with the tokens.
 
-    def __init__(self, instance: InstanceId, clock: Clock) -> None:
+    `processor` goes on while this thread has a processor; None where that is not what runs are made of."""
+
+    def __init__(self, instance: InstanceId, clock: Clock, processor: Clock | None = None) -> None:
         self._instance = instance
         self._clock = clock
+        self._processor = processor
+        self._began_ns = 0  # of the processor's
         self._spans: list[Span] = []
         self._decisions: list[Decision] = []
 
+    def begins(self) -> None:
+        """A run does."""
+        if self._processor:
+            self._began_ns = self._processor.now_ns()
+
     def ran(self, effect: RunPrefill | RunDecode, stepped: Stepped) -> None:
         """Right after the run, which lasted as long as `stepped` says."""
-        steps = len(stepped.steps)
+        steps, lasted_ns = len(stepped.steps), stepped.duration_ns
+        had_ns = self._processor.now_ns() - self._began_ns if self._processor else 0
         if isinstance(effect, RunDecode):
-            context = sum([row.position for row in effect.rows])
-            self._ended(SpanKind.DECODE, effect.model, stepped.duration_ns, len(effect.rows), steps, context)
+            context, rows = sum([row.position for row in effect.rows]), len(effect.rows)
+            self._ended(SpanKind.DECODE, effect.model, lasted_ns, rows, steps, context, processor_ns=had_ns)
         else:
-            tokens, cached = effect.stop - effect.start, effect.start
-            self._ended(SpanKind.PREFILL, effect.job.model, stepped.duration_ns, 1, steps, tokens, cached=cached)
+            tokens, cached, model = effect.stop - effect.start, effect.start, effect.job.model
+            self._ended(SpanKind.PREFILL, model, lasted_ns, 1, steps, tokens, cached=cached, processor_ns=had_ns)
 
     def switched(self, done: SwitchDone) -> None:
         """Right before the first step of the model that runs now."""
@@ -73,7 +83,22 @@ class SpanLog:
         tokens: int = 0,
         nbytes: int = 0,
         cached: int = 0,
+        processor_ns: int = 0,
     ) -> None:
         now_ns = self._clock.now_ns()
         start_ns = now_ns - duration_ns
-        self._spans.append(Span(self._instance, kind, model, start_ns, now_ns, requests, steps, tokens, nbytes, cached))
+        self._spans.append(
+            Span(
+                self._instance,
+                kind,
+                model,
+                start_ns,
+                now_ns,
+                requests,
+                steps,
+                tokens,
+                nbytes,
+                cached,
+                processor_ns,
+            )
+        )

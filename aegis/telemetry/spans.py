@@ -23,7 +23,8 @@ class SpanKind(StrEnum):
 class Span(Struct, frozen=True, array_like=True):
     """`[start_ns, stop_ns)` on one instance. `tokens` are a prefill's prompt, or the cached tokens of all rows before a
     decode run's first step; each of its `steps` adds one per request. Where `tokens` are those of a chunk of a prompt,
-    `cached` ones came before it, and there is no step unless the chunk is the last."""
+    `cached` ones came before it, and there is no step unless the chunk is the last. `processor_ns` is for how long a
+    run had a processor, where that is what it runs on: the rest of its time it waited for one. 0: not known."""
 
     instance: InstanceId
     kind: SpanKind
@@ -35,6 +36,7 @@ class Span(Struct, frozen=True, array_like=True):
     tokens: int = 0
     nbytes: int = 0
     cached: int = 0
+    processor_ns: int = 0
 
 
 class Spans(Struct, frozen=True, tag=True):

@@ -92,8 +92,10 @@ def _between_runs(spans: Sequence[Span], alive: _Alive) -> tuple[float, float]:
         working = gap_ns < _IDLE_NS and alive.throughout(before.start_ns, after.start_ns)
         if working and not waited.before(after, before.stop_ns):
             (same if before.model == after.model else changed).append(gap_ns)
-    run_ns = usual_mean(same or changed)
-    return run_ns, max(usual_mean(changed) - run_ns, 0.0) if same and changed else 0.0
+    run_ns, changed_ns = usual_mean(same), usual_mean(changed)
+    if same and changed and changed_ns > run_ns:
+        return run_ns, changed_ns - run_ns
+    return usual_mean([*same, *changed]), 0.0  # a batch that goes on as it was may be the rarer, and the dearer one
 
 
 def _neighbours(spans: Sequence[Span]) -> Iterator[tuple[Span, Span]]:

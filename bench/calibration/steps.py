@@ -1,25 +1,32 @@
-"""What steps cost, model by model (Aegaeon Appendix A.2, eq. 5 and 6), from the spans of runs."""
+"""What steps cost, model by model (Aegaeon Appendix A.2, eq. 5 and 6), from the spans of runs.
+
+Where runs share processors, how long one waits for them says nothing of its model. So where spans tell for how long a
+run had a processor, costs are fitted to that, and what it waited besides to how many others were under way.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from aegis.core.ids import ModelId
 from aegis.telemetry.spans import Span, SpanKind
 from bench.calibration.least_squares import Matrix, Quality, Vector, fit, quality
+from bench.calibration.speed import Speed
 
 _CONTENTION = 0.02  # what is less is none
 _CONTENTION_MAX = 4.0
+_POWERS = [tenths / 10 for tenths in range(13)]
 _FEWEST = 10  # runs, below which nothing is fitted
 
 
 @dataclass(frozen=True, slots=True)
 class StepFit:
-    """Nanoseconds: decode per step, context token and row; prefill per prompt, token and squared token."""
+    """Nanoseconds of a run that no other is beside: decode per step, context token and row; prefill per prompt, token
+    and squared token. Their quality is that of processor time where that is known."""
 
     decode: tuple[float, float, float]
     prefill: tuple[float, float, float]
@@ -29,12 +36,20 @@ class StepFit:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """Of one kind and model: what decides how much work they are, and for which shares of their time how many others
-    were beside them."""
+    """Of one kind and model: what decides how much work they are, for which shares of their time how many others were
+    beside them, what they took, of a processor's time where that is known and from their start to their end, and how
+    slow the machine was then."""
 
     features: Matrix
     shares: Matrix
     durations: Vector
+    walls: Vector
+    slowness: Vector
+
+    def at_usual_speed(self, power: float = 1.0) -> _Runs:
+        """Where a machine on which a yardstick takes twice as long takes `2 ** power` times as long for runs."""
+        factors = self.slowness**power
+        return replace(self, durations=self.durations / factors, walls=self.walls / factors)
 
     def slowed(self, contention: float) -> Matrix:
         """Features of the durations, where n others make a run `1 + contention * n` times slower."""
@@ -43,27 +58,71 @@ class _Runs:
         return result
 
 
-def fit_steps(spans: Sequence[Span]) -> tuple[float, dict[ModelId, StepFit]]:
+def fit_steps(spans: Sequence[Span], speed: Speed | None = None) -> tuple[float, dict[ModelId, StepFit]]:
     """How much longer a run takes for each other one beside it, and every model's costs, where both its prefills and
-    its decode steps were seen."""
+    its decode steps were seen; at the machine's usual speed, where that is known of each moment."""
     busy = _Busy(spans)
-    decodes, prefills = _runs(spans, SpanKind.DECODE, busy), _runs(spans, SpanKind.PREFILL, busy)
-    contention = _contention([*decodes.values(), *prefills.values()])
+    decodes, prefills = (_runs(spans, kind, busy, speed) for kind in (SpanKind.DECODE, SpanKind.PREFILL))
+    decodes, prefills = ({m: each.at_usual_speed() for m, each in these.items()} for these in (decodes, prefills))
+    runs = [*decodes.values(), *prefills.values()]
+    contention = _contention(runs)
+    waits = _Waits.of(runs)
     fits = {}
     for model in sorted(decodes.keys() & prefills.keys()):
         decode, prefill = decodes[model], prefills[model]
         fits[model] = StepFit(
-            _costs(decode, contention),
-            _costs(prefill, contention),
+            _costs(decode, contention, waits.alone),
+            _costs(prefill, contention, waits.alone),
             quality(decode.slowed(contention), decode.durations),
             quality(prefill.slowed(contention), prefill.durations),
         )
-    return contention, fits
+    return waits.with_contention(contention), fits
 
 
-def _costs(runs: _Runs, contention: float) -> tuple[float, float, float]:
-    a, b, c = fit(runs.slowed(contention), runs.durations)
+def followed(speed: Speed, spans: Sequence[Span]) -> Speed:
+    """As far as these runs were slower and faster when the yardstick was."""
+    busy = _Busy(spans)
+    decode, prefill = (
+        min(_POWERS, key=lambda power: _unexplained([each.at_usual_speed(power) for each in these], 0.0))
+        for these in (list(_runs(spans, kind, busy, speed).values()) for kind in (SpanKind.DECODE, SpanKind.PREFILL))
+    )
+    return speed.damped(decode, prefill)
+
+
+def _costs(runs: _Runs, contention: float, factor: float) -> tuple[float, float, float]:
+    a, b, c = factor * fit(runs.slowed(contention), runs.durations)
     return float(a), float(b), float(c)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """What a run takes, as a multiple of the processor time that it gets, while no other is under way, while one is
+    ...; and for how long each was seen."""
+
+    factors: Vector
+    lasted: Vector
+
+    @classmethod
+    def of(cls, runs: Sequence[_Runs]) -> _Waits:
+        """All runs together got so much of a processor for each nanosecond with so many others beside."""
+        if not runs:
+            return cls(np.ones(1), np.ones(1))
+        times = np.concatenate([these.shares * these.walls[:, None] for these in runs])
+        lasted: Vector = times.sum(axis=0)
+        had = fit(times, np.concatenate([these.durations for these in runs]))
+        return cls(np.where(had > 0, 1 / np.maximum(had, 1e-12), 1.0), np.where(had > 0, lasted, 0.0))
+
+    @property
+    def alone(self) -> float:
+        return float(self.factors[0])
+
+    def with_contention(self, contention: float) -> float:
+        """By how much a run is longer for each other one beside it, where its processor time is so by `contention`."""
+        others = np.arange(len(self.factors))
+        longer = (1 + contention * others) * self.factors / self.alone - 1
+        weights = self.lasted * others
+        whole = float((weights * others).sum())
+        return max(float((weights * longer).sum()) / whole, 0.0) if whole else 0.0
 
 
 class _Busy:
@@ -89,7 +148,7 @@ class _Busy:
         return [float(np.diff(np.interp(ends, self._times, level))[0]) / length for level in self._levels]
 
 
-def _runs(spans: Iterable[Span], kind: SpanKind, busy: _Busy) -> Mapping[ModelId, _Runs]:
+def _runs(spans: Iterable[Span], kind: SpanKind, busy: _Busy, speed: Speed | None) -> Mapping[ModelId, _Runs]:
     found: defaultdict[ModelId, list[Span]] = defaultdict(list)
     for span in spans:
         if span.kind is kind and span.stop_ns > span.start_ns and (span.steps or kind is SpanKind.PREFILL):
@@ -99,11 +158,17 @@ def _runs(spans: Iterable[Span], kind: SpanKind, busy: _Busy) -> Mapping[ModelId
         model: _Runs(
             np.array([features(span) for span in these], dtype=np.float64),
             np.array([busy.shares(span) for span in these], dtype=np.float64),
+            np.array([span.processor_ns or span.stop_ns - span.start_ns for span in these], dtype=np.float64),
             np.array([span.stop_ns - span.start_ns for span in these], dtype=np.float64),
+            _slowness(these, speed),
         )
         for model, these in found.items()
         if len(these) >= _FEWEST
     }
+
+
+def _slowness(spans: Sequence[Span], speed: Speed | None) -> Vector:
+    return np.array([speed.slowness(span.kind, span.start_ns) if speed else 1.0 for span in spans], dtype=np.float64)
 
 
 def _decode_features(span: Span) -> tuple[float, float, float]:

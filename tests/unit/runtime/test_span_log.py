@@ -23,6 +23,16 @@ class _Clock:
         return NOW_NS
 
 
+class _Processor:
+    """Has had so much at each time that it is asked."""
+
+    def __init__(self, *had_ns: int) -> None:
+        self._had_ns = iter(had_ns)
+
+    def now_ns(self) -> int:
+        return next(self._had_ns)
+
+
 def told(log: SpanLog) -> tuple[Span, ...]:
     (spans,) = log.drain()
     assert isinstance(spans, Spans)
@@ -50,6 +60,17 @@ def test_a_decode_run_is_one_span_whatever_its_steps() -> None:
     rows = (DecodeRow(JOB, 1, 8, 10, []), DecodeRow(JOB, 1, 8, 32, []))
     log.ran(RunDecode(MODEL, rows, 9, 0), Stepped(((Token(1), Token(2)),) * 4, 800))
     assert told(log) == (Span(ME, SpanKind.DECODE, MODEL, 200, 1_000, 2, 4, 42),)
+
+
+def test_a_run_tells_for_how_long_it_had_a_processor() -> None:
+    log = SpanLog(ME, _Clock(), _Processor(40, 290, 300, 370))
+    for effect, made in (
+        (RunPrefill(JOB, (), 0, 3), ((Token(1),),)),
+        (RunDecode(MODEL, (DecodeRow(JOB, 1, 8, 10, []),), 1, 0), ((Token(2),),)),
+    ):
+        log.begins()
+        log.ran(effect, Stepped(made, 300))
+    assert [span.processor_ns for span in told(log)] == [250, 70]
 
 
 def test_a_switch_ends_now_and_lasted_as_long_as_its_phases() -> None:

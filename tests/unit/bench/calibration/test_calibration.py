@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from statistics import median
 
 import pytest
+from msgspec.structs import replace
 
+from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId, ModelId
 from aegis.sim.gpus import gpu, with_costs
@@ -13,7 +17,9 @@ from aegis.telemetry.spans import Span, SpanKind
 from bench.calibrate import calibrate, run
 from bench.calibration.past import Past
 from bench.calibration.rates import measure_rates
-from bench.calibration.steps import fit_steps
+from bench.calibration.speed import Speed
+from bench.calibration.steps import fit_steps, followed
+from bench.yardstick import Reading
 from tests.unit.bench.calibration.pasts import DECODE, MODELS, PREFILL, Truth, past
 
 
@@ -41,6 +47,83 @@ def test_noise_and_hiccups_leave_the_costs_what_they_are() -> None:
     assert a * steps + b * tokens + c * rows * steps == pytest.approx(
         x * steps + y * tokens + z * rows * steps, rel=0.1
     )
+
+
+def test_waiting_for_processors_is_told_from_what_models_cost() -> None:
+    """Each run waits, half as long as it runs or three times as long."""
+    truth, draws = Truth(), random.Random(1)
+    spans = []
+    for span in past(truth)[0]:
+        waits = draws.choice((0.5, 3.0))
+        had_ns = span.stop_ns - span.start_ns
+        spans.append(replace(span, stop_ns=span.start_ns + round((1 + waits) * had_ns), processor_ns=had_ns))
+    _, fits = fit_steps(spans)
+    for model in MODELS:
+        assert min(fits[model].decode_quality.r2, fits[model].prefill_quality.r2) > 0.99
+    ratio = fits[MODELS[1]].prefill[1] / fits[MODELS[0]].prefill[1]
+    assert ratio == pytest.approx(2, rel=0.01)
+    assert 1.5 < fits[MODELS[0]].decode[0] / truth.decode[0] < 4
+
+
+def test_runs_are_longer_by_what_they_wait_beside_others() -> None:
+    """Alone a run has its processor for half of its time, beside another one for a quarter."""
+    spans = []
+    for number in range(200):
+        at_ns, had_ns, beside = number * 10**9, (1 + number % 7) * 10**6, number % 2
+        lasts_ns = had_ns * (4 if beside else 2)
+        run = Span(DECODE, SpanKind.DECODE, MODELS[0], at_ns, at_ns + lasts_ns, 1, 1 + number % 7, processor_ns=had_ns)
+        spans.append(run)
+        other_ns = at_ns if beside else at_ns + 5 * 10**8
+        other = replace(run, instance=PREFILL, kind=SpanKind.PREFILL, start_ns=other_ns, stop_ns=other_ns + lasts_ns)
+        spans.append(replace(other, tokens=had_ns, steps=1))
+    contention, fits = fit_steps(spans)
+    assert contention == pytest.approx(1, rel=0.01)
+    step_ns, _, row_ns = fits[MODELS[0]].decode
+    assert step_ns + row_ns == pytest.approx(2e6, rel=0.01)
+    assert fits[MODELS[0]].prefill[1] == pytest.approx(2, rel=0.01)
+
+
+def test_costs_are_those_at_the_usual_speed() -> None:
+    truth, spans = Truth(), []
+    for span in past(truth)[0]:
+        slow = 2 if span.start_ns // (10 * NS_PER_S) % 2 else 1
+        spans.append(replace(span, stop_ns=span.start_ns + slow * (span.stop_ns - span.start_ns)))
+    last_s = spans[-1].stop_ns // NS_PER_S + 1
+    readings = [Reading(s * NS_PER_S, 2 if s // 10 % 2 else 1, 2 if s // 10 % 2 else 1) for s in range(last_s + 20)]
+    usual = median(reading.step_ns for reading in readings)
+    _, fits = fit_steps(spans, Speed(readings))
+    assert fits[MODELS[0]].prefill == pytest.approx(scaled(truth.prefill, usual), rel=0.02)
+    assert fits[MODELS[0]].prefill_quality.r2 > 0.999 > fit_steps(spans)[1][MODELS[0]].prefill_quality.r2
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_a_yardstick_counts_as_far_as_runs_go_along_with_it(power: float) -> None:
+    spans = []
+    for span in past(Truth())[0]:
+        slow = 4**power if span.start_ns // (10 * NS_PER_S) % 2 else 1
+        spans.append(replace(span, stop_ns=span.start_ns + round(slow * (span.stop_ns - span.start_ns))))
+    last_s = spans[-1].stop_ns // NS_PER_S + 20
+    readings = [Reading(s * NS_PER_S, *[4 if s // 10 % 2 else 1] * 2) for s in range(last_s)]
+    damped = followed(Speed(readings), spans)
+    for kind in (SpanKind.DECODE, SpanKind.PREFILL):
+        slow, fast = (damped.slowness(kind, s * NS_PER_S) for s in (15, 5))
+        assert slow / fast == pytest.approx(4**power)
+
+
+def test_a_model_that_changes_may_cost_less_than_one_that_stays() -> None:
+    """It stays where its batch changes."""
+    spans, now_ns = list[Span](), 0
+    for number in range(90):
+        stays = number % 3 == 2
+        now_ns += 400_000 if stays else 100_000
+        model = spans[-1].model if stays else MODELS[number % 2]
+        if spans and not stays and model == spans[-1].model:
+            model = MODELS[1 - number % 2]
+        spans.append(Span(DECODE, SpanKind.DECODE, model, now_ns, now_ns + 1_000_000, 1, 1, 100))
+        now_ns += 1_000_000
+    rates = measure_rates(spans, [])
+    assert rates.switch_ns == 0
+    assert rates.run_ns == pytest.approx(200_000, rel=0.02)  # of all together
 
 
 def test_what_lies_between_runs_and_what_messages_take_is_found() -> None:
@@ -102,7 +185,7 @@ def test_a_switch_that_waited_says_nothing_of_what_lies_between_runs() -> None:
 
 def test_the_file_is_what_a_simulation_reads(tmp_path: Path) -> None:
     truth, file = Truth(), tmp_path / "costs.yaml"
-    told = calibrate(Past(*past(truth)), file)
+    told = calibrate(Past(*past(truth)), file).table
     spec = with_costs(gpu("h100"), file)
     assert spec.run_ns == pytest.approx(truth.run_ns, rel=0.01)
     assert spec.switch_ns == pytest.approx(truth.switch_ns, rel=0.01)
