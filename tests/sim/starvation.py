@@ -146,9 +146,11 @@ class WatchedDecodeCore(DecodeCore):
         self._waits = {request: wait for request, wait in self._waits.items() if request in self._by_request}
 
     def _went_by(self, given: _Given) -> bool:
-        """For lack of memory, or with prefills."""
-        short = given.turn.started_ns is None or given.sequence.where is not Where.DEVICE
-        return short or self.counters.prompt_tokens > given.prompt_tokens
+        """For lack of memory, with prefills, or with the step between two chunks."""
+        sequence, rules = given.sequence, self._watched.rules
+        short = given.turn.started_ns is None or sequence.where is not Where.DEVICE or sequence.steps_held() <= 0
+        cut = sequence.lacks > 0 and rules.chunk_tokens is not None
+        return short or cut or self.counters.prompt_tokens > given.prompt_tokens
 
     def _count(self, given: _Given) -> None:
         due_ns = self._urgent_ns(given.sequence) - MISJUDGED_NS
