@@ -36,6 +36,7 @@ COMPILED = (
     "proxy/decode_lists.py",
     "proxy/ordered.py",
     "proxy/prefill_queues.py",
+    "proxy/pressure.py",
     "proxy/sessions.py",
 )
 

@@ -124,7 +124,7 @@ RECIPES: Mapping[str, Recipe] = {
         Recipe(
             name="least-slack",
             about="who would be late first runs next",
-            policy=lambda site: LeastSlack(site.memory_bytes // 2),
+            policy=lambda site: LeastSlack(),
             roles=None,
             prefill=lambda site: _PREFILLS,
             order=_PREFILLS,

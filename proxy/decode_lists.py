@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import MAX_BATCH, Housed, Length, Pressure, Share, Tail, Work
 from proxy.ordered import renew, renew_in_place
+from proxy.pressure import NOTHING, Wants
 
 
 @dataclass(slots=True)
@@ -22,14 +23,14 @@ class _Held:
     tokens: int = 0
     requests: dict[RequestId, int] = field(default_factory=dict)  # and how many tokens
     share: Share | None = None
-    nbytes: int = 0  # of weights and KV
+    wants: Wants = NOTHING
 
 
 @dataclass(slots=True)
 class _List:
     length: Length
     pressure: Pressure  # as it stands in order
-    wanted_bytes: int = 0
+    wants: Wants = NOTHING
     housed_bytes: int = 0
     held: defaultdict[ModelId, _Held] = field(default_factory=lambda: defaultdict(_Held))
     models: dict[RequestId, ModelId] = field(default_factory=dict)
@@ -51,7 +52,7 @@ class DecodeLists:
         "_max_batch",
         "_pressed",
         "_shares",
-        "_token_bytes",
+        "_wants",
         "_weight_bytes",
         "by_length",
     )
@@ -60,18 +61,18 @@ class DecodeLists:
         self,
         capacity_tokens: Mapping[ModelId, int],
         weight_bytes: Mapping[ModelId, int] | None = None,
-        token_bytes: Mapping[ModelId, int] | None = None,
+        wants: Callable[[ModelId, int], Wants] = lambda model, tokens: NOTHING,
         *,
         max_batch: int = MAX_BATCH,
     ) -> None:
-        """`capacity_tokens` of every model there are requests of: what an instance holds of its KV, a token of which
-        takes `token_bytes`."""
+        """`capacity_tokens` of every model there are requests of: what an instance holds of its KV. `wants` says
+        what requests of a model, with so many tokens in all, want of their instance."""
         self.by_length: list[Length] = []
         self._by_pressure: list[Pressure] = []
         self._pressed: dict[InstanceId, None] = {}  # whose pressure has changed since it was last asked for
         self._capacity_tokens = capacity_tokens
         self._weight_bytes = {} if weight_bytes is None else weight_bytes  # one that is empty now may fill
-        self._token_bytes = {} if token_bytes is None else token_bytes
+        self._wants = wants
         self._max_batch = max_batch
         self._active: defaultdict[ModelId, list[InstanceId]] = defaultdict(list)
         self._homes: defaultdict[ModelId, list[InstanceId]] = defaultdict(list)
@@ -116,13 +117,13 @@ class DecodeLists:
     def by_pressure(self) -> Sequence[Pressure]:
         for instance in self._pressed:
             known = self._lists[instance]
-            before, known.pressure = known.pressure, Pressure(known.wanted_bytes, known.housed_bytes, instance)
+            before, known.pressure = known.pressure, Pressure(known.wants.load_ppm, known.housed_bytes, instance)
             renew(self._by_pressure, before, known.pressure)
         self._pressed.clear()
         return self._by_pressure
 
-    def pressure_bytes(self, instance: InstanceId) -> int:
-        return self._lists[instance].wanted_bytes
+    def load_ppm(self, instance: InstanceId) -> int:
+        return self._lists[instance].wants.load_ppm
 
     def housed(self, instance: InstanceId) -> Housed:
         known = self._lists[instance]
@@ -205,9 +206,8 @@ class DecodeLists:
         batches = max(-(-held.tokens // max(capacity, 1)), -(-requests // self._max_batch))
         room_tokens = batches * capacity - held.tokens if requests < batches * self._max_batch else 0
         held.share = Share(length.instance, requests, batches, room_tokens) if requests else None
-        nbytes = self.weight_bytes(model) + held.tokens * self._token_bytes.get(model, 0) if requests else 0
-        known.wanted_bytes += nbytes - held.nbytes
-        held.nbytes = nbytes
+        wants = self._wants(model, held.tokens) if requests else NOTHING
+        known.wants, held.wants = known.wants.instead(held.wants, wants), wants
         self._pressed[length.instance] = None
         renew_in_place(self._shares[model], shown, held.share)
         if not requests:

@@ -37,6 +37,7 @@ from aegis.core.messages import (
     SwitchDone,
     Tokens,
 )
+from aegis.core.model import ModelSpec
 from aegis.core.request import FinishReason, Job, KvHandle, Token
 from aegis.core.role import Role
 from aegis.core.views import MAX_BATCH, DecodePolicy, PrefillPolicy, Work
@@ -58,6 +59,7 @@ from proxy.events import (
     To,
 )
 from proxy.prefill_queues import PrefillQueues
+from proxy.pressure import Wants, wants
 from proxy.reasons import PlaceReasons
 
 MAX_LOSSES = 3
@@ -116,9 +118,9 @@ class SessionCore:
         self._capacity: dict[ModelId, int] = {}
         self._ttft_ns: dict[ModelId, int] = {}
         self._prefills = PrefillQueues(prefill_policy.max_group_size, self._latency, self._ttft_ns)
+        self._specs: dict[ModelId, ModelSpec] = {}
         self._weight_bytes: dict[ModelId, int] = {}
-        self._token_bytes: dict[ModelId, int] = {}
-        self._decodes = DecodeLists(self._capacity, self._weight_bytes, self._token_bytes, max_batch=max_batch)
+        self._decodes = DecodeLists(self._capacity, self._weight_bytes, self._wants, max_batch=max_batch)
         self._mixed: set[InstanceId] = set()
         self._absent: set[InstanceId] = set()  # lost, and being started again
         self._give_up_ns = give_up_ns
@@ -154,8 +156,8 @@ class SessionCore:
                 self._latency[spec.model] = Latency(spec.manifest, self._hardware)
                 self._ttft_ns[spec.model] = spec.slo.ttft_ns
                 self._capacity[spec.model] = capacity_tokens
+                self._specs[spec.model] = spec
                 self._weight_bytes[spec.model] = spec.manifest.image_bytes
-                self._token_bytes[spec.model] = spec.manifest.kv.token_bytes
                 self._prefills.reprice(spec.model)
                 self._place_waiting()
             case ModelGone(model, why):
@@ -367,6 +369,9 @@ class SessionCore:
             else:
                 self._replay(request)
 
+    def _wants(self, model: ModelId, tokens: int) -> Wants:
+        return wants(self._specs[model], self._latency[model], self._capacity[model], tokens)
+
     def _held_by(self, instance: InstanceId, request: RequestId) -> bool:
         """Whether losing the instance loses the request's progress. A prefill instance matters until its KV arrived."""
         session = self._sessions[request]
@@ -383,8 +388,8 @@ class SessionCore:
         self._ttft_ns.pop(model, None)
         self._prefills.forget(model)
         self._capacity.pop(model, None)
+        self._specs.pop(model, None)
         self._weight_bytes.pop(model, None)
-        self._token_bytes.pop(model, None)
         self._decodes.forget(model)
 
     def _replay(self, request: RequestId) -> None:

@@ -157,10 +157,11 @@ class Housed(NamedTuple):
 
 
 class Pressure(NamedTuple):
-    """What an instance's requests want of its memory: the weights of their models and their KV, as far as the proxy
-    knows of it. Of two that want as little the one comes first that has housed less."""
+    """How much of an instance's time its requests want, in millionths: a step of each of their models every TBT, and
+    where their weights and KV do not fit its memory together, bringing what does not fit in again every TTFT. All
+    estimated, as far as the proxy knows. Of two that want as little the one comes first that has housed less."""
 
-    nbytes: int
+    load_ppm: int
     housed_bytes: int
     instance: InstanceId
 
@@ -211,7 +212,7 @@ class DecodeView(Protocol):
         """All instances, the one under least pressure first."""
         ...
 
-    def pressure_bytes(self, instance: InstanceId) -> int: ...
+    def load_ppm(self, instance: InstanceId) -> int: ...
 
     def housed(self, instance: InstanceId) -> Housed:
         """All models whose requests were ever placed there."""
@@ -247,6 +248,7 @@ class BatchView(Struct, frozen=True):
     ttft_ns: int = 0
     resident: bool = False  # the model's weights are on the device, or on their way
     turn_ns: int | None = None  # for how long it has had the turn, from the first step; None: it has it not
+    relaxed_by_ns: int | None = None  # when it has to begin, late deadlines counting later; where rules say by how much
 
 
 class Turn(Struct, frozen=True):
@@ -279,6 +281,7 @@ class TurnRules:
     evicts: bool = True  # weights may leave for others' weights or KV; otherwise only where nothing else could go on
     keeps_kv: bool = True  # over a switch; otherwise who is preempted is prefilled again
     chunk_tokens: int | None = None  # the shortest chunk that is worth its cost; None: prefills are not cut
+    later_ttfts: float = 0.0  # so many TTFT later may a deadline count that cannot be met any more
 
 
 class RoundPolicy(Protocol):

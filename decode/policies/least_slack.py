@@ -9,18 +9,19 @@ from math import sqrt
 from aegis.core.decision import Plan, Why
 from aegis.core.ids import InstanceId
 from aegis.core.views import BatchView, DecodeView, Renewal, Turn, TurnRules, Work
-from aegis.core.wording import duration, size, when
+from aegis.core.wording import duration, when
 from decode.reasons import cost_ns, wants
 
-_RULES = TurnRules(renewal=Renewal.ARRIVAL)
+_RULES = TurnRules(renewal=Renewal.ARRIVAL, later_ttfts=4.0)
+_PPM = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class LeastSlack:
-    """Placing. A request goes where the last one of its model went, unless the instance with the least pressure on its
-    memory is better off by `migrate_bytes`; where none of its requests are left there, unless another is better off at
-    all. So it is where its batches there have no room: rather than wait for each other's turns on one instance they run
-    on several.
+    """Placing. A request goes where the last one of its model went, unless the instance that is pressed the least is
+    better off by `migrate_share` of its time; where none of its requests are left there, unless another is better off
+    at all. So it is where its batches there have no room: rather than wait for each other's turns on one instance they
+    run on several.
 
     Turns. The slack of a batch is the time until it has to begin so that none of its tokens is late: until its next
     deadline, less what bringing in its model, its prefills and a step take. The batch with the least slack has the
@@ -33,16 +34,19 @@ class LeastSlack:
     quantum is the time of `calm_switches` changes if that is shorter: time that nobody needs is spent on first tokens
     that come sooner.
 
+    Where more than all of the time is spoken for, not everybody can be on time. There a deadline that cannot be met any
+    more counts `rules.later_ttfts` times TTFT later, so that those who can still be saved come first.
+
     Nobody starves. A batch comes before another one for a token that has to begin earlier, and each token gets it one
     such turn, but for those that went by with prefills; besides, each batch has a turn in a round. A turn lasts for a
     quantum, the prefills it was planned with and one run. So who waits, other than for memory, waits for no more turns
-    than others have tokens due before its own, prefills and batches.
+    than others have tokens due before its own may count, prefills and batches.
 
     Where `rules` say how short chunks may be, a prefill is cut for the earliest next token among the batches that are
     there.
     """
 
-    migrate_bytes: int
+    migrate_share: float = 1.0
     turn_factor: float = 0.6
     calm_share: float = 0.6
     calm_switches: float = 4.0
@@ -54,12 +58,12 @@ class LeastSlack:
         if home is None:
             return best.instance
         joins = any(s.instance == home and s.room_tokens >= work.tokens for s in lists.shares(work.model))
-        gain = lists.pressure_bytes(home) - best.nbytes
-        return home if gain <= (self.migrate_bytes if joins else 0) else best.instance
+        gain_ppm = lists.load_ppm(home) - best.load_ppm
+        return home if gain_ppm <= (self.migrate_share * _PPM if joins else 0) else best.instance
 
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         quantum_ns = self._quantum_ns(batches)
-        order = sorted(batches, key=_begin_by_ns)
+        order = sorted(batches, key=_relaxed_by_ns if _spoken_for(batches) > 1 else _begin_by_ns)
         running = next((batch for batch in batches if batch.turn_ns is not None), None)
         if running and running.turn_ns is not None and running.turn_ns < quantum_ns:
             order.remove(running)
@@ -75,9 +79,13 @@ class LeastSlack:
         if second is None:
             return Why(because, slack_ns, cost_ns(chosen))
         second_ns = _slack_ns(second, now_ns)
-        if chosen.turn_ns is not None and quota_ns is not None and second_ns < slack_ns:
+        overloaded = _spoken_for(plan.batches) > 1
+        order = _relaxed_by_ns if overloaded else _begin_by_ns
+        if chosen.turn_ns is not None and quota_ns is not None and order(second)[0] < order(chosen)[0]:
             least_ns = quota_ns - chosen.prefill_ns
             because = f"has had {duration(chosen.turn_ns)} of at least {duration(least_ns)}; {because}"
+        elif overloaded and second_ns < slack_ns:
+            because = f"can be on time still, which not everybody can; {because}"
         because = f"{because}; next {second.model}, which {_begins(second_ns)} ({wants(second, now_ns)})"
         return Why(because, slack_ns, cost_ns(chosen), second.model, second_ns, cost_ns(second))
 
@@ -86,14 +94,17 @@ class LeastSlack:
         best = pressed[0]
         if home is None:
             second = pressed[1] if len(pressed) > 1 else None
-            beside = f"; {second.instance}'s want {size(second.nbytes)}" if second else ""
-            because = f"least pressed: its requests want {size(best.nbytes)}{beside}"
+            beside = f"; {second.instance}'s want {_share(second.load_ppm)}" if second else ""
+            because = f"least pressed: its requests want {_share(best.load_ppm)} of its time{beside}"
             return Why(because, lost=second.instance if second else None)
         if home == best.instance:
             return Why("home of its model, and least pressed", lost=None)
-        busy = any(share.instance == home for share in lists.shares(work.model))
-        freer = f"{size(lists.pressure_bytes(home) - best.nbytes)} freer"
-        limit = f"the {size(self.migrate_bytes)} that a move needs" if busy else "nothing, and none are left at home"
+        shares = [share for share in lists.shares(work.model) if share.instance == home]
+        freer = f"{_share(lists.load_ppm(home) - best.load_ppm)} freer"
+        if any(share.room_tokens >= work.tokens for share in shares):
+            limit = f"the {_share(round(self.migrate_share * _PPM))} that a move needs"
+        else:
+            limit = f"nothing, and {'there is no room in its batch' if shares else 'none are left'} at home"
         if chosen == home:
             return Why(f"home of its model; {best.instance} is {freer}, not more than {limit}", lost=best.instance)
         return Why(f"{freer} than its model's home {home}, more than {limit}", lost=home)
@@ -101,10 +112,15 @@ class LeastSlack:
     def _quantum_ns(self, batches: Sequence[BatchView]) -> int:
         change_ns = sum([_change_ns(batch) for batch in batches]) / len(batches)
         quantum_ns = round(self.turn_factor * sqrt(change_ns * min([batch.ttft_ns for batch in batches])))
-        if sum([batch.step_ns / batch.tbt_ns for batch in batches]) >= self.calm_share:
+        if _spoken_for(batches) >= self.calm_share:
             return quantum_ns
         absent_ns = max([0 if batch.resident else _change_ns(batch) for batch in batches])
         return min(quantum_ns, round(self.calm_switches * absent_ns) + self.calm_quantum_ns)
+
+
+def _spoken_for(batches: Sequence[BatchView]) -> float:
+    """The share of the time that a step of each batch every TBT takes."""
+    return sum([batch.step_ns / batch.tbt_ns for batch in batches])
 
 
 def _change_ns(batch: BatchView) -> int:
@@ -127,8 +143,18 @@ def _begin_by_ns(batch: BatchView) -> tuple[int, int]:
     return by_ns - batch.step_ns - (0 if batch.resident else batch.switch_ns), batch.batch
 
 
+def _relaxed_by_ns(batch: BatchView) -> tuple[int, int]:
+    """The same where deadlines that cannot be met any more count later."""
+    by_ns = batch.relaxed_by_ns
+    return _begin_by_ns(batch)[0] if by_ns is None else by_ns, batch.batch
+
+
 def _slack_ns(batch: BatchView, now_ns: int) -> int:
     return _begin_by_ns(batch)[0] - now_ns
+
+
+def _share(load_ppm: int) -> str:
+    return f"{load_ppm / 10_000:.0f} %"
 
 
 def _begins(slack_ns: int) -> str:

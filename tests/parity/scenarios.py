@@ -51,7 +51,7 @@ class Scenario:
         chosen = recipe(self.policy)
         if self.chunk_tokens is not None:
             rules = TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=self.chunk_tokens)
-            chosen = replace(chosen, policy=lambda site: LeastSlack(site.memory_bytes // 2, rules=rules))
+            chosen = replace(chosen, policy=lambda site: LeastSlack(rules=rules))
         return Pool(
             gpu=self._gpu(specs),
             specs=specs,

@@ -102,7 +102,7 @@ def _cutting() -> Recipe:
     return replace(
         recipe("least-slack"),
         name="least-slack (chunks)",
-        policy=lambda site: LeastSlack(site.memory_bytes // 2, rules=rules),
+        policy=lambda site: LeastSlack(rules=rules),
     )
 
 

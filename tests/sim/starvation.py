@@ -51,7 +51,7 @@ class Watched:
 
     def __init__(self, policy: RoundPolicy) -> None:
         self.policy = policy
-        self.later_ttfts: float = getattr(policy, "later_ttfts", 0.0)
+        self.later_ttfts: float = policy.rules.later_ttfts
 
     @property
     def rules(self) -> TurnRules:

@@ -50,8 +50,8 @@ POLICIES: dict[str, Policy] = {
     "sjf as published": ServerlessLlmOracleSjfAsPublished(lambda request: request * 7 % 31, resort_ns=Q_MAX_NS),
     "qlm": Qlm(),
     "muxserve": MuxServe(16 * PAGE, slice_ns=5_000_000),
-    "least slack": LeastSlack(16 * PAGE),
-    "chunks": Cut(LeastSlack(16 * PAGE), TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=16)),
+    "least slack": LeastSlack(),
+    "chunks": Cut(LeastSlack(), TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=16)),
     "chunks and turns": Cut(WeightedRoundRobin(Q_MAX_NS), TurnRules(chunk_tokens=32)),
     "chunks without their KV": Cut(Qlm(), TurnRules(chunk_tokens=16, keeps_kv=False)),
 }

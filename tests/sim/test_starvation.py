@@ -15,13 +15,13 @@ from aegis.core.views import BatchView, DecodeView, PrefillLine, Turn, Work
 from decode.policies.least_slack import LeastSlack
 from prefill.policies.least_slack import LeastSlackPrefill
 from tests.sim import starvation
-from tests.sim.pretended import PAGE, make_spec
+from tests.sim.pretended import make_spec
 from tests.sim.starvation import Watched, WatchedDecodeCore, WatchedPrefillCore
 from tests.sim.test_cores import play
 from tests.sim.world import Scenario
 
 SLO = Slo(5 * NS_PER_MS, 3 * NS_PER_MS)
-SLACK = LeastSlack(16 * PAGE)
+SLACK = LeastSlack()
 FLOOD = Scenario(
     specs=tuple(make_spec(i, image_pages=2, block_bytes=65536, slo=SLO) for i in range(6)),
     pages=200,

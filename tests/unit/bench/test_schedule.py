@@ -27,7 +27,7 @@ def test_requests_pass_through_at_a_steady_rate() -> None:
 
 
 def test_every_turn_is_planned_over_all_batches() -> None:
-    policy = TimedPolicy(LeastSlack(0), 4)
+    policy = TimedPolicy(LeastSlack(), 4)
     turns = Turns(policy, 4)
     planned = len(policy.durations_ns)
     turns.measure(6)

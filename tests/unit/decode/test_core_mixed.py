@@ -104,6 +104,25 @@ def test_policies_see_deadlines_of_the_model_shifted_by_priority() -> None:
     assert view.first_due_ns == -ttft_ns
 
 
+def test_deadlines_that_cannot_be_met_any_more_may_count_later() -> None:
+    """Priority says who comes first, and not who is late."""
+    ttft_ns, tbt_ns = 2_000_000_000, 100_000_000
+    hasty = make_spec(5, image_pages=3, block_bytes=PAGE // 4, slo=Slo(ttft_ns, tbt_ns))
+    policy = Planned((1, True, True), rules=TurnRules(renewal=Renewal.ARRIVAL, later_ttfts=4.0))
+    driven = decode(hasty, pages=TWO_MODELS_FIT, policy=policy)
+    take(driven, 1, hasty)
+    (view,) = policy.seen[-1]
+    lead_ns = view.step_ns + view.switch_ns
+    assert view.relaxed_by_ns == ttft_ns + tbt_ns - lead_ns
+    driven.on(Submit(make_job(2, hasty, priority=-2)))
+    (view,) = policy.seen[-1]
+    assert view.relaxed_by_ns == -ttft_ns - view.prefill_ns - view.step_ns, "the weights are on their way"
+    driven.now_ns = 2 * ttft_ns
+    driven.on(Submit(make_job(3, hasty)))
+    (view,) = policy.seen[-1]
+    assert view.relaxed_by_ns == 3 * ttft_ns - view.prefill_ns - view.step_ns
+
+
 def test_a_replay_is_prefilled_with_the_tokens_that_were_sent() -> None:
     driven = decode(A, pages=TWO_MODELS_FIT)
     driven.on(Submit(make_job(1, A, prompt=10, sent=(3, 4), attempt=2)))

@@ -39,7 +39,7 @@ def test_a_request_is_told_with_its_place_and_the_next_best() -> None:
     assert second.line == (
         f"request 2 of {SPEC.model} is to be served on mixed-0: joins 1 of its model, with room for 997 tokens"
     )
-    first, _ = placed(LeastSlack(1 << 30), Role.MIXED)
+    first, _ = placed(LeastSlack(), Role.MIXED)
     assert first.why.lost == "mixed-1"
 
 

@@ -6,16 +6,18 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace as struct_replace
 
 from aegis.core.decision import Plan, Why
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import BatchView, Renewal, TurnRules, Work
 from decode.policies.least_slack import LeastSlack
 from proxy.decode_lists import DecodeLists
+from proxy.pressure import Wants
 
 _MS = 1_000_000
 _S = 1_000 * _MS
-POLICY = LeastSlack(migrate_bytes=50, turn_factor=0.5)
+POLICY = LeastSlack(migrate_share=0.5, turn_factor=0.5)
 A, B, C = (ModelId(name) for name in "abc")
 X, Y = InstanceId("x"), InstanceId("y")
 
@@ -31,6 +33,7 @@ def batch(
     resident: bool = True,
     turn_ms: int | None = None,
     savable_ms: int | None = None,
+    relaxed_ms: int | None = None,
 ) -> BatchView:
     """Of a model of its own, due every 100 ms."""
     return BatchView(
@@ -47,6 +50,7 @@ def batch(
         ttft_ns=10 * _S,
         resident=resident,
         turn_ns=None if turn_ms is None else turn_ms * _MS,
+        relaxed_by_ns=None if relaxed_ms is None else relaxed_ms * _MS,
     )
 
 
@@ -60,6 +64,13 @@ def test_who_has_to_begin_first_comes_first() -> None:
     assert order(batch(1, 900), batch(2, 2100, resident=False)) == [2, 1], "and who has to be brought in first"
     assert order(batch(1, 900), batch(2, 3000, first_due_ms=1100, prefill_ms=300)) == [2, 1], "and who is prefilled"
     assert order(batch(2, 900), batch(1, 900)) == [1, 2]
+
+
+def test_where_not_everybody_can_be_on_time_who_can_be_saved_comes_first() -> None:
+    lost, late, saved = batch(1, -900, relaxed_ms=39_000), batch(2, -5, relaxed_ms=300), batch(3, 600, relaxed_ms=590)
+    assert order(lost, late, saved) == [1, 2, 3], "there is time for all"
+    lost, late, saved = (struct_replace(each, step_ns=40 * _MS) for each in (lost, late, saved))
+    assert order(lost, late, saved) == [2, 3, 1]
 
 
 def test_the_running_batch_keeps_its_turn_for_a_quantum() -> None:
@@ -99,7 +110,11 @@ def test_who_has_time_to_spare_changes_sooner() -> None:
 
 
 def lists() -> DecodeLists:
-    made = DecodeLists({A: 1000, B: 1000, C: 1000}, {A: 40, B: 20, C: 10}, {A: 1, B: 1, C: 1})
+    """A step of A takes 40 % of the time, of B 20 % and of C 10 %, and each token 1 % more."""
+    weights = {A: 40, B: 20, C: 10}
+    made = DecodeLists(
+        dict.fromkeys(weights, 1000), weights, lambda model, tokens: Wants(10_000 * (weights[model] + tokens), 0, 0)
+    )
     made.up(X)
     made.up(Y)
     return made
@@ -189,6 +204,13 @@ def test_nobody_has_the_turn_before_one_with_less_slack_unless_it_keeps_it(
         assert (told.slack_ns > told.lost_slack_ns) == told.because.startswith("has had")
 
 
+def test_who_is_put_off_is_told() -> None:
+    lost, saved = batch(1, -900, step_ms=60, relaxed_ms=39_000), batch(2, 600, step_ms=60, relaxed_ms=590)
+    told = why(lost, saved)
+    assert told.because.startswith("can be on time still, which not everybody can; ")
+    assert told.lost == "m1"
+
+
 def why_place(made: DecodeLists, model: ModelId) -> tuple[str, str | None]:
     work = Work(model, 1)
     told = POLICY.why_place(work, made, POLICY.place(work, made))
@@ -197,20 +219,20 @@ def why_place(made: DecodeLists, model: ModelId) -> tuple[str, str | None]:
 
 def test_a_place_is_explained_by_home_and_pressure() -> None:
     made = lists()
-    assert why_place(made, B) == ("least pressed: its requests want 0 B; y's want 0 B", Y)
+    assert why_place(made, B) == ("least pressed: its requests want 0 % of its time; y's want 0 %", Y)
     made.add(X, RequestId(1), Work(B, 30))
-    assert why_place(made, B) == ("home of its model; y is 50 B freer, not more than the 50 B that a move needs", Y)
+    assert why_place(made, B) == ("home of its model; y is 50 % freer, not more than the 50 % that a move needs", Y)
     made.add(X, RequestId(2), Work(B, 1))
-    assert why_place(made, B) == ("51 B freer than its model's home x, more than the 50 B that a move needs", X)
+    assert why_place(made, B) == ("51 % freer than its model's home x, more than the 50 % that a move needs", X)
     made.add(Y, RequestId(3), Work(B, 1))
     assert why_place(made, B) == ("home of its model, and least pressed", None)
     made.remove(Y, RequestId(3))
     made.add(Y, RequestId(4), Work(A, 40))
-    assert why_place(made, B)[0] == "29 B freer than its model's home y, more than nothing, and none are left at home"
+    assert why_place(made, B)[0] == "29 % freer than its model's home y, more than nothing, and none are left at home"
 
 
 def test_a_model_whose_batch_is_full_is_served_elsewhere_too() -> None:
-    policy, made = replace(POLICY, migrate_bytes=10**6), lists()
+    policy, made = replace(POLICY, migrate_share=20.0), lists()
     made.add(X, RequestId(1), Work(B, 990))
     assert policy.place(Work(B, 10), made) == X
     assert policy.place(Work(B, 11), made) == Y

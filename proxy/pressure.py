@@ -1,0 +1,47 @@
+"""What requests want of the instance they are on, in millionths, so that instances can be compared."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from aegis.core.estimators import Latency
+from aegis.core.model import ModelSpec
+
+_PPM = 1_000_000
+
+
+class Wants(NamedTuple):
+    """Of an instance's time for a step every TBT, of its time if weights are brought in every TTFT, and of its
+    memory."""
+
+    steps_ppm: int
+    loads_ppm: int
+    memory_ppm: int
+
+    def instead(self, before: Wants, after: Wants) -> Wants:
+        """With `after` in place of `before`."""
+        return Wants(
+            self.steps_ppm - before.steps_ppm + after.steps_ppm,
+            self.loads_ppm - before.loads_ppm + after.loads_ppm,
+            self.memory_ppm - before.memory_ppm + after.memory_ppm,
+        )
+
+    @property
+    def load_ppm(self) -> int:
+        """Of its time: all steps, and loads in so far as memory does not hold everything."""
+        over_ppm = self.memory_ppm - _PPM
+        return self.steps_ppm + (self.loads_ppm * over_ppm // self.memory_ppm if over_ppm > 0 else 0)
+
+
+NOTHING = Wants(0, 0, 0)
+
+
+def wants(spec: ModelSpec, latency: Latency, capacity_tokens: int, tokens: int) -> Wants:
+    """Of requests of one model with so many `tokens` in all; `capacity_tokens` of its KV fit beside its weights."""
+    weight_bytes, token_bytes = spec.manifest.image_bytes, spec.manifest.kv.token_bytes
+    memory_bytes = weight_bytes + capacity_tokens * token_bytes
+    return Wants(
+        _PPM * latency.decode_ns(tokens) // spec.slo.tbt_ns,
+        _PPM * latency.switch_ns() // spec.slo.ttft_ns,
+        _PPM * (weight_bytes + tokens * token_bytes) // memory_bytes,
+    )
