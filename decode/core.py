@@ -313,6 +313,8 @@ class DecodeCore:
         turn = self._work.turn_now(now_ns, lambda batch: self._view(batch, now_ns))
         if turn is None:
             self.ledger.balloon.content()
+            if self.ledger.balloon.owes:
+                self._room.give_way(now_ns)
         elif self._reasons and turn is not previous and self._work.had_choice(previous):
             requests = tuple([sequence.job.request for sequence in turn.batch.sequences])
             self._out.append(self._reasons.decision(self._work.plan, self._work.given(), requests, now_ns))

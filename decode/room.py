@@ -132,9 +132,11 @@ class RoomMaker:
                 break
             self._ledger.evict(victim)
             balloon.settle(now_ns)
-        if not balloon.short or self._ledger.device.moving or self._put_away_others() is not Room.NONE:
-            return False
-        if turn is None or self._work.stepping:
+        room = Room.NOW
+        while room is Room.NOW and balloon.short and not self._ledger.device.moving:
+            room = self._put_away_others()
+            balloon.settle(now_ns)
+        if room is not Room.NONE or turn is None or self._work.stepping:
             return False
         return balloon.stands_still or (turn.started_ns is not None and balloon.must_yield(now_ns))
 

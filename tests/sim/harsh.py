@@ -15,6 +15,7 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import PRIORITY_MAX
 from aegis.core.rng import Stream
+from aegis.core.role import Roles
 from aegis.core.views import Renewal, TurnRules
 from aegis.policies import RECIPES, Recipe, Site, published, recipe
 from decode.core import DecodeCore
@@ -93,7 +94,8 @@ def _setup(draw: Stream) -> Setup:
         return Setup(ours, *roles)
     name = _pick(draw, tuple(RECIPES))
     other = recipe(name, as_published=published(name) and draw.below(2) == 0)
-    return Setup(other, 0, 0, count) if other.mixed or draw.below(3) == 0 else Setup(other, *split, 0)
+    mixed = other.roles is not Roles.FIXED or draw.below(3) == 0
+    return Setup(other, 0, 0, count) if mixed else Setup(other, *split, 0)
 
 
 def _cutting() -> Recipe:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -39,10 +40,11 @@ from aegis.core.effects import (
 )
 from aegis.core.events import InstanceEvent, Progress, StepFailed, Stepped, Tick
 from aegis.core.ids import BlockId, InstanceId, ModelId, PageRun, RequestId, SlabId
-from aegis.core.messages import FromInstance, TakeBack, Tokens
+from aegis.core.messages import FromInstance, Tokens
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle, Token
 from decode.core import DecodeCore
+from memory.balloon import OWING_NS
 from prefill.core import PrefillCore
 from tests.sim.ground import Action, Content, Ground
 from tests.sim.pretended import BLOCK_TOKENS, PAGE, next_token
@@ -89,14 +91,12 @@ class Node:
         self._copying: dict[StreamName, bool] = dict.fromkeys(StreamName, False)
         self._inbox: list[InstanceEvent] = []
         self._stepping = False
+        self._heard = 0  # events so far, those of a run under way excepted
 
     def feed(self, event: InstanceEvent) -> None:
         """A stepping instance looks at messages when its step is over, as a real one does."""
         if not self.alive:
             return
-        if isinstance(event, TakeBack):
-            for part in (4, 3, 2, 1):
-                self._ground.after(event.patience_ns // part + 1, lambda: self.feed(Tick()))
         if self._stepping and not isinstance(event, Stepped | StepFailed):
             self._inbox.append(event)
             return
@@ -108,6 +108,14 @@ class Node:
             self._perform(self.core.on(events.pop(0), self._ground.now_ns))
             self.core.ledger.check()
         self._inbox += events
+        self._heard += 1
+        if self.core.ledger.balloon.owes and not self._stepping:
+            self._ground.after(OWING_NS, partial(self._tick, self._heard))
+
+    def _tick(self, heard: int) -> None:
+        """For a core that owes pages and has heard nothing else since."""
+        if heard == self._heard:
+            self.feed(Tick())
 
     def listen(self) -> bool:
         """Tells the core between two steps what is new; whether that ends the run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aegis.core.effects import AbandonLoad, LoadWeights, RevokePages, UnmapWeights
 from aegis.core.events import Tick
 from aegis.core.ids import PageRun, RequestId
-from aegis.core.messages import Broken, Cancel, GaveBack, GrantPages, NeedPages, TakeBack
+from aegis.core.messages import Broken, Cancel, GaveBack, GaveUp, GrantPages, NeedPages, NeedSlabs, TakeBack
 from aegis.core.model import ModelSpec
 from decode.core import DecodeCore
 from memory.pages import count_pages
@@ -244,6 +244,33 @@ def test_who_stands_still_gives_way_at_once() -> None:
     driven.on(TakeBack(1, 2, PATIENCE_NS))
     assert gave_back(driven) == [(1, 2, False)]
     assert wishes(driven) == [NeedPages(4, urgent=True)], "it waits for all of it now"
+
+
+def test_what_is_left_when_the_last_request_is_given_up_is_given_at_once() -> None:
+    """Nothing else might happen to an instance without work, and others stand still for it."""
+    driven = lent(WIDE, pages=5)
+    take(driven, 1, WIDE, prompt=20)
+    settle(driven)
+    driven.on(TakeBack(1, 5, PATIENCE_NS))
+    driven.stepped(2, after_ns=PATIENCE_NS // 4)
+    assert driven.said(NeedSlabs) and wishes(driven)
+    driven.on(REFUSED)
+    driven.granted(refused=True)
+    assert driven.said(GaveUp) and driven.core.queued == 0
+    driven.complete(SCRUB)
+    assert gave_back(driven) == [(1, 5, False)]
+
+
+def test_all_whose_kv_has_no_place_are_given_up_at_once_for_what_is_owed() -> None:
+    driven = lent(WIDE, WIDE_2, SMALL, pages=20)
+    for request, spec in enumerate((WIDE, WIDE_2, SMALL), 1):
+        take(driven, request, spec, prompt=20 if request > 1 else 10)
+        settle(driven)
+    driven.on(TakeBack(1, 20 - 8, PATIENCE_NS))
+    driven.granted(refused=True)
+    assert [message.request for message in driven.said(GaveUp)] == [3, 2]
+    driven.complete(SCRUB)
+    assert gave_back(driven) == [(1, 20 - 8, False)]
 
 
 def two_resident(pages: int) -> Driven[DecodeCore]:
