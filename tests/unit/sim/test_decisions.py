@@ -19,9 +19,8 @@ ARRIVALS = [Wanted(10**8 * (i // 4), SPECS[i * 5 % MODELS].model, 200, 60) for i
 
 
 def play(name: str, *, explains: bool, mixed: bool) -> Outcome:
-    chosen = replace(recipe(name), mixed=mixed)
-    pool = Pool(gpu=gpu("h800"), specs=SPECS, prefills=1, decodes=2, recipe=chosen, keep_spans=True, explains=explains)
-    return simulate(pool, ARRIVALS)
+    pool = Pool(recipe=recipe(name), gpu=gpu("h800"), specs=SPECS, keep_spans=True, explains=explains)
+    return simulate(replace(pool, mixed=3) if mixed else replace(pool, prefills=1, decodes=2), ARRIVALS)
 
 
 def of(decisions: list[Decision], kind: DecisionKind) -> list[Decision]:

@@ -44,7 +44,9 @@ def test_a_sweep_is_told_written_and_drawn(simulate: Any, tmp_path: Path) -> Non
 
 def test_records_spans_and_decisions_are_those_of_the_figures(simulate: Any, tmp_path: Path) -> None:
     files = {name: tmp_path / name for name in ("json", "records", "spans", "decisions")}
-    simulate("--workload", SMALL, *(word for name, file in files.items() for word in (f"--{name}", file)))
+    simulate(
+        "--workload", SMALL, "--roles", "fixed", *(word for name, file in files.items() for word in (f"--{name}", file))
+    )
     [point] = msgspec.json.decode(files["json"].read_bytes())["curves"][0]["points"]
     records = [msgspec.json.decode(line, type=Record) for line in files["records"].read_bytes().splitlines()]
     spans = [msgspec.json.decode(line, type=Span) for line in files["spans"].read_bytes().splitlines()]
