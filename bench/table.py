@@ -1,4 +1,4 @@
-"""The README's tables of measurements, made from what `aegis bench … --json bench/results/SUITE.json` wrote."""
+"""The documentation's tables of measurements, made from what `aegis bench … --json bench/results/SUITE.json` wrote."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 from aegis.sizes import format_size
+from bench.simulate.cells import OURS, OURS_SPLIT
+from bench.simulate.cells_figures import CellFigures, summary
 from bench.simulate.sweep import Crossing
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -112,6 +114,27 @@ def crossings(directory: Path = RESULTS) -> str:
             found.setdefault(curve["policy"], {})[panel["title"]] = str(msgspec.convert(curve["crossing"], Crossing))
     rows = ([f"`{policy}`", *(of.get(head, "") for head in heads)] for policy, of in found.items())
     return markdown(["policy", *heads], rows)
+
+
+def cells(directory: Path = RESULTS) -> str:
+    """One table of what `--suite cells` found: a row for each cell, medians over the seeds, and what it comes to."""
+    file = directory / "cells.json"
+    measured = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"cells": []}
+    figures = msgspec.convert(measured["cells"], list[CellFigures])
+    if not figures:
+        return "Nothing has been searched for yet; the command above does it."
+    seeds = [len(each.found) for cell in figures for each in cell.contenders]
+    fewest, most = min(seeds), max(seeds)
+    searched = f"{fewest} to {most}" if fewest < most else f"{most}"
+    table = markdown(("cell", f"`{OURS}`", "6 + 10", "best rival", "", "ratio"), map(_cell, figures))
+    return f"**{measured['title']}**, seeds: {searched}\n\n{table}\n\n{summary(figures)}"
+
+
+def _cell(cell: CellFigures) -> list[str]:
+    medians = {each.contender: str(each.median) for each in cell.contenders}
+    best, ratio = cell.best_rival or "", "" if cell.ratio is None else f"{cell.ratio:.2f}"
+    ours, split, rival = (medians.get(name, "") for name in (OURS, OURS_SPLIT, best))
+    return [cell.cell, ours, split, rival, best and f"`{best}`", ratio]
 
 
 def _table(suite: Suite, measured: Mapping[str, Any]) -> str:

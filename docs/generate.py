@@ -13,7 +13,7 @@ from typing import Any
 from aegis.config import OPTIONS, Config, SloTargets, leaves, variable
 from aegis.core.lifecycle import TABLE, TERMINAL, State
 from aegis.sizes import format_size
-from bench.table import crossings, markdown, results
+from bench.table import cells, crossings, markdown, results
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = (("memory", "device"), ("memory", "floor"), ("memory", "host"), ("memory", "slab"))
@@ -78,6 +78,7 @@ SECTIONS = {
     "README.md": {"options": options, "crossings": crossings, "results": results},
     "docs/configuration.md": {"keys": keys},
     "docs/lifecycle.md": {"lifecycle": lifecycle},
+    "docs/policy.md": {"cells": cells},
 }
 
 

@@ -14,6 +14,7 @@ from bench.simulate.setting import Setting, models_of
 from bench.workloads import spec
 
 OURS = "least-slack"
+OURS_SPLIT = f"{OURS} 6+10"
 _PREFILL_SHARES = {"1/8": 0.125, "1/4": 0.25, "3/8": 0.375}
 _RATES = {"0.1rps": ("rps=0.1", 32), "0.5rps": ("rps=0.5", 16)}  # and where to begin
 _SCALES = {"slo1": 1.0, "slo0.5": 0.5, "slo0.3": 0.3}  # of both deadlines
@@ -110,7 +111,7 @@ def cells(*, tiny: bool = False) -> CellSuite:
         aim=Aim.MODELS,
         contenders=(
             _contender(OURS),
-            _contender(OURS, f"{OURS} 6+10", roles=Roles.FIXED),
+            _contender(OURS, OURS_SPLIT, roles=Roles.FIXED),
             *(_contender(name) for name in RECIPES if name != OURS),
         ),
         cells=tuple(_cell(rate, scale, length) for rate in _RATES for scale in _SCALES for length in _LENGTHS),

@@ -4,9 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from bench.table import SUITES, crossings, results
+from bench.simulate.cells_figures import CellFigures, ContenderFigures
+from bench.simulate.search import Found
+from bench.simulate.sweep import Crossing
+from bench.table import SUITES, cells, crossings, results
 
 DECODE: dict[str, Any] = {
     "checkpoint": "tiny",
@@ -61,6 +65,36 @@ def test_what_policies_serve_is_one_table(tmp_path: Path) -> None:
     for suite, title, curves in (("fig11a", "0.1 rps", many), ("fig11b", "0.5 rps", few)):
         (tmp_path / f"{suite}.json").write_text(json.dumps({"panels": [{"title": title, "curves": curves}]}))
     assert crossings(tmp_path).splitlines()[2:] == ["| `a` | 75.6 | < 16 |", "| `b` | > 112 |  |"]
+
+
+def contender(name: str, at: Crossing, *, seeds: int = 3) -> ContenderFigures:
+    return ContenderFigures(name, at, [Found(seed, at, ()) for seed in range(seeds)])
+
+
+def test_what_was_found_in_each_cell_is_one_table(tmp_path: Path) -> None:
+    everybody = [
+        contender("least-slack", Crossing(at=163.21)),
+        contender("least-slack 6+10", Crossing(at=101.0)),
+        contender("serverlessllm", Crossing(at=95.0), seeds=1),
+        contender("qlm", Crossing(above=96)),
+    ]
+    found = [
+        CellFigures("0.1rps/slo1/ix2", {}, everybody, "qlm", 1.7001),
+        CellFigures("0.5rps/slo1/ix2", {}, everybody[:1], None, None),
+    ]
+    content = {"title": "Models on GPUs", "cells": msgspec.to_builtins(found)}
+    (tmp_path / "cells.json").write_text(json.dumps(content))
+    lines = cells(tmp_path).splitlines()
+    assert lines[0] == "**Models on GPUs**, seeds: 1 to 3"
+    assert lines[4:6] == [
+        "| 0.1rps/slo1/ix2 | 163 | 101 | > 96 | `qlm` | 1.70 |",
+        "| 0.5rps/slo1/ix2 | 163 |  |  |  |  |",
+    ]
+    assert lines[-1] == "least-slack: at least the best rival in 1 of 1, 1.70 times it in the median"
+
+
+def test_cells_that_nobody_searched_are_said_to_be_none(tmp_path: Path) -> None:
+    assert cells(tmp_path).startswith("Nothing has been searched for yet")
 
 
 def test_all_suites_with_results_are_shown(tmp_path: Path) -> None:
