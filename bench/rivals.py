@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from aegis.client import AdminClient
 from aegis.slo import parse_slo
 from aegis.telemetry import files
-from bench import serve
+from bench import result_files, serve
 from bench.calibration import past
-from bench.result_files import make_directory
+from bench.machine import describe
 from bench.serve_results import Measures
 from bench.serve_settings import Settings
 from bench.served import served
@@ -50,17 +52,37 @@ CONTENDERS = {
 """How each is launched. Aegaeon's policy has its own setting: of two instances one prefills, the other decodes."""
 
 
-def run(directory: Path, *, seconds: int, seed: int, launch: Sequence[str]) -> None:
+class Run(Struct, frozen=True):
+    """One contender in one scene; `good_tokens_per_s` came on time."""
+
+    scene: str
+    slo: str
+    contender: str
+    launched: str
+    attainment: float
+    good_tokens_per_s: float
+    failed: int
+
+    def __str__(self) -> str:
+        told = f"tokens on time {self.attainment:6.1%}, {self.good_tokens_per_s:6.0f} a second"
+        return f"{self.scene:14} {self.contender:14} {told}; failed {self.failed:4}"
+
+
+def run(directory: Path, *, seconds: int, seed: int, launch: Sequence[str], json: Path | None) -> None:
     """Prints each run as `aegis bench serve` does, then attainment and goodput of all. Raises UserError."""
-    make_directory(directory)
-    rows = []
+    result_files.make_directory(directory)
+    if json:
+        result_files.check(json)
+    runs = []
     for scene in SCENES:
         for contender, options in CONTENDERS.items():
             name = f"{scene.name}.{contender}"
             with served([*MEMORY, "--slo", scene.slo, *options, *launch]) as url:
                 result = _measured(url, scene, directory, name, seconds=seconds, seed=seed)
-            rows.append(_row(scene, contender, result))
-    print(*rows, sep="\n")
+            runs.append(_run(scene, contender, result))
+    print(*runs, sep="\n")
+    if json:
+        result_files.write_json(json, {"machine": describe(), "seconds": seconds, "seed": seed, "runs": runs})
 
 
 def _measured(url: str, scene: Scene, directory: Path, name: str, *, seconds: int, seed: int) -> dict[str, Any]:
@@ -81,6 +103,13 @@ def _measured(url: str, scene: Scene, directory: Path, name: str, *, seconds: in
     return result
 
 
-def _row(scene: Scene, contender: str, result: dict[str, Any]) -> str:
-    attained, failed, good = result["slo_attainment"], result["failed"], result["slo_tokens_met"] / result["duration"]
-    return f"{scene.name:14} {contender:14} tokens on time {attained:6.1%}, {good:6.0f} a second; failed {failed:4}"
+def _run(scene: Scene, contender: str, result: dict[str, Any]) -> Run:
+    return Run(
+        scene=scene.name,
+        slo=scene.slo,
+        contender=contender,
+        launched=" ".join(CONTENDERS[contender]),
+        attainment=result["slo_attainment"],
+        good_tokens_per_s=result["slo_tokens_met"] / result["duration"],
+        failed=result["failed"],
+    )

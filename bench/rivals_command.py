@@ -12,6 +12,7 @@ def rivals(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where results, spans and records are written.")],
     seconds: Annotated[int, typer.Option(metavar="N", help="Of requests in each of twelve runs.", min=1)] = 90,
     seed: Annotated[int, typer.Option(metavar="N", help="Of the workloads.")] = 0,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures there.")] = None,
     launch: Annotated[
         list[str] | None,
         typer.Option(metavar="OPTION", help="For each server, like --launch=--device-memory=64MiB; repeatable."),
@@ -28,5 +29,5 @@ def rivals(
     """
     from bench.rivals import run
 
-    run(directory, seconds=seconds, seed=seed, launch=launch or ())
+    run(directory, seconds=seconds, seed=seed, launch=launch or (), json=json)
     return 0

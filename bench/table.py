@@ -51,6 +51,18 @@ SUITES = {
             "has to be": lambda figure: figure["wanted"],
         },
     ),
+    "rivals": Suite(
+        "Ways to share, live: the same requests to eight models on two instances, or an instance each",
+        "runs",
+        {
+            "scene": lambda run: run["scene"],
+            "deadlines, s": lambda run: run["slo"],
+            "server": lambda run: f"`{run['launched']}`",
+            "tokens on time": lambda run: f"{run['attainment']:.1%}",
+            "on time, a second": lambda run: f"{run['good_tokens_per_s']:.0f}",
+            "failed": lambda run: f"{run['failed']}",
+        },
+    ),
     "schedule": Suite(
         "Decisions of the schedulers, each from its event to its effects",
         "decisions",
