@@ -6,9 +6,10 @@ On instances that decode, as `decode.policies.least_slack` states it:
      running batch, for the rest of its quantum;
 (W2) no run begins in a turn whose quantum and prefills are over, but for one where the plan was made anew, and decode
      steps end then;
-(W3) while a request waits, a turn that another batch is given is for a token due no later than its own may count, and
-     no token gets a second one, unless the first went by with prefills; besides, each other batch has what is left to
-     it of the round;
+(W3) while a request waits, a turn that another batch is given was planned for a token due no later than its own may
+     count, and no token gets a second one; besides, each other batch has what is left to it of the round. Not counted
+     are turns that went by with prefills, and those without the token's KV: who is there is in every run, but KV is
+     brought in as there is room and in the order of the batch, and the turn is not put off until it has come;
 (W4) so it waits for steps and prefills of no more turns than there are such tokens, and prefills and batches besides,
      each of a quantum, its prefills and a run.
 
@@ -20,7 +21,7 @@ On instances that prefill, as `prefill.policies.least_slack` states it:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from aegis.core.clock import NS_PER_MS
@@ -49,8 +50,9 @@ Token = tuple[RequestId, int]
 class Watched:
     """A policy of turns whose plans are checked (W1). `later_ttfts`: by how many of them a deadline may count later."""
 
-    def __init__(self, policy: RoundPolicy) -> None:
+    def __init__(self, policy: RoundPolicy, note: Callable[[], None]) -> None:
         self.policy = policy
+        self.note = note  # that a plan is made
         self.later_ttfts: float = policy.rules.later_ttfts
 
     @property
@@ -58,6 +60,7 @@ class Watched:
         return self.policy.rules
 
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
+        self.note()
         turns, views = self.policy.plan(batches, now_ns), {batch.batch: batch for batch in batches}
         by_ns = [_begin_by_ns(views[turn.batch]) for turn in turns]
         latest_ns = [ns + self.later_ttfts * views[turn.batch].ttft_ns for ns, turn in zip(by_ns, turns, strict=True)]
@@ -75,14 +78,23 @@ def _begin_by_ns(batch: BatchView) -> int:
     return min([due for due in dues if due is not None]) - batch.step_ns - (0 if batch.resident else batch.switch_ns)
 
 
-@dataclass(slots=True)
-class _Given:
-    """A turn, and the most pressing token of its batch."""
+@dataclass(frozen=True, slots=True)
+class _Pressing:
+    """A sequence, and its next token, due at `urgent_ns`."""
 
-    turn: RunningTurn
     sequence: Decoding
     token: Token
+    urgent_ns: int
+
+
+@dataclass(slots=True)
+class _Given:
+    """A turn, and the most pressing token of its batch when it was planned."""
+
+    turn: RunningTurn
+    pressing: _Pressing
     prompt_tokens: int  # that were prefilled before
+    missed: bool = False  # a run began without the sequence
 
 
 @dataclass(slots=True)
@@ -106,7 +118,8 @@ class WatchedDecodeCore(DecodeCore):
     """Checks W1 to W4 after each event."""
 
     def __init__(self, instance: InstanceId, ledger: Ledger, policy: RoundPolicy, hardware: Hardware) -> None:
-        self._watched = Watched(policy)
+        self._watched = Watched(policy, self._note_plan)
+        self._planned: dict[int, _Pressing] = {}  # of each batch, when the last plan was made
         self._given: _Given | None = None
         self._waits: dict[RequestId, Wait] = {}
         super().__init__(instance, ledger, self._watched, hardware)
@@ -118,7 +131,15 @@ class WatchedDecodeCore(DecodeCore):
         if effects and isinstance(effects[-1], RunDecode | RunPrefill):
             self._check_run(effects[-1], now_ns)
         self._check_waits(now_ns)
+        if effects and isinstance(effects[-1], RunDecode):
+            self._check_rows(effects[-1])
         return effects
+
+    def _note_plan(self) -> None:
+        for batch in self._work.batches:
+            sequence = min(batch.sequences, key=self._urgent_ns)
+            token = (sequence.job.request, sequence.generated)
+            self._planned[batch.batch] = _Pressing(sequence, token, self._urgent_ns(sequence))
 
     def _check_run(self, run: RunDecode | RunPrefill, now_ns: int) -> None:
         turn = self._work.turn
@@ -137,23 +158,31 @@ class WatchedDecodeCore(DecodeCore):
         else:
             if given is not None and self._went_by(given):
                 for wait in self._waits.values():
-                    wait.tokens.discard(given.token)
-            sequence = min(turn.batch.sequences, key=self._urgent_ns)
-            self._given = _Given(
-                turn, sequence, (sequence.job.request, sequence.generated), self.counters.prompt_tokens
-            )
+                    wait.tokens.discard(given.pressing.token)
+            self._given = _Given(turn, self._planned[turn.batch.batch], self.counters.prompt_tokens)
             self._count(self._given)
         self._waits = {request: wait for request, wait in self._waits.items() if request in self._by_request}
 
+    def _check_rows(self, run: RunDecode) -> None:
+        given, rows = self._given, {row.job.request for row in run.rows}
+        assert given is not None
+        there = [
+            s for s in given.turn.batch.sequences if s.where is Where.DEVICE and not s.lacks and s.steps_held() > 0
+        ]
+        left_out = [sequence.job.request for sequence in there if sequence.job.request not in rows]
+        if left_out:
+            raise LawBroken(f"W3: requests {left_out} are there and not in the run")
+        given.missed |= given.pressing.token[0] not in rows
+
     def _went_by(self, given: _Given) -> bool:
-        """For lack of memory, with prefills, or with the step between two chunks."""
-        sequence, rules = given.sequence, self._watched.rules
+        """For lack of its KV, with prefills, or with the step between two chunks."""
+        sequence, rules = given.pressing.sequence, self._watched.rules
         short = given.turn.started_ns is None or sequence.where is not Where.DEVICE or sequence.steps_held() <= 0
         cut = sequence.lacks > 0 and rules.chunk_tokens is not None
-        return short or cut or self.counters.prompt_tokens > given.prompt_tokens
+        return given.missed or short or cut or self.counters.prompt_tokens > given.prompt_tokens
 
     def _count(self, given: _Given) -> None:
-        due_ns = self._urgent_ns(given.sequence) - MISJUDGED_NS
+        token, due_ns = given.pressing.token, given.pressing.urgent_ns - MISJUDGED_NS
         for batch in self._work.batches:
             for sequence in batch.sequences:
                 request = sequence.job.request
@@ -163,12 +192,12 @@ class WatchedDecodeCore(DecodeCore):
                 wait = self._waits.setdefault(request, Wait(self._latest_ns(sequence)))
                 number = given.turn.batch.batch
                 if due_ns > wait.latest_ns and number in wait.batches:
-                    raise LawBroken(f"W3: request {request} waits for {given.token}, which is due later, another round")
-                if given.token in wait.tokens:
-                    raise LawBroken(f"W3: request {request} waits for a second turn for {given.token}")
+                    raise LawBroken(f"W3: request {request} waits for {token}, which is due later, another round")
+                if token in wait.tokens:
+                    raise LawBroken(f"W3: request {request} waits for a second turn for {token}")
                 if due_ns > wait.latest_ns:
                     wait.batches.add(number)
-                wait.tokens.add(given.token)
+                wait.tokens.add(token)
                 self._reckon(wait, batch)
 
     def _reckon(self, wait: Wait, own: Batch) -> None:

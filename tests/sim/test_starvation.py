@@ -13,8 +13,10 @@ from aegis.core.ids import InstanceId
 from aegis.core.model import Slo
 from aegis.core.views import BatchView, DecodeView, PrefillLine, Turn, Work
 from decode.policies.least_slack import LeastSlack
+from decode.sequences import Sequence as Decoding
+from decode.worklist import RunningTurn
 from prefill.policies.least_slack import LeastSlackPrefill
-from tests.sim import starvation
+from tests.sim import seeds, starvation
 from tests.sim.pretended import make_spec
 from tests.sim.starvation import Watched, WatchedDecodeCore, WatchedPrefillCore
 from tests.sim.test_cores import play
@@ -72,9 +74,31 @@ def test_a_plan_with_who_has_time_before_who_has_none_is_found() -> None:
 
 
 def test_who_waits_for_others_again_and_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Watched, "plan", lambda self, batches, now_ns: self.policy.plan(batches, now_ns))
+    def unchecked(watched: Watched, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
+        watched.note()
+        return watched.policy.plan(batches, now_ns)
+
+    monkeypatch.setattr(Watched, "plan", unchecked)
     with pytest.raises(LawBroken, match="W3"):
         play(replace(FLOOD, policy=Hostile()), 0)
+
+
+def test_who_is_there_and_left_out_of_the_run_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a turn does not count for who was not in it."""
+    begin = WatchedDecodeCore._begin_decode
+
+    def leave_out(core: WatchedDecodeCore, turn: RunningTurn, ready: list[Decoding], now_ns: int) -> None:
+        begin(core, turn, ready[1:] or ready, now_ns)
+
+    monkeypatch.setattr(WatchedDecodeCore, "_begin_decode", leave_out)
+    with pytest.raises(LawBroken, match="there and not in the run"):
+        play(FLOOD, 0)
+
+
+@pytest.mark.parametrize("seed", [436, 1204, 9778, 9902])
+def test_a_turn_counts_for_no_token_whose_kv_came_too_late_for_its_runs(seed: int) -> None:
+    """In these all runs of a turn began without the sequence that it was for; at the end its KV was there."""
+    seeds.play(seed)
 
 
 def test_the_bound_is_not_four_times_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
