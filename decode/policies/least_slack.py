@@ -38,9 +38,9 @@ class LeastSlack:
     more counts `rules.later_ttfts` times TTFT later, so that those who can still be saved come first.
 
     Nobody starves. A batch comes before another one for a token that has to begin earlier, and each token gets it one
-    such turn, but for those that went by with prefills; besides, each batch has a turn in a round. A turn lasts for a
-    quantum, the prefills it was planned with and one run. So who waits, other than for memory, waits for no more turns
-    than others have tokens due before its own may count, prefills and batches.
+    such turn, but for those in which prefills took a whole quantum; besides, each batch has a turn in a round. A turn
+    lasts for a quantum, the prefills it was planned with and one run. So who waits, other than for memory, waits for no
+    more turns than others have tokens due before its own may count, prefills and batches.
 
     Where `rules` say how short chunks may be, a prefill is cut for the earliest next token among the batches that are
     there.

@@ -8,8 +8,8 @@ On instances that decode, as `decode.policies.least_slack` states it:
      steps end then;
 (W3) while a request waits, a turn that another batch is given was planned for a token due no later than its own may
      count, and no token gets a second one; besides, each other batch has what is left to it of the round. Not counted
-     are turns that went by with prefills, and those without the token's KV: who is there is in every run, but KV is
-     brought in as there is room and in the order of the batch, and the turn is not put off until it has come;
+     are turns in which prefills took a whole quantum, and those without the token's KV: who is there is in every run,
+     but KV is brought in as there is room and in the order of the batch, and no turn is put off until it has come;
 (W4) so it waits for steps and prefills of no more turns than there are such tokens, and prefills and batches besides,
      each of a quantum, its prefills and a run.
 
@@ -54,6 +54,7 @@ class Watched:
         self.policy = policy
         self.note = note  # that a plan is made
         self.later_ttfts: float = policy.rules.later_ttfts
+        self.quantum_ns = 0  # of the last plan: a turn without its prefills
 
     @property
     def rules(self) -> TurnRules:
@@ -66,7 +67,8 @@ class Watched:
         latest_ns = [ns + self.later_ttfts * views[turn.batch].ttft_ns for ns, turn in zip(by_ns, turns, strict=True)]
         first = views[turns[0].batch]
         assert turns[0].quota_ns is not None
-        keeps = first.turn_ns is not None and first.turn_ns < turns[0].quota_ns - first.prefill_ns
+        self.quantum_ns = turns[0].quota_ns - first.prefill_ns
+        keeps = first.turn_ns is not None and first.turn_ns < self.quantum_ns
         for at in range(int(keeps), len(turns)):
             if by_ns[at] > min(latest_ns[at:]):
                 raise LawBroken(f"W1: {turns[at]} comes before a batch that has to begin earlier")
@@ -93,7 +95,8 @@ class _Given:
 
     turn: RunningTurn
     pressing: _Pressing
-    prompt_tokens: int  # that were prefilled before
+    quantum_ns: int
+    prefilled_ns: int = 0
     missed: bool = False  # a run began without the sequence
 
 
@@ -154,12 +157,12 @@ class WatchedDecodeCore(DecodeCore):
             self._given = None
             return
         if given is not None and _goes_on(given.turn, turn, now_ns):
-            given.turn = turn
+            given.turn, given.quantum_ns = turn, min(given.quantum_ns, self._watched.quantum_ns)
         else:
             if given is not None and self._went_by(given):
                 for wait in self._waits.values():
                     wait.tokens.discard(given.pressing.token)
-            self._given = _Given(turn, self._planned[turn.batch.batch], self.counters.prompt_tokens)
+            self._given = _Given(turn, self._planned[turn.batch.batch], self._watched.quantum_ns)
             self._count(self._given)
         self._waits = {request: wait for request, wait in self._waits.items() if request in self._by_request}
 
@@ -175,11 +178,11 @@ class WatchedDecodeCore(DecodeCore):
         given.missed |= given.pressing.token[0] not in rows
 
     def _went_by(self, given: _Given) -> bool:
-        """For lack of its KV, with prefills, or with the step between two chunks."""
+        """For lack of its KV, with prefills for a whole quantum, or with the step between two chunks."""
         sequence, rules = given.pressing.sequence, self._watched.rules
         short = given.turn.started_ns is None or sequence.where is not Where.DEVICE or sequence.steps_held() <= 0
         cut = sequence.lacks > 0 and rules.chunk_tokens is not None
-        return given.missed or short or cut or self.counters.prompt_tokens > given.prompt_tokens
+        return given.missed or short or cut or given.prefilled_ns >= given.quantum_ns
 
     def _count(self, given: _Given) -> None:
         token, due_ns = given.pressing.token, given.pressing.urgent_ns - MISJUDGED_NS
@@ -214,6 +217,7 @@ class WatchedDecodeCore(DecodeCore):
         """One run of the turn under way."""
         given = self._given
         assert given is not None and given.turn.quota_ns is not None
+        given.prefilled_ns += duration_ns if self._prefill else 0
         own = {sequence.job.request for sequence in given.turn.batch.sequences}
         for request, wait in self._waits.items():
             if request not in own and wait.turns:
