@@ -23,7 +23,6 @@ class _Held:
     tokens: int = 0
     requests: dict[RequestId, int] = field(default_factory=dict)  # and how many tokens
     share: Share | None = None
-    wants: Wants = NOTHING
 
 
 @dataclass(slots=True)
@@ -31,6 +30,8 @@ class _List:
     length: Length
     pressure: Pressure  # as it stands in order
     wants: Wants = NOTHING
+    of_models: dict[ModelId, Wants] = field(default_factory=dict)  # which add up to that
+    changed: dict[ModelId, None] = field(default_factory=dict)  # and what is to be asked anew
     housed_bytes: int = 0
     held: defaultdict[ModelId, _Held] = field(default_factory=lambda: defaultdict(_Held))
     models: dict[RequestId, ModelId] = field(default_factory=dict)
@@ -115,15 +116,12 @@ class DecodeLists:
 
     @property
     def by_pressure(self) -> Sequence[Pressure]:
-        for instance in self._pressed:
-            known = self._lists[instance]
-            before, known.pressure = known.pressure, Pressure(known.wants.load_ppm, known.housed_bytes, instance)
-            renew(self._by_pressure, before, known.pressure)
-        self._pressed.clear()
+        self._press()
         return self._by_pressure
 
     def load_ppm(self, instance: InstanceId) -> int:
-        return self._lists[instance].wants.load_ppm
+        self._press()
+        return self._lists[instance].pressure.load_ppm
 
     def housed(self, instance: InstanceId) -> Housed:
         known = self._lists[instance]
@@ -206,12 +204,25 @@ class DecodeLists:
         batches = max(-(-held.tokens // max(capacity, 1)), -(-requests // self._max_batch))
         room_tokens = batches * capacity - held.tokens if requests < batches * self._max_batch else 0
         held.share = Share(length.instance, requests, batches, room_tokens) if requests else None
-        wants = self._wants(model, held.tokens) if requests else NOTHING
-        known.wants, held.wants = known.wants.instead(held.wants, wants), wants
-        self._pressed[length.instance] = None
+        known.changed[model] = self._pressed[length.instance] = None
         renew_in_place(self._shares[model], shown, held.share)
         if not requests:
             del known.held[model]
         if grown := batches - (shown.batches if shown else 0):
             known.length = Length(length.batches + grown, length.instance)
             renew(self.by_length, length, known.length)
+
+    def _press(self) -> None:
+        """Only now, for most policies never ask."""
+        for instance in self._pressed:
+            known = self._lists[instance]
+            for model in known.changed:
+                held, before = known.held.get(model), known.of_models.pop(model, NOTHING)
+                wants = self._wants(model, held.tokens) if held else NOTHING
+                known.wants = known.wants.instead(before, wants)
+                if held:
+                    known.of_models[model] = wants
+            known.changed.clear()
+            shown, known.pressure = known.pressure, Pressure(known.wants.load_ppm, known.housed_bytes, instance)
+            renew(self._by_pressure, shown, known.pressure)
+        self._pressed.clear()

@@ -62,8 +62,9 @@ class LeastSlack:
         return home if gain_ppm <= (self.migrate_share * _PPM if joins else 0) else best.instance
 
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
-        quantum_ns = self._quantum_ns(batches)
-        order = sorted(batches, key=_relaxed_by_ns if _spoken_for(batches) > 1 else _begin_by_ns)
+        spoken_for = _spoken_for(batches)
+        quantum_ns = self._quantum_ns(batches, spoken_for)
+        order = sorted(batches, key=_relaxed_by_ns if spoken_for > 1 else _begin_by_ns)
         running = next((batch for batch in batches if batch.turn_ns is not None), None)
         if running and running.turn_ns is not None and running.turn_ns < quantum_ns:
             order.remove(running)
@@ -109,22 +110,19 @@ class LeastSlack:
             return Why(f"home of its model; {best.instance} is {freer}, not more than {limit}", lost=best.instance)
         return Why(f"{freer} than its model's home {home}, more than {limit}", lost=home)
 
-    def _quantum_ns(self, batches: Sequence[BatchView]) -> int:
-        change_ns = sum([_change_ns(batch) for batch in batches]) / len(batches)
+    def _quantum_ns(self, batches: Sequence[BatchView], spoken_for: float) -> int:
+        changes_ns = [b.switch_ns if b.switch_ns > b.step_ns else b.step_ns for b in batches]
+        change_ns = sum(changes_ns) / len(batches)
         quantum_ns = round(self.turn_factor * sqrt(change_ns * min([batch.ttft_ns for batch in batches])))
-        if _spoken_for(batches) >= self.calm_share:
+        if spoken_for >= self.calm_share:
             return quantum_ns
-        absent_ns = max([0 if batch.resident else _change_ns(batch) for batch in batches])
+        absent_ns = max([0 if b.resident else change for b, change in zip(batches, changes_ns, strict=True)])
         return min(quantum_ns, round(self.calm_switches * absent_ns) + self.calm_quantum_ns)
 
 
 def _spoken_for(batches: Sequence[BatchView]) -> float:
     """The share of the time that a step of each batch every TBT takes."""
     return sum([batch.step_ns / batch.tbt_ns for batch in batches])
-
-
-def _change_ns(batch: BatchView) -> int:
-    return max(batch.switch_ns, batch.step_ns)
 
 
 def _free_until_ns(batches: Sequence[BatchView]) -> int | None:
