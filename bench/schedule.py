@@ -17,6 +17,7 @@ from rich.table import Table
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.views import MAX_BATCH, BatchView
 from aegis.policies import Site, recipe
+from aegis.runtime import garbage
 from bench.figures import Figure, at_most
 from bench.machine import Machine, describe
 from bench.schedule_stream import Replay, Size, make_spec
@@ -81,6 +82,7 @@ def run(
 
 def _placing(size: Size, limit_us: float, arrivals: int) -> Iterator[Decision]:
     replay = Replay(size)
+    garbage.seldom()
     replay.measure(arrivals)
     for event, durations_ns in sorted(replay.durations_ns.items(), key=lambda item: (item[0] not in PLACING, item[0])):
         yield _decision(str(size), event, durations_ns, limit_us if event in PLACING else None)

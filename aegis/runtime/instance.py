@@ -17,6 +17,7 @@ from aegis.core.effects import Effect, EndRun
 from aegis.core.errors import UserError
 from aegis.core.events import InstanceEvent, Tick
 from aegis.core.messages import ImageCached, Ready, Shutdown
+from aegis.runtime import garbage
 from aegis.runtime.binder import Binder
 from aegis.runtime.hands import Hands
 from aegis.runtime.instance_parts import Parts, open_parts
@@ -143,6 +144,7 @@ def main() -> int:
     try:
         with open_parts(settings) as parts:
             instance = Instance(parts)
+            garbage.seldom()
             instance.serve()
             instance.close()
     except UserError as error:

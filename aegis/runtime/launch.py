@@ -30,6 +30,7 @@ from aegis.device.shared_words import SharedWords
 from aegis.models.cache import default_cache_dir
 from aegis.models.sources import Source, read_sources
 from aegis.policies import Site, recipe
+from aegis.runtime import garbage
 from aegis.runtime.catalogue import LiveModel
 from aegis.runtime.clock import MonotonicClock
 from aegis.runtime.devices import Devices
@@ -80,6 +81,7 @@ async def _serve(config: Config, listener: socket.socket, sources: list[Source])
         )
         server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]  # signals are ours
         serving = asyncio.create_task(server.serve([listener]))
+        garbage.seldom()
         _announce(console, market, listener)
         await _first(serving, stop)
         server.should_exit = True
