@@ -37,7 +37,7 @@ from bench.calibration.past import Past
 from bench.calibration.speed import Speed
 from bench.calibration.steps import followed
 from bench.fidelity_errors import Compared, compare
-from bench.result_files import check, write
+from bench.result_files import check, make_directory, write
 from bench.serve_settings import Settings
 from bench.served import served
 from bench.yardstick import Reading, reading
@@ -83,9 +83,10 @@ class _Replayed:
 
 def run(wish: Wish) -> dict[str, Any]:
     """Prints how far the simulation is off, and writes it. Raises UserError."""
-    for file in (wish.json, wish.keep and wish.keep / "costs.yaml"):
-        if file:
-            check(file)
+    if wish.json:
+        check(wish.json)
+    if wish.keep:
+        make_directory(wish.keep)
     with _directory(wish.keep) as directory:
         replayed = _replays(wish, directory)
         costs = wish.costs or directory / "costs.yaml"
