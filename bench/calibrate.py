@@ -12,7 +12,6 @@ from aegis.core.ids import ModelId
 from bench.calibration import cost_file, past
 from bench.calibration.past import Past
 from bench.calibration.rates import measure_rates
-from bench.calibration.speed import Speed
 from bench.calibration.steps import StepFit, fit_steps
 from bench.calibration.table import lines
 from bench.result_files import check, write
@@ -34,9 +33,9 @@ class Learned:
     table: list[str]
 
 
-def calibrate(seen: Past, out: Path, speed: Speed | None = None) -> Learned:
+def calibrate(seen: Past, out: Path) -> Learned:
     """Writes what was measured. Raises UserError where there is too little to learn from."""
-    contention, fits = fit_steps(seen.spans, speed)
+    contention, fits = fit_steps(seen.spans)
     if not fits:
         raise UserError("too few runs of any model to learn from: at least 10 prefills and 10 decode runs are needed")
     rates = measure_rates(seen.spans, seen.records)

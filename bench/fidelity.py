@@ -1,9 +1,4 @@
-"""`aegis bench fidelity`: the same requests live and simulated, by costs that were measured on others.
-
-A machine that others use too is not as fast when requests are served as when their costs were measured. So a yardstick
-(bench/yardstick.py) says all the while how fast it is: costs are those at the usual speed, and the simulation runs on a
-machine whose speed changes as it did. Nothing that the server did with the requests has a part in that.
-"""
+"""`aegis bench fidelity`: the same requests live and simulated, by costs that were measured on others."""
 
 from __future__ import annotations
 
@@ -11,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +21,7 @@ from aegis.policies import recipe
 from aegis.sim.gpus import GpuSpec, with_costs
 from aegis.sim.market import Wanted
 from aegis.sim.world import Outcome, Pool, simulate
-from aegis.telemetry.files import parse, read_records
+from aegis.telemetry.files import read_records
 from aegis.telemetry.node import NodeReport
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import SpanKind
@@ -34,13 +29,10 @@ from bench import serve
 from bench.calibrate import calibrate
 from bench.calibration import past
 from bench.calibration.past import Past
-from bench.calibration.speed import Speed
-from bench.calibration.steps import followed
 from bench.fidelity_errors import Compared, compare
 from bench.result_files import check, make_directory, write
 from bench.serve_settings import Settings
 from bench.served import served
-from bench.yardstick import Reading, reading
 
 _GIB = 1 << 30
 
@@ -48,7 +40,7 @@ _GIB = 1 << 30
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """The server is that at `url`, or one that is launched with `launch`. The costs are read from a file, or measured
-    on `calibrate_on`, once before and once after. The speed is measured where both server and costs are."""
+    on `calibrate_on`, once before and once after."""
 
     workload: str
     seed: int
@@ -63,22 +55,16 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
-    """What a server did with requests as they were `asked`, and, where costs are to be measured, with those of `seen`,
-    and how fast its machine was."""
+    """What a server did with requests as they were `asked`, and, to measure costs, with those of `seen`."""
 
     node: NodeReport
     live: Past
     asked: Sequence[Record]
     seen: Past | None
-    speed: Speed | None
 
-    def simulated(self, costs: Path, speed: Speed | None) -> Outcome:
-        """On a machine as fast as this one was from when the requests were sent. Raises UserError."""
-        pool = pool_of(self.node, costs)
-        if speed:
-            first_ns, sent_ns = (min(each.arrival_ns for each in these) for these in (self.live.records, self.asked))
-            pool = replace(pool, drifts=tuple(speed.drifts(first_ns - sent_ns)))
-        return simulate(pool, _wanted(self.asked))
+    def simulated(self, costs: Path) -> Outcome:
+        """Raises UserError."""
+        return simulate(pool_of(self.node, costs), _wanted(self.asked))
 
 
 def run(wish: Wish) -> dict[str, Any]:
@@ -90,26 +76,20 @@ def run(wish: Wish) -> dict[str, Any]:
     with _directory(wish.keep) as directory:
         replayed = _replays(wish, directory)
         costs = wish.costs or directory / "costs.yaml"
-        r2 = _measure(replayed.seen, costs, replayed.speed) if replayed.seen else {}
-        outcome = replayed.simulated(costs, replayed.speed)
-        others = {
-            "at_one_speed": _at_one_speed(replayed, directory / "one_speed_costs.yaml"),
-            "by_its_own_costs": _by_its_own_costs(replayed, directory / "own_costs.yaml"),
-        }
+        r2 = _measure(replayed.seen, costs) if replayed.seen else {}
+        outcome = replayed.simulated(costs)
+        own = _by_its_own_costs(replayed, directory / "own_costs.yaml")
     whole, per_model = compare(replayed.live.records, outcome.records)
     result = _result(wish, replayed.live, outcome, whole, per_model)
-    result |= {name: msgspec.to_builtins(compared) for name, compared in others.items()} | {"r2": r2}
-    print(*_lines(result, whole, per_model, others), sep="\n")
+    result |= {"by_its_own_costs": msgspec.to_builtins(own), "r2": r2}
+    print(*_lines(result, whole, per_model, own), sep="\n")
     if wish.json:
         write(wish.json, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return result
 
 
 def _replays(wish: Wish, directory: Path) -> _Replayed:
-    server, readings = nullcontext(wish.url) if wish.url else served(wish.launch), directory / "yardstick.jsonl"
-    reads = wish.costs is None and wish.url is None
-    readings.unlink(missing_ok=True)
-    with server as url, reading(readings) if reads else nullcontext():
+    with nullcontext(wish.url) if wish.url else served(wish.launch) as url:
         node, seen = AdminClient(url).node(), list[Past]()
 
         def measure(name: str, seed: int) -> None:
@@ -123,13 +103,12 @@ def _replays(wish: Wish, directory: Path) -> _Replayed:
         measure("after", wish.calibrate_seed + 1)
     spans, records = [span for past in seen for span in past.spans], [each for past in seen for each in past.records]
     asked = read_records(directory / "live.requests.jsonl")
-    others = Past(spans, records) if seen else None
-    return _Replayed(node, live, asked, others, _speed(readings, others) if others else None)
+    return _Replayed(node, live, asked, Past(spans, records) if seen else None)
 
 
-def _measure(seen: Past, costs: Path, speed: Speed | None) -> dict[str, dict[str, float]]:
+def _measure(seen: Past, costs: Path) -> dict[str, dict[str, float]]:
     """R² of each model's estimates."""
-    learned = calibrate(seen, costs, speed)
+    learned = calibrate(seen, costs)
     print(*learned.table, sep="\n")
     return {
         str(model): {"decode": fit.decode_quality.r2, "prefill": fit.prefill_quality.r2}
@@ -137,26 +116,12 @@ def _measure(seen: Past, costs: Path, speed: Speed | None) -> dict[str, dict[str
     }
 
 
-def _speed(readings: Path, seen: Past) -> Speed | None:
-    """As far as it matters to what was seen; None where nobody read."""
-    read = parse(readings.read_bytes(), Reading, str(readings)) if readings.exists() else []
-    return followed(Speed(read), seen.spans) if read else None
-
-
-def _at_one_speed(replayed: _Replayed, costs: Path) -> Compared | None:
-    """How far the simulation is off where nothing is known of the machine's speed. None where that is so anyway."""
-    if not replayed.seen or not replayed.speed:
-        return None
-    calibrate(replayed.seen, costs)
-    return compare(replayed.live.records, replayed.simulated(costs, None).records)[0]
-
-
 def _by_its_own_costs(replayed: _Replayed, costs: Path) -> Compared | None:
     """How far the simulation is off where runs cost what they did in this very run: what is wrong then is not the
     costs. None where it was too short to learn them."""
     try:
-        calibrate(replayed.live, costs, replayed.speed)
-        outcome = replayed.simulated(costs, replayed.speed)
+        calibrate(replayed.live, costs)
+        outcome = replayed.simulated(costs)
     except UserError:
         return None
     return compare(replayed.live.records, outcome.records)[0]
@@ -239,10 +204,9 @@ def _lines(
     result: Mapping[str, Any],
     whole: Compared,
     per_model: Mapping[ModelId, Compared],
-    others: Mapping[str, Compared | None],
+    own: Compared | None,
 ) -> Iterator[str]:
-    more = [(f"all, {name.replace('_', ' ')}", each) for name, each in others.items() if each]
-    lines = [*per_model.items(), ("all", whole), *more]
+    lines = [*per_model.items(), ("all", whole), *([("all, by its own costs", own)] if own else [])]
     width = max(len(name) for name, _ in lines)
     yield (
         f"{'model':{width}} {'requests':>8} {'E2E live':>9} {'sim':>9} {'error':>7} {'each':>6} "

@@ -50,21 +50,6 @@ class StepCosts:
             token2_ps=round(mtoken2 * _PS_PER_MS / 1e6),
         )
 
-    def slower(self, *, decode: int, prefill: int) -> StepCosts:
-        """Where steps and prompts take so many thousandths of the time."""
-
-        def times(ps: int, thousandths: int) -> int:
-            return max(ps * thousandths // 1_000, min(ps, 1))
-
-        return StepCosts(
-            decode_ps=times(self.decode_ps, decode),
-            context_token_ps=times(self.context_token_ps, decode),
-            row_ps=times(self.row_ps, decode),
-            prefill_ps=times(self.prefill_ps, prefill),
-            token_ps=times(self.token_ps, prefill),
-            token2_ps=times(self.token2_ps, prefill),
-        )
-
     def prefill_ns(self, stop: int, start: int = 0) -> int:
         """Eq. 5 for positions `[start, stop)` of a batch of one prompt, the KV of those before being there."""
         ps = self.prefill_ps + self.token_ps * (stop - start) + self.token2_ps * (stop * stop - start * start)
@@ -125,16 +110,6 @@ class StepCosts:
 
     def _first_step_ps(self, context_tokens: int, batch: int) -> int:
         return self.decode_ps + self.context_token_ps * context_tokens + self.row_ps * batch
-
-
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """From a time on steps and prompts take so many thousandths of what they are said to: of a machine that others use
-    too, and whose speed was measured."""
-
-    at_ns: int
-    decode: int
-    prefill: int
 
 
 def _whole_ns(ps: int) -> int:

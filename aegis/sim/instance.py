@@ -156,10 +156,6 @@ class SimInstance:
         self._unheard += [AddModel(spec) for spec in self._specs.values()]
         self._look()
 
-    def reprice(self, costs: Mapping[ModelId, StepCosts]) -> None:
-        """Runs that begin from now on cost so much."""
-        self._costs = costs
-
     def _look(self) -> None:
         """Something is new: it is told at the next boundary between steps, or at once where none is under way."""
         times = self._times

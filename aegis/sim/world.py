@@ -15,7 +15,6 @@ from aegis.core.messages import SwitchDone
 from aegis.core.model import ModelSpec
 from aegis.core.role import Role
 from aegis.policies import Policy, Recipe, Site
-from aegis.sim.costs import Drift
 from aegis.sim.flows import Bus, Link
 from aegis.sim.gpus import GpuSpec
 from aegis.sim.heap import NEVER_NS, Heap
@@ -41,8 +40,7 @@ ADDRESS_PAGES = 1 << 30
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """Instances, dealt in turn to `devices` GPUs or each with one of its own; `host_kv_bytes` of host memory for all of
-    them. `hardware` is what the estimators believe at first, where that is not the GPU's; `drifts`, in order, what its
-    speed does."""
+    them. `hardware` is what the estimators believe at first, where that is not the GPU's."""
 
     recipe: Recipe
     gpu: GpuSpec
@@ -53,7 +51,6 @@ class Pool:
     devices: int | None = None
     idle_ns: int | None = None  # who has been idle for so long is trimmed
     hardware: Hardware | None = None
-    drifts: tuple[Drift, ...] = ()
     slab_bytes: int = 1 << 30
     host_kv_bytes: int = 1 << 40
     keep_times: bool = False
@@ -210,9 +207,6 @@ def _bring_up(
             cores=device.cores,
             reports=reports,
         )
-        for drift in pool.drifts:
-            slower = {model: each.slower(decode=drift.decode, prefill=drift.prefill) for model, each in costs.items()}
-            market.heap.at(drift.at_ns, instance.reprice, slower)
         market.join(instance, device.arbiter)
         if reports or at_once:
             instance.add_models()

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from aegis.core.ids import ModelId
 from aegis.telemetry.spans import Span, SpanKind
 from bench.calibration.least_squares import Matrix, Quality, Vector, fit, quality
-from bench.calibration.speed import Speed
 
 _CONTENTION = 0.02  # what is less is none
 _CONTENTION_MAX = 4.0
-_POWERS = [tenths / 10 for tenths in range(13)]
 _FEWEST = 10  # runs, below which nothing is fitted
 
 
@@ -37,19 +35,12 @@ class StepFit:
 @dataclass(frozen=True, slots=True)
 class _Runs:
     """Of one kind and model: what decides how much work they are, for which shares of their time how many others were
-    beside them, what they took, of a processor's time where that is known and from their start to their end, and how
-    slow the machine was then."""
+    beside them, and what they took: of a processor's time where that is known, and from their start to their end."""
 
     features: Matrix
     shares: Matrix
     durations: Vector
     walls: Vector
-    slowness: Vector
-
-    def at_usual_speed(self, power: float = 1.0) -> _Runs:
-        """Where a machine on which a yardstick takes twice as long takes `2 ** power` times as long for runs."""
-        factors = self.slowness**power
-        return replace(self, durations=self.durations / factors, walls=self.walls / factors)
 
     def slowed(self, contention: float) -> Matrix:
         """Features of the durations, where n others make a run `1 + contention * n` times slower."""
@@ -58,12 +49,11 @@ class _Runs:
         return result
 
 
-def fit_steps(spans: Sequence[Span], speed: Speed | None = None) -> tuple[float, dict[ModelId, StepFit]]:
+def fit_steps(spans: Sequence[Span]) -> tuple[float, dict[ModelId, StepFit]]:
     """How much longer a run takes for each other one beside it, and every model's costs, where both its prefills and
-    its decode steps were seen; at the machine's usual speed, where that is known of each moment."""
+    its decode steps were seen."""
     busy = _Busy(spans)
-    decodes, prefills = (_runs(spans, kind, busy, speed) for kind in (SpanKind.DECODE, SpanKind.PREFILL))
-    decodes, prefills = ({m: each.at_usual_speed() for m, each in these.items()} for these in (decodes, prefills))
+    decodes, prefills = (_runs(spans, kind, busy) for kind in (SpanKind.DECODE, SpanKind.PREFILL))
     runs = [*decodes.values(), *prefills.values()]
     contention = _contention(runs)
     waits = _Waits.of(runs)
@@ -77,16 +67,6 @@ def fit_steps(spans: Sequence[Span], speed: Speed | None = None) -> tuple[float,
             quality(prefill.slowed(contention), prefill.durations),
         )
     return waits.with_contention(contention), fits
-
-
-def followed(speed: Speed, spans: Sequence[Span]) -> Speed:
-    """As far as these runs were slower and faster when the yardstick was."""
-    busy = _Busy(spans)
-    decode, prefill = (
-        min(_POWERS, key=lambda power: _unexplained([each.at_usual_speed(power) for each in these], 0.0))
-        for these in (list(_runs(spans, kind, busy, speed).values()) for kind in (SpanKind.DECODE, SpanKind.PREFILL))
-    )
-    return speed.damped(decode, prefill)
 
 
 def _costs(runs: _Runs, contention: float, factor: float) -> tuple[float, float, float]:
@@ -148,7 +128,7 @@ class _Busy:
         return [float(np.diff(np.interp(ends, self._times, level))[0]) / length for level in self._levels]
 
 
-def _runs(spans: Iterable[Span], kind: SpanKind, busy: _Busy, speed: Speed | None) -> Mapping[ModelId, _Runs]:
+def _runs(spans: Iterable[Span], kind: SpanKind, busy: _Busy) -> Mapping[ModelId, _Runs]:
     found: defaultdict[ModelId, list[Span]] = defaultdict(list)
     for span in spans:
         if span.kind is kind and span.stop_ns > span.start_ns and (span.steps or kind is SpanKind.PREFILL):
@@ -160,15 +140,10 @@ def _runs(spans: Iterable[Span], kind: SpanKind, busy: _Busy, speed: Speed | Non
             np.array([busy.shares(span) for span in these], dtype=np.float64),
             np.array([span.processor_ns or span.stop_ns - span.start_ns for span in these], dtype=np.float64),
             np.array([span.stop_ns - span.start_ns for span in these], dtype=np.float64),
-            _slowness(these, speed),
         )
         for model, these in found.items()
         if len(these) >= _FEWEST
     }
-
-
-def _slowness(spans: Sequence[Span], speed: Speed | None) -> Vector:
-    return np.array([speed.slowness(span.kind, span.start_ns) if speed else 1.0 for span in spans], dtype=np.float64)
 
 
 def _decode_features(span: Span) -> tuple[float, float, float]:

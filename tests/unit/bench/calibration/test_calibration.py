@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from statistics import median
 
 import pytest
 from msgspec.structs import replace
 
-from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId, ModelId
 from aegis.sim.gpus import gpu, with_costs
@@ -17,9 +15,7 @@ from aegis.telemetry.spans import Span, SpanKind
 from bench.calibrate import calibrate, run
 from bench.calibration.past import Past
 from bench.calibration.rates import measure_rates
-from bench.calibration.speed import Speed
-from bench.calibration.steps import fit_steps, followed
-from bench.yardstick import Reading
+from bench.calibration.steps import fit_steps
 from tests.unit.bench.calibration.pasts import DECODE, MODELS, PREFILL, Truth, past
 
 
@@ -81,33 +77,6 @@ def test_runs_are_longer_by_what_they_wait_beside_others() -> None:
     step_ns, _, row_ns = fits[MODELS[0]].decode
     assert step_ns + row_ns == pytest.approx(2e6, rel=0.01)
     assert fits[MODELS[0]].prefill[1] == pytest.approx(2, rel=0.01)
-
-
-def test_costs_are_those_at_the_usual_speed() -> None:
-    truth, spans = Truth(), []
-    for span in past(truth)[0]:
-        slow = 2 if span.start_ns // (10 * NS_PER_S) % 2 else 1
-        spans.append(replace(span, stop_ns=span.start_ns + slow * (span.stop_ns - span.start_ns)))
-    last_s = spans[-1].stop_ns // NS_PER_S + 1
-    readings = [Reading(s * NS_PER_S, 2 if s // 10 % 2 else 1, 2 if s // 10 % 2 else 1) for s in range(last_s + 20)]
-    usual = median(reading.step_ns for reading in readings)
-    _, fits = fit_steps(spans, Speed(readings))
-    assert fits[MODELS[0]].prefill == pytest.approx(scaled(truth.prefill, usual), rel=0.02)
-    assert fits[MODELS[0]].prefill_quality.r2 > 0.999 > fit_steps(spans)[1][MODELS[0]].prefill_quality.r2
-
-
-@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
-def test_a_yardstick_counts_as_far_as_runs_go_along_with_it(power: float) -> None:
-    spans = []
-    for span in past(Truth())[0]:
-        slow = 4**power if span.start_ns // (10 * NS_PER_S) % 2 else 1
-        spans.append(replace(span, stop_ns=span.start_ns + round(slow * (span.stop_ns - span.start_ns))))
-    last_s = spans[-1].stop_ns // NS_PER_S + 20
-    readings = [Reading(s * NS_PER_S, *[4 if s // 10 % 2 else 1] * 2) for s in range(last_s)]
-    damped = followed(Speed(readings), spans)
-    for kind in (SpanKind.DECODE, SpanKind.PREFILL):
-        slow, fast = (damped.slowness(kind, s * NS_PER_S) for s in (15, 5))
-        assert slow / fast == pytest.approx(4**power)
 
 
 def test_a_model_that_changes_may_cost_less_than_one_that_stays() -> None:
