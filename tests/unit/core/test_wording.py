@@ -1,6 +1,6 @@
 """Numbers in sentences."""
 
-from aegis.core.wording import duration, since, size, when
+from aegis.core.wording import duration, since, when
 
 
 def test_times_have_three_digits_and_a_unit() -> None:
@@ -11,8 +11,3 @@ def test_times_have_three_digits_and_a_unit() -> None:
 def test_moments_are_seen_from_now() -> None:
     assert [when(ns) for ns in (1_200_000_000, 0, -450_000_000)] == ["in 1.2 s", "in 0 s", "450 ms ago"]
     assert [since(0), since(1_000_000)] == ["", ", as planned 1 ms ago"]
-
-
-def test_sizes_are_binary() -> None:
-    told = [size(nbytes) for nbytes in (0, 512, 1 << 20, 5 << 28, 3 << 41, -(1 << 30))]
-    assert told == ["0 B", "512 B", "1 MiB", "1.25 GiB", "6 TiB", "-1 GiB"]
