@@ -56,8 +56,10 @@ def tight_memory(specs: list[ModelSpec]) -> str:
 def server(
     tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path, tight_memory: str
 ) -> Iterator[Server]:
-    """Serves the market in memory for two of its models, the accounting laws checked."""
+    """Serves the market in memory for two of its models, the accounting laws checked. With so little time to a first
+    token turns are short, so that models are switched often on a slow machine too."""
     options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", tight_memory]
+    options += ["--slo", "ttft=0.5,tbt=0.1"]
     options += SPLIT
     with launched(tmp_path_factory.mktemp("server"), cache, *options, "--debug-memory") as running:
         running.wait_for_ready()
