@@ -28,7 +28,7 @@ from aegis.device.cpu_pool import PAGE_BYTES
 from aegis.models.cache import default_cache_dir
 from aegis.models.demo import demo_models, make_market
 from aegis.models.sources import Source
-from aegis.runtime.market import LiveMarket
+from aegis.runtime.opening import LiveMarket
 from bench.live import Stream, draw_prompt, follow, serving, until
 
 _MIB = 1 << 20
@@ -74,7 +74,7 @@ class _Mover:
 
     async def run(self) -> None:
         rng = Random(self._instance)
-        (arbiter,) = self._market.devices.arbiters()
+        (arbiter,) = self._market.node.devices.arbiters()
         while True:
             limit_bytes = (arbiter.held(self._instance) - rng.randint(1, _MOST_PAGES)) * PAGE_BYTES
             if limit_bytes < _LEAST_BYTES:
@@ -86,7 +86,7 @@ class _Mover:
 
     async def _limit(self, nbytes: int) -> int:
         try:
-            return await self._market.limit_memory(self._instance, nbytes, timeout_s=_TIMEOUT_S)
+            return await self._market.desk.limit_memory(self._instance, nbytes, timeout_s=_TIMEOUT_S)
         except UserError:
             self.refused += 1
             return 0
@@ -121,7 +121,7 @@ async def _measure(preemptions: int, moves: int, clients: int, sources: Sequence
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await until(lambda: not _left(market))
-        for arbiter in market.devices.arbiters():
+        for arbiter in market.node.devices.arbiters():
             arbiter.check()
         return _result(market, seconds, clients, ended, movers, samples)
 
@@ -172,7 +172,7 @@ async def _client(market: LiveMarket, models: Sequence[ModelId], rng: Random, en
 
 def _sum(market: LiveMarket, metric: str) -> int:
     """Over all instances, as they last reported."""
-    values = (market.registry.get_sample_value(metric, {"instance": instance}) for instance in _INSTANCES)
+    values = (market.node.metrics.registry.get_sample_value(metric, {"instance": instance}) for instance in _INSTANCES)
     return round(sum(value or 0 for value in values))
 
 

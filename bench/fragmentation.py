@@ -20,7 +20,7 @@ from aegis.core.ids import ModelId
 from aegis.models.cache import default_cache_dir
 from aegis.models.demo import demo_models, make_market
 from aegis.models.sources import Source
-from aegis.runtime.market import LiveMarket
+from aegis.runtime.opening import LiveMarket
 from aegis.telemetry.memory_report import SlabsReport
 from bench.live import Stream, draw_prompt, follow, serving
 from bench.slab_replay import Load, Waste, WasteMeter
@@ -72,7 +72,7 @@ async def _measure(seconds: float, load: Load, shift_s: float, sources: Sequence
         samples, meter = 0, WasteMeter()
         while time.monotonic() - start_s < seconds or not samples:
             await asyncio.sleep(_SAMPLE_S)
-            samples += _add(meter, market.memory_report().devices[0].slabs, config.memory.slab)
+            samples += _add(meter, market.desk.memory().devices[0].slabs, config.memory.slab)
         for client in clients:
             client.cancel()
         await asyncio.gather(*clients, return_exceptions=True)

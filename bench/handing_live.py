@@ -24,7 +24,7 @@ from aegis.config import Config
 from aegis.core.ids import InstanceId, ModelId
 from aegis.device.cpu_pool import PAGE_BYTES
 from aegis.models.sources import Source
-from aegis.runtime.market import LiveMarket
+from aegis.runtime.opening import LiveMarket
 from bench.live import Stream, draw_prompt, follow, serving, until, write_llama
 
 NBYTES = 256 << 20
@@ -120,7 +120,7 @@ def _direction(turn: int) -> tuple[InstanceId, InstanceId]:
 
 async def _wishing(market: LiveMarket, instance: InstanceId) -> asyncio.Task[Stream]:
     """A request for the large model, whose turn does not come; the first gets the memory, the second waits for it."""
-    (_, arbiter) = market.devices.arbiters()
+    (_, arbiter) = market.node.devices.arbiters()
     free, model = arbiter.free, _LARGE[instance]
     client = asyncio.create_task(follow(market, model, draw_prompt(market, model, Random(0), 16), 2, Stream()))
     await until(lambda: arbiter.free < free // 2 or arbiter.use()[instance].wish > 0)
@@ -129,7 +129,7 @@ async def _wishing(market: LiveMarket, instance: InstanceId) -> asyncio.Task[Str
 
 
 async def _hand(market: LiveMarket, nbytes: int, giver: InstanceId, taker: InstanceId) -> _Window:
-    devices, (_, arbiter) = market.devices, market.devices.arbiters()
+    devices, (_, arbiter) = market.node.devices, market.node.devices.arbiters()
     await devices.limit(taker, arbiter.capacity * PAGE_BYTES, least_bytes=0, timeout_s=_TIMEOUT_S)
     await until(lambda: arbiter.use()[taker].wish > 0)
     await asyncio.sleep(_SETTLE_S)
@@ -148,11 +148,11 @@ async def _hand(market: LiveMarket, nbytes: int, giver: InstanceId, taker: Insta
 async def _mapped(market: LiveMarket, taker: InstanceId) -> None:
     """Until the taker has all it wished for and has seen to it: a trim that takes nothing, for it holds less than the
     floor, is answered after what was sent before it."""
-    (_, arbiter) = market.devices.arbiters()
+    (_, arbiter) = market.node.devices.arbiters()
     held = -1
     while held != arbiter.held(taker) or arbiter.use()[taker].wish:
         held = arbiter.held(taker)
-        await market.devices.trim(taker, timeout_s=_TIMEOUT_S)
+        await market.node.devices.trim(taker, timeout_s=_TIMEOUT_S)
 
 
 def _result(nbytes: int, streams: Sequence[Stream], windows: Sequence[_Window]) -> LiveHanding:

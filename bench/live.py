@@ -20,8 +20,7 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.request import Sampling
 from aegis.core.views import DecodeView, Work
 from aegis.models.sources import Source
-from aegis.runtime.launch import open_market
-from aegis.runtime.market import LiveMarket
+from aegis.runtime.opening import LiveMarket, open_market
 from decode.policy import WeightedRoundRobin
 from prefill.policy import GroupedFcfs
 from proxy.http.boundary import Delta, Failed
@@ -63,19 +62,19 @@ async def serving(
     rounds = WeightedRoundRobin()
     core = SessionCore(GroupedFcfs(), Assigned(assigned) if assigned else rounds, Hardware())
     async with open_market(config, core=core, placement=placement, cache_dir=cache_dir) as market:
-        async for _, outcome in market.catalogue.register(sources):
+        async for _, outcome in market.node.catalogue.register(sources):
             if isinstance(outcome, ModelRefused):
                 raise outcome
-        await until(lambda: market.ready()[0])
+        await until(lambda: market.desk.is_ready()[0])
         try:
             yield market
         finally:
-            market.abandon()
+            market.proxy.abandon()
 
 
 async def follow(market: LiveMarket, model: ModelId, prompt: Sequence[int], max_tokens: int, into: Stream) -> Stream:
     """One client, from its request to the end. Cancelling it cancels the request."""
-    ticket = market.submit(model, prompt, Sampling(max_tokens, temperature=0.0))
+    ticket = market.proxy.submit(model, prompt, Sampling(max_tokens, temperature=0.0))
     try:
         async for delivery in ticket:
             if isinstance(delivery, Delta):
@@ -89,7 +88,7 @@ async def follow(market: LiveMarket, model: ModelId, prompt: Sequence[int], max_
 
 def draw_prompt(market: LiveMarket, model: ModelId, rng: Random, tokens: int) -> list[int]:
     """Random tokens of the model's vocabulary, without the first two, which are often special."""
-    return rng.choices(range(2, market.models()[model].spec.manifest.vocab_size), k=tokens)
+    return rng.choices(range(2, market.desk.models()[model].spec.manifest.vocab_size), k=tokens)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -21,7 +21,7 @@ from msgspec import Struct
 from aegis.config import Config
 from aegis.core.ids import InstanceId, ModelId
 from aegis.models.sources import Source
-from aegis.runtime.market import LiveMarket
+from aegis.runtime.opening import LiveMarket
 from bench.live import Stream, draw_prompt, follow, serving, write_llama
 
 _MIB = 1 << 20
@@ -90,7 +90,7 @@ class _Running:
 
     async def _watch(self) -> None:
         while True:
-            for arbiter in self._market.devices.arbiters()[1:]:
+            for arbiter in self._market.node.devices.arbiters()[1:]:
                 self._peak = max(self._peak, *(use.held for use in arbiter.use().values()))
             await asyncio.sleep(_SAMPLE_S)
 
@@ -100,7 +100,7 @@ class _Running:
             device_bytes=self.device_bytes,
             tokens_per_s=statistics.median(self.rates),
             ratio=statistics.median(a / b for a, b in zip(self.rates, beside.rates, strict=True)),
-            peak=self._peak * self._market.devices.page_bytes / self.device_bytes,
+            peak=self._peak * self._market.node.devices.page_bytes / self.device_bytes,
             failed=self.failed,
         )
 

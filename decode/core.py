@@ -31,13 +31,14 @@ from aegis.core.effects import (
 )
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
-from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.ids import InstanceId, ModelId, ProxyId, RequestId, proxy_of
 from aegis.core.messages import (
     AddModel,
     Adopt,
     Broken,
     Cancel,
     DropModel,
+    DropProxy,
     EvictImage,
     ForgetPeer,
     FromInstance,
@@ -46,6 +47,8 @@ from aegis.core.messages import (
     GrantSlabs,
     ImageCached,
     ImageUnreadable,
+    KvReleased,
+    MeetProxy,
     ModelAdded,
     ModelDropped,
     ModelFailed,
@@ -53,7 +56,9 @@ from aegis.core.messages import (
     Phase,
     Prefilled,
     PromptLogprobs,
+    ProxyDropped,
     ReleaseKv,
+    ReleaseProxy,
     ReturnSlabs,
     Shutdown,
     Started,
@@ -62,6 +67,7 @@ from aegis.core.messages import (
     Tokens,
 )
 from aegis.core.model import Slo
+from aegis.core.request import Job
 from aegis.core.views import BatchView, RoundPolicy
 from decode.chunks import chunk_stop
 from decode.reasons import TurnReasons
@@ -71,6 +77,10 @@ from decode.worklist import Batch, RunningTurn, WorkList
 from memory.ledger import Ledger
 
 _FOR_EVER_NS = (1 << 63) - 1
+
+
+def _unserved(job: Job) -> Broken:
+    return Broken(job.request, job.attempt, f"model '{job.model}' is not served here any more")
 
 
 class DecodeCore:
@@ -98,6 +108,7 @@ class DecodeCore:
         self._by_request: dict[RequestId, Sequence] = {}
         self._dropping: set[ModelId] = set()
         self._forgetting: list[InstanceId] = []  # one entry per question
+        self._parting: list[ProxyId] = []  # lost, whose requests' KV may still be on its way here
         self._prefill: RunPrefill | None = None  # the run under way, or about to begin, where it is one
         self._out: list[Effect] = []
         self._kv = KvStore(ledger, self.counters, self._send)
@@ -112,11 +123,8 @@ class DecodeCore:
                 self._progress(event)
             case Adopt():
                 self._adopt(event)
-            case Submit(job):
-                sequence = Sequence(
-                    job, len(job.sent), -1, job.prefill_tokens, self.ledger.specs[job.model], None, Where.NOWHERE
-                )
-                self._join(sequence)
+            case Submit():
+                self._submit(event)
             case StepFailed():
                 self._step_failed(event)
             case LoadFailed():
@@ -137,7 +145,11 @@ class DecodeCore:
                 self._drop_model(event.model)
             case ForgetPeer():
                 self._forget(event.peer)
-            case ReleaseKv() | Shutdown():
+            case DropProxy():
+                self._drop_proxy(event.proxy)
+            case ReleaseProxy():
+                pass  # nothing is handed over from here
+            case ReleaseKv() | MeetProxy() | Shutdown():
                 raise AssertionError(f"not for a decode instance: {event}")
         begun = self._advance(now_ns)
         surplus = self._kv.surplus_slabs()
@@ -162,8 +174,19 @@ class DecodeCore:
 
     # --- coming and going -----------------------------------------------------------------------------------------
 
+    def _submit(self, event: Submit) -> None:
+        job, spec = event.job, self.ledger.specs.get(event.job.model)
+        if spec is None:
+            self._send(_unserved(job))
+            return
+        self._join(Sequence(job, len(job.sent), -1, job.prefill_tokens, spec, None, Where.NOWHERE))
+
     def _adopt(self, event: Adopt) -> None:
-        spec = self.ledger.specs[event.job.model]
+        spec = self.ledger.specs.get(event.job.model)
+        if spec is None:
+            self._send(KvReleased(event.job.request, event.job.attempt, event.kv))
+            self._send(_unserved(event.job))
+            return
         sequence = Sequence(event.job, len(event.tokens), event.tokens[-1], event.kv.tokens, spec, event.kv)
         self._out.append(Track(event.job, event.tokens))
         self._join(sequence)
@@ -191,6 +214,11 @@ class DecodeCore:
         for sequence in [s for s in self._by_request.values() if s.handle and s.handle.owner == peer]:
             self._leave(sequence)
         self._forgetting.append(peer)
+
+    def _drop_proxy(self, proxy: ProxyId) -> None:
+        for sequence in [s for s in self._by_request.values() if proxy_of(s.job.request) == proxy]:
+            self._leave(sequence)
+        self._parting.append(proxy)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -280,8 +308,8 @@ class DecodeCore:
 
     def _advance(self, now_ns: int) -> bool:
         """Whether a step begins: it is the last thing this event asks for, with everything else under way."""
-        if self._forgetting:
-            self._answer_peers()
+        if self._forgetting or self._parting:
+            self._answer_losses()
         if self._dropping:
             self._drop_models()
         if self.ledger.balloon.owes and self._room.give_way(now_ns):
@@ -516,11 +544,16 @@ class DecodeCore:
             self.active = None if self.active == model else self.active
             self._send(ModelDropped(model))
 
-    def _answer_peers(self) -> None:
+    def _answer_losses(self) -> None:
+        """Once nothing is read any more for who is gone, or from it."""
         done = [peer for peer in self._forgetting if not self._kv.reads_from(peer)]
         self._forgetting = [peer for peer in self._forgetting if peer not in done]
         for peer in done:
             self._send(PeerForgotten(peer))
+        parted = [proxy for proxy in self._parting if not self._kv.reads_for(proxy)]
+        self._parting = [proxy for proxy in self._parting if proxy not in parted]
+        for proxy in parted:
+            self._send(ProxyDropped(proxy))
 
     def _send(self, message: FromInstance) -> None:
         self._flush()

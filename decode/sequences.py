@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from aegis.core.block_runs import Blocks, append_run, blocks_after, count_blocks, count_within, first_blocks, moved
-from aegis.core.ids import BlockRun, InstanceId, SlabId
+from aegis.core.ids import BlockRun, InstanceId, ProxyId, SlabId, proxy_of
 from aegis.core.messages import FromInstance, GrantSlabs, KvReleased, NeedSlabs
 from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import EventHandle, Job, KvHandle
@@ -235,6 +235,10 @@ class KvStore:
     def reads_from(self, peer: InstanceId) -> bool:
         """Whether a transfer from the peer's slabs is under way."""
         return any(handle.owner == peer for _, handle, _ in self._departing)
+
+    def reads_for(self, proxy: ProxyId) -> bool:
+        """Whether such a transfer is under way for a request of the proxy that was dropped."""
+        return any(proxy_of(sequence.job.request) == proxy for sequence, _, _ in self._departing)
 
     def _ask(self, slabs: int) -> Room:
         if self._slabs is _Slabs.NOT_ASKED:

@@ -16,13 +16,14 @@ from aegis.core.block_runs import Blocks, count_blocks
 from aegis.core.effects import Effect, RunPrefill, Send, Untrack
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
-from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.ids import InstanceId, ModelId, RequestId, proxy_of
 from aegis.core.messages import (
     AddModel,
     Adopt,
     Broken,
     Cancel,
     DropModel,
+    DropProxy,
     EvictImage,
     ForgetPeer,
     FromInstance,
@@ -30,6 +31,7 @@ from aegis.core.messages import (
     GrantSlabs,
     ImageCached,
     ImageUnreadable,
+    MeetProxy,
     ModelAdded,
     ModelDropped,
     ModelFailed,
@@ -37,7 +39,9 @@ from aegis.core.messages import (
     PeerForgotten,
     Prefilled,
     PromptLogprobs,
+    ProxyDropped,
     ReleaseKv,
+    ReleaseProxy,
     ReturnSlabs,
     Shutdown,
     Started,
@@ -102,8 +106,11 @@ class PrefillCore:
         match event:
             case Progress():
                 self.ledger.progress(event.stream, event.value)
-            case Submit():
-                self._queue.submit(event)
+            case Submit(job):
+                if job.model in self.ledger.specs:
+                    self._queue.submit(event)
+                else:
+                    self._break(job, f"model '{job.model}' is not served here any more")
             case Stepped():
                 self._stepped(event)
             case ReleaseKv():
@@ -130,7 +137,13 @@ class PrefillCore:
                 self._drop_model(event.model)
             case ForgetPeer():
                 self._send(PeerForgotten(event.peer))  # a prefill instance reads nobody's slabs
-            case Adopt() | Shutdown():
+            case DropProxy(proxy):
+                self._queue.drop(proxy)
+                self._send(ProxyDropped(proxy))
+            case ReleaseProxy(proxy):
+                for key in [key for key in self._handed if proxy_of(key[0]) == proxy]:
+                    self._release(key)
+            case Adopt() | MeetProxy() | Shutdown():
                 raise AssertionError(f"not for a prefill instance: {event}")
         begun = self._advance(now_ns)
         self._return_slabs()

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from aegis.core.block_runs import Blocks
-from aegis.core.ids import ModelId, RequestId
+from aegis.core.ids import ModelId, ProxyId, RequestId, proxy_of
 from aegis.core.messages import Submit
 from aegis.core.request import Job
 
@@ -65,6 +65,13 @@ class Queue:
                     self.changed = True
                     group.jobs.remove(job)
                     return
+
+    def drop(self, proxy: ProxyId) -> None:
+        """Cancels all requests of a proxy."""
+        jobs = [job for group in self.groups for job in group.jobs] + ([self.running.job] if self.running else [])
+        for job in jobs:
+            if proxy_of(job.request) == proxy:
+                self.cancel(job.request, job.attempt)
 
     def reorder(self, jobs: list[Job]) -> None:
         """They are all that wait."""

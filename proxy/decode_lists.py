@@ -7,21 +7,23 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import MAX_BATCH, Housed, Length, Pressure, Share, Tail, Work
+from proxy.events import ModelLoad
 from proxy.ordered import renew, renew_in_place
 from proxy.pressure import NOTHING, Wants
 
 
 @dataclass(slots=True)
 class _Held:
-    """An instance's requests of one model."""
+    """An instance's requests of one model. `tokens` are those of this proxy's."""
 
     tokens: int = 0
     requests: dict[RequestId, int] = field(default_factory=dict)  # and how many tokens
+    beside: ModelLoad | None = None  # what other proxies have there
     share: Share | None = None
 
 
@@ -130,6 +132,14 @@ class DecodeLists:
     def weight_bytes(self, model: ModelId) -> int:
         return self._weight_bytes.get(model, 0)
 
+    def own(self, instance: InstanceId) -> tuple[ModelLoad, ...]:
+        """What this proxy has put there."""
+        held = self._lists[instance].held.items()
+        return tuple([ModelLoad(model, len(of.requests), of.tokens) for model, of in held if of.requests])
+
+    def instances(self) -> Iterable[InstanceId]:
+        return self._lists
+
     # --- what changes them ----------------------------------------------------------------------------------------
 
     def up(self, instance: InstanceId) -> None:
@@ -139,6 +149,7 @@ class DecodeLists:
 
     def down(self, instance: InstanceId) -> None:
         """With all that is there."""
+        self.beside(instance, ())
         for request in list(self._lists[instance].models):
             self.remove(instance, request)
         self.switched(instance, None)
@@ -171,18 +182,31 @@ class DecodeLists:
         self._last_home.pop(model, None)
         for instance in self._homes.pop(model, ()):
             known = self._lists[instance]
+            if model in known.held:  # others' requests, of which they will say that they are gone
+                known.held[model].beside = None
+                self._share(known, model, known.held[model])
             known.housed_bytes -= known.housed.pop(model)
             self._pressed[instance] = None
+
+    def beside(self, instance: InstanceId, loads: Iterable[ModelLoad]) -> None:
+        """These requests of other proxies are there, and no more; all their models are known."""
+        known = self._lists[instance]
+        now = {load.model: load for load in loads}
+        before = {model: held.beside for model, held in known.held.items() if held.beside}
+        for model in dict.fromkeys([*before, *now]):
+            if before.get(model) != now.get(model):
+                if model in now:
+                    self._house(known, model)
+                held = known.held[model]
+                held.beside = now.get(model)
+                self._share(known, model, held)
 
     def add(self, instance: InstanceId, request: RequestId, work: Work) -> None:
         known = self._lists[instance]
         assert request not in known.models
         known.models[request] = work.model
         self._last_home[work.model] = instance
-        if work.model not in known.housed:
-            known.housed[work.model] = weight_bytes = self.weight_bytes(work.model)
-            known.housed_bytes += weight_bytes
-            self._homes[work.model].append(instance)
+        self._house(known, work.model)
         held = known.held[work.model]
         held.requests[request] = work.tokens
         held.tokens += work.tokens
@@ -198,11 +222,21 @@ class DecodeLists:
         held.tokens -= held.requests.pop(request)
         self._share(known, model, held)
 
+    def _house(self, known: _List, model: ModelId) -> None:
+        if model not in known.housed:
+            known.housed[model] = weight_bytes = self.weight_bytes(model)
+            known.housed_bytes += weight_bytes
+            self._homes[model].append(known.length.instance)
+
     def _share(self, known: _List, model: ModelId, held: _Held) -> None:
         """Batch sizes are bounded by the KV capacity of the device (Aegaeon Alg. 2, line 2)."""
         capacity, requests, shown, length = self._capacity_tokens[model], len(held.requests), held.share, known.length
-        batches = max(-(-held.tokens // max(capacity, 1)), -(-requests // self._max_batch))
-        room_tokens = batches * capacity - held.tokens if requests < batches * self._max_batch else 0
+        tokens = held.tokens
+        if held.beside:
+            requests += held.beside.requests
+            tokens += held.beside.tokens
+        batches = max(-(-tokens // max(capacity, 1)), -(-requests // self._max_batch))
+        room_tokens = batches * capacity - tokens if requests < batches * self._max_batch else 0
         held.share = Share(length.instance, requests, batches, room_tokens) if requests else None
         known.changed[model] = self._pressed[length.instance] = None
         renew_in_place(self._shares[model], shown, held.share)
@@ -218,7 +252,8 @@ class DecodeLists:
             known = self._lists[instance]
             for model in known.changed:
                 held, before = known.held.get(model), known.of_models.pop(model, NOTHING)
-                wants = self._wants(model, held.tokens) if held else NOTHING
+                tokens = held.tokens + (held.beside.tokens if held.beside else 0) if held else 0
+                wants = self._wants(model, tokens) if held else NOTHING
                 known.wants = known.wants.instead(before, wants)
                 if held:
                     known.of_models[model] = wants

@@ -47,7 +47,7 @@ class InstanceDown(Struct, frozen=True):
     for_good: bool = False
 
 
-class ModelUp(Struct, frozen=True):
+class ModelUp(Struct, frozen=True, tag=True):
     """Every living instance has bound it: its requests may be placed, those that wait too.
 
     `capacity_tokens`: what a decode instance holds of its KV beside its weights.
@@ -57,14 +57,31 @@ class ModelUp(Struct, frozen=True):
     capacity_tokens: int
 
 
-class ModelGone(Struct, frozen=True):
+class ModelGone(Struct, frozen=True, tag=True):
     """`why` completes the sentence that its requests end with: "model 'm' was removed"."""
 
     model: ModelId
     why: str = "was removed"
 
 
-Event = Arrived | ClientLeft | Heard | InstanceUp | InstanceDown | ModelUp | ModelGone
+class ModelLoad(Struct, frozen=True):
+    """Requests of one model that are decoded, or are to be, and the tokens of all of them."""
+
+    model: ModelId
+    requests: int
+    tokens: int
+
+
+class ForeignLoad(Struct, frozen=True, tag=True):
+    """What other proxies have put on an instance, as of late: `prefill_ns` is the estimated time of what waits there to
+    be prefilled, on a prefill instance."""
+
+    instance: InstanceId
+    prefill_ns: int
+    models: tuple[ModelLoad, ...]
+
+
+Event = Arrived | ClientLeft | Heard | InstanceUp | InstanceDown | ModelUp | ModelGone | ForeignLoad
 
 
 # --- effects --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aegis.core.estimators import Latency
@@ -25,6 +25,7 @@ class _Queue:
     instance: InstanceId
     listed: Load
     load_ns: int = 0
+    beside_ns: int = 0  # of it, what other proxies have put there
     active: ModelId | None = None
     made: int = 0
     homes: int = 0  # models whose last request was placed here
@@ -63,8 +64,8 @@ class _Group:
 class PrefillQueues:
     """The queues of all prefill instances: a `PrefillView`.
 
-    Laws: (1) an instance's load is what its backlogs cost at the present estimates; (2) a group is open while a job of
-    it waits and it has had fewer than `max_group_size`.
+    Laws: (1) an instance's load is what its backlogs cost at the present estimates, and what other proxies say theirs
+    do; (2) a group is open while a job of it waits and it has had fewer than `max_group_size`.
     """
 
     __slots__ = (
@@ -114,6 +115,14 @@ class PrefillQueues:
 
     def load_ns(self, instance: InstanceId) -> int:
         return self._queues[instance].load_ns
+
+    def own_ns(self, instance: InstanceId) -> int:
+        """What this proxy has put there."""
+        queue = self._queues[instance]
+        return queue.load_ns - queue.beside_ns
+
+    def instances(self) -> Iterable[InstanceId]:
+        return self._queues
 
     def open_groups(self, model: ModelId) -> Sequence[OpenGroup]:
         return self._open.get(model, ())
@@ -185,6 +194,13 @@ class PrefillQueues:
     def forget(self, model: ModelId) -> None:
         """The model is gone, and all its requests."""
         self._settle(model, None)
+
+    def beside(self, instance: InstanceId, load_ns: int) -> None:
+        """What other proxies have put there takes so long."""
+        queue = self._queues[instance]
+        queue.load_ns += load_ns - queue.beside_ns
+        queue.beside_ns = load_ns
+        self._moved[instance] = queue
 
     def reprice(self, model: ModelId) -> None:
         """Its estimates have moved."""

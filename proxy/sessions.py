@@ -50,6 +50,7 @@ from proxy.events import (
     Effect,
     Ended,
     Event,
+    ForeignLoad,
     Heard,
     InstanceDown,
     InstanceUp,
@@ -162,12 +163,19 @@ class SessionCore:
                 self._place_waiting()
             case ModelGone(model, why):
                 self._model_gone(model, why)
+            case ForeignLoad():
+                self._beside(event)
         out, self._out = self._out, []
         return out
 
     def states(self) -> Mapping[RequestId, tuple[ModelId, State]]:
         """For the metrics and the tests: the requests that have not ended."""
         return {request: (s.job.model, s.state) for request, s in self._sessions.items()}
+
+    def loads(self) -> list[ForeignLoad]:
+        """What the requests of this proxy are to others: one for each instance."""
+        prefills = [ForeignLoad(name, self._prefills.own_ns(name), ()) for name in self._prefills.instances()]
+        return prefills + [ForeignLoad(name, 0, self._decodes.own(name)) for name in self._decodes.instances()]
 
     # --- placing --------------------------------------------------------------------------------------------------
 
@@ -343,6 +351,13 @@ class SessionCore:
         self._absent.discard(instance)
         self._place_waiting()
 
+    def _beside(self, load: ForeignLoad) -> None:
+        if load.instance in self._prefills:
+            self._prefills.beside(load.instance, load.prefill_ns)
+        if load.instance in self._decodes:
+            known = [of_model for of_model in load.models if of_model.model in self._capacity]
+            self._decodes.beside(load.instance, known)
+
     def _down(self, instance: InstanceId) -> None:
         """Whatever the lost process held is prefilled again elsewhere, from prompt and tokens sent."""
         if instance in self._prefills:
@@ -384,13 +399,13 @@ class SessionCore:
         for request in sorted(r for r, s in self._sessions.items() if s.job.model == model):
             self._stop_work(request)
             self._end(request, Step.FAIL, message=f"model '{model}' {why}")
+        self._decodes.forget(model)
         self._latency.pop(model, None)
         self._ttft_ns.pop(model, None)
         self._prefills.forget(model)
         self._capacity.pop(model, None)
         self._specs.pop(model, None)
         self._weight_bytes.pop(model, None)
-        self._decodes.forget(model)
 
     def _replay(self, request: RequestId) -> None:
         session = self._sessions[request]

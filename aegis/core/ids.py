@@ -8,8 +8,14 @@ ModelId = NewType("ModelId", str)
 MODEL_NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,127}"
 """What the whole of a model's name looks like."""
 
+ProxyId = NewType("ProxyId", int)
+"""A proxy's process. One that is started again has another, so nothing of the lost one is ever taken for its."""
+
 RequestId = NewType("RequestId", int)
-"""One sequence being generated; increasing in order of arrival. A call with n choices makes n of them."""
+"""One sequence being generated; increasing in order of arrival at its proxy, whose number is in the high bits. A call
+with n choices makes n of them."""
+
+_COUNT_BITS = 40
 
 InstanceId = NewType("InstanceId", str)
 """`prefill-0`, `decode-3`: a place in the pool. Outlives the process that fills it."""
@@ -33,6 +39,16 @@ class PageRun(NamedTuple):
     @property
     def pages(self) -> int:
         return self.stop - self.start
+
+
+def nth_request(proxy: ProxyId, count: int) -> RequestId:
+    """The proxy's request number `count`. Those of proxy 0 are numbered just so."""
+    return RequestId(proxy << _COUNT_BITS | count)
+
+
+def proxy_of(request: RequestId) -> ProxyId:
+    """Where the request came from, and its tokens go."""
+    return ProxyId(request >> _COUNT_BITS)
 
 
 BlockRun = tuple[int, int]

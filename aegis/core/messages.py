@@ -1,4 +1,4 @@
-"""What crosses between the proxy process and the instances: control only, never KV bytes.
+"""What crosses between the instances and their node or proxies: control only, never KV bytes.
 
 Each is an event to the core that receives it and an effect of the core that sends it. Encoded as msgpack by the
 transport. Messages about one request carry its `attempt`; a receiver drops those of another attempt (they come from a
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from aegis.core.ids import InstanceId, ModelId, PageRun, RequestId, SlabId
+from aegis.core.ids import InstanceId, ModelId, PageRun, ProxyId, RequestId, SlabId
 from aegis.core.model import ModelSpec
 from aegis.core.request import FinishReason, Job, KvHandle, Token
+from aegis.core.role import Role
 
 # --- to an instance ---------------------------------------------------------------------------------------------
 
@@ -29,14 +30,16 @@ class DropModel(Struct, frozen=True, tag=True):
 
 
 class Submit(Struct, frozen=True, tag=True):
-    """Run this prefill; on a prefill instance in group `group` (Aegaeon Alg. 1). A mixed instance goes on decoding."""
+    """Run this prefill; on a prefill instance in group `group` (Aegaeon Alg. 1). A mixed instance goes on decoding.
+    `Broken` where the model is not there: it may have been dropped before the proxy knew."""
 
     job: Job
     group: int = 0
 
 
 class Adopt(Struct, frozen=True, tag=True):
-    """To a decode instance: go on from here. `tokens` are all generated so far, those of `job.sent` included."""
+    """To a decode instance: go on from here. `tokens` are all generated so far, those of `job.sent` included. `Broken`
+    as `Submit` is, the KV being released."""
 
     job: Job
     tokens: tuple[int, ...]
@@ -103,6 +106,26 @@ class ForgetPeer(Struct, frozen=True, tag=True):
     peer: InstanceId
 
 
+class MeetProxy(Struct, frozen=True, tag=True):
+    """From the node, after all models: a proxy listens at this address. It is sent a `Greeting`."""
+
+    proxy: ProxyId
+    address: str
+
+
+class DropProxy(Struct, frozen=True, tag=True):
+    """The proxy is lost: free all that its requests hold, except what was handed over. Answered by `ProxyDropped` when
+    no transfer of theirs from another instance's slabs is left."""
+
+    proxy: ProxyId
+
+
+class ReleaseProxy(Struct, frozen=True, tag=True):
+    """Every instance has dropped the proxy: nobody reads what was handed over for its requests any more."""
+
+    proxy: ProxyId
+
+
 class Shutdown(Struct, frozen=True, tag=True):
     """Finish the step in hand and exit 0."""
 
@@ -120,6 +143,9 @@ ToInstance = (
     | ImageCached
     | EvictImage
     | ForgetPeer
+    | MeetProxy
+    | DropProxy
+    | ReleaseProxy
     | Shutdown
 )
 
@@ -131,6 +157,12 @@ class Ready(Struct, frozen=True, tag=True):
     """The engine is initialised; sent once per process."""
 
     pid: int
+
+
+class Greeting(Struct, frozen=True, tag=True):
+    """To a proxy, first of all: it may be sent requests."""
+
+    role: Role
 
 
 class ModelAdded(Struct, frozen=True, tag=True):
@@ -256,6 +288,10 @@ class PeerForgotten(Struct, frozen=True, tag=True):
     peer: InstanceId
 
 
+class ProxyDropped(Struct, frozen=True, tag=True):
+    proxy: ProxyId
+
+
 class SwitchDone(Struct, frozen=True, tag=True):
     """A model became the running one. Nanoseconds by phase: `make_room` (victims released, pages mapped), `copy`
     (waiting for the weights, 0 when prefetched), `kv` (waiting for the first request's KV)."""
@@ -301,6 +337,7 @@ class Telemetry(Struct, frozen=True, tag=True):
 
 FromInstance = (
     Ready
+    | Greeting
     | ModelAdded
     | ModelFailed
     | ModelDropped
@@ -319,6 +356,7 @@ FromInstance = (
     | ImageEvicted
     | ImageUnreadable
     | PeerForgotten
+    | ProxyDropped
     | SwitchDone
     | Telemetry
 )

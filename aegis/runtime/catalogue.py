@@ -25,7 +25,7 @@ from aegis.runtime.registering import Registering, Report
 from aegis.telemetry.logs import log
 from memory.budget import Budget
 from memory.images import State
-from proxy.events import Event, ModelGone, ModelUp
+from proxy.events import ModelGone, ModelUp
 
 _logger = logging.getLogger(__name__)
 
@@ -66,12 +66,14 @@ class _Leaving:
 
 
 class Wire(Protocol):
-    """The market, as the catalogue needs it."""
+    """The node, as the catalogue needs it."""
 
     @property
     def up(self) -> Collection[InstanceId]: ...
 
-    def tell(self, event: Event) -> None: ...
+    def tell(self, event: ModelUp | ModelGone) -> None:
+        """To every proxy."""
+        ...
 
     def broadcast(self, message: ToInstance) -> None:
         """To every instance that is up."""
@@ -110,6 +112,10 @@ class Catalogue:
     def specs(self) -> list[ModelSpec]:
         """What an instance that comes up has to be told of."""
         return [model.spec for model in self._models.values()]
+
+    def ready(self) -> list[ModelUp]:
+        """What a proxy that comes up has to be told of."""
+        return [ModelUp(model.spec, model.kv_limit_tokens) for model in self._models.values() if model.state == "ready"]
 
     def least_pages(self) -> int:
         """With fewer pages of a device an instance could not serve the largest model, and one at least."""

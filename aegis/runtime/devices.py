@@ -20,7 +20,7 @@ from memory.arbiter import PATIENCE_NS, TICK_NS, ArbiterEffect, PageArbiter, Set
 
 
 class Wire(Protocol):
-    """The market, as the devices need it."""
+    """The node, as the devices need it."""
 
     def post(self, instance: InstanceId, message: ToInstance) -> None: ...
 

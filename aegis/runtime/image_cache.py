@@ -30,7 +30,7 @@ _EXTENTS_PER_PIECE = IMAGE_PIECE_BYTES // IMAGE_EXTENT_BYTES
 
 
 class Wire(Protocol):
-    """The market, as the cache needs it."""
+    """The node, as the cache needs it."""
 
     def post(self, instance: InstanceId, message: ToInstance) -> None: ...
 

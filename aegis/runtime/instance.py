@@ -16,7 +16,7 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.effects import Effect, EndRun
 from aegis.core.errors import UserError
 from aegis.core.events import InstanceEvent, Tick
-from aegis.core.messages import ImageCached, Ready, Shutdown
+from aegis.core.messages import DropProxy, Greeting, ImageCached, MeetProxy, Ready, Shutdown
 from aegis.runtime import garbage
 from aegis.runtime.binder import Binder
 from aegis.runtime.hands import Hands
@@ -87,8 +87,14 @@ class Instance:
         self._unheard += [*messages, *self._binder.ready(), *self._mover.progress()]
 
     def _tell(self, event: InstanceEvent) -> list[Effect]:
-        if isinstance(event, ImageCached):
-            self._parts.images.touch(event.extents)
+        match event:
+            case ImageCached():
+                self._parts.images.touch(event.extents)
+            case MeetProxy(proxy, address):  # its turn has come: all models before it are there
+                self._link.meet(proxy, address, Greeting(self._parts.role))
+                return []
+            case DropProxy(proxy):
+                self._link.leave(proxy)
         now_ns = self._clock.now_ns()
         effects = self._core.on(event, now_ns)
         self._reporter.told()

@@ -41,6 +41,7 @@ class Parts:
     `processor` goes on while this thread has one, where that is what runs take."""
 
     instance: InstanceId
+    role: Role
     core: PrefillCore | DecodeCore
     engine: Engine
     device: Device
@@ -67,6 +68,7 @@ def open_parts(settings: InstanceSettings) -> Iterator[Parts]:
     region = KvRegion(mover.kv.base, mover.kv.nbytes, settings.slab_bytes)
     yield Parts(
         instance=settings.instance,
+        role=settings.role,
         core=_core(settings, device, mover),
         engine=TransformersEngine(region, device=device.name),
         device=device,

@@ -1,94 +1,179 @@
-"""The wire between the proxy process and its instances: ZeroMQ on a private socket, msgpack messages in batches.
+"""The wires of a market: ZeroMQ on private sockets, msgpack messages in batches.
 
-An instance's identity on the wire is `name/incarnation`, so what a dead process sent can be told from what its
-successor sends.
+An instance has one to its node and one to each proxy, so that nothing about a request passes through anybody else. Its
+identity on all of them is `name/incarnation`, so what a dead process sent can be told from what its successor sends. A
+proxy that is not in the node's process has one to the node besides.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import zmq
 
 from aegis.core.clock import NS_PER_MS
-from aegis.core.messages import FromInstance, ToInstance
+from aegis.core.ids import ProxyId
+from aegis.core.messages import DropProxy, FromInstance, Greeting, ToInstance
+from aegis.runtime.addressing import addressed
 from aegis.telemetry.decisions import Decisions
 from aegis.telemetry.spans import Spans
 
 Said = FromInstance | Spans | Decisions
 """What an instance sends."""
 
+T = TypeVar("T")
+
 _encoder = msgspec.msgpack.Encoder()
 _to_instance = msgspec.msgpack.Decoder(list[ToInstance])
-_from_instance = msgspec.msgpack.Decoder(list[Said])
 
 
 class InstanceLink:
-    """An instance's end; blocking, one thread."""
+    """An instance's end of all its wires; blocking, one thread."""
 
-    def __init__(self, address: str, identity: str) -> None:
+    def __init__(self, node_address: str, identity: str) -> None:
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, identity.encode())
-        self._socket.setsockopt(zmq.LINGER, 1000)
-        self._socket.set_hwm(0)
-        self._socket.connect(address)
+        self._identity = identity.encode()
+        self._poller = zmq.Poller()
+        self._node = self._connected(node_address)
+        self._proxies: dict[ProxyId, zmq.Socket[bytes]] = {}
+
+    def meet(self, proxy: ProxyId, address: str, greeting: Greeting) -> None:
+        """What is sent about its requests goes there from now on, after the greeting."""
+        socket = self._proxies[proxy] = self._connected(address)
+        socket.send(_encoder.encode([greeting]))
+
+    def leave(self, proxy: ProxyId) -> None:
+        """The proxy is lost: what it said and is not received yet never is."""
+        socket = self._proxies.pop(proxy, None)
+        if socket:
+            self._poller.unregister(socket)
+            socket.close(linger=0)
 
     def send(self, messages: Sequence[Said]) -> None:
-        self._socket.send(_encoder.encode(messages), copy=False)
+        """To whom it concerns; what concerns a lost proxy is dropped."""
+        for proxy, its in addressed(messages, self._proxies).items():
+            socket = self._node if proxy is None else self._proxies.get(proxy)
+            if socket:
+                socket.send(_encoder.encode(its), copy=False)
 
     def receive(self, timeout_ns: int) -> list[ToInstance]:
         """All messages that are there; waits up to `timeout_ns`, to the next millisecond, for the first."""
         messages: list[ToInstance] = []
-        if timeout_ns and not self._socket.poll(-(-timeout_ns // NS_PER_MS)):
+        if timeout_ns and not self._poller.poll(-(-timeout_ns // NS_PER_MS)):
             return messages
-        while True:
-            try:
-                messages += _to_instance.decode(self._socket.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                return messages
+        while body := _received(self._node):
+            told = _to_instance.decode(body)
+            for message in told:
+                if isinstance(message, DropProxy):
+                    self.leave(message.proxy)
+            messages += told
+        for socket in self._proxies.values():
+            while body := _received(socket):
+                messages += _to_instance.decode(body)
+        return messages
 
     def close(self) -> None:
-        self._socket.close()
+        for socket in (self._node, *self._proxies.values()):
+            socket.close()
         self._context.term()
 
+    def _connected(self, address: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, self._identity)
+        socket.setsockopt(zmq.LINGER, 1000)
+        socket.set_hwm(0)
+        socket.connect(address)
+        self._poller.register(socket, zmq.POLLIN)
+        return socket
 
-class ProxyLink:
-    """The proxy's end, of one event loop.
+
+def _received(socket: zmq.Socket[bytes]) -> bytes | None:
+    try:
+        return socket.recv(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+
+
+class _LoopSocket:
+    """A socket of one event loop.
 
     A ZeroMQ socket's descriptor is edge-triggered, and a send swallows the edge of what has just come in. So the reader
     looks again after every send; `zmq.asyncio`, which learns of no send but its own, would wait for ever.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, kind: int) -> None:
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.set_hwm(0)
-        self._socket.bind(address)
+        self.socket = self._context.socket(kind)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.set_hwm(0)
         self._perhaps_readable = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.fileno(), self._perhaps_readable.set)
+        self._loop.add_reader(self.socket.fileno(), self._perhaps_readable.set)
 
-    def send(self, identity: str, messages: Sequence[ToInstance]) -> None:
-        """Queues at once; to an identity that is gone it is dropped, as its death is handled elsewhere."""
-        self._socket.send_multipart((identity.encode(), _encoder.encode(messages)), zmq.NOBLOCK)
+    def send(self, parts: Sequence[bytes]) -> None:
+        self.socket.send_multipart(parts, zmq.NOBLOCK)
         self._perhaps_readable.set()
 
-    async def receive(self) -> tuple[str, list[Said]]:
+    async def receive(self) -> list[bytes]:
         while True:
             self._perhaps_readable.clear()
             try:
-                identity, body = self._socket.recv_multipart(zmq.NOBLOCK)
+                parts = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 await self._perhaps_readable.wait()
             else:
-                await asyncio.sleep(0)  # clients come in between, however much the instances say
-                return identity.decode(), _from_instance.decode(body)
+                await asyncio.sleep(0)  # clients come in between, however much is said
+                return parts
 
     def close(self) -> None:
-        self._loop.remove_reader(self._socket.fileno())
-        self._socket.close()
+        self._loop.remove_reader(self.socket.fileno())
+        self.socket.close()
         self._context.term()
+
+
+class Hub(Generic[T]):
+    """The end that many are connected to: a node's or a proxy's, of one event loop. `said` is what they send."""
+
+    def __init__(self, address: str, said: Any) -> None:
+        self.address = address
+        self._decoder = msgspec.msgpack.Decoder(list[said])
+        self._wire = _LoopSocket(zmq.ROUTER)
+        self._wire.socket.bind(address)
+
+    def send(self, identity: str, messages: Sequence[object]) -> None:
+        """Queues at once; to an identity that is gone it is dropped, as its death is handled elsewhere."""
+        self._wire.send((identity.encode(), _encoder.encode(messages)))
+
+    async def receive(self) -> tuple[str, list[T]]:
+        """What somebody sent, and who."""
+        identity, body = await self._wire.receive()
+        messages: list[T] = self._decoder.decode(body)
+        return identity.decode(), messages
+
+    def close(self) -> None:
+        self._wire.close()
+
+
+class Spoke(Generic[T]):
+    """An end connected to a hub, of one event loop. `told` is what the hub sends. What is sent before the hub is there
+    waits for it."""
+
+    def __init__(self, address: str, identity: str, told: Any) -> None:
+        self._decoder = msgspec.msgpack.Decoder(list[told])
+        self._wire = _LoopSocket(zmq.DEALER)
+        self._wire.socket.setsockopt(zmq.IDENTITY, identity.encode())
+        self._wire.socket.connect(address)
+
+    def send(self, messages: Sequence[object]) -> None:
+        self._wire.send((_encoder.encode(messages),))
+
+    async def receive(self) -> list[T]:
+        (body,) = await self._wire.receive()
+        messages: list[T] = self._decoder.decode(body)
+        return messages
+
+    def close(self) -> None:
+        self._wire.close()

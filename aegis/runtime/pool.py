@@ -1,7 +1,8 @@
 """The instances' processes: started, watched, started again when they die.
 
-Each start of an instance is an incarnation with shared words of its own. When a process is lost its words are poisoned,
-so that whoever waits for one of its copies goes on; what it held is replayed by the session core.
+Each start of an instance is an incarnation with shared words of its own. When a process is lost, and whoever has to
+know does, its words are poisoned, so that whoever waits for one of its copies goes on; what it held is replayed by the
+session cores.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -26,7 +27,7 @@ from aegis.core.role import Role
 from aegis.device.shared_words import SharedWords
 from aegis.device.stage import STAGE_WORDS
 from aegis.runtime.instance_settings import InstanceSettings
-from aegis.runtime.link import ProxyLink
+from aegis.runtime.link import Hub, Said
 
 log = logging.getLogger(__name__)
 
@@ -69,12 +70,12 @@ class Pool:
         template: InstanceSettings,
         instances: dict[InstanceId, Role],
         device_address: Callable[[InstanceId], str],
-        link: ProxyLink,
+        link: Hub[Said],
         words: SharedWords,
-        on_lost: Callable[[InstanceId], None],
+        on_lost: Callable[[InstanceId, int], Awaitable[None]],
         on_given_up: Callable[[InstanceId], None],
     ) -> None:
-        """`template` is completed for each start."""
+        """`template` is completed for each start. `on_lost` is told which incarnation ended."""
         self._template = template
         self._device_address = device_address
         self._link = link
@@ -164,12 +165,13 @@ class Pool:
         started_s = time.monotonic()
         code = await process.wait()
         was_ready, place.ready, place.process = place.ready, False, None
+        if not self._closing:
+            log.warning("%s (pid %d) ended with code %d", place.instance, process.pid, code)
+            await self._on_lost(place.instance, place.incarnation)
         for word in words:
             self._words.poison(word)
         if self._closing:
             return
-        log.warning("%s (pid %d) ended with code %d", place.instance, process.pid, code)
-        self._on_lost(place.instance)
         place.failures = 0 if was_ready else place.failures + 1
         place.hasty = place.hasty + 1 if time.monotonic() - started_s < _STEADY_S else 0
 

@@ -15,6 +15,9 @@ from prometheus_client.registry import Collector
 from aegis.core.ids import ModelId
 from aegis.core.model import Slo
 
+RATIO, MET, DUE = "aegis:slo_attainment_ratio", "aegis:slo_tokens_met", "aegis:slo_tokens"
+"""Its metrics: a gauge and the two counters it is made of."""
+
 
 @dataclass(slots=True)
 class Attainment:
@@ -47,9 +50,9 @@ class AttainmentMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry, from any thread."""
-        ratio = GaugeMetricFamily("aegis:slo_attainment_ratio", "Share of tokens on time", labels=["model_name"])
-        met = CounterMetricFamily("aegis:slo_tokens_met", "Tokens on time", labels=["model_name"])
-        due = CounterMetricFamily("aegis:slo_tokens", "Tokens on time, late or never made", labels=["model_name"])
+        ratio = GaugeMetricFamily(RATIO, "Share of tokens on time", labels=["model_name"])
+        met = CounterMetricFamily(MET, "Tokens on time", labels=["model_name"])
+        due = CounterMetricFamily(DUE, "Tokens on time, late or never made", labels=["model_name"])
         for model, attainment in sorted(dict(self._attainment).items()):
             ratio.add_metric([model], attainment.ratio)
             met.add_metric([model], attainment.met)

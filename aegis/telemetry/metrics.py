@@ -1,6 +1,6 @@
-"""Metrics for Prometheus: vLLM's suffixes and its `model_name` label under `aegis:`, and what switching models adds.
+"""Metrics of requests for Prometheus: vLLM's suffixes and its `model_name` label under `aegis:`.
 
-The runtime tells of every request's life, times being its own clock's nanoseconds. One process holds all metrics.
+A proxy tells of the life of each of its requests, times being its own clock's nanoseconds.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from aegis.core.clock import NS_PER_S
-from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.messages import SwitchDone, Telemetry
+from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import Slo
 from aegis.core.request import FinishReason
 from aegis.telemetry.attainment import AttainmentMetrics
-from aegis.telemetry.instances import InstanceMetrics
 from aegis.telemetry.series import Families, Series
 
 
@@ -36,21 +34,16 @@ class _Life:
 
 
 class Metrics:
-    """`registry` is what `/metrics` shows. Every request that arrived is told to have finished, failed or been
-    cancelled, once."""
+    """Of one proxy. Every request that arrived is told to have finished, failed or been cancelled, once."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._lives: dict[RequestId, _Life] = {}
         self._attainment = AttainmentMetrics()
-        self._instances = InstanceMetrics()
         self._series: dict[ModelId, Series] = {}
         self._families = Families(self.registry)
-        self.registry.register(self._instances)
         self.registry.register(self._attainment)
-
-    # --- requests ---------------------------------------------------------------------------------------------------
 
     def arrived(
         self, request: RequestId, model: ModelId, slo: Slo, now_ns: int, *, prompt_tokens: int, max_tokens: int
@@ -115,24 +108,6 @@ class Metrics:
 
     def cancelled(self, request: RequestId) -> None:
         self._families.failure.labels(self._end(request).model, "cancelled").inc()
-
-    # --- instances --------------------------------------------------------------------------------------------------
-
-    def switch(self, done: SwitchDone) -> None:
-        phases = {"make_room": done.make_room_ns, "copy": done.copy_ns, "kv": done.kv_ns}
-        for phase, duration_ns in phases.items():
-            self._families.switch_time.labels(phase).observe(duration_ns / NS_PER_S)
-        self._families.switches.labels(done.model, str(done.prefetched).lower()).inc()
-
-    def telemetry(self, instance: InstanceId, report: Telemetry) -> None:
-        self._instances.report(instance, report)
-
-    def up(self, instance: InstanceId, is_up: bool) -> None:
-        self._instances.set_up(instance, is_up)
-
-    def restarted(self, instance: InstanceId) -> None:
-        """The instance gets a new process; it is not up yet."""
-        self._instances.restarted(instance)
 
     # ----------------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The metrics of requests and switches: names, buckets, labels."""
+"""The metrics of requests: names, buckets, labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ _MODEL = ("model_name",)
 _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10, 30)
 _REQUEST_S = (0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
-_SWITCH_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +41,8 @@ class Families:
         def counter(name: str, what: str, *labels: str) -> Counter:
             return Counter(f"aegis:{name}", what, (*_MODEL, *labels), registry=registry)
 
-        def seconds(name: str, what: str, buckets: tuple[float, ...], labels: tuple[str, ...] = _MODEL) -> Histogram:
-            return Histogram(f"aegis:{name}_seconds", what, labels, buckets=buckets, registry=registry)
+        def seconds(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"aegis:{name}_seconds", what, _MODEL, buckets=buckets, registry=registry)
 
         self._waiting = gauge("num_requests_waiting", "Requests queued or preempted")
         self._running = gauge("num_requests_running", "Requests being prefilled, or in the batch that decodes")
@@ -61,8 +60,6 @@ class Families:
         self.success = counter("request_success", "Requests that finished", "finished_reason")
         self.failure = counter("request_failure", "Requests that did not finish", "reason")
         self.replays = counter("request_replays", "Times a request was prefilled again, with the tokens it had")
-        self.switches = counter("model_switches", "Times a model became the running one", "prefetched")
-        self.switch_time = seconds("model_switch", "Time of a model switch by phase", _SWITCH_S, ("phase",))
 
     def of(self, model: ModelId) -> Series:
         return Series(

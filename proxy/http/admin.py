@@ -12,7 +12,7 @@ from proxy.http.authorise import authorise
 from proxy.http.body import read_fields
 from proxy.http.models import card_of, find
 from proxy.http.replies import json_reply
-from proxy.http.settings import market_of, settings_of
+from proxy.http.settings import desk_of, market_of, settings_of
 
 
 class Removed(Struct, frozen=True):
@@ -33,7 +33,7 @@ async def load_model(request: Request) -> Response:
     fields.end()
     if source is None:
         raise fields.refusal("source", "is required")
-    return json_reply(card_of(await market_of(request).add_model(source, name)))
+    return json_reply(card_of(await desk_of(request).add_model(source, name)))
 
 
 @router.post("/models/unload")
@@ -42,5 +42,5 @@ async def unload_model(request: Request) -> Response:
     name = fields.required_text("model")
     fields.end()
     find(market_of(request), name)
-    await market_of(request).remove_model(name)
+    await desk_of(request).remove_model(name)
     return json_reply(Removed(name))

@@ -6,15 +6,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
-from prometheus_client import CollectorRegistry
 
+from aegis.core.decision import Decision
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.core.request import FinishReason, Sampling, Token
 from aegis.models.text import TextModel
-from aegis.telemetry.history import History
 from aegis.telemetry.memory_report import MemoryReport
 from aegis.telemetry.node import NodeReport
+from aegis.telemetry.records import Record
+from aegis.telemetry.spans import Span
 
 
 class Delta(Struct, frozen=True):
@@ -92,26 +93,15 @@ class Served(Protocol):
         ...
 
 
-class Market(Protocol):
-    """Everything behind the HTTP layer."""
+class Desk(Protocol):
+    """What is asked of the whole server, whichever of its proxies was asked."""
 
-    @property
-    def registry(self) -> CollectorRegistry: ...
-
-    def models(self) -> Mapping[str, Served]:
-        """By the name clients use."""
-        ...
-
-    def submit(self, model: ModelId, prompt: Sequence[int], sampling: Sampling, *, priority: int = 0) -> Ticket:
-        """Queues a sequence whose lengths and parameters were checked. Raises UserError (503 while draining)."""
-        ...
-
-    def healthy(self) -> tuple[bool, str]:
+    async def healthy(self) -> tuple[bool, str]:
         """Whether the server can go on, and if not, why."""
         ...
 
-    def ready(self) -> tuple[bool, str]:
-        """Whether every launched instance serves, and if not, which does not."""
+    async def ready(self) -> tuple[bool, str]:
+        """Whether every launched instance and proxy serves, and if not, which does not."""
         ...
 
     async def add_model(self, source: str, name: str | None) -> Served:
@@ -122,15 +112,24 @@ class Market(Protocol):
         """Raises UserError."""
         ...
 
-    def history(self) -> History:
-        """What its instances did of late, and what became of requests."""
+    async def metrics(self) -> bytes:
+        """In Prometheus' text format."""
         ...
 
-    def node(self) -> NodeReport:
+    async def spans(self, since: int) -> tuple[list[Span], int]:
+        """What its instances did of late, from that number on, and the number of what comes next; `records` are what
+        became of requests, `decisions` what was decided."""
+        ...
+
+    async def records(self, since: int) -> tuple[list[Record], int]: ...
+
+    async def decisions(self, since: int) -> tuple[list[Decision], int]: ...
+
+    async def report(self) -> NodeReport:
         """What the server consists of."""
         ...
 
-    def memory_report(self) -> MemoryReport:
+    async def memory_report(self) -> MemoryReport:
         """All memory of the node as it stands."""
         ...
 
@@ -143,4 +142,19 @@ class Market(Protocol):
     async def trim_memory(self, instance: str, *, timeout_s: float) -> int:
         """Takes back what the instance does not need now; returns when that is done: how many bytes. Raises
         UserError."""
+        ...
+
+
+class Market(Protocol):
+    """Everything behind the HTTP layer."""
+
+    @property
+    def desk(self) -> Desk: ...
+
+    def models(self) -> Mapping[str, Served]:
+        """By the name clients use."""
+        ...
+
+    def submit(self, model: ModelId, prompt: Sequence[int], sampling: Sampling, *, priority: int = 0) -> Ticket:
+        """Queues a sequence whose lengths and parameters were checked. Raises UserError (503 while draining)."""
         ...

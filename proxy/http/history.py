@@ -14,10 +14,9 @@ from starlette.responses import StreamingResponse
 
 from aegis.core.errors import UserError
 from aegis.telemetry.records import Record
-from aegis.telemetry.ring import Ring
 from proxy.http.authorise import authorise
 from proxy.http.replies import json_reply
-from proxy.http.settings import market_of
+from proxy.http.settings import desk_of
 
 T = TypeVar("T")
 
@@ -30,41 +29,41 @@ router = APIRouter(prefix="/debug", dependencies=[Depends(authorise)])
 
 @router.get("/spans")
 async def spans(request: Request) -> Response:
-    """One `Span` a line, as an array of its fields, in order of arrival at the proxy."""
-    return _reply(market_of(request).history().spans, _since(request), list)
+    """One `Span` a line, as an array of its fields, in order of arrival at the node."""
+    return _reply(await desk_of(request).spans(_since(request)), list)
 
 
 @router.get("/records")
 async def records(request: Request) -> Response:
     """One `Record` a line, in order of end; with the times of all tokens where `times=1` asks for them."""
     wants_times = request.query_params.get("times") == "1"
-    return _reply(market_of(request).history().records, _since(request), list if wants_times else _without_times)
+    return _reply(await desk_of(request).records(_since(request)), list if wants_times else _without_times)
 
 
 @router.get("/decisions")
 async def decisions(request: Request) -> Response:
-    """One `Decision` a line, as an object, in order of arrival at the proxy."""
-    return _reply(market_of(request).history().decisions, _since(request), list)
+    """One `Decision` a line, as an object, in order of arrival at the node."""
+    return _reply(await desk_of(request).decisions(_since(request)), list)
 
 
 @router.get("/node")
 async def node(request: Request) -> Response:
     """`NodeReport` as JSON: what a simulation of this server has to know."""
-    return json_reply(market_of(request).node())
+    return json_reply(await desk_of(request).report())
 
 
 def _without_times(records: Sequence[Record]) -> list[Record]:
     return [msgspec.structs.replace(record, token_times_ns=()) for record in records]
 
 
-def _reply(ring: Ring[T], since: int, shown: Callable[[Sequence[T]], list[T]]) -> Response:
-    entries = ring.since(since)
+def _reply(told: tuple[Sequence[T], int], shown: Callable[[Sequence[T]], list[T]]) -> Response:
+    entries, following = told
 
     def parts() -> Iterator[bytes]:
         for at in range(0, len(entries), _PART):
             yield _lines(shown(entries[at : at + _PART]))
 
-    return StreamingResponse(parts(), media_type="application/jsonl", headers={NEXT: str(ring.next)})
+    return StreamingResponse(parts(), media_type="application/jsonl", headers={NEXT: str(following)})
 
 
 def _since(request: Request) -> int:

@@ -9,7 +9,7 @@ from proxy.http.authorise import authorise
 from proxy.http.body import read_fields
 from proxy.http.fields import Fields
 from proxy.http.replies import json_reply
-from proxy.http.settings import market_of, settings_of
+from proxy.http.settings import desk_of, settings_of
 
 TIMEOUT_S = 30.0
 _TIMEOUT_S_MAX = 3600.0
@@ -26,7 +26,7 @@ router = APIRouter(prefix="/debug/memory", dependencies=[Depends(authorise)])
 @router.get("")
 async def show(request: Request) -> Response:
     """`MemoryReport` as JSON."""
-    return json_reply(market_of(request).memory_report())
+    return json_reply(await desk_of(request).memory_report())
 
 
 @router.post("/limit")
@@ -35,7 +35,7 @@ async def limit(request: Request) -> Response:
     fields = await read_fields(request, settings_of(request).body_bytes_max)
     instance, nbytes, timeout_s = fields.required_text("instance"), fields.required_size("limit"), _timeout_s(fields)
     fields.end()
-    given = await market_of(request).limit_memory(instance, nbytes, timeout_s=timeout_s)
+    given = await desk_of(request).limit_memory(instance, nbytes, timeout_s=timeout_s)
     return json_reply(Moved(instance, given))
 
 
@@ -45,7 +45,7 @@ async def trim(request: Request) -> Response:
     fields = await read_fields(request, settings_of(request).body_bytes_max)
     instance, timeout_s = fields.required_text("instance"), _timeout_s(fields)
     fields.end()
-    return json_reply(Moved(instance, await market_of(request).trim_memory(instance, timeout_s=timeout_s)))
+    return json_reply(Moved(instance, await desk_of(request).trim_memory(instance, timeout_s=timeout_s)))
 
 
 def _timeout_s(fields: Fields) -> float:

@@ -7,7 +7,7 @@ from typing import cast
 
 from fastapi import Request
 
-from proxy.http.boundary import Market
+from proxy.http.boundary import Desk, Market
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,10 @@ class Settings:
 
 def market_of(request: Request) -> Market:
     return cast(Market, request.app.state.market)
+
+
+def desk_of(request: Request) -> Desk:
+    return market_of(request).desk
 
 
 def settings_of(request: Request) -> Settings:

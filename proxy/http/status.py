@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter, Request, Response
 from msgspec import Struct
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 import aegis
 from proxy.http.replies import json_reply
-from proxy.http.settings import market_of
+from proxy.http.settings import desk_of
 
 router = APIRouter()
 
@@ -27,13 +25,13 @@ class Version(Struct, frozen=True):
 @router.get("/health")
 async def health(request: Request) -> Response:
     """200 while the server can go on."""
-    return _status(*market_of(request).healthy())
+    return _status(*await desk_of(request).healthy())
 
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
     """200 only when every launched instance serves."""
-    return _status(*market_of(request).ready())
+    return _status(*await desk_of(request).ready())
 
 
 def _status(well: bool, reason: str) -> Response:
@@ -42,8 +40,7 @@ def _status(well: bool, reason: str) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    text = await asyncio.to_thread(generate_latest, market_of(request).registry)
-    return Response(text, media_type=CONTENT_TYPE_LATEST)
+    return Response(await desk_of(request).metrics(), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/version")

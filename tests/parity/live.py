@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aegis.core.clock import NS_PER_S
-from aegis.core.ids import InstanceId, RequestId
+from aegis.core.ids import InstanceId, ProxyId, RequestId
 from aegis.core.messages import Shutdown
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import Sampling
@@ -21,7 +21,9 @@ from aegis.runtime.devices import Devices
 from aegis.runtime.image_cache import ImageCache
 from aegis.runtime.instance import Instance
 from aegis.runtime.instance_parts import Parts
-from aegis.runtime.market import LiveMarket
+from aegis.runtime.near import NearNode
+from aegis.runtime.node import Node
+from aegis.runtime.proxy import Proxy
 from aegis.runtime.tickets import LiveTicket
 from aegis.sim.flows import Bus, Link
 from aegis.sim.heap import NEVER_NS
@@ -40,6 +42,7 @@ from tests.parity.conductor import Actor, Conductor
 from tests.parity.stand_ins import CountedPool, NoDevice, Processes, ScriptedEngine, ScriptedMover, Wire
 from tests.parity.virtual_loop import VirtualLoop
 
+PROXY = ProxyId(0)
 _MOST_TOKENS = 4096
 
 
@@ -71,7 +74,8 @@ class LiveRun:
         self._loop = VirtualLoop(self._conductor)
         self._wire = Wire(self._conductor, self._loop, pool.gpu.handover_ns // 2)
         self._clients: list[asyncio.Task[None]] = []
-        self._market: LiveMarket
+        self._node: Node
+        self._proxy: Proxy
         self._serving: asyncio.Task[None]
 
     def run(self, until_ns: int) -> None:
@@ -93,10 +97,12 @@ class LiveRun:
 
     async def _serve(self, actor: Actor) -> None:
         devices, images = self._devices(), ImageCache(0)
-        market = self._market = self._make_market(devices, images)
-        market.pool = Processes(self._names)
+        node = self._node = self._make_node(devices, images)
+        node.pool = Processes(self._names)
+        self._proxy = self._make_proxy(node)
+        node.join(PROXY, self._proxy)
         sources = [Source(spec.model, path=".") for spec in self._pool.specs]
-        async for _ in market.catalogue.register(sources):
+        async for _ in node.catalogue.register(sources):
             pass
         self._serving = asyncio.create_task(self._until_stopped(devices))
         self._loop.begin(actor)
@@ -107,21 +113,25 @@ class LiveRun:
             images.close()
 
     async def _until_stopped(self, devices: Devices) -> None:
-        await asyncio.gather(self._market.listen(), devices.watch())
+        await asyncio.gather(self._node.listen(), self._proxy.listen(), devices.watch())
 
-    def _make_market(self, devices: Devices, images: ImageCache) -> LiveMarket:
-        return LiveMarket(
-            SessionCore(
-                self._pool.recipe.prefill(self._site),
-                self._policy,
-                self._pool.gpu.hardware(),
-                max_batch=self._policy.rules.max_batch,
-                explains=self._pool.explains,
-            ),
+    def _make_proxy(self, node: Node) -> Proxy:
+        core = SessionCore(
+            self._pool.recipe.prefill(self._site),
+            self._policy,
+            self._pool.gpu.hardware(),
+            max_batch=self._policy.rules.max_batch,
+            explains=self._pool.explains,
+        )
+        near, link = NearNode(node, PROXY), self._wire.hub(PROXY)
+        return Proxy(PROXY, core, near, link, self._conductor, node.history, decisions=self.log)
+
+    def _make_node(self, devices: Devices, images: ImageCache) -> Node:
+        return Node(
             self._pool.budget(),
             images,
             devices,
-            self._wire,
+            self._wire.hub(None),
             self._conductor,
             History(spans=0, records=0, decisions=0, token_times=False),
             policy=self._pool.recipe.name,
@@ -147,7 +157,7 @@ class LiveRun:
 
     def _arrive(self, wanted: Wanted) -> None:
         sampling = Sampling(max_tokens=_MOST_TOKENS, stop_token_ids=(END,))
-        ticket = self._market.submit(wanted.model, (0,) * wanted.input_tokens, sampling)
+        ticket = self._proxy.submit(wanted.model, (0,) * wanted.input_tokens, sampling)
         answer = self.answers[RequestId(len(self.answers) + 1)] = Answer()
         self._clients.append(asyncio.create_task(self._read(ticket, answer)))
         if wanted.leaves_ns is not None:
@@ -188,6 +198,7 @@ class LiveRun:
             core = DecodeCore(name, ledger, self._policy, gpu.hardware(), explains=self._pool.explains)
         parts = Parts(
             instance=name,
+            role=self._names[name],
             core=core,
             engine=ScriptedEngine(conductor, actor, self._costs, self._lengths),
             device=NoDevice(),

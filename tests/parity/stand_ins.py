@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 from aegis.core.effects import AbandonLoad, CopyBlocks, Effect, LoadWeights, WipePages
 from aegis.core.events import Progress
-from aegis.core.ids import InstanceId, ModelId, PageRun, RequestId
-from aegis.core.messages import FromInstance, ToInstance
+from aegis.core.ids import InstanceId, ModelId, PageRun, ProxyId, RequestId
+from aegis.core.messages import FromInstance, Greeting, ToInstance
 from aegis.core.model import ModelSpec
 from aegis.core.request import Sampling, Token
 from aegis.core.role import Role
 from aegis.device.mover import Copied
 from aegis.engine.base import Row, Sampled
 from aegis.engine.block_table import BlockTable
+from aegis.runtime.addressing import addressed
 from aegis.sim.copies import Copy, Streams
 from aegis.sim.costs import StepCosts
 from aegis.sim.flows import Link
@@ -26,18 +27,23 @@ from tests.parity.virtual_loop import VirtualLoop
 
 
 class Wire:
-    """Messages take `message_ns` either way, and none overtakes another. The proxy's end, as `ProxyLink`."""
+    """Messages take `message_ns` either way, and none overtakes another, whoever they are for."""
 
     def __init__(self, conductor: Conductor, loop: VirtualLoop, message_ns: int) -> None:
         self._conductor = conductor
         self._loop = loop
         self._message_ns = message_ns
         self._ends: dict[str, InstanceEnd] = {}
-        self._arrived: asyncio.Queue[tuple[str, list[FromInstance]]] = asyncio.Queue()
+        self._hubs: dict[ProxyId | None, HubEnd] = {}
 
     @property
     def ends(self) -> list[InstanceEnd]:
         return list(self._ends.values())
+
+    def hub(self, proxy: ProxyId | None) -> HubEnd:
+        """The node's, or a proxy's."""
+        hub = self._hubs[proxy] = HubEnd(self)
+        return hub
 
     def end(self, instance: InstanceId, actor: Actor) -> InstanceEnd:
         end = self._ends[instance] = InstanceEnd(self, instance, actor, self._conductor)
@@ -45,14 +51,32 @@ class Wire:
 
     def send(self, identity: str, messages: Sequence[ToInstance]) -> None:
         heap = self._conductor.heap
-        heap.at(heap.now_ns + self._message_ns, self._ends[identity].deliver, list(messages))
+        heap.at(heap.now_ns + self._message_ns, self._ends[identity.partition("/")[0]].deliver, list(messages))
+
+    def greet(self, identity: str, proxy: ProxyId, greeting: Greeting) -> None:
+        heap = self._conductor.heap
+        arrived = self._hubs[proxy].arrived
+        heap.at(heap.now_ns + self._message_ns, self._loop.happen, arrived.put_nowait, (identity, [greeting]))
+
+    def from_instance(self, identity: str, messages: Sequence[FromInstance]) -> None:
+        heap = self._conductor.heap
+        for each in messages:
+            for proxy, its in addressed([each], self._hubs.keys() - {None}).items():
+                arrived = self._hubs[proxy].arrived
+                heap.at(heap.now_ns + self._message_ns, self._loop.happen, arrived.put_nowait, (identity, its))
+
+
+class HubEnd:
+    """As `Hub`."""
+
+    address = ""
+
+    def __init__(self, wire: Wire) -> None:
+        self.arrived: asyncio.Queue[tuple[str, list[FromInstance]]] = asyncio.Queue()
+        self.send = wire.send
 
     async def receive(self) -> tuple[str, list[FromInstance]]:
-        return await self._arrived.get()
-
-    def from_instance(self, identity: str, messages: list[FromInstance]) -> None:
-        heap = self._conductor.heap
-        heap.at(heap.now_ns + self._message_ns, self._loop.happen, self._arrived.put_nowait, (identity, messages))
+        return await self.arrived.get()
 
 
 class InstanceEnd:
@@ -70,7 +94,10 @@ class InstanceEnd:
         self._actor.nudge()
 
     def send(self, messages: Sequence[FromInstance]) -> None:
-        self._wire.from_instance(self._instance, list(messages))
+        self._wire.from_instance(f"{self._instance}/1", messages)
+
+    def meet(self, proxy: ProxyId, address: str, greeting: Greeting) -> None:
+        self._wire.greet(f"{self._instance}/1", proxy, greeting)
 
     def receive(self, timeout_ns: int) -> list[ToInstance]:
         if timeout_ns and not self._arrived:
@@ -202,10 +229,10 @@ class Processes:
         return self._roles[instance] is Role.PREFILL
 
     def identity(self, instance: InstanceId) -> str:
-        return instance
+        return f"{instance}/1"
 
     def sender(self, identity: str) -> InstanceId:
-        return InstanceId(identity)
+        return InstanceId(identity.partition("/")[0])
 
     def became_ready(self, instance: InstanceId) -> None: ...
 

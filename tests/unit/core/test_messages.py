@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from aegis.core import messages
-from aegis.core.ids import InstanceId, ModelId, PageRun, RequestId, SlabId
+from aegis.core.ids import InstanceId, ModelId, PageRun, ProxyId, RequestId, SlabId
 from aegis.core.messages import FromInstance, ToInstance
 from aegis.core.request import EventHandle, FinishReason, Job, KvHandle, Sampling, Token
+from aegis.core.role import Role
 from tests.sim.pretended import make_spec
 
-M, R, P = ModelId("m"), RequestId(3), InstanceId("prefill-0")
+M, R, P, X = ModelId("m"), RequestId(3), InstanceId("prefill-0"), ProxyId(2)
 JOB = Job(R, 2, M, (1, 2), Sampling(max_tokens=4, logit_bias=((5, -1.0),), logprobs=2), 17, (9,))
 KV = KvHandle(P, ((4, 6), (0, 1)), 30, EventHandle(6, 7))
 TOKEN = Token(8, -0.5, ((8, -0.5), (9, -1.5)))
@@ -32,10 +33,14 @@ TO = [
     messages.ImageCached(M, (PageRun(4, 9),)),
     messages.EvictImage(M),
     messages.ForgetPeer(P),
+    messages.MeetProxy(X, "ipc://there"),
+    messages.DropProxy(X),
+    messages.ReleaseProxy(X),
     messages.Shutdown(),
 ]
 FROM = [
     messages.Ready(1),
+    messages.Greeting(Role.MIXED),
     messages.ModelAdded(M),
     messages.ModelFailed(M, "why"),
     messages.ModelDropped(M),
@@ -55,6 +60,7 @@ FROM = [
     messages.ImageEvicted(M),
     messages.ImageUnreadable(M, "why"),
     messages.PeerForgotten(P),
+    messages.ProxyDropped(X),
     messages.SwitchDone(M, True, 1, 2, 3, 4),
     messages.Telemetry(M, (M,), 1, 2, {"steps_total": 3}, {"device_pages": 4}, (M,), (SLABS,)),
 ]

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from aegis.core.decision import Decision
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec
@@ -23,6 +24,8 @@ from aegis.models.text import TextModel
 from aegis.telemetry.history import History
 from aegis.telemetry.memory_report import HostKvReport, MemoryReport, ModelCacheReport, SlabsReport
 from aegis.telemetry.node import NodeReport
+from aegis.telemetry.records import Record
+from aegis.telemetry.spans import Span
 from proxy.http.app import create_app
 from proxy.http.boundary import Delivery, Delta, Finished, PromptScores
 from proxy.http.settings import Settings
@@ -161,10 +164,14 @@ class ScriptedMarket:
         self.tickets.append(ScriptedTicket(self.served[model].script(prompt, sampling)))
         return self.tickets[-1]
 
-    def healthy(self) -> tuple[bool, str]:
+    @property
+    def desk(self) -> ScriptedMarket:
+        return self
+
+    async def healthy(self) -> tuple[bool, str]:
         return not self.unwell, self.unwell
 
-    def ready(self) -> tuple[bool, str]:
+    async def ready(self) -> tuple[bool, str]:
         return not self.unwell, self.unwell
 
     async def add_model(self, source: str, name: str | None) -> ScriptedModel:
@@ -177,14 +184,23 @@ class ScriptedMarket:
     async def remove_model(self, name: str) -> None:
         del self.served[name]
 
-    def history(self) -> History:
-        return self.past
+    async def metrics(self) -> bytes:
+        return generate_latest(self.registry)
 
-    def node(self) -> NodeReport:
+    async def spans(self, since: int) -> tuple[list[Span], int]:
+        return self.past.spans.since(since), self.past.spans.next
+
+    async def records(self, since: int) -> tuple[list[Record], int]:
+        return self.past.records.since(since), self.past.records.next
+
+    async def decisions(self, since: int) -> tuple[list[Decision], int]:
+        return self.past.decisions.since(since), self.past.decisions.next
+
+    async def report(self) -> NodeReport:
         specs = tuple(model.spec.without_tensors() for model in self.served.values())
         return NodeReport("least-slack", 1, 8, 2, 4, {}, specs)
 
-    def memory_report(self) -> MemoryReport:
+    async def memory_report(self) -> MemoryReport:
         none = SlabsReport(0, 0.0, ())
         return MemoryReport((), HostKvReport(8, 4, 4, 0, none), ModelCacheReport(0, 0, (), {"hits": 3}))
 

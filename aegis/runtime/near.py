@@ -1,0 +1,26 @@
+"""A node as the proxy in its own process sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aegis.core.ids import ProxyId
+from aegis.runtime.catalogue import LiveModel
+from aegis.runtime.desk import NodeDesk
+from aegis.runtime.node import Node
+from aegis.runtime.seam import FromProxy
+
+
+class NearNode:
+    """Implements `aegis.runtime.proxy.NodeEnd`."""
+
+    def __init__(self, node: Node, proxy: ProxyId) -> None:
+        self.desk = NodeDesk(node)
+        self._node = node
+        self._proxy = proxy
+
+    def models(self) -> Mapping[str, LiveModel]:
+        return self._node.catalogue.models()
+
+    def tell(self, message: FromProxy) -> None:
+        self._node.heard(self._proxy, message)

@@ -1,0 +1,272 @@
+"""The node: the processes of a machine's instances, its devices, leases, images and models.
+
+It speaks with its instances about memory, models and their life, and tells its proxies who lives and what there is.
+What is asked and answered about a request passes it by. One object of one event loop: whatever an event makes its cores
+decide is done before the next event is looked at.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from aegis.core.clock import Clock
+from aegis.core.ids import InstanceId, ModelId, ProxyId
+from aegis.core.messages import (
+    AddModel,
+    DropProxy,
+    GaveBack,
+    ImageEvicted,
+    ImageUnreadable,
+    MeetProxy,
+    ModelAdded,
+    ModelDropped,
+    ModelFailed,
+    NeedPages,
+    NeedSlabs,
+    PeerForgotten,
+    ProxyDropped,
+    Ready,
+    ReleaseProxy,
+    ReturnSlabs,
+    SwitchDone,
+    Telemetry,
+    ToInstance,
+)
+from aegis.core.model import Slo
+from aegis.runtime.catalogue import Catalogue
+from aegis.runtime.departures import Departures
+from aegis.runtime.devices import Devices
+from aegis.runtime.image_cache import ImageCache
+from aegis.runtime.link import Hub, Said
+from aegis.runtime.outbox import Outbox
+from aegis.runtime.pool import Pool
+from aegis.runtime.proxy_ends import ProxyEnds
+from aegis.runtime.registering import Registering, register
+from aegis.runtime.seam import (
+    Drain,
+    FromProxy,
+    InstanceGivenUp,
+    InstanceLost,
+    ModelUsed,
+    Noted,
+    ProxyEnd,
+    Told,
+    Unserved,
+)
+from aegis.telemetry.decisions import DecisionLog, Decisions
+from aegis.telemetry.device_memory import DeviceMemoryMetrics
+from aegis.telemetry.history import History
+from aegis.telemetry.logs import log
+from aegis.telemetry.model_cache import ModelCacheMetrics
+from aegis.telemetry.node_metrics import NodeMetrics
+from aegis.telemetry.spans import Spans
+from memory.budget import Budget
+from memory.leases import SlabLeases
+from proxy.events import ModelGone, ModelUp
+
+_logger = logging.getLogger(__name__)
+
+
+class Node:
+    """`history` is what its instances did and what became of all proxies' requests."""
+
+    def __init__(
+        self,
+        budget: Budget,
+        images: ImageCache,
+        devices: Devices,
+        link: Hub[Said],
+        clock: Clock,
+        history: History,
+        *,
+        policy: str,
+        dtype: str,
+        cache_dir: Path,
+        default_slo: Slo,
+        register: Registering = register,
+        check_laws: bool = False,
+        decisions: DecisionLog | None = None,
+    ) -> None:
+        self.budget = budget
+        self.policy = policy
+        self.history = history
+        self.leases = SlabLeases(budget.host_slabs)
+        self.reports: dict[InstanceId, Telemetry] = {}  # the last of each instance that is up
+        self.metrics = NodeMetrics()
+        self.proxies = ProxyEnds()
+        self.images = images
+        self.devices = devices
+        images.wire = devices.wire = self
+        self.metrics.registry.register(DeviceMemoryMetrics(devices.arbiters(), devices.page_bytes))
+        self.metrics.registry.register(ModelCacheMetrics(images.counters, images.accounts))
+        self.catalogue = Catalogue(
+            self, budget, images, register, dtype=dtype, cache_dir=cache_dir, default_slo=default_slo
+        )
+        self.up: set[InstanceId] = set()
+        self.draining = False
+        self._pool: Pool | None = None
+        self._link = link
+        self._clock = clock
+        self._check_laws = check_laws
+        self._departures = Departures()
+        self._outbox = Outbox(link, lambda instance: self.pool.identity(instance), clock, decisions)
+
+    @property
+    def pool(self) -> Pool:
+        assert self._pool is not None
+        return self._pool
+
+    @pool.setter
+    def pool(self, pool: Pool) -> None:
+        self._pool = pool
+
+    # --- proxies ------------------------------------------------------------------------------------------------------
+
+    def join(self, proxy: ProxyId, end: ProxyEnd) -> None:
+        """The proxy listens: it is told all there is, and instances greet it."""
+        self.proxies.join(proxy, end)
+        for event in self.catalogue.ready():
+            end.tell(event)
+        self.broadcast(MeetProxy(proxy, end.address))
+
+    def leave(self, proxy: ProxyId) -> None:
+        """The proxy is lost, and with it all its requests."""
+        self.proxies.leave(proxy)
+        self._departures.begin(proxy, self.up)
+        self.broadcast(DropProxy(proxy))
+
+    def drain(self, within_s: float) -> None:
+        """No proxy takes any more requests; those there are may finish within that time."""
+        self.draining = True
+        self.proxies.tell(Drain(within_s))
+
+    def heard(self, proxy: ProxyId, message: FromProxy) -> None:
+        """What a proxy says of itself."""
+        match message:
+            case Noted():
+                self.proxies.noted(proxy, message)
+            case ModelUsed(model):
+                self.images.use(model, self._clock.now_ns())
+                self._outbox.flush()
+            case Told(loads, records, decisions):
+                self.history.records.add(records)
+                self.history.decisions.add(decisions)
+                self.proxies.loads(proxy, loads)
+
+    # --- what instances say -------------------------------------------------------------------------------------------
+
+    async def listen(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            identity, messages = await self._link.receive()
+            instance = self.pool.sender(identity)
+            if instance is None:
+                continue
+            for message in messages:
+                self._hear(instance, message)
+            self._outbox.flush()
+
+    async def lost(self, instance: InstanceId, incarnation: int) -> None:
+        """Its process is gone. Only when every proxy knows does anybody else learn of it: what they say, or make of the
+        KV that is not coming, would be taken for good."""
+        if instance in self.up:
+            self.up.discard(instance)
+            self._outbox.forget(instance)
+            self.reports.pop(instance, None)
+            await self.proxies.lost(InstanceLost(instance, incarnation))
+            self._lease(self.leases.lost(instance))
+            self.devices.lost(instance)
+            self.images.lost(instance)
+            self._release(self._departures.lost(instance))
+        self.metrics.restarted(instance)
+        self.catalogue.lost(instance)
+        self._outbox.flush()
+
+    def given_up(self, instance: InstanceId) -> None:
+        """It is not started again."""
+        log(_logger, logging.ERROR, "instance given up", {"instance": instance})
+        self.proxies.tell(InstanceGivenUp(instance))
+        if self.pool.hopeless():
+            self.proxies.tell(Unserved("its instances do not come up any more"))
+
+    def _hear(self, instance: InstanceId, message: Said) -> None:
+        match message:
+            case Spans(spans):
+                self.history.spans.add(spans)
+            case Decisions(decisions):
+                self.history.decisions.add(decisions)
+            case Ready():
+                self._came_up(instance)
+            case ModelAdded(model):
+                self.catalogue.added(model, instance)
+            case ModelFailed(model, reason):
+                self.catalogue.failed(model, reason)
+            case ModelDropped(model):
+                self.catalogue.dropped(model, instance)
+            case NeedSlabs(count):
+                self._lease(self.leases.ask(instance, count))
+            case ReturnSlabs(slabs):
+                self._lease(self.leases.give_back(instance, slabs))
+            case NeedPages():
+                self.devices.asked(instance, message)
+            case GaveBack():
+                self.devices.gave_back(instance, message)
+            case ImageEvicted(model):
+                self.images.evicted(model, instance)
+            case ImageUnreadable(model, reason):
+                self.catalogue.damaged(model, reason)
+            case PeerForgotten(peer):
+                self._lease(self.leases.forgotten(instance, peer))
+            case ProxyDropped(proxy):
+                if self._departures.dropped(proxy, instance):
+                    self._release([proxy])
+            case SwitchDone():
+                self.metrics.switch(message)
+            case Telemetry():
+                self.reports[instance] = message
+                self.devices.seen(instance, message)
+                self.metrics.telemetry(instance, message)
+            case _:
+                raise AssertionError(f"not for a node: {message}")
+
+    def _came_up(self, instance: InstanceId) -> None:
+        self.pool.became_ready(instance)
+        self.leases.join(instance)
+        self.devices.join(instance)
+        self.up.add(instance)
+        self._outbox.put(instance, *map(AddModel, self.catalogue.specs()))
+        self._outbox.put(instance, *(MeetProxy(proxy, at) for proxy, at in self.proxies.addresses().items()))
+        self.images.join(instance)
+        self.metrics.up(instance, True)
+
+    # --- doing --------------------------------------------------------------------------------------------------------
+
+    def tell(self, event: ModelUp | ModelGone) -> None:
+        self.proxies.tell(event)
+
+    def broadcast(self, message: ToInstance) -> None:
+        for instance in self.up:
+            self._outbox.put(instance, message)
+        self._outbox.flush()
+
+    def post(self, instance: InstanceId, message: ToInstance) -> None:
+        self._outbox.put(instance, message)
+        self._outbox.flush()
+
+    def image_forgotten(self, model: ModelId) -> None:
+        self.catalogue.uncached(model)
+
+    def image_damaged(self, model: ModelId, reason: str) -> None:
+        self.catalogue.damaged(model, reason)
+
+    def _release(self, proxies: Iterable[ProxyId]) -> None:
+        for proxy in proxies:
+            self.broadcast(ReleaseProxy(proxy))
+
+    def _lease(self, grants: Iterable[tuple[InstanceId, ToInstance]]) -> None:
+        for instance, message in grants:
+            self._outbox.put(instance, message)
+        if self._check_laws:
+            self.leases.check()

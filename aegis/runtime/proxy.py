@@ -1,0 +1,257 @@
+"""A proxy: the session core wired to clients, instances and its node.
+
+Requests go to instances and come back from them directly; its node tells it which instances and models there are. One
+object of one event loop: whatever an event makes the core decide is done before the next event is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from aegis.core.clock import Clock
+from aegis.core.decision import Decision
+from aegis.core.errors import UserError
+from aegis.core.ids import InstanceId, ModelId, ProxyId, RequestId, nth_request
+from aegis.core.lifecycle import State
+from aegis.core.messages import FromInstance, Greeting, Phase, Started
+from aegis.core.request import Job, Sampling
+from aegis.core.role import Role
+from aegis.runtime.link import Hub
+from aegis.runtime.outbox import Outbox
+from aegis.runtime.seam import (
+    Drain,
+    FromProxy,
+    InstanceGivenUp,
+    InstanceLost,
+    ModelUsed,
+    Noted,
+    Told,
+    ToProxy,
+    Unserved,
+)
+from aegis.runtime.tickets import LiveTicket
+from aegis.telemetry.decisions import DecisionLog
+from aegis.telemetry.history import History
+from aegis.telemetry.metrics import Metrics
+from aegis.telemetry.scrape import Family, scrape
+from proxy.events import (
+    Arrived,
+    ClientLeft,
+    Deliver,
+    DeliverPrompt,
+    Ended,
+    Event,
+    ForeignLoad,
+    Heard,
+    InstanceDown,
+    InstanceUp,
+    ModelGone,
+    ModelUp,
+    Replayed,
+    To,
+)
+from proxy.http.boundary import Delta, Desk, Failed, Finished, PromptScores, Served
+from proxy.sessions import SessionCore
+
+
+class NodeEnd(Protocol):
+    """The node, as its proxy sees it."""
+
+    @property
+    def desk(self) -> Desk: ...
+
+    def models(self) -> Mapping[str, Served]:
+        """By the name clients use."""
+        ...
+
+    def tell(self, message: FromProxy) -> None: ...
+
+
+class Proxy:
+    """Implements `proxy.http.boundary.Market` and `aegis.runtime.seam.ProxyEnd`."""
+
+    def __init__(
+        self,
+        number: ProxyId,
+        core: SessionCore,
+        node: NodeEnd,
+        link: Hub[FromInstance],
+        clock: Clock,
+        history: History,
+        *,
+        decisions: DecisionLog | None = None,
+    ) -> None:
+        self.address = link.address
+        self.draining = False
+        self._number = number
+        self._core = core
+        self._node = node
+        self._link = link
+        self._clock = clock
+        self._decisions = decisions
+        self._history = history
+        self._metrics = Metrics()
+        self._tickets: dict[RequestId, LiveTicket] = {}
+        self._next_request = 0
+        self._unserved = ""  # why, where nothing can be served any more
+        self._identities: dict[InstanceId, str] = {}  # the processes of those that are up
+        self._lost: dict[InstanceId, int] = {}  # the last incarnation known to be gone
+        self._outbox = Outbox(link, lambda instance: self._identities[instance], clock, decisions)
+
+    # --- what the HTTP layer asks -------------------------------------------------------------------------------------
+
+    @property
+    def desk(self) -> Desk:
+        return self._node.desk
+
+    def models(self) -> Mapping[str, Served]:
+        return self._node.models()
+
+    def submit(self, model: ModelId, prompt: Sequence[int], sampling: Sampling, *, priority: int = 0) -> LiveTicket:
+        served = self._node.models().get(model)
+        if served is None:
+            raise UserError(f"model '{model}' was removed", status=404, param="model", code="model_not_found")
+        if served.state == "failed":
+            raise UserError(f"model '{model}' cannot be served: {served.detail}", status=503)
+        if self._unavailable():
+            raise UserError(self._unavailable(), status=503, kind="server_error")
+        self._next_request += 1
+        request, now_ns = nth_request(self._number, self._next_request), self._clock.now_ns()
+        ticket = self._tickets[request] = LiveTicket(request, self._happened)
+        self._node.tell(ModelUsed(model))
+        slo = served.spec.slo
+        for watcher in (self._metrics, self._history.requests):
+            watcher.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=sampling.max_tokens)
+        self._happened(Arrived(Job(request, 1, model, tuple(prompt), sampling, now_ns, priority=priority)))
+        return ticket
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._tickets)
+
+    def abandon(self) -> None:
+        """Fails every request that has not ended: the server is about to, or nobody is left to serve it."""
+        for request in list(self._tickets):
+            self._happened(ClientLeft(request))
+
+    def _unavailable(self) -> str:
+        """Why no request can be served, if none can."""
+        return "the server is shutting down; try another one" if self.draining else self._unserved
+
+    # --- what the node says -------------------------------------------------------------------------------------------
+
+    def tell(self, message: ToProxy) -> None:
+        match message:
+            case ModelUp() | ModelGone() | ForeignLoad():
+                self._happened(message)
+            case InstanceLost(instance, incarnation):
+                self._lost[instance] = incarnation
+                if self._identities.get(instance) == f"{instance}/{incarnation}":
+                    self._down(instance)
+                    self._outbox.flush()
+                self._node.tell(Noted(instance, incarnation))
+            case InstanceGivenUp(instance):
+                self._happened(InstanceDown(instance, for_good=True))
+            case Unserved(why):
+                self._unserved = why
+                self.abandon()
+            case Drain():
+                self.draining = True
+            case _:
+                raise AssertionError(f"not for a proxy: {message}")
+
+    async def scrape(self) -> tuple[Family, ...]:
+        return await asyncio.to_thread(scrape, self._metrics.registry)
+
+    def told(self) -> Told:
+        """What is to be said a few times a second where there are other proxies."""
+        return Told(tuple(self._core.loads()))
+
+    # --- what instances say -------------------------------------------------------------------------------------------
+
+    async def listen(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            identity, messages = await self._link.receive()
+            name, _, incarnation = identity.rpartition("/")
+            self._hear(InstanceId(name), int(incarnation), messages)
+            self._outbox.flush()
+
+    def _hear(self, instance: InstanceId, incarnation: int, messages: Sequence[FromInstance]) -> None:
+        """A process that is gone is not heard any more, however much it said."""
+        identity = f"{instance}/{incarnation}"
+        for message in messages:
+            if isinstance(message, Greeting):
+                self._greeted(instance, incarnation, message.role)
+            elif self._identities.get(instance) == identity:
+                self._observe(message)
+                self._perform(Heard(instance, message))
+
+    def _greeted(self, instance: InstanceId, incarnation: int, role: Role) -> None:
+        if incarnation <= self._lost.get(instance, 0):
+            return
+        if instance in self._identities:  # the news of its end is on its way
+            self._down(instance)
+        self._identities[instance] = f"{instance}/{incarnation}"
+        self._perform(InstanceUp(instance, role))
+
+    def _down(self, instance: InstanceId) -> None:
+        del self._identities[instance]
+        self._outbox.forget(instance)
+        self._perform(InstanceDown(instance))
+
+    def _observe(self, message: FromInstance) -> None:
+        match message:
+            case Started(request, _) if request in self._tickets:
+                self._metrics.started(request, self._clock.now_ns())
+            case Phase(requests, running):
+                self._metrics.phase(requests, running=running)
+
+    # --- doing --------------------------------------------------------------------------------------------------------
+
+    def _happened(self, event: Event) -> None:
+        """Something outside the instances."""
+        self._perform(event)
+        self._outbox.flush()
+
+    def _perform(self, event: Event) -> None:
+        now_ns = self._clock.now_ns()
+        for effect in self._core.on(event, now_ns):
+            match effect:
+                case To(instance, message):
+                    self._outbox.put(instance, message)
+                case Deliver(request, _, tokens):
+                    self._metrics.token(request, now_ns, len(tokens))
+                    self._history.requests.tokens(request, now_ns, len(tokens))
+                    self._tickets[request].put(Delta(tokens))
+                case DeliverPrompt(request, tokens):
+                    self._tickets[request].put(PromptScores(tokens))
+                case Replayed(request):
+                    self._metrics.replayed(request)
+                case Ended():
+                    self._end(effect, now_ns)
+                case Decision():
+                    self._decided(effect)
+
+    def _decided(self, decision: Decision) -> None:
+        self._history.decisions.add((decision,))
+        if self._decisions:
+            self._decisions.explained(decision)
+
+    def _end(self, ended: Ended, now_ns: int) -> None:
+        ticket = self._tickets.pop(ended.request)
+        if ended.state is State.FINISHED and ended.reason is not None:
+            self._metrics.finished(ended.request, ended.reason, now_ns)
+            self._history.requests.end(ended.request, "finished")
+            ticket.put(Finished(ended.reason))
+        elif ended.state is State.FAILED:
+            self._metrics.failed(ended.request)
+            self._history.requests.end(ended.request, "failed")
+            ticket.put(Failed(ended.message))
+        else:
+            self._metrics.cancelled(ended.request)
+            self._history.requests.end(ended.request, "cancelled")
+            why = self._unavailable()
+            ticket.put(Failed(why, 503) if why else Failed("cancelled", 499))

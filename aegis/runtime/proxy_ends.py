@@ -1,0 +1,107 @@
+"""The proxies of a node as it speaks with them: all are told the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from aegis.core.ids import InstanceId, ModelId, ProxyId
+from aegis.runtime.seam import InstanceLost, Noted, ProxyEnd, ToProxy
+from aegis.telemetry.scrape import Family
+from proxy.events import ForeignLoad, ModelLoad
+
+NOTED_WITHIN_S = 2.0
+"""A proxy that takes longer to note that an instance is lost is taken for lost itself."""
+
+SCRAPED_WITHIN_S = 2.0
+
+
+class ProxyEnds:
+    """`on_silent` is to end a proxy that does not answer, whose `leave` follows; `missing` are the names of those that
+    do not serve at the moment."""
+
+    def __init__(self) -> None:
+        self.on_silent: Callable[[ProxyId], None] = lambda proxy: None
+        self.missing: Callable[[], list[str]] = list
+        self._ends: dict[ProxyId, ProxyEnd] = {}
+        self._unnoted: dict[tuple[InstanceId, int], set[ProxyId]] = {}
+        self._noted = asyncio.Event()  # something was
+        self._loads: dict[ProxyId, dict[InstanceId, ForeignLoad]] = {}
+        self._said: dict[ProxyId, dict[InstanceId, ForeignLoad]] = {}  # of the others' loads, last
+
+    def join(self, proxy: ProxyId, end: ProxyEnd) -> None:
+        self._ends[proxy] = end
+        self._loads[proxy], self._said[proxy] = {}, {}
+
+    def leave(self, proxy: ProxyId) -> None:
+        del self._ends[proxy], self._loads[proxy], self._said[proxy]
+        for waiting in self._unnoted.values():
+            waiting.discard(proxy)
+        self._noted.set()
+        self._share_loads()
+
+    def addresses(self) -> dict[ProxyId, str]:
+        """Where they listen for instances."""
+        return {proxy: end.address for proxy, end in self._ends.items()}
+
+    def tell(self, message: ToProxy) -> None:
+        for end in list(self._ends.values()):
+            end.tell(message)
+
+    async def lost(self, message: InstanceLost) -> None:
+        """Returns when none of them will hear any more of what that process said; at once where all are here."""
+        key = (message.instance, message.incarnation)
+        waiting = self._unnoted[key] = set(self._ends)
+        self.tell(message)
+        try:
+            async with asyncio.timeout(NOTED_WITHIN_S):
+                await self._until_noted(waiting)
+        except TimeoutError:
+            for proxy in sorted(waiting):
+                self.on_silent(proxy)
+            await self._until_noted(waiting)
+        del self._unnoted[key]
+
+    def noted(self, proxy: ProxyId, message: Noted) -> None:
+        self._unnoted.get((message.instance, message.incarnation), set()).discard(proxy)
+        self._noted.set()
+
+    async def scrapes(self) -> list[tuple[Family, ...]]:
+        """Their metrics, but for those that do not answer in time."""
+        scraping = [asyncio.create_task(end.scrape()) for end in self._ends.values()]
+        done, late = await asyncio.wait(scraping, timeout=SCRAPED_WITHIN_S)
+        for task in late:
+            task.cancel()
+        return [task.result() for task in scraping if task in done]
+
+    def loads(self, proxy: ProxyId, loads: Iterable[ForeignLoad]) -> None:
+        """What the proxy's requests are to the others, who are told where it has changed."""
+        self._loads[proxy] = {load.instance: load for load in loads}
+        self._share_loads()
+
+    def _share_loads(self) -> None:
+        for proxy, end in self._ends.items():
+            others = [loads for other, loads in self._loads.items() if other != proxy]
+            now = {instance: _sum(instance, others) for instance in dict.fromkeys(i for each in others for i in each)}
+            said, self._said[proxy] = self._said[proxy], now
+            for instance in dict.fromkeys([*said, *now]):
+                load = now.get(instance, ForeignLoad(instance, 0, ()))
+                if load != said.get(instance, ForeignLoad(instance, 0, ())):
+                    end.tell(load)
+
+    async def _until_noted(self, waiting: set[ProxyId]) -> None:
+        while waiting:
+            self._noted.clear()
+            await self._noted.wait()
+
+
+def _sum(instance: InstanceId, proxies: Iterable[dict[InstanceId, ForeignLoad]]) -> ForeignLoad:
+    prefill_ns, requests, tokens = 0, defaultdict[ModelId, int](int), defaultdict[ModelId, int](int)
+    for load in [loads[instance] for loads in proxies if instance in loads]:
+        prefill_ns += load.prefill_ns
+        for of_model in load.models:
+            requests[of_model.model] += of_model.requests
+            tokens[of_model.model] += of_model.tokens
+    models = tuple([ModelLoad(model, requests[model], tokens[model]) for model in sorted(requests)])
+    return ForeignLoad(instance, prefill_ns, models)

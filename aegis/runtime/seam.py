@@ -1,0 +1,166 @@
+"""What a node and its proxies tell each other: who lives, which models there are, and what clients ask of the node.
+
+A proxy in the node's own process is told by a call, any other over ZeroMQ. Nothing about a request in flight is among
+it: that goes between proxies and instances.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec import Raw, Struct
+
+from aegis.core.decision import Decision
+from aegis.core.ids import InstanceId, ModelId
+from aegis.core.model import ModelSpec
+from aegis.telemetry.records import Record
+from aegis.telemetry.scrape import Family
+from proxy.events import ForeignLoad, ModelGone, ModelUp
+
+# --- to a proxy -----------------------------------------------------------------------------------------------------
+
+
+class InstanceLost(Struct, frozen=True, tag=True):
+    """This process of the instance is gone. Answered by `Noted` once nothing it said will be heard any more: until then
+    the others go on as if it lived."""
+
+    instance: InstanceId
+    incarnation: int
+
+
+class InstanceGivenUp(Struct, frozen=True, tag=True):
+    """It is not started again."""
+
+    instance: InstanceId
+
+
+class Card(Struct, frozen=True, tag=True):
+    """What clients are shown of a model, `proxy.http.boundary.Served` but for its text. A new one replaces the last."""
+
+    spec: ModelSpec
+    kv_limit_tokens: int
+    created_s: int
+    state: str
+    detail: str
+    weights: str
+
+
+class CardGone(Struct, frozen=True, tag=True):
+    """There is no model of that name any more."""
+
+    model: ModelId
+
+
+class Unserved(Struct, frozen=True, tag=True):
+    """No request can be served any more, for this reason: those there are end at once."""
+
+    why: str
+
+
+class Drain(Struct, frozen=True, tag=True):
+    """Refuse what comes; what runs may finish within so long, then the rest ends, and the proxy's process too."""
+
+    within_s: float
+
+
+class Answer(Struct, frozen=True, tag=True):
+    """To the question with this ticket: its result, or what `UserError` it raises."""
+
+    ticket: int
+    result: Raw
+    refusal: Refusal | None = None
+
+
+class Refusal(Struct, frozen=True):
+    """A `UserError` on its way."""
+
+    message: str
+    status: int
+    param: str | None
+    code: str | None
+    kind: str
+
+
+class ScrapeWanted(Struct, frozen=True, tag=True):
+    """Answered by `Scraped`."""
+
+    ticket: int
+
+
+ToProxy = (
+    ModelUp
+    | ModelGone
+    | InstanceLost
+    | InstanceGivenUp
+    | Card
+    | CardGone
+    | ForeignLoad
+    | Unserved
+    | Drain
+    | Answer
+    | ScrapeWanted
+)
+
+
+# --- from a proxy ---------------------------------------------------------------------------------------------------
+
+
+class Joined(Struct, frozen=True, tag=True):
+    """The proxy's process has begun, and listens for instances at this address."""
+
+    address: str
+
+
+class Serves(Struct, frozen=True, tag=True):
+    """It answers clients."""
+
+
+class Noted(Struct, frozen=True, tag=True):
+    """Answers `InstanceLost`."""
+
+    instance: InstanceId
+    incarnation: int
+
+
+class ModelUsed(Struct, frozen=True, tag=True):
+    """A request for the model came."""
+
+    model: ModelId
+
+
+class Told(Struct, frozen=True, tag=True):
+    """A few times a second: what the proxy's requests are to the others, and what is to be remembered of them."""
+
+    loads: tuple[ForeignLoad, ...]
+    records: tuple[Record, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+
+
+class Scraped(Struct, frozen=True, tag=True):
+    """The proxy's metrics as they stand."""
+
+    ticket: int
+    families: tuple[Family, ...]
+
+
+class Asked(Struct, frozen=True, tag=True):
+    """Somebody wants this of the node: a method of `Desk`, with its arguments. Answered by `Answer`."""
+
+    ticket: int
+    what: str
+    arguments: Raw
+
+
+FromProxy = Joined | Serves | Noted | ModelUsed | Told | Scraped | Asked
+
+
+class ProxyEnd(Protocol):
+    """A proxy, as its node tells it something."""
+
+    address: str
+
+    def tell(self, message: ToProxy) -> None: ...
+
+    async def scrape(self) -> tuple[Family, ...]:
+        """The proxy's metrics; none of one that is lost meanwhile."""
+        ...
