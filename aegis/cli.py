@@ -124,6 +124,9 @@ def launch(
     ] = None,
     host: Annotated[str | None, typer.Option(metavar="H", help="Address to listen on. [default: 127.0.0.1]")] = None,
     port: Annotated[str | None, typer.Option(metavar="N", help="Port to listen on. [default: 8000]")] = None,
+    proxies: Annotated[
+        str | None, typer.Option(metavar="N", help="Processes that serve clients, on one port. [default: 1]")
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error. [default: info]")
     ] = None,

@@ -119,10 +119,11 @@ class Instances(Section):
 
 
 class Server(Section):
-    """Where the proxy listens."""
+    """Where the proxies listen."""
 
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on")
     port: Port = Field(default=8000, description="Port to listen on")
+    proxies: Count = Field(default=1, description="Processes that serve clients, on one port")
     log_level: LogLevel = Field(default="info", description="Least level that is logged")
     admin_key: SecretStr | None = Field(
         default=None,
@@ -244,6 +245,7 @@ OPTIONS: dict[str, Key] = {
     "dtype": ("dtype",),
     "host": ("server", "host"),
     "port": ("server", "port"),
+    "proxies": ("server", "proxies"),
     "log_level": ("server", "log_level"),
     "policy": ("scheduling", "policy"),
     "slo": ("slo",),

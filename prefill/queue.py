@@ -16,8 +16,9 @@ from aegis.core.request import Job
 
 @dataclass(slots=True)
 class Group:
-    """Jobs of one model that run in a row."""
+    """Jobs of one model that run in a row. The proxy numbers those it made."""
 
+    proxy: ProxyId
     group: int
     model: ModelId
     jobs: deque[Job] = field(default_factory=deque)
@@ -46,12 +47,13 @@ class Queue:
 
     def submit(self, event: Submit) -> None:
         self.changed = True
+        proxy = proxy_of(event.job.request)
         for group in self.groups:
-            if group.group == event.group:
+            if group.group == event.group and group.proxy == proxy:
                 assert group.model == event.job.model
                 group.jobs.append(event.job)
                 return
-        self.groups.append(Group(event.group, event.job.model, deque([event.job])))
+        self.groups.append(Group(proxy, event.group, event.job.model, deque([event.job])))
 
     def cancel(self, request: RequestId, attempt: int) -> None:
         """A job that runs ends with its step."""
@@ -78,7 +80,7 @@ class Queue:
         self.groups.clear()
         for job in jobs:
             if not self.groups or self.groups[-1].model != job.model:
-                self.groups.append(Group(0, job.model))
+                self.groups.append(Group(proxy_of(job.request), 0, job.model))
             self.groups[-1].jobs.append(job)
 
     def front(self) -> Group | None:

@@ -260,8 +260,8 @@ class Catalogue:
         model.settled.set()
 
     def _forget(self, model: ModelId) -> None:
-        self._wire.tell(ModelGone(model, "was removed"))
         left = self._models.pop(model)
+        self._wire.tell(ModelGone(model, "was removed"))
         if left.state == "loading":
             self._fail(left, "it was removed")
         self._leaving[model] = _Leaving(set(self._wire.up))

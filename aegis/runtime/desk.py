@@ -25,7 +25,7 @@ class NodeDesk:
         return self._node.catalogue.models()
 
     def is_healthy(self) -> tuple[bool, str]:
-        dead = self._node.pool.dead()
+        dead = [*self._node.pool.dead(), *self._node.proxies.dead()]
         return not dead, f"does not come up any more: {', '.join(dead)}" if dead else "ok"
 
     def is_ready(self) -> tuple[bool, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -17,27 +16,27 @@ from rich.console import Console
 from aegis.config import Config, ModelEntry
 from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import ModelRefused, UserError
-from aegis.core.ids import ModelId
+from aegis.core.ids import ModelId, ProxyId
 from aegis.core.model import Slo
 from aegis.models.cache import default_cache_dir
 from aegis.models.sources import Source, read_sources
 from aegis.runtime import garbage
 from aegis.runtime.catalogue import LiveModel
+from aegis.runtime.listening import listen
 from aegis.runtime.opening import LiveMarket, host_slabs_of, instances_of, open_market, slo_of
+from aegis.runtime.proxies import Proxies, open_proxies
+from aegis.runtime.proxy_settings import ProxySettings
+from aegis.runtime.serving import DRAIN_S, drained, http_server
 from aegis.sizes import format_size
 from aegis.telemetry import logs
-from proxy.http.app import create_app
-from proxy.http.server import make_server
-from proxy.http.settings import Settings
 
 _START_S = 120.0
-_DRAIN_S = 3  # that running requests are given to finish in when the server is ended
 
 
 def main(config: Config) -> int:
     """Serves until SIGINT or SIGTERM. Returns the exit code; raises UserError for what the user can mend."""
     logs.setup(config.server.log_level)
-    listener = _listen(config.server.host, config.server.port)
+    listener = listen(config.server.host, config.server.port, shared=config.server.proxies > 1)
     _check_sizes(config)
     sources = _sources(config)
     return uvloop.run(_serve(config, listener, sources))
@@ -48,40 +47,54 @@ async def _serve(config: Config, listener: socket.socket, sources: list[Source])
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     console = Console(stderr=True, soft_wrap=True)
+    admin_key = config.server.admin_key.get_secret_value() if config.server.admin_key else None
     async with open_market(config) as market:
-        started = asyncio.create_task(_bring_up(market, sources, console))
-        if not await _first(started, stop):
-            return 130
-        key = config.server.admin_key
-        settings = Settings(admin_key=key.get_secret_value() if key else None)
-        server = make_server(
-            create_app(market.proxy, settings),
-            host=config.server.host,
-            port=listener.getsockname()[1],
-            shutdown_s=_DRAIN_S + 5,
-        )
-        server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]  # signals are ours
-        serving = asyncio.create_task(server.serve([listener]))
-        garbage.seldom()
-        _announce(console, market, listener)
-        await _first(serving, stop)
-        server.should_exit = True
-        stop.clear()
-        await _drain(market, stop)
-        await serving
+        template = _proxy_template(config, market, listener, admin_key)
+        async with open_proxies(config.server.proxies - 1, template, market, drain_s=DRAIN_S + 5) as proxies:
+            started = asyncio.create_task(_bring_up(market, proxies, sources, console))
+            if not await _first(started, stop):
+                return 130
+            server = http_server(market.proxy, listener, admin_key=admin_key, name="proxy-0")
+            serving = asyncio.create_task(server.serve([listener]))
+            garbage.seldom()
+            _announce(console, market, listener)
+            await _first(serving, stop)
+            server.should_exit = True
+            stop.clear()
+            market.node.drain(DRAIN_S)
+            await drained(market.proxy, stop, within_s=DRAIN_S)
+            if stop.is_set():
+                market.node.drain(0)
+            await serving
     console.print("aegis has stopped")
     sys.stdout.flush()
     os._exit(0)  # a thread may still be busy with what a client sent; nothing that it does matters any more
 
 
-async def _drain(market: LiveMarket, stop: asyncio.Event) -> None:
-    """Running requests get a moment to finish in; when it is over, or at a second signal, the rest is failed."""
-    market.node.drain(_DRAIN_S)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_DRAIN_S):
-            while market.proxy.busy and not stop.is_set():
-                await asyncio.sleep(0.02)
-    market.proxy.abandon()
+def _proxy_template(
+    config: Config, market: LiveMarket, listener: socket.socket, admin_key: str | None
+) -> ProxySettings:
+    """What all further proxies are told alike."""
+    scheduling = market.scheduling
+    return ProxySettings(
+        policy=scheduling.policy,
+        memory_bytes=scheduling.memory_bytes,
+        max_group_size=scheduling.max_group_size,
+        q_max_ns=scheduling.q_max_ns,
+        switching_share=scheduling.switching_share,
+        explains=scheduling.explains,
+        name="",
+        number=ProxyId(0),
+        node_address=f"ipc://{market.directory}/proxies",
+        address=f"ipc://{market.directory}/proxy",
+        host=config.server.host,
+        port=listener.getsockname()[1],
+        log_level=config.server.log_level,
+        admin_key=admin_key,
+        records=config.telemetry.records,
+        decisions=config.telemetry.decisions,
+        token_times=config.telemetry.token_times,
+    )
 
 
 async def _first(task: asyncio.Task[None], stop: asyncio.Event) -> bool:
@@ -137,19 +150,8 @@ def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
     return Source(model, path, entry.hub, slo, entry.dtype, entry.pin)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen()  # from now on nobody else can
-    except OSError as error:
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
-    return listener
-
-
-async def _bring_up(market: LiveMarket, sources: list[Source], console: Console) -> None:
-    """Registers everything and waits for the instances; at least one model has to be served."""
+async def _bring_up(market: LiveMarket, proxies: Proxies, sources: list[Source], console: Console) -> None:
+    """Registers everything and waits for the instances and proxies; at least one model has to be served."""
     refused = 0
     with console.status("starting") as status:
         report = lambda model, text: status.update(f"{model}: {text}")  # noqa: E731
@@ -160,11 +162,12 @@ async def _bring_up(market: LiveMarket, sources: list[Source], console: Console)
         if refused == len(sources):
             raise UserError("no model can be served; see the reasons above")
         status.update("waiting for the instances")
+        proxies.start()
         try:
             async with asyncio.timeout(_START_S):
                 while not market.desk.is_ready()[0]:
                     if not market.desk.is_healthy()[0]:
-                        raise UserError(f"an instance {market.desk.is_healthy()[1]}")
+                        raise UserError(f"a part of it {market.desk.is_healthy()[1]}")
                     await asyncio.sleep(0.02)
         except TimeoutError:
             raise UserError(f"after {_START_S:.0f} s still {market.desk.is_ready()[1]}; see the log above") from None

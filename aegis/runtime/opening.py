@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import signal
 import tempfile
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +29,8 @@ from aegis.runtime.near import NearNode
 from aegis.runtime.node import Node
 from aegis.runtime.pool import WORDS, Pool
 from aegis.runtime.proxy import Proxy
+from aegis.runtime.scheduling_settings import SchedulingSettings
+from aegis.runtime.serving import running
 from aegis.telemetry.history import History
 from memory.budget import Budget
 from proxy.sessions import SessionCore
@@ -41,11 +40,13 @@ _PROXY = ProxyId(0)
 
 @dataclass(frozen=True, slots=True)
 class LiveMarket:
-    """A node, and the proxy in its process."""
+    """A node, and the proxy in its process. Sockets of others are in the directory."""
 
     node: Node
     desk: NodeDesk
     proxy: Proxy
+    scheduling: SchedulingSettings
+    directory: str
 
 
 @asynccontextmanager
@@ -87,10 +88,10 @@ async def open_market(
         proxy = Proxy(_PROXY, core or template.session_core(), near, proxy_link, clock, node.history)
         node.join(_PROXY, proxy)
         try:
-            async with _running(node.listen(), proxy.listen(), devices.watch()):
+            async with running(node.listen(), proxy.listen(), devices.watch()):
                 pool.start()
                 try:
-                    yield LiveMarket(node, near.desk, proxy)
+                    yield LiveMarket(node, near.desk, proxy, template, directory)
                 finally:
                     await pool.close()
         finally:
@@ -102,21 +103,6 @@ async def open_market(
 def _hubs(directory: str) -> tuple[Hub[Said], Hub[FromInstance]]:
     """Where instances reach the node, and the proxy."""
     return Hub(f"ipc://{directory}/node", Said), Hub(f"ipc://{directory}/proxy-{_PROXY}", FromInstance)
-
-
-@asynccontextmanager
-async def _running(*works: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """While the block is."""
-    tasks = [asyncio.create_task(work) for work in works]
-    for task in tasks:
-        task.add_done_callback(_end_if_broken)
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
 
 
 def _history(config: Config) -> History:
@@ -150,12 +136,6 @@ def _template(
         explains=config.telemetry.decisions > 0,
         check_laws=config.memory.debug,
     )
-
-
-def _end_if_broken(listening: asyncio.Task[None]) -> None:
-    """A bug that stopped the market ends the server, rather than leaving its clients to wait for ever."""
-    if not listening.cancelled() and listening.exception():
-        signal.raise_signal(signal.SIGTERM)
 
 
 def _dealt(config: Config, instances: list[InstanceId]) -> dict[InstanceId, int]:

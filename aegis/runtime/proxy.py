@@ -84,8 +84,8 @@ class Proxy:
         decisions: DecisionLog | None = None,
     ) -> None:
         self.address = link.address
+        self.number = number
         self.draining = False
-        self._number = number
         self._core = core
         self._node = node
         self._link = link
@@ -118,7 +118,7 @@ class Proxy:
         if self._unavailable():
             raise UserError(self._unavailable(), status=503, kind="server_error")
         self._next_request += 1
-        request, now_ns = nth_request(self._number, self._next_request), self._clock.now_ns()
+        request, now_ns = nth_request(self.number, self._next_request), self._clock.now_ns()
         ticket = self._tickets[request] = LiveTicket(request, self._happened)
         self._node.tell(ModelUsed(model))
         slo = served.spec.slo

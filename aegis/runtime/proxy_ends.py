@@ -19,11 +19,12 @@ SCRAPED_WITHIN_S = 2.0
 
 class ProxyEnds:
     """`on_silent` is to end a proxy that does not answer, whose `leave` follows; `missing` are the names of those that
-    do not serve at the moment."""
+    do not serve at the moment, `dead` of those that do not come up any more."""
 
     def __init__(self) -> None:
         self.on_silent: Callable[[ProxyId], None] = lambda proxy: None
         self.missing: Callable[[], list[str]] = list
+        self.dead: Callable[[], list[str]] = list
         self._ends: dict[ProxyId, ProxyEnd] = {}
         self._unnoted: dict[tuple[InstanceId, int], set[ProxyId]] = {}
         self._noted = asyncio.Event()  # something was

@@ -17,6 +17,9 @@ from aegis.telemetry.records import Record
 from aegis.telemetry.scrape import Family
 from proxy.events import ForeignLoad, ModelGone, ModelUp
 
+TELL_S = 0.2
+"""From one time that a proxy tells of its requests to the next."""
+
 # --- to a proxy -----------------------------------------------------------------------------------------------------
 
 

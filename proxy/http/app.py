@@ -20,4 +20,4 @@ def create_app(market: Market, settings: Settings | None = None) -> ASGIApp:
     for part in (completions, chat, models, admin, memory, history, tokens, status, unsupported):
         app.include_router(part.router)
     errors.install(app)
-    return Edge(app)
+    return Edge(app, app.state.settings.proxy)

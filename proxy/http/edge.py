@@ -1,4 +1,5 @@
-"""The outermost layer: gives every request its id, logs one line of it, keeps a bug of ours to its request."""
+"""The outermost layer: gives every request its id, logs one line of it, keeps a bug of ours to its request. Each reply
+says which proxy it is from, as `X-Aegis-Proxy`."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from aegis.telemetry.logs import Value, log
 from proxy.http.request_ids import HEADER, assign, id_of
 
 _logger = logging.getLogger(__name__)
+_PROXY = b"x-aegis-proxy"
 _QUIET = frozenset({"/health", "/metrics", "/ready"})
 
 
@@ -23,8 +25,9 @@ def note(scope: Scope, **fields: Value) -> None:
 class Edge:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, proxy: str) -> None:
         self._app = app
+        self._proxy = proxy.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -38,7 +41,11 @@ class Edge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (HEADER, id_of(scope).encode())]
+                message["headers"] = [
+                    *message["headers"],
+                    (HEADER, id_of(scope).encode()),
+                    (_PROXY, self._proxy),
+                ]
             await send(message)
 
         try:

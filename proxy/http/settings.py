@@ -12,6 +12,7 @@ from proxy.http.boundary import Desk, Market
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
+    proxy: str = "proxy-0"  # who answers, as every reply says
     admin_key: str | None = None  # without one, only local clients may add and remove models
     body_bytes_max: int = 4 << 20
     keep_alive_s: float = 5.0  # the longest silence of an event stream

@@ -1,0 +1,176 @@
+"""A node as a proxy in another process sees it: its models as it tells of them, its desk by question and answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from msgspec import Raw
+
+from aegis.core.decision import Decision
+from aegis.core.errors import UserError
+from aegis.core.ids import ModelId
+from aegis.core.model import ModelSpec
+from aegis.models.text import TextModel
+from aegis.runtime.link import Spoke
+from aegis.runtime.questions import QUESTIONS
+from aegis.runtime.seam import Answer, Asked, Card, CardGone, FromProxy, Refusal, ToProxy
+from aegis.telemetry.memory_report import MemoryReport
+from aegis.telemetry.node import NodeReport
+from aegis.telemetry.records import Record
+from aegis.telemetry.spans import Span
+
+
+@dataclass(slots=True)
+class SeenModel:
+    """A model as its card describes it. Implements `proxy.http.boundary.Served`."""
+
+    card: Card
+    text: TextModel | None
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.card.spec
+
+    @property
+    def state(self) -> str:
+        return self.card.state
+
+    @property
+    def detail(self) -> str:
+        return self.card.detail
+
+    @property
+    def weights(self) -> str:
+        return self.card.weights
+
+    @property
+    def created_s(self) -> int:
+        return self.card.created_s
+
+    @property
+    def kv_limit_tokens(self) -> int:
+        return self.card.kv_limit_tokens
+
+
+class FarNode:
+    """Implements `aegis.runtime.proxy.NodeEnd`. A model is there once its text is loaded, which is done in a thread."""
+
+    def __init__(self, link: Spoke[ToProxy]) -> None:
+        self.desk = FarDesk(self)
+        self._link = link
+        self._cards: dict[ModelId, Card] = {}
+        self._models: dict[ModelId, SeenModel] = {}
+        self._opening: dict[ModelId, asyncio.Task[None]] = {}
+
+    def models(self) -> Mapping[str, SeenModel]:
+        return cast(Mapping[str, SeenModel], self._models)
+
+    def tell(self, message: FromProxy) -> None:
+        self._link.send([message])
+
+    async def opened(self) -> None:
+        """Until all models that the node has told of are there."""
+        while self._opening:
+            await asyncio.gather(*self._opening.values())
+
+    def told(self, message: Card | CardGone) -> None:
+        match message:
+            case Card(spec):
+                self._cards[spec.model] = message
+                seen = self._models.get(spec.model)
+                if seen and seen.spec.directory == spec.directory:
+                    seen.card = message
+                elif spec.model not in self._opening:
+                    self._opening[spec.model] = asyncio.create_task(self._open(spec.model))
+            case CardGone(model):
+                self._cards.pop(model, None)
+                self._models.pop(model, None)
+
+    async def _open(self, model: ModelId) -> None:
+        """Until what is there is what its last card says, which may have changed meanwhile."""
+        while card := self._cards.get(model):
+            text = await asyncio.to_thread(TextModel.load, Path(card.spec.directory))
+            latest = self._cards.get(model)
+            if latest and latest.spec.directory == card.spec.directory:
+                self._models[model] = SeenModel(latest, text)
+                break
+        del self._opening[model]
+
+
+class FarDesk:
+    """Implements `proxy.http.boundary.Desk`."""
+
+    def __init__(self, node: FarNode) -> None:
+        self._node = node
+        self._tickets = count()
+        self._asked: dict[int, asyncio.Future[Answer]] = {}
+
+    def answered(self, answer: Answer) -> None:
+        asked = self._asked.get(answer.ticket)
+        if asked and not asked.done():
+            asked.set_result(answer)
+
+    async def healthy(self) -> tuple[bool, str]:
+        return cast(tuple[bool, str], await self._ask("healthy"))
+
+    async def ready(self) -> tuple[bool, str]:
+        return cast(tuple[bool, str], await self._ask("ready"))
+
+    async def add_model(self, source: str, name: str | None) -> SeenModel:
+        model = cast(ModelId, await self._ask("add_model", source, name))
+        await self._node.opened()
+        added = self._node.models().get(model)
+        if added is None:
+            raise UserError(f"model '{model}' was removed", status=404, param="name")
+        return added
+
+    async def remove_model(self, name: str) -> None:
+        await self._ask("remove_model", name)
+
+    async def metrics(self) -> bytes:
+        return cast(bytes, await self._ask("metrics"))
+
+    async def spans(self, since: int) -> tuple[list[Span], int]:
+        return cast(tuple[list[Span], int], await self._ask("spans", since))
+
+    async def records(self, since: int) -> tuple[list[Record], int]:
+        return cast(tuple[list[Record], int], await self._ask("records", since))
+
+    async def decisions(self, since: int) -> tuple[list[Decision], int]:
+        return cast(tuple[list[Decision], int], await self._ask("decisions", since))
+
+    async def report(self) -> NodeReport:
+        return cast(NodeReport, await self._ask("report"))
+
+    async def memory_report(self) -> MemoryReport:
+        return cast(MemoryReport, await self._ask("memory_report"))
+
+    async def limit_memory(self, instance: str, nbytes: int, *, timeout_s: float) -> int:
+        return cast(int, await self._ask("limit_memory", instance, nbytes, timeout_s))
+
+    async def trim_memory(self, instance: str, *, timeout_s: float) -> int:
+        return cast(int, await self._ask("trim_memory", instance, timeout_s))
+
+    async def _ask(self, what: str, *arguments: Any) -> object:
+        """Raises UserError."""
+        ticket = next(self._tickets)
+        asked = self._asked[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            self._node.tell(Asked(ticket, what, Raw(msgspec.msgpack.encode(arguments))))
+            answer = await asked
+        finally:
+            del self._asked[ticket]
+        if answer.refusal:
+            raise _error(answer.refusal)
+        result: object = msgspec.msgpack.decode(answer.result, type=QUESTIONS[what].result)
+        return result
+
+
+def _error(refusal: Refusal) -> UserError:
+    return UserError(refusal.message, status=refusal.status, param=refusal.param, code=refusal.code, kind=refusal.kind)

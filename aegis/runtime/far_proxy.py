@@ -1,0 +1,114 @@
+"""A proxy in another process as its node sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+
+import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
+
+from aegis.core.errors import UserError
+from aegis.core.ids import ModelId
+from aegis.core.model import ModelSpec
+from aegis.runtime.catalogue import LiveModel
+from aegis.runtime.desk import NodeDesk
+from aegis.runtime.link import Hub
+from aegis.runtime.questions import QUESTIONS
+from aegis.runtime.seam import (
+    Answer,
+    Asked,
+    Card,
+    CardGone,
+    FromProxy,
+    Refusal,
+    Scraped,
+    ScrapeWanted,
+    ToProxy,
+)
+from aegis.telemetry.scrape import Family
+from proxy.events import ModelUp
+
+_NOTHING = Raw(msgspec.msgpack.encode(None))
+
+
+class FarProxy:
+    """Implements `aegis.runtime.seam.ProxyEnd`."""
+
+    def __init__(self, address: str, identity: str, link: Hub[FromProxy], desk: NodeDesk) -> None:
+        self.address = address
+        self._identity = identity
+        self._link = link
+        self._desk = desk
+        self._cards: dict[ModelId, Card] = {}  # as it was told last
+        self._tickets = count()
+        self._scrapes: dict[int, asyncio.Future[tuple[Family, ...]]] = {}
+        self._answering: set[asyncio.Task[None]] = set()
+
+    def tell(self, message: ToProxy) -> None:
+        """What it is told of a model it can look up."""
+        if isinstance(message, ModelUp):
+            message = replace(message, spec=_lean(message.spec))
+        self._link.send(self._identity, [*self._changes(), message])
+
+    def refresh(self) -> None:
+        """What has changed of the models without an event."""
+        changes = self._changes()
+        if changes:
+            self._link.send(self._identity, changes)
+
+    async def scrape(self) -> tuple[Family, ...]:
+        ticket = next(self._tickets)
+        scraped: asyncio.Future[tuple[Family, ...]] = asyncio.get_running_loop().create_future()
+        self._scrapes[ticket] = scraped
+        try:
+            self.tell(ScrapeWanted(ticket))
+            return await scraped
+        finally:
+            del self._scrapes[ticket]
+
+    def heard(self, message: Scraped | Asked) -> None:
+        match message:
+            case Scraped(ticket, families):
+                scraped = self._scrapes.get(ticket)
+                if scraped and not scraped.done():
+                    scraped.set_result(families)
+            case Asked():
+                task = asyncio.create_task(self._answer(message))
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
+
+    def lost(self) -> None:
+        """Nobody waits for an answer of it, or to it."""
+        for scraped in self._scrapes.values():
+            if not scraped.done():
+                scraped.set_result(())
+        for task in self._answering:
+            task.cancel()
+
+    async def _answer(self, asked: Asked) -> None:
+        question = QUESTIONS[asked.what]
+        arguments = msgspec.msgpack.decode(asked.arguments, type=question.arguments)
+        try:
+            result = await question.answer(self._desk, *arguments)
+        except UserError as error:
+            refusal = Refusal(error.message, error.status, error.param, error.code, error.kind)
+            self.tell(Answer(asked.ticket, _NOTHING, refusal))
+        else:
+            self.tell(Answer(asked.ticket, Raw(msgspec.msgpack.encode(result))))
+
+    def _changes(self) -> list[Card | CardGone]:
+        cards = {model.spec.model: _card(model) for model in self._desk.models().values()}
+        told, self._cards = self._cards, cards
+        gone = [CardGone(model) for model in told if model not in cards]
+        return [*gone, *(card for model, card in cards.items() if told.get(model) != card)]
+
+
+def _card(model: LiveModel) -> Card:
+    return Card(_lean(model.spec), model.kv_limit_tokens, model.created_s, model.state, model.detail, model.weights)
+
+
+def _lean(spec: ModelSpec) -> ModelSpec:
+    """Without what only serves to load it."""
+    return replace(spec, manifest=replace(spec.manifest, tensors=(), checksums=b""))

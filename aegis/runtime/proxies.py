@@ -1,0 +1,200 @@
+"""The processes of the proxies beside the first: started, watched, started again when they die.
+
+Each start has a number of its own, which its requests bear: what was a lost one's is never taken for its successor's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+
+import msgspec
+
+from aegis.core.ids import ProxyId
+from aegis.runtime.far_proxy import FarProxy
+from aegis.runtime.link import Hub
+from aegis.runtime.opening import LiveMarket
+from aegis.runtime.pool import follow_launcher
+from aegis.runtime.proxy_settings import ProxySettings
+from aegis.runtime.seam import TELL_S, Asked, FromProxy, Joined, Scraped, Serves
+from aegis.runtime.serving import running
+
+_logger = logging.getLogger(__name__)
+
+_RETRIES = 5  # starts in a row that never served
+_BACKOFF_S = 0.5
+_STEADY_S = 10.0  # a process that ends sooner is started again after a pause, if it is not the first
+
+
+@dataclass(slots=True)
+class _Place:
+    """One proxy; `process` and `number` are those of its present start."""
+
+    name: str
+    number: ProxyId
+    process: asyncio.subprocess.Process | None = None
+    end: FarProxy | None = None  # since it joined
+    serves: bool = False
+    failures: int = 0  # starts in a row that did not get to serve
+    hasty: int = 0  # ends in a row that came soon after the start
+    keeper: asyncio.Task[None] | None = None
+
+    @property
+    def identity(self) -> str:
+        return f"{self.name}/{self.number}"
+
+
+class Proxies:
+    """All but the node's own."""
+
+    def __init__(self, names: list[str], template: ProxySettings, market: LiveMarket, link: Hub[FromProxy]) -> None:
+        """`template` is completed for each start."""
+        self._template = template
+        self._market = market
+        self._link = link
+        self._places = {name: _Place(name, ProxyId(0)) for name in names}
+        self._numbers = count(1)
+        self._close_asked = asyncio.Event()
+        ends = market.node.proxies
+        ends.missing, ends.dead, ends.on_silent = self._missing, self._dead, self._kill
+
+    def start(self) -> None:
+        for place in self._places.values():
+            place.keeper = asyncio.create_task(self._keep(place))
+
+    async def listen(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            identity, messages = await self._link.receive()
+            place = self._places.get(identity.partition("/")[0])
+            if place and place.process and place.identity == identity:
+                for message in messages:
+                    self._hear(place, message)
+
+    async def share_news(self) -> None:
+        """Runs until it is cancelled."""
+        node, proxy = self._market.node, self._market.proxy
+        while True:
+            await asyncio.sleep(TELL_S)
+            node.heard(proxy.number, proxy.told())
+            for place in self._places.values():
+                if place.end:
+                    place.end.refresh()
+
+    async def close(self, timeout_s: float) -> None:
+        """They have been told to drain: waits for their end, and ends those that do not."""
+        self._close_asked.set()
+        keepers = [place.keeper for place in self._places.values() if place.keeper]
+        _, late = await asyncio.wait(keepers, timeout=timeout_s) if keepers else ((), ())
+        for place in self._places.values():
+            if place.keeper in late and place.process:
+                with contextlib.suppress(ProcessLookupError):
+                    place.process.kill()
+        if late:
+            await asyncio.wait(late)
+
+    def _hear(self, place: _Place, message: FromProxy) -> None:
+        node = self._market.node
+        match message:
+            case Joined(address):
+                place.end = FarProxy(address, place.identity, self._link, self._market.desk)
+                place.end.refresh()
+                node.join(place.number, place.end)
+            case Serves():
+                place.serves = True
+            case Asked() | Scraped():
+                if place.end:
+                    place.end.heard(message)
+            case _:
+                node.heard(place.number, message)
+
+    def _missing(self) -> list[str]:
+        return [place.name for place in self._places.values() if not place.serves]
+
+    def _dead(self) -> list[str]:
+        return [place.name for place in self._places.values() if place.failures >= _RETRIES]
+
+    def _kill(self, number: ProxyId) -> None:
+        for place in self._places.values():
+            if place.number == number and place.process:
+                _logger.warning("%s (pid %d) does not answer", place.name, place.process.pid)
+                with contextlib.suppress(ProcessLookupError):
+                    place.process.kill()
+
+    async def _keep(self, place: _Place) -> None:
+        """Starts the proxy again and again, until it is given up or all are closed."""
+        while not self._close_asked.is_set():
+            started_s = time.monotonic()
+            try:
+                process = await self._spawn(place)
+            except OSError as error:
+                _logger.warning("%s cannot be started: %s", place.name, error.strerror)
+                place.failures += 1
+            else:
+                code = await process.wait()
+                if not self._close_asked.is_set():
+                    _logger.warning("%s (pid %d) ended with code %d", place.name, process.pid, code)
+                self._lost(place, hasty=time.monotonic() - started_s < _STEADY_S)
+            if place.failures >= _RETRIES:
+                return
+            with contextlib.suppress(TimeoutError):
+                pause_s = _BACKOFF_S * (2 ** min(place.hasty, 4) - 1 + place.failures)
+                await asyncio.wait_for(self._close_asked.wait(), pause_s)
+
+    def _lost(self, place: _Place, *, hasty: bool) -> None:
+        place.failures = 0 if place.serves else place.failures + 1
+        place.hasty = place.hasty + 1 if hasty else 0
+        place.serves, place.process = False, None
+        if place.end:
+            place.end.lost()
+            place.end = None
+            self._market.node.leave(place.number)
+
+    async def _spawn(self, place: _Place) -> asyncio.subprocess.Process:
+        place.number = ProxyId(next(self._numbers))
+        settings = msgspec.structs.replace(
+            self._template,
+            name=place.name,
+            number=place.number,
+            address=f"{self._template.address}-{place.number}",
+        )
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "aegis.runtime.proxy_process",
+            place.name,  # for whoever looks at the processes
+            stdin=asyncio.subprocess.PIPE,
+            preexec_fn=follow_launcher,
+        )
+        place.process = process
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(settings))
+        with contextlib.suppress(ConnectionError):
+            await process.stdin.drain()
+        process.stdin.close()
+        return process
+
+
+@asynccontextmanager
+async def open_proxies(
+    count: int, template: ProxySettings, market: LiveMarket, *, drain_s: float
+) -> AsyncIterator[Proxies]:
+    """`count` of them besides the first, which are gone afterwards. They are not started yet."""
+    link: Hub[FromProxy] = Hub(template.node_address, FromProxy)
+    proxies = Proxies([f"proxy-{seat}" for seat in range(1, 1 + count)], template, market, link)
+    try:
+        async with running(*((proxies.listen(), proxies.share_news()) if count else ())):
+            try:
+                yield proxies
+            finally:
+                market.node.drain(0)
+                await proxies.close(drain_s)
+    finally:
+        link.close()

@@ -1,0 +1,151 @@
+"""The process of a further proxy: clients on the shared port, instances and the node over ZeroMQ.
+
+Started as `python -m aegis.runtime.proxy_process` with its settings as JSON on standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import msgspec
+import uvloop
+
+from aegis.core.errors import UserError
+from aegis.core.messages import FromInstance
+from aegis.runtime import garbage
+from aegis.runtime.clock import MonotonicClock
+from aegis.runtime.far_node import FarNode
+from aegis.runtime.link import Hub, Spoke
+from aegis.runtime.listening import share
+from aegis.runtime.proxy import Proxy
+from aegis.runtime.proxy_settings import ProxySettings
+from aegis.runtime.seam import (
+    TELL_S,
+    Answer,
+    Card,
+    CardGone,
+    Drain,
+    Joined,
+    Scraped,
+    ScrapeWanted,
+    Serves,
+    Told,
+    ToProxy,
+)
+from aegis.runtime.serving import drained, http_server, running
+from aegis.telemetry import logs
+from aegis.telemetry.history import History
+
+
+class _Process:
+    """A proxy, its node and what is to be remembered of its requests until the node has it."""
+
+    def __init__(self, settings: ProxySettings) -> None:
+        self.stop = asyncio.Event()  # a second `Drain` ends what runs
+        self.draining = asyncio.Event()
+        self.within_s = 0.0
+        self._link: Spoke[ToProxy] = Spoke(settings.node_address, settings.identity, ToProxy)
+        self._node = FarNode(self._link)
+        self._history = History(
+            spans=0, records=settings.records, decisions=settings.decisions, token_times=settings.token_times
+        )
+        self._hub: Hub[FromInstance] = Hub(settings.address, FromInstance)
+        self.proxy = Proxy(
+            settings.number, settings.session_core(), self._node, self._hub, MonotonicClock(), self._history
+        )
+        self._told_records = self._told_decisions = 0
+        self._told: Told | None = None
+        self._scraping: set[asyncio.Task[None]] = set()
+
+    async def join(self) -> None:
+        """Returns when it knows all that the node does."""
+        self._node.tell(Joined(self.proxy.address))
+        await self._node.desk.healthy()  # whose answer comes after all there is
+        await self._node.opened()
+
+    def serves(self) -> None:
+        self._node.tell(Serves())
+
+    async def listen_to_node(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            for message in await self._link.receive():
+                self._hear(message)
+
+    async def tell_news(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            await asyncio.sleep(TELL_S)
+            self.tell()
+
+    def tell(self) -> None:
+        """What is new since it was last called."""
+        records, decisions = self._history.records, self._history.decisions
+        told = Told(
+            self.proxy.told().loads,
+            tuple(records.since(self._told_records)),
+            tuple(decisions.since(self._told_decisions)),
+        )
+        self._told_records, self._told_decisions = records.next, decisions.next
+        if told != self._told:
+            self._node.tell(told)
+        self._told = told
+
+    def _hear(self, message: ToProxy) -> None:
+        match message:
+            case Card() | CardGone():
+                self._node.told(message)
+            case Answer():
+                self._node.desk.answered(message)
+            case ScrapeWanted(ticket):
+                task = asyncio.create_task(self._scrape(ticket))
+                self._scraping.add(task)
+                task.add_done_callback(self._scraping.discard)
+            case Drain(within_s):
+                self.proxy.tell(message)
+                if self.draining.is_set():
+                    self.stop.set()
+                self.within_s = within_s
+                self.draining.set()
+            case _:
+                self.proxy.tell(message)
+
+    async def _scrape(self, ticket: int) -> None:
+        self._node.tell(Scraped(ticket, await self.proxy.scrape()))
+
+
+async def _serve(settings: ProxySettings) -> None:
+    process = _Process(settings)
+    async with running(process.listen_to_node(), process.proxy.listen(), process.tell_news()):
+        await process.join()
+        listener = share(settings.host, settings.port)
+        server = http_server(process.proxy, listener, admin_key=settings.admin_key, name=settings.name)
+        serving = asyncio.create_task(server.serve([listener]))
+        process.serves()
+        garbage.seldom()
+        await process.draining.wait()
+        server.should_exit = True
+        await drained(process.proxy, process.stop, within_s=process.within_s)
+        await serving
+        process.tell()
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
+    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=ProxySettings)
+    logs.setup(settings.log_level)
+    try:
+        uvloop.run(_serve(settings))
+    except UserError as error:
+        sys.stderr.write(f"aegis: {settings.name}: {error.message}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # a thread may still be busy with what a client sent

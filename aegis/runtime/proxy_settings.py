@@ -1,0 +1,26 @@
+"""What the launcher tells the process of a further proxy, as JSON on its standard input."""
+
+from __future__ import annotations
+
+from aegis.core.ids import ProxyId
+from aegis.runtime.scheduling_settings import SchedulingSettings
+
+
+class ProxySettings(SchedulingSettings, frozen=True, kw_only=True):
+    """`name` is its place among the proxies, `number` this process of it."""
+
+    name: str
+    number: ProxyId
+    node_address: str
+    address: str  # for instances
+    host: str
+    port: int
+    log_level: str
+    admin_key: str | None
+    records: int  # that are kept until the node has them; decisions likewise
+    decisions: int
+    token_times: bool
+
+    @property
+    def identity(self) -> str:
+        return f"{self.name}/{self.number}"

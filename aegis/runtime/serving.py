@@ -1,0 +1,62 @@
+"""What serves clients in a process of its own or beside a node: the HTTP server, its work, its orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+
+import uvicorn
+
+from aegis.runtime.proxy import Proxy
+from proxy.http.app import create_app
+from proxy.http.server import make_server
+from proxy.http.settings import Settings
+
+DRAIN_S = 3  # that running requests are given to finish in when the server is ended
+
+_CLOSE_S = 5  # that replies are given besides
+
+
+def http_server(proxy: Proxy, listener: socket.socket, *, admin_key: str | None, name: str) -> uvicorn.Server:
+    """Not running yet. Signals are left to whoever runs it."""
+    server = make_server(
+        create_app(proxy, Settings(admin_key=admin_key, proxy=name)),
+        host=listener.getsockname()[0],
+        port=listener.getsockname()[1],
+        shutdown_s=DRAIN_S + _CLOSE_S,
+    )
+    server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
+    return server
+
+
+async def drained(proxy: Proxy, stop: asyncio.Event, *, within_s: float) -> None:
+    """Running requests get a moment to finish in; when it is over, or stop is set, the rest is failed."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while proxy.busy and not stop.is_set():
+                await asyncio.sleep(0.02)
+    proxy.abandon()
+
+
+@asynccontextmanager
+async def running(*works: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """While the block is. A bug that stops one of them ends the process: else clients would wait for ever."""
+    tasks = [asyncio.create_task(work) for work in works]
+    for task in tasks:
+        task.add_done_callback(_end_if_broken)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def _end_if_broken(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception():
+        signal.raise_signal(signal.SIGTERM)
