@@ -19,7 +19,8 @@ Body = dict[str, Any]
 
 @dataclass(slots=True)
 class Stream:
-    """One streamed completion as far as it has come. `error` is the terminal event of one that failed."""
+    """One streamed completion as far as it has come. `error` is the terminal event of one that failed, `proxy` who
+    answers."""
 
     body: Body
     tokens: list[int] = field(default_factory=list)
@@ -28,6 +29,8 @@ class Stream:
     error: dict[str, Any] | None = None
     done: bool = False
     arrivals_s: list[float] = field(default_factory=list)
+    proxy: str = ""
+    left: bool = False
 
     @property
     def ended(self) -> bool:
@@ -37,14 +40,21 @@ class Stream:
     def longest_gap_s(self) -> float:
         return max((b - a for a, b in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)), default=0.0)
 
+    def leave(self) -> None:
+        """Loses interest, at the next token."""
+        self.left = True
+
     async def run(self, client: httpx.AsyncClient) -> None:
         body = self.body | {"stream": True, "return_token_ids": True}
         async with client.stream("POST", "/v1/completions", json=body) as response:
+            self.proxy = response.headers["x-aegis-proxy"]
             if response.is_error:
                 await response.aread()
                 self.error = response.json()["error"]
                 return
             async for line in response.aiter_lines():
+                if self.left:
+                    return
                 if line.startswith("data: "):
                     self._take(line.removeprefix("data: "))
 

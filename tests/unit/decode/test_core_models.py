@@ -7,23 +7,28 @@ from aegis.core.effects import (
     Untrack,
 )
 from aegis.core.events import LoadFailed
-from aegis.core.ids import InstanceId, PageRun, RequestId
+from aegis.core.ids import InstanceId, PageRun, ProxyId, RequestId, nth_request
 from aegis.core.messages import (
     AddModel,
     Broken,
     Cancel,
     DropModel,
+    DropProxy,
     EvictImage,
     ForgetPeer,
     ImageCached,
     ImageEvicted,
     ImageUnreadable,
+    KvReleased,
     ModelAdded,
     ModelDropped,
     ModelFailed,
     PeerForgotten,
+    ProxyDropped,
+    ReleaseProxy,
+    Submit,
 )
-from tests.sim.driven import PEER, decode
+from tests.sim.driven import PEER, decode, make_job
 from tests.unit.decode.turns import IN, TWO_MODELS_FIT, WEIGHTS, A, B, running, settle, step, take, two_turns
 
 # --- peers -----------------------------------------------------------------------------------------------------------
@@ -60,6 +65,45 @@ def test_each_question_about_a_peer_is_answered() -> None:
     assert driven.said(PeerForgotten) == [PeerForgotten(InstanceId("prefill-3"))]
     driven.complete(IN)
     assert driven.said(PeerForgotten) == [PeerForgotten(PEER)] * 2
+
+
+# --- proxies ---------------------------------------------------------------------------------------------------------
+
+LOST, OTHER = ProxyId(1), ProxyId(2)
+
+
+def test_a_lost_proxy_is_dropped_after_the_last_copy_for_it() -> None:
+    driven = decode(A, pages=TWO_MODELS_FIT)
+    there, coming, kept = nth_request(LOST, 1), nth_request(LOST, 2), nth_request(OTHER, 1)
+    for request in (there, coming, kept):
+        take(driven, request, A)
+    driven.complete(WEIGHTS)
+    driven.complete(IN, 1)
+    driven.on(DropProxy(LOST))
+    assert not driven.said(ProxyDropped), "KV of the second is still being read"
+    assert driven.asked(Untrack) == [Untrack(there), Untrack(coming)]
+    driven.complete(IN)
+    assert driven.said(ProxyDropped) == [ProxyDropped(LOST)]
+    assert step(driven) == [kept]
+
+
+def test_who_has_nothing_of_a_lost_proxy_says_so_at_once() -> None:
+    driven = decode(A, pages=TWO_MODELS_FIT)
+    driven.on(DropProxy(LOST))
+    assert driven.said(ProxyDropped) == [ProxyDropped(LOST)]
+    driven.on(ReleaseProxy(LOST))
+    assert driven.last == []
+
+
+def test_requests_of_a_model_that_was_dropped_break_and_release_their_kv() -> None:
+    driven = decode(A, pages=TWO_MODELS_FIT)
+    driven.on(DropModel(A.model))
+    driven.on(Submit(make_job(1, A)))
+    assert [message.request for message in driven.said(Broken)] == [1]
+    take(driven, 2, A)
+    assert [message.request for message in driven.said(Broken)] == [2]
+    assert [message.request for message in driven.said(KvReleased)] == [2]
+    assert driven.core.queued == 0
 
 
 # --- models ----------------------------------------------------------------------------------------------------------

@@ -14,12 +14,13 @@ from aegis.core.effects import (
     Untrack,
 )
 from aegis.core.events import StepFailed, Stepped
-from aegis.core.ids import InstanceId, RequestId
+from aegis.core.ids import InstanceId, ProxyId, RequestId, nth_request
 from aegis.core.messages import (
     AddModel,
     Broken,
     Cancel,
     DropModel,
+    DropProxy,
     ForgetPeer,
     ModelAdded,
     ModelDropped,
@@ -28,7 +29,9 @@ from aegis.core.messages import (
     PeerForgotten,
     Prefilled,
     PromptLogprobs,
+    ProxyDropped,
     ReleaseKv,
+    ReleaseProxy,
     Shutdown,
     Started,
     Submit,
@@ -317,6 +320,54 @@ def test_a_peer_is_forgotten_at_once() -> None:
     driven = prefill(pages=8)
     driven.on(ForgetPeer(InstanceId("decode-0")))
     assert driven.said(PeerForgotten) == [PeerForgotten(InstanceId("decode-0"))]
+
+
+# --- proxies ---------------------------------------------------------------------------------------------------------
+
+LOST, OTHER = ProxyId(1), ProxyId(2)
+
+
+def test_a_request_of_a_model_that_was_dropped_breaks() -> None:
+    driven = prefill(A, pages=TWO_MODELS_FIT)
+    driven.on(DropModel(A.model))
+    driven.on(Submit(make_job(1, A), 1))
+    assert [message.request for message in driven.said(Broken)] == [1] and driven.core.queued == 0
+
+
+def test_groups_of_two_proxies_may_have_the_same_number() -> None:
+    driven = prefill(A, B, pages=8)
+    driven.on(Submit(make_job(nth_request(LOST, 1), A), 1))
+    driven.on(Submit(make_job(nth_request(OTHER, 1), B), 1))
+    assert driven.core.queued == 2
+
+
+def test_a_lost_proxy_s_requests_are_dropped_and_no_others() -> None:
+    driven = prefill(A, pages=TWO_MODELS_FIT)
+    lost, kept = [nth_request(LOST, n) for n in (1, 2)], nth_request(OTHER, 1)
+    for request in (*lost, kept):
+        driven.on(Submit(make_job(request, A), 1))
+    loaded(driven)
+    driven.on(DropProxy(LOST))
+    assert driven.said(ProxyDropped) == [ProxyDropped(LOST)]
+    assert driven.core.queued == 1
+    driven.stepped(5)
+    assert not driven.said(Prefilled), "nobody wants what ran"
+    assert ran(driven) == [lost[0], kept]
+
+
+def test_what_was_handed_over_for_a_lost_proxy_stays_until_nobody_reads_it() -> None:
+    driven = prefill(A, pages=TWO_MODELS_FIT)
+    for request in (nth_request(LOST, 1), nth_request(OTHER, 1)):
+        driven.on(Submit(make_job(request, A), 1))
+    loaded(driven)
+    finish(driven)
+    finish(driven)
+    driven.on(DropProxy(LOST))
+    assert driven.core.handed == 2
+    driven.on(ReleaseProxy(LOST))
+    assert driven.core.handed == 1
+    driven.on(ReleaseKv(nth_request(OTHER, 1), 1))
+    assert not driven.core.ledger.host.use()
 
 
 def test_a_switch_says_how_long_it_waited_for_what() -> None:

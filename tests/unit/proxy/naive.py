@@ -26,6 +26,7 @@ class Queue:
     running: ModelId | None = None
     groups: dict[int, Group] = field(default_factory=dict)
     made: int = 0
+    beside_ns: int = 0  # what other proxies have there
 
     def add(self, request: RequestId, model: ModelId, tokens: int, group: int | None) -> int:
         if group is None:
@@ -45,7 +46,7 @@ class Queue:
 
 def load_ns(queue: Queue, latency: Mapping[ModelId, Latency]) -> int:
     """Eq. 4 and 5. The jobs of a model are priced together, so that nothing is rounded twice."""
-    total, running = 0, queue.running
+    total, running = queue.beside_ns, queue.running
     waiting: dict[ModelId, list[int]] = {}
     for group in queue.groups.values():
         if group.model != running:
@@ -73,12 +74,14 @@ def algorithm_1(
 
 @dataclass(slots=True)
 class List:
-    """The requests of a decode instance, and their tokens when they came."""
+    """The requests of a decode instance, and their tokens when they came. `beside` are how many other proxies have
+    there, and their tokens."""
 
     instance: InstanceId
     held: dict[RequestId, tuple[ModelId, int]] = field(default_factory=dict)
     housed: set[ModelId] = field(default_factory=set)
     active: ModelId | None = None
+    beside: dict[ModelId, tuple[int, int]] = field(default_factory=dict)
 
     def tail(self) -> Tail:
         models = [model for model, _ in self.held.values()]
@@ -87,12 +90,20 @@ class List:
         return Tail(models[-1], len(list(takewhile(lambda model: model == models[-1], reversed(models)))))
 
     def batches(self, model: ModelId, capacity_tokens: int) -> int:
-        tokens = [t for m, t in self.held.values() if m == model]
-        return max(-(-sum(tokens) // max(capacity_tokens, 1)), -(-len(tokens) // MAX_BATCH))
+        requests, tokens = self.of(model)
+        return max(-(-tokens // max(capacity_tokens, 1)), -(-requests // MAX_BATCH))
+
+    def of(self, model: ModelId) -> tuple[int, int]:
+        """All requests of the model, and their tokens."""
+        tokens, (others, their_tokens) = (
+            [t for m, t in self.held.values() if m == model],
+            self.beside.get(model, (0, 0)),
+        )
+        return len(tokens) + others, sum(tokens) + their_tokens
 
     def is_open(self, model: ModelId, tokens: int, capacity_tokens: int) -> bool:
-        count, held = self.batches(model, capacity_tokens), [t for m, t in self.held.values() if m == model]
-        return count * capacity_tokens - sum(held) >= tokens and len(held) < MAX_BATCH * count
+        count, (requests, held) = self.batches(model, capacity_tokens), self.of(model)
+        return count * capacity_tokens - held >= tokens and requests < MAX_BATCH * count
 
 
 def algorithm_2(

@@ -9,6 +9,7 @@ from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import MAX_BATCH, Housed, Length, Work
 from decode.policy import WeightedRoundRobin
 from proxy.decode_lists import DecodeLists
+from proxy.events import ModelLoad
 from tests.unit.proxy import naive
 
 A, B, C = MODELS = [ModelId(name) for name in ("m0", "m1", "m2")]
@@ -61,6 +62,21 @@ class Decodes(RuleBasedStateMachine):
         instance = data.draw(st.sampled_from(sorted(self.naive)))
         self.kept.switched(instance, model)
         self.naive[instance].active = model
+
+    @precondition(lambda self: self.naive)
+    @rule(data=st.data(), loads=st.dictionaries(models, st.tuples(st.integers(1, 70), st.integers(1, 300))))
+    def others(self, data: st.DataObject, loads: dict[ModelId, tuple[int, int]]) -> None:
+        instance = data.draw(st.sampled_from(sorted(self.naive)))
+        self.kept.beside(instance, [ModelLoad(model, *load) for model, load in loads.items()])
+        self.naive[instance].beside = loads
+        self.naive[instance].housed |= loads.keys()
+
+    @invariant()
+    def what_is_told_to_others_is_what_was_placed_here(self) -> None:
+        for instance, known in self.naive.items():
+            own = {load.model: (load.requests, load.tokens) for load in self.kept.own(instance)}
+            held = {m: [t for its, t in known.held.values() if its == m] for m, _ in known.held.values()}
+            assert own == {model: (len(tokens), sum(tokens)) for model, tokens in held.items()}
 
     @precondition(lambda self: self.placed)
     @rule(data=st.data())

@@ -79,6 +79,14 @@ class Prefills(RuleBasedStateMachine):
                 request, model, tokens, chosen.group
             )
 
+    @precondition(lambda self: self.naive)
+    @rule(data=st.data(), load_ns=st.integers(0, 10**10))
+    def others(self, data: st.DataObject, load_ns: int) -> None:
+        instance = data.draw(st.sampled_from(sorted(self.naive)))
+        self.kept.beside(instance, load_ns)
+        own_ns, self.naive[instance].beside_ns = self.kept.own_ns(instance), load_ns
+        assert own_ns == naive.load_ns(self.naive[instance], self.latency) - load_ns
+
     @precondition(lambda self: self.placed)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:

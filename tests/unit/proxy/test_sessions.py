@@ -38,10 +38,12 @@ from proxy.events import (
     Effect,
     Ended,
     Event,
+    ForeignLoad,
     Heard,
     InstanceDown,
     InstanceUp,
     ModelGone,
+    ModelLoad,
     ModelUp,
     Replayed,
     To,
@@ -496,3 +498,38 @@ def test_switches_teach_the_estimates() -> None:
     assert proxy.core._latency[SPEC.model].switch_ns() == before
     proxy.heard(D0, SwitchDone(SPEC.model, False, 0, 10 * before, 0, 0))
     assert proxy.core._latency[SPEC.model].switch_ns() == pytest.approx(10 * before, rel=0.1)
+
+
+# --- other proxies ---------------------------------------------------------------------------------------------------
+
+
+def test_requests_keep_out_of_other_proxies_way() -> None:
+    proxy = Proxy(P0, P1, D0, D1)
+    proxy.tell(ForeignLoad(P0, 10**12, ()))
+    proxy.tell(ForeignLoad(D0, 0, (ModelLoad(OTHER.model, 3, 5000), ModelLoad(ModelId("unknown"), 1, 1))))
+    proxy.arrive()
+    assert [instance for instance, _ in proxy.sent(Submit)] == [P1]
+    proxy.prefilled(owner=P1)
+    assert [instance for instance, _ in proxy.sent(Adopt)] == [D1]
+
+
+def test_others_are_told_of_own_requests_alone() -> None:
+    proxy = Proxy(P0, D0)
+    proxy.tell(ForeignLoad(P0, 10**12, ()))
+    proxy.tell(ForeignLoad(D0, 0, (ModelLoad(SPEC.model, 3, 5000),)))
+    assert proxy.core.loads() == [ForeignLoad(P0, 0, ()), ForeignLoad(D0, 0, ())]
+    proxy.arrive()
+    prefills, _ = proxy.core.loads()
+    assert 0 < prefills.prefill_ns < 10**12
+    proxy.prefilled()
+    assert proxy.core.loads() == [ForeignLoad(P0, 0, ()), ForeignLoad(D0, 0, (ModelLoad(SPEC.model, 1, 5),))]
+
+
+def test_a_model_that_goes_takes_others_requests_with_it() -> None:
+    proxy = Proxy(D0)
+    proxy.tell(ForeignLoad(D0, 0, (ModelLoad(SPEC.model, 3, 5000),)))
+    proxy.tell(ModelGone(SPEC.model))
+    proxy.tell(ForeignLoad(D0, 0, (ModelLoad(SPEC.model, 3, 5000),)))
+    proxy.tell(ModelUp(SPEC, 1000))
+    proxy.tell(InstanceDown(D0))
+    assert proxy.last == []

@@ -1,0 +1,194 @@
+"""Several proxies serve one pool: their streams are exact, and one that is killed takes only its own with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.live.market import MARKET, Reference
+from tests.live.server import SPLIT, Server, eventually, launched
+from tests.live.streams import Body, Stream, client_of, until
+from tests.live.test_exactness import clear_case
+
+STREAMS_PER_MODEL = 4
+STREAMS = 32
+LATER = "proxy-1"
+LONG_TOKENS = 600
+
+
+@pytest.fixture(scope="module")
+def served(
+    tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path, tight_memory: str
+) -> Iterator[Server]:
+    options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", tight_memory]
+    options += ["--slo", "ttft=1,tbt=0.1", "--proxies", "2", *SPLIT]
+    with launched(tmp_path_factory.mktemp("proxies"), cache, *options, "--debug-memory") as running:
+        running.wait_for_ready()
+        yield running
+
+
+async def proxies_of(streams: Sequence[Stream], client: httpx.AsyncClient) -> None:
+    async with asyncio.TaskGroup() as group:
+        for stream in streams:
+            group.create_task(_run(stream, client))
+
+
+async def _run(stream: Stream, client: httpx.AsyncClient) -> None:
+    try:
+        await stream.run(client)
+    except httpx.TransportError as error:
+        stream.error = {"message": type(error).__name__}
+
+
+def cases_of(references: dict[str, Reference]) -> list[tuple[Body, list[int]]]:
+    cases = [clear_case(model, n, references[model]) for n in range(STREAMS_PER_MODEL) for model in MARKET]
+    return [(case.body, case.expected.tokens) for case in cases]
+
+
+def spread(streams: Sequence[Stream]) -> Counter[str]:
+    return Counter(stream.proxy for stream in streams)
+
+
+def test_streams_over_two_proxies_are_what_transformers_generates(
+    served: Server, references: dict[str, Reference]
+) -> None:
+    cases = cases_of(references)
+    streams = [Stream(body) for body, _ in cases]
+
+    async def main() -> None:
+        async with client_of(served.url) as client:
+            await proxies_of(streams, client)
+
+    before = served.metrics()
+    asyncio.run(main())
+    assert [stream.error for stream in streams] == [None] * STREAMS
+    assert [stream.tokens for stream in streams] == [tokens for _, tokens in cases]
+    assert set(spread(streams)) == {"proxy-0", LATER}
+    after = served.wait_for_freed_memory()
+    assert after.total("request_success_total") - before.total("request_success_total") == STREAMS
+
+
+def test_any_proxy_answers_for_the_whole(served: Server) -> None:
+    def asked(path: str) -> dict[str, httpx.Response]:
+        """Each proxy's answer."""
+        answers: dict[str, httpx.Response] = {}
+        eventually(lambda: answers.update(_by_proxy(served.get(path))) or len(answers) == 2, f"{path} of both")
+        return answers
+
+    for path in ("/v1/models", "/debug/memory", "/debug/node", "/health", "/ready"):
+        assert {reply.status_code for reply in asked(path).values()} == {200}, path
+    served.wait_for_freed_memory()
+    for path in ("/v1/models", "/debug/node"):
+        first, second = asked(path).values()
+        assert first.json() == second.json()
+    records = asked("/debug/records")
+    assert records["proxy-0"].content == records[LATER].content
+    assert served.post("/models/unload", {"model": "nobody"}).status_code == httpx.codes.NOT_FOUND
+
+
+def _by_proxy(reply: httpx.Response) -> dict[str, httpx.Response]:
+    return {reply.headers["x-aegis-proxy"]: reply}
+
+
+def test_models_come_and_go_at_every_proxy(served: Server, checkpoints_dir: Path) -> None:
+    for _ in range(4):  # through whichever proxy
+        reply = served.post("/models/load", {"source": str(checkpoints_dir / "llama"), "name": "again"})
+        assert reply.status_code == httpx.codes.OK, reply.text
+        seen = {_answered(served, "again") for _ in range(12)}
+        assert seen == {httpx.codes.OK}
+        assert served.post("/models/unload", {"model": "again"}).status_code == httpx.codes.OK
+        eventually(
+            lambda: {_answered(served, "again") for _ in range(12)} == {httpx.codes.NOT_FOUND}, "gone everywhere"
+        )
+
+
+def _answered(server: Server, model: str) -> int:
+    return server.post("/v1/completions", {"model": model, "prompt": [5, 6], "max_tokens": 2}).status_code
+
+
+def test_a_killed_proxy_takes_only_its_own_streams_with_it(served: Server, references: dict[str, Reference]) -> None:
+    cases = cases_of(references)
+    streams = [Stream(body) for body, _ in cases]
+    long_ones = [
+        Stream({"model": model, "prompt": [7, 8, 9], "max_tokens": LONG_TOKENS, "ignore_eos": True})
+        for model in MARKET
+        for _ in range(2)
+    ]
+    before, pid = served.metrics(), served.pid_of(LATER)
+
+    async def main() -> None:
+        async with client_of(served.url) as client, asyncio.TaskGroup() as group:
+            group.create_task(proxies_of([*streams, *long_ones], client))
+            await until(lambda: all(stream.proxy for stream in long_ones), "all have begun")
+            assert not any(stream.ended for stream in long_ones)
+            await until(lambda: sum(len(stream.tokens) for stream in streams) >= STREAMS, "some run")
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: all(s.ended for s in [*streams, *long_ones] if s.proxy == LATER), "its streams end")
+            for stream in long_ones:
+                stream.leave()
+
+    asyncio.run(main())
+    assert spread(long_ones)[LATER] and spread(streams)[LATER] < STREAMS
+    for stream, (_, tokens) in zip(streams, cases, strict=True):
+        if stream.proxy != LATER:
+            assert (stream.error, stream.tokens) == (None, tokens)
+        else:
+            assert stream.tokens == tokens[: len(stream.tokens)]
+    eventually(served.ready, "/ready answers 200 again")
+    assert served.pid_of(LATER) != pid
+    after = served.wait_for_freed_memory()
+    assert after.total("instance_restarts_total") == before.total("instance_restarts_total")
+    assert "Traceback" not in served.output()
+
+
+def test_an_instance_that_is_killed_is_lost_to_both(served: Server, references: dict[str, Reference]) -> None:
+    cases = cases_of(references)
+    streams = [Stream(body) for body, _ in cases]
+    restarts = served.metrics().total("instance_restarts_total")
+
+    async def main() -> None:
+        async with client_of(served.url) as client, asyncio.TaskGroup() as group:
+            group.create_task(proxies_of(streams, client))
+            for instance in ("decode-0", "prefill-0"):
+                begun = sum(len(stream.tokens) for stream in streams)
+                await until(lambda: sum(len(s.tokens) for s in streams) >= begun + STREAMS, "some run")  # noqa: B023
+                os.kill(served.pid_of(instance), signal.SIGKILL)
+
+    asyncio.run(main())
+    assert set(spread(streams)) == {"proxy-0", LATER}
+    assert [stream.error for stream in streams] == [None] * STREAMS
+    assert [stream.tokens for stream in streams] == [tokens for _, tokens in cases]
+    eventually(served.ready, "/ready answers 200 again")
+    assert served.wait_for_freed_memory().total("instance_restarts_total") == restarts + 2
+    assert "Traceback" not in served.output()
+
+
+def test_a_signal_ends_all_proxies_and_tells_every_client(
+    tmp_path: Path, cache: Path, checkpoints_dir: Path, tight_memory: str
+) -> None:
+    options = ["--models", str(checkpoints_dir / "llama"), "--dtype", "float32", "--device-memory", tight_memory]
+    streams = [
+        Stream({"model": "llama", "prompt": [7, 8], "max_tokens": LONG_TOKENS, "ignore_eos": True})
+        for _ in range(STREAMS)
+    ]
+
+    async def main(server: Server) -> None:
+        async with client_of(server.url) as client, asyncio.TaskGroup() as group:
+            group.create_task(proxies_of(streams, client))
+            await until(lambda: all(len(stream.tokens) > 2 for stream in streams), "all are running")
+            assert await asyncio.to_thread(server.stop, signal.SIGTERM) == 0
+
+    with launched(tmp_path / "server", cache, *options, "--proxies", "3") as server:
+        server.wait_for_ready()
+        asyncio.run(main(server))
+        assert "Traceback" not in server.output()
+    assert len(spread(streams)) == 3
+    for stream in streams:
+        assert stream.done or (stream.error and stream.error["message"].startswith("the server is shutting down"))

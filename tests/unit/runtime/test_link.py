@@ -1,0 +1,89 @@
+"""An instance's wires: each message takes the one of whom it concerns, and a lost proxy's is cut."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from aegis.core.clock import NS_PER_S
+from aegis.core.ids import ModelId, ProxyId, nth_request
+from aegis.core.messages import Cancel, DropModel, DropProxy, FromInstance, Greeting, NeedSlabs, ToInstance, Tokens
+from aegis.core.request import Token
+from aegis.core.role import Role
+from aegis.runtime.link import Hub, InstanceLink, Said
+
+FIRST, SECOND = ProxyId(0), ProxyId(1)
+WHO = "decode-0/3"
+HELLO = Greeting(Role.DECODE)
+
+Hubs = dict[ProxyId | None, Hub[Any]]
+
+
+def connected(tmp_path: Path, work: Callable[[InstanceLink, Hubs], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        node: Hub[Said] = Hub(f"ipc://{tmp_path}/node", Said)
+        hubs: Hubs = {None: node}
+        for proxy in (FIRST, SECOND):
+            hubs[proxy] = Hub(f"ipc://{tmp_path}/proxy-{proxy}", FromInstance)
+        link = InstanceLink(node.address, WHO)
+        try:
+            async with asyncio.timeout(30):
+                for proxy in (FIRST, SECOND):
+                    link.meet(proxy, hubs[proxy].address, HELLO)
+                    assert await hubs[proxy].receive() == (WHO, [HELLO])
+                await work(link, hubs)
+        finally:
+            link.close()
+            for hub in hubs.values():
+                hub.close()
+
+    asyncio.run(main())
+
+
+def received(link: InstanceLink, count: int) -> list[ToInstance]:
+    messages: list[ToInstance] = []
+    while len(messages) < count:
+        messages += link.receive(NS_PER_S)
+    return messages
+
+
+def test_everybody_gets_what_is_theirs(tmp_path: Path) -> None:
+    async def work(link: InstanceLink, hubs: Hubs) -> None:
+        mine, yours = (Tokens(nth_request(proxy, 1), 1, 0, (Token(5),)) for proxy in (FIRST, SECOND))
+        link.send([mine, NeedSlabs(1), yours])
+        assert await hubs[FIRST].receive() == (WHO, [mine])
+        assert await hubs[SECOND].receive() == (WHO, [yours])
+        assert await hubs[None].receive() == (WHO, [NeedSlabs(1)])
+
+    connected(tmp_path, work)
+
+
+def test_all_are_heard(tmp_path: Path) -> None:
+    async def work(link: InstanceLink, hubs: Hubs) -> None:
+        told = {hub: Cancel(nth_request(ProxyId(at), 1), 1) for at, hub in enumerate(hubs)}
+        link.send([NeedSlabs(1)])
+        await hubs[None].receive()  # and the node knows where to send
+        for hub, message in told.items():
+            hubs[hub].send(WHO, [message])
+        assert set(received(link, 3)) == set(told.values())
+
+    connected(tmp_path, work)
+
+
+def test_a_lost_proxy_is_neither_heard_nor_told(tmp_path: Path) -> None:
+    async def work(link: InstanceLink, hubs: Hubs) -> None:
+        link.send([NeedSlabs(1)])
+        await hubs[None].receive()
+        hubs[SECOND].send(WHO, [Cancel(nth_request(SECOND, 1), 1)])
+        assert received(link, 1)  # its wire works
+        hubs[SECOND].send(WHO, [Cancel(nth_request(SECOND, 2), 1)])
+        hubs[FIRST].send(WHO, [DropModel(ModelId("m"))])
+        hubs[None].send(WHO, [DropProxy(SECOND)])
+        assert all(socket.poll(10_000) for socket in (link._node, *link._proxies.values())), "all is there"
+        assert received(link, 2) == [DropProxy(SECOND), DropModel(ModelId("m"))]
+        link.send([Tokens(nth_request(SECOND, 1), 1, 0, (Token(5),)), NeedSlabs(2)])
+        assert await hubs[None].receive() == (WHO, [NeedSlabs(2)])
+
+    connected(tmp_path, work)
