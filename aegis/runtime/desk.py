@@ -11,7 +11,7 @@ from aegis.runtime.node import Node
 from aegis.telemetry.memory_report import MemoryReport, report_device, report_host_kv, report_model_cache
 from aegis.telemetry.node import NodeReport
 from aegis.telemetry.records import Record
-from aegis.telemetry.scrape import exposition, scrape
+from aegis.telemetry.scrape import exposition, scrape, total
 from aegis.telemetry.spans import Span
 
 
@@ -48,7 +48,7 @@ class NodeDesk:
 
     async def metrics(self) -> bytes:
         scrapes = await self._node.proxies.scrapes()
-        return await asyncio.to_thread(lambda: exposition([scrape(self._node.metrics.registry), *scrapes]))
+        return await asyncio.to_thread(lambda: exposition(total([scrape(self._node.metrics.registry), *scrapes])))
 
     async def spans(self, since: int) -> tuple[list[Span], int]:
         return self._node.history.spans.since(since), self._node.history.spans.next

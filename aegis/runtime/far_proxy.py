@@ -42,6 +42,7 @@ class FarProxy:
         self._link = link
         self._desk = desk
         self._cards: dict[ModelId, Card] = {}  # as it was told last
+        self._lean: dict[ModelId, tuple[ModelSpec, ModelSpec]] = {}  # and what it was made from
         self._tickets = count()
         self._scrapes: dict[int, asyncio.Future[tuple[Family, ...]]] = {}
         self._answering: set[asyncio.Task[None]] = set()
@@ -49,7 +50,7 @@ class FarProxy:
     def tell(self, message: ToProxy) -> None:
         """What it is told of a model it can look up."""
         if isinstance(message, ModelUp):
-            message = replace(message, spec=_lean(message.spec))
+            message = replace(message, spec=self._leaned(message.spec))
         self._link.send(self._identity, [*self._changes(), message])
 
     def refresh(self) -> None:
@@ -99,16 +100,25 @@ class FarProxy:
             self.tell(Answer(asked.ticket, Raw(msgspec.msgpack.encode(result))))
 
     def _changes(self) -> list[Card | CardGone]:
-        cards = {model.spec.model: _card(model) for model in self._desk.models().values()}
+        cards = {model.spec.model: self._card(model) for model in self._desk.models().values()}
         told, self._cards = self._cards, cards
         gone = [CardGone(model) for model in told if model not in cards]
         return [*gone, *(card for model, card in cards.items() if told.get(model) != card)]
 
+    def _card(self, model: LiveModel) -> Card:
+        return Card(
+            self._leaned(model.spec),
+            model.kv_limit_tokens,
+            model.created_s,
+            model.state,
+            model.detail,
+            model.weights,
+        )
 
-def _card(model: LiveModel) -> Card:
-    return Card(_lean(model.spec), model.kv_limit_tokens, model.created_s, model.state, model.detail, model.weights)
-
-
-def _lean(spec: ModelSpec) -> ModelSpec:
-    """Without what only serves to load it."""
-    return replace(spec, manifest=replace(spec.manifest, tensors=(), checksums=b""))
+    def _leaned(self, spec: ModelSpec) -> ModelSpec:
+        """Without what only serves to load it."""
+        known = self._lean.get(spec.model)
+        if known is None or known[0] is not spec:
+            known = spec, replace(spec, manifest=replace(spec.manifest, tensors=(), checksums=b""))
+            self._lean[spec.model] = known
+        return known[1]

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -28,6 +28,7 @@ from aegis.device.shared_words import SharedWords
 from aegis.device.stage import STAGE_WORDS
 from aegis.runtime.instance_settings import InstanceSettings
 from aegis.runtime.link import Hub, Said
+from aegis.runtime.restarts import Restarts
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +37,6 @@ _PR_SET_PDEATHSIG = 1
 
 WORDS = 1 << 16
 WORDS_PER_INSTANCE = len(StreamName) + STAGE_WORDS
-_RETRIES = 5  # starts in a row that never got ready
-_BACKOFF_S = 0.5
-_STEADY_S = 10.0  # a process that ends sooner is started again after a pause, if it is not the first
 
 
 @dataclass(slots=True)
@@ -50,8 +48,7 @@ class _Place:
     incarnation: int = 0
     process: asyncio.subprocess.Process | None = None
     ready: bool = False
-    failures: int = 0  # starts in a row that did not get ready
-    hasty: int = 0  # ends in a row that came soon after the start
+    restarts: Restarts = field(default_factory=Restarts)
     keeper: asyncio.Task[None] | None = None
 
 
@@ -119,11 +116,11 @@ class Pool:
 
     def dead(self) -> list[InstanceId]:
         """Instances that do not come up and are not tried any more."""
-        return [place.instance for place in self._places.values() if place.failures >= _RETRIES]
+        return [place.instance for place in self._places.values() if place.restarts.given_up]
 
     def hopeless(self) -> bool:
         """Whether a role is left without any instance that might come up."""
-        alive = {place.role for place in self._places.values() if place.failures < _RETRIES}
+        alive = {place.role for place in self._places.values() if not place.restarts.given_up}
         return alive != {place.role for place in self._places.values()}
 
     async def close(self, timeout_s: float = 5.0) -> None:
@@ -150,20 +147,21 @@ class Pool:
                 process = await self._spawn(place, words)
             except OSError as error:
                 log.warning("%s cannot be started: %s", place.instance, error.strerror)
-                place.failures += 1
+                place.restarts.failed()
             else:
                 await self._watch(place, process, words)
             if self._closing:
                 return
-            if place.failures >= _RETRIES:
+            if place.restarts.given_up:
                 self._on_given_up(place.instance)
                 return
-            await self._closed_within(_BACKOFF_S * (2 ** min(place.hasty, 4) - 1 + place.failures))
+            await self._closed_within(place.restarts.pause_s)
 
     async def _watch(self, place: _Place, process: asyncio.subprocess.Process, words: tuple[int, ...]) -> None:
         """Until the process ends."""
         started_s = time.monotonic()
         code = await process.wait()
+        after_s = time.monotonic() - started_s
         was_ready, place.ready, place.process = place.ready, False, None
         if not self._closing:
             log.warning("%s (pid %d) ended with code %d", place.instance, process.pid, code)
@@ -172,8 +170,7 @@ class Pool:
             self._words.poison(word)
         if self._closing:
             return
-        place.failures = 0 if was_ready else place.failures + 1
-        place.hasty = place.hasty + 1 if time.monotonic() - started_s < _STEADY_S else 0
+        place.restarts.ended(served=was_ready, after_s=after_s)
 
     async def _spawn(self, place: _Place, words: tuple[int, ...]) -> asyncio.subprocess.Process:
         place.incarnation += 1

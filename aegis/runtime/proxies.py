@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 import msgspec
@@ -23,14 +23,11 @@ from aegis.runtime.link import Hub
 from aegis.runtime.opening import LiveMarket
 from aegis.runtime.pool import follow_launcher
 from aegis.runtime.proxy_settings import ProxySettings
+from aegis.runtime.restarts import Restarts
 from aegis.runtime.seam import TELL_S, Asked, FromProxy, Joined, Scraped, Serves
 from aegis.runtime.serving import running
 
 _logger = logging.getLogger(__name__)
-
-_RETRIES = 5  # starts in a row that never served
-_BACKOFF_S = 0.5
-_STEADY_S = 10.0  # a process that ends sooner is started again after a pause, if it is not the first
 
 
 @dataclass(slots=True)
@@ -42,8 +39,7 @@ class _Place:
     process: asyncio.subprocess.Process | None = None
     end: FarProxy | None = None  # since it joined
     serves: bool = False
-    failures: int = 0  # starts in a row that did not get to serve
-    hasty: int = 0  # ends in a row that came soon after the start
+    restarts: Restarts = field(default_factory=Restarts)
     keeper: asyncio.Task[None] | None = None
 
     @property
@@ -119,7 +115,7 @@ class Proxies:
         return [place.name for place in self._places.values() if not place.serves]
 
     def _dead(self) -> list[str]:
-        return [place.name for place in self._places.values() if place.failures >= _RETRIES]
+        return [place.name for place in self._places.values() if place.restarts.given_up]
 
     def _kill(self, number: ProxyId) -> None:
         for place in self._places.values():
@@ -136,21 +132,19 @@ class Proxies:
                 process = await self._spawn(place)
             except OSError as error:
                 _logger.warning("%s cannot be started: %s", place.name, error.strerror)
-                place.failures += 1
+                place.restarts.failed()
             else:
                 code = await process.wait()
                 if not self._close_asked.is_set():
                     _logger.warning("%s (pid %d) ended with code %d", place.name, process.pid, code)
-                self._lost(place, hasty=time.monotonic() - started_s < _STEADY_S)
-            if place.failures >= _RETRIES:
+                self._lost(place, after_s=time.monotonic() - started_s)
+            if place.restarts.given_up:
                 return
             with contextlib.suppress(TimeoutError):
-                pause_s = _BACKOFF_S * (2 ** min(place.hasty, 4) - 1 + place.failures)
-                await asyncio.wait_for(self._close_asked.wait(), pause_s)
+                await asyncio.wait_for(self._close_asked.wait(), place.restarts.pause_s)
 
-    def _lost(self, place: _Place, *, hasty: bool) -> None:
-        place.failures = 0 if place.serves else place.failures + 1
-        place.hasty = place.hasty + 1 if hasty else 0
+    def _lost(self, place: _Place, *, after_s: float) -> None:
+        place.restarts.ended(served=place.serves, after_s=after_s)
         place.serves, place.process = False, None
         if place.end:
             place.end.lost()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from aegis.core.ids import InstanceId, ModelId, ProxyId
 from aegis.runtime.seam import InstanceLost, Noted, ProxyEnd, ToProxy
-from aegis.telemetry.scrape import Family
+from aegis.telemetry.scrape import Family, lasting, total
 from proxy.events import ForeignLoad, ModelLoad
 
 NOTED_WITHIN_S = 2.0
@@ -28,6 +28,8 @@ class ProxyEnds:
         self._ends: dict[ProxyId, ProxyEnd] = {}
         self._unnoted: dict[tuple[InstanceId, int], set[ProxyId]] = {}
         self._noted = asyncio.Event()  # something was
+        self._scraped: dict[ProxyId, tuple[Family, ...]] = {}
+        self._lasting: tuple[Family, ...] = ()  # of those that are lost
         self._loads: dict[ProxyId, dict[InstanceId, ForeignLoad]] = {}
         self._said: dict[ProxyId, dict[InstanceId, ForeignLoad]] = {}  # of the others' loads, last
 
@@ -37,6 +39,7 @@ class ProxyEnds:
 
     def leave(self, proxy: ProxyId) -> None:
         del self._ends[proxy], self._loads[proxy], self._said[proxy]
+        self._lasting = total([self._lasting, lasting(self._scraped.pop(proxy, ()))])
         for waiting in self._unnoted.values():
             waiting.discard(proxy)
         self._noted.set()
@@ -69,12 +72,15 @@ class ProxyEnds:
         self._noted.set()
 
     async def scrapes(self) -> list[tuple[Family, ...]]:
-        """Their metrics, but for those that do not answer in time."""
-        scraping = [asyncio.create_task(end.scrape()) for end in self._ends.values()]
-        done, late = await asyncio.wait(scraping, timeout=SCRAPED_WITHIN_S)
-        for task in late:
+        """The metrics of each, and what lasts of those that are lost. Of one that does not answer in time they are what
+        it answered last."""
+        scraping = {proxy: asyncio.create_task(end.scrape()) for proxy, end in self._ends.items()}
+        await asyncio.wait(scraping.values(), timeout=SCRAPED_WITHIN_S)
+        for proxy, task in scraping.items():
+            if task.done() and proxy in self._ends:
+                self._scraped[proxy] = task.result()
             task.cancel()
-        return [task.result() for task in scraping if task in done]
+        return [self._lasting, *self._scraped.values()]
 
     def loads(self, proxy: ProxyId, loads: Iterable[ForeignLoad]) -> None:
         """What the proxy's requests are to the others, who are told where it has changed."""

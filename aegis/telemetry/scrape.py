@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -36,33 +36,42 @@ def scrape(registry: CollectorRegistry) -> tuple[Family, ...]:
     )
 
 
-def exposition(scrapes: Iterable[Iterable[Family]]) -> bytes:
-    """Their sum as `/metrics` shows it. What several have is of the same kind, and may be added up."""
+def lasting(families: Iterable[Family]) -> tuple[Family, ...]:
+    """What of them still counts when the process they are of is gone."""
+    return tuple(family for family in families if family.kind in ("counter", "histogram") or family.name == RATIO)
+
+
+def total(scrapes: Iterable[Iterable[Family]]) -> tuple[Family, ...]:
+    """Their sum. What several have is of the same kind, and may be added up."""
+    heads: dict[str, Family] = {}
+    values: dict[str, dict[tuple[str, Labels], float]] = {}
+    for family in [family for families in scrapes for family in families]:
+        heads.setdefault(family.name, family)
+        sums = values.setdefault(family.name, {})
+        for name, labels, value in family.samples:
+            sums[(name, labels)] = sums.get((name, labels), 0.0) + value
+    for (_, labels), due in values.get(DUE, {}).items():  # a share cannot be added up
+        values[RATIO][(RATIO, labels)] = values[MET][(MET + "_total", labels)] / due if due else 1.0
+    return tuple(
+        structs.replace(head, samples=tuple((*key, value) for key, value in values[head.name].items()))
+        for head in heads.values()
+    )
+
+
+def exposition(families: Iterable[Family]) -> bytes:
+    """As `/metrics` shows them."""
     registry = CollectorRegistry()
-    registry.register(_Sum(scrapes))
+    registry.register(_Scraped(families))
     return generate_latest(registry)
 
 
-class _Sum(Collector):
-    def __init__(self, scrapes: Iterable[Iterable[Family]]) -> None:
-        self._heads: dict[str, Family] = {}
-        self._values: dict[str, dict[tuple[str, Labels], float]] = {}
-        for families in scrapes:
-            for family in families:
-                self._add(family)
-        for (_, labels), due in self._values.get(DUE, {}).items():  # a share cannot be added up
-            met = self._values[MET][(MET + "_total", labels)]
-            self._values[RATIO][(RATIO, labels)] = met / due if due else 1.0
-
-    def _add(self, family: Family) -> None:
-        self._heads.setdefault(family.name, family)
-        values = self._values.setdefault(family.name, {})
-        for name, labels, value in family.samples:
-            values[(name, labels)] = values.get((name, labels), 0.0) + value
+class _Scraped(Collector):
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        for head in self._heads.values():
-            metric = Metric(head.name, head.documentation, head.kind)
-            for (name, labels), value in self._values[head.name].items():
+        for family in self._families:
+            metric = Metric(family.name, family.documentation, family.kind)
+            for name, labels, value in family.samples:
                 metric.add_sample(name, dict(labels), value)
             yield metric

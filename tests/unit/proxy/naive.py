@@ -95,10 +95,8 @@ class List:
 
     def of(self, model: ModelId) -> tuple[int, int]:
         """All requests of the model, and their tokens."""
-        tokens, (others, their_tokens) = (
-            [t for m, t in self.held.values() if m == model],
-            self.beside.get(model, (0, 0)),
-        )
+        tokens = [t for m, t in self.held.values() if m == model]
+        others, their_tokens = self.beside.get(model, (0, 0))
         return len(tokens) + others, sum(tokens) + their_tokens
 
     def is_open(self, model: ModelId, tokens: int, capacity_tokens: int) -> bool:

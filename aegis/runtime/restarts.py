@@ -1,0 +1,34 @@
+"""How soon a process that ended is started again, and when it is given up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_RETRIES = 5  # starts in a row that never served
+_BACKOFF_S = 0.5
+_STEADY_S = 10.0  # a process that ends sooner is started again after a pause, if it is not the first
+
+
+@dataclass(slots=True)
+class Restarts:
+    """Of one place in a pool of processes."""
+
+    failures: int = 0  # starts in a row that did not get to serve
+    hasty: int = 0  # ends in a row that came soon after the start
+
+    def failed(self) -> None:
+        """The process could not be started."""
+        self.failures += 1
+
+    def ended(self, *, served: bool, after_s: float) -> None:
+        self.failures = 0 if served else self.failures + 1
+        self.hasty = self.hasty + 1 if after_s < _STEADY_S else 0
+
+    @property
+    def given_up(self) -> bool:
+        return self.failures >= _RETRIES
+
+    @property
+    def pause_s(self) -> float:
+        """Before the next start."""
+        return _BACKOFF_S * (2 ** min(self.hasty, 4) - 1 + self.failures)

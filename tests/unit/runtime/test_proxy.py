@@ -1,0 +1,178 @@
+"""A proxy and what it hears of instances: from themselves that they live, from its node that they do not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from aegis.core.errors import UserError
+from aegis.core.estimators import Hardware
+from aegis.core.ids import InstanceId, ProxyId, RequestId, nth_request
+from aegis.core.messages import Broken, Cancel, FromInstance, Greeting, Phase, Prefilled, Started, Submit, ToInstance
+from aegis.core.request import Sampling, Token
+from aegis.core.role import Role
+from aegis.runtime.proxy import Proxy
+from aegis.runtime.seam import Drain, FromProxy, InstanceLost, ModelUsed, Noted, Unserved
+from aegis.telemetry.history import History
+from decode.policy import WeightedRoundRobin
+from prefill.policy import GroupedFcfs
+from proxy.events import ModelGone, ModelUp
+from proxy.http.boundary import Delivery, Delta, Failed
+from proxy.sessions import SessionCore
+from tests.sim.pretended import make_spec
+
+NUMBER = ProxyId(3)
+SPEC = make_spec(0, image_pages=3, block_bytes=1024)
+D0, D1 = (InstanceId(f"mixed-{at}") for at in range(2))
+FIRST = nth_request(NUMBER, 1)
+
+
+class Wires:
+    """All that the proxy is connected to. As `Hub` and `NodeEnd`."""
+
+    address = "ipc://here"
+    desk: Any = None
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, ToInstance]] = []
+        self.told: list[FromProxy] = []
+        self.served = {SPEC.model: SimpleNamespace(spec=SPEC, state="ready", detail="")}
+
+    def send(self, identity: str, messages: Sequence[object]) -> None:
+        self.sent += [(identity, cast(ToInstance, message)) for message in messages]
+
+    def models(self) -> Mapping[str, Any]:
+        return cast(Mapping[str, Any], self.served)
+
+    def tell(self, message: FromProxy) -> None:
+        self.told.append(message)
+
+
+class Clock:
+    def now_ns(self) -> int:
+        return 0
+
+
+class Stand:
+    """A proxy of a pool of mixed instances."""
+
+    def __init__(self) -> None:
+        self.wires = Wires()
+        core = SessionCore(GroupedFcfs(), WeightedRoundRobin(), Hardware())
+        history = History(spans=0, records=9, decisions=0, token_times=False)
+        self.proxy = Proxy(NUMBER, core, cast(Any, self.wires), cast(Any, self.wires), Clock(), history)
+        self.proxy.tell(ModelUp(SPEC, 1000))
+
+    def hear(self, instance: InstanceId, incarnation: int, *messages: FromInstance) -> None:
+        self.proxy._hear(instance, incarnation, messages)
+        self.proxy._outbox.flush()
+
+    def greet(self, instance: InstanceId, incarnation: int = 1) -> None:
+        self.hear(instance, incarnation, Greeting(Role.MIXED))
+
+    def sent(self, kind: type[ToInstance]) -> list[str]:
+        """To whom, of that kind."""
+        return [identity for identity, message in self.wires.sent if isinstance(message, kind)]
+
+    def submit(self) -> list[Delivery]:
+        """What a client is delivered, so far."""
+        ticket = self.proxy.submit(SPEC.model, [1, 2], Sampling(max_tokens=5))
+        return cast(list[Delivery], ticket._queue._queue)  # type: ignore[attr-defined]
+
+    def start(self, instance: InstanceId, request: RequestId = FIRST, *, incarnation: int = 1) -> None:
+        first = Prefilled(request, 1, Token(5), None, 1)
+        self.hear(instance, incarnation, Started(request, 1), first, Phase((request,), running=True))
+
+
+def test_requests_wait_for_an_instance_that_greets() -> None:
+    stand = Stand()
+    got = stand.submit()
+    assert stand.wires.sent == [] and stand.wires.told == [ModelUsed(SPEC.model)]
+    stand.greet(D0, 4)
+    assert stand.sent(Submit) == ["mixed-0/4"]
+    stand.start(D0, incarnation=4)
+    assert list(got) == [Delta((Token(5),))]
+
+
+def test_nothing_is_heard_of_a_process_that_is_lost() -> None:
+    stand = Stand()
+    stand.greet(D0)
+    got = stand.submit()
+    stand.proxy.tell(InstanceLost(D0, 1))
+    assert stand.wires.told[-1] == Noted(D0, 1)
+    stand.start(D0)
+    stand.greet(D0)
+    assert list(got) == [] and stand.sent(Submit) == ["mixed-0/1"]
+    stand.greet(D0, 2)
+    assert stand.sent(Submit) == ["mixed-0/1", "mixed-0/2"]
+
+
+def test_a_successor_may_greet_before_the_loss_is_told() -> None:
+    stand = Stand()
+    stand.greet(D0)
+    stand.submit()
+    stand.greet(D0, 2)
+    assert stand.sent(Submit) == ["mixed-0/1", "mixed-0/2"]
+    stand.proxy.tell(InstanceLost(D0, 1))
+    stand.submit()
+    assert stand.sent(Submit) == ["mixed-0/1", "mixed-0/2", "mixed-0/2"], "it lives"
+
+
+def test_a_loss_may_be_told_before_the_greeting_arrives() -> None:
+    stand = Stand()
+    stand.proxy.tell(InstanceLost(D0, 1))
+    stand.greet(D0)
+    stand.submit()
+    assert stand.sent(Submit) == []
+
+
+def test_a_model_that_goes_ends_its_requests() -> None:
+    stand = Stand()
+    stand.greet(D0)
+    got = stand.submit()
+    stand.proxy.tell(ModelGone(SPEC.model))
+    assert isinstance(got[-1], Failed) and stand.sent(Cancel) == ["mixed-0/1"]
+    stand.hear(D0, 1, Broken(FIRST, 1, "there is no such model"))
+    assert len(got) == 1
+
+
+def test_who_drains_takes_no_more_and_finishes_what_there_is() -> None:
+    stand = Stand()
+    stand.greet(D0)
+    stand.submit()
+    stand.proxy.tell(Drain(3.0))
+    with pytest.raises(UserError, match="shutting down"):
+        stand.submit()
+    assert stand.proxy.busy and not stand.sent(Cancel)
+    stand.proxy.abandon()
+    assert not stand.proxy.busy and stand.sent(Cancel) == ["mixed-0/1"]
+
+
+def test_where_nothing_can_be_served_all_ends_with_the_reason() -> None:
+    stand = Stand()
+    stand.greet(D0)
+    got = stand.submit()
+    stand.proxy.tell(Unserved("its instances do not come up any more"))
+    assert list(got) == [Failed("its instances do not come up any more", 503)]
+    with pytest.raises(UserError, match="do not come up"):
+        stand.submit()
+
+
+def test_others_are_told_of_what_was_placed() -> None:
+    stand = Stand()
+    stand.greet(D0)
+    stand.greet(D1)
+    stand.submit()
+    loads = {load.instance: load.models for load in stand.proxy.told().loads}
+    assert [model.requests for model in loads[D0]] == [1] and loads[D1] == ()
+
+
+def test_metrics_are_those_of_its_requests() -> None:
+    stand = Stand()
+    stand.submit()
+    families = {family.name: family for family in asyncio.run(stand.proxy.scrape())}
+    assert [value for _, _, value in families["aegis:num_requests_waiting"].samples] == [1]
