@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from itertools import count
 
 import msgspec
@@ -27,9 +28,11 @@ from aegis.runtime.seam import (
     ScrapeWanted,
     ToProxy,
 )
+from aegis.telemetry.logs import log
 from aegis.telemetry.scrape import Family
 from proxy.events import ModelUp
 
+_logger = logging.getLogger(__name__)
 _NOTHING = Raw(msgspec.msgpack.encode(None))
 
 
@@ -94,10 +97,16 @@ class FarProxy:
         try:
             result = await question.answer(self._desk, *arguments)
         except UserError as error:
-            refusal = Refusal(error.message, error.status, error.param, error.code, error.kind)
-            self.tell(Answer(asked.ticket, _NOTHING, refusal))
+            self._refuse(asked, error)
+        except Exception:  # noqa: BLE001 - a bug of ours costs its request, not the server
+            log(_logger, logging.ERROR, "question broke", {"what": asked.what}, exc_info=True)
+            self._refuse(asked, UserError("the server failed on this request", status=500, kind="server_error"))
         else:
             self.tell(Answer(asked.ticket, Raw(msgspec.msgpack.encode(result))))
+
+    def _refuse(self, asked: Asked, error: UserError) -> None:
+        refusal = Refusal(error.message, error.status, error.param, error.code, error.kind)
+        self.tell(Answer(asked.ticket, _NOTHING, refusal))
 
     def _changes(self) -> list[Card | CardGone]:
         cards = {model.spec.model: self._card(model) for model in self._desk.models().values()}

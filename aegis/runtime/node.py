@@ -147,7 +147,7 @@ class Node:
         match message:
             case Noted():
                 self.proxies.noted(proxy, message)
-            case ModelUsed(model):
+            case ModelUsed(model) if model in self.catalogue.models():
                 self.images.use(model, self._clock.now_ns())
                 self._outbox.flush()
             case Told(loads, records, decisions):

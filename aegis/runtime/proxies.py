@@ -87,6 +87,9 @@ class Proxies:
     async def close(self, timeout_s: float) -> None:
         """They have been told to drain: waits for their end, and ends those that do not."""
         self._close_asked.set()
+        for place in self._places.values():
+            if place.process and not place.end:  # it was not told
+                place.process.kill()
         keepers = [place.keeper for place in self._places.values() if place.keeper]
         _, late = await asyncio.wait(keepers, timeout=timeout_s) if keepers else ((), ())
         for place in self._places.values():

@@ -98,6 +98,7 @@ class Proxy:
         self._unserved = ""  # why, where nothing can be served any more
         self._identities: dict[InstanceId, str] = {}  # the processes of those that are up
         self._lost: dict[InstanceId, int] = {}  # the last incarnation known to be gone
+        self._beside: dict[InstanceId, ForeignLoad] = {}  # what the node said last
         self._outbox = Outbox(link, lambda instance: self._identities[instance], clock, decisions)
 
     # --- what the HTTP layer asks -------------------------------------------------------------------------------------
@@ -144,7 +145,10 @@ class Proxy:
 
     def tell(self, message: ToProxy) -> None:
         match message:
-            case ModelUp() | ModelGone() | ForeignLoad():
+            case ModelUp() | ModelGone():
+                self._happened(message)
+            case ForeignLoad(instance):
+                self._beside[instance] = message
                 self._happened(message)
             case InstanceLost(instance, incarnation):
                 self._lost[instance] = incarnation
@@ -196,6 +200,8 @@ class Proxy:
             self._down(instance)
         self._identities[instance] = f"{instance}/{incarnation}"
         self._perform(InstanceUp(instance, role))
+        if instance in self._beside:
+            self._perform(self._beside[instance])
 
     def _down(self, instance: InstanceId) -> None:
         del self._identities[instance]

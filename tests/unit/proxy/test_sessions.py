@@ -509,6 +509,7 @@ def test_requests_keep_out_of_other_proxies_way() -> None:
     proxy.tell(ForeignLoad(D0, 0, (ModelLoad(OTHER.model, 3, 5000), ModelLoad(ModelId("unknown"), 1, 1))))
     proxy.arrive()
     assert [instance for instance, _ in proxy.sent(Submit)] == [P1]
+    proxy.heard(P1, Started(R, 1))
     proxy.prefilled(owner=P1)
     assert [instance for instance, _ in proxy.sent(Adopt)] == [D1]
 
@@ -521,6 +522,7 @@ def test_others_are_told_of_own_requests_alone() -> None:
     proxy.arrive()
     prefills, _ = proxy.core.loads()
     assert 0 < prefills.prefill_ns < 10**12
+    proxy.heard(P0, Started(R, 1))
     proxy.prefilled()
     assert proxy.core.loads() == [ForeignLoad(P0, 0, ()), ForeignLoad(D0, 0, (ModelLoad(SPEC.model, 1, 5),))]
 

@@ -20,7 +20,7 @@ from aegis.runtime.seam import Drain, FromProxy, InstanceLost, ModelUsed, Noted,
 from aegis.telemetry.history import History
 from decode.policy import WeightedRoundRobin
 from prefill.policy import GroupedFcfs
-from proxy.events import ModelGone, ModelUp
+from proxy.events import ForeignLoad, ModelGone, ModelLoad, ModelUp
 from proxy.http.boundary import Delivery, Delta, Failed
 from proxy.sessions import SessionCore
 from tests.sim.pretended import make_spec
@@ -169,6 +169,15 @@ def test_others_are_told_of_what_was_placed() -> None:
     stand.submit()
     loads = {load.instance: load.models for load in stand.proxy.told().loads}
     assert [model.requests for model in loads[D0]] == [1] and loads[D1] == ()
+
+
+def test_what_others_have_on_an_instance_counts_once_it_greets() -> None:
+    stand = Stand()
+    stand.proxy.tell(ForeignLoad(D0, 0, (ModelLoad(SPEC.model, 1, 5000),)))
+    stand.greet(D0)
+    stand.greet(D1)
+    stand.submit()
+    assert stand.sent(Submit) == ["mixed-1/1"]
 
 
 def test_metrics_are_those_of_its_requests() -> None:
