@@ -1,0 +1,209 @@
+"""A node and a proxy in different processes: what one sees and asks of the other is as if they were in one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from aegis.core.errors import UserError
+from aegis.core.model import ModelSpec, TensorEntry
+from aegis.runtime.far_node import FarNode
+from aegis.runtime.far_proxy import FarProxy
+from aegis.runtime.link import Hub, Spoke
+from aegis.runtime.seam import Answer, Asked, Card, CardGone, FromProxy, Noted, Scraped, ScrapeWanted, ToProxy
+from aegis.telemetry.scrape import Family
+from proxy.events import ModelUp
+from tests.sim.pretended import make_spec
+
+WHO = "proxy-1/1"
+FAMILIES = (Family("aegis:x", "X", "counter", (("aegis:x_total", (("model_name", "m"),), 2.0),)),)
+
+
+@dataclass
+class Model:
+    spec: ModelSpec
+    state: str = "ready"
+    detail: str = ""
+    weights: str = "cached"
+    created_s: int = 7
+    kv_limit_tokens: int = 100
+
+
+@dataclass
+class Desk:
+    """A node's, as far as these tests ask it."""
+
+    served: dict[str, Model] = field(default_factory=dict)
+
+    def models(self) -> Mapping[str, Model]:
+        return self.served
+
+    async def trim_memory(self, instance: str, *, timeout_s: float) -> int:
+        if instance == "broken":
+            raise ValueError(instance)
+        raise UserError(f"no instance '{instance}' is up", status=404, param="instance", code="gone", kind="odd")
+
+    async def limit_memory(self, instance: str, nbytes: int, *, timeout_s: float) -> int:
+        return nbytes + round(timeout_s)
+
+    async def add_model(self, source: str, name: str | None) -> Model:
+        made = Model(make_spec(9, image_pages=1, block_bytes=128))
+        self.served[made.spec.model] = made
+        return made
+
+
+class Pair:
+    """`told` is what the node tells beside cards and answers, `heard` what the proxy says beside questions."""
+
+    def __init__(self, directory: Path) -> None:
+        self.desk = Desk()
+        self.told: list[ToProxy] = []
+        self.heard: list[FromProxy] = []
+        self._hub: Hub[FromProxy] = Hub(f"ipc://{directory}/proxies", FromProxy)
+        self._spoke: Spoke[ToProxy] = Spoke(self._hub.address, WHO, ToProxy)
+        self.node = FarNode(self._spoke)
+        self.proxy = FarProxy("ipc://there", WHO, self._hub, cast(Any, self.desk))
+
+    async def serve_node(self) -> None:
+        while True:
+            identity, messages = await self._hub.receive()
+            assert identity == WHO
+            for message in messages:
+                if isinstance(message, Asked | Scraped):
+                    self.proxy.heard(message)
+                else:
+                    self.heard.append(message)
+
+    async def serve_proxy(self) -> None:
+        while True:
+            for message in await self._spoke.receive():
+                match message:
+                    case Card() | CardGone():
+                        self.node.told(message)
+                    case Answer():
+                        self.node.desk.answered(message)
+                    case ScrapeWanted(ticket):
+                        self.node.tell(Scraped(ticket, FAMILIES))
+                    case _:
+                        self.told.append(message)
+
+    async def settle(self) -> None:
+        """All that was said has arrived: a question comes after it, its answer too."""
+        await self.node.desk.limit_memory("a", 1, timeout_s=0)
+        await self.node.opened()
+
+    def close(self) -> None:
+        self._spoke.close()
+        self._hub.close()
+
+
+def paired(tmp_path: Path, work: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        pair = Pair(tmp_path)
+        serving = [asyncio.create_task(pair.serve_node()), asyncio.create_task(pair.serve_proxy())]
+        try:
+            async with asyncio.timeout(30):
+                await pair.settle()
+                await work(pair)
+        finally:
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
+            pair.close()
+
+    asyncio.run(main())
+
+
+def test_questions_are_answered(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        answers = await asyncio.gather(*(pair.node.desk.limit_memory("a", n, timeout_s=1.0) for n in range(3)))
+        assert answers == [1, 2, 3]
+
+    paired(tmp_path, work)
+
+
+def test_a_refusal_is_the_same_refusal(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        with pytest.raises(UserError) as raised:
+            await pair.node.desk.trim_memory("a", timeout_s=1.0)
+        error = raised.value
+        assert (error.message, error.status) == ("no instance 'a' is up", 404)
+        assert (error.param, error.code, error.kind) == ("instance", "gone", "odd")
+
+    paired(tmp_path, work)
+
+
+def test_a_bug_costs_the_question_and_nothing_else(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        with pytest.raises(UserError, match="failed on this request"):
+            await pair.node.desk.trim_memory("broken", timeout_s=1.0)
+        assert await pair.node.desk.limit_memory("a", 1, timeout_s=1.0) == 2
+
+    paired(tmp_path, work)
+
+
+def test_models_are_seen_as_they_are(tmp_path: Path) -> None:
+    spec = make_spec(0, image_pages=3, block_bytes=1024)
+    heavy = replace(spec, manifest=replace(spec.manifest, tensors=(TensorEntry(("w",), "int8", (1,), 0, 1, False),)))
+    model = Model(heavy)
+
+    async def work(pair: Pair) -> None:
+        pair.desk.served[spec.model] = model
+        pair.proxy.tell(ModelUp(heavy, 100))
+        await pair.settle()
+        (seen,) = pair.node.models().values()
+        assert (seen.spec, seen.state, seen.kv_limit_tokens, seen.text) == (spec, "ready", 100, None)
+        assert pair.told == [ModelUp(spec, 100)], "tensors are for who loads them"
+        model.weights, model.detail = "disk", "it is being made again"
+        pair.proxy.refresh()
+        await pair.settle()
+        assert (seen.weights, seen.detail) == ("disk", "it is being made again")
+        del pair.desk.served[spec.model]
+        pair.proxy.refresh()
+        await pair.settle()
+        assert pair.node.models() == {}
+
+    paired(tmp_path, work)
+
+
+def test_a_model_that_was_added_here_is_there_at_once(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        added = await pair.node.desk.add_model("somewhere", None)
+        assert pair.node.models()[added.spec.model] is added
+
+    paired(tmp_path, work)
+
+
+def test_metrics_are_told_when_they_are_wanted(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        assert await pair.proxy.scrape() == FAMILIES
+
+    paired(tmp_path, work)
+
+
+def test_nobody_waits_for_a_proxy_that_is_lost(tmp_path: Path) -> None:
+    async def main() -> None:
+        pair = Pair(tmp_path)  # and nobody listens
+        scraping = asyncio.create_task(pair.proxy.scrape())
+        await asyncio.sleep(0)
+        pair.proxy.lost()
+        assert await scraping == ()
+        pair.close()
+
+    asyncio.run(main())
+
+
+def test_what_a_proxy_says_of_itself_arrives(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        note = Noted(cast(Any, "decode-0"), 3)
+        pair.node.tell(note)
+        await pair.settle()
+        assert pair.heard == [note]
+
+    paired(tmp_path, work)
