@@ -47,19 +47,21 @@ async def _run(stream: Stream, client: httpx.AsyncClient) -> None:
         stream.error = {"message": type(error).__name__}
 
 
-def cases_of(references: dict[str, Reference]) -> list[tuple[Body, list[int]]]:
-    cases = [clear_case(model, n, references[model]) for n in range(STREAMS_PER_MODEL) for model in MARKET]
-    return [(case.body, case.expected.tokens) for case in cases]
+Cases = list[tuple[Body, list[int]]]
+
+
+@pytest.fixture(scope="module")
+def cases(references: dict[str, Reference]) -> Cases:
+    """What is asked, and what is answered."""
+    drawn = [clear_case(model, n, references[model]) for n in range(STREAMS_PER_MODEL) for model in MARKET]
+    return [(case.body, case.expected.tokens) for case in drawn]
 
 
 def spread(streams: Sequence[Stream]) -> Counter[str]:
     return Counter(stream.proxy for stream in streams)
 
 
-def test_streams_over_two_proxies_are_what_transformers_generates(
-    served: Server, references: dict[str, Reference]
-) -> None:
-    cases = cases_of(references)
+def test_streams_over_two_proxies_are_what_transformers_generates(served: Server, cases: Cases) -> None:
     streams = [Stream(body) for body, _ in cases]
 
     async def main() -> None:
@@ -113,8 +115,7 @@ def _answered(server: Server, model: str) -> int:
     return server.post("/v1/completions", {"model": model, "prompt": [5, 6], "max_tokens": 2}).status_code
 
 
-def test_a_killed_proxy_takes_only_its_own_streams_with_it(served: Server, references: dict[str, Reference]) -> None:
-    cases = cases_of(references)
+def test_a_killed_proxy_takes_only_its_own_streams_with_it(served: Server, cases: Cases) -> None:
     streams = [Stream(body) for body, _ in cases]
     long_ones = [
         Stream({"model": model, "prompt": [7, 8, 9], "max_tokens": LONG_TOKENS, "ignore_eos": True})
@@ -148,8 +149,7 @@ def test_a_killed_proxy_takes_only_its_own_streams_with_it(served: Server, refer
     assert "Traceback" not in served.output()
 
 
-def test_an_instance_that_is_killed_is_lost_to_both(served: Server, references: dict[str, Reference]) -> None:
-    cases = cases_of(references)
+def test_an_instance_that_is_killed_is_lost_to_both(served: Server, cases: Cases) -> None:
     streams = [Stream(body) for body, _ in cases]
     restarts = served.metrics().total("instance_restarts_total")
 
@@ -167,6 +167,32 @@ def test_an_instance_that_is_killed_is_lost_to_both(served: Server, references: 
     assert [stream.tokens for stream in streams] == [tokens for _, tokens in cases]
     eventually(served.ready, "/ready answers 200 again")
     assert served.wait_for_freed_memory().total("instance_restarts_total") == restarts + 2
+    assert "Traceback" not in served.output()
+
+
+def test_a_proxy_that_hangs_while_an_instance_dies_is_lost_too(served: Server, cases: Cases) -> None:
+    """It cannot say that it knows, and others do not wait for ever."""
+    streams = [Stream(body) for body, _ in cases]
+    before, pid = served.metrics(), served.pid_of(LATER)
+
+    async def main() -> None:
+        async with client_of(served.url) as client, asyncio.TaskGroup() as group:
+            group.create_task(proxies_of(streams, client))
+            await until(lambda: sum(len(stream.tokens) for stream in streams) >= STREAMS, "some run")
+            os.kill(pid, signal.SIGSTOP)
+            os.kill(served.pid_of("decode-0"), signal.SIGKILL)
+
+    asyncio.run(main())
+    assert spread(streams)["proxy-0"]
+    for stream, (_, tokens) in zip(streams, cases, strict=True):
+        if stream.proxy == "proxy-0":
+            assert (stream.error, stream.tokens) == (None, tokens)
+        else:
+            assert stream.tokens == tokens[: len(stream.tokens)]
+    eventually(served.ready, "/ready answers 200 again")
+    assert served.pid_of(LATER) != pid
+    after = served.wait_for_freed_memory()
+    assert after.total("instance_restarts_total") == before.total("instance_restarts_total") + 1
     assert "Traceback" not in served.output()
 
 
