@@ -47,13 +47,18 @@ def fit(features: Matrix, durations: Vector) -> Vector:
     return result
 
 
-def quality(features: Matrix, durations: Vector) -> Quality:
-    """Of a fit to the rest on every `HELD_OUT`-th observation; R² is 0 where there is nothing to explain."""
+def quality(features: Matrix, durations: Vector, counts: Vector | None = None) -> Quality:
+    """Of a fit to the rest on every `HELD_OUT`-th observation; R² is 0 where there is nothing to explain.
+
+    `counts`: of what each duration is the sum; R² is then that of the mean of each.
+    """
     held = np.arange(len(durations)) % HELD_OUT == HELD_OUT - 1
     if not held.any() or held.all():
         return Quality(0, 0.0, 0.0, 0.0)
     expected, seen = features[held] @ fit(features[~held], durations[~held]), durations[held]
     errors = np.abs(expected / seen - 1)
+    if counts is not None:
+        expected, seen = expected / counts[held], seen / counts[held]
     spread = float(((seen - seen.mean()) ** 2).sum())
     r2 = 1 - float(((seen - expected) ** 2).sum()) / spread if spread else 0.0
     return Quality(int(held.sum()), r2, float(errors.max()), float(np.median(errors)))

@@ -63,8 +63,8 @@ def fit_steps(spans: Sequence[Span]) -> tuple[float, dict[ModelId, StepFit]]:
         fits[model] = StepFit(
             _costs(decode, contention, waits.alone),
             _costs(prefill, contention, waits.alone),
-            quality(decode.slowed(contention), decode.durations),
-            quality(prefill.slowed(contention), prefill.durations),
+            _judged(decode, contention),
+            _judged(prefill, contention),
         )
     return waits.with_contention(contention), fits
 
@@ -72,6 +72,12 @@ def fit_steps(spans: Sequence[Span]) -> tuple[float, dict[ModelId, StepFit]]:
 def _costs(runs: _Runs, contention: float, factor: float) -> tuple[float, float, float]:
     a, b, c = factor * fit(runs.slowed(contention), runs.durations)
     return float(a), float(b), float(c)
+
+
+def _judged(runs: _Runs, contention: float) -> Quality:
+    """By the time of a step, or a prompt: decode runs end with their turn, so most are about as long as any other, and
+    what differs is how many steps they had."""
+    return quality(runs.slowed(contention), runs.durations, runs.features[:, 0])
 
 
 @dataclass(frozen=True, slots=True)

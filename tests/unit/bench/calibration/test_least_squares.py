@@ -63,3 +63,14 @@ def test_the_usual_mean() -> None:
     assert usual_mean([]) == 0
     assert usual_mean([10, 20, 30]) == 20
     assert usual_mean([10, 10, 10, 10_000]) == 20
+
+
+def test_sums_that_are_all_alike_are_judged_by_their_parts() -> None:
+    """Of the sums there is nothing to explain, of how long a part takes nearly all."""
+    draws = np.random.default_rng(1)
+    grows = draws.uniform(1, 20, size=400)
+    counts = 30 / (2 + grows)
+    x = counts[:, None] * np.stack([np.ones(400), grows], axis=1)
+    sums = 30 * draws.normal(1, 0.05, size=400)
+    assert quality(x, sums).r2 < 0.1
+    assert quality(x, sums, counts).r2 > 0.95
