@@ -61,7 +61,8 @@ _KEYS = {
     "gap": _Key("gap_s", 1e-6, 1e6, "mean seconds between the requests of a burst"),
     "rows": _Key("rows", 1, 65_536, "requests of the largest groups", whole=True),
     "prompt": _Key("prompt", 1, 1e8, "tokens of the longest prompts", whole=True),
-    "answer": _Key("answer", 1, 1e8, "tokens of the longest answers", whole=True),
+    "answer": _Key("answer", 1, 1e8, "tokens of an answer", whole=True),
+    "repeats": _Key("repeats", 1, 10_000, "how often each group comes", whole=True),
     "every": _Key("every_s", 1e-6, 1e6, "seconds from one group to the next"),
 }
 _LENGTH_KEYS = {

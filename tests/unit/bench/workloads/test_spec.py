@@ -22,7 +22,7 @@ PINNED = {
     "gamma:models=5,rps=0.5,duration=100,cv=0.5": "0efba212e0694af2",
     "market:models=5,rps=0.5,duration=100": "11c0d6811afee594",
     "artifact:models=5,rps=0.5,duration=100": "157c61e996c0ff39",
-    "grid:models=5,rows=4": "0052c3a4e8bf478a",
+    "grid:models=5,rows=4": "cf1c555f7eb2359b",
     "poisson:models=2,duration=100,lengths=uniform,input=8-512,output=8-512": "bcb3577ad0233558",
     "poisson:models=2,duration=100,ix=2,ox=1.5": "d2ac5ea2608ed8ad",
 }
