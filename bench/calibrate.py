@@ -11,18 +11,21 @@ from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from bench.calibration import cost_file, past
 from bench.calibration.past import Past
+from bench.calibration.probe import probed
 from bench.calibration.rates import measure_rates
 from bench.calibration.steps import StepFit, fit_steps
 from bench.calibration.table import lines
 from bench.result_files import check, write
 
 
-def run(*, url: str, seconds: float | None, spans: Path | None, records: Path | None, out: Path) -> None:
+def run(*, url: str, probe: bool, seconds: float | None, spans: Path | None, records: Path | None, out: Path) -> None:
     """Prints what was measured and writes it. Raises UserError."""
     check(out)
+    if probe and (seconds is not None or spans is not None):
+        raise UserError("--probe says itself what is learnt from; leave out --seconds and --spans")
     if records is not None and spans is None:
         raise UserError("--records is a file beside one of --spans; a server is asked for its own")
-    print(*calibrate(_seen(url, seconds, spans, records), out).table, sep="\n")
+    print(*calibrate(_seen(url, probe, seconds, spans, records), out).table, sep="\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,9 @@ def calibrate(seen: Past, out: Path) -> Learned:
     return Learned(fits, list(lines(contention, fits, rates)))
 
 
-def _seen(url: str, seconds: float | None, spans: Path | None, records: Path | None) -> Past:
+def _seen(url: str, probe: bool, seconds: float | None, spans: Path | None, records: Path | None) -> Past:
+    if probe:
+        return probed(url)
     if spans is not None:
         return past.kept(spans, records)
     client = AdminClient(url)

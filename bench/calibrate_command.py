@@ -11,6 +11,9 @@ import typer
 def calibrate(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Write the costs to this YAML file.")],
     url: Annotated[str, typer.Option(metavar="URL", help="Address of the server.")] = "http://127.0.0.1:8000",
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Send the server groups of requests that show what steps cost.")
+    ] = False,
     seconds: Annotated[
         float | None,
         typer.Option(
@@ -27,15 +30,16 @@ def calibrate(
     """Learn what steps, copies and messages cost, from what a running server did.
 
     Costs are fitted model by model and judged on every fifth run, which no fit has seen. The server should be under
-    load of all kinds meanwhile: docs/calibrate.md.
+    load of all kinds meanwhile, or else --probe makes it: docs/calibrate.md.
 
     \b
     Examples:
+      aegis calibrate --probe --out costs.yaml
       aegis calibrate --out costs.yaml
       aegis calibrate --url http://127.0.0.1:9000 --seconds 120 --out costs.yaml
       aegis simulate --trace trace.csv --gpu node.yaml --costs costs.yaml
     """
     from bench.calibrate import run
 
-    run(url=url, seconds=seconds, spans=spans, records=records, out=out)
+    run(url=url, probe=probe, seconds=seconds, spans=spans, records=records, out=out)
     return 0

@@ -18,16 +18,19 @@ HELD_OUT = 5
 
 _OUTLIER = 5.0  # times what is usual: what takes longer counts as if it had taken so long
 _ROUNDS = 12
+_PER_OCTAVE = 4  # features are alike where they differ by less than 19 %
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Of a fit, on what it has not seen. `worst` and `typical` (the median) are relative errors."""
+    """Of a fit, on what it has not seen. `worst` and `typical` (the median) are relative errors. `ceiling` is about the
+    best R² that any function of the features could have; None: no two observations are alike."""
 
     observations: int
     r2: float
     worst: float
     typical: float
+    ceiling: float | None = None
 
 
 def fit(features: Matrix, durations: Vector) -> Vector:
@@ -47,16 +50,48 @@ def fit(features: Matrix, durations: Vector) -> Vector:
     return result
 
 
-def quality(features: Matrix, durations: Vector) -> Quality:
-    """Of a fit to the rest on every `HELD_OUT`-th observation; R² is 0 where there is nothing to explain."""
+def quality(
+    features: Matrix, durations: Vector, counts: Vector | None = None, occasions: Vector | None = None
+) -> Quality:
+    """Of a fit to the rest on every `HELD_OUT`-th observation; R² is 0 where there is nothing to explain.
+
+    `counts`: of what each duration is the sum; R² is then that of the mean of each. `occasions` number when each was
+    made: what disturbs one observation disturbs others of the same occasion. None: each has its own.
+    """
     held = np.arange(len(durations)) % HELD_OUT == HELD_OUT - 1
     if not held.any() or held.all():
         return Quality(0, 0.0, 0.0, 0.0)
-    expected, seen = features[held] @ fit(features[~held], durations[~held]), durations[held]
-    errors = np.abs(expected / seen - 1)
-    spread = float(((seen - seen.mean()) ** 2).sum())
-    r2 = 1 - float(((seen - expected) ** 2).sum()) / spread if spread else 0.0
-    return Quality(int(held.sum()), r2, float(errors.max()), float(np.median(errors)))
+    counts = np.ones(len(durations)) if counts is None else counts
+    expected = features @ fit(features[~held], durations[~held])
+    errors = np.abs(expected / durations - 1)[held]
+    left, seen = (durations - expected) / counts, (durations / counts)[held]
+    spread = float(((seen - seen.mean()) ** 2).mean())
+    r2 = 1 - float((left[held] ** 2).mean()) / spread if spread else 0.0
+    noise = _noise(left, features / counts[:, None], occasions)[held]
+    repeated = ~np.isnan(noise)
+    ceiling = 1 - float(noise[repeated].mean()) / spread if spread and repeated.any() else None
+    return Quality(len(seen), r2, float(errors.max()), float(np.median(errors)), ceiling)
+
+
+def _noise(left: Vector, features: Matrix, occasions: Vector | None) -> Vector:
+    """How far each observation is from what those with features like its own were on other occasions, squared; NaN
+    where there were none. No function of the features explains it: it is the pure error of a test for lack of fit.
+
+    What a fit `left` is compared, in place of what was seen, so that features which differ a little do not matter. The
+    mean of the k - 1 other occasions is off as well, which is taken out as if all the noise were between occasions; in
+    so far as it is not, this is too little, and the ceiling too high rather than too low.
+    """
+    near = np.rint(_PER_OCTAVE * np.log2(np.maximum(features, 1.0)))
+    when = np.arange(len(left)) if occasions is None else occasions
+    cells = np.unique(near, axis=0, return_inverse=True)[1].ravel()
+    pairs, own = np.unique(np.stack([cells, when], axis=1), axis=0, return_inverse=True)
+    own, whose = own.ravel(), pairs[:, 0].astype(np.intp)
+    means = np.bincount(own, left) / np.bincount(own)
+    others = np.bincount(whose)[cells] - 1.0
+    others[others == 0] = np.nan
+    elsewhere = (np.bincount(whose, means)[cells] - means[own]) / others
+    result: Vector = (left - elsewhere) ** 2 * others / (others + 1)
+    return result
 
 
 def usual_mean(durations: Sequence[float]) -> float:

@@ -18,6 +18,7 @@ from bench.calibration.least_squares import Matrix, Quality, Vector, fit, qualit
 
 _CONTENTION = 0.02  # what is less is none
 _CONTENTION_MAX = 4.0
+_OCCASION_NS = 5_000_000_000  # for about so long, or less, a machine is as slow as it is at a moment
 _FEWEST = 10  # runs, below which nothing is fitted
 
 
@@ -35,12 +36,14 @@ class StepFit:
 @dataclass(frozen=True, slots=True)
 class _Runs:
     """Of one kind and model: what decides how much work they are, for which shares of their time how many others were
-    beside them, and what they took: of a processor's time where that is known, and from their start to their end."""
+    beside them, and what they took: of a processor's time where that is known, and from their start to their end. Runs
+    of one occasion were made within `_OCCASION_NS`."""
 
     features: Matrix
     shares: Matrix
     durations: Vector
     walls: Vector
+    occasions: Vector
 
     def slowed(self, contention: float) -> Matrix:
         """Features of the durations, where n others make a run `1 + contention * n` times slower."""
@@ -63,8 +66,8 @@ def fit_steps(spans: Sequence[Span]) -> tuple[float, dict[ModelId, StepFit]]:
         fits[model] = StepFit(
             _costs(decode, contention, waits.alone),
             _costs(prefill, contention, waits.alone),
-            quality(decode.slowed(contention), decode.durations),
-            quality(prefill.slowed(contention), prefill.durations),
+            _judged(decode, contention),
+            _judged(prefill, contention),
         )
     return waits.with_contention(contention), fits
 
@@ -72,6 +75,12 @@ def fit_steps(spans: Sequence[Span]) -> tuple[float, dict[ModelId, StepFit]]:
 def _costs(runs: _Runs, contention: float, factor: float) -> tuple[float, float, float]:
     a, b, c = factor * fit(runs.slowed(contention), runs.durations)
     return float(a), float(b), float(c)
+
+
+def _judged(runs: _Runs, contention: float) -> Quality:
+    """By the time of a step, or a prompt: decode runs end with their turn, so most are about as long as any other, and
+    what differs is how many steps they had."""
+    return quality(runs.slowed(contention), runs.durations, runs.features[:, 0], runs.occasions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +149,7 @@ def _runs(spans: Iterable[Span], kind: SpanKind, busy: _Busy) -> Mapping[ModelId
             np.array([busy.shares(span) for span in these], dtype=np.float64),
             np.array([span.processor_ns or span.stop_ns - span.start_ns for span in these], dtype=np.float64),
             np.array([span.stop_ns - span.start_ns for span in these], dtype=np.float64),
+            np.array([span.start_ns // _OCCASION_NS for span in these], dtype=np.float64),
         )
         for model, these in found.items()
         if len(these) >= _FEWEST

@@ -10,13 +10,15 @@ from bench.calibration.rates import CopyRate, Rates
 from bench.calibration.steps import StepFit
 
 GOOD_R2 = 0.95
+_NEAR = 0.02  # a fit so near to what can be reached leaves nothing to explain
 
 
 def lines(contention: float, fits: Mapping[ModelId, StepFit], rates: Rates) -> Iterator[str]:
-    """One line for each model and kind of step, then the rest. Errors are of runs that no fit has seen."""
+    """One line for each model and kind of step, then the rest. Errors are of runs that no fit has seen; `at best` is
+    the R² that no function exceeds, for runs that are alike differ."""
     width = max([5, *map(len, fits)])
     yield f"{'model':{width}} {'':7} {'constant':>10} {'1 000 tok':>10} {'row, tok2':>10} {'runs':>6} {'R2':>6} " + (
-        f"{'typical':>8} {'worst':>8}"
+        f"{'at best':>8} {'typical':>8} {'worst':>8}"
     )
     for model, fit in fits.items():
         step, token, row = fit.decode
@@ -25,15 +27,32 @@ def lines(contention: float, fits: Mapping[ModelId, StepFit], rates: Rates) -> I
         yield _line(f"{model:{width}} prefill", prompt, 1e3 * linear, 1e6 * square, fit.prefill_quality)
     yield ""
     yield from _rest(contention, rates)
-    poor = [model for model, fit in fits.items() if min(fit.decode_quality.r2, fit.prefill_quality.r2) < GOOD_R2]
-    if poor:
-        yield f"R2 below {GOOD_R2}: {', '.join(poor)}; docs/calibrate.md says what may be done about it"
+    yield from _poor(fits)
+
+
+def _poor(fits: Mapping[ModelId, StepFit]) -> Iterator[str]:
+    """What may be done about fits that explain little."""
+    poor = {
+        model: [judged for judged in (fit.decode_quality, fit.prefill_quality) if judged.r2 < GOOD_R2]
+        for model, fit in fits.items()
+    }
+    noisy = [model for model, kinds in poor.items() if kinds and all(map(_at_ceiling, kinds))]
+    unlike = [model for model, kinds in poor.items() if kinds and model not in noisy]
+    if unlike:
+        yield f"R2 below {GOOD_R2}: {', '.join(unlike)}; docs/calibrate.md says what may be done about it"
+    if noisy:
+        yield f"R2 below {GOOD_R2} and as good as noise allows: {', '.join(noisy)}; calibrate when the machine is quiet"
+
+
+def _at_ceiling(judged: Quality) -> bool:
+    return judged.ceiling is not None and judged.r2 >= judged.ceiling - _NEAR
 
 
 def _line(head: str, constant_ns: float, ktoken_ns: float, other_ns: float, judged: Quality) -> str:
+    best = "" if judged.ceiling is None else f"{judged.ceiling:.3f}"
     return (
         f"{head} {constant_ns / 1e6:10.4f} {ktoken_ns / 1e6:10.4f} {other_ns / 1e6:10.4f} {judged.observations:6} "
-        f"{judged.r2:6.3f} {judged.typical:8.1%} {judged.worst:8.0%}"
+        f"{judged.r2:6.3f} {best:>8} {judged.typical:8.1%} {judged.worst:8.0%}"
     )
 
 

@@ -14,6 +14,7 @@ from bench.workloads import lengths
 from bench.workloads.arrival import Arrival, in_order, model_name
 from bench.workloads.artifact import Artifact
 from bench.workloads.gamma import Gamma
+from bench.workloads.grid import Grid
 from bench.workloads.lengths import Lengths
 from bench.workloads.market import Market
 from bench.workloads.poisson import Poisson
@@ -42,11 +43,12 @@ class _Key:
     whole: bool = False
 
 
-GENERATORS: dict[str, type[Poisson | Gamma | Market | Artifact]] = {
+GENERATORS: dict[str, type[Poisson | Gamma | Market | Artifact | Grid]] = {
     "poisson": Poisson,
     "gamma": Gamma,
     "market": Market,
     "artifact": Artifact,
+    "grid": Grid,
 }
 REQUESTS_MAX = 20_000_000
 _KEYS = {
@@ -57,6 +59,11 @@ _KEYS = {
     "alpha": _Key("alpha", 0, 10, "Zipf exponent of popularity; 0: all alike"),
     "group": _Key("group", 1, 1e6, "mean requests of a burst"),
     "gap": _Key("gap_s", 1e-6, 1e6, "mean seconds between the requests of a burst"),
+    "rows": _Key("rows", 1, 65_536, "requests of the largest groups", whole=True),
+    "prompt": _Key("prompt", 1, 1e8, "tokens of the longest prompts", whole=True),
+    "answer": _Key("answer", 1, 1e8, "tokens of an answer", whole=True),
+    "repeats": _Key("repeats", 1, 10_000, "how often each group comes", whole=True),
+    "every": _Key("every_s", 1e-6, 1e6, "seconds from one group to the next"),
 }
 _LENGTH_KEYS = {
     "lengths": "sharegpt, fixed or uniform [sharegpt]",
@@ -75,9 +82,14 @@ def parse(text: str, seed: int) -> list[Arrival]:
     Raises `UserError`, its `param` the key at fault.
     """
     kind, keys = _split(text)
-    generator, draw = _generator(kind, keys), _lengths(keys)
+    generator = _generator(kind, keys)
+    if isinstance(generator, Grid):
+        if generator.requests > REQUESTS_MAX:
+            raise UserError(f"workload {text!r}: more than {REQUESTS_MAX:,} requests; lower models or rows")
+        return in_order(generator.arrivals(Stream(seed, "grid")))
     if generator.models * generator.rps * generator.duration_s > REQUESTS_MAX:
         raise UserError(f"workload {text!r}: more than {REQUESTS_MAX:,} requests; lower models, rps or duration")
+    draw = _lengths(keys)
     return in_order(
         Arrival(at_ns, name, *draw(tokens))
         for model in range(generator.models)
@@ -103,7 +115,7 @@ def describe() -> str:
             for key, about in _KEYS.items()
             if about.field in defaults
         ]
-    lines += ["", "lengths, with any generator:"]
+    lines += ["", "lengths, with any generator but grid, which has its own:"]
     lines += [f"  {key:<9} {meaning}" for key, meaning in _LENGTH_KEYS.items()]
     return "\n".join(lines)
 
@@ -112,7 +124,9 @@ def _split(text: str) -> tuple[str, dict[str, str]]:
     name, _, rest = text.partition(":")
     if name not in GENERATORS:
         raise UserError(f"unknown workload {name!r}; expected one of {', '.join(GENERATORS)}", param="workload")
-    known = [key for key, about in _KEYS.items() if about.field in _defaults(name)] + list(_LENGTH_KEYS)
+    known = [key for key, about in _KEYS.items() if about.field in _defaults(name)]
+    if name != "grid":
+        known += _LENGTH_KEYS
     keys: dict[str, str] = {}
     for item in rest.split(",") if rest else []:
         key, equals, value = (part.strip() for part in item.partition("="))
@@ -131,7 +145,7 @@ def _defaults(name: str) -> dict[str, Any]:
     return {field.name: field.default for field in fields(GENERATORS[name])}
 
 
-def _generator(name: str, keys: dict[str, str]) -> Generator:
+def _generator(name: str, keys: dict[str, str]) -> Generator | Grid:
     given = {about.field: _number(key, keys[key], about) for key, about in _KEYS.items() if key in keys}
     return GENERATORS[name](**{**_defaults(name), **given})
 

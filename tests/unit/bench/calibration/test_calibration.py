@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -168,7 +169,18 @@ def test_the_file_is_what_a_simulation_reads(tmp_path: Path) -> None:
 def test_records_without_spans_are_not_left_out_in_silence(tmp_path: Path) -> None:
     file = tmp_path / "records.jsonl"
     with pytest.raises(UserError, match="--records is a file beside one of --spans"):
-        run(url="http://127.0.0.1:9", seconds=None, spans=None, records=file, out=tmp_path / "costs.yaml")
+        _run(tmp_path, records=file)
+
+
+def test_a_probe_says_itself_what_is_learnt_from(tmp_path: Path) -> None:
+    for other in ({"seconds": 5.0}, {"spans": tmp_path / "spans.jsonl"}):
+        with pytest.raises(UserError, match="leave out --seconds and --spans"):
+            _run(tmp_path, probe=True, **other)
+
+
+def _run(directory: Path, **given: Any) -> None:
+    options: dict[str, Any] = {"url": "http://127.0.0.1:9", "probe": False, "seconds": None, "spans": None}
+    run(**{**options, "records": None, "out": directory / "costs.yaml", **given})
 
 
 def test_too_little_to_learn_from_is_told(tmp_path: Path) -> None:

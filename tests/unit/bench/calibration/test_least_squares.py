@@ -63,3 +63,56 @@ def test_the_usual_mean() -> None:
     assert usual_mean([]) == 0
     assert usual_mean([10, 20, 30]) == 20
     assert usual_mean([10, 10, 10, 10_000]) == 20
+
+
+def test_sums_that_are_all_alike_are_judged_by_their_parts() -> None:
+    """Of the sums there is nothing to explain, of how long a part takes nearly all."""
+    draws = np.random.default_rng(1)
+    grows = draws.uniform(1, 20, size=400)
+    counts = 30 / (2 + grows)
+    x = counts[:, None] * np.stack([np.ones(400), grows], axis=1)
+    sums = 30 * draws.normal(1, 0.05, size=400)
+    assert quality(x, sums).r2 < 0.1
+    assert quality(x, sums, counts).r2 > 0.95
+
+
+def repeated(occasions: int = 6, sizes: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    """Features of `sizes` sizes on each of so many occasions, in an order that is drawn; and which occasion it was."""
+    draws = np.random.default_rng(2)
+    grows, when = draws.permutation(np.array([(1.3**n, k) for n in range(sizes) for k in range(occasions)])).T
+    return np.stack([np.ones(len(grows)), grows], axis=1), when
+
+
+def test_the_ceiling_is_what_noise_leaves_to_explain() -> None:
+    x, _ = repeated(occasions=40, sizes=8)
+    truth = x @ np.array([500.0, 100.0])
+    seen = truth + np.random.default_rng(3).normal(0, 100, size=len(x))
+    judged = quality(x, seen)
+    allowed = 1 - 100**2 / seen.var()
+    assert judged.ceiling == pytest.approx(allowed, abs=0.05)
+    assert judged.r2 == pytest.approx(allowed, abs=0.05)
+
+
+def test_a_fit_that_misses_the_shape_is_below_the_ceiling() -> None:
+    """What the costs cannot say is not noise."""
+    x, _ = repeated()
+    draws = np.random.default_rng(3).normal(0, 1, size=len(x))
+    judged = quality(x, 1_000 + 500 * np.sin(np.log(x[:, 1])) + draws)
+    assert judged.r2 < 0.5 and judged.ceiling is not None and judged.ceiling > 0.99
+
+
+def test_what_disturbs_a_whole_occasion_is_noise() -> None:
+    x, when = repeated(occasions=8, sizes=8)
+    x, when = np.repeat(x, 5, axis=0), np.repeat(when, 5)
+    slowed = np.random.default_rng(3).uniform(0.5, 1.5, size=8)[when.astype(int)]
+    seen = slowed * (x @ np.array([500.0, 100.0]))
+    judged = quality(x, seen, occasions=when)
+    assert judged.ceiling is not None and judged.ceiling < 0.95
+    assert judged.r2 == pytest.approx(judged.ceiling, abs=0.1)
+
+
+def test_without_repeats_there_is_no_ceiling() -> None:
+    x = np.stack([np.ones(40), 1.5 ** np.arange(40)], axis=1)
+    assert quality(x, x @ np.array([5.0, 1.0])).ceiling is None
+    x, _ = repeated()
+    assert quality(x, x @ np.array([5.0, 1.0]), occasions=np.zeros(len(x))).ceiling is None

@@ -37,7 +37,7 @@ def machine(contention: int) -> GpuSpec:
 
 
 @cache
-def outcome(contention: int) -> Outcome:
+def outcome(contention: int, workload: str = WORKLOAD) -> Outcome:
     """A prefill and a decode instance on one device, with memory for all the models."""
     pool = Pool(
         recipe=recipe("aegaeon"),
@@ -49,13 +49,14 @@ def outcome(contention: int) -> Outcome:
         slab_bytes=64 << 20,
         keep_spans=True,
     )
-    arrivals = parse(WORKLOAD, 1)
+    arrivals = parse(workload, 1)
     return simulate(pool, [Wanted(a.at_ns, a.model, a.input_tokens, a.output_tokens) for a in arrivals])
 
 
+@pytest.mark.parametrize("workload", [WORKLOAD, "grid:models=4"])
 @pytest.mark.parametrize("contention", [0, 700, 1_500])
-def test_steps_and_contention(contention: int) -> None:
-    found, fits = fit_steps(outcome(contention).spans)
+def test_steps_and_contention(contention: int, workload: str) -> None:
+    found, fits = fit_steps(outcome(contention, workload).spans)
     assert found == pytest.approx(contention / 1e3, abs=0.03)
     for name in NAMES:
         assert fits[name].decode == pytest.approx((3e6, 500, 4e5), rel=0.05)

@@ -22,6 +22,7 @@ PINNED = {
     "gamma:models=5,rps=0.5,duration=100,cv=0.5": "0efba212e0694af2",
     "market:models=5,rps=0.5,duration=100": "11c0d6811afee594",
     "artifact:models=5,rps=0.5,duration=100": "157c61e996c0ff39",
+    "grid:models=5,rows=4": "cf1c555f7eb2359b",
     "poisson:models=2,duration=100,lengths=uniform,input=8-512,output=8-512": "bcb3577ad0233558",
     "poisson:models=2,duration=100,ix=2,ox=1.5": "d2ac5ea2608ed8ad",
 }
@@ -62,7 +63,7 @@ def test_lengths_do_not_follow_from_times() -> None:
 @pytest.mark.parametrize(
     ("text", "param", "message"),
     [
-        ("poison", "workload", "unknown workload 'poison'; expected one of poisson, gamma, market, artifact"),
+        ("poison", "workload", "unknown workload 'poison'; expected one of poisson, gamma, market, artifact, grid"),
         ("poisson:rp=1", "rp", "workload poisson has no key 'rp'; did you mean 'rps'?"),
         ("gamma:alpha=1", "alpha", "workload gamma has no key 'alpha'; expected one of models, rps, duration, cv,"),
         ("poisson:rps=abc", "rps", "workload key 'rps': expected a number from 1e-06 to 1e+06, got 'abc'"),
@@ -78,6 +79,9 @@ def test_lengths_do_not_follow_from_times() -> None:
         ("poisson:lengths=fixed,input=1-9", "input", "expected a whole number of tokens, 1 or more, got '1-9'"),
         ("poisson:lengths=fixed,output=0", "output", "expected a whole number of tokens, 1 or more, got '0'"),
         ("poisson:lengths=uniform,input=9-3", "input", "expected LOW-HIGH with 1 <= LOW <= HIGH, got '9-3'"),
+        ("grid:lengths=fixed", "lengths", "workload grid has no key 'lengths'; expected one of models, rows, prompt,"),
+        ("grid:rows=0", "rows", "workload key 'rows': expected a whole number from 1 to 65536, got '0'"),
+        ("grid:models=100000,rows=128", None, "more than 20,000,000 requests; lower models or rows"),
         ("poisson:models=100000,rps=1e6", None, "more than 20,000,000 requests; lower models, rps or duration"),
     ],
 )
@@ -100,5 +104,21 @@ def test_the_listing_names_every_key_with_its_default() -> None:
     assert "  rps       mean requests per second and model [0.037]\n" in listing
     for name in GENERATORS:
         assert f"\n{name}: " in listing
-    for key in ("models", "duration", "cv", "alpha", "group", "gap", "lengths", "input", "output", "ix", "ox"):
+    for key in (
+        "models",
+        "duration",
+        "cv",
+        "alpha",
+        "group",
+        "gap",
+        "rows",
+        "prompt",
+        "answer",
+        "every",
+        "lengths",
+        "input",
+        "output",
+        "ix",
+        "ox",
+    ):
         assert f"\n  {key} " in listing
