@@ -122,6 +122,9 @@ def launch(
     dtype: Annotated[
         str | None, typer.Option(metavar="TYPE", help="auto, float32 or bfloat16; auto: as stored. [default: auto]")
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="transformers, or vllm if installed. [default: transformers]")
+    ] = None,
     host: Annotated[str | None, typer.Option(metavar="H", help="Address to listen on. [default: 127.0.0.1]")] = None,
     port: Annotated[str | None, typer.Option(metavar="N", help="Port to listen on. [default: 8000]")] = None,
     log_level: Annotated[

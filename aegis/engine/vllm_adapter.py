@@ -39,12 +39,13 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader import get_model
-from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.model_executor.model_loader.utils import get_model_architecture, initialize_model
 from vllm.model_executor.models import registry
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+_TRANSFORMERS = "vllm.model_executor.models.transformers"
 _REFUSALS = (AssertionError, AttributeError, ImportError, LookupError, NotImplementedError, OSError)
 _REFUSALS += (RuntimeError, TypeError, ValueError)
 
@@ -68,8 +69,11 @@ def configure(directory: Path, *, dtype: str, context_tokens: int | None, block_
             enable_prefix_caching=False,
             kv_cache_memory_bytes=1 << 28,
         ).create_engine_config()
+        kind, name = get_model_architecture(config.model_config)
     except _REFUSALS as error:
         raise ModelRefused(f"vLLM cannot serve it: {_line(error)}") from error
+    if kind.__module__.startswith(_TRANSFORMERS):  # it alters classes of transformers' for the whole process
+        raise ModelRefused(f"vLLM has no {name} of its own and would run transformers': serve it with that engine")
     _initialise(config)
     return config
 
@@ -121,9 +125,8 @@ def _attention_layers(config: VllmConfig, model: torch.nn.Module) -> dict[str, A
             raise ModelRefused(f"{name} is a {type(layer).__name__}; only attention over KV of its own is served")
         sizes = layer.get_attn_backend().get_supported_head_sizes()
         if sizes and layer.head_size not in sizes:
-            raise ModelRefused(
-                f"its attention heads have {layer.head_size} dimensions; vLLM has kernels for {', '.join(map(str, sizes))}"
-            )
+            known = ", ".join(map(str, sizes))
+            raise ModelRefused(f"its attention heads have {layer.head_size} dimensions; vLLM has kernels for {known}")
         if layer.head_size_v != layer.head_size:
             raise ModelRefused("its keys and values differ in size")
     if config.model_config.quantization is not None:
@@ -132,10 +135,12 @@ def _attention_layers(config: VllmConfig, model: torch.nn.Module) -> dict[str, A
 
 
 def uses(model: torch.nn.Module) -> dict[str, Use]:
-    """Of the weights that vLLM packs on a CPU, by their names. Embeddings multiply where there is no other last layer."""
+    """Of the weights that vLLM packs on a CPU, by name. Embeddings multiply where there is no other last layer."""
     if not on_cpu():
         return {}
-    layers = {name: layer for name, layer in model.named_modules(remove_duplicate=False) if hasattr(layer, "cpu_linear")}
+    layers = {
+        name: layer for name, layer in model.named_modules(remove_duplicate=False) if hasattr(layer, "cpu_linear")
+    }
     headless = not any(isinstance(layer, ParallelLMHead) for layer in layers.values())
     found: dict[str, Use] = {}
     for name, layer in layers.items():

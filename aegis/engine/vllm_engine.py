@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from aegis.core.errors import UserError
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import ModelSpec
 from aegis.core.request import Sampling
@@ -37,12 +38,15 @@ class _Attached:
 class VllmEngine:
     """Implements `Engine`. `kv` is the device's KV region. Raises UserError where vLLM cannot be used."""
 
-    def __init__(self, kv: KvRegion, *, device: str = "cpu") -> None:
+    def __init__(self, kv: KvRegion, *, device: str = "cpu", sampler: Sampler | None = None) -> None:
         self._kv = kv
         self._device = torch.device(device)
+        if adapter.on_cpu() != (self._device.type == "cpu"):
+            built = "CPUs" if adapter.on_cpu() else "GPUs"
+            raise UserError(f"the vLLM that is installed is built for {built}, the device is {device}", param="engine")
         self._models: dict[ModelId, _Attached] = {}
         self._prepared: dict[tuple[ModelId, str], Any] = {}  # configurations, by name and fingerprint
-        self._sampler = Sampler()
+        self._sampler = sampler or Sampler()
         self._initialisations = 1
 
     @property

@@ -18,8 +18,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from aegis.core.model import TENSOR_ALIGNMENT_BYTES, EngineName, KvShape, Manifest, TensorEntry
 from aegis.device.image_file import checksums
-from aegis.models.image_directory import CONFIG, GENERATION_CONFIG, IMAGE, MANIFEST
 from aegis.engine.stored import Stored
+from aegis.models.image_directory import CONFIG, GENERATION_CONFIG, IMAGE, MANIFEST
 from aegis.models.probe import Probed, context_tokens
 
 _Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]

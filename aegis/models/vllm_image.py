@@ -28,4 +28,3 @@ def write_vllm_image(model: PreTrainedModel, fingerprint: str, checkpoint: Path,
         tensors = list(stored(loaded, adapter.uses(loaded)))
     vocab_size = model.config.get_text_config().vocab_size
     return write_stored(tensors, model, kv, vocab_size, fingerprint, checkpoint, into, engine="vllm")
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from aegis.core.ids import InstanceId
+from aegis.core.model import EngineName
 from aegis.core.role import Role
 from aegis.core.views import PrefillOrder
 from aegis.policies import Policy, Site, recipe
@@ -31,6 +32,7 @@ class InstanceSettings(Struct, frozen=True, kw_only=True):
     memory_bytes: int  # what a policy takes its device to have
     q_max_ns: int
     switching_share: float
+    engine: EngineName = "transformers"  # initialised before it is asked for
     explains: bool = False
     check_laws: bool = False
 

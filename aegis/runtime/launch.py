@@ -146,6 +146,7 @@ async def open_market(
             _history(config),
             policy=config.scheduling.policy,
             dtype=_dtype(config),
+            engine=config.engine,
             cache_dir=cache_dir or default_cache_dir(),
             default_slo=_slo(config),
             check_laws=config.memory.debug,
@@ -201,6 +202,7 @@ def _template(
         memory_bytes=budget.pages * budget.page_bytes * config.device_count // budget.instances,
         q_max_ns=_q_max_ns(config),
         switching_share=config.scheduling.decode.switching_share,
+        engine=config.engine,
         explains=config.telemetry.decisions > 0,
         check_laws=config.memory.debug,
     )
@@ -305,7 +307,7 @@ def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
     tbt_ms = entry.slo.tbt_ms or config.slo.tbt_ms
     slo = Slo(round(ttft_ms * NS_PER_MS), round(tbt_ms * NS_PER_MS))
     path = str(Path(entry.path).expanduser().resolve()) if entry.path else None
-    return Source(model, path, entry.hub, slo, entry.dtype, entry.pin)
+    return Source(model, path, entry.hub, slo, entry.dtype, entry.pin, entry.engine)
 
 
 def _listen(host: str, port: int) -> socket.socket:

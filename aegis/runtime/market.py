@@ -37,7 +37,7 @@ from aegis.core.messages import (
     Telemetry,
     ToInstance,
 )
-from aegis.core.model import Slo
+from aegis.core.model import EngineName, Slo
 from aegis.core.request import Job, Sampling
 from aegis.runtime.catalogue import Catalogue, LiveModel
 from aegis.runtime.devices import Devices
@@ -96,6 +96,7 @@ class LiveMarket:
         *,
         policy: str,
         dtype: str,
+        engine: EngineName = "transformers",
         cache_dir: Path,
         default_slo: Slo,
         register: Registering = register,
@@ -123,7 +124,7 @@ class LiveMarket:
         self._metrics.registry.register(DeviceMemoryMetrics(devices.arbiters(), devices.page_bytes))
         self._metrics.registry.register(ModelCacheMetrics(images.counters, images.accounts))
         self.catalogue = Catalogue(
-            self, budget, images, register, dtype=dtype, cache_dir=cache_dir, default_slo=default_slo
+            self, budget, images, register, dtype=dtype, engine=engine, cache_dir=cache_dir, default_slo=default_slo
         )
         self.up: set[InstanceId] = set()
         self.draining = False
