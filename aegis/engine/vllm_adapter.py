@@ -46,8 +46,16 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 _TRANSFORMERS = "vllm.model_executor.models.transformers"
-_REFUSALS = (AssertionError, AttributeError, ImportError, LookupError, NotImplementedError, OSError)
-_REFUSALS += (RuntimeError, TypeError, ValueError)
+_REFUSALS = (
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 def on_cpu() -> bool:
@@ -81,13 +89,15 @@ def configure(directory: Path, *, dtype: str, context_tokens: int | None, block_
 def load(config: VllmConfig) -> torch.nn.Module:
     """The model, its weights loaded and in the layout of vLLM's layers. Raises ModelRefused."""
     with _building(config):
-        return get_model(vllm_config=config)
+        model: torch.nn.Module = get_model(vllm_config=config)
+    return model
 
 
 def skeleton(config: VllmConfig) -> torch.nn.Module:
     """The same without any bytes. torch's default dtype is another meanwhile, in all threads. Raises ModelRefused."""
     with _building(config), set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
-        model = initialize_model(config)
+        model: torch.nn.Module = initialize_model(config)
+    layer: Any
     for layer in model.modules():
         if hasattr(layer, "quant_method"):
             layer.cpu_linear = linear
@@ -153,7 +163,7 @@ def uses(model: torch.nn.Module) -> dict[str, Use]:
 class Attending:
     """Runs one model's forward passes over its KV."""
 
-    def __init__(self, config: VllmConfig, model: torch.nn.Module, device: torch.device) -> None:
+    def __init__(self, config: VllmConfig, model: Any, device: torch.device) -> None:
         self._config = config
         self._model = model
         self._names: dict[Any, list[str]] = {}  # by their builder of metadata: layers alike share one

@@ -30,10 +30,10 @@ class Use(Enum):
 def stored(model: torch.nn.Module, uses: Mapping[str, Use]) -> Iterator[Stored]:
     """Every tensor of a loaded model once, in the order of its modules. `uses` are those of weights to pack."""
     named: dict[int, tuple[list[str], torch.Tensor, bool]] = {}
-    for name, tensor in model.named_parameters(remove_duplicate=False):
-        named.setdefault(id(tensor), ([], tensor, False))[0].append(name)
-    for name, tensor in model.named_buffers(remove_duplicate=False):
-        named.setdefault(id(tensor), ([], tensor, True))[0].append(name)
+    parameters = ((name, tensor, False) for name, tensor in model.named_parameters(remove_duplicate=False))
+    buffers = ((name, tensor, True) for name, tensor in model.named_buffers(remove_duplicate=False))
+    for name, tensor, buffer in (*parameters, *buffers):
+        named.setdefault(id(tensor), ([], tensor, buffer))[0].append(name)
     for names, tensor, buffer in named.values():
         data = tensor.detach()
         found = {name: uses.get(name) if packs(data) else None for name in names}
@@ -68,7 +68,8 @@ def check_bound(model: torch.nn.Module, name: ModelId) -> None:
 def _become(tensor: torch.Tensor, view: torch.Tensor) -> None:
     """Whoever holds `tensor`, be it a module or not, holds the view from now on."""
     parameter = isinstance(tensor, torch.nn.Parameter)
-    torch.utils.swap_tensors(tensor, torch.nn.Parameter(view, requires_grad=False) if parameter else view)
+    other = torch.nn.Parameter(view, requires_grad=False) if parameter else view
+    torch.utils.swap_tensors(tensor, other)  # type: ignore[no-untyped-call]
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
