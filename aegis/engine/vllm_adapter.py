@@ -241,7 +241,8 @@ def _nothing(*_: object, **__: object) -> None:
 registry._run_in_subprocess = lambda inspect: inspect()  # a process for each architecture costs ten seconds
 if on_cpu():
     gemm.dispatch_cpu_unquantized_gemm = _plain
-    torch.accelerator.empty_cache = torch.accelerator.synchronize = _nothing  # as its own runner does
+    for name in ("empty_cache", "synchronize"):  # as its own runner does
+        setattr(torch.accelerator, name, _nothing)
 
 
 def _line(error: BaseException) -> str:
