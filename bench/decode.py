@@ -14,56 +14,21 @@ import copy
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 from msgspec import Struct
 from transformers import (
-    AutoModelForCausalLM,
     DynamicCache,
-    LlamaConfig,
-    PreTrainedModel,
     StoppingCriteria,
     StoppingCriteriaList,
 )
 
-from aegis.core.ids import ModelId, RequestId
-from aegis.core.model import ModelSpec
-from aegis.core.request import Sampling
-from aegis.engine.base import KvRegion, Row
-from aegis.engine.block_table import BlockTable
-from aegis.engine.transformers_engine import TransformersEngine
-from aegis.models.image import write_image
-from aegis.models.image_directory import IMAGE
-from aegis.models.probe import probe
+from bench.decode_side import CHECKPOINTS, Side, build, write
 from bench.machine import Machine, describe
 
-_COMMON = {"vocab_size": 4096, "max_position_embeddings": 4096, "tie_word_embeddings": False}
-CHECKPOINTS = {
-    "tiny": LlamaConfig(
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        **_COMMON,
-    ),
-    "50m": LlamaConfig(
-        hidden_size=768,
-        intermediate_size=2048,
-        num_hidden_layers=8,
-        num_attention_heads=12,
-        num_key_value_heads=4,
-        **_COMMON,
-    ),
-}
-_MODEL = ModelId("contest")
-_SLAB_BYTES = 8 << 20
 _READ_BYTES = 512 << 20
 
 
@@ -147,22 +112,12 @@ class Contest:
     """One checkpoint, held twice: as transformers' model, and as a weight image beneath the engine."""
 
     def __init__(self, checkpoint: str, dtype: str, plan: Plan) -> None:
-        config = CHECKPOINTS[checkpoint]
-        torch.manual_seed(0)
         self._names = (checkpoint, dtype)
         self._plan = plan
-        self._theirs = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
+        self._theirs = build(checkpoint, dtype)
         with tempfile.TemporaryDirectory() as directory:
-            spec = _write(self._theirs, config, Path(directory))
-            self._image = np.fromfile(spec.image_path, dtype=np.uint8)
-            self._shape = spec.manifest.kv
-            self._per_slab = _SLAB_BYTES // self._shape.block_bytes
-            blocks = max(plan.batches) * self._shape.blocks_for(max(plan.contexts) + plan.tokens)
-            self._slabs = np.zeros((-(-blocks // self._per_slab), _SLAB_BYTES), dtype=np.uint8)
-            self._engine = TransformersEngine(KvRegion(self._slabs.ctypes.data, self._slabs.nbytes, _SLAB_BYTES))
-            self._engine.attach(spec, self._image.ctypes.data)
-        scattered = torch.randperm(len(self._slabs) * self._per_slab)
-        self._blocks: BlockTable = scattered.numpy()
+            spec = write(self._theirs, Path(directory))
+            self._ours = Side(spec, rows=max(plan.batches), tokens=max(plan.contexts) + plan.tokens)
 
     def measure(self, context: int) -> list[Case]:
         cases: list[Case] = []
@@ -179,7 +134,7 @@ class Contest:
                 transformers_tokens_per_s=batch * steps / their_s,
                 ratio=their_s / our_s,
                 times_one_sequence=rate / base.aegis_tokens_per_s if base else 1.0,
-                weight_bytes_per_s=steps * self._image.nbytes / our_s,
+                weight_bytes_per_s=steps * self._ours.weight_bytes / our_s,
             )
             cases.append(case)
         return cases
@@ -188,10 +143,10 @@ class Contest:
         """Seconds that each side takes for all steps but the first, the median of several runs."""
         draws = torch.Generator().manual_seed(context)
         prompt = torch.randint(1, 4096, (context,), generator=draws).tolist()
-        cache, rows = self._fill_theirs(prompt, batch), self._fill_ours(prompt, batch)
+        cache, rows = self._fill_theirs(prompt, batch), self._ours.fill(prompt, batch)
         ours, theirs = [], []
         for attempt in range(self._plan.runs + 1):
-            our_s, our_tokens = self._run_ours(rows, context)
+            our_s, our_tokens = self._ours.run(rows, context, self._plan.tokens)
             their_s, their_tokens = self._run_theirs(copy.deepcopy(cache), prompt, batch)
             if self._theirs.dtype == torch.float32:
                 assert our_tokens == their_tokens, "the two sides disagree"
@@ -207,35 +162,6 @@ class Contest:
         self._theirs(torch.tensor([prompt[:-1]]), past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache.batch_repeat_interleave(batch)
         return cache
-
-    def _fill_ours(self, prompt: list[int], batch: int) -> list[tuple[int, BlockTable]]:
-        """First token and blocks of each row: one is prefilled, the others are copies."""
-        count = self._shape.blocks_for(len(prompt) + self._plan.tokens)
-        rows = [self._blocks[row * count : (row + 1) * count] for row in range(batch)]
-        self._start(0)
-        first = self._engine.prefill(_MODEL, RequestId(0), prompt, rows[0]).token.id
-        for row in rows[1:]:
-            for source, target in zip(rows[0], row, strict=True):
-                self._bytes(target)[:] = self._bytes(source)
-        return [(first, row) for row in rows]
-
-    def _bytes(self, block: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        slab, index = divmod(block, self._per_slab)
-        return self._slabs[slab, index * self._shape.block_bytes :][: self._shape.block_bytes]
-
-    def _start(self, row: int) -> None:
-        self._engine.start(RequestId(row), (), (), Sampling(max_tokens=self._plan.tokens, temperature=0.0))
-
-    def _run_ours(self, rows: Sequence[tuple[int, BlockTable]], context: int) -> tuple[float, list[list[int]]]:
-        out = [[first] for first, _ in rows]
-        for row in range(len(rows)):
-            self._start(row)
-        start = time.perf_counter()
-        for step in range(self._plan.tokens - 1):
-            batch = [Row(RequestId(row), out[row][-1], context + step, blocks) for row, (_, blocks) in enumerate(rows)]
-            for tokens, sampled in zip(out, self._engine.decode(_MODEL, batch), strict=True):
-                tokens.append(sampled.token.id)
-        return time.perf_counter() - start, out
 
     def _run_theirs(self, cache: DynamicCache, prompt: list[int], batch: int) -> tuple[float, list[list[int]]]:
         watch = _StopWatch()
@@ -264,15 +190,6 @@ class _StopWatch(StoppingCriteria):  # type: ignore[misc]
     @property
     def elapsed_s(self) -> float:
         return self._times_s[-1] - self._times_s[0]
-
-
-def _write(model: PreTrainedModel, config: LlamaConfig, directory: Path) -> ModelSpec:
-    """The model as an image directory, as the registry makes it."""
-    config.save_pretrained(directory)
-    into = directory / "image"
-    into.mkdir()
-    manifest = write_image(model, probe(model), "contest", directory, into)
-    return ModelSpec(_MODEL, manifest, str(into), str(into / IMAGE), str(directory))
 
 
 def main() -> None:

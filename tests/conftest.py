@@ -5,7 +5,7 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-KEPT = ("AEGIS_CACHE", "AEGIS_COMPILED", "AEGIS_STRESS_SECONDS")
+KEPT = ("AEGIS_CACHE", "AEGIS_COMPILED", "AEGIS_STRESS_SECONDS", "AEGIS_TEST_ENGINE")
 for name in [name for name in os.environ if name.startswith("AEGIS_") and name not in KEPT]:
     del os.environ[name]
 

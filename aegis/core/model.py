@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,6 +14,8 @@ TENSOR_ALIGNMENT_BYTES = 256
 
 IMAGE_PIECE_BYTES = 4 << 20
 """A weight image is read and checked in pieces of this size; the last one is shorter."""
+
+EngineName = Literal["transformers", "vllm"]
 
 IMAGE_EXTENT_BYTES = 2 << 20
 """The node's model cache is cut in extents of this size; an image begins at the start of one."""
@@ -27,6 +30,7 @@ class TensorEntry(Struct, frozen=True):
     offset: int
     nbytes: int
     buffer: bool  # a module buffer (persistent or not) rather than a parameter
+    packing: bytes = b""  # oneDNN's description of the bytes of a linear weight; none: they are the tensor's rows
 
 
 class KvLayer(Struct, frozen=True):
@@ -91,6 +95,7 @@ class Manifest(Struct, frozen=True):
     hidden_size: int
     intermediate_size: int
     parameters: int
+    engine: EngineName = "transformers"  # whose layout of weights and KV it has
     checksums: bytes = b""  # CRC-32 of each piece of the image, little-endian; none: it is not checked
 
 

@@ -47,12 +47,19 @@ class TransformersEngine:
     """Implements `Engine`. `kv` is the device's KV region; the views of each model's shape are made at `attach`.
     `decoder` runs decode steps in place of what is usual on the device."""
 
-    def __init__(self, kv: KvRegion, *, device: str = "cpu", decoder: GpuDecoder | None = None) -> None:
+    def __init__(
+        self,
+        kv: KvRegion,
+        *,
+        device: str = "cpu",
+        decoder: GpuDecoder | None = None,
+        sampler: Sampler | None = None,
+    ) -> None:
         self._kv = kv
         self._device = torch.device(device)
         self._models: dict[ModelId, _Attached] = {}
         self._prepared: dict[tuple[ModelId, str], PreTrainedModel] = {}  # by name and fingerprint
-        self._sampler = Sampler()
+        self._sampler = sampler or Sampler()
         self._scratch = Scratch()
         self.decoder = decoder or _decoder_for(self._device)
         on_cuda = self._device.type == "cuda"

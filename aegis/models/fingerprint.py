@@ -6,6 +6,8 @@ from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
 
+from aegis.core.model import EngineName
+from aegis.engine import vllm_version
 from aegis.models.checkpoint import Checkpoint
 
 IMAGE_FORMAT = 2
@@ -13,12 +15,13 @@ IMAGE_FORMAT = 2
 _BESIDE_WEIGHTS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 
 
-def fingerprint(checkpoint: Checkpoint, dtype: str) -> str:
+def fingerprint(checkpoint: Checkpoint, dtype: str, engine: EngineName = "transformers") -> str:
     """32 hex digits, in milliseconds whatever the checkpoint's size: small files count by content, weights by header,
     size and time of last change. That time is ctime, which unlike mtime nobody can set back: bytes overwritten in
     place are noticed even if size and mtime were restored. A copied checkpoint gets an image of its own.
 
-    The converter counts because the layout of its parameters may differ from release to release.
+    The converter counts because the layout of its parameters may differ from release to release; with vLLM the
+    processor too, for which weights are packed.
     """
     digest = blake2b(digest_size=16)
 
@@ -26,6 +29,8 @@ def fingerprint(checkpoint: Checkpoint, dtype: str) -> str:
         digest.update(repr(parts).encode())
 
     add("aegis image", IMAGE_FORMAT, dtype, version("transformers"))
+    if engine == "vllm":
+        add(engine, vllm_version.installed(), version("torch"), _processor())
     for file in _small_files(checkpoint.directory):
         add(file.name, file.read_bytes())
     for file in checkpoint.weights:
@@ -36,6 +41,15 @@ def fingerprint(checkpoint: Checkpoint, dtype: str) -> str:
 
 def _small_files(directory: Path) -> list[Path]:
     return sorted({file for pattern in _BESIDE_WEIGHTS for file in directory.glob(pattern) if file.is_file()})
+
+
+def _processor() -> tuple[str, ...]:
+    """What it can do, as Linux says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ()
+    return tuple(sorted({line for line in lines if line.startswith(("flags", "Features"))}))
 
 
 def _header(file: Path) -> bytes:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from aegis.core.model import TENSOR_ALIGNMENT_BYTES, KvShape, Manifest, TensorEntry
+from aegis.core.model import TENSOR_ALIGNMENT_BYTES, EngineName, KvShape, Manifest, TensorEntry
 from aegis.device.image_file import checksums
+from aegis.engine.stored import Stored
 from aegis.models.image_directory import CONFIG, GENERATION_CONFIG, IMAGE, MANIFEST
 from aegis.models.probe import Probed, context_tokens
 
@@ -26,12 +27,46 @@ _Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 def write_image(model: PreTrainedModel, probed: Probed, fingerprint: str, checkpoint: Path, into: Path) -> Manifest:
     """Writes image, manifest and the checkpoint's configuration files into the directory `into`."""
-    tensors = list(_distinct(model))
+    kv = KvShape(
+        layers=probed.layers,
+        dtype=str(probed.kv_dtype).removeprefix("torch."),
+        itemsize=probed.kv_dtype.itemsize,
+    )
+    return write_stored(list(_distinct(model)), model, kv, probed.vocab_size, fingerprint, checkpoint, into)
+
+
+def write_stored(
+    tensors: Sequence[Stored],
+    model: PreTrainedModel,
+    kv: KvShape,
+    vocab_size: int,
+    fingerprint: str,
+    checkpoint: Path,
+    into: Path,
+    *,
+    engine: EngineName = "transformers",
+) -> Manifest:
+    """The same of these tensors, as `engine` lays them out; `model` is what the checkpoint is to transformers."""
     entries = list(_laid_out(tensors))
     image_bytes = _aligned(entries[-1].offset + entries[-1].nbytes)
-    _write_bytes(into / IMAGE, image_bytes, ((entry.offset, tensors[i][1]) for i, entry in enumerate(entries)))
-    sums = checksums(str(into / IMAGE))
-    manifest = _describe(model, probed, fingerprint, entries, image_bytes, sums)
+    pieces = ((entry.offset, tensor.content) for entry, tensor in zip(entries, tensors, strict=True))
+    _write_bytes(into / IMAGE, image_bytes, pieces)
+    manifest = Manifest(
+        fingerprint=fingerprint,
+        architecture=type(model).__name__,
+        dtype=str(model.dtype).removeprefix("torch."),
+        image_bytes=image_bytes,
+        tensors=tuple(entries),
+        kv=kv,
+        context_tokens=context_tokens(model.config),
+        vocab_size=vocab_size,
+        eos_token_ids=_ends(model, vocab_size),
+        hidden_size=model.config.get_text_config().hidden_size,
+        intermediate_size=_intermediate_size(model.config.get_text_config()),
+        parameters=sum(tensor.content.numel() for tensor in _distinct(model) if not tensor.buffer),
+        engine=engine,
+        checksums=checksums(str(into / IMAGE)),
+    )
     (into / MANIFEST).write_bytes(msgspec.json.encode(manifest))
     for name in (CONFIG, GENERATION_CONFIG):
         if (checkpoint / name).is_file():
@@ -39,7 +74,7 @@ def write_image(model: PreTrainedModel, probed: Probed, fingerprint: str, checkp
     return manifest
 
 
-def _distinct(model: PreTrainedModel) -> Iterator[tuple[tuple[str, ...], torch.Tensor, bool]]:
+def _distinct(model: PreTrainedModel) -> Iterator[Stored]:
     """Each tensor once, with all names it is bound to: same storage, place, shape, strides and type is the same."""
     named: dict[tuple[_Place, bool], tuple[list[str], torch.Tensor]] = {}
     parameters = ((name, tensor, False) for name, tensor in model.named_parameters(remove_duplicate=False))
@@ -54,15 +89,14 @@ def _distinct(model: PreTrainedModel) -> Iterator[tuple[tuple[str, ...], torch.T
         )
         named.setdefault((place, buffer), ([], tensor))[0].append(name)
     for (_, buffer), (names, tensor) in named.items():
-        yield tuple(names), tensor.detach(), buffer
+        yield Stored.in_rows(names, tensor.detach(), buffer=buffer)
 
 
-def _laid_out(tensors: Iterable[tuple[tuple[str, ...], torch.Tensor, bool]]) -> Iterator[TensorEntry]:
+def _laid_out(tensors: Iterable[Stored]) -> Iterator[TensorEntry]:
     offset = 0
-    for names, tensor, buffer in tensors:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        yield TensorEntry(names, dtype, tuple(tensor.shape), offset, tensor.nbytes, buffer)
-        offset = _aligned(offset + tensor.nbytes)
+    for names, dtype, shape, content, buffer, packing in tensors:
+        yield TensorEntry(names, dtype, shape, offset, content.nbytes, buffer, packing)
+        offset = _aligned(offset + content.nbytes)
 
 
 def _write_bytes(file: Path, nbytes: int, tensors: Iterable[tuple[int, torch.Tensor]]) -> None:
@@ -75,33 +109,11 @@ def _write_bytes(file: Path, nbytes: int, tensors: Iterable[tuple[int, torch.Ten
         os.fsync(image.fileno())  # or a power failure could leave a file of the right size and no content
 
 
-def _describe(
-    model: PreTrainedModel,
-    probed: Probed,
-    fingerprint: str,
-    entries: list[TensorEntry],
-    image_bytes: int,
-    sums: bytes,
-) -> Manifest:
-    config = model.config.get_text_config()
-    kv_dtype = str(probed.kv_dtype).removeprefix("torch.")
-    eos = model.generation_config.eos_token_id if model.generation_config else config.eos_token_id
+def _ends(model: PreTrainedModel, vocab_size: int) -> tuple[int, ...]:
+    config = model.generation_config or model.config.get_text_config()
+    eos = config.eos_token_id
     ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    return Manifest(
-        fingerprint=fingerprint,
-        architecture=type(model).__name__,
-        dtype=str(model.dtype).removeprefix("torch."),
-        image_bytes=image_bytes,
-        tensors=tuple(entries),
-        kv=KvShape(layers=probed.layers, dtype=kv_dtype, itemsize=probed.kv_dtype.itemsize),
-        context_tokens=context_tokens(model.config),
-        vocab_size=probed.vocab_size,
-        eos_token_ids=tuple(token for token in ends if 0 <= token < probed.vocab_size),  # no other can be generated
-        hidden_size=config.hidden_size,
-        intermediate_size=_intermediate_size(config),
-        parameters=sum(tensor.numel() for _, tensor, buffer in _distinct(model) if not buffer),
-        checksums=sums,
-    )
+    return tuple(token for token in ends if 0 <= token < vocab_size)  # no other can be generated
 
 
 def _intermediate_size(config: PretrainedConfig) -> int:

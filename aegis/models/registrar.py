@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
-from aegis.core.model import ModelSpec
+from aegis.core.model import EngineName, ModelSpec
 from aegis.models.registry import Check, register
 from aegis.models.sources import Source
 
@@ -29,6 +29,7 @@ class Job(Struct, frozen=True):
     cache_dir: str
     limit_bytes: int | None = None
     renew: bool = False
+    engine: EngineName = "transformers"
 
 
 class Progress(Struct, frozen=True, tag=True):
@@ -66,6 +67,7 @@ def _run(job: Job, check: Check | None, out: BinaryIO) -> Registered | Refused:
             check=check,
             report=lambda text: _write(out, Progress(model, text)),
             renew=job.renew,
+            engine=job.engine,
         )
     except UserError as refusal:
         return Refused(model, refusal.message)

@@ -7,11 +7,13 @@ appears in the cache whole or not at all, and only after the model has been chec
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aegis.core.errors import ModelRefused
-from aegis.core.model import Manifest, ModelSpec
+from aegis.core.model import EngineName, Manifest, ModelSpec
+from aegis.engine import vllm_version
 from aegis.models.cache import locked, replacing
 from aegis.models.checkpoint import Checkpoint, open_checkpoint
 from aegis.models.fingerprint import fingerprint
@@ -37,15 +39,18 @@ def register(
     check: Check | None = None,
     report: Report = lambda _: None,
     renew: bool = False,
+    engine: EngineName = "transformers",
 ) -> ModelSpec:
-    """`dtype` holds unless the source has its own. A checkpoint that cannot be made to fit in `limit_bytes` is not even
-    loaded. With `renew` an image that is there already is made again. Raises ModelRefused: one line that names the
-    checkpoint and why."""
+    """`dtype` and `engine` hold unless the source has its own. A checkpoint that cannot be made to fit in `limit_bytes`
+    is not even loaded. With `renew` an image that is there already is made again. Raises ModelRefused: one line that
+    names the checkpoint and why."""
     try:
         report("finding the checkpoint")
         checkpoint = open_checkpoint(fetch(source))
         _refuse_too_large(checkpoint, limit_bytes)
-        return _register(source, checkpoint, source.dtype or dtype, cache_dir, check, report, renew)
+        dtype, engine = source.dtype or dtype, source.engine or engine
+        _refuse_without(engine)
+        return _register(source, checkpoint, dtype, engine, cache_dir, check, report, renew)
     except ModelRefused as refusal:
         raise ModelRefused(f"{source.root}: {refusal.message}") from refusal
 
@@ -60,44 +65,66 @@ def _refuse_too_large(checkpoint: Checkpoint, limit_bytes: int | None) -> None:
         )
 
 
+def _refuse_without(engine: EngineName) -> None:
+    if engine == "vllm" and (reason := vllm_version.refusal()):
+        raise ModelRefused(reason)
+
+
 def _register(
     source: Source,
     checkpoint: Checkpoint,
     dtype: str,
+    engine: EngineName,
     cache_dir: Path,
     check: Check | None,
     report: Report,
     renew: bool,
 ) -> ModelSpec:
-    name = fingerprint(checkpoint, dtype)
+    name = fingerprint(checkpoint, dtype, engine)
     directory = cache_dir / "images" / name
     with locked(directory):
         manifest = None if renew else read_manifest(directory, name)
         if manifest is None:
-            manifest = _convert(source, checkpoint, dtype, directory, check, report)
+            manifest = _convert(source, checkpoint, dtype, engine, directory, check, report)
     return _spec(source, manifest, directory)
 
 
 def _convert(
-    source: Source, checkpoint: Checkpoint, dtype: str, directory: Path, check: Check | None, report: Report
+    source: Source,
+    checkpoint: Checkpoint,
+    dtype: str,
+    engine: EngineName,
+    directory: Path,
+    check: Check | None,
+    report: Report,
 ) -> Manifest:
-    from aegis.models.image import write_image
     from aegis.models.loading import load
-    from aegis.models.probe import probe
     from aegis.models.tokenizer_files import write_tokenizer
 
     report("loading the weights")
     model = load(checkpoint, dtype)
-    probed = probe(model)
+    write = _writer(engine, model)
     with replacing(directory) as draft:
         report("writing the weight image")
-        manifest = write_image(model, probed, directory.name, checkpoint.directory, draft)
+        manifest = write(directory.name, checkpoint.directory, draft)
         if note := write_tokenizer(checkpoint.directory, draft):
             report(f"{note}: only token ids can be sent")
         if check is not None:
             report("comparing its output with transformers'")
             check(_spec(source, manifest, draft), model)
     return manifest
+
+
+def _writer(engine: EngineName, model: PreTrainedModel) -> Callable[[str, Path, Path], Manifest]:
+    """Of the image that `engine` binds: told its fingerprint, the checkpoint and where to write."""
+    if engine == "vllm":
+        from aegis.models.vllm_image import write_vllm_image
+
+        return partial(write_vllm_image, model)
+    from aegis.models.image import write_image
+    from aegis.models.probe import probe
+
+    return partial(write_image, model, probe(model))
 
 
 def _spec(source: Source, manifest: Manifest, directory: Path) -> ModelSpec:

@@ -5,6 +5,7 @@
         path: checkpoints/llama        # or  hub: org/name
         slo: {ttft_ms: 5000, tbt_ms: 50}
         dtype: bfloat16
+        engine: vllm
 
 A relative `path` is relative to the YAML file that names it.
 """
@@ -22,7 +23,7 @@ from msgspec import Struct
 from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import MODEL_NAME_PATTERN, ModelId
-from aegis.core.model import Slo
+from aegis.core.model import EngineName, Slo
 from aegis.models.failures import one_line
 from aegis.yaml_file import read_mapping
 
@@ -41,6 +42,7 @@ class Source(Struct, frozen=True):
     slo: Slo = Slo()
     dtype: Dtype | None = None  # None: what the command line says
     pin: bool = False  # its weight image never leaves the model cache
+    engine: EngineName | None = None  # likewise
 
     @property
     def root(self) -> str:
@@ -60,6 +62,7 @@ class _ModelEntry(Struct, frozen=True, forbid_unknown_fields=True):
     slo: _SloEntry = _SloEntry()
     dtype: Dtype | None = None
     pin: bool = False
+    engine: EngineName | None = None
 
 
 def read_sources(named: Iterable[str], *, default_slo: Slo = Slo()) -> list[Source]:  # noqa: B008
@@ -152,11 +155,11 @@ def _from_entry(path: Path, name: object, entry: object, default_slo: Slo) -> So
         raise UserError(f"{where}: give either 'path' or 'hub'", param="models")
     slo = _slo(where, read.slo, default_slo)
     if read.hub is not None:
-        return Source(model, hub=read.hub, slo=slo, dtype=read.dtype, pin=read.pin)
+        return Source(model, hub=read.hub, slo=slo, dtype=read.dtype, pin=read.pin, engine=read.engine)
     directory = (path.parent / Path(read.path or "").expanduser()).resolve()
     if not directory.is_dir():
         raise UserError(f"{where}: no such directory: {directory}", param="models")
-    return Source(model, path=str(directory), slo=slo, dtype=read.dtype, pin=read.pin)
+    return Source(model, path=str(directory), slo=slo, dtype=read.dtype, pin=read.pin, engine=read.engine)
 
 
 def _slo(where: str, entry: _SloEntry, default: Slo) -> Slo:

@@ -17,7 +17,7 @@ from typing import Protocol, cast
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import AddModel, DropModel, ToInstance
-from aegis.core.model import ModelSpec, Slo
+from aegis.core.model import EngineName, ModelSpec, Slo
 from aegis.models.sources import Source, check_name, read_sources
 from aegis.models.text import TextModel
 from aegis.runtime.image_cache import ImageCache
@@ -91,6 +91,7 @@ class Catalogue:
         register: Registering,
         *,
         dtype: str,
+        engine: EngineName,
         cache_dir: Path,
         default_slo: Slo,
     ) -> None:
@@ -99,6 +100,7 @@ class Catalogue:
         self._images = images
         self._registering = register
         self._dtype = dtype
+        self._engine: EngineName = engine
         self._cache_dir = cache_dir
         self._default_slo = default_slo
         self._models: dict[ModelId, LiveModel] = {}
@@ -137,7 +139,8 @@ class Catalogue:
         if model in self._models:
             raise UserError(f"there is already a model named '{model}'", status=409, param="name")
         (found,) = sources
-        async for _, outcome in self.register([Source(model, found.path, found.hub, found.slo, found.dtype)]):
+        own = Source(model, found.path, found.hub, found.slo, found.dtype, engine=found.engine)
+        async for _, outcome in self.register([own]):
             if isinstance(outcome, ModelRefused):
                 raise outcome
             return outcome
@@ -207,7 +210,13 @@ class Catalogue:
     ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]:
         limit_bytes = self._budget.pages * self._budget.page_bytes
         return self._registering(
-            sources, dtype=self._dtype, cache_dir=self._cache_dir, limit_bytes=limit_bytes, report=report, renew=renew
+            sources,
+            dtype=self._dtype,
+            engine=self._engine,
+            cache_dir=self._cache_dir,
+            limit_bytes=limit_bytes,
+            report=report,
+            renew=renew,
         )
 
     async def _renew(self, model: LiveModel, reason: str) -> None:

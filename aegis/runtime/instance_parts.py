@@ -19,7 +19,7 @@ from aegis.device.open import open_device
 from aegis.device.shared_words import SharedWords
 from aegis.device.stage import StageBuffer
 from aegis.engine.base import Engine, KvRegion
-from aegis.engine.transformers_engine import TransformersEngine
+from aegis.engine.opening import Engines
 from aegis.runtime.clock import MonotonicClock, ThreadClock
 from aegis.runtime.instance_settings import InstanceSettings
 from aegis.runtime.link import InstanceLink
@@ -70,7 +70,7 @@ def open_parts(settings: InstanceSettings) -> Iterator[Parts]:
         instance=settings.instance,
         role=settings.role,
         core=_core(settings, device, mover),
-        engine=TransformersEngine(region, device=device.name),
+        engine=Engines(region, device=device.name, first=settings.engine),
         device=device,
         images=images,
         mover=mover,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aegis.core.ids import InstanceId
+from aegis.core.model import EngineName
 from aegis.core.role import Role
 from aegis.runtime.scheduling_settings import SchedulingSettings
 
@@ -23,6 +24,7 @@ class InstanceSettings(SchedulingSettings, frozen=True, kw_only=True):
     slab_bytes: int
     host_slabs: int
     instances: int
+    engine: EngineName = "transformers"  # initialised before it is asked for
     check_laws: bool = False
 
     @property

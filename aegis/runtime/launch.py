@@ -147,7 +147,7 @@ def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
     tbt_ms = entry.slo.tbt_ms or config.slo.tbt_ms
     slo = Slo(round(ttft_ms * NS_PER_MS), round(tbt_ms * NS_PER_MS))
     path = str(Path(entry.path).expanduser().resolve()) if entry.path else None
-    return Source(model, path, entry.hub, slo, entry.dtype, entry.pin)
+    return Source(model, path, entry.hub, slo, entry.dtype, entry.pin, entry.engine)
 
 
 async def _bring_up(market: LiveMarket, proxies: Proxies, sources: list[Source], console: Console) -> None:

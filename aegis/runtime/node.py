@@ -34,7 +34,7 @@ from aegis.core.messages import (
     Telemetry,
     ToInstance,
 )
-from aegis.core.model import Slo
+from aegis.core.model import EngineName, Slo
 from aegis.runtime.catalogue import Catalogue
 from aegis.runtime.departures import Departures
 from aegis.runtime.devices import Devices
@@ -83,6 +83,7 @@ class Node:
         *,
         policy: str,
         dtype: str,
+        engine: EngineName = "transformers",
         cache_dir: Path,
         default_slo: Slo,
         register: Registering = register,
@@ -102,7 +103,7 @@ class Node:
         self.metrics.registry.register(DeviceMemoryMetrics(devices.arbiters(), devices.page_bytes))
         self.metrics.registry.register(ModelCacheMetrics(images.counters, images.accounts))
         self.catalogue = Catalogue(
-            self, budget, images, register, dtype=dtype, cache_dir=cache_dir, default_slo=default_slo
+            self, budget, images, register, dtype=dtype, engine=engine, cache_dir=cache_dir, default_slo=default_slo
         )
         self.up: set[InstanceId] = set()
         self.draining = False

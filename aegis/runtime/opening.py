@@ -79,6 +79,7 @@ async def open_market(
             _history(config),
             policy=config.scheduling.policy,
             dtype=_dtype(config),
+            engine=config.engine,
             cache_dir=cache_dir or default_cache_dir(),
             default_slo=slo_of(config),
             check_laws=config.memory.debug,
@@ -133,6 +134,7 @@ def _template(
         memory_bytes=budget.pages * budget.page_bytes * config.device_count // budget.instances,
         q_max_ns=round(config.scheduling.decode.q_max_s * NS_PER_S),
         switching_share=config.scheduling.decode.switching_share,
+        engine=config.engine,
         explains=config.telemetry.decisions > 0,
         check_laws=config.memory.debug,
     )

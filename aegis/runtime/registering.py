@@ -13,7 +13,7 @@ import msgspec
 
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
-from aegis.core.model import ModelSpec
+from aegis.core.model import EngineName, ModelSpec
 from aegis.models.registrar import Answer, Job, Progress, Refused, Registered
 from aegis.models.sources import Source
 from aegis.runtime.pool import follow_launcher
@@ -33,6 +33,7 @@ class Registering(Protocol):
         limit_bytes: int,
         report: Report = ...,
         renew: bool = False,
+        engine: EngineName = ...,
     ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]: ...
 
 
@@ -44,12 +45,13 @@ async def register(
     limit_bytes: int,
     report: Report = lambda _model, _text: None,
     renew: bool = False,
+    engine: EngineName = "transformers",
 ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]:
     """Yields what became of each source, in order. A registrar that dies refuses the source it was at. With `renew`
     images that are there already are made again."""
     waiting = list(sources)
     while waiting:
-        async for answer in _run([Job(s, dtype, str(cache_dir), limit_bytes, renew) for s in waiting]):
+        async for answer in _run([Job(s, dtype, str(cache_dir), limit_bytes, renew, engine) for s in waiting]):
             match answer:
                 case Progress(model, text):
                     report(model, text)

@@ -11,10 +11,10 @@ from aegis.models import registrar
 
 
 def _check(spec: ModelSpec, model: Any) -> None:
-    from aegis.engine.transformers_engine import TransformersEngine
+    from aegis.engine.opening import engine_class
     from aegis.models.selfcheck import check
 
-    check(spec, model, TransformersEngine)
+    check(spec, model, engine_class(spec.manifest.engine))
 
 
 if __name__ == "__main__":

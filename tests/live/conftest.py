@@ -11,6 +11,7 @@ import torch
 
 from aegis.core.model import ModelSpec
 from aegis.device.cpu_pool import PAGE_BYTES
+from aegis.engine import vllm_version
 from tests.live import market, zoo
 from tests.live.market import Reference
 from tests.live.server import SPLIT, Server, launched
@@ -26,6 +27,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def checkpoints_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The eight models' checkpoints."""
+    if market.ENGINE == "vllm" and (reason := vllm_version.refusal()):
+        pytest.skip(reason)
     directory = tmp_path_factory.mktemp("market")
     market.write(directory)
     return directory
@@ -59,7 +62,7 @@ def server(
     """Serves the market in memory for two of its models, the accounting laws checked. With so little time to a first
     token turns are short, so that models are switched often on a slow machine too."""
     options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", tight_memory]
-    options += ["--slo", "ttft=1,tbt=0.1"]
+    options += ["--slo", "ttft=1,tbt=0.1", "--engine", market.ENGINE]
     options += SPLIT
     with launched(tmp_path_factory.mktemp("server"), cache, *options, "--debug-memory") as running:
         running.wait_for_ready()

@@ -93,7 +93,7 @@ def test_a_client_that_leaves_before_its_whole_reply_frees_its_memory(server: Se
 
 def test_fifty_clients_that_connect_and_vanish_harm_nothing(server: Server) -> None:
     host, _, port = server.url.removeprefix("http://").partition(":")
-    body = json.dumps({"model": "olmo2", "prompt": ids("vanish", 30), "stream": True} | LONG).encode()
+    body = json.dumps({"model": "granite", "prompt": ids("vanish", 30), "stream": True} | LONG).encode()
     head = (
         b"POST /v1/completions HTTP/1.1\r\nHost: aegis\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     )
@@ -105,7 +105,7 @@ def test_fifty_clients_that_connect_and_vanish_harm_nothing(server: Server) -> N
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
             connection.sendall(message[: len(message) * (n % 5) // 4])
     server.wait_for_freed_memory()
-    assert whole(server, model="olmo2", prompt=[5], max_tokens=2)["usage"]["completion_tokens"] >= 1
+    assert whole(server, model="granite", prompt=[5], max_tokens=2)["usage"]["completion_tokens"] >= 1
 
 
 # --- sampling -------------------------------------------------------------------------------------------------------
@@ -165,10 +165,10 @@ def test_logprobs_are_those_of_transformers(server: Server, references: dict[str
 
 
 def test_alternatives_are_those_of_transformers(server: Server, references: dict[str, Reference]) -> None:
-    reference = references["olmo2"]
+    reference = references["granite"]
     messages = [{"role": "user", "content": "the mat"}]
     prompt = reference.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    body = {"model": "olmo2", "messages": messages, "max_tokens": 8, "temperature": 0, "return_token_ids": True}
+    body = {"model": "granite", "messages": messages, "max_tokens": 8, "temperature": 0, "return_token_ids": True}
     choice = whole(server, "/v1/chat/completions", **body, logprobs=True, top_logprobs=4)["choices"][0]
     told = [[entry["logprob"] for entry in token["top_logprobs"]] for token in choice["logprobs"]["content"]]
     expected = reference.logprobs(prompt + choice["token_ids"])[len(prompt) - 1 : -1].topk(4).values

@@ -106,7 +106,7 @@ def test_a_limit_is_lowered_while_streams_run_and_no_token_is_another(
 ) -> None:
     cases = [
         greedy(model, references[model], prompt_tokens=length, max_tokens=200)
-        for model in ("gemma2", "olmo2", "llama")
+        for model in ("gemma2", "granite", "llama")
         for length in (100, 200)
     ]
     limit = (LEAST_MIB + 2) * MIB

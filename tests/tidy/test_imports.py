@@ -29,6 +29,7 @@ VIOLATIONS = [
     ("layers", "aegis/runtime/__init__.py", "import bench"),
     ("tensors", "proxy/http/errors.py", "import torch"),
     ("tensors", "aegis/config.py", "import transformers"),
+    ("vllm", "aegis/engine/vllm_engine.py", "import vllm"),
     ("cli", "bench/__init__.py", "import aegis.cli"),
 ]
 

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from aegis.core.ids import ModelId
-from aegis.core.model import KvShape, Manifest, ModelSpec
+from aegis.core.model import EngineName, KvShape, Manifest, ModelSpec
 from aegis.engine.base import KvRegion
 from aegis.engine.block_table import BlockTable
 from aegis.models.image import write_image
@@ -49,8 +49,9 @@ def build(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     probed: Probed | None = None,
+    engine: EngineName = "transformers",
 ) -> Built:
-    """`probed` is given for models that a probe would refuse before the engine could."""
+    """`probed` is given for models that a probe would refuse before the engine could. `engine` is whose image it is."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     _randomise(model, std, seed)
@@ -59,7 +60,13 @@ def build(
     config.save_pretrained(directory)
     into = directory / "image"
     into.mkdir()
-    manifest = write_image(model, probed or probe(model), directory.name, directory, into)
+    if engine == "vllm":
+        from aegis.models.vllm_image import write_vllm_image
+
+        model.save_pretrained(directory)
+        manifest = write_vllm_image(model, directory.name, directory, into)
+    else:
+        manifest = write_image(model, probed or probe(model), directory.name, directory, into)
     spec = ModelSpec(ModelId(directory.name), manifest, str(into), str(into / IMAGE), str(directory))
     return Built(model, spec, np.fromfile(into / IMAGE, dtype=np.uint8))
 
@@ -94,3 +101,17 @@ class Arena:
                 free += range(slab * per_slab, (slab + 1) * per_slab)
             self._random.shuffle(free)
         return np.array([free.pop() for _ in range(shape.blocks_for(tokens))])
+
+    def content(self, shape: KvShape, block: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The bytes of a block; CPU only."""
+        slab, index = divmod(int(block), self.region.blocks_per_slab(shape))
+        start = slab * self.region.slab_bytes + index * shape.block_bytes
+        return self._memory.view(torch.uint8).numpy()[start : start + shape.block_bytes]
+
+    def move(self, shape: KvShape, blocks: BlockTable) -> BlockTable:
+        """Copies the blocks of a sequence to others, as leaving the device and coming back does."""
+        others = self.take(shape, len(blocks) * shape.block_tokens)
+        for source, target in zip(blocks, others, strict=True):
+            self.content(shape, target)[:] = self.content(shape, source)
+            self.content(shape, source)[:] = 0xFF
+        return others

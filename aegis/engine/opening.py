@@ -1,0 +1,79 @@
+"""Which backend runs which model: as its image says, all of them in one process over the same KV region."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aegis.core.ids import ModelId, RequestId
+from aegis.core.model import EngineName, ModelSpec
+from aegis.core.request import Sampling
+from aegis.engine.base import Engine, KvRegion, Row, Sampled
+from aegis.engine.block_table import BlockTable
+from aegis.engine.sampler import Sampler
+
+
+def engine_class(name: EngineName) -> Callable[..., Engine]:
+    """Called with the KV region and, by name, `device` and `sampler`. Imports what it needs only. Raises UserError."""
+    if name == "vllm":
+        from aegis.engine.vllm_engine import VllmEngine
+
+        return VllmEngine
+    from aegis.engine.transformers_engine import TransformersEngine
+
+    return TransformersEngine
+
+
+class Engines:
+    """Implements `Engine` by handing on. `first` is initialised at once, another when a model of its comes; one sampler
+    is shared by all of them, for requests name no model when they start."""
+
+    def __init__(self, kv: KvRegion, *, device: str, first: EngineName) -> None:
+        self._kv = kv
+        self._device = device
+        self._sampler = Sampler()
+        self._open: dict[EngineName, Engine] = {}
+        self._of: dict[ModelId, Engine] = {}  # attached models
+        self._engine(first)
+
+    @property
+    def initialisations(self) -> int:
+        return max(engine.initialisations for engine in self._open.values())
+
+    def prepare(self, spec: ModelSpec) -> None:
+        self._engine(spec.manifest.engine).prepare(spec)
+
+    def discard(self, spec: ModelSpec) -> None:
+        if spec.manifest.engine in self._open:
+            self._open[spec.manifest.engine].discard(spec)
+
+    def attach(self, spec: ModelSpec, weights_base: int) -> None:
+        engine = self._engine(spec.manifest.engine)
+        engine.attach(spec, weights_base)
+        self._of[spec.model] = engine
+
+    def detach(self, model: ModelId) -> None:
+        if model in self._of:
+            self._of.pop(model).detach(model)
+
+    def start(self, request: RequestId, prompt: Sequence[int], generated: Sequence[int], sampling: Sampling) -> None:
+        self._sampler.start(request, prompt, generated, sampling)
+
+    def stop(self, request: RequestId) -> None:
+        self._sampler.stop(request)
+
+    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None:
+        self._of[model].extend(model, tokens, blocks, start)
+
+    def prefill(
+        self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0
+    ) -> Sampled:
+        return self._of[model].prefill(model, request, tokens, blocks, start)
+
+    def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:
+        return self._of[model].decode(model, rows)
+
+    def _engine(self, name: EngineName) -> Engine:
+        """Raises UserError where it is not installed."""
+        if name not in self._open:
+            self._open[name] = engine_class(name)(self._kv, device=self._device, sampler=self._sampler)
+        return self._open[name]

@@ -1,0 +1,170 @@
+"""The vLLM backend: its model classes and attention kernels under our loop, weights and KV in memory of ours.
+
+A model's image is what vLLM's loader left behind (`vllm_weights`); `attach` builds the modules without bytes and makes
+their tensors views of the weight range, for life. Blocks of KV have vLLM's layout within and ours without: every layer
+sees the whole region through one stride, as `KvViews` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from aegis.core.errors import UserError
+from aegis.core.ids import ModelId, RequestId
+from aegis.core.model import ModelSpec
+from aegis.core.request import Sampling
+from aegis.engine import vllm_adapter as adapter
+from aegis.engine.base import KvRegion, Row, Sampled
+from aegis.engine.block_table import BlockTable
+from aegis.engine.sampler import Sampler
+from aegis.engine.views import KvViews, LayerViews
+from aegis.engine.vllm_weights import bind, check_bound
+
+_Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    attending: adapter.Attending
+    views: KvViews
+
+
+class VllmEngine:
+    """Implements `Engine`. `kv` is the device's KV region. Raises UserError where vLLM cannot be used."""
+
+    def __init__(self, kv: KvRegion, *, device: str = "cpu", sampler: Sampler | None = None) -> None:
+        self._kv = kv
+        self._device = torch.device(device)
+        if adapter.on_cpu() != (self._device.type == "cpu"):
+            built = "CPUs" if adapter.on_cpu() else "GPUs"
+            raise UserError(f"the vLLM that is installed is built for {built}, the device is {device}", param="engine")
+        self._models: dict[ModelId, _Attached] = {}
+        self._prepared: dict[tuple[ModelId, str], Any] = {}  # configurations, by name and fingerprint
+        self._sampler = sampler or Sampler()
+        self._initialisations = 1
+
+    @property
+    def initialisations(self) -> int:
+        return self._initialisations
+
+    def prepare(self, spec: ModelSpec) -> None:
+        """Configures only: building changes torch's default dtype, which steps in another thread would notice."""
+        self._prepared[spec.model, spec.manifest.fingerprint] = _configure(spec)
+
+    def discard(self, spec: ModelSpec) -> None:
+        self._prepared.pop((spec.model, spec.manifest.fingerprint), None)
+
+    def attach(self, spec: ModelSpec, weights_base: int) -> None:
+        assert spec.model not in self._models and spec.manifest.engine == "vllm"
+        config = self._prepared.pop((spec.model, spec.manifest.fingerprint), None) or _configure(spec)
+        model = adapter.skeleton(config)
+        bind(model, spec, weights_base, self._device)
+        attending = adapter.Attending(config, model, self._device)
+        views = KvViews(self._kv, spec.manifest.kv, self._device)
+        attending.bind([_page(layer) for layer in views.layers])
+        check_bound(model, spec.model)
+        self._models[spec.model] = _Attached(attending, views)
+
+    def detach(self, model: ModelId) -> None:
+        self._models.pop(model, None)
+
+    def start(self, request: RequestId, prompt: Sequence[int], generated: Sequence[int], sampling: Sampling) -> None:
+        self._sampler.start(request, prompt, generated, sampling)
+
+    def stop(self, request: RequestId) -> None:
+        self._sampler.stop(request)
+
+    @torch.inference_mode()
+    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None:
+        self._run(self._models[model], tokens[start:], [start], [len(tokens)], [blocks])
+
+    @torch.inference_mode()
+    def prefill(
+        self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0
+    ) -> Sampled:
+        attached = self._models[model]
+        wants_prompt = self._sampler.wants_prompt(request)
+        assert start == 0 or not wants_prompt
+        states = self._run(attached, tokens[start:], [start], [len(tokens)], [blocks])
+        logits = attached.attending.logits(states if wants_prompt else states[-1:])
+        prompt = self._sampler.prompt_logprobs(request, logits, tokens) if wants_prompt else ()
+        return Sampled(self._sampler.sample([request], logits[-1:])[0], prompt)
+
+    @torch.inference_mode()
+    def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:
+        attached = self._models[model]
+        positions = [row.position for row in rows]
+        lengths = [position + 1 for position in positions]
+        states = self._run(attached, [row.token for row in rows], positions, lengths, [row.blocks for row in rows])
+        logits = attached.attending.logits(states)
+        return [Sampled(token) for token in self._sampler.sample([row.request for row in rows], logits)]
+
+    def _run(
+        self,
+        attached: _Attached,
+        ids: Sequence[int],
+        first: Sequence[int],
+        lengths: Sequence[int],
+        blocks: Sequence[BlockTable],
+    ) -> torch.Tensor:
+        """Last hidden states of all `ids`: row r's are those of positions `[first[r], lengths[r])`."""
+        views = attached.views
+        begins, ends = np.array(first), np.array(lengths)
+        new, held = ends - begins, -(-ends // views.block_tokens)
+        starts = np.concatenate(([0], new.cumsum()))
+        owner = np.repeat(np.arange(len(new)), new)
+        positions = np.arange(starts[-1]) - starts[owner] + begins[owner]
+        table = _table(views, blocks, held)
+        units = table[owner, positions // views.block_tokens]
+        offsets = positions % views.block_tokens
+        self._clear(views, units[offsets == 0])
+        return attached.attending.hidden(
+            self._sent(np.array(ids)),
+            self._sent(positions),
+            starts=self._sent(starts.astype(np.int32)),
+            lengths=self._sent(ends.astype(np.int32)),
+            longest=int(ends.max()),
+            most_new=int(new.max()),
+            slots=self._sent(units * views.block_tokens + offsets),
+            blocks=self._sent(table.astype(np.int32)),
+        )
+
+    def _clear(self, views: KvViews, units: _Numbers) -> None:
+        """Blocks that are begun: the kernels multiply what lies behind a sequence's end by nothing, and another model
+        may have left NaNs there."""
+        for unit in units.tolist():
+            views.blocks[unit].zero_()
+
+    def _sent(self, values: _Numbers | np.ndarray[Any, np.dtype[np.int32]]) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._device, non_blocking=True)
+
+
+def _page(layer: LayerViews) -> torch.Tensor:
+    """`[units, heads, block_tokens, key_dim + value_dim]`, over the same memory: what is where within is vLLM's."""
+    tokens, width = layer.keys.shape[1], layer.key_dim + layer.value_dim
+    shape = (len(layer.values), layer.heads, tokens, width)
+    return layer.keys.as_strided(shape, (layer.keys.stride(0), tokens * width, width, 1))
+
+
+def _table(views: KvViews, blocks: Sequence[BlockTable], held: _Numbers) -> _Numbers:
+    """`[rows, most blocks]`: where each block of each row lies, 0 behind its last."""
+    table = np.zeros((len(held), held.max()), dtype=np.int64)
+    for line, own, count in zip(table, blocks, held.tolist(), strict=True):
+        line[:count] = views.units(own[:count])
+    return table
+
+
+def _configure(spec: ModelSpec) -> Any:
+    manifest = spec.manifest
+    return adapter.configure(
+        Path(spec.directory),
+        dtype=manifest.dtype,
+        context_tokens=manifest.context_tokens,
+        block_tokens=manifest.kv.block_tokens,
+    )

