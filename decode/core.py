@@ -46,6 +46,7 @@ from aegis.core.messages import (
     GrantSlabs,
     ImageCached,
     ImageUnreadable,
+    KvReleased,
     ModelAdded,
     ModelDropped,
     ModelFailed,
@@ -61,7 +62,8 @@ from aegis.core.messages import (
     TakeBack,
     Tokens,
 )
-from aegis.core.model import Slo
+from aegis.core.model import ModelSpec, Slo
+from aegis.core.request import Job
 from aegis.core.views import BatchView, RoundPolicy
 from decode.chunks import chunk_stop
 from decode.reasons import TurnReasons
@@ -112,11 +114,8 @@ class DecodeCore:
                 self._progress(event)
             case Adopt():
                 self._adopt(event)
-            case Submit(job):
-                sequence = Sequence(
-                    job, len(job.sent), -1, job.prefill_tokens, self.ledger.specs[job.model], None, Where.NOWHERE
-                )
-                self._join(sequence)
+            case Submit():
+                self._submit(event.job)
             case StepFailed():
                 self._step_failed(event)
             case LoadFailed():
@@ -162,11 +161,26 @@ class DecodeCore:
 
     # --- coming and going -----------------------------------------------------------------------------------------
 
+    def _submit(self, job: Job) -> None:
+        spec = self._spec(job)
+        if spec:
+            self._join(Sequence(job, len(job.sent), -1, job.prefill_tokens, spec, None, Where.NOWHERE))
+
     def _adopt(self, event: Adopt) -> None:
-        spec = self.ledger.specs[event.job.model]
+        spec = self._spec(event.job)
+        if spec is None:
+            self._send(KvReleased(event.job.request, event.job.attempt, event.kv))
+            return
         sequence = Sequence(event.job, len(event.tokens), event.tokens[-1], event.kv.tokens, spec, event.kv)
         self._out.append(Track(event.job, event.tokens))
         self._join(sequence)
+
+    def _spec(self, job: Job) -> ModelSpec | None:
+        """None, of which the proxy is told, where the model was dropped: who sent the job may have learned it later."""
+        spec = self.ledger.specs.get(job.model)
+        if spec is None:
+            self._send(Broken(job.request, job.attempt, f"model '{job.model}' was removed"))
+        return spec
 
     def _join(self, sequence: Sequence) -> None:
         self._by_request[sequence.job.request] = sequence

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from aegis.core.ids import BlockId, InstanceId, ModelId
+from aegis.core.ids import BlockId, InstanceId, ModelId, SlabId
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle
 from aegis.core.rng import Stream
+from aegis.sim.faults.pretended import PAGE
 from aegis.sim.heap import Heap
 from aegis.sim.words import Words
 
@@ -29,6 +30,7 @@ class Ground:
         self.draw = Stream(seed, "world")
         self.log: list[str] = []
         self.host: dict[tuple[KvShape, BlockId], Content] = {}
+        self.leased: defaultdict[SlabId, int] = defaultdict(int)  # how often each slab of the host was
         self.images: dict[int, ModelId] = {}  # whose image is in an extent of the node's model cache
         self.pages: dict[int, InstanceId] = {}  # of the device they all share, by whom they were granted to
         self.dirty: set[int] = set()  # pages that were mapped and not wiped since
@@ -69,6 +71,14 @@ class Ground:
         self._heap.run(_FOR_EVER_NS)
         assert not self._heap, "something goes on for ever"
 
+    def lease(self, slabs: Collection[SlabId]) -> None:
+        """They have a new owner, who finds nothing in them."""
+        for slab in slabs:
+            self.leased[slab] += 1
+        gone = set(slabs)
+        for key in [key for key in self.host if slab_of(*key) in gone]:
+            del self.host[key]
+
     def passed(self, event: EventHandle) -> bool:
         return self._words.passed(event)
 
@@ -78,3 +88,7 @@ class Ground:
     def poison(self, word: int) -> None:
         """Whoever waits for a word of a process that was lost goes on."""
         self._words.signal(EventHandle(word, _POISON))
+
+
+def slab_of(shape: KvShape, block: BlockId) -> SlabId:
+    return SlabId(block // (PAGE // shape.block_bytes))

@@ -20,7 +20,7 @@ def check_end(world: World) -> None:
         _check_free(node, world)
     world.leases.check()
     world.arbiter.check()
-    world.models.cache.check()
+    world.models.check_end()
     assert world.leases.free >= world.scenario.host_slabs - len(world.nodes), "host slabs are held by nobody"
     assert world.arbiter.free == world.scenario.pages, f"{world.arbiter.use()}"
     assert not world.ground.pages and not world.ground.dirty

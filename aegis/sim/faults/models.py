@@ -81,6 +81,11 @@ class Models:
         if self._cached:
             self._keep(self.cache.use(model, self._ground.now_ns))
 
+    def check_end(self) -> None:
+        """Whatever was to leave has left."""
+        self.cache.check()
+        assert not self.cache.accounts()["evicting"] and not self._removing, f"{sorted(self._removing)} never left"
+
     # --- instances come and go, and what they say ---------------------------------------------------------------------
 
     def join(self, instance: InstanceId) -> None:

@@ -43,8 +43,8 @@ from aegis.core.ids import BlockId, InstanceId, ModelId, PageRun, RequestId, Sla
 from aegis.core.messages import FromInstance, ToInstance, Tokens
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle, Token
-from aegis.sim.faults.ground import Action, Content, Ground
-from aegis.sim.faults.pretended import BLOCK_TOKENS, PAGE, next_token
+from aegis.sim.faults.ground import Action, Content, Ground, slab_of
+from aegis.sim.faults.pretended import BLOCK_TOKENS, next_token
 from decode.core import DecodeCore
 from memory.balloon import OWING_NS
 from prefill.core import PrefillCore
@@ -210,7 +210,7 @@ class Node:
                 self._slab_pages[slab] = self._claim(runs)
             case UnmapKv(slab):
                 del self._slab_pages[slab]
-                for key in [key for key in self._kv if _slab(*key) == slab]:
+                for key in [key for key in self._kv if slab_of(*key) == slab]:
                     del self._kv[key]
             case MapWeights(model, runs):
                 self._weight_pages[model] = self._claim(runs)
@@ -234,7 +234,8 @@ class Node:
                 self._revoke(_pages(runs))
             case CopyBlocks():
                 duration_ns = 20_000 * len(_pairs(effect.copies)) + draw.below(3_000_000)
-                self._submit(effect.stream, _Copy(effect.event, effect.after, duration_ns, lambda: self._copy(effect)))
+                finish = partial(self._copy, effect, self._leases(effect))
+                self._submit(effect.stream, _Copy(effect.event, effect.after, duration_ns, finish))
 
     def _claim(self, runs: tuple[PageRun, ...]) -> Pages:
         """Mapped at one place at a time; whatever was in the pages is gone."""
@@ -315,7 +316,14 @@ class Node:
         unreadable = model if share and not extents and draw.uniform() < share else None
         return _Copy(effect.event, None, 200_000 * len(pages) + draw.below(500_000), finish, unreadable)
 
-    def _copy(self, effect: CopyBlocks) -> None:
+    def _leases(self, effect: CopyBlocks) -> dict[SlabId, int]:
+        """Of the host slabs that a copy reads or writes: they may not change hands under it."""
+        out = effect.stream is StreamName.SWAP_OUT
+        slabs = {slab_of(effect.shape, b if out else a) for a, b in _pairs(effect.copies)}
+        return {slab: self._ground.leased[slab] for slab in sorted(slabs)}
+
+    def _copy(self, effect: CopyBlocks, leases: dict[SlabId, int]) -> None:
+        assert leases == self._leases(effect), "a host slab has another owner, and is still copied"
         out = effect.stream is StreamName.SWAP_OUT
         source, target = (self._kv, self._ground.host) if out else (self._ground.host, self._kv)
         for a, b in _pairs(effect.copies):
@@ -329,7 +337,7 @@ class Node:
         return self.core.ledger.specs[model].manifest.kv
 
     def _mapped(self, shape: KvShape, block: BlockId) -> None:
-        assert _slab(shape, block) in self._slab_pages, "unmapped memory is touched"
+        assert slab_of(shape, block) in self._slab_pages, "unmapped memory is touched"
 
     def _block(self, shape: KvShape, block: BlockId) -> Content:
         self._mapped(shape, block)
@@ -402,10 +410,6 @@ class _Run:
 
 def _pairs(copies: Sequence[BlockCopy]) -> list[tuple[BlockId, BlockId]]:
     return [(BlockId(a + at), BlockId(b + at)) for a, b, count in copies for at in range(count)]
-
-
-def _slab(shape: KvShape, block: BlockId) -> SlabId:
-    return SlabId(block // (PAGE // shape.block_bytes))
 
 
 def _pages(runs: Sequence[PageRun]) -> Pages:

@@ -7,6 +7,7 @@ the process they go to, and no more. Commands of users, which are retried, come 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -88,14 +89,11 @@ class Plan:
 NOTHING = Plan()
 
 
-def kinds_of(text: str) -> frozenset[Kind]:
-    """`all`, or names with commas between. Raises UserError."""
-    if text == "all":
-        return EVERY
-    names = [name.strip() for name in text.split(",")]
+def kinds_of(names: Collection[str]) -> frozenset[Kind]:
+    """Raises UserError."""
     for name in names:
         if name not in set(Kind):
-            raise UserError(f"--faults: there is no '{name}'; there are all, {', '.join(Kind)}")
+            raise UserError(f"--fault: there is no '{name}'; there are {', '.join(Kind)}")
     return frozenset(Kind(name) for name in names)
 
 

@@ -19,6 +19,7 @@ from aegis.core.messages import (
     ForgetPeer,
     FromInstance,
     GaveBack,
+    GrantSlabs,
     ImageEvicted,
     ImageUnreadable,
     ModelAdded,
@@ -374,6 +375,8 @@ class World:
     def _grant(self, grants: Grants) -> None:
         self.leases.check()
         for instance, message in grants:
+            if isinstance(message, GrantSlabs):
+                self.ground.lease(message.slabs)
             self.post(instance, message)
 
     def _arbitrate(self, effects: list[ArbiterEffect]) -> None:
