@@ -47,14 +47,18 @@ class Setup:
 def scenario_of(seed: int) -> tuple[Setup, Scenario]:
     """What a seed stands for."""
     draw = Stream(seed, "harsh")
-    setup = _setup(draw)
+    setup = _setup(draw, most=2)
+    return setup, _market(draw, setup)
+
+
+def _market(draw: Stream, setup: Setup) -> Scenario:
     instances = setup.prefills + setup.decodes + setup.mixed
     prompt_max, output_max = 4 + draw.below(90), 2 + draw.below(40)
     specs = tuple(_spec(draw, index) for index in range(1 + draw.below(8)))
     pages, slabs = _least(specs, instances, prompt_max + output_max)
     pages, slabs = pages + draw.below(_pick(draw, (2, 8, 64))), slabs + draw.below(_pick(draw, (2, 8, 64)))
     site = Site(memory_bytes=pages * PAGE, turns=_TURNS, left=lambda request: request * 7 % 31)
-    scenario = Scenario(
+    return Scenario(
         specs=specs,
         pages=pages,
         host_slabs=slabs,
@@ -77,29 +81,31 @@ def scenario_of(seed: int) -> tuple[Setup, Scenario]:
         priority_max=_pick(draw, (0, 1, PRIORITY_MAX)),
         patience_ns=_pick(draw, (1_000_000, 40_000_000)),
     )
-    return setup, scenario
 
 
 def faulty_of(seed: int, kinds: frozenset[Kind]) -> tuple[Setup, Scenario]:
-    """The same market, where faults of these kinds happen."""
-    setup, scenario = scenario_of(seed)
-    draw = Stream(seed, "faults", "cache")
+    """A larger market, where faults of these kinds happen."""
+    draw = Stream(seed, "faulty")
+    setup = _setup(draw, most=3)
+    scenario = _market(draw, setup)
     images = sum(-(-spec.manifest.image_bytes // PAGE) for spec in scenario.specs)
-    plan = draw_plan(seed, kinds, scenario.requests * scenario.gap_ns // 2 + 50 * NS_PER_MS)
+    requests, gap_ns = _pick(draw, (8, 24, 48)), _pick(draw, (20_000, 2_000_000, 12_000_000))
     return setup, replace(
         scenario,
+        requests=requests,
+        gap_ns=gap_ns,
         cache_extents=_pick(draw, (0, 1 + draw.below(images), images)),
         deaths=0,
         removals=0,
         failing_share=0.0,
-        plan=plan,
+        plan=draw_plan(seed, kinds, requests * gap_ns // 2 + 100 * NS_PER_MS),
     )
 
 
-def _setup(draw: Stream) -> Setup:
-    """Every other one is `least-slack`."""
+def _setup(draw: Stream, *, most: int) -> Setup:
+    """Every other one is `least-slack`. Of a role there are at most so many instances."""
     count = 1 + draw.below(3)
-    split = (1 + draw.below(2), 1 + draw.below(2))
+    split = (1 + draw.below(most), 1 + draw.below(most))
     if draw.below(2):
         ours = _cutting() if draw.below(4) == 0 else recipe("least-slack")
         roles = _pick(draw, ((0, 0, count), (*split, 0), (1, 1, 1)))

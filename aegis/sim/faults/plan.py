@@ -113,7 +113,7 @@ def draw_plan(seed: int, kinds: frozenset[Kind], span_ns: int) -> Plan:
         crashes=_crashes(draws[Kind.CRASH], span_ns) if Kind.CRASH in happen else (),
         pauses=_spells(draws[Kind.PAUSE], span_ns, most=4, by=1) if Kind.PAUSE in happen else (),
         delays=_spells(draws[Kind.DELAY], span_ns, most=8, by=60 * NS_PER_MS) if Kind.DELAY in happen else (),
-        slow=_spells(draws[Kind.SLOW], span_ns, most=4, by=40) if Kind.SLOW in happen else (),
+        slow=_spells(draws[Kind.SLOW], span_ns, most=6, by=300) if Kind.SLOW in happen else (),
         neighbours=_neighbours(draws[Kind.MEMORY], span_ns) if Kind.MEMORY in happen else (),
         parted=Kind.REORDER in happen,
         commands_twice=Kind.TWICE in happen,
