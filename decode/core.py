@@ -80,7 +80,7 @@ _FOR_EVER_NS = (1 << 63) - 1
 
 
 def _unserved(job: Job) -> Broken:
-    return Broken(job.request, job.attempt, f"model '{job.model}' is not served here any more")
+    return Broken(job.request, job.attempt, f"model '{job.model}' was removed")
 
 
 class DecodeCore:

@@ -110,7 +110,7 @@ class PrefillCore:
                 if job.model in self.ledger.specs:
                     self._queue.submit(event)
                 else:
-                    self._break(job, f"model '{job.model}' is not served here any more")
+                    self._break(job, f"model '{job.model}' was removed")
             case Stepped():
                 self._stepped(event)
             case ReleaseKv():

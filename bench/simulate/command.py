@@ -81,7 +81,12 @@ def simulate(
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, max=1000, help="Of cells and gpus: so many from --seed. [default: 3]"),
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=1_000_000,
+            help="Of cells, gpus and --faults: so many from --seed. [default: 3; of --faults: 200]",
+        ),
     ] = None,
     only: Annotated[
         list[str] | None,
@@ -92,6 +97,18 @@ def simulate(
         Path | None, typer.Option(metavar="DIR", help="Of a suite: traces like M16_rps0.10.csv.gz.")
     ] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Of a suite: in seconds, to see that it works.")] = False,
+    faults: Annotated[
+        bool,
+        typer.Option("--faults", help="Small markets in which everything goes wrong; each seed has to keep every law."),
+    ] = False,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND", help="Only this kind of fault, like crash or pause. May be repeated."),
+    ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Of --faults: the last N events of a seed that breaks a law."),
+    ] = None,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write all figures. [default: none; of a suite: NAME.json]")
     ] = None,
@@ -117,8 +134,13 @@ def simulate(
       aegis simulate --trace trace.csv --gpu h100 --prefill 2 --decode 6 --slo ttft=5,tbt=0.05 --plot out.png
       aegis simulate --suite fig11a
       aegis simulate --suite gpus --trace trace.csv --json gpus.json
+      aegis simulate --faults --seeds 1000
     """
     given: dict[str, Any] = dict(locals())
+    if faults or fault:
+        from bench.simulate import faults as faulty
+
+        return faulty.run(given)
     from bench.simulate.options import run
 
     run(given)

@@ -11,11 +11,11 @@ from aegis.core.role import Roles
 from aegis.core.views import Renewal, TurnRules
 from aegis.policies import Recipe, recipe
 from aegis.sim.costs import StepCosts
+from aegis.sim.faults.pretended import make_spec
 from aegis.sim.gpus import GpuSpec
 from aegis.sim.market import Wanted
 from aegis.sim.world import PAGE_BYTES, Pool
 from decode.policies.least_slack import LeastSlack
-from tests.sim.pretended import make_spec
 
 _UP_NS = 200 * NS_PER_MS  # live instances have come up
 

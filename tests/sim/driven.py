@@ -22,13 +22,13 @@ from aegis.core.messages import AddModel, Adopt, GrantPages, GrantSlabs, NeedPag
 from aegis.core.model import ModelSpec
 from aegis.core.request import EventHandle, Job, KvHandle, Sampling, Token
 from aegis.core.views import PrefillOrder, RoundPolicy
+from aegis.sim.faults.pretended import PAGE
 from decode.core import DecodeCore
 from decode.policy import WeightedRoundRobin
 from memory.budget import Budget
 from memory.leases import SlabLeases
 from memory.ledger import Ledger
 from prefill.core import PrefillCore
-from tests.sim.pretended import PAGE
 
 PEER = InstanceId("prefill-9")
 PEER_WORD = 99

@@ -13,8 +13,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from time import monotonic
 
+from aegis.sim.faults.world import World
 from tests.sim.harsh import scenario_of
-from tests.sim.world import World
 
 _CHUNK = 25
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.pretended import PAGE, make_spec
-from tests.sim.world import Scenario, World
+from aegis.sim.faults.pretended import PAGE, make_spec
+from aegis.sim.faults.world import Scenario, World
 
 SPECS = tuple(make_spec(i, image_pages=3 + i % 3, block_bytes=[65536, 131072, 98304, 262144][i % 4]) for i in range(8))
 LARGE_BLOCKS = tuple(

@@ -11,6 +11,8 @@ from msgspec.structs import replace
 from aegis.core.ids import InstanceId
 from aegis.core.views import BatchView, DecodeView, Renewal, Turn, TurnRules, Work
 from aegis.policies import Policy
+from aegis.sim.faults.pretended import PAGE
+from aegis.sim.faults.world import Scenario
 from decode.policies.decode_first import DecodeFirst
 from decode.policies.least_slack import LeastSlack
 from decode.policies.muxserve import MuxServe
@@ -19,9 +21,7 @@ from decode.policies.qlm import Qlm
 from decode.policies.serverlessllm import ServerlessLlm, ServerlessLlmAsPublished
 from decode.policies.serverlessllm_oracle_sjf import ServerlessLlmOracleSjf, ServerlessLlmOracleSjfAsPublished
 from decode.policy import WeightedRoundRobin
-from tests.sim.pretended import PAGE
 from tests.sim.test_cores import LARGE_BLOCKS, SPECS, play
-from tests.sim.world import Scenario
 
 Q_MAX_NS = 30_000_000
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from aegis.sim.faults.world import Scenario
 from prefill.policies.least_slack import LeastSlackPrefill
 from tests.sim.test_cores import LARGE_BLOCKS, SPECS, play
-from tests.sim.world import Scenario
 
 SLACK = LeastSlackPrefill()
 

@@ -12,15 +12,15 @@ from aegis.core.errors import LawBroken
 from aegis.core.ids import InstanceId
 from aegis.core.model import Slo
 from aegis.core.views import BatchView, DecodeView, PrefillLine, Turn, Work
+from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.world import Scenario
 from decode.policies.least_slack import LeastSlack
 from decode.sequences import Sequence as Decoding
 from decode.worklist import RunningTurn
 from prefill.policies.least_slack import LeastSlackPrefill
 from tests.sim import seeds, starvation
-from tests.sim.pretended import make_spec
 from tests.sim.starvation import Watched, WatchedDecodeCore, WatchedPrefillCore
 from tests.sim.test_cores import play
-from tests.sim.world import Scenario
 
 SLO = Slo(5 * NS_PER_MS, 3 * NS_PER_MS)
 SLACK = LeastSlack()

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from aegis.core.estimators import Hardware, Latency
+from aegis.sim.faults.pretended import BLOCK_TOKENS, make_spec
 from decode.chunks import chunk_stop
 from decode.sequences import Sequence, Where
 from tests.sim.driven import make_job
-from tests.sim.pretended import BLOCK_TOKENS, make_spec
 
 SPEC = make_spec(0, image_pages=1, block_bytes=1024)
 LATENCY = Latency(SPEC.manifest, Hardware())

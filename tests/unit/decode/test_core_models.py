@@ -28,7 +28,7 @@ from aegis.core.messages import (
     ReleaseProxy,
     Submit,
 )
-from tests.sim.driven import PEER, decode, make_job
+from tests.sim.driven import PEER, adopt, decode, make_job
 from tests.unit.decode.turns import IN, TWO_MODELS_FIT, WEIGHTS, A, B, running, settle, step, take, two_turns
 
 # --- peers -----------------------------------------------------------------------------------------------------------
@@ -122,6 +122,19 @@ def test_models_come_and_go() -> None:
     take(driven, 2, A)
     settle(driven)
     assert running(driven) == [2]
+
+
+def test_a_job_of_a_model_that_was_dropped_ends_and_its_kv_is_released() -> None:
+    """Who sent it had not learned that yet."""
+    driven = decode(A, B, pages=TWO_MODELS_FIT)
+    driven.on(DropModel(A.model))
+    late = adopt(make_job(1, A), A)
+    driven.on(late)
+    assert driven.said(KvReleased) == [KvReleased(RequestId(1), 1, late.kv)]
+    assert [broken.request for broken in driven.said(Broken)] == [1]
+    driven.on(Submit(make_job(2, A)))
+    assert [broken.request for broken in driven.said(Broken)] == [2]
+    assert driven.core.queued == 0
 
 
 def test_a_model_is_dropped_when_it_has_loaded() -> None:

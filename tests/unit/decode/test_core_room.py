@@ -15,9 +15,9 @@ from aegis.core.messages import (
     NeedSlabs,
     ReturnSlabs,
 )
+from aegis.sim.faults.pretended import PAGE
 from decode.sequences import Where
 from tests.sim.driven import decode, sides
-from tests.sim.pretended import PAGE
 from tests.unit.decode.turns import (
     IN,
     OUT,

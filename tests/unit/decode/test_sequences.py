@@ -9,10 +9,10 @@ from aegis.core.effects import CopyBlocks, StreamName
 from aegis.core.ids import SlabId
 from aegis.core.messages import FromInstance, GrantSlabs, KvReleased, NeedSlabs
 from aegis.core.request import EventHandle, KvHandle
+from aegis.sim.faults.pretended import PAGE, make_spec
 from decode.sequences import Counters, KvStore, Room, Sequence, Where
 from memory.ledger import Ledger
 from tests.sim.driven import PEER, ledger, make_job, sides
-from tests.sim.pretended import PAGE, make_spec
 
 SPEC = make_spec(0, image_pages=1, block_bytes=PAGE // 2)
 SHAPE = SPEC.manifest.kv

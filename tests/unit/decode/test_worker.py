@@ -14,9 +14,9 @@ from aegis.core.messages import Tokens
 from aegis.core.model import ModelSpec
 from aegis.core.request import FinishReason, Sampling, Token
 from aegis.engine.base import EngineFailed, Row, Sampled
+from aegis.sim.faults.pretended import make_spec
 from decode.worker import DecodeWorker
 from tests.sim.driven import make_job
-from tests.sim.pretended import make_spec
 
 A = make_spec(0, image_pages=1, block_bytes=1024)
 STEP_NS = 1_000_000

@@ -11,10 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from aegis.core.model import ModelSpec
 from aegis.core.views import MAX_BATCH, BatchView, Renewal, Turn, TurnRules
+from aegis.sim.faults.pretended import make_spec
 from decode.sequences import Sequence
 from decode.worklist import LOOKAHEAD_BLOCKS, Batch, WorkList
 from tests.sim.driven import make_job
-from tests.sim.pretended import make_spec
 
 SPECS = [make_spec(i, image_pages=1, block_bytes=1024) for i in range(3)]
 A, B, C = SPECS

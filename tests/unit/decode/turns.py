@@ -8,11 +8,11 @@ from aegis.core.ids import InstanceId, PageRun
 from aegis.core.messages import GrantPages
 from aegis.core.model import ModelSpec
 from aegis.core.views import RoundPolicy
+from aegis.sim.faults.pretended import PAGE, make_spec
 from decode.core import DecodeCore
 from decode.policy import WeightedRoundRobin
 from memory.ledger import Ledger
 from tests.sim.driven import WORDS, Driven, adopt, budget, decode, make_job
-from tests.sim.pretended import PAGE, make_spec
 
 A, B, C = (make_spec(i, image_pages=3, block_bytes=PAGE // 4) for i in range(3))
 WIDE, WIDE_2 = (make_spec(i, image_pages=3, block_bytes=PAGE) for i in (8, 9))  # one block fills a slab

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from aegis.core.effects import (
     StreamName,
 )
+from aegis.sim.faults.pretended import PAGE, make_spec
 from memory.budget import Budget
-from tests.sim.pretended import PAGE, make_spec
 
 SLAB = 2 * PAGE
 SPECS = [

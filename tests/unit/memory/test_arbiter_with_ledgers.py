@@ -15,12 +15,12 @@ from aegis.core.block_runs import block_ids, runs_of
 from aegis.core.effects import MapKv, RevokePages, Send, StreamName, WipePages
 from aegis.core.ids import BlockId, InstanceId
 from aegis.core.messages import FromInstance, GaveBack, GrantPages, NeedPages, TakeBack, ToInstance
+from aegis.sim.faults.pretended import PAGE, make_shape
 from memory.arbiter import ArbiterEffect, PageArbiter, Settled, WipeLost
 from memory.budget import Budget
 from memory.ledger import Ledger
 from memory.pages import Runs
 from memory.slabs import NoBlocks
-from tests.sim.pretended import PAGE, make_shape
 
 PAGES, FLOOR, IDLE_NS, PATIENCE_NS = 12, 1, 60, 40
 BUDGET = Budget(pages=PAGES, page_bytes=PAGE, slab_bytes=PAGE, host_slabs=4, instances=3)

@@ -10,11 +10,11 @@ from aegis.core.effects import StreamName
 from aegis.core.ids import PageRun, SlabId
 from aegis.core.messages import GrantPages
 from aegis.core.model import KvShape
+from aegis.sim.faults.pretended import PAGE, make_shape, make_spec
 from memory.budget import Budget
 from memory.ledger import Ledger
 from memory.pages import NoPages
 from memory.slabs import NoBlocks
-from tests.sim.pretended import PAGE, make_shape, make_spec
 
 SLAB = 2 * PAGE
 BUDGET = Budget(pages=12, page_bytes=PAGE, slab_bytes=SLAB, host_slabs=6, instances=2)

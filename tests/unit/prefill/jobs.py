@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from aegis.core.effects import RunPrefill, StreamName
+from aegis.sim.faults.pretended import PAGE, make_spec
 from prefill.core import PrefillCore
 from tests.sim.driven import Driven
-from tests.sim.pretended import PAGE, make_spec
 
 A, B, C = (make_spec(i, image_pages=3, block_bytes=PAGE // 4) for i in range(3))
 WIDE = make_spec(8, image_pages=3, block_bytes=PAGE)  # one block fills a slab

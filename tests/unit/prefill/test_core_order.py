@@ -9,9 +9,9 @@ from aegis.core.ids import RequestId
 from aegis.core.messages import Cancel, DropModel, ModelDropped, Submit
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.views import PrefillLine
+from aegis.sim.faults.pretended import PAGE, make_spec
 from prefill.policies.least_slack import LeastSlackPrefill
 from tests.sim.driven import Driven, make_job, prefill
-from tests.sim.pretended import PAGE, make_spec
 from tests.unit.prefill.jobs import PREFETCH, TWO_MODELS_FIT, WEIGHTS, A, B, C, finish, loaded, ran
 
 HASTY = make_spec(5, image_pages=3, block_bytes=PAGE // 4, slo=Slo(ttft_ns=2_000_000_000))

@@ -21,11 +21,11 @@ from aegis.core.messages import (
     TakeBack,
 )
 from aegis.core.model import ModelSpec
+from aegis.sim.faults.pretended import PAGE, make_spec
 from memory.ledger import Ledger
 from memory.pages import count_pages
 from prefill.core import PrefillCore
 from tests.sim.driven import WORDS, Driven, budget, make_job
-from tests.sim.pretended import PAGE, make_spec
 from tests.unit.prefill.jobs import OUT, PREFETCH, SCRUB, TWO_MODELS_FIT, WEIGHTS, WIDE, A, B, finish, loaded, ran
 
 SMALL = make_spec(7, image_pages=1, block_bytes=PAGE)

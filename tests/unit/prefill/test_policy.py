@@ -7,9 +7,9 @@ from aegis.core.decision import Why
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import PrefillPlacement, Work
+from aegis.sim.faults.pretended import make_spec
 from prefill.policy import GroupedFcfs
 from proxy.prefill_queues import PrefillQueues
-from tests.sim.pretended import make_spec
 
 SPECS = [make_spec(i, image_pages=pages, block_bytes=128) for i, pages in enumerate([1, 1, 40])]
 SMALL, OTHER, LARGE = (spec.model for spec in SPECS)

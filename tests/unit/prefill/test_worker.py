@@ -13,9 +13,9 @@ from aegis.core.model import ModelSpec
 from aegis.core.request import Sampling, Token
 from aegis.engine.base import EngineFailed, Row, Sampled
 from aegis.engine.block_table import BlockTable
+from aegis.sim.faults.pretended import make_spec
 from prefill.worker import PrefillWorker
 from tests.sim.driven import make_job
-from tests.sim.pretended import make_spec
 
 A = make_spec(0, image_pages=1, block_bytes=1024)
 JOB = make_job(1, A, prompt=30, sent=(8, 9))

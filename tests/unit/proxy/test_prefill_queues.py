@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import Load, OpenGroup, PrefillHome, PrefillPlacement, Work
+from aegis.sim.faults.pretended import make_spec
 from prefill.policy import GroupedFcfs
 from proxy.prefill_queues import PrefillQueues
-from tests.sim.pretended import make_spec
 from tests.unit.proxy import naive
 
 SPECS = [make_spec(i, image_pages=pages, block_bytes=1024) for i, pages in enumerate([1, 3, 40])]

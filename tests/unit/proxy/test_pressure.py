@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.model import Slo
+from aegis.sim.faults.pretended import PAGE, make_spec
 from proxy.pressure import NOTHING, Wants, wants
-from tests.sim.pretended import PAGE, make_spec
 
 PARTS = st.builds(Wants, *[st.integers(0, 10**7)] * 3)
 

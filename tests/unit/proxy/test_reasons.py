@@ -8,13 +8,13 @@ from aegis.core.ids import InstanceId, RequestId
 from aegis.core.request import Job, Sampling
 from aegis.core.role import Role
 from aegis.core.views import DecodePolicy
+from aegis.sim.faults.pretended import make_spec
 from decode.policies.least_slack import LeastSlack
 from decode.policies.qlm import Qlm
 from decode.policy import WeightedRoundRobin
 from prefill.policy import GroupedFcfs
 from proxy.events import Arrived, InstanceUp, ModelUp
 from proxy.sessions import SessionCore
-from tests.sim.pretended import make_spec
 
 SPEC = make_spec(0, image_pages=3, block_bytes=1024)
 

@@ -28,6 +28,7 @@ from aegis.core.messages import (
 )
 from aegis.core.request import EventHandle, FinishReason, Job, KvHandle, Sampling, Token
 from aegis.core.role import Role
+from aegis.sim.faults.pretended import make_spec
 from decode.policy import WeightedRoundRobin
 from prefill.policy import GroupedFcfs
 from proxy.events import (
@@ -49,7 +50,6 @@ from proxy.events import (
     To,
 )
 from proxy.sessions import MAX_LOSSES, MAX_REPLAYS, SessionCore
-from tests.sim.pretended import make_spec
 
 SPEC = make_spec(0, image_pages=3, block_bytes=1024)
 OTHER = make_spec(1, image_pages=3, block_bytes=1024)

@@ -17,9 +17,9 @@ from aegis.runtime.far_node import FarNode
 from aegis.runtime.far_proxy import FarProxy
 from aegis.runtime.link import Hub, Spoke
 from aegis.runtime.seam import Answer, Asked, Card, CardGone, FromProxy, Noted, Scraped, ScrapeWanted, ToProxy
+from aegis.sim.faults.pretended import make_spec
 from aegis.telemetry.scrape import Family
 from proxy.events import ModelUp
-from tests.sim.pretended import make_spec
 
 WHO = "proxy-1/1"
 FAMILIES = (Family("aegis:x", "X", "counter", (("aegis:x_total", (("model_name", "m"),), 2.0),)),)

@@ -17,13 +17,13 @@ from aegis.core.request import Sampling, Token
 from aegis.core.role import Role
 from aegis.runtime.proxy import Proxy
 from aegis.runtime.seam import Drain, FromProxy, InstanceLost, ModelUsed, Noted, Unserved
+from aegis.sim.faults.pretended import make_spec
 from aegis.telemetry.history import History
 from decode.policy import WeightedRoundRobin
 from prefill.policy import GroupedFcfs
 from proxy.events import ForeignLoad, ModelGone, ModelLoad, ModelUp
 from proxy.http.boundary import Delivery, Delta, Failed
 from proxy.sessions import SessionCore
-from tests.sim.pretended import make_spec
 
 NUMBER = ProxyId(3)
 SPEC = make_spec(0, image_pages=3, block_bytes=1024)

@@ -7,10 +7,10 @@ from aegis.core.events import Progress
 from aegis.core.ids import ModelId, PageRun
 from aegis.core.request import EventHandle
 from aegis.sim.copies import Copy, Streams
+from aegis.sim.faults.pretended import make_shape
 from aegis.sim.flows import Bus, Link
 from aegis.sim.heap import Heap
 from aegis.sim.words import Words
-from tests.sim.pretended import make_shape
 
 SHAPE = make_shape(1 << 10)
 PEER_WORD = 9

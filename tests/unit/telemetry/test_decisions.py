@@ -5,8 +5,8 @@ from aegis.core.effects import CopyBlocks, EndRun, LoadWeights, Send, StreamName
 from aegis.core.ids import InstanceId, ModelId, PageRun, RequestId
 from aegis.core.messages import GrantPages, NeedPages, ReleaseKv, Shutdown, Tokens
 from aegis.core.request import EventHandle
+from aegis.sim.faults.pretended import make_shape
 from aegis.telemetry.decisions import DecisionLog
-from tests.sim.pretended import make_shape
 
 DECODE = InstanceId("decode-0")
 

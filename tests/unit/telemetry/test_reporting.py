@@ -2,11 +2,11 @@
 
 from aegis.core.ids import RequestId
 from aegis.core.messages import Cancel
+from aegis.sim.faults.pretended import make_spec
 from aegis.telemetry.reporting import REPORT_NS, Reporter
 from decode.core import DecodeCore
 from tests.sim import driven
 from tests.sim.driven import Driven, adopt, make_job
-from tests.sim.pretended import make_spec
 
 SPEC = make_spec(0, image_pages=2, block_bytes=1 << 19)
 

@@ -13,9 +13,9 @@ from aegis.core.decision import Why
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import PrefillJob, PrefillLine, PrefillPlacement, Work
+from aegis.sim.faults.pretended import make_spec
 from prefill.policies.least_slack import LeastSlackPrefill
 from proxy.prefill_queues import PrefillQueues
-from tests.sim.pretended import make_spec
 
 SPECS = [make_spec(i, image_pages=2, block_bytes=128) for i in range(3)]
 A, B, C = (spec.model for spec in SPECS)

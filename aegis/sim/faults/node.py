@@ -38,16 +38,16 @@ from aegis.core.effects import (
     Untrack,
     WipePages,
 )
-from aegis.core.events import InstanceEvent, Progress, StepFailed, Stepped, Tick
+from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
 from aegis.core.ids import BlockId, InstanceId, ModelId, PageRun, RequestId, SlabId
-from aegis.core.messages import FromInstance, Tokens
+from aegis.core.messages import FromInstance, ToInstance, Tokens
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle, Token
+from aegis.sim.faults.ground import Action, Content, Ground, slab_of
+from aegis.sim.faults.pretended import BLOCK_TOKENS, next_token
 from decode.core import DecodeCore
 from memory.balloon import OWING_NS
 from prefill.core import PrefillCore
-from tests.sim.ground import Action, Content, Ground
-from tests.sim.pretended import BLOCK_TOKENS, PAGE, next_token
 
 
 @dataclass(slots=True)
@@ -56,13 +56,18 @@ class _Copy:
     after: EventHandle | None
     duration_ns: int
     finish: Action
+    unreadable: ModelId | None = None  # this model's image, which it is a load of
 
 
 Pages = tuple[int, ...]
 
 
 class Node:
-    """`hear` receives what the instance says, `moved` is told when a shared word has moved."""
+    """`hear` receives what the instance says, `moved` is told when a shared word has moved.
+
+    A process that is stopped (SIGSTOP) does nothing meanwhile, nor do its copies; then it goes on where it was. Of one
+    that is dead nothing more comes.
+    """
 
     def __init__(
         self,
@@ -71,13 +76,14 @@ class Node:
         core: PrefillCore | DecodeCore,
         words: Mapping[StreamName, int],
         *,
-        hear: Callable[[InstanceId, FromInstance], None],
+        hear: Callable[[Node, FromInstance], None],
         moved: Action,
     ) -> None:
         self.instance = instance
         self.core = core
         self.words = words
         self.alive = True
+        self.slowness = 1  # of its copies
         self.bound: set[ModelId] = set()
         self.tracked: set[RequestId] = set()
         self._ground = ground
@@ -92,11 +98,30 @@ class Node:
         self._inbox: list[InstanceEvent] = []
         self._stepping = False
         self._heard = 0  # events so far, those of a run under way excepted
+        self._stopped_until_ns = 0
+
+    def stop(self, for_ns: int) -> None:
+        if self._ground.now_ns >= self._stopped_until_ns:
+            self._stopped_until_ns = self._ground.now_ns + for_ns
+
+    def receive(self, message: ToInstance) -> None:
+        self._when_running(lambda: self.feed(message))
+
+    def after(self, delay_ns: int, action: Action) -> None:
+        """In this process."""
+        self._ground.after(delay_ns, lambda: self._when_running(action))
+
+    def _when_running(self, action: Action) -> None:
+        if not self.alive:
+            return
+        left_ns = self._stopped_until_ns - self._ground.now_ns
+        if left_ns > 0:
+            self._ground.after(left_ns, lambda: self._when_running(action))
+        else:
+            action()
 
     def feed(self, event: InstanceEvent) -> None:
         """A stepping instance looks at messages when its step is over, as a real one does."""
-        if not self.alive:
-            return
         if self._stepping and not isinstance(event, Stepped | StepFailed):
             self._inbox.append(event)
             return
@@ -110,7 +135,7 @@ class Node:
         self._inbox += events
         self._heard += 1
         if self.core.ledger.balloon.owes and not self._stepping:
-            self._ground.after(OWING_NS, partial(self._tick, self._heard))
+            self.after(OWING_NS, partial(self._tick, self._heard))
 
     def _tick(self, heard: int) -> None:
         """For a core that owes pages and has heard nothing else since."""
@@ -129,7 +154,7 @@ class Node:
 
     def say(self, message: FromInstance) -> None:
         self._note(message)
-        self._ground.send(f"from {self.instance}", lambda: self._speak(message))
+        self._hear(self, message)
 
     def pump(self) -> None:
         """Starts the copies whose events have passed."""
@@ -163,11 +188,7 @@ class Node:
                     self._memory(effect)
 
     def _note(self, what: object) -> None:
-        self._ground.log.append(f"{self._ground.now_ns} {self.instance} {what}")
-
-    def _speak(self, message: FromInstance) -> None:
-        if self.alive:
-            self._hear(self.instance, message)
+        self._ground.note(f"{self.instance} {what}")
 
     def _step(self, effect: RunPrefill | RunDecode) -> None:
         assert not self._stepping
@@ -180,7 +201,7 @@ class Node:
             return
         stepped = self._prefill(effect)
         answer = StepFailed("drawn") if fails else stepped
-        self._ground.after(stepped.duration_ns, lambda: self.feed(answer))
+        self.after(stepped.duration_ns, lambda: self.feed(answer))
 
     def _memory(self, effect: Effect) -> None:
         draw = self._ground.draw
@@ -189,16 +210,14 @@ class Node:
                 self._slab_pages[slab] = self._claim(runs)
             case UnmapKv(slab):
                 del self._slab_pages[slab]
-                for key in [key for key in self._kv if _slab(*key) == slab]:
+                for key in [key for key in self._kv if slab_of(*key) == slab]:
                     del self._kv[key]
             case MapWeights(model, runs):
                 self._weight_pages[model] = self._claim(runs)
             case UnmapWeights(model):
                 del self._weight_pages[model]
-            case LoadWeights(stream, model, event):
-                pages = self._weight_pages[model]
-                duration_ns = 200_000 * len(pages) + draw.below(500_000)
-                self._submit(stream, _Copy(event, None, duration_ns, lambda: self._load(model, pages)))
+            case LoadWeights():
+                self._submit(effect.stream, self._load(effect))
             case AbandonLoad(event):
                 self._abandon(event)
             case MoveBlocks(shape, copies):
@@ -215,7 +234,8 @@ class Node:
                 self._revoke(_pages(runs))
             case CopyBlocks():
                 duration_ns = 20_000 * len(_pairs(effect.copies)) + draw.below(3_000_000)
-                self._submit(effect.stream, _Copy(effect.event, effect.after, duration_ns, lambda: self._copy(effect)))
+                finish = partial(self._copy, effect, self._leases(effect))
+                self._submit(effect.stream, _Copy(effect.event, effect.after, duration_ns, finish))
 
     def _claim(self, runs: tuple[PageRun, ...]) -> Pages:
         """Mapped at one place at a time; whatever was in the pages is gone."""
@@ -247,7 +267,7 @@ class Node:
     def _abandon(self, event: EventHandle) -> None:
         for copy in (copy for queue in self._queues.values() for copy in queue):
             if copy.event == event:
-                copy.finish = lambda: None
+                copy.finish, copy.unreadable = lambda: None, None
 
     # --- streams ------------------------------------------------------------------------------------------------------
 
@@ -262,11 +282,18 @@ class Node:
         copy = queue[0]
         if copy.after is None or self._ground.passed(copy.after):
             self._copying[stream] = True
-            self._ground.after(copy.duration_ns, lambda: self._completed(stream, copy))
+            duration_ns = copy.duration_ns * self.slowness
+            if copy.unreadable is not None:
+                self.after(duration_ns // 2, lambda: self._unreadable(copy))
+            self.after(duration_ns, lambda: self._completed(stream, copy))
+
+    def _unreadable(self, copy: _Copy) -> None:
+        if copy.unreadable is not None:
+            copy.finish = lambda: None
+            self._note(f"cannot read {copy.unreadable}")
+            self.feed(LoadFailed(copy.unreadable, "its image is damaged"))
 
     def _completed(self, stream: StreamName, copy: _Copy) -> None:
-        if not self.alive:
-            return
         copy.finish()
         self._queues[stream].pop(0)
         self._copying[stream] = False
@@ -274,11 +301,29 @@ class Node:
         self._moved()
         self.feed(Progress(stream, copy.event.value))
 
-    def _load(self, model: ModelId, pages: Pages) -> None:
-        assert self._weight_pages.get(model) == pages, f"{model} was unmapped while it was loading"
-        self._loaded.update(dict.fromkeys(pages, model))
+    def _load(self, effect: LoadWeights) -> _Copy:
+        """From the model cache or, where the image is not there, from disk."""
+        draw, model = self._ground.draw, effect.model
+        pages, extents = self._weight_pages[model], _pages(effect.cached)
 
-    def _copy(self, effect: CopyBlocks) -> None:
+        def finish() -> None:
+            assert self._weight_pages.get(model) == pages, f"{model} was unmapped while it was loading"
+            found = {self._ground.images.get(extent) for extent in extents}
+            assert found <= {model}, f"{model} was loaded from where {found} is cached"
+            self._loaded.update(dict.fromkeys(pages, model))
+
+        share = self._ground.unreadable_share
+        unreadable = model if share and not extents and draw.uniform() < share else None
+        return _Copy(effect.event, None, 200_000 * len(pages) + draw.below(500_000), finish, unreadable)
+
+    def _leases(self, effect: CopyBlocks) -> dict[SlabId, int]:
+        """Of the host slabs that a copy reads or writes: they may not change hands under it."""
+        out = effect.stream is StreamName.SWAP_OUT
+        slabs = {slab_of(effect.shape, b if out else a) for a, b in _pairs(effect.copies)}
+        return {slab: self._ground.leased[slab] for slab in sorted(slabs)}
+
+    def _copy(self, effect: CopyBlocks, leases: dict[SlabId, int]) -> None:
+        assert leases == self._leases(effect), "a host slab has another owner, and is still copied"
         out = effect.stream is StreamName.SWAP_OUT
         source, target = (self._kv, self._ground.host) if out else (self._ground.host, self._kv)
         for a, b in _pairs(effect.copies):
@@ -292,7 +337,7 @@ class Node:
         return self.core.ledger.specs[model].manifest.kv
 
     def _mapped(self, shape: KvShape, block: BlockId) -> None:
-        assert _slab(shape, block) in self._slab_pages, "unmapped memory is touched"
+        assert slab_of(shape, block) in self._slab_pages, "unmapped memory is touched"
 
     def _block(self, shape: KvShape, block: BlockId) -> Content:
         self._mapped(shape, block)
@@ -339,11 +384,9 @@ class _Run:
 
     def step(self) -> None:
         made = self._node.decode(self._effect.model, self._rows)
-        self._ground.after(2_000_000 + self._ground.draw.below(1_000_000), lambda: self._stepped(made))
+        self._node.after(2_000_000 + self._ground.draw.below(1_000_000), lambda: self._stepped(made))
 
     def _stepped(self, made: tuple[Token, ...]) -> None:
-        if not self._node.alive:
-            return
         if self._fails:
             self._node.feed(StepFailed("drawn"))
             return
@@ -367,10 +410,6 @@ class _Run:
 
 def _pairs(copies: Sequence[BlockCopy]) -> list[tuple[BlockId, BlockId]]:
     return [(BlockId(a + at), BlockId(b + at)) for a, b, count in copies for at in range(count)]
-
-
-def _slab(shape: KvShape, block: BlockId) -> SlabId:
-    return SlabId(block // (PAGE // shape.block_bytes))
 
 
 def _pages(runs: Sequence[PageRun]) -> Pages:

@@ -1,0 +1,1 @@
+"""Simulated faults: the cores that serve, on pretended devices, with everything going wrong by chance from one seed."""

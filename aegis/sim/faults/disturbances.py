@@ -1,0 +1,91 @@
+"""Brings about what a plan says."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from aegis.core.ids import InstanceId
+from aegis.core.messages import FromInstance
+from aegis.sim.faults.neighbour import Neighbour
+from aegis.sim.faults.plan import Crash, Spell
+from aegis.sim.faults.plan import Neighbour as PlannedNeighbour
+
+if TYPE_CHECKING:
+    from aegis.sim.faults.node import Node
+    from aegis.sim.faults.world import World
+
+
+class Disturbances:
+    """`plan` schedules all of them."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def plan(self) -> None:
+        plan, after = self._world.scenario.plan, self._world.ground.after
+        for crash in plan.crashes:
+            after(crash.at_ns, partial(self._crash, crash))
+        for spell in plan.pauses:
+            after(spell.at_ns, partial(self._pause, spell))
+        for spell in plan.delays:
+            after(spell.at_ns, partial(self._delay, spell))
+        for spell in plan.slow:
+            after(spell.at_ns, partial(self._slow, spell))
+        for number, neighbour in enumerate(plan.neighbours):
+            after(neighbour.at_ns, partial(self._move_in, InstanceId(f"neighbour-{number}"), neighbour))
+
+    def _victim(self, number: int) -> Node | None:
+        names = self._world.up()
+        return self._world.nodes[names[number % len(names)]] if names else None
+
+    def _crash(self, crash: Crash) -> None:
+        if node := self._victim(crash.victim):
+            self._world.crash(
+                node.instance,
+                unnoticed_ns=crash.unnoticed_ns,
+                absent_ns=crash.absent_ns,
+                for_good=crash.for_good,
+            )
+
+    def _pause(self, spell: Spell) -> None:
+        if node := self._victim(spell.victim):
+            self._world.ground.note(f"{node.instance} stands still for {spell.for_ns} ns")
+            node.stop(spell.for_ns)
+
+    def _delay(self, spell: Spell) -> None:
+        links = self._world.ground.links()
+        if links:
+            link = links[spell.victim % len(links)]
+            self._world.ground.note(f"messages '{link}' take {spell.by} ns longer for {spell.for_ns} ns")
+            self._world.ground.delay(link, spell.for_ns, spell.by)
+
+    def _slow(self, spell: Spell) -> None:
+        """Of two spells at once the later one counts."""
+        if node := self._victim(spell.victim):
+            self._world.ground.note(f"copies of {node.instance} take {spell.by} times as long for {spell.for_ns} ns")
+            node.slowness = spell.by
+            self._world.ground.after(spell.for_ns, lambda: setattr(node, "slowness", 1))
+
+    # --- neighbours ---------------------------------------------------------------------------------------------------
+
+    def _move_in(self, name: InstanceId, planned: PlannedNeighbour) -> None:
+        world = self._world
+        neighbour = Neighbour(world.ground, name, self._say, refuses=planned.refuses)
+        world.neighbours[name] = neighbour
+        world.leases.join(name)
+        world.arbiter.join(name)
+        neighbour.begin(planned.pages * world.scenario.pages // 1000, planned.slabs * world.scenario.host_slabs // 1000)
+        world.ground.after(planned.for_ns, lambda: self._move_out(name))
+
+    def _say(self, name: InstanceId, message: FromInstance) -> None:
+        def arrive() -> None:
+            if name in self._world.neighbours:
+                self._world.hear(name, message)
+
+        self._world.ground.send(f"from {name}", arrive)
+
+    def _move_out(self, name: InstanceId) -> None:
+        self._world.neighbours.pop(name).alive = False
+        for other, message in self._world.part(name):
+            self._world.post(other, message)

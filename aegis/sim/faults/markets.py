@@ -1,0 +1,142 @@
+"""Harsh scenarios, each drawn from one seed: any policy on any pool, with too little of everything.
+
+Arrivals far beyond what the instances can do; memory for hardly more than one model, or less than all instances want;
+limits that move and trims; clients that leave; now and then instances that die, models that are removed and engines
+that raise. Every model has deadlines of its own, every request a priority. With a plan of faults dying, removing and
+raising is the plan's, and there is a model cache with room for some of the images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from aegis.core.clock import NS_PER_MS
+from aegis.core.model import ModelSpec, Slo
+from aegis.core.request import PRIORITY_MAX
+from aegis.core.rng import Stream
+from aegis.core.role import Roles
+from aegis.core.views import Renewal, TurnRules
+from aegis.policies import RECIPES, Recipe, Site, published, recipe
+from aegis.sim.faults.plan import Kind, draw_plan
+from aegis.sim.faults.pretended import PAGE, make_spec
+from aegis.sim.faults.scenario import Scenario
+from decode.policies.least_slack import LeastSlack
+from decode.policy import WeightedRoundRobin
+
+T = TypeVar("T")
+
+_TURNS = WeightedRoundRobin(q_max_ns=30 * NS_PER_MS)
+_BLOCK_BYTES = (32768, 65536, 98304, 131072, 262144, PAGE // 3 // 128 * 128, PAGE // 2, PAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A scheduler on instances of these roles."""
+
+    recipe: Recipe
+    prefills: int
+    decodes: int
+    mixed: int
+
+    def __str__(self) -> str:
+        return f"{self.recipe.name}, {self.prefills} + {self.decodes} instances and {self.mixed} mixed"
+
+
+def scenario_of(seed: int) -> tuple[Setup, Scenario]:
+    """What a seed stands for."""
+    draw = Stream(seed, "harsh")
+    setup = _setup(draw, most=2)
+    return setup, _market(draw, setup)
+
+
+def _market(draw: Stream, setup: Setup) -> Scenario:
+    instances = setup.prefills + setup.decodes + setup.mixed
+    prompt_max, output_max = 4 + draw.below(90), 2 + draw.below(40)
+    specs = tuple(_spec(draw, index) for index in range(1 + draw.below(8)))
+    pages, slabs = _least(specs, instances, prompt_max + output_max)
+    pages, slabs = pages + draw.below(_pick(draw, (2, 8, 64))), slabs + draw.below(_pick(draw, (2, 8, 64)))
+    site = Site(memory_bytes=pages * PAGE, turns=_TURNS, left=lambda request: request * 7 % 31)
+    return Scenario(
+        specs=specs,
+        pages=pages,
+        host_slabs=slabs,
+        prefills=setup.prefills,
+        decodes=setup.decodes,
+        mixed=setup.mixed,
+        policy=setup.recipe.policy(site),
+        prefill=setup.recipe.prefill(site),
+        order=setup.recipe.order,
+        requests=_pick(draw, (6, 12, 24)),
+        deaths=draw.below(4) if draw.below(6) == 0 else 0,
+        removals=draw.below(4) if draw.below(6) == 0 else 0,
+        cancel_share=_pick(draw, (0.0, 0.1, 0.5)),
+        failing_share=_pick(draw, (0.0, 0.0, 0.0, 0.02)),
+        gap_ns=_pick(draw, (20_000, 500_000, 4_000_000)),
+        jitter_ns=_pick(draw, (0, 200_000, 5_000_000)),
+        prompt_max=prompt_max,
+        output_max=output_max,
+        moves=draw.below(8) if draw.below(3) == 0 else 0,
+        priority_max=_pick(draw, (0, 1, PRIORITY_MAX)),
+        patience_ns=_pick(draw, (1_000_000, 40_000_000)),
+    )
+
+
+def faulty_of(seed: int, kinds: frozenset[Kind]) -> tuple[Setup, Scenario]:
+    """A larger market, where faults of these kinds happen."""
+    draw = Stream(seed, "faulty")
+    setup = _setup(draw, most=3)
+    scenario = _market(draw, setup)
+    images = sum(-(-spec.manifest.image_bytes // PAGE) for spec in scenario.specs)
+    requests, gap_ns = _pick(draw, (8, 24, 48)), _pick(draw, (20_000, 2_000_000, 12_000_000))
+    return setup, replace(
+        scenario,
+        requests=requests,
+        gap_ns=gap_ns,
+        cache_extents=_pick(draw, (0, 1 + draw.below(images), images)),
+        deaths=0,
+        removals=0,
+        failing_share=0.0,
+        plan=draw_plan(seed, kinds, requests * gap_ns // 2 + 100 * NS_PER_MS),
+    )
+
+
+def _setup(draw: Stream, *, most: int) -> Setup:
+    """Every other one is `least-slack`. Of a role there are at most so many instances."""
+    count = 1 + draw.below(3)
+    split = (1 + draw.below(most), 1 + draw.below(most))
+    if draw.below(2):
+        ours = _cutting() if draw.below(4) == 0 else recipe("least-slack")
+        roles = _pick(draw, ((0, 0, count), (*split, 0), (1, 1, 1)))
+        return Setup(ours, *roles)
+    name = _pick(draw, tuple(RECIPES))
+    other = recipe(name, as_published=published(name) and draw.below(2) == 0)
+    mixed = other.roles is not Roles.FIXED or draw.below(3) == 0
+    return Setup(other, 0, 0, count) if mixed else Setup(other, *split, 0)
+
+
+def _cutting() -> Recipe:
+    """Ours, with every prefill cut as short as the policy finds it worth."""
+    rules = TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=16)
+    return replace(
+        recipe("least-slack"),
+        name="least-slack (chunks)",
+        policy=lambda site: LeastSlack(rules=rules),
+    )
+
+
+def _spec(draw: Stream, index: int) -> ModelSpec:
+    slo = Slo(_pick(draw, (5, 40, 400)) * NS_PER_MS, _pick(draw, (1, 5, 30)) * NS_PER_MS)
+    return make_spec(index, image_pages=1 + draw.below(6), block_bytes=_pick(draw, _BLOCK_BYTES), slo=slo)
+
+
+def _least(specs: Sequence[ModelSpec], instances: int, tokens: int) -> tuple[int, int]:
+    """Pages and host slabs without which the longest sequence of some model could not be served."""
+    slabs = [-(-tokens // (PAGE // spec.manifest.kv.block_bytes * spec.manifest.kv.block_tokens)) for spec in specs]
+    pages = [spec.manifest.image_bytes // PAGE + 1 + count for spec, count in zip(specs, slabs, strict=True)]
+    return max(pages), max(slabs) + instances - 1
+
+
+def _pick(draw: Stream, choices: Sequence[T]) -> T:
+    return choices[draw.below(len(choices))]

@@ -1,0 +1,179 @@
+"""The models of the small world, as its node keeps them: bound, cached in host memory, removed and added anew.
+
+Where what node and proxy say may come in any order, an instance is up once it has bound all models that are, and a
+model is once all instances that are up have bound it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from aegis.core.ids import InstanceId, ModelId
+from aegis.core.messages import AddModel, DropModel, ToInstance
+from aegis.core.model import ModelSpec
+from aegis.core.role import Role
+from aegis.sim.faults.ground import Ground
+from aegis.sim.faults.pretended import PAGE
+from memory.budget import Budget
+from memory.images import AbandonFill, CacheEffect, Fill, Forgotten, ModelCache, Tell
+from proxy.events import Event, InstanceUp, ModelGone, ModelUp
+
+
+class Wire(Protocol):
+    """The world, as its models need it."""
+
+    def up(self) -> list[InstanceId]: ...
+
+    def post(self, instance: InstanceId, message: ToInstance) -> None: ...
+
+    def inform(self, event: Event, after: Callable[[], None] = ...) -> None: ...
+
+
+class Models:
+    """`specs` are those that are served; `readded` counts those that came back."""
+
+    def __init__(self, wire: Wire, ground: Ground, budget: Budget, *, extents: int, parted: bool) -> None:
+        self.specs: dict[ModelId, ModelSpec] = {}
+        self.readded = 0
+        self.cache = ModelCache(extents)
+        self._cached = extents > 0
+        self._wire = wire
+        self._ground = ground
+        self._budget = budget
+        self._parted = parted
+        self._bound: dict[InstanceId, set[ModelId]] = {}
+        self._told_up: set[InstanceId] = set()
+        self._told: set[ModelId] = set()  # that the model is served
+        self._removing: dict[ModelId, tuple[ModelSpec, set[InstanceId]]] = {}  # who has not answered yet
+        self._abandoned: set[ModelId] = set()
+
+    # --- models come and go -------------------------------------------------------------------------------------------
+
+    def register(self, spec: ModelSpec) -> None:
+        self.specs[spec.model] = spec
+        if self._cached:
+            added = self.cache.add(spec.model, -(-spec.manifest.image_bytes // PAGE))
+            assert isinstance(added, list)
+            self._keep(added)
+        if not self._parted:
+            self._tell_model(spec)
+        for instance in self._wire.up():
+            self._wire.post(instance, AddModel(spec))
+        self._settle()
+
+    def remove(self) -> None:
+        """In the middle of its work; it comes back once nobody holds it any more."""
+        if not self.specs:
+            return
+        model = sorted(self.specs)[self._ground.draw.below(len(self.specs))]
+        up = self._wire.up()
+        self._removing[model] = (self.specs.pop(model), set(up))
+        self._told.discard(model)
+        self._wire.inform(ModelGone(model))
+        if self._cached:
+            self._keep(self.cache.drop(model))
+        for instance in up:
+            self._wire.post(instance, DropModel(model))
+        self._let_go()
+
+    def use(self, model: ModelId) -> None:
+        if self._cached:
+            self._keep(self.cache.use(model, self._ground.now_ns))
+
+    def check_end(self) -> None:
+        """Whatever was to leave has left."""
+        self.cache.check()
+        assert not self.cache.accounts()["evicting"] and not self._removing, f"{sorted(self._removing)} never left"
+
+    # --- instances come and go, and what they say ---------------------------------------------------------------------
+
+    def join(self, instance: InstanceId) -> None:
+        self._bound[instance] = set()
+        for spec in self.specs.values():
+            self._wire.post(instance, AddModel(spec))
+        self._keep(self.cache.join(instance))
+        if not self._parted:
+            self._tell_up(instance)
+        self._settle()
+
+    def lost(self, instance: InstanceId) -> None:
+        del self._bound[instance]
+        self._told_up.discard(instance)
+        self._keep(self.cache.lost(instance))
+        for _, waiting in self._removing.values():
+            waiting.discard(instance)
+        self._let_go()
+        self._settle()
+
+    def added(self, instance: InstanceId, model: ModelId) -> None:
+        self._bound[instance].add(model)
+        self._settle()
+
+    def dropped(self, instance: InstanceId, model: ModelId) -> None:
+        self._bound[instance].discard(model)
+        self._removing[model][1].discard(instance)
+        self._let_go()
+
+    def evicted(self, instance: InstanceId, model: ModelId) -> None:
+        self._keep(self.cache.evicted(model, instance))
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _let_go(self) -> None:
+        """Models that nobody holds any more are added anew."""
+        for model, (spec, waiting) in list(self._removing.items()):
+            if not waiting and model not in self.cache:
+                del self._removing[model]
+                self.readded += 1
+                self.register(spec)
+
+    def _settle(self) -> None:
+        if not self._parted:
+            return
+        for instance, bound in sorted(self._bound.items()):
+            if instance not in self._told_up and bound >= self._told:
+                self._tell_up(instance)
+        for model, spec in self.specs.items():
+            if model not in self._told and all(model in self._bound[instance] for instance in self._told_up):
+                self._tell_model(spec)
+
+    def _tell_up(self, instance: InstanceId) -> None:
+        self._told_up.add(instance)
+        self._wire.inform(InstanceUp(instance, Role(instance.partition("-")[0])))
+
+    def _tell_model(self, spec: ModelSpec) -> None:
+        self._told.add(spec.model)
+        limit = self._budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
+        self._wire.inform(ModelUp(spec, limit))
+
+    def _keep(self, effects: list[CacheEffect]) -> None:
+        """What the model cache decides is done."""
+        self.cache.check()
+        for effect in effects:
+            match effect:
+                case Tell(instance, message):
+                    self._wire.post(instance, message)
+                case Fill():
+                    self._fill(effect)
+                case AbandonFill(model):
+                    self._abandoned.add(model)
+                case Forgotten():
+                    self._ground.after(0, self._let_go)
+
+    def _fill(self, fill: Fill) -> None:
+        draw, images = self._ground.draw, self._ground.images
+        extents = [extent for run in fill.extents for extent in range(run.start, run.stop)]
+        for extent in extents:
+            images.pop(extent, None)  # written to from now on
+        fails = draw.uniform() < self._ground.unreadable_share
+
+        def end() -> None:
+            if fails or fill.model in self._abandoned:
+                self._abandoned.discard(fill.model)
+                self._keep(self.cache.unfillable(fill.model))
+                return
+            images.update(dict.fromkeys(extents, fill.model))
+            self._keep(self.cache.filled(fill.model))
+
+        self._ground.after(500_000 * len(extents) + draw.below(2_000_000), end)

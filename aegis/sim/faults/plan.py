@@ -1,0 +1,164 @@
+"""What goes wrong in a run, drawn from its seed.
+
+Each kind of fault has a stream of its own: with fewer kinds the others happen as they did. What is not here cannot
+happen: ZeroMQ keeps the order of what one sender sends and delivers nothing twice, so messages are late, or lost with
+the process they go to, and no more. Commands of users, which are retried, come twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from aegis.core.clock import NS_PER_MS
+from aegis.core.errors import UserError
+from aegis.core.rng import Stream
+
+
+class Kind(StrEnum):
+    CRASH = "crash"  # instances die, which is noticed later, and come up again or never
+    PAUSE = "pause"  # they stand still for a while (SIGSTOP)
+    DELAY = "delay"  # messages of a link are late
+    REORDER = "reorder"  # messages of proxy and node, to and from an instance, come in any order
+    TWICE = "twice"  # commands are retried
+    MEMORY = "memory"  # other processes take pages and host slabs, and are slow to give them back
+    SLOW = "slow"  # copies take many times as long
+    IMAGE = "image"  # weight images cannot be read
+    STEP = "step"  # engines raise
+    LEAVE = "leave"  # clients leave
+    REMOVE = "remove"  # models are removed in the middle of their work, and come back
+
+
+EVERY = frozenset(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """Of the living instance number `victim`, modulo their count."""
+
+    at_ns: int
+    victim: int
+    unnoticed_ns: int
+    absent_ns: int
+    for_good: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Spell:
+    """`victim` is slow, late or stands still for so long; `by`: nanoseconds, or how many times."""
+
+    at_ns: int
+    victim: int
+    for_ns: int
+    by: int
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A process that wants so many thousandths of all pages and of all host slabs, and leaves after `for_ns`."""
+
+    at_ns: int
+    for_ns: int
+    pages: int
+    slabs: int
+    refuses: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All that goes wrong in a run."""
+
+    kinds: frozenset[Kind] = frozenset()
+    crashes: tuple[Crash, ...] = ()
+    pauses: tuple[Spell, ...] = ()
+    delays: tuple[Spell, ...] = ()
+    slow: tuple[Spell, ...] = ()
+    neighbours: tuple[Neighbour, ...] = ()
+    parted: bool = False
+    commands_twice: bool = False
+    unreadable_share: float = 0.0
+    failing_share: float = 0.0
+    leaving_share: float = 0.0
+    removals: int = 0
+
+    def __str__(self) -> str:
+        return ", ".join(sorted(self.kinds)) or "nothing"
+
+
+NOTHING = Plan()
+
+
+def kinds_of(names: Collection[str]) -> frozenset[Kind]:
+    """Raises UserError."""
+    for name in names:
+        if name not in set(Kind):
+            raise UserError(f"--fault: there is no '{name}'; there are {', '.join(Kind)}")
+    return frozenset(Kind(name) for name in names)
+
+
+def draw_plan(seed: int, kinds: frozenset[Kind], span_ns: int) -> Plan:
+    """For a run whose requests come within `span_ns`. About half of the `kinds` happen, and one at least."""
+    chance = Stream(seed, "faults", "kinds")
+    likely = {kind: chance.bits64() for kind in Kind}
+    drawn = {kind for kind in kinds if likely[kind] % 2}
+    happen = frozenset(drawn or {max(kinds, key=lambda kind: (likely[kind], kind))})
+    draws = {kind: Stream(seed, "faults", kind) for kind in Kind}
+
+    def share(kind: Kind, most: float) -> float:
+        return draws[kind].uniform() * most if kind in happen else 0.0
+
+    return Plan(
+        kinds=happen,
+        crashes=_crashes(draws[Kind.CRASH], span_ns) if Kind.CRASH in happen else (),
+        pauses=_spells(draws[Kind.PAUSE], span_ns, most=4, by=1) if Kind.PAUSE in happen else (),
+        delays=_spells(draws[Kind.DELAY], span_ns, most=8, by=60 * NS_PER_MS) if Kind.DELAY in happen else (),
+        slow=_spells(draws[Kind.SLOW], span_ns, most=6, by=300) if Kind.SLOW in happen else (),
+        neighbours=_neighbours(draws[Kind.MEMORY], span_ns) if Kind.MEMORY in happen else (),
+        parted=Kind.REORDER in happen,
+        commands_twice=Kind.TWICE in happen,
+        unreadable_share=share(Kind.IMAGE, 0.2),
+        failing_share=share(Kind.STEP, 0.05),
+        leaving_share=share(Kind.LEAVE, 1.0),
+        removals=1 + draws[Kind.REMOVE].below(4) if Kind.REMOVE in happen else 0,
+    )
+
+
+def _crashes(draw: Stream, span_ns: int) -> tuple[Crash, ...]:
+    """Now and then one after the other, as soon as an instance is back."""
+    hurried = draw.below(4) == 0
+    return tuple(
+        Crash(
+            at_ns=draw.below(span_ns),
+            victim=draw.below(1 << 16),
+            unnoticed_ns=draw.below(NS_PER_MS if hurried else 1 + draw.below(80 * NS_PER_MS)),
+            absent_ns=draw.below(NS_PER_MS if hurried else 60 * NS_PER_MS),
+            for_good=draw.below(12) == 0,
+        )
+        for _ in range(1 + draw.below(12 if hurried else 5))
+    )
+
+
+def _spells(draw: Stream, span_ns: int, *, most: int, by: int) -> tuple[Spell, ...]:
+    return tuple(
+        Spell(
+            at_ns=draw.below(span_ns),
+            victim=draw.below(1 << 16),
+            for_ns=1 + draw.below(100 * NS_PER_MS),
+            by=1 + draw.below(by),
+        )
+        for _ in range(1 + draw.below(most))
+    )
+
+
+def _neighbours(draw: Stream, span_ns: int) -> tuple[Neighbour, ...]:
+    return tuple(
+        Neighbour(
+            at_ns=draw.below(span_ns),
+            for_ns=1 + draw.below(200 * NS_PER_MS),
+            pages=draw.below(1000),
+            slabs=draw.below(1000),
+            refuses=draw.below(2) == 0,
+        )
+        for _ in range(1 + draw.below(3))
+    )

@@ -1,0 +1,54 @@
+"""Plays faulty seeds: each either keeps every law, or is named with the command that plays it again."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from aegis.sim.faults.markets import faulty_of
+from aegis.sim.faults.plan import EVERY, Kind
+from aegis.sim.faults.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A seed that broke a law. `events` are what happened last."""
+
+    seed: int
+    setup: str
+    faults: str
+    problem: str
+    events: tuple[str, ...]
+
+
+def play(seed: int, kinds: frozenset[Kind] = EVERY) -> World:
+    """Raises what the core, or the law, that fails raises."""
+    world = World(faulty_of(seed, kinds)[1], seed)
+    _run(world)
+    return world
+
+
+def broken(seeds: Iterable[int], kinds: frozenset[Kind] = EVERY, *, events: int = 0) -> list[Broken]:
+    """Those of the seeds that broke a law."""
+    return [found for seed in seeds if (found := _broken(seed, kinds, events))]
+
+
+def _run(world: World) -> None:
+    world.run()
+    world.check_end()
+
+
+def _broken(seed: int, kinds: frozenset[Kind], events: int) -> Broken | None:
+    setup, scenario = faulty_of(seed, kinds)
+    world = World(scenario, seed)
+    try:
+        _run(world)
+    except Exception as error:  # noqa: BLE001  # whatever is raised by a core under test is what is looked for
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        problem = (f"{type(error).__name__}: {error}".splitlines() or [""])[0][:300]
+        where = f"{Path(at.filename).parent.name}/{Path(at.filename).name}:{at.lineno}"
+        last = tuple(world.log[-events:]) if events else ()
+        return Broken(seed, str(setup), str(scenario.plan), f"{where} {problem}", last)
+    return None

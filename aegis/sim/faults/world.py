@@ -1,0 +1,427 @@
+"""A small world for the cores: the real session, prefill, decode, lease, arbiter and cache cores, played from one seed.
+
+Durations, arrivals, cancellations, deaths and removals of models are drawn by chance, further faults are planned
+(`aegis.sim.faults.plan`); instances are `aegis.sim.faults.node`s.
+
+The proxy and the node are one sender, as they are in one process, or two: then what they tell an instance comes in any
+order, as does what it tells them, and the proxy learns later than the node what instances and models there are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import partial
+
+from aegis.core.effects import StreamName
+from aegis.core.estimators import Hardware
+from aegis.core.ids import InstanceId, RequestId
+from aegis.core.messages import (
+    ForgetPeer,
+    FromInstance,
+    GaveBack,
+    GrantSlabs,
+    ImageEvicted,
+    ImageUnreadable,
+    ModelAdded,
+    ModelDropped,
+    ModelFailed,
+    NeedPages,
+    NeedSlabs,
+    PeerForgotten,
+    ReturnSlabs,
+    ToInstance,
+)
+from aegis.core.request import Job, Sampling
+from aegis.core.role import Role
+from aegis.sim.faults.disturbances import Disturbances
+from aegis.sim.faults.ground import Action, Ground
+from aegis.sim.faults.laws import check_end
+from aegis.sim.faults.models import Models
+from aegis.sim.faults.neighbour import Neighbour
+from aegis.sim.faults.node import Node
+from aegis.sim.faults.pretended import END_TOKEN, PAGE
+from aegis.sim.faults.scenario import Scenario
+from decode.core import DecodeCore
+from decode.sequences import Counters
+from memory.arbiter import ArbiterEffect, PageArbiter, Settled, WipeLost
+from memory.budget import Budget
+from memory.leases import Grants, SlabLeases
+from memory.ledger import Ledger
+from memory.pages import Runs
+from prefill.core import PrefillCore
+from proxy.events import (
+    Arrived,
+    ClientLeft,
+    Deliver,
+    Ended,
+    Event,
+    Heard,
+    InstanceDown,
+    InstanceUp,
+    To,
+)
+from proxy.sessions import SessionCore
+
+ForTheNode = (
+    NeedSlabs
+    | ReturnSlabs
+    | PeerForgotten
+    | NeedPages
+    | GaveBack
+    | ModelAdded
+    | ModelFailed
+    | ModelDropped
+    | ImageEvicted
+    | ImageUnreadable
+)
+"""The rest is for the proxy."""
+
+
+def _nothing() -> None:
+    pass
+
+
+def _role(instance: InstanceId) -> Role:
+    return Role(instance.partition("-")[0])
+
+
+class World:
+    """`run` plays a scenario to its end and checks every law after every event."""
+
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        self.scenario = scenario
+        plan = scenario.plan
+        self.delivered: defaultdict[RequestId, list[int]] = defaultdict(list)
+        self.ended: dict[RequestId, Ended] = {}
+        self.jobs: dict[RequestId, Job] = {}
+        self.nodes: dict[InstanceId, Node] = {}
+        self.lost: list[Node] = []
+        self.settled: dict[int, Settled] = {}
+        self.hopeless = False  # nobody is left of some role
+        self.ground = Ground(
+            seed,
+            jitter_ns=scenario.jitter_ns,
+            failing_share=max(scenario.failing_share, plan.failing_share),
+            unreadable_share=plan.unreadable_share,
+        )
+        self._next_word = 0
+        self._known: dict[InstanceId, Node] = {}  # to the proxy
+        self.neighbours: dict[InstanceId, Neighbour] = {}
+        counts = {Role.PREFILL: scenario.prefills, Role.DECODE: scenario.decodes, Role.MIXED: scenario.mixed}
+        self._expected = [InstanceId(f"{role}-{i}") for role, count in counts.items() for i in range(count)]
+        self._budget = Budget(
+            pages=scenario.pages,
+            page_bytes=PAGE,
+            slab_bytes=PAGE,
+            host_slabs=scenario.host_slabs,
+            instances=len(self._expected),
+        )
+        self._roles = {_role(name) for name in self._expected}
+        policy = scenario.policy
+        self.session = SessionCore(scenario.prefill, policy, Hardware(), max_batch=policy.rules.max_batch)
+        self.leases = SlabLeases(scenario.host_slabs)
+        self.arbiter = PageArbiter(
+            scenario.pages, idle_ns=scenario.idle_ns, patience_ns=scenario.patience_ns, quantum=1
+        )
+        self.models = Models(self, self.ground, self._budget, extents=scenario.cache_extents, parted=plan.parted)
+        for spec in scenario.specs:
+            limit = self._budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
+            assert limit >= scenario.prompt_max + scenario.output_max, f"{spec.model} holds {limit} tokens only"
+            self.models.register(spec)
+        for name in self._expected:
+            self._bring_up(name)
+
+    @property
+    def log(self) -> list[str]:
+        return self.ground.log
+
+    @property
+    def readded(self) -> int:
+        return self.models.readded
+
+    def run(self) -> None:
+        scenario, ground = self.scenario, self.ground
+        draw, at_ns = ground.draw, 0
+        for index in range(scenario.requests):
+            at_ns += draw.below(scenario.gap_ns)
+            ground.after(at_ns, self._arrival(RequestId(index + 1)))
+        for _ in range(scenario.deaths):
+            ground.after(draw.below(at_ns + 50_000_000), self._death)
+        for _ in range(scenario.removals + scenario.plan.removals):
+            ground.after(draw.below(at_ns + 50_000_000), self.models.remove)
+        for index in range(scenario.moves):
+            ground.after(draw.below(at_ns + 50_000_000), self._move(index))
+        Disturbances(self).plan()
+        ground.run()
+        for _ in range(3):  # what is idle gives everything back
+            self._look()
+            ground.after(scenario.idle_ns, self._look)
+            ground.run()
+
+    def check_end(self) -> None:
+        """Everyone was answered, undisturbed, and everything is free again."""
+        check_end(self)
+
+    def decode_counters(self) -> list[Counters]:
+        """Of all decode instances there ever were."""
+        return [node.core.counters for node in [*self.lost, *self.nodes.values()] if isinstance(node.core, DecodeCore)]
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def _arrival(self, request: RequestId) -> Action:
+        draw, scenario = self.ground.draw, self.scenario
+        spec = scenario.specs[draw.below(len(scenario.specs))]
+        prompt = tuple(draw.below(50) for _ in range(1 + draw.below(scenario.prompt_max)))
+        sampling = Sampling(max_tokens=1 + draw.below(scenario.output_max), stop_token_ids=(END_TOKEN,))
+        leaves = draw.uniform() < max(scenario.cancel_share, scenario.plan.leaving_share)
+        delay_ns = draw.below(100_000_000)
+        most = scenario.priority_max
+        priority = draw.below(2 * most + 1) - most if most else 0
+
+        def arrive() -> None:
+            if spec.model not in self.models.specs or self.hopeless:
+                return  # refused at the door
+            job = Job(request, 1, spec.model, prompt, sampling, self.ground.now_ns, priority=priority)
+            self.jobs[request] = job
+            self.models.use(spec.model)
+            self.tell(Arrived(job))
+            if leaves:
+                self.ground.after(delay_ns, lambda: self.tell(ClientLeft(request)))
+
+        return arrive
+
+    # --- instances come and go ----------------------------------------------------------------------------------------
+
+    def up(self) -> list[InstanceId]:
+        """As the node knows."""
+        return sorted(self.nodes)
+
+    def _death(self) -> None:
+        """Noticed at once."""
+        if self.nodes:
+            name = self.up()[self.ground.draw.below(len(self.nodes))]
+            self.crash(name, unnoticed_ns=0, absent_ns=self.ground.draw.below(20_000_000), for_good=False)
+
+    def crash(self, instance: InstanceId, *, unnoticed_ns: int, absent_ns: int, for_good: bool) -> None:
+        node = self.nodes[instance]
+        if not node.alive:
+            return
+        self.ground.note(f"{instance} dies")
+        node.alive = False
+        notice = partial(self._notice, node, absent_ns, for_good)
+        if unnoticed_ns:
+            self.ground.after(unnoticed_ns, notice)
+        else:
+            notice()
+
+    def _notice(self, node: Node, absent_ns: int, for_good: bool) -> None:
+        """What it said before and has not been heard is not heard any more."""
+        instance = node.instance
+        self.ground.note(f"{instance} is lost")
+        del self.nodes[instance]
+        self.lost.append(node)
+        for word in node.words.values():
+            self.ground.poison(word)
+        asked = self.part(instance)
+        self._forget_peers(asked, InstanceDown(instance))
+        self.models.lost(instance)
+        self._moved()
+        if for_good:
+            self.ground.after(absent_ns, lambda: self._give_up(instance))
+        else:
+            self.ground.after(absent_ns, lambda: self._bring_up(instance))
+
+    def part(self, instance: InstanceId) -> Grants:
+        """All memory that it had is somebody else's. Whom to ask to forget it."""
+        grants = self.leases.lost(instance)
+        asked: Grants = [grant for grant in grants if isinstance(grant[1], ForgetPeer)]
+        self._grant([grant for grant in grants if not isinstance(grant[1], ForgetPeer)])
+        self._arbitrate(self.arbiter.lost(instance))
+        return asked
+
+    def _forget_peers(self, asked: Grants, down: InstanceDown) -> None:
+        """The proxy passes it on: what it has sent of the peer's KV arrives before."""
+        if not self.scenario.plan.parted:
+            self._grant(asked)
+            self.inform(down)
+            return
+
+        passed_on = [(self.nodes.get(other), other, message) for other, message in asked]
+
+        def pass_on() -> None:
+            for node, other, message in passed_on:
+                if node:
+                    self._send("proxy", node, message)
+                else:
+                    self.post(other, message)
+
+        self.inform(down, pass_on)
+
+    def _give_up(self, instance: InstanceId) -> None:
+        """It does not come up any more. Where nobody is left of its role, nobody is served."""
+        self._expected.remove(instance)
+        self.inform(InstanceDown(instance, for_good=True), self._abandon)
+
+    def _abandon(self) -> None:
+        if {_role(name) for name in self._expected} != self._roles:
+            self.hopeless = True
+            for request in list(self.session.states()):
+                self.tell(ClientLeft(request))
+
+    def _bring_up(self, instance: InstanceId) -> None:
+        words = {name: self._next_word + i for i, name in enumerate(StreamName)}
+        self._next_word += len(words)
+        ledger = Ledger(self._budget, words, address_pages=1 << 20)
+        core: PrefillCore | DecodeCore
+        if instance.startswith("prefill"):
+            core = self.scenario.prefill_core(instance, ledger, self.scenario.order)
+        else:
+            core = self.scenario.decode_core(instance, ledger, self.scenario.policy, Hardware())
+        self.nodes[instance] = Node(self.ground, instance, core, words, hear=self._say, moved=self._moved)
+        self.leases.join(instance)
+        self.arbiter.join(instance)
+        self.models.join(instance)
+
+    def _moved(self) -> None:
+        for _, node in sorted(self.nodes.items()):
+            node.pump()
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def post(self, instance: InstanceId, message: ToInstance) -> None:
+        """To an instance, or to a neighbour; from the node."""
+        if neighbour := self.neighbours.get(instance):
+            self.ground.send(f"to {instance}", lambda: neighbour.told(message))
+        elif node := self.nodes.get(instance):
+            self._send("node", node, message)
+
+    def inform(self, event: Event, after: Action = _nothing) -> None:
+        """The proxy, of something the node knows; then it does something else."""
+        node = self.nodes.get(event.instance) if isinstance(event, InstanceUp) else None
+
+        def told() -> None:
+            if isinstance(event, InstanceUp) and node:
+                self._known[event.instance] = node
+            elif isinstance(event, InstanceDown):
+                self._known.pop(event.instance, None)
+            self.tell(event)
+            after()
+
+        if self.scenario.plan.parted:
+            self.ground.send("node to proxy", told)
+        else:
+            told()
+
+    def tell(self, event: Event) -> None:
+        """The session core, and does what it asks for."""
+        for effect in self.session.on(event, self.ground.now_ns):
+            match effect:
+                case To(instance, message):
+                    self._send("proxy", self._known[instance], message)
+                case Deliver(request, first, tokens):
+                    assert request not in self.ended, f"{request} has ended, and more is delivered"
+                    assert first == len(self.delivered[request]), f"tokens of {request} are lost, or come twice"
+                    self.delivered[request] += [token.id for token in tokens]
+                case Ended():
+                    assert effect.request not in self.ended, f"{effect.request} ends twice"
+                    self.ended[effect.request] = effect
+
+    def _send(self, sender: str, node: Node, message: ToInstance) -> None:
+        """To this process: what comes after its end is lost."""
+        link = f"{sender} to {node.instance}" if self.scenario.plan.parted else f"to {node.instance}"
+        self.ground.send(link, lambda: node.receive(message))
+
+    def _say(self, node: Node, message: FromInstance) -> None:
+        to_node = isinstance(message, ForTheNode)
+        link = f"from {node.instance}"
+        if self.scenario.plan.parted:
+            link += " to node" if to_node else " to proxy"
+
+        def arrive() -> None:
+            known = self.nodes if to_node else self._known
+            if known.get(node.instance) is not node:
+                return
+            if to_node:
+                self.hear(node.instance, message)
+            else:
+                self._look()
+                self.tell(Heard(node.instance, message))
+
+        self.ground.send(link, arrive)
+
+    def hear(self, instance: InstanceId, message: FromInstance) -> None:
+        """The node does."""
+        self._look()
+        match message:
+            case NeedSlabs(count):
+                self._grant(self.leases.ask(instance, count))
+            case ReturnSlabs(slabs):
+                self._grant(self.leases.give_back(instance, slabs))
+            case PeerForgotten(peer):
+                self._grant(self.leases.forgotten(instance, peer))
+            case NeedPages():
+                self._arbitrate(self.arbiter.ask(instance, message))
+            case GaveBack():
+                self._arbitrate(self.arbiter.gave_back(instance, message))
+            case ModelAdded(model):
+                self.models.added(instance, model)
+            case ModelDropped(model):
+                self.models.dropped(instance, model)
+            case ImageEvicted(model):
+                self.models.evicted(instance, model)
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    def _grant(self, grants: Grants) -> None:
+        self.leases.check()
+        for instance, message in grants:
+            if isinstance(message, GrantSlabs):
+                self.ground.lease(message.slabs)
+            self.post(instance, message)
+
+    def _arbitrate(self, effects: list[ArbiterEffect]) -> None:
+        self.arbiter.check()
+        for effect in effects:
+            match effect:
+                case WipeLost(key, runs):
+                    self.ground.after(1_000_000, partial(self._wiped, key, runs))
+                case Settled(command):
+                    assert command not in self.settled
+                    self.settled[command] = effect
+                case (instance, message):
+                    self.post(instance, message)
+
+    def _wiped(self, key: str, runs: Runs) -> None:
+        for page in (page for run in runs for page in range(run.start, run.stop)):
+            self.ground.pages.pop(page, None)
+            self.ground.dirty.discard(page)
+        self._arbitrate(self.arbiter.wiped(key))
+
+    def _look(self) -> None:
+        """Who is idle; as telemetry would tell."""
+        now_ns = self.ground.now_ns
+        for name, node in self.nodes.items():
+            self.arbiter.seen(name, busy=node.core.queued + node.core.running > 0, now_ns=now_ns)
+        effects = self.arbiter.tick(now_ns)
+        if effects:
+            self._arbitrate(effects)
+
+    def _move(self, command: int) -> Action:
+        """Somebody moves the limit of an instance while it serves, or trims it."""
+        draw, scenario = self.ground.draw, self.scenario
+        most = max(self._budget.least_pages(spec.manifest.image_bytes) for spec in scenario.specs)
+
+        def move() -> None:
+            commands = [command, scenario.moves + command][: 1 + scenario.plan.commands_twice]
+            name = self.up()[draw.below(len(self.nodes))] if self.nodes else None
+            if name is None:
+                self.settled.update({command: Settled(command, 0) for command in commands})
+            elif draw.uniform() < 0.3:
+                for each in commands:
+                    self._arbitrate(self.arbiter.trim(name, command=each))
+            else:
+                pages, patience_ns = most + draw.below(scenario.pages - most + 1), draw.below(60_000_000)
+                for each in commands:
+                    self._arbitrate(self.arbiter.set_limit(name, pages, command=each, patience_ns=patience_ns))
+
+        return move

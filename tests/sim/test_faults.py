@@ -1,0 +1,157 @@
+"""Seeds of faulty markets keep every law, and break one as soon as the code is broken; `make test-faults-sim` plays
+many more of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aegis.core.effects import Send
+from aegis.core.messages import KvReleased
+from aegis.sim.faults import play
+from aegis.sim.faults.markets import faulty_of
+from aegis.sim.faults.plan import EVERY, Kind
+from aegis.sim.faults.world import World
+from decode.core import DecodeCore
+from decode.sequences import KvStore
+from memory.balloon import Balloon
+from memory.leases import SlabLeases
+from memory.ledger import Ledger
+from memory.slabs import SlabPool
+from prefill.core import PrefillCore
+from proxy.sessions import SessionCore
+
+CHUNK = 25
+FEW = 120
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.mark.parametrize("first", range(0, 150, CHUNK))
+def test_no_seed_breaks_a_law(first: int) -> None:
+    assert play.broken(range(first, first + CHUNK)) == []
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_each_kind_alone_breaks_no_law(kind: Kind) -> None:
+    assert play.broken(range(6), frozenset({kind})) == []
+
+
+def test_a_seed_is_played_again_to_the_byte() -> None:
+    for seed in range(4):
+        assert play.play(seed).log == play.play(seed).log
+
+
+def test_faults_of_every_kind_happen() -> None:
+    plans = [faulty_of(seed, EVERY)[1].plan for seed in range(40)]
+    assert {kind for plan in plans for kind in plan.kinds} == EVERY
+    for number in range(8):
+        some, every = (faulty_of(number, kinds)[1].plan for kinds in (frozenset({Kind.CRASH}), EVERY))
+        assert some.kinds == {Kind.CRASH} and (Kind.CRASH not in every.kinds or some.crashes == every.crashes)
+
+
+def test_what_happened_last_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrefillCore, "_release", lambda self, key: None)
+    found = play.broken(range(8), events=5)
+    assert found and all(len(one.events) == 5 for one in found)
+    assert found == play.broken(range(8), events=5)
+
+
+def _skips(owner: type, name: str, answer: Any = None) -> Patch:
+    return lambda patch: patch.setattr(owner, name, lambda self, *_, **__: answer)
+
+
+def _doubles(owner: type, name: str) -> Patch:
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        once = getattr(owner, name)
+
+        def twice(self: Any, *arguments: Any) -> Any:
+            once(self, *arguments)
+            return once(self, *arguments)
+
+        patch.setattr(owner, name, twice)
+
+    return apply
+
+
+def _deaf_to_attempts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SessionCore, "_current", lambda self, request, attempt: self._sessions.get(request))
+
+
+def _silent_about_kv(patch: pytest.MonkeyPatch) -> None:
+    on = DecodeCore.on
+
+    def mute(self: DecodeCore, *arguments: Any) -> Any:
+        effects = on(self, *arguments)
+        return [each for each in effects if not (isinstance(each, Send) and isinstance(each.message, KvReleased))]
+
+    patch.setattr(DecodeCore, "on", mute)
+
+
+def _too_early(patch: pytest.MonkeyPatch) -> None:
+    """Blocks that a transfer still touches are handed out."""
+    patch.setattr(SlabPool, "free_after", lambda self, shape, blocks, event: self.free(shape, blocks))
+
+
+def _orphans_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Slabs of a lost instance are leased anew, whoever reads from them."""
+    lost = SlabLeases.lost
+
+    def forget(self: SlabLeases, instance: Any) -> Any:
+        lost(self, instance)
+        self._orphans[instance].answers.clear() if instance in self._orphans else None
+        return self._settle()
+
+    patch.setattr(SlabLeases, "lost", forget)
+
+
+def _images_too_early(patch: pytest.MonkeyPatch) -> None:
+    let_go = Ledger._let_images_go
+
+    def at_once(self: Ledger) -> None:
+        loading, self.weights._loading = self.weights._loading, {}
+        let_go(self)
+        self.weights._loading = loading
+
+    patch.setattr(Ledger, "_let_images_go", at_once)
+
+
+def _unwiped(patch: pytest.MonkeyPatch) -> None:
+    leave = Balloon._leave
+    patch.setattr(Balloon, "_leave", lambda self, ticket, clean, dirty: leave(self, ticket, clean + dirty, ()))
+
+
+def _peers_asked_by_the_node(patch: pytest.MonkeyPatch) -> None:
+    """They may learn of a loss before what the proxy sent of the lost one's KV."""
+
+    def direct(self: World, asked: Any, down: Any) -> None:
+        self._grant(asked)
+        self.inform(down)
+
+    patch.setattr(World, "_forget_peers", direct)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(_skips(PrefillCore, "_release"), id="handed KV is not freed"),
+        pytest.param(_silent_about_kv, id="adopted KV is not released"),
+        pytest.param(_skips(SessionCore, "_release"), id="releases are not passed on"),
+        pytest.param(_doubles(SessionCore, "_deliver"), id="tokens are delivered twice"),
+        pytest.param(_deaf_to_attempts, id="attempts are not told apart"),
+        pytest.param(_skips(SessionCore, "_down"), id="lost requests are not replayed"),
+        pytest.param(_skips(DecodeCore, "_forget"), id="peers are not forgotten"),
+        pytest.param(_skips(KvStore, "reads_from", False), id="peers are forgotten too early"),
+        pytest.param(_orphans_at_once, id="orphaned slabs are leased at once"),
+        pytest.param(_too_early, id="blocks are freed under a transfer"),
+        pytest.param(_unwiped, id="pages are not wiped"),
+        pytest.param(_skips(Ledger, "_let_images_go"), id="images are not let go of"),
+        pytest.param(_images_too_early, id="images are let go of too early"),
+        pytest.param(_peers_asked_by_the_node, id="peers are asked past the proxy"),
+    ],
+)
+def test_broken_code_is_found(spoil: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch)
+    assert any(play.broken([seed]) for seed in range(FEW))
