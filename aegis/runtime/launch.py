@@ -167,7 +167,7 @@ async def _bring_up(market: LiveMarket, proxies: Proxies, sources: list[Source],
             async with asyncio.timeout(_START_S):
                 while not market.desk.is_ready()[0]:
                     if not market.desk.is_healthy()[0]:
-                        raise UserError(f"a part of it {market.desk.is_healthy()[1]}")
+                        raise UserError(f"a part of the server {market.desk.is_healthy()[1]}")
                     await asyncio.sleep(0.02)
         except TimeoutError:
             raise UserError(f"after {_START_S:.0f} s still {market.desk.is_ready()[1]}; see the log above") from None
