@@ -111,13 +111,16 @@ class _LoopSocket:
         self.socket.set_hwm(0)
         self._perhaps_readable = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self.socket.fileno(), self._perhaps_readable.set)
+        self._listened_to = False
 
     def send(self, parts: Sequence[bytes]) -> None:
         self.socket.send_multipart(parts, zmq.NOBLOCK)
         self._perhaps_readable.set()
 
     async def receive(self) -> list[bytes]:
+        if not self._listened_to:  # before, a readable descriptor would only keep the loop awake
+            self._loop.add_reader(self.socket.fileno(), self._perhaps_readable.set)
+            self._listened_to = True
         while True:
             self._perhaps_readable.clear()
             try:

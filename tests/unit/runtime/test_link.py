@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -87,3 +88,28 @@ def test_a_lost_proxy_is_neither_heard_nor_told(tmp_path: Path) -> None:
         assert await hubs[None].receive() == (WHO, [NeedSlabs(2)])
 
     connected(tmp_path, work)
+
+
+class _Counted(selectors.DefaultSelector):
+    looks = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.looks += 1
+        return super().select(timeout)
+
+
+def test_what_nobody_listens_to_leaves_the_loop_asleep(tmp_path: Path) -> None:
+    selector = _Counted()
+
+    async def idle() -> None:
+        hub: Hub[Said] = Hub(f"ipc://{tmp_path}/node", Said)
+        link = InstanceLink(hub.address, WHO)
+        link.send([NeedSlabs(1)])
+        await asyncio.sleep(0.2)
+        assert selector.looks < 100
+        assert await hub.receive() == (WHO, [NeedSlabs(1)])
+        link.close()
+        hub.close()
+
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
+        runner.run(idle())
