@@ -188,7 +188,7 @@ class RoomMaker:
             if sequence.where is Where.HOST:
                 needed = sequence.blocks_now() + LOOKAHEAD_BLOCKS
                 if self._ledger.device.room(sequence.shape) >= needed:
-                    self._kv.bring_in(sequence)
+                    self._kv.bring_in(sequence, ahead=True)
 
     def _make(self, sequence: Sequence, blocks: int) -> bool:
         """Whether the device now has `blocks` for the sequence, or else will have once something has left."""
