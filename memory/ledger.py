@@ -137,9 +137,16 @@ class Ledger:
                 self._let_images_go()
 
     def copy_in(
-        self, shape: KvShape, host: Sequence[BlockRun], device: Sequence[BlockRun], after: EventHandle, *, ahead: bool
+        self,
+        shape: KvShape,
+        host: Sequence[BlockRun],
+        device: Sequence[BlockRun],
+        after: EventHandle,
+        *,
+        ahead: bool = False,
     ) -> EventHandle:
-        """Host to device; rule 2: `after` is the last transfer of the host blocks."""
+        """Host to device, perhaps `ahead` of a turn that waits for it; rule 2: `after` is the last transfer of the host
+        blocks."""
         return self._copy(StreamName.SWAP_IN, shape, host, device, after, ahead=ahead)
 
     def copy_out(self, shape: KvShape, device: Sequence[BlockRun], host: Sequence[BlockRun]) -> EventHandle:

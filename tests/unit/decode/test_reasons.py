@@ -104,9 +104,9 @@ def of_kind(driven: Driven[DecodeCore], kind: DecisionKind) -> list[Decision]:
 
 
 def crowded(pages: int, *specs: ModelSpec, slabs: int | None = 64, explains: bool = True) -> Driven[DecodeCore]:
-    """A turn is over after each step; a request of each model, and turns of all of them."""
+    """A turn is over after each step; a request of each model, and turns of all of them. Model D is known, too."""
     core = DecodeCore(ME, ledger(pages), WeightedRoundRobin(q_max_ns=1), Hardware(), explains=explains)
-    driven = Driven(core, specs, slabs=slabs)
+    driven = Driven(core, (*specs, D), slabs=slabs)
     for number, spec in enumerate(specs, start=1):
         take(driven, number, spec)
         settle(driven)
