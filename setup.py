@@ -9,6 +9,7 @@ from setuptools import setup
 
 COMPILED = (
     "aegis/core/block_runs.py",
+    "aegis/core/copy_order.py",
     "aegis/core/estimators.py",
     "aegis/core/lifecycle.py",
     "aegis/core/switching.py",

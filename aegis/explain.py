@@ -38,7 +38,7 @@ def explain(
     json: Annotated[bool, typer.Option("--json", help="As JSON, one decision a line, times in nanoseconds.")] = False,
     url: Annotated[str | None, typer.Option("--url", metavar="URL", help="[default: http://127.0.0.1:8000]")] = None,
 ) -> int:
-    """Say why: which request went where, who had the turn, who was prefilled next.
+    """Say why: which request went where, who had the turn, who was prefilled next, what was evicted, who was refused.
 
     Each line has the slack, the cost and the alternative that lost. A server remembers its last decisions
     (`telemetry.decisions`); the first column is seconds of its clock, or of the simulation. docs/explain.md has more.

@@ -75,6 +75,7 @@ class Recipe:
     link_bytes_per_s: int | None = None
     host_bytes_per_s: int | None = None
     switch_ns: int | None = None
+    equal_copies: bool = False  # a simulated link is shared by all its copies alike, whatever they are for
     give_up_ns: int | None = None  # a request without a token after so long fails when the next one arrives
 
     def roles_of(self, asked: Roles | None, *, counted: bool) -> Roles:
@@ -108,6 +109,7 @@ def _as_published(known: Recipe) -> Recipe:
         link_bytes_per_s=_PUBLISHED_BYTES_PER_S,
         host_bytes_per_s=0,
         switch_ns=0,
+        equal_copies=True,
         give_up_ns=15 * NS_PER_S,
     )
 

@@ -22,6 +22,7 @@ class Planned:
     input_tokens: int
     output_tokens: int
     text: str | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,5 +76,15 @@ class Outcome:
 
 def digest(plan: Sequence[Planned]) -> str:
     """The same for runs that send the same requests at the same times to the same models."""
-    rows = [(each.at_ns, each.model, each.input_tokens, each.output_tokens, each.text) for each in plan]
+    rows = [
+        (
+            each.at_ns,
+            each.model,
+            each.input_tokens,
+            each.output_tokens,
+            each.text,
+            *([each.priority] * bool(each.priority)),
+        )
+        for each in plan
+    ]
     return blake2b(msgspec.json.encode(rows), digest_size=16).hexdigest()

@@ -94,6 +94,8 @@ class Wording:
             "stream_options": {"include_usage": True},
         }
         fields |= {"messages": [{"role": "user", "content": prompt}]} if self.chat else {"prompt": prompt}
+        if planned.priority:
+            fields["priority"] = planned.priority
         if self.ignore_eos:
             fields["ignore_eos"] = True
         if planned.model in self.returning:

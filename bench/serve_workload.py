@@ -40,7 +40,9 @@ def plan_for(settings: Settings, asked: Asked, served: Sequence[Card]) -> list[P
         model = names[ModelId(each.model)] if each.model else served[index % len(served)].model
         match each:
             case Arrival():
-                planned.append(Planned(each.at_ns, model, each.input_tokens, each.output_tokens))
+                planned.append(
+                    Planned(each.at_ns, model, each.input_tokens, each.output_tokens, priority=each.priority)
+                )
             case Sample():
                 planned.append(Planned(at_ns, model, each.input_tokens, each.output_tokens, each.text))
     return planned

@@ -72,6 +72,7 @@ from aegis.core.views import BatchView, RoundPolicy
 from decode.chunks import chunk_stop
 from decode.reasons import TurnReasons
 from decode.room import RoomMaker
+from decode.room_reasons import RoomReasons
 from decode.sequences import Counters, KvStore, Room, Sequence, Where
 from decode.worklist import Batch, RunningTurn, WorkList
 from memory.ledger import Ledger
@@ -96,7 +97,7 @@ class DecodeCore:
         explains: bool = False,
     ) -> None:
         """Where it `explains`, there is a `Decision` among the effects for each turn that is given, where there was a
-        choice."""
+        choice, for what leaves the device, and for each request that is given up."""
         self.instance = instance
         self.ledger = ledger
         self.active: ModelId | None = None
@@ -112,10 +113,13 @@ class DecodeCore:
         self._prefill: RunPrefill | None = None  # the run under way, or about to begin, where it is one
         self._out: list[Effect] = []
         self._kv = KvStore(ledger, self.counters, self._send)
-        self._room = RoomMaker(ledger, self._kv, self._work, self.counters, self._give_up)
+        self._room_reasons = RoomReasons(instance, self._work, self._latency) if explains else None
+        self._room = RoomMaker(ledger, self._kv, self._work, self.counters, self._give_up, self._room_reasons)
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
         """Takes one event; returns what to do, in order."""
+        if self._room_reasons:
+            self._room_reasons.now_ns = now_ns
         match event:
             case Stepped():
                 self._stepped(event)
@@ -291,7 +295,9 @@ class DecodeCore:
         for sequence in [s for s in self._by_request.values() if s.job.model == event.model]:
             self._break(sequence, event.reason)
 
-    def _give_up(self, sequence: Sequence) -> None:
+    def _give_up(self, sequence: Sequence, because: str) -> None:
+        if self._room_reasons:
+            self._out.append(self._room_reasons.gave_up(sequence, because))
         self._leave(sequence)
         self._send(GaveUp(sequence.job.request, sequence.job.attempt))
 
@@ -360,7 +366,7 @@ class DecodeCore:
         if not self._work.rules.keeps_kv:
             for sequence in [s for s in batch.sequences if s.where is not Where.NOWHERE]:
                 self.counters.given_up += 1
-                self._give_up(sequence)
+                self._give_up(sequence, "its turn is over, and no KV is kept over a switch")
 
     def _view(self, batch: Batch, now_ns: int) -> BatchView:
         latency, slo, weights = self._latency[batch.model], self.ledger.specs[batch.model].slo, self.ledger.weights

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 from aegis.core.ids import ModelId
 from aegis.core.messages import TakeBack
+from decode.room_reasons import RoomReasons
 from decode.sequences import Counters, KvStore, Room, Sequence, Where
 from decode.worklist import AHEAD_BLOCKS, LOOKAHEAD_BLOCKS, Batch, RunningTurn, WorkList
 from memory.balloon import Wish
@@ -21,16 +22,23 @@ from memory.pages import NoPages
 
 
 class RoomMaker:
-    """`give_up` ends a sequence whose KV has no place anywhere."""
+    """`give_up` ends a sequence whose KV has no place anywhere. Where there are `reasons`, what leaves is explained."""
 
     def __init__(
-        self, ledger: Ledger, kv: KvStore, work: WorkList, counters: Counters, give_up: Callable[[Sequence], None]
+        self,
+        ledger: Ledger,
+        kv: KvStore,
+        work: WorkList,
+        counters: Counters,
+        give_up: Callable[[Sequence, str], None],
+        reasons: RoomReasons | None = None,
     ) -> None:
         self._ledger = ledger
         self._kv = kv
         self._work = work
         self._counters = counters
         self._give_up = give_up
+        self._reasons = reasons
 
     # --- for the turn that runs ---------------------------------------------------------------------------------------
 
@@ -42,7 +50,11 @@ class RoomMaker:
             self._give_up_ahead()
         if ledger.must_wait(pages + spare):
             return False
-        started = ledger.load(model, self._victims(model), spare=spare, prefetch=prefetch)
+        victims = self._victims(model)
+        started = ledger.load(model, victims, spare=spare, prefetch=prefetch)
+        for at, victim in enumerate(victims if self._reasons else ()):
+            if not ledger.weights.is_resident(victim):
+                self._explain(victims, at, model)
         return not isinstance(started, NoPages)
 
     def bring_in(self, batch: Batch, *, decodes: bool = True) -> None:
@@ -80,19 +92,20 @@ class RoomMaker:
         With nothing left to move, other instances are to give pages back."""
         if self._ledger.balloon.wish is Wish.ASKED or self._ledger.device.moving or self._kv.waiting:
             return Room.LATER
-        batch, room = turn.batch, self._put_away_others()
+        batch, room = turn.batch, self._put_away_others(turn.batch.model)
         if room is Room.NONE and self._abandon_prefetch(batch.model):
             return Room.LATER
         own = [s for s in batch.sequences if s.where is Where.DEVICE]
         if room is Room.NONE and own:
             room = self._put_away(own[-1])
+            if self._reasons and own[-1].where is Where.HOST:
+                self._ledger.effects.append(self._reasons.youngest(own[-1]))
         if room is Room.NONE and self._ledger.transfers.in_flight:
             return Room.LATER  # what arrives can be put away then
         if room is Room.NONE and self._ledger.balloon.stands_still and self._evict_all(but=batch.model):
             return Room.NOW  # whatever the rules say: nobody will give more
         if room is Room.NONE:
-            for model in self._victims(batch.model):
-                self._ledger.evict(model)
+            self._evict(self._victims(batch.model), batch.model)
             self._ledger.balloon.want(self._lacking(turn.first) - self._ledger.pool.free, urgent=True)
         return room
 
@@ -127,14 +140,15 @@ class RoomMaker:
             return False
         self._give_up_ahead()
         balloon.settle(now_ns)
-        for victim in self._expendable(turn.batch.model if turn else None):
+        victims = self._expendable(turn.batch.model if turn else None)
+        for at in range(len(victims)):
             if not balloon.short:
                 break
-            self._ledger.evict(victim)
+            self._evict_one(victims, at, None)
             balloon.settle(now_ns)
         room = Room.NOW
         while room is Room.NOW and balloon.short and not self._ledger.device.moving:
-            room = self._put_away_others()
+            room = self._put_away_others(None)
             balloon.settle(now_ns)
         if room is not Room.NONE or turn is None or self._work.stepping:
             return False
@@ -145,17 +159,17 @@ class RoomMaker:
         for sequence in [s for s in batch.sequences if s.where is Where.DEVICE]:
             self._put_away(sequence)
         if self._ledger.weights.is_resident(batch.model):
-            self._ledger.evict(batch.model)
+            self._evict([batch.model], None)
 
     def trim(self, asked: TakeBack, now_ns: int) -> None:
         """Gives what nobody needs now."""
         balloon, needed = self._ledger.balloon, {b.model for b in self._work.batches}
         self._give_up_ahead()
-        for model in self._expendable(None):
+        victims = [model for model in self._expendable(None) if model not in needed]
+        for at in range(len(victims)):
             if self._ledger.pool.free >= min(asked.pages, balloon.held - asked.keep):
                 break
-            if model not in needed:
-                self._ledger.evict(model)
+            self._evict_one(victims, at, None)
         balloon.take_back(asked, now_ns)
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -166,7 +180,7 @@ class RoomMaker:
         self._counters.prefetches += started
         waits = self._ledger.balloon.wish is Wish.ASKED or self._ledger.device.moving
         if not started and after == 0 and not waits and self._fit_together(batch):
-            self._put_away_others(but=batch)
+            self._put_away_others(batch.model, but=batch)
         return started
 
     def _prefetch_kv(self, batch: Batch) -> None:
@@ -174,7 +188,7 @@ class RoomMaker:
             if sequence.where is Where.HOST:
                 needed = sequence.blocks_now() + LOOKAHEAD_BLOCKS
                 if self._ledger.device.room(sequence.shape) >= needed:
-                    self._kv.bring_in(sequence)
+                    self._kv.bring_in(sequence, ahead=True)
 
     def _make(self, sequence: Sequence, blocks: int) -> bool:
         """Whether the device now has `blocks` for the sequence, or else will have once something has left."""
@@ -187,11 +201,12 @@ class RoomMaker:
             return True
         if self._ledger.must_wait(self._ledger.kv_pages(shape, blocks)):
             return False
-        for victim in self._victims(sequence.job.model):
-            self._ledger.evict(victim)
+        victims = self._victims(sequence.job.model)
+        for at in range(len(victims)):
+            self._evict_one(victims, at, sequence.job.model)
             if device.room(shape) >= blocks:
                 return True
-        if not device.moving and self._put_away_others() is Room.NONE:
+        if not device.moving and self._put_away_others(sequence.job.model) is Room.NONE:
             self._abandon_prefetch(sequence.job.model)
         return device.room(shape) >= blocks
 
@@ -223,22 +238,32 @@ class RoomMaker:
             pages += ledger.budget.weight_pages(manifest.image_bytes) + slabs * ledger.budget.pages_per_slab
         return pages <= ledger.balloon.held
 
-    def _put_away_others(self, *, but: Batch | None = None) -> Room:
-        """Moves out the KV of that batch, the running one and that one excepted, whose turn is furthest away."""
+    def _put_away_others(self, needed: ModelId | None, *, but: Batch | None = None) -> Room:
+        """Moves out the KV of that batch, the running one and that one excepted, whose turn is furthest away. It is for
+        the `needed` model; None: for another instance."""
         running = self._work.turn.batch if self._work.turn else None
-        for batch in reversed(self._work.upcoming()):
-            idle = [s for s in batch.sequences if s.where is Where.DEVICE and s not in self._work.stepping]
-            if idle and batch is not running and batch is not but:
+        furthest = [batch for batch in reversed(self._work.upcoming()) if batch is not running and batch is not but]
+        for at, batch in enumerate(furthest):
+            idle = self._idle(batch)
+            if idle:
                 rooms = [self._put_away(sequence) for sequence in idle]
+                moved = [sequence for sequence in idle if sequence.where is Where.HOST] if self._reasons else []
+                if self._reasons and moved:
+                    spared = next((other for other in furthest[at + 1 :] if self._idle(other)), None)
+                    self._ledger.effects.append(self._reasons.kv(moved, batch, spared, needed))
                 return Room.NOW if Room.NOW in rooms else Room.LATER
         return Room.NONE
+
+    def _idle(self, batch: Batch) -> list[Sequence]:
+        """Its sequences whose KV is on the device and may leave."""
+        return [s for s in batch.sequences if s.where is Where.DEVICE and s not in self._work.stepping]
 
     def _put_away(self, sequence: Sequence) -> Room:
         """With no slab to be had in the host the sequence is given up and prefilled again."""
         room = self._kv.put_away(sequence)
         if room is Room.NOW:
             self._counters.given_up += 1
-            self._give_up(sequence)
+            self._give_up(sequence, "its KV has to leave the device, and the host has no slab for it")
         return room
 
     def _victims(self, needed: ModelId) -> list[ModelId]:
@@ -260,9 +285,23 @@ class RoomMaker:
     def _evict_all(self, *, but: ModelId) -> bool:
         """Whether there was anything to evict."""
         victims = self._expendable(but)
-        for victim in victims:
-            self._ledger.evict(victim)
+        self._evict(victims, but)
         return bool(victims)
+
+    def _evict(self, victims: list[ModelId], needed: ModelId | None) -> None:
+        for at in range(len(victims)):
+            self._evict_one(victims, at, needed)
+
+    def _evict_one(self, victims: list[ModelId], at: int, needed: ModelId | None) -> None:
+        """Number `at` of those that may go, the others being next."""
+        self._ledger.evict(victims[at])
+        if self._reasons:
+            self._explain(victims, at, needed)
+
+    def _explain(self, victims: list[ModelId], at: int, needed: ModelId | None) -> None:
+        assert self._reasons
+        spared = next((model for model in victims[at + 1 :] if self._ledger.weights.is_resident(model)), None)
+        self._ledger.effects.append(self._reasons.weights(victims[at], spared, needed))
 
     def _abandon_prefetch(self, needed: ModelId) -> bool:
         """Whether memory comes back from a model that was being brought in for later."""

@@ -128,8 +128,8 @@ class KvStore:
         pages = budget.pages - budget.weight_pages(spec.manifest.image_bytes)
         return pages // budget.pages_per_slab * self._ledger.device.per_slab(spec.manifest.kv)
 
-    def bring_in(self, sequence: Sequence) -> None:
-        """Starts the swap-in; the device must have room for `blocks_now`."""
+    def bring_in(self, sequence: Sequence, *, ahead: bool = False) -> None:
+        """Starts the swap-in, perhaps `ahead` of its turn; the device must have room for `blocks_now`."""
         shape = sequence.shape
         source = sequence.handle.blocks if sequence.handle else sequence.host
         after = sequence.handle.ready if sequence.handle else sequence.saved
@@ -139,7 +139,7 @@ class KvStore:
         sequence.where = Where.ARRIVING
         self._arriving.append(sequence)
         count = count_blocks(source)
-        sequence.arrival = self._ledger.copy_in(shape, source, first_blocks(device, count), after)
+        sequence.arrival = self._ledger.copy_in(shape, source, first_blocks(device, count), after, ahead=ahead)
         self._counters.swap_in_bytes += shape.block_bytes * count
 
     def settle(self) -> None:

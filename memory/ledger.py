@@ -137,10 +137,17 @@ class Ledger:
                 self._let_images_go()
 
     def copy_in(
-        self, shape: KvShape, host: Sequence[BlockRun], device: Sequence[BlockRun], after: EventHandle
+        self,
+        shape: KvShape,
+        host: Sequence[BlockRun],
+        device: Sequence[BlockRun],
+        after: EventHandle,
+        *,
+        ahead: bool = False,
     ) -> EventHandle:
-        """Host to device; rule 2: `after` is the last transfer of the host blocks."""
-        return self._copy(StreamName.SWAP_IN, shape, host, device, after)
+        """Host to device, perhaps `ahead` of a turn that waits for it; rule 2: `after` is the last transfer of the host
+        blocks."""
+        return self._copy(StreamName.SWAP_IN, shape, host, device, after, ahead=ahead)
 
     def copy_out(self, shape: KvShape, device: Sequence[BlockRun], host: Sequence[BlockRun]) -> EventHandle:
         """Device to host. The device blocks hold their content already: a step or a swap-in has finished."""
@@ -251,7 +258,9 @@ class Ledger:
         source: Sequence[BlockRun],
         target: Sequence[BlockRun],
         after: EventHandle | None,
+        *,
+        ahead: bool = False,
     ) -> EventHandle:
         event = self.transfers.next(stream)
-        self.effects.append(CopyBlocks(stream, shape, paired(source, target), after, event))
+        self.effects.append(CopyBlocks(stream, shape, paired(source, target), after, event, ahead))
         return event

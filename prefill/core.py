@@ -57,7 +57,7 @@ from memory.ledger import Ledger
 from memory.slabs import NoBlocks
 from prefill.ordering import Ordering
 from prefill.queue import Queue, Running
-from prefill.reasons import next_decision
+from prefill.reasons import RoomReasons, next_decision
 from prefill.room import Counters, RoomMaker
 
 _HARDWARE = Hardware()
@@ -85,14 +85,15 @@ class PrefillCore:
         explains: bool = False,
     ) -> None:
         """Without a policy groups run as they were made. `hardware` is what it takes the device for at first. Where it
-        `explains`, a `Decision` is among the effects for each job that begins."""
+        `explains`, a `Decision` is among the effects for each job that begins, and for what leaves the device."""
         self.instance = instance
         self.ledger = ledger
         self.counters = Counters()
         self.active: ModelId | None = None
         self._explains = explains
         self._queue = Queue()
-        self._room = RoomMaker(ledger, self._queue, self.counters)
+        self._reasons = RoomReasons(instance, self._queue) if explains else None
+        self._room = RoomMaker(ledger, self._queue, self.counters, self._reasons)
         self._ordering = Ordering(policy, hardware, ledger, self._queue)
         self._handed: dict[tuple[RequestId, int], _Handed] = {}
         self._switch: Switching | None = None
@@ -103,6 +104,8 @@ class PrefillCore:
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
         """Takes one event; returns what to do, in order."""
+        if self._reasons:
+            self._reasons.now_ns = now_ns
         match event:
             case Progress():
                 self.ledger.progress(event.stream, event.value)

@@ -1,14 +1,15 @@
-"""Why a job is prefilled next: in the words of the policy that orders them, or by the queue as it was made."""
+"""Why a job is prefilled next: in the words of the policy that orders them, or by the queue as it was made. And why
+weights leave."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from aegis.core.decision import Decision, DecisionKind, ExplainsOrder, Why
-from aegis.core.ids import InstanceId
+from aegis.core.ids import InstanceId, ModelId
 from aegis.core.request import Job
 from aegis.core.views import PrefillJob, PrefillLine, PrefillOrder
-from aegis.core.wording import duration, since, when
+from aegis.core.wording import count, duration, since, when
 from prefill.queue import Queue
 
 
@@ -16,6 +17,32 @@ def next_decision(instance: InstanceId, job: Job, why: Why, made_ns: int, now_ns
     """The job begins."""
     what = f"request {job.request} of {job.model} is prefilled{since(now_ns - made_ns)}"
     return Decision(now_ns, instance, DecisionKind.PREFILL, job.model, (job.request,), what, why)
+
+
+class RoomReasons:
+    """Why weights leave the device of one instance. `now_ns` is the time of the event that it is dealing with."""
+
+    def __init__(self, instance: InstanceId, queue: Queue) -> None:
+        self.now_ns = 0
+        self._instance = instance
+        self._queue = queue
+
+    def weights(self, victim: ModelId, spared: ModelId | None, needed: ModelId | None) -> Decision:
+        """They have left for the `needed` model; None: for another instance. `spared` would have been next to go."""
+        because = self._next_use(victim)
+        if spared is not None:
+            because += f"; {spared} stays, {self._next_use(spared)}"
+        what = f"weights of {victim} leave for {'another instance' if needed is None else needed}"
+        requests = tuple([job.request for group in self._queue.groups if group.model == victim for job in group.jobs])
+        why = Why(because, lost=spared)
+        return Decision(self.now_ns, self._instance, DecisionKind.EVICT, victim, requests, what, why)
+
+    def _next_use(self, model: ModelId) -> str:
+        models = self._queue.needed()
+        if model not in models:
+            return "nobody waits for it"
+        jobs = sum([len(group.jobs) for group in self._queue.groups if group.model == model])
+        return f"its {count(jobs, 'job')} in line are of model number {models.index(model) + 1} of {len(models)}"
 
 
 def why_group(queue: Queue, job: Job) -> Why:

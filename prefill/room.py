@@ -16,6 +16,7 @@ from aegis.core.request import Job
 from memory.ledger import Ledger
 from memory.pages import NoPages
 from prefill.queue import Queue
+from prefill.reasons import RoomReasons
 
 
 @dataclass(slots=True)
@@ -31,12 +32,14 @@ class Counters:
 
 
 class RoomMaker:
-    """`had_step`: a job has run since the instance made way for others last."""
+    """`had_step`: a job has run since the instance made way for others last. Where there are `reasons`, what leaves is
+    explained."""
 
-    def __init__(self, ledger: Ledger, queue: Queue, counters: Counters) -> None:
+    def __init__(self, ledger: Ledger, queue: Queue, counters: Counters, reasons: RoomReasons | None = None) -> None:
         self._ledger = ledger
         self._queue = queue
         self._counters = counters
+        self._reasons = reasons
         self.had_step = False
 
     # --- for the next job ---------------------------------------------------------------------------------------------
@@ -46,7 +49,7 @@ class RoomMaker:
         ledger = self._ledger
         if ledger.must_wait(self._weight_pages(job.model)):
             return False
-        if not isinstance(ledger.load(job.model, self._expendable(job.model)), NoPages):
+        if self._load(job.model, self._expendable(job.model)):
             return True
         self._demand(job)
         return False
@@ -59,8 +62,9 @@ class RoomMaker:
             return True
         if ledger.must_wait(ledger.kv_pages(shape, blocks)):
             return False
-        for victim in self._expendable(job.model):
-            ledger.evict(victim)
+        victims = self._expendable(job.model)
+        for at in range(len(victims)):
+            self._evict(victims, at, job.model)
             if device.room(shape) >= blocks:
                 return True
         self._demand(job)
@@ -84,7 +88,7 @@ class RoomMaker:
         if self._ledger.must_wait(self._weight_pages(model) + spare):
             return
         idle = [victim for victim in self._expendable(model) if victim not in needed]
-        if not isinstance(self._ledger.load(model, idle, spare=spare, prefetch=True), NoPages):
+        if self._load(model, idle, spare=spare, prefetch=True):
             self._counters.prefetches += 1
 
     # --- for other instances ------------------------------------------------------------------------------------------
@@ -99,23 +103,43 @@ class RoomMaker:
         yields = balloon.stands_still or balloon.must_yield(now_ns)
         self.had_step = self.had_step and not yields
         balloon.settle(now_ns)
-        for victim in self._expendable(front.model if front and not yields else None):
+        victims = self._expendable(front.model if front and not yields else None)
+        for at in range(len(victims)):
             if not balloon.short:
                 return
-            self._ledger.evict(victim)
+            self._evict(victims, at, None)
             balloon.settle(now_ns)
 
     def trim(self, asked: TakeBack, now_ns: int) -> None:
         """Gives what nobody needs now."""
         balloon, needed = self._ledger.balloon, self._queue.needed()
-        for model in self._expendable(None):
+        victims = [model for model in self._expendable(None) if model not in needed]
+        for at in range(len(victims)):
             if self._ledger.pool.free >= min(asked.pages, balloon.held - asked.keep):
                 break
-            if model not in needed:
-                self._ledger.evict(model)
+            self._evict(victims, at, None)
         balloon.take_back(asked, now_ns)
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    def _load(self, model: ModelId, victims: list[ModelId], *, spare: int = 0, prefetch: bool = False) -> bool:
+        """Whether its weights are on their way now, for which victims may have left."""
+        started = not isinstance(self._ledger.load(model, victims, spare=spare, prefetch=prefetch), NoPages)
+        for at, victim in enumerate(victims if self._reasons else ()):
+            if not self._ledger.weights.is_resident(victim):
+                self._explain(victims, at, model)
+        return started
+
+    def _evict(self, victims: list[ModelId], at: int, needed: ModelId | None) -> None:
+        """Number `at` of those that may go, the others being next."""
+        self._ledger.evict(victims[at])
+        if self._reasons:
+            self._explain(victims, at, needed)
+
+    def _explain(self, victims: list[ModelId], at: int, needed: ModelId | None) -> None:
+        assert self._reasons
+        spared = next((model for model in victims[at + 1 :] if self._ledger.weights.is_resident(model)), None)
+        self._ledger.effects.append(self._reasons.weights(victims[at], spared, needed))
 
     def _demand(self, job: Job) -> None:
         """Other instances have to give back what the job lacks: all at once, for who held a part and waited for the
@@ -123,8 +147,9 @@ class RoomMaker:
         ledger = self._ledger
         if ledger.device.moving or self._abandon(model for model, _ in ledger.weights.loading()):
             return
-        for idle in self._expendable(job.model):
-            ledger.evict(idle)
+        victims = self._expendable(job.model)
+        for at in range(len(victims)):
+            self._evict(victims, at, job.model)
         shape = self._shape(job.model)
         pages = ledger.kv_pages(shape, shape.blocks_for(job.prefill_tokens))
         if not ledger.weights.is_resident(job.model):

@@ -1,11 +1,15 @@
-"""Why a request goes where it goes: in the policy's own words, or by what the policy saw."""
+"""Why a request goes where it goes: in the policy's own words, or by what the policy saw. And why one is not served."""
 
 from __future__ import annotations
 
 from aegis.core.decision import Decision, DecisionKind, ExplainsGroups, ExplainsPlaces, Why
 from aegis.core.ids import InstanceId, RequestId
+from aegis.core.request import Job
 from aegis.core.views import DecodePolicy, DecodeView, PrefillPlacement, PrefillPolicy, PrefillView, Work
-from aegis.core.wording import duration
+from aegis.core.wording import count, duration, when
+
+NOWHERE = InstanceId("-")
+"""Where a request is that never had a place."""
 
 
 class PlaceReasons:
@@ -25,6 +29,14 @@ class PlaceReasons:
         """The request is about to be put there, to be decoded; to be prefilled before, where nobody has its KV."""
         how = "served" if work.owner is None else "decoded"
         return _decision(request, work, chosen, how, self._why_place(work, lists, chosen), now_ns)
+
+
+def refusal(job: Job, sent: int, where: InstanceId | None, because: str, due_ns: int, now_ns: int) -> Decision:
+    """The request, of which `sent` tokens were, fails; the next one was due at `due_ns`."""
+    verb = f"is given up after {count(sent, 'token')}" if sent or where else "is refused"
+    why = Why(f"{because}; its next token is due {when(due_ns - now_ns)}", slack_ns=due_ns - now_ns)
+    what = f"request {job.request} of {job.model} {verb}"
+    return Decision(now_ns, where or NOWHERE, DecisionKind.REFUSE, job.model, (job.request,), what, why)
 
 
 def _decision(request: RequestId, work: Work, chosen: InstanceId, how: str, why: Why, now_ns: int) -> Decision:

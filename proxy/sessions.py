@@ -61,7 +61,7 @@ from proxy.events import (
 )
 from proxy.prefill_queues import PrefillQueues
 from proxy.pressure import Wants, wants
-from proxy.reasons import PlaceReasons
+from proxy.reasons import PlaceReasons, refusal
 
 MAX_LOSSES = 3
 """A request that has seen so many instances die while it was running on them is failed: it may be what kills them."""
@@ -110,7 +110,7 @@ class SessionCore:
         explains: bool = False,
     ) -> None:
         """A request that has no token after `give_up_ns` fails when the next one arrives. Where it `explains`, there is
-        a `Decision` among the effects for each request that is placed."""
+        a `Decision` among the effects for each request that is placed, and for each that fails."""
         self._prefill_policy = prefill_policy
         self._decode_policy = decode_policy
         self._hardware = hardware
@@ -437,4 +437,12 @@ class SessionCore:
 
     def _end(self, request: RequestId, step: Step, *, reason: FinishReason | None = None, message: str = "") -> None:
         session = self._sessions.pop(request)
+        if self._reasons and step is Step.FAIL:
+            self._explain_failure(session, message)
         self._out.append(Ended(request, advance(session.state, step), reason, message))
+
+    def _explain_failure(self, session: _Session, because: str) -> None:
+        job, sent, spec = session.job, len(session.sent), self._specs.get(session.job.model)
+        due_ns = spec.slo.due_ns(job.arrival_ns, sent) if spec else self._now_ns
+        where = session.decode or session.prefill
+        self._out.append(refusal(job, sent, where, because, due_ns, self._now_ns))

@@ -20,11 +20,14 @@ class DecisionKind(StrEnum):
     PLACE = "place"  # where a request goes
     PREFILL = "prefill"  # which job is next on a prefill instance
     TURN = "turn"  # which batch has the turn on a decode or mixed instance
+    EVICT = "evict"  # whose weights leave a device, or whose KV
+    REFUSE = "refuse"  # which request is not served, or not any more
 
 
 class Why(Struct, frozen=True, omit_defaults=True, gc=False):
     """A reason, in words and in its numbers. `slack_ns` is the time until what was chosen had to begin to be on time,
-    `cost_ns` what comes before its first step: weights to be brought in, prefills. None: it was not asked for."""
+    `cost_ns` what comes before its first step: weights to be brought in, prefills. What is evicted has those of its
+    next use, and `lost` is who stays. None: it was not asked for."""
 
     because: str
     slack_ns: int | None = None

@@ -98,13 +98,14 @@ class RevokePages(Struct, frozen=True):
 
 
 class CopyBlocks(Struct, frozen=True):
-    """Copy KV blocks between device and host slabs, once `after` has passed."""
+    """Copy KV blocks between device and host slabs, once `after` has passed; `ahead` of a turn that waits for them."""
 
     stream: StreamName
     shape: KvShape
     copies: tuple[BlockCopy, ...]
     after: EventHandle | None
     event: EventHandle
+    ahead: bool = False
 
 
 class MoveBlocks(Struct, frozen=True):

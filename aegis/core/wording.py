@@ -1,4 +1,4 @@
-"""Times as they stand in a sentence: three digits, the unit last."""
+"""Times, three digits and the unit last, and counts as they stand in a sentence."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def when(ns: int) -> str:
 def since(ns: int) -> str:
     """`, as planned 1.2 s ago`, or nothing where that is now."""
     return f", as planned {duration(ns)} ago" if ns else ""
+
+
+def count(number: int, noun: str) -> str:
+    """`1 token`, `2 tokens`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from aegis.core.copy_order import NOW
 from aegis.core.ids import PageRun
 from aegis.core.request import EventHandle
 
@@ -32,9 +33,10 @@ class Stream(Protocol):
         """All work submitted from now on waits for `event`, which may belong to another process."""
         ...
 
-    def copy(self, copies: Sequence[tuple[int, int, int]]) -> EventHandle:
-        """Copies `(destination, source, nbytes)` in order. Returns the event of their completion, whose value is one
-        more than that of the previous `copy` on this stream (the first is 1)."""
+    def copy(self, copies: Sequence[tuple[int, int, int]], *, urgency: int = NOW) -> EventHandle:
+        """Copies `(destination, source, nbytes)` in order, letting more urgent copies of this process pass between two
+        chunks. Returns the event of their completion, whose value is one more than that of the previous `copy` on this
+        stream (the first is 1)."""
         ...
 
     def wipe(self, runs: Sequence[PageRun]) -> EventHandle:
@@ -142,7 +144,9 @@ class Device(Protocol):
         """Copies `(destination, source, nbytes)` within the device; done when it returns. For little."""
         ...
 
-    def stream(self, name: str) -> Stream: ...
+    def stream(self, name: str, *, outwards: bool = False) -> Stream:
+        """`outwards`: it copies from the device to the host, which is a lane of its own."""
+        ...
 
     def passed(self, event: EventHandle) -> bool:
         """Whether an event of any process of the node has passed. Never blocks."""

@@ -11,6 +11,7 @@ from aegis.device.cpu_pool import PAGE_BYTES
 from aegis.device.cpu_ranges import CpuRange
 from aegis.device.cpu_streams import CpuStream
 from aegis.device.host_memory import MappedFile
+from aegis.device.lanes import Lane
 from aegis.device.libc import copy
 from aegis.device.shared_words import SharedWords
 
@@ -34,6 +35,7 @@ class CpuDevice:
         self._streams: list[CpuStream] = []
         self._ranges: list[CpuRange] = []
         self._regions: set[MappedFile] = set()
+        self._inwards, self._outwards = Lane(), Lane()
 
     def reserve(self, nbytes: int) -> CpuRange:
         self._ranges.append(CpuRange(nbytes, self._pages))
@@ -45,8 +47,9 @@ class CpuDevice:
     def revoke(self, runs: Sequence[PageRun]) -> None:
         self._pages.revoke(runs)
 
-    def stream(self, name: str) -> CpuStream:
-        self._streams.append(CpuStream(name, self._free_words.pop(0), self._words, self._pages))
+    def stream(self, name: str, *, outwards: bool = False) -> CpuStream:
+        lane = self._outwards if outwards else self._inwards
+        self._streams.append(CpuStream(name, self._free_words.pop(0), self._words, self._pages, lane))
         return self._streams[-1]
 
     def move(self, copies: Sequence[tuple[int, int, int]]) -> None:

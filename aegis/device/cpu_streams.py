@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
 
+from aegis.core.copy_order import NOW
 from aegis.core.ids import PageRun
 from aegis.core.request import EventHandle
 from aegis.device.base import Took
 from aegis.device.cpu_pages import WIPE_PAGES, PhysicalPages
+from aegis.device.lanes import Lane, Place
 from aegis.device.libc import copy, copy_small
 from aegis.device.shared_words import SharedWords
 
 _SMALL_BYTES = 128 << 10  # copied in about 10 µs, not worth the interpreter lock changing hands
-_CHUNK_BYTES = 32 << 20  # the most that is done of a copy nobody wants any more
+_CHUNK_BYTES = 32 << 20  # the most that is done of a copy nobody wants any more, or while a more urgent one waits
 _CLOSING_POLL_NS = 20_000_000
 _TOOK_MAX = 10_000  # remembered, if nobody asks
 
@@ -40,6 +42,7 @@ class CpuStream:
         "_closing",
         "_error",
         "_pages",
+        "_place",
         "_queue",
         "_submitted",
         "_thread",
@@ -49,12 +52,13 @@ class CpuStream:
         "word",
     )
 
-    def __init__(self, name: str, word: int, words: SharedWords, pages: PhysicalPages) -> None:
+    def __init__(self, name: str, word: int, words: SharedWords, pages: PhysicalPages, lane: Lane) -> None:
         assert words.load(word) == 0, f"word {word} was used before"
         self.name = name
         self.word = word
         self._words = words
         self._pages = pages
+        self._place = Place(lane)
         self._submitted = 0
         self._abandoned: set[int] = set()
         self._error: Exception | None = None
@@ -67,12 +71,12 @@ class CpuStream:
     def wait(self, event: EventHandle) -> None:
         self._queue.put(event)
 
-    def copy(self, copies: Sequence[tuple[int, int, int]]) -> EventHandle:
-        return self._submit(tuple(copies))
+    def copy(self, copies: Sequence[tuple[int, int, int]], *, urgency: int = NOW) -> EventHandle:
+        return self._submit(tuple(copies), urgency)
 
     def wipe(self, runs: Sequence[PageRun]) -> EventHandle:
         self._pages.start_wiping(runs)
-        return self._submit(_Wipe(tuple(runs)))
+        return self._submit(_Wipe(tuple(runs)), NOW)
 
     def abandon(self, event: EventHandle) -> None:
         assert event.word == self.word, f"{event} is another stream's"
@@ -93,8 +97,9 @@ class CpuStream:
         self._queue.put(None)
         self._thread.join()
 
-    def _submit(self, work: _Copies | _Wipe) -> EventHandle:
+    def _submit(self, work: _Copies | _Wipe, urgency: int) -> EventHandle:
         self._submitted += 1
+        self._place.submitted(urgency)
         self._queue.put(work)
         return EventHandle(self.word, self._submitted)
 
@@ -107,10 +112,13 @@ class CpuStream:
                     continue
                 value += 1
                 start_ns = time.monotonic_ns()
-                if isinstance(work, _Wipe):
-                    self._wipe(work.runs)
-                elif value not in self._abandoned:
-                    self._copy(work, value)
+                try:
+                    if isinstance(work, _Wipe):
+                        self._wipe(work.runs)
+                    elif value not in self._abandoned:
+                        self._copy(work, value)
+                finally:
+                    self._place.end()
                 if self._closing:
                     return
                 self._took.append(Took(value, start_ns, time.monotonic_ns()))
@@ -125,13 +133,19 @@ class CpuStream:
                 return
 
     def _copy(self, copies: _Copies, value: int) -> None:
+        def unwanted() -> bool:
+            return self._closing or value in self._abandoned
+
+        self._place.begin()
         for destination, source, nbytes in copies:
             assert nbytes >= 0, f"a copy of {nbytes} bytes"
             if nbytes < _SMALL_BYTES:
+                self._place.wait(unwanted)
                 copy_small(destination, source, nbytes)
                 continue
             for at in range(0, nbytes, _CHUNK_BYTES):
-                if self._closing or value in self._abandoned:
+                self._place.wait(unwanted)
+                if unwanted():
                     return
                 copy(destination + at, source + at, min(_CHUNK_BYTES, nbytes - at))
 

@@ -17,6 +17,7 @@ from aegis.device.cuda_host import PinnedFile
 from aegis.device.cuda_ranges import CudaRange, GrantedPages
 from aegis.device.cuda_sharing import HandleClient
 from aegis.device.cuda_streams import POLL_NS, CudaStream, WordsOnGpu
+from aegis.device.lanes import Lane
 from aegis.device.shared_words import SharedWords
 
 
@@ -50,6 +51,7 @@ class CudaDevice:
         self._scratch = CudaRange(self._pages, self.page_count * self.page_bytes)
         self._ranges = [self._scratch]
         self._regions: set[PinnedFile] = set()
+        self._inwards, self._outwards = Lane(), Lane()
         self._moves = self._driver("cuStreamCreate", self._driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
     @property
@@ -77,10 +79,10 @@ class CudaDevice:
             self._driver("cuMemcpyAsync", destination, source, nbytes, self._moves)
         self._driver("cuStreamSynchronize", self._moves)
 
-    def stream(self, name: str) -> CudaStream:
-        word = self._free_words.pop(0)
+    def stream(self, name: str, *, outwards: bool = False) -> CudaStream:
+        word, lane = self._free_words.pop(0), self._outwards if outwards else self._inwards
         self._streams[word] = CudaStream(
-            name, word, self._driver, self._context, self._words, self._streams, self._pages, self._scratch
+            name, word, self._driver, self._context, self._words, self._streams, self._pages, self._scratch, lane
         )
         return self._streams[word]
 

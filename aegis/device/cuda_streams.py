@@ -4,7 +4,8 @@ Written from the documentation of CUDA 13; not run on a GPU. The thread keeps th
 block when its queues are full or memory is not page-locked. It gives the GPU no more than a few chunks ahead, so that
 what is abandoned need not run to its end, and it is what waits for events of other processes: were the GPU itself to
 wait for a word (cuStreamWaitValue64), its scheduler, which cannot see what that wait depends on, might put it before
-the very work it waits for. Progress the GPU writes itself (cuStreamWriteValue64), as a copy ends.
+the very work it waits for. Between two chunks the thread lets more urgent copies of other streams pass: priorities of
+CUDA streams are for kernels, copies know none. Progress the GPU writes itself (cuStreamWriteValue64), as a copy ends.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from queue import SimpleQueue
 from threading import Condition, Thread
 from typing import Any
 
+from aegis.core.copy_order import NOW
 from aegis.core.ids import PageRun
 from aegis.core.request import EventHandle
 from aegis.device.base import Took
 from aegis.device.cuda_driver import Context, CudaError, Driver
 from aegis.device.cuda_ranges import CudaRange, GrantedPages
+from aegis.device.lanes import Lane, Place
 from aegis.device.shared_words import WORD_BYTES, SharedWords
 
 CHUNK_BYTES = 32 << 20
@@ -67,6 +70,7 @@ class CudaStream:
         siblings: dict[int, CudaStream],
         pages: GrantedPages,
         scratch: CudaRange,
+        lane: Lane,
     ) -> None:
         assert words.words.load(word) == 0, f"word {word} was used before"
         self.name = name
@@ -77,6 +81,7 @@ class CudaStream:
         self._siblings = siblings
         self._pages = pages
         self._scratch = scratch
+        self._place = Place(lane)
         self._handle = driver("cuStreamCreate", driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self._submitted = 0
         self._abandoned: set[int] = set()
@@ -98,14 +103,16 @@ class CudaStream:
     def wait(self, event: EventHandle) -> None:
         self._queue.put(partial(self._await, event))
 
-    def copy(self, copies: Sequence[tuple[int, int, int]]) -> EventHandle:
+    def copy(self, copies: Sequence[tuple[int, int, int]], *, urgency: int = NOW) -> EventHandle:
         self._submitted += 1
+        self._place.submitted(urgency)
         self._queue.put(partial(self._copy, self._submitted, tuple(copies)))
         return EventHandle(self.word, self._submitted)
 
     def wipe(self, runs: Sequence[PageRun]) -> EventHandle:
         self._pages.start_wiping(runs)
         self._submitted += 1
+        self._place.submitted(NOW)
         self._queue.put(partial(self._wipe, self._submitted, tuple(runs)))
         return EventHandle(self.word, self._submitted)
 
@@ -173,15 +180,26 @@ class CudaStream:
 
     def _copy(self, value: int, copies: tuple[tuple[int, int, int], ...]) -> None:
         self._began.append((value, time.monotonic_ns()))
+        self._place.begin()
+        try:
+            self._feed(value, copies)
+        finally:
+            self._place.end()
+        self._finish(value)
+
+    def _feed(self, value: int, copies: tuple[tuple[int, int, int], ...]) -> None:
+        def unwanted() -> bool:
+            return self._closing or value in self._abandoned
+
         for destination, source, nbytes in copies:
             assert nbytes >= 0, f"a copy of {nbytes} bytes"
             for at in range(0, nbytes, CHUNK_BYTES):
-                if self._closing or value in self._abandoned:
+                self._place.wait(unwanted)
+                if unwanted():
                     break
                 count = min(CHUNK_BYTES, nbytes - at)
                 self._driver("cuMemcpyAsync", destination + at, source + at, count, self._handle)
                 self._pace(count)
-        self._finish(value)
 
     def _wipe(self, value: int, runs: tuple[PageRun, ...]) -> None:
         """The scratch range has a place for every page, so that runs stay runs and no two wipes collide. The pages have
@@ -197,6 +215,7 @@ class CudaStream:
         for run in runs:
             self._scratch.bare(run.start, run.stop - run.start)
         self._pages.end_wiping(runs)
+        self._place.end()
         self._finish(value)
 
     def _finish(self, value: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from aegis.core.block_runs import BlockCopy
+from aegis.core.copy_order import urgency
 from aegis.core.effects import (
     AbandonLoad,
     AcceptPages,
@@ -94,7 +95,7 @@ class Mover:
         self._weights = device.reserve(address_pages * device.page_bytes)
         slabs = device.page_count // self._pages_per_slab
         self.kv = device.reserve(slabs * slab_bytes)
-        self._streams = {name: device.stream(name.value) for name in StreamName}
+        self._streams = {name: device.stream(name.value, outwards=name is StreamName.SWAP_OUT) for name in StreamName}
         self._seen = dict.fromkeys(StreamName, 0)
         self._submitted = dict.fromkeys(StreamName, 0)
         self._bound: dict[ModelId, Bind] = {}
@@ -182,10 +183,11 @@ class Mover:
         bind, stream = self._bound[effect.model], self._streams[effect.stream]
         base, nbytes = self.weights_base(bind), bind.spec.manifest.image_bytes
         if effect.cached and self._images.base is not None:
-            event, asked_ns = stream.copy(list(_copies(effect.cached, self._images.base, base, nbytes))), None
+            copies = list(_copies(effect.cached, self._images.base, base, nbytes))
+            event, asked_ns = stream.copy(copies, urgency=urgency(effect.stream)), None
         else:
             asked_ns = time.monotonic_ns()
-            stream.wait(self._stage.load(bind.spec, base))
+            stream.wait(self._stage.load(bind.spec, base, urgency=urgency(effect.stream)))
             event = stream.copy(())
             self._staged[event] = effect.model
         self._copying[effect.stream].append(_Copying(event.value, effect.model, nbytes, asked_ns))
@@ -209,7 +211,8 @@ class Mover:
             stream.wait(effect.after)
         device_first = effect.stream is StreamName.SWAP_OUT
         source, target = (self.kv.base, self._host.base) if device_first else (self._host.base, self.kv.base)
-        event = stream.copy(self._copies(effect.copies, effect.shape.block_bytes, source, target))
+        copies = self._copies(effect.copies, effect.shape.block_bytes, source, target)
+        event = stream.copy(copies, urgency=urgency(effect.stream, ahead=effect.ahead))
         nbytes = effect.shape.block_bytes * sum([count for _, _, count in effect.copies])
         self._copying[effect.stream].append(_Copying(event.value, _KV, nbytes))
         self._started(effect.stream, event, effect.event)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Lock, Thread
 
+from aegis.core.copy_order import NOW
 from aegis.core.events import LoadFailed
 from aegis.core.ids import ModelId
 from aegis.core.model import IMAGE_PIECE_BYTES, ModelSpec
@@ -76,7 +77,7 @@ class StageBuffer:
         for reader in self._readers:
             reader.start()
 
-    def load(self, spec: ModelSpec, target: int) -> EventHandle:
+    def load(self, spec: ModelSpec, target: int, *, urgency: int = NOW) -> EventHandle:
         """Copies the model's image to the address `target` on the device. The event passes whatever happens; what went
         wrong before it is told by `failures`."""
         nbytes = spec.manifest.image_bytes
@@ -88,7 +89,7 @@ class StageBuffer:
             self._submitted += 1
             self._stream.wait(EventHandle(self._word, self._submitted))
             source = self._region.base + self._slot(chunk)
-            event = self._stream.copy([(target + at, source, min(IMAGE_PIECE_BYTES, nbytes - at))])
+            event = self._stream.copy([(target + at, source, min(IMAGE_PIECE_BYTES, nbytes - at))], urgency=urgency)
             assert event.value == self._submitted
             self._tasks.put((load, piece))
         return event

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from aegis.core.copy_order import NOW, served, urgency
 from aegis.core.effects import CopyBlocks, LoadWeights, StreamName, WipePages
 from aegis.core.events import Progress
 from aegis.core.ids import ModelId
@@ -18,21 +19,29 @@ _NAMES = tuple(StreamName)
 class Copy:
     """One of a stream. `model` is that of weights, "" of KV."""
 
-    __slots__ = ("after", "event", "flow", "model", "nbytes", "stream")
+    __slots__ = ("after", "event", "flow", "model", "nbytes", "stream", "urgency")
 
     def __init__(
-        self, stream: StreamName, event: EventHandle, after: EventHandle | None, nbytes: int, model: ModelId
+        self,
+        stream: StreamName,
+        event: EventHandle,
+        after: EventHandle | None,
+        nbytes: int,
+        model: ModelId,
+        urgency: int,
     ) -> None:
         self.stream = stream
         self.event = event
         self.after = after
         self.nbytes = nbytes
         self.model = model
+        self.urgency = urgency
         self.flow: Flow | None = None
 
 
 class Streams:
-    """`done` is called when a copy has ended: its word says so then, and the next one of its stream has begun."""
+    """A copy is as urgent as the most urgent one behind it in its stream. `done` is called when one has ended: its word
+    says so then, and the next one of its stream has begun."""
 
     __slots__ = ("_completed", "_done", "_links", "_queues", "_words")
 
@@ -56,14 +65,15 @@ class Streams:
         return [Progress(name, completed[name]) for name in _NAMES if name in completed]
 
     def load(self, effect: LoadWeights, nbytes: int) -> None:
-        self._submit(Copy(effect.stream, effect.event, None, nbytes, effect.model))
+        self._submit(Copy(effect.stream, effect.event, None, nbytes, effect.model, urgency(effect.stream)))
 
     def copy(self, effect: CopyBlocks) -> None:
         nbytes = effect.shape.block_bytes * sum([count for _, _, count in effect.copies])
-        self._submit(Copy(effect.stream, effect.event, effect.after, nbytes, ModelId("")))
+        own = urgency(effect.stream, ahead=effect.ahead)
+        self._submit(Copy(effect.stream, effect.event, effect.after, nbytes, ModelId(""), own))
 
     def wipe(self, effect: WipePages) -> None:
-        self._submit(Copy(StreamName.SCRUB, effect.event, None, 0, ModelId("")))
+        self._submit(Copy(StreamName.SCRUB, effect.event, None, 0, ModelId(""), NOW))
 
     def abandon(self, event: EventHandle) -> None:
         """What is left of it is not copied."""
@@ -77,14 +87,18 @@ class Streams:
     def _submit(self, copy: Copy) -> None:
         queue = self._queues[copy.stream]
         queue.append(copy)
-        if len(queue) == 1:
+        first = queue[0]
+        if first is copy:
             self._start(copy)
+        elif first.flow:
+            self._links[copy.stream].hurry(first.flow, copy.urgency)
 
     def _start(self, copy: Copy) -> None:
         if copy.after is not None and not self._words.passed(copy.after):
             self._words.when(copy.after, lambda: self._start(copy))
             return
-        copy.flow = self._links[copy.stream].start(copy.nbytes, lambda _: self._ended(copy))
+        own = served([behind.urgency for behind in self._queues[copy.stream]])
+        copy.flow = self._links[copy.stream].start(copy.nbytes, lambda _: self._ended(copy), urgency=own)
 
     def _ended(self, copy: Copy) -> None:
         queue = self._queues[copy.stream]

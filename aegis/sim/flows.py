@@ -1,7 +1,8 @@
 """Copies share what they go over: each GPU's link, one way and the other, and the host's memory bus.
 
-Copies of one direction of a link get equal shares of it. Where all the links in use want more than the bus has, they
-get equal shares of the bus: processor sharing, work-conserving, in integers.
+Of the copies of one direction of a link the most urgent get equal shares of it, the others wait. Where all the links
+in use want more than the bus has, they get equal shares of the bus, as hardware deals it out: processor sharing,
+work-conserving, in integers.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aegis.core.clock import NS_PER_S
+from aegis.core.copy_order import NOW, served
 from aegis.sim.heap import Heap
 
 
@@ -16,12 +18,13 @@ class Flow:
     """A copy under way. What is left is counted in bytes times 10⁹, so that a rate in bytes/s times nanoseconds is
     exact."""
 
-    __slots__ = ("done", "left", "started_ns")
+    __slots__ = ("done", "left", "started_ns", "urgency")
 
-    def __init__(self, nbytes: int, done: Callable[[Flow], None], now_ns: int) -> None:
+    def __init__(self, nbytes: int, done: Callable[[Flow], None], now_ns: int, urgency: int) -> None:
         self.left = nbytes * NS_PER_S
         self.done = done
         self.started_ns = now_ns
+        self.urgency = urgency
 
 
 class Bus:
@@ -55,23 +58,36 @@ class Bus:
 
 
 class Link:
-    """One direction of a GPU's link to the host. `overhead_ns` is what a copy takes whatever its size."""
+    """One direction of a GPU's link to the host. `overhead_ns` is what a copy takes whatever its size. Where `equal`,
+    all copies share the link, whatever their urgency."""
 
-    __slots__ = ("_rate", "_since_ns", "_version", "bus", "bytes_per_s", "flows", "overhead_ns")
+    __slots__ = (
+        "_equal",
+        "_rate",
+        "_served",
+        "_since_ns",
+        "_version",
+        "bus",
+        "bytes_per_s",
+        "flows",
+        "overhead_ns",
+    )
 
-    def __init__(self, bus: Bus, bytes_per_s: int, *, overhead_ns: int = 0) -> None:
+    def __init__(self, bus: Bus, bytes_per_s: int, *, overhead_ns: int = 0, equal: bool = False) -> None:
         self.bus = bus
         self.bytes_per_s = bytes_per_s
         self.overhead_ns = overhead_ns
         self.flows: list[Flow] = []
-        self._rate = 0  # of each flow
+        self._equal = equal
+        self._served: list[Flow] = []  # those that move bytes
+        self._rate = 0  # of each of them
         self._since_ns = 0  # what is left of a flow is what was left of it then
         self._version = 0  # of the rate: an end that was scheduled at another one finds so
 
-    def start(self, nbytes: int, done: Callable[[Flow], None]) -> Flow:
+    def start(self, nbytes: int, done: Callable[[Flow], None], *, urgency: int = NOW) -> Flow:
         """`done` is called when the last byte has arrived."""
         heap = self.bus.heap
-        flow = Flow(nbytes, done, heap.now_ns)
+        flow = Flow(nbytes, done, heap.now_ns, NOW if self._equal else urgency)
         if self.overhead_ns:
             heap.at(heap.now_ns + self.overhead_ns, self._enter, flow)
         else:
@@ -81,29 +97,48 @@ class Link:
     def stop(self, flow: Flow) -> None:
         """What is left of it is not copied."""
         flow.left = 0
+        flow.urgency = NOW
         if flow in self.flows:
+            self._choose()
+            self.reshare()
+
+    def hurry(self, flow: Flow, urgency: int) -> None:
+        """It is as urgent as that from now on, unless it was more so."""
+        if self._equal or urgency >= flow.urgency:
+            return
+        flow.urgency = urgency
+        if flow in self.flows:
+            self._choose()
             self.reshare()
 
     def reshare(self) -> None:
-        """Goes on with a new rate for each flow, until the first of them ends."""
+        """Goes on with a new rate for each flow that is served, until the first of them ends."""
         self._advance()
-        heap, rate = self.bus.heap, self.bus.share(self) // len(self.flows) or 1
+        heap, rate = self.bus.heap, self.bus.share(self) // len(self._served) or 1
         self._rate = rate
         self._version += 1
-        left_ns = [-(-flow.left // rate) if flow.left > 0 else 0 for flow in self.flows]
+        left_ns = [-(-flow.left // rate) if flow.left > 0 else 0 for flow in self._served]
         soonest_ns = min(left_ns)
-        heap.at(heap.now_ns + soonest_ns, self._finish, self.flows[left_ns.index(soonest_ns)], self._version)
+        heap.at(heap.now_ns + soonest_ns, self._finish, self._served[left_ns.index(soonest_ns)], self._version)
 
     def _advance(self) -> None:
         now_ns = self.bus.heap.now_ns
         copied = self._rate * (now_ns - self._since_ns)
         self._since_ns = now_ns
-        for flow in self.flows:
+        for flow in self._served:
             flow.left -= copied
 
-    def _enter(self, flow: Flow) -> None:
+    def _choose(self) -> None:
         self._advance()
+        if len(self.flows) <= 1:
+            self._served = self.flows.copy()
+            return
+        now = served([flow.urgency for flow in self.flows])
+        self._served = [flow for flow in self.flows if flow.urgency == now]
+
+    def _enter(self, flow: Flow) -> None:
         self.flows.append(flow)
+        self._choose()
         if len(self.flows) == 1:
             self.bus.changed(self)
         self.reshare()
@@ -111,9 +146,9 @@ class Link:
     def _finish(self, flow: Flow, version: int) -> None:
         if version != self._version:
             return
-        self._advance()
         self._version += 1
         self.flows.remove(flow)
+        self._choose()
         if not self.flows:
             self.bus.changed(self)
         else:

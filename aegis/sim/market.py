@@ -57,6 +57,7 @@ class Wanted:
     input_tokens: int
     output_tokens: int
     leaves_ns: int | None = None
+    priority: int = 0
 
 
 class _Fate:
@@ -177,7 +178,8 @@ class SimMarket:
     def _arrive(self, wanted: Wanted, arrivals: Iterator[Wanted]) -> None:
         self._arrived += 1
         request, spec = RequestId(self._arrived), self._specs[wanted.model]
-        job = Job(request, 1, wanted.model, self._prompt(wanted.input_tokens), self._sampling, self.heap.now_ns)
+        prompt = self._prompt(wanted.input_tokens)
+        job = Job(request, 1, wanted.model, prompt, self._sampling, self.heap.now_ns, priority=wanted.priority)
         self._fates[request] = _Fate(job, spec, wanted.output_tokens, keep=self._keep_times)
         self.tell(Arrived(job))
         if wanted.leaves_ns is not None:

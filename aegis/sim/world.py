@@ -98,14 +98,14 @@ class _Device:
 
 
 def _devices(heap: Heap, pool: Pool) -> list[_Device]:
-    gpu, pages = pool.gpu_as_wanted(), pool.budget().pages
+    gpu, pages, equal = pool.gpu_as_wanted(), pool.budget().pages, pool.recipe.equal_copies
     idle_ns = NEVER_NS if pool.idle_ns is None else pool.idle_ns
     devices: list[_Device] = []
     for at in range(pool.devices or len(pool.instances())):
         if at % gpu.gpus_per_node == 0:
             bus, cores = Bus(heap, gpu.host_bytes_per_s), Cores(gpu.contention)
-        to_device = Link(bus, gpu.in_bytes_per_s, overhead_ns=gpu.copy_ns)
-        to_host = Link(bus, gpu.out_bytes_per_s, overhead_ns=gpu.copy_ns)
+        to_device = Link(bus, gpu.in_bytes_per_s, overhead_ns=gpu.copy_ns, equal=equal)
+        to_host = Link(bus, gpu.out_bytes_per_s, overhead_ns=gpu.copy_ns, equal=equal)
         devices.append(_Device(PageArbiter(pages, idle_ns=idle_ns, patience_ns=PATIENCE_NS), to_device, to_host, cores))
     return devices
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from aegis.core.decision import Decision, DecisionKind
 from aegis.core.ids import InstanceId
 from aegis.telemetry.spans import Span, SpanKind
 from bench.report.folder import Folder
@@ -20,7 +21,8 @@ from bench.report.usage import COMPUTE, WEIGHTS, instances
 
 SPANS_MAX = 200_000
 INSTANCES_MAX = 64
-_KINDS = tuple(SpanKind)
+_MARKS = (DecisionKind.EVICT, DecisionKind.REFUSE)
+_KINDS = (*SpanKind, *_MARKS)
 _LANES = ((*COMPUTE, SpanKind.SWITCH), WEIGHTS, (SpanKind.SWAP_IN,), (SpanKind.SWAP_OUT,))
 
 
@@ -30,9 +32,9 @@ def schedule(folder: Folder) -> Markup:
         "schedule",
         "Schedule",
         "A row for each instance: what it computed, in the colour of the model, prefill with an edge above, and grey "
-        "where it waited for another model; below it, thin, weights, KV inwards and KV outwards. Drag to move, use the "
-        "buttons or Ctrl and the wheel to come closer, point at a stretch to read it, and why it came where that was "
-        "written down. Keys: arrows, +, −, 0 for all.",
+        "where it waited for another model; below it, thin, weights, KV inwards, KV outwards and marks where something "
+        "was evicted or a request refused. Drag to move, use the buttons or Ctrl and the wheel to come closer, point "
+        "at a stretch to read it, and why it came where that was written down. Keys: arrows, +, −, 0 for all.",
         *(_timeline(run) for run in told),
         lacking("schedule", folder.without(lambda run: run.spans), SPANS),
     )
@@ -42,11 +44,16 @@ def packed(run: Run) -> dict[str, Any]:
     """What the timeline is drawn from, times in microseconds since the start. A lane is a list for each field of its
     spans; starts are told as steps from one to the next, reasons as places in their list, which begins with none."""
     shown = dict(list(instances(run.spans).items())[:INSTANCES_MAX])
-    models = sorted({span.model for spans in shown.values() for span in spans})
+    marks = {name: [each for each in run.decisions if each.kind in _MARKS and each.instance == name] for name in shown}
+    known = {span.model for spans in shown.values() for span in spans}
+    models = sorted(known | {each.model for told in marks.values() for each in told})
     number = {model: index for index, model in enumerate(models)}
     reasons = {"": 0}
     lanes = {
-        name: [_lane([s for s in spans if s.kind in kinds], number, reasons, run) for kinds in _LANES]
+        name: [
+            *(_lane([s for s in spans if s.kind in kinds], number, reasons, run) for kinds in _LANES),
+            _mark_lane(marks[name], number, reasons, run),
+        ]
         for name, spans in shown.items()
     }
     return {
@@ -71,6 +78,26 @@ def _lane(spans: Sequence[Span], number: dict[Any, int], reasons: dict[str, int]
         "tokens": [span.tokens for span in ordered],
         "nbytes": [span.nbytes for span in ordered],
         "why": [reasons.setdefault(run.reasons.line(span), len(reasons)) for span in ordered],
+    }
+
+
+def _mark_lane(
+    told: Sequence[Decision], number: dict[Any, int], reasons: dict[str, int], run: Run
+) -> dict[str, list[int]]:
+    """Decisions as spans of no length."""
+    ordered = sorted(told, key=lambda each: each.at_ns)
+    starts = [(each.at_ns - run.start_ns) // 1000 for each in ordered]
+    none = [0] * len(ordered)
+    return {
+        "start": [after - before for before, after in zip([0, *starts], starts, strict=False)],
+        "length": none,
+        "kind": [_KINDS.index(each.kind) for each in ordered],
+        "model": [number[each.model] for each in ordered],
+        "requests": none,
+        "steps": none,
+        "tokens": none,
+        "nbytes": none,
+        "why": [reasons.setdefault(each.line, len(reasons)) for each in ordered],
     }
 
 

@@ -1,7 +1,9 @@
 "use strict";
 // Draws the schedules. Only what is seen is drawn: of the spans that fall on one pixel of a lane, the first.
 
-const LANES = [{ top: 0, height: 16 }, { top: 17, height: 5 }, { top: 23, height: 4 }, { top: 28, height: 4 }];
+const LANES = [{ top: 0, height: 16 }, { top: 17, height: 5 }, { top: 23, height: 4 }, { top: 28, height: 4 },
+  { top: 33, height: 3 }];
+const MARKS = ["evict", "refuse"];
 const ROW = 38, HEAD = 22, NAMES = 74, CLOSEST_US = 200;
 
 async function unpacked(text) {
@@ -144,6 +146,7 @@ class Timeline {
 
   colour(kind, model) {
     if (kind === "switch") return this.colours.switch;
+    if (kind === "refuse") return this.colours.text;
     if (kind === "swap_in") return this.colours.in;
     return kind === "swap_out" ? this.colours.out : this.models[model];
   }
@@ -181,7 +184,8 @@ class Timeline {
   told({ instance, lane, at }) {
     const kind = this.data.kinds[lane.kind[at]], parts = [];
     parts.push(`${instance.name}: ${kind.replace("_", " ")} ${this.data.models[lane.model[at]]}`);
-    parts.push(`${duration(lane.length[at])} from ${(lane.start[at] / 1e6).toFixed(4)} s`);
+    const from = `${(lane.start[at] / 1e6).toFixed(4)} s`;
+    parts.push(MARKS.includes(kind) ? `at ${from}` : `${duration(lane.length[at])} from ${from}`);
     if (lane.requests[at]) parts.push(`batch ${lane.requests[at]}, ${lane.steps[at]} steps`);
     if (lane.tokens[at]) parts.push(`${lane.tokens[at]} ${kind === "prefill" ? "prompt" : "cached"} tokens`);
     if (lane.nbytes[at]) parts.push(size(lane.nbytes[at]));

@@ -1,8 +1,9 @@
 """Spans and records as Chrome's trace events, for ui.perfetto.dev and chrome://tracing.
 
 A process is an instance, its threads are what it does at a time: compute, weights, prefetch, KV in and out. Events of a
-thread have to nest, so that one which begins before the last has ended is drawn from that end on. A flow leads each
-request from its prefill to its first and its last run. Times are microseconds since the first event.
+thread have to nest, so that one which begins before the last has ended is drawn from that end on. What is evicted or
+refused is an instant. A flow leads each request from its prefill to its first and its last run. Times are microseconds
+since the first event.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from aegis.core.decision import Decision, DecisionKind
 from aegis.core.ids import InstanceId
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span, SpanKind
@@ -32,6 +34,7 @@ _THREAD = {
     SpanKind.SWAP_OUT: 4,
 }
 _PHASES = {2: "sf", 3: "stf"}
+_MARKED = (DecisionKind.EVICT, DecisionKind.REFUSE)
 _REQUESTS = 1  # the process of what is of no instance
 
 
@@ -52,7 +55,9 @@ def _events(run: Run, process: dict[InstanceId, int]) -> Iterator[_Event]:
         for thread in range(len(_THREADS)):
             own = [span for span in spans if _THREAD[span.kind] == thread]
             yield from _slices(own, process[name], run)
+        yield from _marks([each for each in run.decisions if each.instance == name], process[name], run.start_ns)
         yield from _batches([span for span in spans if span.kind is SpanKind.DECODE], process[name], run.start_ns)
+    yield from _marks([each for each in run.decisions if each.instance not in process], _REQUESTS, run.start_ns)
     if run.one_clock:
         yield from _waiting(run.records, run.start_ns)
         yield from _flows(run, process)
@@ -90,6 +95,22 @@ def _slices(spans: Iterable[Span], process: int, run: Run) -> Iterator[_Event]:
             "dur": _us(ended_ns - start_ns),
             "args": {k: v for k, v in args.items() if v},
         }
+
+
+def _marks(decisions: Iterable[Decision], process: int, zero_ns: int) -> Iterator[_Event]:
+    """What left the device, and who was refused."""
+    for each in decisions:
+        if each.kind in _MARKED:
+            yield {
+                "ph": "i",
+                "s": "t",
+                "name": f"{each.kind} {each.model}",
+                "cat": each.kind,
+                "pid": process,
+                "tid": _tid(process, 0),
+                "ts": _us(each.at_ns - zero_ns),
+                "args": {"why": each.line},
+            }
 
 
 def _batches(runs: Iterable[Span], process: int, zero_ns: int) -> Iterator[_Event]:

@@ -121,4 +121,4 @@ def _wanted(arrivals: Iterable[Arrival], specs: Mapping[ModelId, ModelSpec]) -> 
         if tokens_in + tokens_out > context:
             share = context / (tokens_in + tokens_out + _SPARE_TOKENS)
             tokens_in, tokens_out = max(int(tokens_in * share), 1), max(int(tokens_out * share), 1)
-        yield Wanted(arrival.at_ns, arrival.model, tokens_in, tokens_out)
+        yield Wanted(arrival.at_ns, arrival.model, tokens_in, tokens_out, priority=arrival.priority)

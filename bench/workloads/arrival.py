@@ -10,12 +10,13 @@ from aegis.core.ids import ModelId
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request as it comes in, `at_ns` after the start of the workload."""
+    """A request as it comes in, `at_ns` after the start of the workload. Lower `priority` is sooner, as in the API."""
 
     at_ns: int
     model: ModelId
     input_tokens: int
     output_tokens: int
+    priority: int = 0
 
 
 def model_name(index: int) -> ModelId:

@@ -4,6 +4,7 @@ The file's name says what it is: `.csv` or `.jsonl`, either with `.gz` behind it
 
 * rows need not be in order; further columns and fields (such as `hash_ids`) are ignored;
 * the model may be left out or empty: all such rows are of the model `m000`;
+* `priority` may be, too: a whole number from -8 to 8 as in the API, 0 unless given;
 * a row that made no output counts as one token, which is what serving it again makes at least.
 
 A row that cannot be served is refused with its file and line: a time that is negative or no number, a prompt without
@@ -25,9 +26,11 @@ from msgspec.json import Decoder
 
 from aegis.core.errors import UserError
 from aegis.core.ids import MODEL_NAME_PATTERN, ModelId
+from aegis.core.request import PRIORITY_MAX
 from bench.workloads.arrival import Arrival, in_order, model_name
 
-COLUMNS = ("arrival_s", "model", "input_tokens", "output_tokens")
+COLUMNS = ("arrival_s", "model", "input_tokens", "output_tokens", "priority")
+_OPTIONAL = ("model", "priority")
 _AT_S_MAX = 1e9  # 30 years
 _TOKENS_MAX = 1 << 40
 
@@ -39,6 +42,7 @@ class _Timed(Struct):
     input_length: int
     output_length: int
     model: str | None = None
+    priority: int = 0
 
 
 class _Rows:
@@ -47,7 +51,7 @@ class _Rows:
     def __init__(self) -> None:
         self._models = {"": model_name(0)}
 
-    def arrival(self, at_s: float, model: str, input_tokens: int, output_tokens: int) -> Arrival:
+    def arrival(self, at_s: float, model: str, input_tokens: int, output_tokens: int, priority: int) -> Arrival:
         """Raises `ValueError` with what is wrong."""
         if not 0 <= at_s <= _AT_S_MAX:
             raise ValueError(f"the request arrives at {at_s:g} s; expected 0 to {_AT_S_MAX:g}")
@@ -55,9 +59,10 @@ class _Rows:
             raise ValueError(f"the request has {input_tokens} input tokens; expected 1 or more")
         if not 0 <= output_tokens <= _TOKENS_MAX:
             raise ValueError(f"the request has {output_tokens} output tokens; expected 0 or more")
-        return Arrival(
-            round(at_s * 1e9), self._models.get(model) or self._named(model), input_tokens, output_tokens or 1
-        )
+        if abs(priority) > PRIORITY_MAX:
+            raise ValueError(f"the request has priority {priority}; expected {-PRIORITY_MAX} to {PRIORITY_MAX}")
+        name = self._models.get(model) or self._named(model)
+        return Arrival(round(at_s * 1e9), name, input_tokens, output_tokens or 1, priority)
 
     def _named(self, model: str) -> ModelId:
         if not re.fullmatch(MODEL_NAME_PATTERN, model):
@@ -102,7 +107,7 @@ def _csv(path: Path, file: TextIO) -> Iterator[Arrival]:
     try:
         header = next(lines, [])
         columns = _columns(header)
-        at, model, tokens_in, tokens_out = (columns.get(name, -1) for name in COLUMNS)
+        at, model, tokens_in, tokens_out, shift = (columns.get(name, -1) for name in COLUMNS)
         for row in lines:
             if not row:
                 continue
@@ -110,9 +115,10 @@ def _csv(path: Path, file: TextIO) -> Iterator[Arrival]:
                 raise ValueError(f"{len(row)} fields; the header has {len(header)}")
             try:
                 at_s, input_tokens, output_tokens = float(row[at]), int(row[tokens_in]), int(row[tokens_out])
+                priority = int(row[shift]) if shift >= 0 and row[shift] else 0
             except ValueError:
                 raise ValueError(_not_numbers(row, columns)) from None
-            yield rows.arrival(at_s, row[model] if model >= 0 else "", input_tokens, output_tokens)
+            yield rows.arrival(at_s, row[model] if model >= 0 else "", input_tokens, output_tokens, priority)
     except UnicodeDecodeError:
         raise
     except (ValueError, csv.Error) as error:
@@ -120,10 +126,11 @@ def _csv(path: Path, file: TextIO) -> Iterator[Arrival]:
 
 
 def _columns(header: list[str]) -> dict[str, int]:
-    """Where each of `COLUMNS` is; the model's may lack."""
+    """Where each of `COLUMNS` is; model and priority may lack."""
     columns = {name: header.index(name) for name in COLUMNS if name in header}
-    if missing := [name for name in COLUMNS if name not in columns and name != "model"]:
-        raise ValueError(f"the header lacks {', '.join(missing)}; expected {', '.join(COLUMNS)}")
+    if missing := [name for name in COLUMNS if name not in columns and name not in _OPTIONAL]:
+        expected = ", ".join([name for name in COLUMNS if name != "priority"])
+        raise ValueError(f"the header lacks {', '.join(missing)}; expected {expected}")
     return columns
 
 
@@ -139,6 +146,8 @@ def _jsonl(path: Path, file: TextIO, sec_multiplier: float) -> Iterator[Arrival]
             continue
         try:
             row = decode(line)
-            yield rows.arrival(row.timestamp * sec_multiplier, row.model or "", row.input_length, row.output_length)
+            yield rows.arrival(
+                row.timestamp * sec_multiplier, row.model or "", row.input_length, row.output_length, row.priority
+            )
         except (ValueError, DecodeError) as error:
             raise UserError(f"{path}:{number}: {error}") from error

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from tests.sim.pretended import PAGE, make_spec
+
 from aegis.core.decision import Decision, DecisionKind, Plan, Why
+from aegis.core.effects import UnmapWeights
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.messages import Cancel, GaveUp
+from aegis.core.model import ModelSpec
 from aegis.core.views import BatchView, Turn
 from decode.core import DecodeCore
 from decode.policies.qlm import Qlm
 from decode.policy import WeightedRoundRobin
 from decode.reasons import TurnReasons, why_turn
 from tests.sim.driven import Driven, ledger
-from tests.unit.decode.turns import A, B, settle, step, take
+from tests.unit.decode.turns import TWO_MODELS_FIT, WIDE, WIDE_2, A, B, C, settle, step, take
 
 _MS = 1_000_000
+D = make_spec(3, image_pages=3, block_bytes=PAGE // 4)
 ME, R = InstanceId("decode-0"), (RequestId(1),)
 FIRST = BatchView(1, ModelId("a"), 10 * _MS, 100 * _MS, 450 * _MS, first_due_ns=900 * _MS, prefill_ns=300 * _MS)
 SECOND = BatchView(2, ModelId("b"), 20 * _MS, 100 * _MS, 450 * _MS, due_ns=50 * _MS, resident=True)
@@ -89,3 +95,70 @@ def test_nothing_is_where_there_was_no_choice_or_nobody_asked() -> None:
     assert told(driven) == [(A.model, (1,))]
     assert told(silent) == []
     assert [e for e in driven.effects if not isinstance(e, Decision)] == silent.effects
+
+
+# --- what leaves the device -------------------------------------------------------------------------------------------
+
+
+def of_kind(driven: Driven[DecodeCore], kind: DecisionKind) -> list[Decision]:
+    return [each for each in driven.asked(Decision, driven.effects) if each.kind is kind]
+
+
+def crowded(pages: int, *specs: ModelSpec, slabs: int | None = 64, explains: bool = True) -> Driven[DecodeCore]:
+    """A turn is over after each step; a request of each model, and turns of all of them. Model D is known, too."""
+    core = DecodeCore(ME, ledger(pages), WeightedRoundRobin(q_max_ns=1), Hardware(), explains=explains)
+    driven = Driven(core, (*specs, D), slabs=slabs)
+    for number, spec in enumerate(specs, start=1):
+        take(driven, number, spec)
+        settle(driven)
+    for _ in range(2 * len(specs)):
+        step(driven)
+        settle(driven)
+    return driven
+
+
+def test_weights_that_leave_are_told_with_their_next_use_and_who_stays() -> None:
+    driven = crowded(TWO_MODELS_FIT, A, B, C)
+    evicted = [effect.model for effect in driven.asked(UnmapWeights, driven.effects)]
+    told = of_kind(driven, DecisionKind.EVICT)
+    assert evicted and [each.model for each in told if each.what.startswith("weights of ")] == evicted
+    first = told[0]
+    assert first.what == f"weights of {A.model} leave for {C.model}"
+    assert first.why.because.startswith("its turn is number ") and first.requests == (1,)
+    assert first.why.cost_ns is not None and first.why.cost_ns > 0, "what it takes to come back"
+
+
+def test_the_spared_model_is_named_where_one_was() -> None:
+    driven = crowded(4 * 3, A, B, C)
+    for number in (1, 2):
+        driven.on(Cancel(RequestId(number), 1))
+    take(driven, 9, D)
+    settle(driven)
+    (told,) = of_kind(driven, DecisionKind.EVICT)
+    assert (
+        told.line
+        == f"weights of {A.model} leave for {D.model}: nobody waits for it; {B.model} stays, nobody waits for it"
+    )
+    assert (told.requests, told.why.lost, told.why.slack_ns) == ((), B.model, None)
+
+
+def test_kv_that_moves_out_is_told_with_its_requests() -> None:
+    driven = crowded(4, WIDE, WIDE_2)
+    moved = [each for each in of_kind(driven, DecisionKind.EVICT) if each.what.startswith("KV of ")]
+    assert moved[0].what == f"KV of 1 request of {WIDE.model} moves to host memory for {WIDE_2.model}"
+    assert moved[0].requests == (1,)
+    assert moved[0].why.because.startswith("of what is on the device it is needed last, ")
+
+
+def test_who_is_given_up_for_lack_of_memory_is_told_why() -> None:
+    driven = crowded(4, WIDE, WIDE_2, slabs=0)
+    (told,) = of_kind(driven, DecisionKind.REFUSE)
+    assert driven.said(GaveUp, driven.effects) == [GaveUp(told.requests[0], 1)]
+    assert told.line.endswith(
+        ": its KV has to leave the device, and the host has no slab for it; it is to be prefilled again"
+    )
+
+
+def test_what_leaves_is_the_same_where_nobody_asks() -> None:
+    told, silent = (crowded(4, WIDE, WIDE_2, explains=explains) for explains in (True, False))
+    assert [effect for effect in told.effects if not isinstance(effect, Decision)] == silent.effects

@@ -48,10 +48,10 @@ class LaggingStream(CpuStream):
     gate: int
     held_back: int
 
-    def copy(self, copies: Sequence[tuple[int, int, int]]) -> EventHandle:
+    def copy(self, copies: Sequence[tuple[int, int, int]], *, urgency: int = 0) -> EventHandle:
         self.held_back += 1
         self.wait(EventHandle(self.gate, self.held_back))
-        return super().copy(copies)
+        return super().copy(copies, urgency=urgency)
 
 
 class LaggingDevice(CpuDevice):
@@ -61,9 +61,9 @@ class LaggingDevice(CpuDevice):
         super().__init__(address, words, stream_words=stream_words)
         self.lagging: list[LaggingStream] = []
 
-    def stream(self, name: str) -> LaggingStream:
+    def stream(self, name: str, *, outwards: bool = False) -> LaggingStream:
         word = self._free_words.pop(0)
-        stream = LaggingStream(name, word, self._words, self._pages)
+        stream = LaggingStream(name, word, self._words, self._pages, self._outwards if outwards else self._inwards)
         stream.gate, stream.held_back = self._words.count // 2 + word, 0
         self._streams.append(stream)
         self.lagging.append(stream)
@@ -145,7 +145,7 @@ class Instance:
         sequence = self.pick(rng, on_device=False)
         blocks = self.ledger.device.alloc(SHAPE, count_blocks(sequence.blocks)) if sequence else NoBlocks(0, 0)
         if sequence and sequence.swapped_out and not isinstance(blocks, NoBlocks):
-            event = self.ledger.copy_in(SHAPE, sequence.blocks, blocks, sequence.swapped_out)
+            event = self.ledger.copy_in(SHAPE, sequence.blocks, blocks, sequence.swapped_out, ahead=rng.random() < 0.5)
             self.rule_2()
             self.rule_3(self.ledger.host, sequence.blocks, event)
             sequence.blocks, sequence.swapped_out, sequence.arrival = blocks, None, event

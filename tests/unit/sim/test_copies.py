@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from aegis.core.effects import CopyBlocks, LoadWeights, StreamName, WipePages
 from aegis.core.events import Progress
 from aegis.core.ids import ModelId, PageRun
@@ -13,26 +18,29 @@ from aegis.sim.heap import Heap
 from aegis.sim.words import Words
 
 SHAPE = make_shape(1 << 10)
+BLOCK = SHAPE.block_bytes
+PREFETCH = StreamName.PREFETCH
 PEER_WORD = 9
 
 
 class Stand:
     """A link of a byte per nanosecond each way. `ended` are the copies that have, with their times."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, equal: bool = False) -> None:
         self.heap, self.words = Heap(), Words()
         bus = Bus(self.heap, 0)
         self.ended: list[tuple[StreamName, int]] = []
-        self.streams = Streams(self.words, to_device=Link(bus, 10**9), to_host=Link(bus, 10**9), done=self._ended)
+        inwards = Link(bus, 10**9, equal=equal)
+        self.streams = Streams(self.words, to_device=inwards, to_host=Link(bus, 10**9), done=self._ended)
 
-    def load(self, value: int, nbytes: int) -> EventHandle:
-        event = EventHandle(0, value)
-        self.streams.load(LoadWeights(StreamName.WEIGHTS, ModelId("m0"), event), nbytes)
+    def load(self, value: int, nbytes: int, stream: StreamName = StreamName.WEIGHTS) -> EventHandle:
+        event = EventHandle(0 if stream is StreamName.WEIGHTS else 2, value)
+        self.streams.load(LoadWeights(stream, ModelId("m0"), event), nbytes)
         return event
 
-    def swap_in(self, value: int, blocks: int, after: EventHandle | None = None) -> None:
+    def swap_in(self, value: int, blocks: int, after: EventHandle | None = None, *, ahead: bool = False) -> None:
         event = EventHandle(1, value)
-        self.streams.copy(CopyBlocks(StreamName.SWAP_IN, SHAPE, ((0, 0, blocks),), after, event))
+        self.streams.copy(CopyBlocks(StreamName.SWAP_IN, SHAPE, ((0, 0, blocks),), after, event, ahead))
 
     def _ended(self, copy: Copy) -> None:
         self.ended.append((copy.stream, self.heap.now_ns))
@@ -67,15 +75,61 @@ def test_a_copy_begins_when_what_it_waits_for_has_passed() -> None:
     assert stand.ended == [(StreamName.SWAP_IN, 100 + 2 * SHAPE.block_bytes)]
 
 
-def test_streams_share_the_link() -> None:
+def test_equals_share_the_link() -> None:
+    stand, published = Stand(), Stand(equal=True)
+    stand.load(1, 2 * BLOCK, PREFETCH)
+    stand.swap_in(1, 1, ahead=True)
+    published.load(1, 2 * BLOCK)
+    published.swap_in(1, 1)
+    for each, weights in ((stand, PREFETCH), (published, StreamName.WEIGHTS)):
+        each.heap.run()
+        assert each.ended == [(StreamName.SWAP_IN, 2 * BLOCK), (weights, 3 * BLOCK)]
+
+
+def test_kv_that_is_wanted_comes_first_then_weights_then_what_is_for_later() -> None:
     stand = Stand()
-    stand.load(1, 2 * SHAPE.block_bytes)
-    stand.swap_in(1, 1)
+    stand.load(1, 4 * BLOCK, PREFETCH)
+    stand.heap.at(BLOCK, stand.load, 1, 3 * BLOCK)
+    stand.heap.at(2 * BLOCK, stand.swap_in, 1, 1)
+    stand.heap.run()
+    assert stand.ended == [(StreamName.SWAP_IN, 3 * BLOCK), (StreamName.WEIGHTS, 5 * BLOCK), (PREFETCH, 8 * BLOCK)]
+
+
+def test_what_is_in_front_of_something_urgent_is_as_urgent() -> None:
+    stand = Stand()
+    stand.swap_in(1, 2, ahead=True)
+    stand.load(1, 2 * BLOCK)
+    stand.heap.at(BLOCK, stand.swap_in, 2, 1)
     stand.heap.run()
     assert stand.ended == [
-        (StreamName.SWAP_IN, 2 * SHAPE.block_bytes),
-        (StreamName.WEIGHTS, 3 * SHAPE.block_bytes),
+        (StreamName.SWAP_IN, 3 * BLOCK),
+        (StreamName.SWAP_IN, 4 * BLOCK),
+        (StreamName.WEIGHTS, 5 * BLOCK),
     ]
+
+
+def test_what_is_abandoned_while_it_waits_ends_at_once() -> None:
+    stand = Stand()
+    prefetched = stand.load(1, 2 * BLOCK, PREFETCH)
+    stand.load(1, 3 * BLOCK)
+    stand.heap.at(BLOCK, stand.streams.abandon, prefetched)
+    stand.heap.run()
+    assert stand.ended == [(PREFETCH, BLOCK), (StreamName.WEIGHTS, 3 * BLOCK)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 2000), st.integers(0, 2)), min_size=1, max_size=12))
+def test_order_costs_no_bandwidth(copies: list[tuple[int, int, int]]) -> None:
+    """When all have ended does not depend on which went first, but for the rounding of each share."""
+    last_ns = []
+    for equal in (False, True):
+        heap, ended = Heap(), list[int]()
+        link = Link(Bus(heap, 0), 10**9, equal=equal)
+        for at_ns, nbytes, urgency in copies:
+            heap.at(at_ns, partial(link.start, nbytes, lambda _: ended.append(heap.now_ns), urgency=urgency))  # noqa: B023
+        heap.run()
+        assert len(ended) == len(copies)
+        last_ns.append(max(ended))
+    assert abs(last_ns[0] - last_ns[1]) <= 2 * len(copies)
 
 
 def test_what_is_left_of_an_abandoned_copy_is_not_copied() -> None:

@@ -29,7 +29,15 @@ def events(run: Run) -> list[dict[str, Any]]:
 def test_events_are_in_order_and_have_what_each_kind_needs() -> None:
     told = events(simulated())
     assert [event["ts"] for event in told] == sorted(event["ts"] for event in told)
-    needs = {"X": {"dur", "args"}, "C": {"args"}, "M": {"args"}, "s": {"id"}, "t": {"id"}, "f": {"id", "bp"}}
+    needs = {
+        "X": {"dur", "args"},
+        "C": {"args"},
+        "M": {"args"},
+        "s": {"id"},
+        "t": {"id"},
+        "f": {"id", "bp"},
+        "i": {"s", "args"},
+    }
     for event in told:
         assert {"name", "ph", "ts", "pid", "tid"} | needs[event["ph"]] <= set(event)
     assert {event["ph"] for event in told} == set(needs)
@@ -40,6 +48,15 @@ def test_every_span_is_a_slice_with_its_times_to_the_nanosecond() -> None:
     slices = sorted((event["ts"], event["dur"]) for event in events(run) if event["ph"] == "X")
     spans = [((each.start_ns - run.start_ns) / 1000, (each.stop_ns - each.start_ns) / 1000) for each in run.spans]
     assert slices == sorted(spans)
+
+
+def test_what_is_evicted_or_refused_is_an_instant_with_its_reason() -> None:
+    run = Run("one", [span("decode", 0, 10)], decisions=[turn(2), turn(3, model="b", kind="evict")])
+    (told,) = [event for event in events(run) if event["ph"] == "i"]
+    assert (told["name"], told["ts"]) == ("evict b", 3000)
+    assert told["args"] == {"why": turn(3, model="b").line}
+    nowhere = Run("one", [span("decode", 0, 10)], decisions=[turn(4, on="-", kind="refuse")])
+    assert [event["name"] for event in events(nowhere) if event["ph"] == "i"] == ["refuse a"]
 
 
 def test_slices_of_a_thread_follow_each_other() -> None:

@@ -13,7 +13,10 @@ from bench.workloads.spec import GENERATORS, describe, override, parse
 
 
 def digest(text: str, seed: int = 7) -> str:
-    return sha256(repr([astuple(arrival) for arrival in parse(text, seed)]).encode()).hexdigest()[:16]
+    """Of what is drawn: no priority is."""
+    arrivals = parse(text, seed)
+    assert not any(arrival.priority for arrival in arrivals)
+    return sha256(repr([astuple(arrival)[:4] for arrival in arrivals]).encode()).hexdigest()[:16]
 
 
 PINNED = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,18 @@ def test_timed_traces_are_read_in_order(tmp_path: Path, name: str) -> None:
 def test_columns_may_come_in_any_order_and_more_of_them(tmp_path: Path) -> None:
     text = "\ufeffoutput_tokens,note,input_tokens,model,arrival_s\r\n20,x,10,chat,0.5\r\n\r\n4,,3,code,0.25\r\n"
     assert read(written(tmp_path, "t.csv", text)) == ARRIVALS
+
+
+def test_priorities_may_be_given(tmp_path: Path) -> None:
+    text = "arrival_s,model,input_tokens,output_tokens,priority\n0.5,chat,10,20,-2\n0.25,code,3,4,\n"
+    timed = "\n".join(json.dumps(row | {"priority": p} if p else row) for row, p in zip(TIMED, (-2, 0), strict=True))
+    arrivals = [ARRIVALS[0], replace(ARRIVALS[1], priority=-2)]
+    assert read(written(tmp_path, "t.csv", text)) == arrivals
+    assert read(written(tmp_path, "t.jsonl", timed), sec_multiplier=0.001) == arrivals
+    assert refused(written(tmp_path, "t.csv", text.replace("-2", "9"))).endswith(
+        "t.csv:2: the request has priority 9; expected -8 to 8"
+    )
+    assert "expected seconds and whole numbers" in refused(written(tmp_path, "t.csv", text.replace("-2", "high")))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,29 @@
+"""Which copies go first where several want one direction of a link: a rule for the simulator and for devices alike.
+
+(1) `NOW`: KV that the turn waits for, or that makes room for it. It is little beside weights, and without it rows that
+are due are missing in a step. (2) `WEIGHTS` that the turn waits for. (3) `AHEAD`: weights and KV for later turns. What
+is less urgent goes on where it was once nothing more urgent is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from aegis.core.effects import StreamName
+
+NOW: Final = 0
+WEIGHTS: Final = 1
+AHEAD: Final = 2
+
+_OF_WEIGHTS = {StreamName.WEIGHTS: WEIGHTS, StreamName.PREFETCH: AHEAD}
+
+
+def urgency(stream: StreamName, *, ahead: bool = False) -> int:
+    """Of a copy on this stream; `ahead`: of KV that no turn waits for yet."""
+    return AHEAD if ahead else _OF_WEIGHTS.get(stream, NOW)
+
+
+def served(urgencies: Iterable[int]) -> int:
+    """Of those that want the link, there is at least one, the urgency that moves bytes now; equals share it."""
+    return min(urgencies)
