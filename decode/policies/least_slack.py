@@ -86,7 +86,7 @@ class LeastSlack:
             least_ns = quota_ns - chosen.prefill_ns
             because = f"has had {duration(chosen.turn_ns)} of at least {duration(least_ns)}; {because}"
         elif overloaded and second_ns < slack_ns:
-            because = f"can be on time still, which not everybody can; {because}"
+            because = f"not everybody can be on time, and who is late counts later; {because}"
         because = f"{because}; next {second.model}, which {_begins(second_ns)} ({wants(second, now_ns)})"
         return Why(because, slack_ns, cost_ns(chosen), second.model, second_ns, cost_ns(second))
 
