@@ -23,6 +23,7 @@ COMPILED = (
     "aegis/sim/pace.py",
     "aegis/sim/times.py",
     "aegis/sim/words.py",
+    "decode/batch_view.py",
     "decode/chunks.py",
     "decode/core.py",
     "decode/policy.py",

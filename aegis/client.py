@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from aegis.telemetry.memory_report import MemoryReport
     from aegis.telemetry.node import NodeReport
 
+DEFAULT_URL = "http://127.0.0.1:8000"
 
 ADMIN_KEY = "AEGIS_SERVER_ADMIN_KEY"
 """The variable that gives a server its admin key, and the command line the key of the server it talks to."""

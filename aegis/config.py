@@ -18,8 +18,9 @@ from pydantic import (
     model_validator,
 )
 
+from aegis.core.clock import NS_PER_MS
 from aegis.core.ids import MODEL_NAME_PATTERN
-from aegis.core.model import EngineName
+from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName
 from aegis.core.role import Roles
 from aegis.sizes import SIZE_PATTERN, format_size, parse_size
 
@@ -42,6 +43,11 @@ Count = Annotated[int, Field(ge=1), BeforeValidator(_not_a_bool)]
 CountOrNone = Annotated[int, Field(ge=0), BeforeValidator(_not_a_bool)]
 Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_not_a_bool)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_not_a_bool)]
+Deadline = Annotated[
+    float,
+    Field(ge=SLO_NS_MIN / NS_PER_MS, le=SLO_NS_MAX / NS_PER_MS, allow_inf_nan=False),
+    BeforeValidator(_not_a_bool),
+]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValidator(_not_a_bool)]
 Dtype = Literal["auto", "float32", "bfloat16"]
 PolicyName = Literal[
@@ -61,15 +67,15 @@ class Section(BaseModel):
 class SloTargets(Section):
     """Deadlines: token i of a request is due `ttft_ms + i * tbt_ms` after its arrival."""
 
-    ttft_ms: Positive = Field(default=10_000.0, description="Time to the first token, milliseconds")
-    tbt_ms: Positive = Field(default=100.0, description="Time between two tokens, milliseconds")
+    ttft_ms: Deadline = Field(default=10_000.0, description="Time to the first token, milliseconds")
+    tbt_ms: Deadline = Field(default=100.0, description="Time between two tokens, milliseconds")
 
 
 class ModelSlo(Section):
     """A model's own deadlines; what is not set is the market's."""
 
-    ttft_ms: Positive | None = Field(default=None, description="Time to the first token, milliseconds")
-    tbt_ms: Positive | None = Field(default=None, description="Time between two tokens, milliseconds")
+    ttft_ms: Deadline | None = Field(default=None, description="Time to the first token, milliseconds")
+    tbt_ms: Deadline | None = Field(default=None, description="Time between two tokens, milliseconds")
 
 
 class ModelEntry(Section):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aegis.client import AdminClient
+from aegis.client import DEFAULT_URL, AdminClient
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 
@@ -59,7 +59,7 @@ def explain(
 
         _show([each for each in read_decisions(file) if wanted(each)][-last:], json=json)
         return 0
-    for number, decisions in enumerate(_told(AdminClient(url or "http://127.0.0.1:8000"), follow=follow)):
+    for number, decisions in enumerate(_told(AdminClient(url or DEFAULT_URL), follow=follow)):
         found = [each for each in decisions if wanted(each)]
         _show(found if number else found[-last:], json=json)
     return 0

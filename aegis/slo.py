@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
-from aegis.core.model import Slo
+from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, Slo
 
 _NAMES = ("ttft", "tbt")
 
@@ -23,7 +23,9 @@ def limits_ns(text: str, origin: str = "--slo") -> dict[str, int]:
             seconds = float(value)
         except ValueError:
             seconds = -1.0
-        if name not in _NAMES or not 0 <= seconds < 1e9:
-            raise UserError(f"{origin}: {part!r} is no limit in seconds; give limits like ttft=10,tbt=0.1")
+        if name not in _NAMES or not SLO_NS_MIN <= seconds * NS_PER_S <= SLO_NS_MAX:
+            raise UserError(
+                f"{origin}: {part!r} is no limit from a microsecond to a day; give seconds, like ttft=10,tbt=0.1"
+            )
         given_ns[name] = round(seconds * NS_PER_S)
     return given_ns

@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from aegis.client import DEFAULT_URL
+
 
 def calibrate(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Write the costs to this YAML file.")],
-    url: Annotated[str, typer.Option(metavar="URL", help="Address of the server.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(metavar="URL", help="Address of the server.")] = DEFAULT_URL,
     probe: Annotated[
         bool, typer.Option("--probe", help="Send the server groups of requests that show what steps cost.")
     ] = False,

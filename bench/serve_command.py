@@ -7,9 +7,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from aegis.client import DEFAULT_URL
+
 
 def serve(
-    base_url: Annotated[str, typer.Option(metavar="URL", help="Address of the server.")] = "http://127.0.0.1:8000",
+    base_url: Annotated[str, typer.Option(metavar="URL", help="Address of the server.")] = DEFAULT_URL,
     endpoint: Annotated[
         str, typer.Option(metavar="PATH", help="/v1/completions or /v1/chat/completions.")
     ] = "/v1/completions",

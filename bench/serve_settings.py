@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from aegis.client import DEFAULT_URL
 from bench.serve_datasets import Dataset
 from bench.serve_results import Measures
 
@@ -17,7 +18,7 @@ class Settings:
     """Requests are those of `workload`, of `trace`, or else of `dataset` at `request_rate`; to `models`, or to all that
     are served where none is named."""
 
-    base_url: str = "http://127.0.0.1:8000"
+    base_url: str = DEFAULT_URL
     endpoint: str = "/v1/completions"
     api_key: str | None = field(default=None, repr=False)
     models: Sequence[str] = ()

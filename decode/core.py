@@ -66,9 +66,9 @@ from aegis.core.messages import (
     TakeBack,
     Tokens,
 )
-from aegis.core.model import Slo
 from aegis.core.request import Job
 from aegis.core.views import BatchView, RoundPolicy
+from decode.batch_view import view_of
 from decode.chunks import chunk_stop
 from decode.reasons import TurnReasons
 from decode.room import RoomMaker
@@ -369,50 +369,17 @@ class DecodeCore:
                 self._give_up(sequence, "its turn is over, and no KV is kept over a switch")
 
     def _view(self, batch: Batch, now_ns: int) -> BatchView:
-        latency, slo, weights = self._latency[batch.model], self.ledger.specs[batch.model].slo, self.ledger.weights
-        waiting = [s for s in batch.sequences if s.lacks] if batch.waiting else []
-        decoding = [s for s in batch.sequences if not s.lacks] if waiting else batch.sequences
-        squares = sum([s.cached**2 - (s.cached - s.lacks) ** 2 for s in waiting])
-        step_ns, switch_ns = latency.decode_ns(sum([s.cached for s in batch.sequences])), latency.switch_ns()
-        prefill_ns = latency.prefills_ns(len(waiting), sum([s.lacks for s in waiting]), squares)
-        resident = weights.is_resident(batch.model) or weights.is_loading(batch.model)
-        savable = [] if self._work.rules.chunk_tokens is None else decoding
-        dues = [slo.due_ns(s.job.arrival_ns, s.generated) for s in savable]
-        return BatchView(
-            batch.batch,
-            batch.model,
-            step_ns,
-            slo.tbt_ns,
-            switch_ns,
-            tuple([s.job.request for s in batch.sequences]),
-            waiting=len(waiting),
-            prefill_ns=prefill_ns,
-            first_due_ns=min([s.job.urgent_ns(slo, s.generated) for s in waiting], default=None),
-            active=batch.model == self.active,
-            decoded_ns=batch.decoded_ns,
-            due_ns=min([s.job.urgent_ns(slo, s.generated) for s in decoding], default=None),
-            savable_due_ns=min([due for due in dues if due + slo.tbt_ns > now_ns], default=None),
-            ttft_ns=slo.ttft_ns,
-            resident=resident,
+        model, weights = batch.model, self.ledger.weights
+        return view_of(
+            batch,
+            self._latency[model],
+            self.ledger.specs[model].slo,
+            self._work.rules,
+            now_ns,
+            active=model == self.active,
+            resident=weights.is_resident(model) or weights.is_loading(model),
             turn_ns=self._work.had_turn_ns(batch, now_ns),
-            relaxed_by_ns=self._relaxed_by_ns(
-                batch.sequences, slo, step_ns + (0 if resident else switch_ns), prefill_ns, now_ns
-            ),
         )
-
-    def _relaxed_by_ns(
-        self, sequences: list[Sequence], slo: Slo, lead_ns: int, prefill_ns: int, now_ns: int
-    ) -> int | None:
-        """When the batch has to begin, deadlines that cannot be met any more counting later."""
-        later_ns = round(self._work.rules.later_ttfts * slo.ttft_ns)
-        if not later_ns:
-            return None
-        by_ns = []
-        for sequence in sequences:
-            ahead_ns = lead_ns + (prefill_ns if sequence.lacks else 0)
-            late = slo.due_ns(sequence.job.arrival_ns, sequence.generated) - ahead_ns < now_ns
-            by_ns.append(sequence.job.urgent_ns(slo, sequence.generated) - ahead_ns + (later_ns if late else 0))
-        return min(by_ns)
 
     def _end_turn(self) -> None:
         """Before its time, for another instance."""

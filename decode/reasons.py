@@ -6,6 +6,7 @@ from aegis.core.decision import Decision, DecisionKind, ExplainsTurns, Plan, Why
 from aegis.core.ids import InstanceId, RequestId
 from aegis.core.views import BatchView, RoundPolicy
 from aegis.core.wording import duration, since, when
+from decode.slack import begin_by_ns
 
 
 class TurnReasons:
@@ -69,7 +70,5 @@ def cost_ns(batch: BatchView) -> int:
 
 def slack_ns(batch: BatchView, now_ns: int) -> int | None:
     """Until it has to begin so that none of its tokens is late; None where it waits for none."""
-    first, due = batch.first_due_ns, batch.due_ns
-    dues = [] if first is None else [first - batch.prefill_ns]
-    dues += [] if due is None else [due]
-    return min(dues) - batch.step_ns - (0 if batch.resident else batch.switch_ns) - now_ns if dues else None
+    by_ns = begin_by_ns(batch)
+    return None if by_ns is None else by_ns - now_ns

@@ -178,8 +178,11 @@ class DecodeLists:
             known.rested_ns = now_ns
 
     def forget(self, model: ModelId) -> None:
-        """The model is gone, and all its requests."""
+        """The model is gone, and all its requests: one of that name that comes later is another one."""
         self._last_home.pop(model, None)
+        self._shares.pop(model, None)
+        for instance in self._active.pop(model, ()):
+            self._lists[instance].active = None
         for instance in self._homes.pop(model, ()):
             known = self._lists[instance]
             if model in known.held:  # others' requests, of which they will say that they are gone

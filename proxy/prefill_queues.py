@@ -192,8 +192,12 @@ class PrefillQueues:
         self._follow(queue, queue.front)
 
     def forget(self, model: ModelId) -> None:
-        """The model is gone, and all its requests."""
+        """The model is gone, and all its requests: one of that name that comes later is another one."""
         self._settle(model, None)
+        for instance in list(self.active_on(model)):
+            self.switched(instance, None)
+        for kept in (self._active, self._open, self._backlogs):
+            kept.pop(model, None)
 
     def beside(self, instance: InstanceId, load_ns: int) -> None:
         """What other proxies have put there takes so long."""

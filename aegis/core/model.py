@@ -69,8 +69,12 @@ def _token_bytes(shape: KvShape) -> int:
     return shape.itemsize * sum(layer.heads * (layer.key_dim + layer.value_dim) for layer in shape.layers)
 
 
+SLO_NS_MIN, SLO_NS_MAX = 1_000, 86_400_000_000_000
+"""What users may ask for. Schedulers divide by deadlines, and what is due has to fit the integers of a message."""
+
+
 class Slo(Struct, frozen=True):
-    """Token i is due at `arrival + ttft + i * tbt` (Aegaeon §2.1)."""
+    """Token i is due at `arrival + ttft + i * tbt` (Aegaeon §2.1). Neither is 0."""
 
     ttft_ns: int = 10_000_000_000
     tbt_ns: int = 100_000_000

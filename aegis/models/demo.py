@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
+from aegis.core.model import Slo
 from aegis.models.cache import default_cache_dir, locked, replacing
 from aegis.models.demo_recipes import RECIPES, STEPS, edition
 from aegis.models.sources import Source, is_checkpoint
@@ -23,9 +24,9 @@ from aegis.models.sources import Source, is_checkpoint
 _WORKERS = 2
 
 
-def demo_models(cache_dir: Path) -> list[Source]:
+def demo_models(cache_dir: Path, *, slo: Slo = Slo()) -> list[Source]:  # noqa: B008
     """Where the market's models are once `make_market` has returned."""
-    return [Source(ModelId(name), path=str(_market(cache_dir) / name)) for name in RECIPES]
+    return [Source(ModelId(name), path=str(_market(cache_dir) / name), slo=slo) for name in RECIPES]
 
 
 def make_market(cache_dir: Path | None = None) -> None:

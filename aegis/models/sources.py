@@ -23,7 +23,7 @@ from msgspec import Struct
 from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import MODEL_NAME_PATTERN, ModelId
-from aegis.core.model import EngineName, Slo
+from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName, Slo
 from aegis.models.failures import one_line
 from aegis.yaml_file import read_mapping
 
@@ -164,8 +164,9 @@ def _from_entry(path: Path, name: object, entry: object, default_slo: Slo) -> So
 
 def _slo(where: str, entry: _SloEntry, default: Slo) -> Slo:
     for key, value in (("ttft_ms", entry.ttft_ms), ("tbt_ms", entry.tbt_ms)):
-        if value is not None and not 0 < value < 1e9:
-            raise UserError(f"{where}.slo.{key}: expected milliseconds above 0, got {value}", param="models")
+        if value is not None and not SLO_NS_MIN <= value * NS_PER_MS <= SLO_NS_MAX:
+            limits = f"{SLO_NS_MIN / NS_PER_MS} to {SLO_NS_MAX // NS_PER_MS}"
+            raise UserError(f"{where}.slo.{key}: expected {limits} milliseconds, got {value}", param="models")
     return Slo(
         ttft_ns=default.ttft_ns if entry.ttft_ms is None else round(entry.ttft_ms * NS_PER_MS),
         tbt_ns=default.tbt_ns if entry.tbt_ms is None else round(entry.tbt_ms * NS_PER_MS),

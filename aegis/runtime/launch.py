@@ -134,7 +134,7 @@ def _sources(config: Config) -> list[Source]:
         from aegis.models.demo import demo_models, make_market
 
         make_market()
-        sources += demo_models(default_cache_dir())
+        sources += demo_models(default_cache_dir(), slo=slo_of(config))
     names = [source.model for source in sources]
     for name in names:
         if names.count(name) > 1:

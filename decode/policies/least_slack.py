@@ -11,6 +11,7 @@ from aegis.core.ids import InstanceId
 from aegis.core.views import BatchView, DecodeView, Renewal, Turn, TurnRules, Work
 from aegis.core.wording import duration, when
 from decode.reasons import cost_ns, wants
+from decode.slack import begin_by_ns
 
 _RULES = TurnRules(renewal=Renewal.ARRIVAL, later_ttfts=4.0)
 _PPM = 1_000_000
@@ -86,7 +87,7 @@ class LeastSlack:
             least_ns = quota_ns - chosen.prefill_ns
             because = f"has had {duration(chosen.turn_ns)} of at least {duration(least_ns)}; {because}"
         elif overloaded and second_ns < slack_ns:
-            because = f"can be on time still, which not everybody can; {because}"
+            because = f"not everybody can be on time, and who is late counts later; {because}"
         because = f"{because}; next {second.model}, which {_begins(second_ns)} ({wants(second, now_ns)})"
         return Why(because, slack_ns, cost_ns(chosen), second.model, second_ns, cost_ns(second))
 
@@ -132,13 +133,10 @@ def _free_until_ns(batches: Sequence[BatchView]) -> int | None:
 
 
 def _begin_by_ns(batch: BatchView) -> tuple[int, int]:
-    """When the batch has to begin so that none of its tokens is late; batches in order of their making otherwise."""
-    first, due = batch.first_due_ns, batch.due_ns
-    by_ns = first - batch.prefill_ns if first is not None else due
+    """Batches in order of their making where they have to begin at the same time."""
+    by_ns = begin_by_ns(batch)
     assert by_ns is not None
-    if due is not None and due < by_ns:
-        by_ns = due
-    return by_ns - batch.step_ns - (0 if batch.resident else batch.switch_ns), batch.batch
+    return by_ns, batch.batch
 
 
 def _relaxed_by_ns(batch: BatchView) -> tuple[int, int]:

@@ -95,7 +95,8 @@ def test_a_bad_option_is_named(option: str) -> None:
         ("instances: {mixed: 2, roles: fixed}", "instances: mixed instances prefill and decode: give prefill and"),
         ("instances: {roles: some}", "instances.roles: should be 'auto' or 'fixed', not 'some'"),
         ("scheduling: {decode: {q_max_s: .inf}}", "scheduling.decode.q_max_s: should be a finite number"),
-        ("slo: {tbt_ms: -1}", "slo.tbt_ms: should be greater than 0, not -1"),
+        ("slo: {tbt_ms: -1}", "slo.tbt_ms: should be greater than or equal to 0.001, not -1"),
+        ("slo: {ttft_ms: 1.0e+300}", "slo.ttft_ms: should be less than or equal to 86400000, not 1e+300"),
         ("memory: {device: 5 parsecs}", "memory.device: '5 parsecs' is no size; write it like 512MiB"),
         ("memory: {device: 1MiB}", "memory: device (1MiB) is less than one slab"),
         ("memory: {slab: 3MiB}", "memory: slab (3MiB) should be a multiple of 2MiB"),
@@ -178,4 +179,5 @@ def test_the_examples_are_valid(file: Path) -> None:
 
 
 def test_the_demo_example_spells_the_defaults_out() -> None:
-    assert load({"config": ROOT / "configs/demo.yaml"}, {}) == Config(demo=True)
+    config = load({"config": ROOT / "configs/demo.yaml"}, {})
+    assert config == Config(demo=True) and not config.instances.counted

@@ -12,7 +12,7 @@ from aegis.slo import parse_slo
     [
         ("ttft=2,tbt=0.05", Slo(2_000_000_000, 50_000_000)),
         ("tbt=0.05", Slo(tbt_ns=50_000_000)),
-        ("ttft=0", Slo(ttft_ns=0)),
+        ("ttft=1e-6,tbt=86400", Slo(1_000, 86_400_000_000_000)),
     ],
 )
 def test_what_is_not_named_keeps_its_default(text: str, slo: Slo) -> None:
@@ -20,7 +20,21 @@ def test_what_is_not_named_keeps_its_default(text: str, slo: Slo) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "ttft", "ttft=", "ttft=-1", "ttft=x", "tpot=1", "ttft=nan", "ttft=inf", "ttft=1,"]
+    "text",
+    [
+        "",
+        "ttft",
+        "ttft=",
+        "ttft=-1",
+        "ttft=0",
+        "tbt=0.0000009",
+        "tbt=86401",
+        "ttft=x",
+        "tpot=1",
+        "ttft=nan",
+        "ttft=inf",
+        "ttft=1,",
+    ],
 )
 def test_nonsense_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="--slo"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tests.sim.pretended import PAGE, make_spec
-
 from aegis.core.decision import Decision, DecisionKind, Plan, Why
 from aegis.core.effects import UnmapWeights
 from aegis.core.estimators import Hardware
@@ -11,6 +9,7 @@ from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.messages import Cancel, GaveUp
 from aegis.core.model import ModelSpec
 from aegis.core.views import BatchView, Turn
+from aegis.sim.faults.pretended import PAGE, make_spec
 from decode.core import DecodeCore
 from decode.policies.qlm import Qlm
 from decode.policy import WeightedRoundRobin

@@ -61,7 +61,14 @@ def test_yaml_paths_are_relative_to_the_file_and_targets_in_milliseconds(tmp_pat
         ("models: {a: {hub: o/n}}\nmodel: 1", "unknown key 'model'"),
         ("models: {a: {hub: o/n}, a: {hub: o/m}}", "'a' is given twice"),
         ("models: {a: {hub: o/n, slo: {ttft: 1}}}", "unknown field `ttft`"),
-        ("models: {a: {hub: o/n, slo: {ttft_ms: -1}}}", "models.a.slo.ttft_ms: expected milliseconds above 0"),
+        (
+            "models: {a: {hub: o/n, slo: {ttft_ms: -1}}}",
+            "models.a.slo.ttft_ms: expected 0.001 to 86400000 milliseconds",
+        ),
+        (
+            "models: {a: {hub: o/n, slo: {tbt_ms: 1e-7}}}",
+            "models.a.slo.tbt_ms: expected 0.001 to 86400000 milliseconds",
+        ),
         ("models: {a: {hub: o/n, dtype: int4}}", "models.a: Invalid enum value 'int4'"),
         ("models: {a: {hub: o/n, path: x}}", "models.a: give either 'path' or 'hub'"),
         ("models: {a: {}}", "models.a: give either 'path' or 'hub'"),

@@ -86,6 +86,16 @@ class Decodes(RuleBasedStateMachine):
         self.kept.remove(instance, request)
         del self.naive[instance].held[request]
 
+    @rule(model=models)
+    def forget(self, model: ModelId) -> None:
+        for instance, known in self.naive.items():
+            for request in [r for r, (of, _) in known.held.items() if of == model]:
+                self.kept.remove(instance, request)
+                del known.held[request], self.placed[request]
+            known.housed.discard(model)
+            known.active = None if known.active == model else known.active
+        self.kept.forget(model)
+
     @invariant()
     def lists_are_as_long_as_their_batches(self) -> None:
         """Algorithm 2, line 2: the KV capacity makes them."""

@@ -128,6 +128,13 @@ class Prefills(RuleBasedStateMachine):
 
     @rule(model=models)
     def forget(self, model: ModelId) -> None:
+        for instance, queue in self.naive.items():
+            of_it = [r for group in queue.groups.values() if group.model == model for r in group.waiting]
+            for request in of_it:
+                self.kept.remove(instance, request)
+                queue.remove(request)
+                del self.placed[request]
+            queue.running = None if queue.running == model else queue.running
         self.kept.forget(model)
         self.homes.pop(model, None)
 

@@ -105,7 +105,7 @@ def test_a_workload_has_to_fit_its_models(tmp_path: Path) -> None:
         ("code:", "'no name!':", "models.no name!: is no model name"),
         ("layers: 2,", "", "shapes.tiny.layers: is missing"),
         ("layers: 2,", "layers: two,", "shapes.tiny.layers: should be a valid integer"),
-        ("ttft_ms: 500", "ttft_ms: 0", "models.code.slo.ttft_ms: should be greater than 0"),
+        ("ttft_ms: 500", "ttft_ms: 0", "models.code.slo.ttft_ms: should be greater than or equal to 0.001"),
     ],
 )
 def test_a_wrong_file_is_refused_by_key(old: str, new: str, message: str, tmp_path: Path) -> None:

@@ -207,8 +207,14 @@ def test_nobody_has_the_turn_before_one_with_less_slack_unless_it_keeps_it(
 def test_who_is_put_off_is_told() -> None:
     lost, saved = batch(1, -900, step_ms=60, relaxed_ms=39_000), batch(2, 600, step_ms=60, relaxed_ms=590)
     told = why(lost, saved)
-    assert told.because.startswith("can be on time still, which not everybody can; ")
+    assert told.because.startswith("not everybody can be on time, and who is late counts later; must begin in 540 ms (")
     assert told.lost == "m1"
+
+
+def test_nobody_who_is_late_is_told_to_be_on_time() -> None:
+    later, sooner = batch(1, -900, step_ms=60, relaxed_ms=39_000), batch(2, -100, step_ms=60, relaxed_ms=3_900)
+    told = why(later, sooner).because
+    assert told.startswith("not everybody can be on time, and who is late counts later; had to begin 160 ms ago (")
 
 
 def why_place(made: DecodeLists, model: ModelId) -> tuple[str, str | None]:

@@ -1,0 +1,118 @@
+"""`aegis launch`, and `aegis demo`, which makes what that serves by default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def launch(
+    prefill: Annotated[str | None, typer.Option(metavar="N", help="Prefill instances. [default: 1]")] = None,
+    decode: Annotated[str | None, typer.Option(metavar="N", help="Decode instances. [default: 1]")] = None,
+    mixed: Annotated[
+        str | None, typer.Option(metavar="N", help="Instances that prefill and decode, in place of both.")
+    ] = None,
+    roles: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROLES",
+            help="auto: all instances prefill and decode; fixed: as --prefill and --decode say. If not given, as the "
+            "policy is made for; least-slack: fixed where --prefill or --decode is given, else auto.",
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Scheduler: least-slack, aegaeon, serverlessllm, qlm, muxserve, dedicated, prefill-first or "
+            "decode-first. [default: least-slack]",
+        ),
+    ] = None,
+    slo: Annotated[
+        str | None, typer.Option(metavar="SLO", help="When tokens are due, in seconds. [default: ttft=10,tbt=0.1]")
+    ] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WHAT",
+            help="A YAML file with a `models:` map, a checkpoint directory, a directory of those, or a hub id. "
+            "May be repeated. [default: the demo market]",
+        ),
+    ] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Serve the demo market, also beside other models.")] = False,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Read settings from a YAML file.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="KIND", help="cpu or cuda. [default: cpu]")] = None,
+    devices: Annotated[
+        str | None, typer.Option(metavar="N", help="Devices that the instances are dealt to in turn. [default: 1]")
+    ] = None,
+    device_memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Of each device, for weights and KV of its instances. [default: 1GiB]"),
+    ] = None,
+    host_memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Host memory for cached weights and KV of all instances. [default: 4GiB]"),
+    ] = None,
+    model_cache: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Part of the host memory for cached weights; half of it if not given."),
+    ] = None,
+    slab: Annotated[str | None, typer.Option(metavar="SIZE", help="Slab of KV blocks. [default: 2MiB]")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="auto, float32 or bfloat16; auto: as stored. [default: auto]")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="transformers, or vllm if installed. [default: transformers]")
+    ] = None,
+    host: Annotated[str | None, typer.Option(metavar="H", help="Address to listen on. [default: 127.0.0.1]")] = None,
+    port: Annotated[str | None, typer.Option(metavar="N", help="Port to listen on. [default: 8000]")] = None,
+    proxies: Annotated[
+        str | None, typer.Option(metavar="N", help="Processes that serve clients, on one port. [default: 1]")
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error. [default: info]")
+    ] = None,
+    debug_memory: Annotated[
+        bool, typer.Option("--debug-memory", help="Check the accounting laws after every step (slow).")
+    ] = False,
+) -> int:
+    """Launch the instances and serve until Ctrl-C.
+
+    Each option can also be set as an environment variable (--device-memory: AEGIS_DEVICE_MEMORY) or in the file given
+    to --config. Options win over variables, variables over the file.
+
+    \b
+    Examples:
+      aegis launch
+      aegis launch --prefill 1 --decode 2 --device-memory 2GiB --models ~/checkpoints
+      aegis launch --models ./llama --models Qwen/Qwen3-0.6B --port 9000
+      aegis launch --config configs/two_models.yaml --demo
+    """
+    options = dict(locals())
+    from aegis.config_sources import load
+
+    configuration = load(options | {"demo": demo or None, "debug_memory": debug_memory or None})
+    from aegis.runtime.launch import main as run
+
+    return run(configuration)
+
+
+def demo() -> int:
+    """Make the demo market and do not serve it.
+
+    It has eight tiny models, each of which knows one passage by heart. They are kept in the cache directory and made
+    only where they are missing. `aegis launch` does this by itself.
+
+    \b
+    Example:
+      aegis demo
+    """
+    from aegis.models.cache import default_cache_dir
+    from aegis.models.demo import demo_models, make_market
+
+    make_market()
+    for source in demo_models(default_cache_dir()):
+        print(source.path)
+    return 0

@@ -1,0 +1,102 @@
+"""`aegis bench` of this machine: switching, memory, decoding, deciding and simulating."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")]
+
+
+def bench_switch(json: _Json = None) -> int:
+    """Measure activating models of 64 MiB to 1 GiB, beside a plain memcpy of as many bytes.
+
+    \b
+    Example:
+      aegis bench switch --json bench/results/switch.json
+    """
+    from bench.switch import run
+
+    run(json_path=json)
+    return 0
+
+
+def bench_memory(
+    json: _Json = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PARTS",
+            help="Some of pages, handing, swaps, fragmentation, sharing, churn, with commas. [default: all]",
+        ),
+    ] = None,
+) -> int:
+    """Measure how memory moves: between instances, to the host and back, under load. Takes minutes.
+
+    Each figure is printed beside what it has to be. The machine should have nothing else to do.
+
+    \b
+    Examples:
+      aegis bench memory --json bench/results/memory.json
+      aegis bench memory --only handing,swaps
+    """
+    from bench.memory import run
+
+    run(json_path=json, only=only.split(",") if only else ())
+    return 0
+
+
+def bench_decode(
+    json: _Json = None,
+    engine: Annotated[
+        str, typer.Option(metavar="NAMES", help="transformers, vllm or both, with a comma.")
+    ] = "transformers",
+    peer: Annotated[str, typer.Option(metavar="NAME", help="transformers or vllm.")] = "transformers",
+    threads: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Of each side.")] = 1,
+) -> int:
+    """Measure decoding at batch 1, 8 and 32, beside another way to run the same checkpoint.
+
+    That is transformers' own generate; or stock vLLM, and then also how long replacing a model takes.
+
+    \b
+    Examples:
+      aegis bench decode --json bench/results/decode.json
+      aegis bench decode --engine vllm,transformers --peer vllm --json bench/results/vllm.json
+    """
+    from bench.decode_command import run
+
+    run(json_path=json, engines=engine.split(","), peer=peer, threads=threads)
+    return 0
+
+
+def bench_schedule(json: _Json = None) -> int:
+    """Measure what decisions take: placing requests in markets of two sizes, and planning a decode round.
+
+    Each figure is printed beside what it has to be. The machine should have nothing else to do.
+
+    \b
+    Example:
+      aegis bench schedule --json bench/results/schedule.json
+    """
+    from bench.schedule import run
+
+    run(json_path=json)
+    return 0
+
+
+def bench_simulator(
+    json: _Json = None,
+    large: Annotated[bool, typer.Option("--large", help="Also 1000 models on 1000 instances, 10⁶ requests")] = False,
+) -> int:
+    """Measure how many requests the simulator gets through per second, and how that changes with the size of a market.
+
+    \b
+    Example:
+      aegis bench simulator --json bench/results/simulator.json
+    """
+    from bench.simulator import run
+
+    run(json_path=json, large=large)
+    return 0

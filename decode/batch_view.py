@@ -1,0 +1,67 @@
+"""What a policy of turns is shown of a batch when it makes a plan."""
+
+from __future__ import annotations
+
+from aegis.core.estimators import Latency
+from aegis.core.model import Slo
+from aegis.core.views import BatchView, TurnRules
+from decode.sequences import Sequence
+from decode.worklist import Batch
+
+
+def view_of(
+    batch: Batch,
+    latency: Latency,
+    slo: Slo,
+    rules: TurnRules,
+    now_ns: int,
+    *,
+    active: bool,
+    resident: bool,
+    turn_ns: int | None,
+) -> BatchView:
+    """`latency` and `slo` are its model's. Only what the rules of the policy ask for is worked out."""
+    waiting = [s for s in batch.sequences if s.lacks] if batch.waiting else []
+    decoding = [s for s in batch.sequences if not s.lacks] if waiting else batch.sequences
+    squares = sum([s.cached**2 - (s.cached - s.lacks) ** 2 for s in waiting])
+    step_ns, switch_ns = latency.decode_ns(sum([s.cached for s in batch.sequences])), latency.switch_ns()
+    prefill_ns = latency.prefills_ns(len(waiting), sum([s.lacks for s in waiting]), squares)
+    savable = [] if rules.chunk_tokens is None else decoding
+    dues = [slo.due_ns(s.job.arrival_ns, s.generated) for s in savable]
+    lead_ns = step_ns + (0 if resident else switch_ns)
+    return BatchView(
+        batch.batch,
+        batch.model,
+        step_ns,
+        slo.tbt_ns,
+        switch_ns,
+        tuple([s.job.request for s in batch.sequences]),
+        waiting=len(waiting),
+        prefill_ns=prefill_ns,
+        first_due_ns=min([s.job.urgent_ns(slo, s.generated) for s in waiting], default=None),
+        active=active,
+        decoded_ns=batch.decoded_ns,
+        due_ns=min([s.job.urgent_ns(slo, s.generated) for s in decoding], default=None),
+        savable_due_ns=min([due for due in dues if due + slo.tbt_ns > now_ns], default=None),
+        ttft_ns=slo.ttft_ns,
+        resident=resident,
+        turn_ns=turn_ns,
+        relaxed_by_ns=_relaxed_by_ns(
+            batch.sequences, slo, now_ns, lead_ns=lead_ns, prefill_ns=prefill_ns, later_ttfts=rules.later_ttfts
+        ),
+    )
+
+
+def _relaxed_by_ns(
+    sequences: list[Sequence], slo: Slo, now_ns: int, *, lead_ns: int, prefill_ns: int, later_ttfts: float
+) -> int | None:
+    """When the batch has to begin, deadlines that cannot be met any more counting later."""
+    later_ns = round(later_ttfts * slo.ttft_ns)
+    if not later_ns:
+        return None
+    by_ns = []
+    for sequence in sequences:
+        ahead_ns = lead_ns + (prefill_ns if sequence.lacks else 0)
+        late = slo.due_ns(sequence.job.arrival_ns, sequence.generated) - ahead_ns < now_ns
+        by_ns.append(sequence.job.urgent_ns(slo, sequence.generated) - ahead_ns + (later_ns if late else 0))
+    return min(by_ns)

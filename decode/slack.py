@@ -1,0 +1,17 @@
+"""When a batch has to begin."""
+
+from __future__ import annotations
+
+from aegis.core.views import BatchView
+
+
+def begin_by_ns(batch: BatchView) -> int | None:
+    """The latest start with which none of its tokens is late: before its next deadline by what bringing in its model,
+    its prefills where it is a first token's, and a step take. None: it waits for no token."""
+    first, due = batch.first_due_ns, batch.due_ns
+    by_ns = first - batch.prefill_ns if first is not None else due
+    if by_ns is None:
+        return None
+    if due is not None and due < by_ns:
+        by_ns = due
+    return by_ns - batch.step_ns - (0 if batch.resident else batch.switch_ns)
