@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aegis.core.clock import NS_PER_MS
 from aegis.core.effects import Send
 from aegis.core.messages import KvReleased
 from aegis.sim.faults import play
@@ -21,6 +22,7 @@ from memory.leases import SlabLeases
 from memory.ledger import Ledger
 from memory.slabs import SlabPool
 from prefill.core import PrefillCore
+from proxy.events import InstanceDown
 from proxy.sessions import SessionCore
 
 CHUNK = 25
@@ -123,14 +125,16 @@ def _unwiped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Balloon, "_leave", lambda self, ticket, clean, dirty: leave(self, ticket, clean + dirty, ()))
 
 
-def _peers_asked_by_the_node(patch: pytest.MonkeyPatch) -> None:
-    """They may learn of a loss before what the proxy sent of the lost one's KV."""
+def _before_the_proxy_knows(patch: pytest.MonkeyPatch) -> None:
+    """Instances go on from the KV of one that is lost while the proxy still believes what they say."""
 
-    def direct(self: World, asked: Any, down: Any) -> None:
-        self._grant(asked)
-        self.inform(down)
+    def at_once(self: World, node: Any, absent_ns: int, for_good: bool) -> None:
+        del self.nodes[node.instance]
+        self.lost.append(node)
+        self._part(node, absent_ns + 60 * NS_PER_MS, for_good)
+        self.inform(InstanceDown(node.instance))
 
-    patch.setattr(World, "_forget_peers", direct)
+    patch.setattr(World, "_notice", at_once)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +153,7 @@ def _peers_asked_by_the_node(patch: pytest.MonkeyPatch) -> None:
         pytest.param(_unwiped, id="pages are not wiped"),
         pytest.param(_skips(Ledger, "_let_images_go"), id="images are not let go of"),
         pytest.param(_images_too_early, id="images are let go of too early"),
-        pytest.param(_peers_asked_by_the_node, id="peers are asked past the proxy"),
+        pytest.param(_before_the_proxy_knows, id="losses are told before the proxy knows"),
     ],
 )
 def test_broken_code_is_found(spoil: Patch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,8 +64,9 @@ class Disturbances:
         """Of two spells at once the later one counts."""
         if node := self._victim(spell.victim):
             self._world.ground.note(f"copies of {node.instance} take {spell.by} times as long for {spell.for_ns} ns")
-            node.slowness = spell.by
-            self._world.ground.after(spell.for_ns, lambda: setattr(node, "slowness", 1))
+            usual = self._world.scenario.plan.slowness
+            node.slowness = usual * spell.by
+            self._world.ground.after(spell.for_ns, lambda: setattr(node, "slowness", usual))
 
     # --- neighbours ---------------------------------------------------------------------------------------------------
 
@@ -87,5 +88,4 @@ class Disturbances:
 
     def _move_out(self, name: InstanceId) -> None:
         self._world.neighbours.pop(name).alive = False
-        for other, message in self._world.part(name):
-            self._world.post(other, message)
+        self._world.forget(name)

@@ -78,17 +78,20 @@ class Node:
         *,
         hear: Callable[[Node, FromInstance], None],
         moved: Action,
+        parted: bool,
+        slowness: int,
     ) -> None:
         self.instance = instance
         self.core = core
         self.words = words
         self.alive = True
-        self.slowness = 1  # of its copies
+        self.slowness = slowness  # of its copies
         self.bound: set[ModelId] = set()
         self.tracked: set[RequestId] = set()
         self._ground = ground
         self._hear = hear
         self._moved = moved
+        self._parted = parted  # proxy and node are
         self._kv: dict[tuple[KvShape, BlockId], Content] = {}
         self._slab_pages: dict[SlabId, Pages] = {}
         self._weight_pages: dict[ModelId, Pages] = {}
@@ -317,8 +320,11 @@ class Node:
         return _Copy(effect.event, None, 200_000 * len(pages) + draw.below(500_000), finish, unreadable)
 
     def _leases(self, effect: CopyBlocks) -> dict[SlabId, int]:
-        """Of the host slabs that a copy reads or writes: they may not change hands under it."""
+        """Of the host slabs that a copy reads or writes: they may not change hands under it. But one may read what it
+        was to adopt from who is lost, before the proxy, which does not listen to what comes of it, takes that back."""
         out = effect.stream is StreamName.SWAP_OUT
+        if self._parted and not out:
+            return {}
         slabs = {slab_of(effect.shape, b if out else a) for a, b in _pairs(effect.copies)}
         return {slab: self._ground.leased[slab] for slab in sorted(slabs)}
 

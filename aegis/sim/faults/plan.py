@@ -74,6 +74,7 @@ class Plan:
     pauses: tuple[Spell, ...] = ()
     delays: tuple[Spell, ...] = ()
     slow: tuple[Spell, ...] = ()
+    slowness: int = 1  # of all copies, at any time
     neighbours: tuple[Neighbour, ...] = ()
     parted: bool = False
     commands_twice: bool = False
@@ -112,8 +113,9 @@ def draw_plan(seed: int, kinds: frozenset[Kind], span_ns: int) -> Plan:
         kinds=happen,
         crashes=_crashes(draws[Kind.CRASH], span_ns) if Kind.CRASH in happen else (),
         pauses=_spells(draws[Kind.PAUSE], span_ns, most=4, by=1) if Kind.PAUSE in happen else (),
-        delays=_spells(draws[Kind.DELAY], span_ns, most=8, by=60 * NS_PER_MS) if Kind.DELAY in happen else (),
-        slow=_spells(draws[Kind.SLOW], span_ns, most=6, by=300) if Kind.SLOW in happen else (),
+        delays=_spells(draws[Kind.DELAY], span_ns, most=16, by=60 * NS_PER_MS) if Kind.DELAY in happen else (),
+        slow=_spells(draws[Kind.SLOW], span_ns, most=6, by=100) if Kind.SLOW in happen else (),
+        slowness=(1, 10, 50)[draws[Kind.SLOW].below(3)] if Kind.SLOW in happen else 1,
         neighbours=_neighbours(draws[Kind.MEMORY], span_ns) if Kind.MEMORY in happen else (),
         parted=Kind.REORDER in happen,
         commands_twice=Kind.TWICE in happen,

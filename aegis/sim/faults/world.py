@@ -16,7 +16,6 @@ from aegis.core.effects import StreamName
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, RequestId
 from aegis.core.messages import (
-    ForgetPeer,
     FromInstance,
     GaveBack,
     GrantSlabs,
@@ -215,47 +214,32 @@ class World:
             notice()
 
     def _notice(self, node: Node, absent_ns: int, for_good: bool) -> None:
-        """What it said before and has not been heard is not heard any more."""
-        instance = node.instance
-        self.ground.note(f"{instance} is lost")
-        del self.nodes[instance]
+        """What it said before and has not been heard is not heard any more. Only when the proxy knows does anybody else
+        learn of it: what they say, or make of the KV that is not coming, would be taken for good."""
+        self.ground.note(f"{node.instance} is lost")
+        del self.nodes[node.instance]
         self.lost.append(node)
+        self.inform(InstanceDown(node.instance), lambda: self._noted(partial(self._part, node, absent_ns, for_good)))
+
+    def _noted(self, action: Action) -> None:
+        if self.scenario.plan.parted:
+            self.ground.send("proxy to node", action)
+        else:
+            action()
+
+    def _part(self, node: Node, absent_ns: int, for_good: bool) -> None:
+        self.forget(node.instance)
+        self.models.lost(node.instance)
         for word in node.words.values():
             self.ground.poison(word)
-        asked = self.part(instance)
-        self._forget_peers(asked, InstanceDown(instance))
-        self.models.lost(instance)
         self._moved()
-        if for_good:
-            self.ground.after(absent_ns, lambda: self._give_up(instance))
-        else:
-            self.ground.after(absent_ns, lambda: self._bring_up(instance))
+        then = self._give_up if for_good else self._bring_up
+        self.ground.after(absent_ns, lambda: then(node.instance))
 
-    def part(self, instance: InstanceId) -> Grants:
-        """All memory that it had is somebody else's. Whom to ask to forget it."""
-        grants = self.leases.lost(instance)
-        asked: Grants = [grant for grant in grants if isinstance(grant[1], ForgetPeer)]
-        self._grant([grant for grant in grants if not isinstance(grant[1], ForgetPeer)])
+    def forget(self, instance: InstanceId) -> None:
+        """All memory that it had is somebody else's."""
+        self._grant(self.leases.lost(instance))
         self._arbitrate(self.arbiter.lost(instance))
-        return asked
-
-    def _forget_peers(self, asked: Grants, down: InstanceDown) -> None:
-        """The proxy passes it on: what it has sent of the peer's KV arrives before."""
-        if not self.scenario.plan.parted:
-            self._grant(asked)
-            self.inform(down)
-            return
-
-        passed_on = [(self.nodes.get(other), other, message) for other, message in asked]
-
-        def pass_on() -> None:
-            for node, other, message in passed_on:
-                if node:
-                    self._send("proxy", node, message)
-                else:
-                    self.post(other, message)
-
-        self.inform(down, pass_on)
 
     def _give_up(self, instance: InstanceId) -> None:
         """It does not come up any more. Where nobody is left of its role, nobody is served."""
@@ -277,7 +261,17 @@ class World:
             core = self.scenario.prefill_core(instance, ledger, self.scenario.order)
         else:
             core = self.scenario.decode_core(instance, ledger, self.scenario.policy, Hardware())
-        self.nodes[instance] = Node(self.ground, instance, core, words, hear=self._say, moved=self._moved)
+        plan = self.scenario.plan
+        self.nodes[instance] = Node(
+            self.ground,
+            instance,
+            core,
+            words,
+            hear=self._say,
+            moved=self._moved,
+            parted=plan.parted,
+            slowness=plan.slowness,
+        )
         self.leases.join(instance)
         self.arbiter.join(instance)
         self.models.join(instance)
