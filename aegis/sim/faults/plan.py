@@ -99,11 +99,10 @@ def kinds_of(names: Collection[str]) -> frozenset[Kind]:
 
 
 def draw_plan(seed: int, kinds: frozenset[Kind], span_ns: int) -> Plan:
-    """For a run whose requests come within `span_ns`. About half of the `kinds` happen, and one at least."""
+    """For a run whose requests come within `span_ns`. Of all kinds about half happen, of fewer each."""
     chance = Stream(seed, "faults", "kinds")
-    likely = {kind: chance.bits64() for kind in Kind}
-    drawn = {kind for kind in kinds if likely[kind] % 2}
-    happen = frozenset(drawn or {max(kinds, key=lambda kind: (likely[kind], kind))})
+    drawn = {kind for kind in Kind if chance.below(2)}
+    happen = frozenset(drawn or {Kind.CRASH}) if kinds == EVERY else kinds
     draws = {kind: Stream(seed, "faults", kind) for kind in Kind}
 
     def share(kind: Kind, most: float) -> float:
