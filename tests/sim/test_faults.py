@@ -4,6 +4,7 @@ many more of them."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from memory.slabs import SlabPool
 from prefill.core import PrefillCore
 from proxy.events import InstanceDown
 from proxy.sessions import SessionCore
+from tests.sim.starvation import WatchedDecodeCore, WatchedPrefillCore
 
 CHUNK = 25
 FEW = 150
@@ -40,6 +42,17 @@ def test_no_seed_breaks_a_law(first: int) -> None:
 @pytest.mark.parametrize("kind", Kind)
 def test_each_kind_alone_breaks_no_law(kind: Kind) -> None:
     assert play.broken(range(6), frozenset({kind})) == []
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_nobody_starves_whoever_dies_leaves_or_fails(seed: int) -> None:
+    """Where processes and copies are as fast as they say."""
+    kinds = frozenset({Kind.CRASH, Kind.LEAVE, Kind.REMOVE, Kind.STEP, Kind.TWICE, Kind.DELAY, Kind.REORDER})
+    setup, scenario = faulty_of(seed, kinds)
+    if setup.recipe.name.startswith("least-slack"):
+        world = World(replace(scenario, decode_core=WatchedDecodeCore, prefill_core=WatchedPrefillCore), seed)
+        world.run()
+        world.check_end()
 
 
 def test_a_seed_is_played_again_to_the_byte() -> None:

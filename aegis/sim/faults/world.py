@@ -108,7 +108,7 @@ class World:
         self.neighbours: dict[InstanceId, Neighbour] = {}
         counts = {Role.PREFILL: scenario.prefills, Role.DECODE: scenario.decodes, Role.MIXED: scenario.mixed}
         self._expected = [InstanceId(f"{role}-{i}") for role, count in counts.items() for i in range(count)]
-        self._budget = Budget(
+        self.budget = Budget(
             pages=scenario.pages,
             page_bytes=PAGE,
             slab_bytes=PAGE,
@@ -122,9 +122,9 @@ class World:
         self.arbiter = PageArbiter(
             scenario.pages, idle_ns=scenario.idle_ns, patience_ns=scenario.patience_ns, quantum=1
         )
-        self.models = Models(self, self.ground, self._budget, extents=scenario.cache_extents, parted=plan.parted)
+        self.models = Models(self, self.ground, self.budget, extents=scenario.cache_extents, parted=plan.parted)
         for spec in scenario.specs:
-            limit = self._budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
+            limit = self.budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
             assert limit >= scenario.prompt_max + scenario.output_max, f"{spec.model} holds {limit} tokens only"
             self.models.register(spec)
         for name in self._expected:
@@ -148,9 +148,7 @@ class World:
             ground.after(draw.below(at_ns + 50_000_000), self._death)
         for _ in range(scenario.removals + scenario.plan.removals):
             ground.after(draw.below(at_ns + 50_000_000), self.models.remove)
-        for index in range(scenario.moves):
-            ground.after(draw.below(at_ns + 50_000_000), self._move(index))
-        Disturbances(self).plan()
+        Disturbances(self).schedule(at_ns + 50_000_000)
         ground.run()
         for _ in range(3):  # what is idle gives everything back
             self._look()
@@ -239,7 +237,7 @@ class World:
     def forget(self, instance: InstanceId) -> None:
         """All memory that it had is somebody else's."""
         self._grant(self.leases.lost(instance))
-        self._arbitrate(self.arbiter.lost(instance))
+        self.arbitrate(self.arbiter.lost(instance))
 
     def _give_up(self, instance: InstanceId) -> None:
         """It does not come up any more. Where nobody is left of its role, nobody is served."""
@@ -255,7 +253,7 @@ class World:
     def _bring_up(self, instance: InstanceId) -> None:
         words = {name: self._next_word + i for i, name in enumerate(StreamName)}
         self._next_word += len(words)
-        ledger = Ledger(self._budget, words, address_pages=1 << 20)
+        ledger = Ledger(self.budget, words, address_pages=1 << 20)
         core: PrefillCore | DecodeCore
         if instance.startswith("prefill"):
             core = self.scenario.prefill_core(instance, ledger, self.scenario.order)
@@ -354,9 +352,9 @@ class World:
             case PeerForgotten(peer):
                 self._grant(self.leases.forgotten(instance, peer))
             case NeedPages():
-                self._arbitrate(self.arbiter.ask(instance, message))
+                self.arbitrate(self.arbiter.ask(instance, message))
             case GaveBack():
-                self._arbitrate(self.arbiter.gave_back(instance, message))
+                self.arbitrate(self.arbiter.gave_back(instance, message))
             case ModelAdded(model):
                 self.models.added(instance, model)
             case ModelDropped(model):
@@ -373,7 +371,7 @@ class World:
                 self.ground.lease(message.slabs)
             self.post(instance, message)
 
-    def _arbitrate(self, effects: list[ArbiterEffect]) -> None:
+    def arbitrate(self, effects: list[ArbiterEffect]) -> None:
         self.arbiter.check()
         for effect in effects:
             match effect:
@@ -389,7 +387,7 @@ class World:
         for page in (page for run in runs for page in range(run.start, run.stop)):
             self.ground.pages.pop(page, None)
             self.ground.dirty.discard(page)
-        self._arbitrate(self.arbiter.wiped(key))
+        self.arbitrate(self.arbiter.wiped(key))
 
     def _look(self) -> None:
         """Who is idle; as telemetry would tell."""
@@ -398,24 +396,4 @@ class World:
             self.arbiter.seen(name, busy=node.core.queued + node.core.running > 0, now_ns=now_ns)
         effects = self.arbiter.tick(now_ns)
         if effects:
-            self._arbitrate(effects)
-
-    def _move(self, command: int) -> Action:
-        """Somebody moves the limit of an instance while it serves, or trims it."""
-        draw, scenario = self.ground.draw, self.scenario
-        most = max(self._budget.least_pages(spec.manifest.image_bytes) for spec in scenario.specs)
-
-        def move() -> None:
-            commands = [command, scenario.moves + command][: 1 + scenario.plan.commands_twice]
-            name = self.up()[draw.below(len(self.nodes))] if self.nodes else None
-            if name is None:
-                self.settled.update({command: Settled(command, 0) for command in commands})
-            elif draw.uniform() < 0.3:
-                for each in commands:
-                    self._arbitrate(self.arbiter.trim(name, command=each))
-            else:
-                pages, patience_ns = most + draw.below(scenario.pages - most + 1), draw.below(60_000_000)
-                for each in commands:
-                    self._arbitrate(self.arbiter.set_limit(name, pages, command=each, patience_ns=patience_ns))
-
-        return move
+            self.arbitrate(effects)
