@@ -93,6 +93,7 @@ class World:
         self.delivered: defaultdict[RequestId, list[int]] = defaultdict(list)
         self.ended: dict[RequestId, Ended] = {}
         self.jobs: dict[RequestId, Job] = {}
+        self.satisfied: set[RequestId] = set()  # whose clients left with all they wanted
         self.nodes: dict[InstanceId, Node] = {}
         self.lost: list[Node] = []
         self.settled: dict[int, Settled] = {}
@@ -117,7 +118,13 @@ class World:
         )
         self._roles = {_role(name) for name in self._expected}
         policy = scenario.policy
-        self.session = SessionCore(scenario.prefill, policy, Hardware(), max_batch=policy.rules.max_batch)
+        self.session = SessionCore(
+            scenario.prefill,
+            policy,
+            Hardware(),
+            max_batch=policy.rules.max_batch,
+            give_up_ns=scenario.give_up_ns,
+        )
         self.leases = SlabLeases(scenario.host_slabs)
         self.arbiter = PageArbiter(
             scenario.pages, idle_ns=scenario.idle_ns, patience_ns=scenario.patience_ns, quantum=1
@@ -183,9 +190,15 @@ class World:
             self.models.use(spec.model)
             self.tell(Arrived(job))
             if leaves:
-                self.ground.after(delay_ns, lambda: self.tell(ClientLeft(request)))
+                self.ground.after(delay_ns, lambda: self._leave(request))
 
         return arrive
+
+    def _leave(self, request: RequestId) -> None:
+        """Who has an odd number of tokens has all it wanted."""
+        if request not in self.ended and len(self.delivered[request]) % 2:
+            self.satisfied.add(request)
+        self.tell(ClientLeft(request, satisfied=request in self.satisfied))
 
     # --- instances come and go ----------------------------------------------------------------------------------------
 
