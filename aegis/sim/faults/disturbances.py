@@ -1,4 +1,4 @@
-"""Brings about what a plan says."""
+"""Brings about what a plan says, and what users and other processes do to memory meanwhile."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from aegis.core.messages import FromInstance
 from aegis.sim.faults.neighbour import Neighbour
 from aegis.sim.faults.plan import Crash, Spell
 from aegis.sim.faults.plan import Neighbour as PlannedNeighbour
+from memory.arbiter import Settled
 
 if TYPE_CHECKING:
     from aegis.sim.faults.node import Node
@@ -17,13 +18,16 @@ if TYPE_CHECKING:
 
 
 class Disturbances:
-    """`plan` schedules all of them."""
+    """All that happens to a world beside its requests."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def plan(self) -> None:
+    def schedule(self, span_ns: int) -> None:
+        """Commands within `span_ns`, the rest when the plan has it."""
         plan, after = self._world.scenario.plan, self._world.ground.after
+        for command in range(self._world.scenario.moves):
+            after(self._world.ground.draw.below(span_ns), partial(self._command, command))
         for crash in plan.crashes:
             after(crash.at_ns, partial(self._crash, crash))
         for spell in plan.pauses:
@@ -64,8 +68,26 @@ class Disturbances:
         """Of two spells at once the later one counts."""
         if node := self._victim(spell.victim):
             self._world.ground.note(f"copies of {node.instance} take {spell.by} times as long for {spell.for_ns} ns")
-            node.slowness = spell.by
-            self._world.ground.after(spell.for_ns, lambda: setattr(node, "slowness", 1))
+            usual = self._world.scenario.plan.slowness
+            node.slowness = usual * spell.by
+            self._world.ground.after(spell.for_ns, lambda: setattr(node, "slowness", usual))
+
+    def _command(self, command: int) -> None:
+        """Somebody moves the limit of an instance while it serves, or trims it; again where commands are retried."""
+        world, draw, scenario = self._world, self._world.ground.draw, self._world.scenario
+        commands = [command, scenario.moves + command][: 1 + scenario.plan.commands_twice]
+        if not world.nodes:
+            world.settled.update({each: Settled(each, 0) for each in commands})
+            return
+        name = world.up()[draw.below(len(world.nodes))]
+        if draw.uniform() < 0.3:
+            for each in commands:
+                world.arbitrate(world.arbiter.trim(name, command=each))
+            return
+        most = max(world.budget.least_pages(spec.manifest.image_bytes) for spec in scenario.specs)
+        pages, patience_ns = most + draw.below(scenario.pages - most + 1), draw.below(60_000_000)
+        for each in commands:
+            world.arbitrate(world.arbiter.set_limit(name, pages, command=each, patience_ns=patience_ns))
 
     # --- neighbours ---------------------------------------------------------------------------------------------------
 
@@ -87,5 +109,4 @@ class Disturbances:
 
     def _move_out(self, name: InstanceId) -> None:
         self._world.neighbours.pop(name).alive = False
-        for other, message in self._world.part(name):
-            self._world.post(other, message)
+        self._world.forget(name)

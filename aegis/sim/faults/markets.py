@@ -94,6 +94,8 @@ def faulty_of(seed: int, kinds: frozenset[Kind]) -> tuple[Setup, Scenario]:
         scenario,
         requests=requests,
         gap_ns=gap_ns,
+        give_up_ns=_pick(draw, (None, None, 100 * NS_PER_MS)),
+        jitter_ns=_pick(draw, (0, 1_000_000, 20_000_000)),
         cache_extents=_pick(draw, (0, 1 + draw.below(images), images)),
         deaths=0,
         removals=0,

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from msgspec.structs import replace
-
 from aegis.core.block_runs import BlockCopy, block_ids
 from aegis.core.effects import (
     AbandonLoad,
@@ -40,9 +38,10 @@ from aegis.core.effects import (
 )
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
 from aegis.core.ids import BlockId, InstanceId, ModelId, PageRun, RequestId, SlabId
-from aegis.core.messages import FromInstance, ToInstance, Tokens
+from aegis.core.messages import FromInstance, ToInstance
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle, Token
+from aegis.sim.faults.decode_run import DecodeRun
 from aegis.sim.faults.ground import Action, Content, Ground, slab_of
 from aegis.sim.faults.pretended import BLOCK_TOKENS, next_token
 from decode.core import DecodeCore
@@ -78,17 +77,20 @@ class Node:
         *,
         hear: Callable[[Node, FromInstance], None],
         moved: Action,
+        parted: bool,
+        slowness: int,
     ) -> None:
         self.instance = instance
         self.core = core
         self.words = words
         self.alive = True
-        self.slowness = 1  # of its copies
+        self.slowness = slowness  # of its copies
         self.bound: set[ModelId] = set()
         self.tracked: set[RequestId] = set()
         self._ground = ground
         self._hear = hear
         self._moved = moved
+        self._parted = parted  # proxy and node are
         self._kv: dict[tuple[KvShape, BlockId], Content] = {}
         self._slab_pages: dict[SlabId, Pages] = {}
         self._weight_pages: dict[ModelId, Pages] = {}
@@ -197,7 +199,7 @@ class Node:
         if isinstance(effect, RunPrefill):
             self.tracked.add(effect.job.request)
         if isinstance(effect, RunDecode):
-            _Run(self, self._ground, effect, fails=fails).step()
+            DecodeRun(self, self._ground, effect, fails=fails).step()
             return
         stepped = self._prefill(effect)
         answer = StepFailed("drawn") if fails else stepped
@@ -317,8 +319,11 @@ class Node:
         return _Copy(effect.event, None, 200_000 * len(pages) + draw.below(500_000), finish, unreadable)
 
     def _leases(self, effect: CopyBlocks) -> dict[SlabId, int]:
-        """Of the host slabs that a copy reads or writes: they may not change hands under it."""
+        """Of the host slabs that a copy reads or writes: they may not change hands under it. But one may read what it
+        was to adopt from who is lost, before the proxy, which does not listen to what comes of it, takes that back."""
         out = effect.stream is StreamName.SWAP_OUT
+        if self._parted and not out:
+            return {}
         slabs = {slab_of(effect.shape, b if out else a) for a, b in _pairs(effect.copies)}
         return {slab: self._ground.leased[slab] for slab in sorted(slabs)}
 
@@ -368,44 +373,6 @@ class Node:
                 found += self._block(shape, block)
             tokens.append(Token(next_token(found[: row.position + 1])))
         return tuple(tokens)
-
-
-class _Run:
-    """The steps of one `RunDecode`. Messages are looked at between two of them."""
-
-    def __init__(self, node: Node, ground: Ground, effect: RunDecode, *, fails: bool) -> None:
-        self._node = node
-        self._ground = ground
-        self._effect = effect
-        self._fails = fails
-        self._rows = effect.rows
-        self._steps: list[tuple[Token, ...]] = []
-        self._started_ns = ground.now_ns
-
-    def step(self) -> None:
-        made = self._node.decode(self._effect.model, self._rows)
-        self._node.after(2_000_000 + self._ground.draw.below(1_000_000), lambda: self._stepped(made))
-
-    def _stepped(self, made: tuple[Token, ...]) -> None:
-        if self._fails:
-            self._node.feed(StepFailed("drawn"))
-            return
-        self._steps.append(made)
-        finished = [self._tell(row, token) for row, token in zip(self._rows, made, strict=True)]
-        self._rows = tuple(
-            replace(row, index=row.index + 1, token=token.id, position=row.position + 1)
-            for row, token in zip(self._rows, made, strict=True)
-        )
-        ends = any(finished) or len(self._steps) == self._effect.steps or self._ground.now_ns >= self._effect.until_ns
-        if ends or self._node.listen():
-            self._node.feed(Stepped(tuple(self._steps), self._ground.now_ns - self._started_ns))
-        else:
-            self.step()
-
-    def _tell(self, row: DecodeRow, token: Token) -> bool:
-        finish = row.job.finish(row.index, token.id)
-        self._node.say(Tokens(row.job.request, row.job.attempt, row.index, (token,), finish))
-        return finish is not None
 
 
 def _pairs(copies: Sequence[BlockCopy]) -> list[tuple[BlockId, BlockId]]:

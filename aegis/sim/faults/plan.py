@@ -74,6 +74,7 @@ class Plan:
     pauses: tuple[Spell, ...] = ()
     delays: tuple[Spell, ...] = ()
     slow: tuple[Spell, ...] = ()
+    slowness: int = 1  # of all copies, at any time
     neighbours: tuple[Neighbour, ...] = ()
     parted: bool = False
     commands_twice: bool = False
@@ -98,11 +99,10 @@ def kinds_of(names: Collection[str]) -> frozenset[Kind]:
 
 
 def draw_plan(seed: int, kinds: frozenset[Kind], span_ns: int) -> Plan:
-    """For a run whose requests come within `span_ns`. About half of the `kinds` happen, and one at least."""
+    """For a run whose requests come within `span_ns`. Of all kinds about half happen, of fewer each."""
     chance = Stream(seed, "faults", "kinds")
-    likely = {kind: chance.bits64() for kind in Kind}
-    drawn = {kind for kind in kinds if likely[kind] % 2}
-    happen = frozenset(drawn or {max(kinds, key=lambda kind: (likely[kind], kind))})
+    drawn = {kind for kind in Kind if chance.below(2)}
+    happen = frozenset(drawn or {Kind.CRASH}) if kinds == EVERY else kinds
     draws = {kind: Stream(seed, "faults", kind) for kind in Kind}
 
     def share(kind: Kind, most: float) -> float:
@@ -112,8 +112,9 @@ def draw_plan(seed: int, kinds: frozenset[Kind], span_ns: int) -> Plan:
         kinds=happen,
         crashes=_crashes(draws[Kind.CRASH], span_ns) if Kind.CRASH in happen else (),
         pauses=_spells(draws[Kind.PAUSE], span_ns, most=4, by=1) if Kind.PAUSE in happen else (),
-        delays=_spells(draws[Kind.DELAY], span_ns, most=8, by=60 * NS_PER_MS) if Kind.DELAY in happen else (),
-        slow=_spells(draws[Kind.SLOW], span_ns, most=6, by=300) if Kind.SLOW in happen else (),
+        delays=_spells(draws[Kind.DELAY], span_ns, most=16, by=60 * NS_PER_MS) if Kind.DELAY in happen else (),
+        slow=_spells(draws[Kind.SLOW], span_ns, most=6, by=100) if Kind.SLOW in happen else (),
+        slowness=(1, 10, 50)[draws[Kind.SLOW].below(3)] if Kind.SLOW in happen else 1,
         neighbours=_neighbours(draws[Kind.MEMORY], span_ns) if Kind.MEMORY in happen else (),
         parted=Kind.REORDER in happen,
         commands_twice=Kind.TWICE in happen,

@@ -26,7 +26,8 @@ class Broken:
 def play(seed: int, kinds: frozenset[Kind] = EVERY) -> World:
     """Raises what the core, or the law, that fails raises."""
     world = World(faulty_of(seed, kinds)[1], seed)
-    _run(world)
+    world.run()
+    world.check_end()
     return world
 
 
@@ -35,16 +36,12 @@ def broken(seeds: Iterable[int], kinds: frozenset[Kind] = EVERY, *, events: int 
     return [found for seed in seeds if (found := _broken(seed, kinds, events))]
 
 
-def _run(world: World) -> None:
-    world.run()
-    world.check_end()
-
-
 def _broken(seed: int, kinds: frozenset[Kind], events: int) -> Broken | None:
     setup, scenario = faulty_of(seed, kinds)
     world = World(scenario, seed)
     try:
-        _run(world)
+        world.run()
+        world.check_end()
     except Exception as error:  # noqa: BLE001  # whatever is raised by a core under test is what is looked for
         at = traceback.extract_tb(error.__traceback__)[-1]
         problem = (f"{type(error).__name__}: {error}".splitlines() or [""])[0][:300]

@@ -37,6 +37,7 @@ class Scenario:
     deaths: int = 0
     removals: int = 0
     cancel_share: float = 0.1
+    give_up_ns: int | None = None  # who has no token after so long, fails
     failing_share: float = 0.0  # of steps on which the engine raises
     gap_ns: int = 2_000_000
     jitter_ns: int = 0  # how much later than the fastest a message may come

@@ -16,7 +16,6 @@ from aegis.core.effects import StreamName
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, RequestId
 from aegis.core.messages import (
-    ForgetPeer,
     FromInstance,
     GaveBack,
     GrantSlabs,
@@ -94,6 +93,7 @@ class World:
         self.delivered: defaultdict[RequestId, list[int]] = defaultdict(list)
         self.ended: dict[RequestId, Ended] = {}
         self.jobs: dict[RequestId, Job] = {}
+        self.satisfied: set[RequestId] = set()  # whose clients left with all they wanted
         self.nodes: dict[InstanceId, Node] = {}
         self.lost: list[Node] = []
         self.settled: dict[int, Settled] = {}
@@ -109,7 +109,7 @@ class World:
         self.neighbours: dict[InstanceId, Neighbour] = {}
         counts = {Role.PREFILL: scenario.prefills, Role.DECODE: scenario.decodes, Role.MIXED: scenario.mixed}
         self._expected = [InstanceId(f"{role}-{i}") for role, count in counts.items() for i in range(count)]
-        self._budget = Budget(
+        self.budget = Budget(
             pages=scenario.pages,
             page_bytes=PAGE,
             slab_bytes=PAGE,
@@ -118,14 +118,20 @@ class World:
         )
         self._roles = {_role(name) for name in self._expected}
         policy = scenario.policy
-        self.session = SessionCore(scenario.prefill, policy, Hardware(), max_batch=policy.rules.max_batch)
+        self.session = SessionCore(
+            scenario.prefill,
+            policy,
+            Hardware(),
+            max_batch=policy.rules.max_batch,
+            give_up_ns=scenario.give_up_ns,
+        )
         self.leases = SlabLeases(scenario.host_slabs)
         self.arbiter = PageArbiter(
             scenario.pages, idle_ns=scenario.idle_ns, patience_ns=scenario.patience_ns, quantum=1
         )
-        self.models = Models(self, self.ground, self._budget, extents=scenario.cache_extents, parted=plan.parted)
+        self.models = Models(self, self.ground, self.budget, extents=scenario.cache_extents, parted=plan.parted)
         for spec in scenario.specs:
-            limit = self._budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
+            limit = self.budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
             assert limit >= scenario.prompt_max + scenario.output_max, f"{spec.model} holds {limit} tokens only"
             self.models.register(spec)
         for name in self._expected:
@@ -149,9 +155,7 @@ class World:
             ground.after(draw.below(at_ns + 50_000_000), self._death)
         for _ in range(scenario.removals + scenario.plan.removals):
             ground.after(draw.below(at_ns + 50_000_000), self.models.remove)
-        for index in range(scenario.moves):
-            ground.after(draw.below(at_ns + 50_000_000), self._move(index))
-        Disturbances(self).plan()
+        Disturbances(self).schedule(at_ns + 50_000_000)
         ground.run()
         for _ in range(3):  # what is idle gives everything back
             self._look()
@@ -186,9 +190,15 @@ class World:
             self.models.use(spec.model)
             self.tell(Arrived(job))
             if leaves:
-                self.ground.after(delay_ns, lambda: self.tell(ClientLeft(request)))
+                self.ground.after(delay_ns, lambda: self._leave(request))
 
         return arrive
+
+    def _leave(self, request: RequestId) -> None:
+        """Who has an odd number of tokens has all it wanted."""
+        if request not in self.ended and len(self.delivered[request]) % 2:
+            self.satisfied.add(request)
+        self.tell(ClientLeft(request, satisfied=request in self.satisfied))
 
     # --- instances come and go ----------------------------------------------------------------------------------------
 
@@ -215,47 +225,32 @@ class World:
             notice()
 
     def _notice(self, node: Node, absent_ns: int, for_good: bool) -> None:
-        """What it said before and has not been heard is not heard any more."""
-        instance = node.instance
-        self.ground.note(f"{instance} is lost")
-        del self.nodes[instance]
+        """What it said before and has not been heard is not heard any more. Only when the proxy knows does anybody else
+        learn of it: what they say, or make of the KV that is not coming, would be taken for good."""
+        self.ground.note(f"{node.instance} is lost")
+        del self.nodes[node.instance]
         self.lost.append(node)
+        self.inform(InstanceDown(node.instance), lambda: self._noted(partial(self._part, node, absent_ns, for_good)))
+
+    def _noted(self, action: Action) -> None:
+        if self.scenario.plan.parted:
+            self.ground.send("proxy to node", action)
+        else:
+            action()
+
+    def _part(self, node: Node, absent_ns: int, for_good: bool) -> None:
+        self.forget(node.instance)
+        self.models.lost(node.instance)
         for word in node.words.values():
             self.ground.poison(word)
-        asked = self.part(instance)
-        self._forget_peers(asked, InstanceDown(instance))
-        self.models.lost(instance)
         self._moved()
-        if for_good:
-            self.ground.after(absent_ns, lambda: self._give_up(instance))
-        else:
-            self.ground.after(absent_ns, lambda: self._bring_up(instance))
+        then = self._give_up if for_good else self._bring_up
+        self.ground.after(absent_ns, lambda: then(node.instance))
 
-    def part(self, instance: InstanceId) -> Grants:
-        """All memory that it had is somebody else's. Whom to ask to forget it."""
-        grants = self.leases.lost(instance)
-        asked: Grants = [grant for grant in grants if isinstance(grant[1], ForgetPeer)]
-        self._grant([grant for grant in grants if not isinstance(grant[1], ForgetPeer)])
-        self._arbitrate(self.arbiter.lost(instance))
-        return asked
-
-    def _forget_peers(self, asked: Grants, down: InstanceDown) -> None:
-        """The proxy passes it on: what it has sent of the peer's KV arrives before."""
-        if not self.scenario.plan.parted:
-            self._grant(asked)
-            self.inform(down)
-            return
-
-        passed_on = [(self.nodes.get(other), other, message) for other, message in asked]
-
-        def pass_on() -> None:
-            for node, other, message in passed_on:
-                if node:
-                    self._send("proxy", node, message)
-                else:
-                    self.post(other, message)
-
-        self.inform(down, pass_on)
+    def forget(self, instance: InstanceId) -> None:
+        """All memory that it had is somebody else's."""
+        self._grant(self.leases.lost(instance))
+        self.arbitrate(self.arbiter.lost(instance))
 
     def _give_up(self, instance: InstanceId) -> None:
         """It does not come up any more. Where nobody is left of its role, nobody is served."""
@@ -271,13 +266,23 @@ class World:
     def _bring_up(self, instance: InstanceId) -> None:
         words = {name: self._next_word + i for i, name in enumerate(StreamName)}
         self._next_word += len(words)
-        ledger = Ledger(self._budget, words, address_pages=1 << 20)
+        ledger = Ledger(self.budget, words, address_pages=1 << 20)
         core: PrefillCore | DecodeCore
         if instance.startswith("prefill"):
             core = self.scenario.prefill_core(instance, ledger, self.scenario.order)
         else:
             core = self.scenario.decode_core(instance, ledger, self.scenario.policy, Hardware())
-        self.nodes[instance] = Node(self.ground, instance, core, words, hear=self._say, moved=self._moved)
+        plan = self.scenario.plan
+        self.nodes[instance] = Node(
+            self.ground,
+            instance,
+            core,
+            words,
+            hear=self._say,
+            moved=self._moved,
+            parted=plan.parted,
+            slowness=plan.slowness,
+        )
         self.leases.join(instance)
         self.arbiter.join(instance)
         self.models.join(instance)
@@ -360,9 +365,9 @@ class World:
             case PeerForgotten(peer):
                 self._grant(self.leases.forgotten(instance, peer))
             case NeedPages():
-                self._arbitrate(self.arbiter.ask(instance, message))
+                self.arbitrate(self.arbiter.ask(instance, message))
             case GaveBack():
-                self._arbitrate(self.arbiter.gave_back(instance, message))
+                self.arbitrate(self.arbiter.gave_back(instance, message))
             case ModelAdded(model):
                 self.models.added(instance, model)
             case ModelDropped(model):
@@ -379,7 +384,7 @@ class World:
                 self.ground.lease(message.slabs)
             self.post(instance, message)
 
-    def _arbitrate(self, effects: list[ArbiterEffect]) -> None:
+    def arbitrate(self, effects: list[ArbiterEffect]) -> None:
         self.arbiter.check()
         for effect in effects:
             match effect:
@@ -395,7 +400,7 @@ class World:
         for page in (page for run in runs for page in range(run.start, run.stop)):
             self.ground.pages.pop(page, None)
             self.ground.dirty.discard(page)
-        self._arbitrate(self.arbiter.wiped(key))
+        self.arbitrate(self.arbiter.wiped(key))
 
     def _look(self) -> None:
         """Who is idle; as telemetry would tell."""
@@ -404,24 +409,4 @@ class World:
             self.arbiter.seen(name, busy=node.core.queued + node.core.running > 0, now_ns=now_ns)
         effects = self.arbiter.tick(now_ns)
         if effects:
-            self._arbitrate(effects)
-
-    def _move(self, command: int) -> Action:
-        """Somebody moves the limit of an instance while it serves, or trims it."""
-        draw, scenario = self.ground.draw, self.scenario
-        most = max(self._budget.least_pages(spec.manifest.image_bytes) for spec in scenario.specs)
-
-        def move() -> None:
-            commands = [command, scenario.moves + command][: 1 + scenario.plan.commands_twice]
-            name = self.up()[draw.below(len(self.nodes))] if self.nodes else None
-            if name is None:
-                self.settled.update({command: Settled(command, 0) for command in commands})
-            elif draw.uniform() < 0.3:
-                for each in commands:
-                    self._arbitrate(self.arbiter.trim(name, command=each))
-            else:
-                pages, patience_ns = most + draw.below(scenario.pages - most + 1), draw.below(60_000_000)
-                for each in commands:
-                    self._arbitrate(self.arbiter.set_limit(name, pages, command=each, patience_ns=patience_ns))
-
-        return move
+            self.arbitrate(effects)

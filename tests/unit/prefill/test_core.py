@@ -273,6 +273,14 @@ def test_models_come_and_go() -> None:
     assert driven.said(ModelAdded) == [ModelAdded(A.model)]
 
 
+def test_a_job_of_a_model_that_was_dropped_ends() -> None:
+    """Who sent it had not learned that yet."""
+    driven = prefill(A, pages=TWO_MODELS_FIT)
+    driven.on(DropModel(A.model))
+    driven.on(Submit(make_job(1, A), 1))
+    assert [broken.request for broken in driven.said(Broken)] == [1] and driven.core.queued == 0
+
+
 def test_a_model_is_dropped_when_nothing_works_on_it_any_more() -> None:
     driven = prefill(A, pages=TWO_MODELS_FIT)
     driven.on(Submit(make_job(1, A), 1))

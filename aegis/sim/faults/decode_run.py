@@ -1,0 +1,54 @@
+"""The steps of one run of decoding. Messages are looked at between two of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from aegis.core.effects import DecodeRow, RunDecode
+from aegis.core.events import StepFailed, Stepped
+from aegis.core.messages import Tokens
+from aegis.core.request import Token
+from aegis.sim.faults.ground import Ground
+
+if TYPE_CHECKING:
+    from aegis.sim.faults.node import Node
+
+
+class DecodeRun:
+    """`fails`: the engine raises in its first step."""
+
+    def __init__(self, node: Node, ground: Ground, effect: RunDecode, *, fails: bool) -> None:
+        self._node = node
+        self._ground = ground
+        self._effect = effect
+        self._fails = fails
+        self._rows = effect.rows
+        self._steps: list[tuple[Token, ...]] = []
+        self._started_ns = ground.now_ns
+
+    def step(self) -> None:
+        made = self._node.decode(self._effect.model, self._rows)
+        self._node.after(2_000_000 + self._ground.draw.below(1_000_000), lambda: self._stepped(made))
+
+    def _stepped(self, made: tuple[Token, ...]) -> None:
+        if self._fails:
+            self._node.feed(StepFailed("drawn"))
+            return
+        self._steps.append(made)
+        finished = [self._tell(row, token) for row, token in zip(self._rows, made, strict=True)]
+        self._rows = tuple(
+            replace(row, index=row.index + 1, token=token.id, position=row.position + 1)
+            for row, token in zip(self._rows, made, strict=True)
+        )
+        ends = any(finished) or len(self._steps) == self._effect.steps or self._ground.now_ns >= self._effect.until_ns
+        if ends or self._node.listen():
+            self._node.feed(Stepped(tuple(self._steps), self._ground.now_ns - self._started_ns))
+        else:
+            self.step()
+
+    def _tell(self, row: DecodeRow, token: Token) -> bool:
+        finish = row.job.finish(row.index, token.id)
+        self._node.say(Tokens(row.job.request, row.job.attempt, row.index, (token,), finish))
+        return finish is not None

@@ -1,0 +1,50 @@
+"""Another process on the node keeps to the protocol of instances."""
+
+from __future__ import annotations
+
+import pytest
+
+from aegis.core.ids import InstanceId, PageRun
+from aegis.core.messages import (
+    ForgetPeer,
+    FromInstance,
+    GaveBack,
+    GrantPages,
+    NeedPages,
+    NeedSlabs,
+    PeerForgotten,
+    TakeBack,
+)
+from aegis.sim.faults.ground import Ground
+from aegis.sim.faults.neighbour import Neighbour
+
+NAME = InstanceId("neighbour-0")
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_it_takes_and_gives_or_refuses(refuses: bool) -> None:
+    ground, said = Ground(0, jitter_ns=0, failing_share=0.0), list[FromInstance]()
+    neighbour = Neighbour(ground, NAME, lambda _, message: said.append(message), refuses=refuses)
+    neighbour.begin(8, 2)
+    assert said == [NeedPages(8, urgent=False), NeedSlabs(2)]
+    neighbour.told(GrantPages((PageRun(0, 8),)))
+    assert set(ground.pages) == ground.dirty == set(range(8))
+    neighbour.told(TakeBack(1, 3, 0))
+    ground.run()
+    assert said[-1] == (GaveBack(1, (), refused=True) if refuses else GaveBack(1, (PageRun(5, 8),)))
+    neighbour.told(TakeBack(2, 8, 0, gentle=True, keep=4))
+    neighbour.told(ForgetPeer(InstanceId("prefill-0")))
+    ground.run()
+    assert len(ground.pages) == len(ground.dirty) == 4
+    assert PeerForgotten(InstanceId("prefill-0")) in said
+
+
+def test_of_one_that_has_ended_nothing_comes() -> None:
+    ground, said = Ground(0, jitter_ns=0, failing_share=0.0), list[FromInstance]()
+    neighbour = Neighbour(ground, NAME, lambda _, message: said.append(message), refuses=False)
+    neighbour.told(GrantPages((PageRun(0, 8),)))
+    neighbour.told(TakeBack(1, 3, 0))
+    neighbour.alive = False
+    neighbour.told(GrantPages((PageRun(8, 9),)))
+    ground.run()
+    assert not said and len(ground.pages) == 8
