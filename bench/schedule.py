@@ -97,7 +97,7 @@ def _planning(rounds: int) -> Decision:
         cached = [[100 + at + batch + row for row in range(MAX_BATCH)] for batch in range(_BATCHES)]
         start_ns = time.perf_counter_ns()
         views = [
-            BatchView(i, spec.model, of.decode_ns(sum(tokens)), spec.slo.tbt_ns, of.switch_ns())
+            BatchView(i, spec.model, of.decode_ns(sum(tokens), MAX_BATCH), spec.slo.tbt_ns, of.switch_ns())
             for i, (spec, of, tokens) in enumerate(zip(specs, latency, cached, strict=True))
         ]
         policy.plan(views, at)

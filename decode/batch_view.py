@@ -24,7 +24,8 @@ def view_of(
     waiting = [s for s in batch.sequences if s.lacks] if batch.waiting else []
     decoding = [s for s in batch.sequences if not s.lacks] if waiting else batch.sequences
     squares = sum([s.cached**2 - (s.cached - s.lacks) ** 2 for s in waiting])
-    step_ns, switch_ns = latency.decode_ns(sum([s.cached for s in batch.sequences])), latency.switch_ns()
+    step_ns = latency.decode_ns(sum([s.cached for s in batch.sequences]), len(batch.sequences))
+    switch_ns = latency.switch_ns()
     prefill_ns = latency.prefills_ns(len(waiting), sum([s.lacks for s in waiting]), squares)
     savable = [] if rules.chunk_tokens is None else decoding
     dues = [slo.due_ns(s.job.arrival_ns, s.generated) for s in savable]

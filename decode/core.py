@@ -236,7 +236,7 @@ class DecodeCore:
         self.counters.steps += steps
         self.counters.generated_tokens += steps * rows
         context = sum([s.cached for s in stepped]) + rows * (steps - 1) // 2
-        self._latency[stepped[0].job.model].saw_decode(context, event.duration_ns // steps)
+        self._latency[stepped[0].job.model].saw_decode(context, event.duration_ns // steps, rows)
         if self._work.turn:
             self._work.turn.batch.chunked = False
         for sequence, token in zip(stepped, event.steps[-1], strict=True):

@@ -161,7 +161,8 @@ class Latency:
         )
         step_ns = 1e9 * self._bytes / hardware.memory_bytes_per_s + hardware.overhead_ns
         kv_ns = 1e9 * manifest.kv.token_bytes / hardware.memory_bytes_per_s
-        self._decode = LinearFit([(self._decode_features(t), step_ns + t * kv_ns) for t in (1, 1024, 8192)])
+        points = ((1, 1), (1024, 1), (8192, 1), (8192, 64))  # rows cost nothing until steps show it
+        self._decode = LinearFit([(self._decode_features(t, rows), step_ns + t * kv_ns) for t, rows in points])
 
     def switch_ns(self) -> int:
         """Eq. 4: model bytes over link bandwidth, the factor β being what is fitted."""
@@ -176,10 +177,10 @@ class Latency:
         a, b, c = self._prefill.coefficients
         return max(round(a * self._linear * tokens + b * self._quadratic * squares + c * jobs), _FLOOR_NS * jobs)
 
-    def decode_ns(self, context_tokens: int) -> int:
-        """Eq. 6: one step over `context_tokens` cached tokens in all."""
-        a, b, _ = self._decode.coefficients
-        return max(round(a * self._linear + b * self._quadratic * context_tokens), _FLOOR_NS)
+    def decode_ns(self, context_tokens: int, rows: int = 1) -> int:
+        """Eq. 6 and a term per row: one step of a batch over `context_tokens` cached tokens in all."""
+        a, b, c = self._decode.coefficients
+        return max(round(a * self._linear + b * self._quadratic * context_tokens + c * rows), _FLOOR_NS)
 
     def saw_switch(self, duration_ns: int) -> bool:
         """Whether `switch_ns` is another now; `saw_prefill` and `saw_decode` likewise."""
@@ -188,11 +189,11 @@ class Latency:
     def saw_prefill(self, stop: int, duration_ns: int, start: int = 0) -> bool:
         return self._prefill.observe(self._prefill_features(stop, start), duration_ns)
 
-    def saw_decode(self, context_tokens: int, duration_ns: int) -> bool:
-        return self._decode.observe(self._decode_features(context_tokens), duration_ns)
+    def saw_decode(self, context_tokens: int, duration_ns: int, rows: int = 1) -> bool:
+        return self._decode.observe(self._decode_features(context_tokens, rows), duration_ns)
 
     def _prefill_features(self, stop: int, start: int = 0) -> Features:
         return (self._linear * (stop - start), self._quadratic * (stop * stop - start * start), 1.0)
 
-    def _decode_features(self, t: int) -> Features:
-        return (self._linear, self._quadratic * t, 0.0)
+    def _decode_features(self, t: int, rows: int) -> Features:
+        return (self._linear, self._quadratic * t, float(rows))

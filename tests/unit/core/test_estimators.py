@@ -81,6 +81,27 @@ def test_noisy_observations_lead_to_the_truth(seed: int, hardware: Hardware) -> 
     assert latency.switch_ns() == pytest.approx(switch_truth(), rel=0.05)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_cost_what_steps_show(seed: int) -> None:
+    """Over as much context, batches of many rows take longer."""
+    latency, draw = Latency(manifest(), HARDWARE), Stream(seed, "rows")
+
+    def truth(context: int, rows: int) -> float:
+        return decode_truth(context) + 500_000 * rows
+
+    for _ in range(400):
+        rows = 1 + draw.below(64)
+        context = rows * (1 + draw.below(512))
+        latency.saw_decode(context, round(truth(context, rows) * (0.9 + 0.2 * draw.uniform())), rows)
+    for context, rows in ((100, 1), (8_000, 16), (8_000, 60)):
+        assert latency.decode_ns(context, rows) == pytest.approx(truth(context, rows), rel=0.1)
+
+
+def test_without_steps_rows_cost_nothing() -> None:
+    latency = Latency(manifest(), HARDWARE)
+    assert latency.decode_ns(5_000, 64) == pytest.approx(latency.decode_ns(5_000, 1), rel=1e-6)
+
+
 def test_what_changes_is_followed() -> None:
     """Something else uses the link: half the bandwidth from now on."""
     latency = Latency(manifest(), HARDWARE)
@@ -182,7 +203,7 @@ def test_many_prefills_take_as_long_as_each(lengths: list[int]) -> None:
 def test_the_features_are_those_of_equations_5_and_6() -> None:
     latency = Latency(manifest(), HARDWARE)
     assert latency._prefill_features(100) == (4 * 100 * H * H + 2 * 100 * H * M, 3 * H * 100**2, 1)
-    assert latency._decode_features(100) == (4 * H * H + 2 * H * M, 3 * H * 100, 0)
+    assert latency._decode_features(100, 8) == (4 * H * H + 2 * H * M, 3 * H * 100, 8)
 
 
 @given(st.lists(st.floats(0.1, 100), min_size=3, max_size=3))
