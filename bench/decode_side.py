@@ -16,7 +16,7 @@ from aegis.core.model import EngineName, ModelSpec
 from aegis.core.request import Sampling
 from aegis.engine.base import Engine, KvRegion, Row
 from aegis.engine.block_table import BlockTable
-from aegis.engine.opening import engine_class
+from aegis.engine.engines import engine_class
 from aegis.models.image import write_image
 from aegis.models.image_directory import IMAGE
 from aegis.models.probe import probe

@@ -166,6 +166,7 @@ class Attending:
     def __init__(self, config: VllmConfig, model: Any, device: torch.device) -> None:
         self._config = config
         self._model = model
+        self._device = device
         self._names: dict[Any, list[str]] = {}  # by their builder of metadata: layers alike share one
         layers = _attention_layers(config, model)
         alike: dict[Any, list[str]] = {}
@@ -195,24 +196,29 @@ class Attending:
         blocks: torch.Tensor,
     ) -> torch.Tensor:
         """Last hidden states `[tokens, hidden]`. Row r runs tokens `[starts[r], starts[r + 1])` at the end of its
-        `lengths[r]`; `slots` say where each token's KV goes, `blocks [rows, most blocks]` where all of it is."""
+        `lengths[r]`; `slots` say where each token's KV goes, `blocks [rows, most blocks]` where all of it is. All
+        arguments are in host memory."""
+        slots = self._sent(slots)
         common = CommonAttentionMetadata(
-            query_start_loc=starts,
+            query_start_loc=self._sent(starts),
             query_start_loc_cpu=starts,
-            seq_lens=lengths,
+            seq_lens=self._sent(lengths),
             num_reqs=len(lengths),
             num_actual_tokens=len(ids),
             max_query_len=most_new,
             max_seq_len=longest,
-            block_table_tensor=blocks,
+            block_table_tensor=self._sent(blocks),
             slot_mapping=slots,
             causal=True,
         )
         built = {name: data for b, names in self._names.items() for data in [b.build(0, common)] for name in names}
         mapping = dict.fromkeys(built, slots)
         with set_forward_context(built, self._config, num_tokens=len(ids), slot_mapping=mapping):
-            states: torch.Tensor = self._model(ids, positions)
+            states: torch.Tensor = self._model(self._sent(ids), self._sent(positions))
         return states
+
+    def _sent(self, values: torch.Tensor) -> torch.Tensor:
+        return values.to(self._device, non_blocking=True)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """`[tokens, vocab]`."""

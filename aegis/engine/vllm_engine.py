@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from aegis.core.errors import UserError
@@ -26,7 +27,7 @@ from aegis.engine.sampler import Sampler
 from aegis.engine.views import KvViews, LayerViews
 from aegis.engine.vllm_weights import bind, check_bound
 
-_Numbers = np.ndarray[Any, np.dtype[np.int64]]
+_Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,26 +124,24 @@ class VllmEngine:
         table = _table(views, blocks, held)
         units = table[owner, positions // views.block_tokens]
         offsets = positions % views.block_tokens
-        self._clear(views, units[offsets == 0])
+        _clear(views, units[offsets == 0])
         return attached.attending.hidden(
-            self._sent(np.array(ids)),
-            self._sent(positions),
-            starts=self._sent(starts.astype(np.int32)),
-            lengths=self._sent(ends.astype(np.int32)),
+            torch.from_numpy(np.array(ids)),
+            torch.from_numpy(positions),
+            starts=torch.from_numpy(starts.astype(np.int32)),
+            lengths=torch.from_numpy(ends.astype(np.int32)),
             longest=int(ends.max()),
             most_new=int(new.max()),
-            slots=self._sent(units * views.block_tokens + offsets),
-            blocks=self._sent(table.astype(np.int32)),
+            slots=torch.from_numpy(units * views.block_tokens + offsets),
+            blocks=torch.from_numpy(table.astype(np.int32)),
         )
 
-    def _clear(self, views: KvViews, units: _Numbers) -> None:
-        """Blocks that are begun: the kernels multiply what lies behind a sequence's end by nothing, and another model
-        may have left NaNs there."""
-        for unit in units.tolist():
-            views.blocks[unit].zero_()
 
-    def _sent(self, values: _Numbers | np.ndarray[Any, np.dtype[np.int32]]) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device, non_blocking=True)
+def _clear(views: KvViews, units: _Numbers) -> None:
+    """Blocks that are begun: the kernels multiply what lies behind a sequence's end by nothing, and another model may
+    have left NaNs there."""
+    for unit in units.tolist():
+        views.blocks[unit].zero_()
 
 
 def _page(layer: LayerViews) -> torch.Tensor:

@@ -19,7 +19,7 @@ from aegis.device.open import open_device
 from aegis.device.shared_words import SharedWords
 from aegis.device.stage import StageBuffer
 from aegis.engine.base import Engine, KvRegion
-from aegis.engine.opening import Engines
+from aegis.engine.engines import Engines
 from aegis.runtime.clock import MonotonicClock, ThreadClock
 from aegis.runtime.instance_settings import InstanceSettings
 from aegis.runtime.link import InstanceLink

@@ -18,6 +18,7 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import ModelId, ProxyId
 from aegis.core.model import Slo
+from aegis.engine import vllm_version
 from aegis.models.cache import default_cache_dir
 from aegis.models.sources import Source, read_sources
 from aegis.runtime import garbage
@@ -38,6 +39,7 @@ def main(config: Config) -> int:
     logs.setup(config.server.log_level)
     listener = listen(config.server.host, config.server.port, shared=config.server.proxies > 1)
     _check_sizes(config)
+    _refuse_without_engine(config)
     sources = _sources(config)
     return uvloop.run(_serve(config, listener, sources))
 
@@ -125,6 +127,12 @@ def _check_sizes(config: Config) -> None:
             f"--host-memory without --model-cache holds {host_slabs_of(config)} KV slabs, {instances} instances need "
             f"{2 * instances}; raise it"
         )
+
+
+def _refuse_without_engine(config: Config) -> None:
+    """Raises UserError; a model that asks for an engine of its own is refused alone."""
+    if config.engine == "vllm" and (reason := vllm_version.refusal()):
+        raise UserError(reason, param="engine")
 
 
 def _sources(config: Config) -> list[Source]:

@@ -11,7 +11,7 @@ from aegis.models import registrar
 
 
 def _check(spec: ModelSpec, model: Any) -> None:
-    from aegis.engine.opening import engine_class
+    from aegis.engine.engines import engine_class
     from aegis.models.selfcheck import check
 
     check(spec, model, engine_class(spec.manifest.engine))

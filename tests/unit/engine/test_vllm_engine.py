@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.request import Sampling
-from aegis.engine.opening import Engines
+from aegis.engine.engines import Engines
 from aegis.engine.vllm_version import refusal
 from tests.unit.engine.generation import Generation, begin, step
 from tests.unit.engine.images import Arena, Built, build

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import Lock
 
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import EngineName, ModelSpec
@@ -33,6 +34,7 @@ class Engines:
         self._sampler = Sampler()
         self._open: dict[EngineName, Engine] = {}
         self._of: dict[ModelId, Engine] = {}  # attached models
+        self._building = Lock()  # of two that build, each restores torch's default dtype to what the other had set
         self._engine(first)
 
     @property
@@ -40,7 +42,9 @@ class Engines:
         return max(engine.initialisations for engine in self._open.values())
 
     def prepare(self, spec: ModelSpec) -> None:
-        self._engine(spec.manifest.engine).prepare(spec)
+        engine = self._engine(spec.manifest.engine)
+        with self._building:
+            engine.prepare(spec)
 
     def discard(self, spec: ModelSpec) -> None:
         if spec.manifest.engine in self._open:
@@ -48,7 +52,8 @@ class Engines:
 
     def attach(self, spec: ModelSpec, weights_base: int) -> None:
         engine = self._engine(spec.manifest.engine)
-        engine.attach(spec, weights_base)
+        with self._building:
+            engine.attach(spec, weights_base)
         self._of[spec.model] = engine
 
     def detach(self, model: ModelId) -> None:
