@@ -154,8 +154,8 @@ def _page(layer: LayerViews) -> torch.Tensor:
 def _table(views: KvViews, blocks: Sequence[BlockTable], held: _Numbers) -> _Numbers:
     """`[rows, most blocks]`: where each block of each row lies, 0 behind its last."""
     table = np.zeros((len(held), held.max()), dtype=np.int64)
-    for line, own, count in zip(table, blocks, held.tolist(), strict=True):
-        line[:count] = views.units(own[:count])
+    own = np.concatenate([row[:count] for row, count in zip(blocks, held.tolist(), strict=True)])
+    table[np.arange(held.max()) < held[:, None]] = views.units(own)
     return table
 
 
