@@ -20,11 +20,13 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """How one suite's file is shown: a row for each of its `cases`, `columns` being title → text of a case."""
+    """How one suite's file is shown: a row for each of its `cases`, `columns` being title → text of a case. `file` is
+    given where it is not the suite's name."""
 
     title: str
     cases: str
     columns: Mapping[str, Callable[[Any], str]]
+    file: str | None = None
 
 
 SUITES = {
@@ -96,6 +98,31 @@ SUITES = {
             "prefetched, ms": lambda size: f"{size['prefetched_ns'] / 1e6:.2f}",
         },
     ),
+    "vllm": Suite(
+        "Decoding, beside stock vLLM in a process of its own: same checkpoint, dtype and threads",
+        "cases",
+        {
+            "dtype": lambda case: case["dtype"],
+            "batch": lambda case: f"{case['batch']}",
+            "engine": lambda case: case["engine"],
+            "aegis, tokens/s": lambda case: f"{case['aegis_tokens_per_s']:.0f}",
+            "vLLM, tokens/s": lambda case: f"{case['vllm_tokens_per_s']:.0f}",
+            "ratio": lambda case: f"{case['ratio']:.2f}",
+        },
+    ),
+    "vllm-replacing": Suite(
+        "Replacing one model by another, to its first token, beside stopping and starting stock vLLM",
+        "replacements",
+        {
+            "dtype": lambda done: done["dtype"],
+            "engine": lambda done: done["engine"],
+            "image, MB": lambda done: f"{done['image_bytes'] / 1e6:.0f}",
+            "aegis, ms": lambda done: f"{done['aegis_s'] * 1e3:.1f}",
+            "vLLM, s": lambda done: f"{done['vllm_s']:.1f}",
+            "ratio": lambda done: f"{done['ratio']:.0f}",
+        },
+        file="vllm",
+    ),
 }
 
 
@@ -110,7 +137,7 @@ def results(directory: Path = RESULTS) -> str:
     tables = [
         _table(suite, json.loads(file.read_text(encoding="utf-8")))
         for name, suite in sorted(SUITES.items())
-        if (file := directory / f"{name}.json").exists()
+        if (file := directory / f"{suite.file or name}.json").exists()
     ]
     return "\n\n".join(tables) or "Nothing has been measured yet; the commands above do it."
 
