@@ -36,7 +36,6 @@ from vllm.distributed import ensure_model_parallel_initialized, init_distributed
 from vllm.engine.arg_utils import EngineArgs
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import Attention
-from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.model_loader.utils import get_model_architecture, initialize_model
@@ -82,6 +81,10 @@ def configure(directory: Path, *, dtype: str, context_tokens: int | None, block_
         raise ModelRefused(f"vLLM cannot serve it: {_line(error)}") from error
     if kind.__module__.startswith(_TRANSFORMERS):  # it alters classes of transformers' for the whole process
         raise ModelRefused(f"vLLM has no {name} of its own and would run transformers': serve it with that engine")
+    if config.model_config.is_moe and on_cpu():
+        raise ModelRefused("on a CPU vLLM packs experts into memory of its own: serve it with transformers")
+    if config.model_config.quantization is not None:
+        raise ModelRefused(f"{config.model_config.quantization} weights are in memory of vLLM's own once loaded")
     _initialise(config)
     return config
 
@@ -118,18 +121,15 @@ def _building(config: VllmConfig) -> Iterator[None]:
         rotary._ROPE_DICT.clear()
 
 
-def kv_layers(config: VllmConfig, model: torch.nn.Module) -> tuple[KvLayer, ...]:
+def kv_layers(config: VllmConfig) -> tuple[KvLayer, ...]:
     """What each layer caches. Raises ModelRefused where it is not KV that is paged."""
-    layers = _attention_layers(config, model).values()
+    layers = _attention_layers(config).values()
     return tuple(KvLayer(layer.num_kv_heads, layer.head_size, layer.head_size_v) for layer in layers)
 
 
-def _attention_layers(config: VllmConfig, model: torch.nn.Module) -> dict[str, Attention]:
+def _attention_layers(config: VllmConfig) -> dict[str, Attention]:
     """In the order of the model. Raises ModelRefused for what keeps state by other means than plain paged KV."""
     layers = dict(config.compilation_config.static_forward_context)
-    for layer in model.modules():
-        if isinstance(getattr(layer, "quant_method", None), FusedMoEMethodBase) and on_cpu():
-            raise ModelRefused("on a CPU vLLM packs experts into memory of its own")
     for name, layer in layers.items():
         if type(layer) is not Attention or layer.kv_sharing_target_layer_name is not None:
             raise ModelRefused(f"{name} is a {type(layer).__name__}; only attention over KV of its own is served")
@@ -139,8 +139,6 @@ def _attention_layers(config: VllmConfig, model: torch.nn.Module) -> dict[str, A
             raise ModelRefused(f"its attention heads have {layer.head_size} dimensions; vLLM has kernels for {known}")
         if layer.head_size_v != layer.head_size:
             raise ModelRefused("its keys and values differ in size")
-    if config.model_config.quantization is not None:
-        raise ModelRefused(f"{config.model_config.quantization} weights are in memory of vLLM's own once loaded")
     return layers
 
 
@@ -168,7 +166,7 @@ class Attending:
         self._model = model
         self._device = device
         self._names: dict[Any, list[str]] = {}  # by their builder of metadata: layers alike share one
-        layers = _attention_layers(config, model)
+        layers = _attention_layers(config)
         alike: dict[Any, list[str]] = {}
         for name, layer in layers.items():
             alike.setdefault(layer.get_kv_cache_spec(config), []).append(name)

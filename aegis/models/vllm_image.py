@@ -23,7 +23,7 @@ def write_vllm_image(model: PreTrainedModel, fingerprint: str, checkpoint: Path,
     context = context_tokens(model.config)
     config = adapter.configure(checkpoint, dtype=dtype, context_tokens=context, block_tokens=BLOCK_TOKENS)
     loaded = adapter.load(config)
-    kv = KvShape(adapter.kv_layers(config, loaded), dtype, model.dtype.itemsize, BLOCK_TOKENS)
+    kv = KvShape(adapter.kv_layers(config), dtype, model.dtype.itemsize, BLOCK_TOKENS)
     with torch.inference_mode():
         tensors = list(stored(loaded, adapter.uses(loaded)))
     vocab_size = model.config.get_text_config().vocab_size

@@ -222,7 +222,7 @@ REFUSED = {
     "olmo2": ({}, "would run transformers'"),
     "llama": ({"head_dim": 48}, "48 dimensions; vLLM has kernels for 32"),
     "mamba": ({}, "MambaMixer; only attention"),
-    "qwen2_moe": ({"num_experts": 4, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 48}, "."),
+    "qwen2_moe": ({"num_experts": 4, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 48}, "experts"),
 }
 
 
