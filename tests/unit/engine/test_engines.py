@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from transformers import AutoConfig
 
+import aegis.engine
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId, RequestId
 from aegis.engine import vllm_version
@@ -24,8 +25,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_version, "_DISTRIBUTIONS", ())
-    for name in ("aegis.engine.vllm_engine", "aegis.engine.vllm_adapter"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in ("vllm_engine", "vllm_adapter"):
+        monkeypatch.delitem(sys.modules, f"aegis.engine.{name}", raising=False)
+        monkeypatch.delattr(aegis.engine, name, raising=False)
 
 
 def _for_vllm(built: Built) -> Built:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 
 from aegis.core.errors import ModelRefused
+from aegis.core.ids import ModelId
 from aegis.engine import vllm_version
 from aegis.engine.vllm_version import PINNED, refusal
 from aegis.models.registry import register
@@ -42,9 +44,9 @@ def test_what_is_installed_here_is_the_pinned_version_or_nothing() -> None:
         assert refusal() is None
 
 
-def test_a_model_for_vllm_is_refused_without_it(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_for_vllm_is_refused_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install(monkeypatch)
     directory = checkpoints.write(tmp_path / "llama", "llama")
-    (source,) = [Source("llama", path=str(directory), engine="vllm")]
+    source = Source(ModelId("llama"), path=str(directory), engine="vllm")
     with pytest.raises(ModelRefused, match=r"llama: vLLM is not installed: pip install"):
         register(source, dtype="float32", cache_dir=tmp_path / "cache")
