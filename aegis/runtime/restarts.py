@@ -31,4 +31,4 @@ class Restarts:
     @property
     def pause_s(self) -> float:
         """Before the next start."""
-        return _BACKOFF_S * (2 ** min(self.hasty, 4) - 1 + self.failures)
+        return _BACKOFF_S * ((1 << min(self.hasty, 4)) - 1 + self.failures)
