@@ -14,6 +14,7 @@ import typer
 from aegis import __version__
 from aegis.client import AdminClient, Refused
 from aegis.core.errors import UserError
+from aegis.ctl import ctl
 from aegis.explain import explain
 from aegis.sizes import format_size, parse_size
 from bench.calibrate_command import calibrate
@@ -34,6 +35,7 @@ bench = typer.Typer(help="Measure this machine, or any server.", **_PLAIN)
 app.add_typer(models, name="models")
 app.add_typer(memory, name="memory")
 app.add_typer(bench, name="bench")
+app.add_typer(ctl, name="ctl")
 
 
 @app.callback(invoke_without_command=True)
@@ -50,6 +52,7 @@ def aegis(
       aegis models list                             what a running server serves
       aegis memory                                  where its memory is
       aegis explain                                 why it did what it did
+      aegis ctl drain mixed-0                       a command to one of its instances
       aegis COMMAND --help                          options and examples of a command
     """
     if version:
@@ -126,6 +129,12 @@ def launch(
     port: Annotated[str | None, typer.Option(metavar="N", help="Port to listen on. [default: 8000]")] = None,
     log_level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error. [default: info]")
+    ] = None,
+    mqtt: Annotated[
+        str | None, typer.Option(metavar="URL", help="MQTT broker, in place of an own one: mqtt://… or mqtts://…")
+    ] = None,
+    mqtt_prefix: Annotated[
+        str | None, typer.Option(metavar="PREFIX", help="First part of its topics. [default: aegis]")
     ] = None,
     debug_memory: Annotated[
         bool, typer.Option("--debug-memory", help="Check the accounting laws after every step (slow).")

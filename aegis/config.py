@@ -49,6 +49,7 @@ PolicyName = Literal[
 """The recipes of `aegis.policies` that can be run live: those without an oracle."""
 DEFAULT_POLICY: PolicyName = "least-slack"
 LogLevel = Literal["debug", "info", "warning", "error"]
+_PREFIX_PATTERN = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*"  # of topics: no wildcards, no empty levels
 
 
 class Section(BaseModel):
@@ -174,6 +175,18 @@ class Telemetry(Section):
     token_times: bool = Field(default=False, description="Also remember when each of their tokens came")
 
 
+class Mqtt(Section):
+    """The MQTT broker that says how instances are and takes commands; docs/bus.md."""
+
+    url: SecretStr | None = Field(
+        default=None, description="MQTT broker: mqtt://user:password@host:1883, mqtts://…; its own if not set"
+    )
+    prefix: Annotated[str, Field(pattern=f"^{_PREFIX_PATTERN}$")] = Field(
+        default="aegis", description="First part of all topics; each cluster on a broker has its own"
+    )
+    ca_file: str | None = Field(default=None, description="Certificates to trust a broker by, in place of the system's")
+
+
 class PrefillScheduling(Section):
     """Grouped first come, first served (Aegaeon, Algorithm 1)."""
 
@@ -214,6 +227,7 @@ class Config(Section):
     scheduling: Scheduling = Scheduling()
     slo: SloTargets = Field(default=SloTargets(), description="When tokens are due; as an option in seconds")
     telemetry: Telemetry = Telemetry()
+    mqtt: Mqtt = Mqtt()
 
     @property
     def device_count(self) -> int:
@@ -247,6 +261,8 @@ OPTIONS: dict[str, Key] = {
     "log_level": ("server", "log_level"),
     "policy": ("scheduling", "policy"),
     "slo": ("slo",),
+    "mqtt": ("mqtt", "url"),
+    "mqtt_prefix": ("mqtt", "prefix"),
     "debug_memory": ("memory", "debug"),
 }
 """Command-line option → key. `--device-memory` is `AEGIS_DEVICE_MEMORY` in the environment; keys without an option

@@ -51,6 +51,7 @@ from aegis.core.messages import (
     ModelFailed,
     PeerForgotten,
     Phase,
+    Ping,
     Prefilled,
     PromptLogprobs,
     ReleaseKv,
@@ -137,7 +138,7 @@ class DecodeCore:
                 self._drop_model(event.model)
             case ForgetPeer():
                 self._forget(event.peer)
-            case ReleaseKv() | Shutdown():
+            case ReleaseKv() | Ping() | Shutdown():
                 raise AssertionError(f"not for a decode instance: {event}")
         begun = self._advance(now_ns)
         surplus = self._kv.surplus_slabs()

@@ -35,6 +35,7 @@ from aegis.core.messages import (
     ModelFailed,
     NeedSlabs,
     PeerForgotten,
+    Ping,
     Prefilled,
     PromptLogprobs,
     ReleaseKv,
@@ -130,7 +131,7 @@ class PrefillCore:
                 self._drop_model(event.model)
             case ForgetPeer():
                 self._send(PeerForgotten(event.peer))  # a prefill instance reads nobody's slabs
-            case Adopt() | Shutdown():
+            case Adopt() | Ping() | Shutdown():
                 raise AssertionError(f"not for a prefill instance: {event}")
         begun = self._advance(now_ns)
         self._return_slabs()

@@ -103,6 +103,10 @@ class ForgetPeer(Struct, frozen=True, tag=True):
     peer: InstanceId
 
 
+class Ping(Struct, frozen=True, tag=True):
+    """Answered by `Pong` when the main loop gets to it, whatever the core is at."""
+
+
 class Shutdown(Struct, frozen=True, tag=True):
     """Finish the step in hand and exit 0."""
 
@@ -120,6 +124,7 @@ ToInstance = (
     | ImageCached
     | EvictImage
     | ForgetPeer
+    | Ping
     | Shutdown
 )
 
@@ -131,6 +136,10 @@ class Ready(Struct, frozen=True, tag=True):
     """The engine is initialised; sent once per process."""
 
     pid: int
+
+
+class Pong(Struct, frozen=True, tag=True):
+    """Answers `Ping`."""
 
 
 class ModelAdded(Struct, frozen=True, tag=True):
@@ -301,6 +310,7 @@ class Telemetry(Struct, frozen=True, tag=True):
 
 FromInstance = (
     Ready
+    | Pong
     | ModelAdded
     | ModelFailed
     | ModelDropped

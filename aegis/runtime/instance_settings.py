@@ -8,6 +8,7 @@ from aegis.core.ids import InstanceId
 from aegis.core.role import Role
 from aegis.core.views import PrefillOrder
 from aegis.policies import Policy, Site, recipe
+from aegis.runtime.bus.settings import BusSettings
 from decode.policy import WeightedRoundRobin
 
 
@@ -31,6 +32,7 @@ class InstanceSettings(Struct, frozen=True, kw_only=True):
     memory_bytes: int  # what a policy takes its device to have
     q_max_ns: int
     switching_share: float
+    bus: BusSettings
     explains: bool = False
     check_laws: bool = False
 

@@ -31,6 +31,10 @@ from aegis.models.cache import default_cache_dir
 from aegis.models.sources import Source, read_sources
 from aegis.policies import Site, recipe
 from aegis.runtime import garbage
+from aegis.runtime.bus.address import Address, parse
+from aegis.runtime.bus.control import open_bus
+from aegis.runtime.bus.node import NodeControl
+from aegis.runtime.bus.settings import BusSettings
 from aegis.runtime.catalogue import LiveModel
 from aegis.runtime.clock import MonotonicClock
 from aegis.runtime.devices import Devices
@@ -125,17 +129,18 @@ async def open_market(
     """The market with its processes, which are gone afterwards whatever happens. It serves no model yet. `core` decides
     where requests go, `placement` which device each instance is on; the configuration does where they are not given."""
     names, clock = _instances(config), MonotonicClock()
-    devices = _devices(config, placement or _dealt(config, list(names)), clock)
-    budget = _budget(config, devices)
-    words = SharedWords.create(WORDS)
-    kv = SharedMemory.create(budget.host_slabs * budget.slab_bytes, "kv")
-    images = ImageCache(config.memory.cache_bytes, check_laws=config.memory.debug)
-    with tempfile.TemporaryDirectory(prefix="aegis-") as directory:
+    async with contextlib.AsyncExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="aegis-"))
+        bus = await stack.enter_async_context(open_bus(_broker(config), config.mqtt.prefix, Path(directory), clock))
+        devices = _devices(config, placement or _dealt(config, list(names)), clock)
+        budget = _budget(config, devices)
+        words = SharedWords.create(WORDS)
+        kv = SharedMemory.create(budget.host_slabs * budget.slab_bytes, "kv")
+        images = ImageCache(config.memory.cache_bytes, check_laws=config.memory.debug)
         address = f"ipc://{directory}/instances"
         link = ProxyLink(address)
-        template = _template(
-            config, budget, address=address, words_path=words.path, host_kv_path=kv.path, images_path=images.path
-        )
+        paths = {"words_path": words.path, "host_kv_path": kv.path, "images_path": images.path}
+        template = _template(config, budget, address=address, bus=bus.settings, **paths)
         market = LiveMarket(
             core or _session_core(config, template),
             budget,
@@ -151,6 +156,8 @@ async def open_market(
             check_laws=config.memory.debug,
         )
         pool = market.pool = Pool(template, names, devices.address, link, words, market.lost, market.given_up)
+        market.bus = bus
+        bus.serve(NodeControl(market, pool, images, clock))
         tasks = [asyncio.create_task(market.listen()), asyncio.create_task(devices.watch())]
         for task in tasks:
             task.add_done_callback(_end_if_broken)
@@ -168,6 +175,15 @@ async def open_market(
             images.close()
 
 
+def _broker(config: Config) -> Address | None:
+    if config.mqtt.url is None:
+        return None
+    try:
+        return parse(config.mqtt.url.get_secret_value(), ca_file=config.mqtt.ca_file)
+    except ValueError as error:
+        raise UserError(f"--mqtt {error}") from None
+
+
 def _history(config: Config) -> History:
     kept = config.telemetry
     return History(spans=kept.spans, records=kept.records, decisions=kept.decisions, token_times=kept.token_times)
@@ -180,7 +196,14 @@ def _session_core(config: Config, settings: InstanceSettings) -> SessionCore:
 
 
 def _template(
-    config: Config, budget: Budget, *, address: str, words_path: str, host_kv_path: str, images_path: str
+    config: Config,
+    budget: Budget,
+    *,
+    address: str,
+    words_path: str,
+    host_kv_path: str,
+    images_path: str,
+    bus: BusSettings,
 ) -> InstanceSettings:
     """What all instances are told alike; the pool adds who each of them is."""
     return InstanceSettings(
@@ -201,6 +224,7 @@ def _template(
         memory_bytes=budget.pages * budget.page_bytes * config.device_count // budget.instances,
         q_max_ns=_q_max_ns(config),
         switching_share=config.scheduling.decode.switching_share,
+        bus=bus,
         explains=config.telemetry.decisions > 0,
         check_laws=config.memory.debug,
     )

@@ -30,6 +30,7 @@ from aegis.core.messages import (
     NeedSlabs,
     PeerForgotten,
     Phase,
+    Pong,
     Ready,
     ReturnSlabs,
     Started,
@@ -39,6 +40,7 @@ from aegis.core.messages import (
 )
 from aegis.core.model import Slo
 from aegis.core.request import Job, Sampling
+from aegis.runtime.bus.control import Bus
 from aegis.runtime.catalogue import Catalogue, LiveModel
 from aegis.runtime.devices import Devices
 from aegis.runtime.image_cache import ImageCache
@@ -128,6 +130,7 @@ class LiveMarket:
         self.up: set[InstanceId] = set()
         self.draining = False
         self.pool: Pool | None = None
+        self.bus: Bus | None = None
 
     # --- what the HTTP layer asks -------------------------------------------------------------------------------------
 
@@ -184,6 +187,7 @@ class LiveMarket:
             self._budget.host_slabs * self._budget.slab_bytes,
             self._pool.roles(),
             tuple(model.spec.without_tensors() for model in self.catalogue.models().values()),
+            bus=self.bus.place if self.bus else None,
         )
 
     def memory_report(self) -> MemoryReport:
@@ -243,6 +247,8 @@ class LiveMarket:
             self.devices.lost(instance)
             self._images.lost(instance)
             self._perform(InstanceDown(instance))
+        if self.bus:
+            self.bus.ended(instance)
         self._metrics.restarted(instance)
         self.catalogue.lost(instance)
         self._flush()
@@ -262,6 +268,8 @@ class LiveMarket:
                 self._history.decisions.add(decisions)
             case Ready():
                 self._came_up(instance)
+            case Pong() if self.bus:
+                self.bus.answered(instance)
             case ModelAdded(model):
                 self.catalogue.added(model, instance)
             case ModelFailed(model, reason):

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -50,6 +50,8 @@ class _Place:
     process: asyncio.subprocess.Process | None = None
     ready: bool = False
     failures: int = 0  # starts in a row that did not get ready
+    drained: bool = False  # not started again until that ends
+    resumed: asyncio.Event = field(default_factory=asyncio.Event)
     hasty: int = 0  # ends in a row that came soon after the start
     keeper: asyncio.Task[None] | None = None
 
@@ -114,7 +116,7 @@ class Pool:
 
     def missing(self) -> list[InstanceId]:
         """Instances that do not serve at the moment."""
-        return [place.instance for place in self._places.values() if not place.ready]
+        return [place.instance for place in self._places.values() if not place.ready and not place.drained]
 
     def dead(self) -> list[InstanceId]:
         """Instances that do not come up and are not tried any more."""
@@ -125,10 +127,39 @@ class Pool:
         alive = {place.role for place in self._places.values() if place.failures < _RETRIES}
         return alive != {place.role for place in self._places.values()}
 
+    def fence(self, instance: InstanceId, incarnation: int) -> bool:
+        """Ends that process at once, whatever state it is in. False where it is the instance's no more."""
+        place = self._places[instance]
+        if place.process is None or place.incarnation != incarnation:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            place.process.kill()
+        return True
+
+    def drain(self, instance: InstanceId) -> None:
+        """Ends its process after the step in hand, and starts none."""
+        place = self._places[instance]
+        place.drained = True
+        place.resumed.clear()
+        self._link.send(self.identity(instance), [Shutdown()])
+
+    def drained(self, instance: InstanceId) -> bool:
+        """Whether it has no process any more, and shall have none."""
+        place = self._places[instance]
+        return place.drained and place.process is None
+
+    def resume(self, instance: InstanceId, role: Role) -> None:
+        """Starts a drained instance again, as this."""
+        place = self._places[instance]
+        place.role, place.drained, place.hasty = role, False, 0
+        place.resumed.set()
+
     async def close(self, timeout_s: float = 5.0) -> None:
         """Asks every process to stop, then ends those that do not."""
         self._close_asked.set()
         places = [place for place in self._places.values() if place.process]
+        for place in self._places.values():
+            place.resumed.set()
         for place in places:
             with contextlib.suppress(Exception):
                 self._link.send(self.identity(place.instance), [Shutdown()])
@@ -152,6 +183,9 @@ class Pool:
                 place.failures += 1
             else:
                 await self._watch(place, process, words)
+            if place.drained:
+                await place.resumed.wait()
+                continue
             if self._closing:
                 return
             if place.failures >= _RETRIES:

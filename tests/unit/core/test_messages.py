@@ -32,6 +32,7 @@ TO = [
     messages.ImageCached(M, (PageRun(4, 9),)),
     messages.EvictImage(M),
     messages.ForgetPeer(P),
+    messages.Ping(),
     messages.Shutdown(),
 ]
 FROM = [

@@ -1,0 +1,42 @@
+"""Whoever orders: one order to one instance, and its reply."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import uuid4
+
+import msgspec
+
+from aegis.core.errors import UserError
+from aegis.runtime.bus.address import Address
+from aegis.runtime.bus.connection import Connection
+from aegis.runtime.bus.messages import Command, Order, Reply
+from aegis.runtime.bus.topics import Topics
+
+
+async def order(address: Address, prefix: str, instance: str, command: Command, *, timeout_s: float) -> Reply:
+    """Raises UserError where the broker cannot be used or nobody answers."""
+    topics, client = Topics(prefix), f"ctl-{uuid4().hex[:12]}"
+    wanted = Order(id=uuid4().hex, client=client, command=command)
+    replies = topics.replies(instance, client)
+    answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+    def received(topic: str, payload: bytes) -> None:
+        if topic != replies:  # amqtt sends retained messages of other topics too
+            return
+        reply = msgspec.json.decode(payload, type=Reply)
+        if reply.id == wanted.id and not answer.done():
+            answer.set_result(reply)
+
+    connection = Connection(address, name=client, subscriptions=[replies], on_message=received)
+    await connection.open()
+    try:
+        await connection.publish(topics.commands(instance), wanted, qos=1)
+        async with asyncio.timeout(timeout_s):
+            return await answer
+    except TimeoutError:
+        raise UserError(
+            f"no answer from {instance} within {timeout_s:g} s; is a cluster on {address} with the prefix '{prefix}'?"
+        ) from None
+    finally:
+        await connection.close()
