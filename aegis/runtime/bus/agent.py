@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import platform
 import threading
@@ -76,6 +77,7 @@ class Agent:
             on_message=lambda _topic, _payload: None,
             on_up=self._connected,
             will=(self._topics.state(state.instance), replace(state, phase=Phase.LOST)),
+            log_level=logging.DEBUG,  # the launcher tells it
         )
         connection.keep()
         number = 0

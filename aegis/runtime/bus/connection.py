@@ -46,13 +46,16 @@ class Connection:
         on_message: Callable[[str, bytes], None],
         on_up: Callable[[], None] = lambda: None,
         will: tuple[str, Struct] | None = None,
+        log_level: int = logging.WARNING,
     ) -> None:
-        """`name` is unique among the broker's clients. `will` is retained in its topic."""
+        """`name` is unique among the clients of the broker; `will` is retained in its topic. That the broker is away,
+        or back, is told at `log_level`."""
         self._address = address
         self._name = name
         self._subscriptions = subscriptions
         self._on_message = on_message
         self._on_up = on_up
+        self._log_level = log_level
         self._will = aiomqtt.Will(will[0], encode(will[1]), qos=1, retain=True) if will else None
         self._client: aiomqtt.Client | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -101,7 +104,7 @@ class Connection:
                 async with self._new_client() as client:
                     await self._subscribe(client)
                     if away:
-                        log(_logger, logging.WARNING, "broker is back", {"broker": str(self._address)})
+                        log(_logger, self._log_level, "broker is back", {"broker": str(self._address)})
                     pause_s, away, seen = _BACKOFF_S, False, True
                     await self._listen(client)
             except (aiomqtt.MqttError, OSError) as error:
@@ -109,7 +112,7 @@ class Connection:
                 if self._opened and not self._opened.done():
                     self._opened.set_exception(UserError(why))
                 elif seen and not away:
-                    log(_logger, logging.WARNING, "broker is away", {"why": why})
+                    log(_logger, self._log_level, "broker is away", {"why": why})
                 away = seen
             finally:
                 self._client = None

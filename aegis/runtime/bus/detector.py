@@ -97,6 +97,7 @@ class _Life:
     parted: bool = False
     asked_ns: int | None = None
     ask_again_ns: int = 0
+    fenced: bool = False  # what it may still say is nothing
 
 
 class Detector:
@@ -150,7 +151,8 @@ class Detector:
         self._broker_ns += since_ns
         effects: list[Effect] = []
         for instance, life in sorted(self._lives.items()):
-            effects += self._judged(instance, life, now_ns)
+            if not life.fenced:
+                effects += self._judged(instance, life, now_ns)
         return effects
 
     def _judged(self, instance: InstanceId, life: _Life, now_ns: int) -> list[Effect]:
@@ -165,6 +167,6 @@ class Detector:
             return [Ask(instance)]
         if now_ns - life.asked_ns < PATIENCE_NS or stuck_ns < OVERDUE_NS:
             return []
-        del self._lives[instance]
+        life.fenced = True
         why = "no sign of life" if silent_ns >= OVERDUE_NS else "its main loop does not get on"
         return [Fence(instance, life.incarnation, why)]
