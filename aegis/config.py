@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -20,6 +21,7 @@ from pydantic import (
 
 from aegis.core.ids import MODEL_NAME_PATTERN
 from aegis.core.role import Roles
+from aegis.mqtt_address import parse
 from aegis.sizes import SIZE_PATTERN, format_size, parse_size
 
 
@@ -27,6 +29,11 @@ def _not_a_bool(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError(f"should be a number, not {str(value).lower()}")
     return value
+
+
+def _of_a_broker(url: SecretStr) -> SecretStr:
+    parse(url.get_secret_value())
+    return url
 
 
 Size = Annotated[
@@ -178,7 +185,7 @@ class Telemetry(Section):
 class Mqtt(Section):
     """The MQTT broker that says how instances are and takes commands; docs/bus.md."""
 
-    url: SecretStr | None = Field(
+    url: Annotated[SecretStr, AfterValidator(_of_a_broker)] | None = Field(
         default=None, description="MQTT broker: mqtt://user:password@host:1883, mqtts://…; its own if not set"
     )
     prefix: Annotated[str, Field(pattern=f"^{_PREFIX_PATTERN}$")] = Field(

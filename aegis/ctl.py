@@ -31,6 +31,10 @@ def ctl_options(
     mqtt_prefix: Annotated[
         str, typer.Option("--mqtt-prefix", metavar="PREFIX", envvar="AEGIS_MQTT_PREFIX", help="With --mqtt.")
     ] = "aegis",
+    mqtt_ca: Annotated[
+        str | None,
+        typer.Option("--mqtt-ca", metavar="FILE", envvar="AEGIS_MQTT_CA_FILE", help="Certificates to trust it by."),
+    ] = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Give up after so many seconds.")] = 120.0,
 ) -> int:
     """Send a command to an instance and print the reply. docs/bus.md says what there is besides.
@@ -43,13 +47,18 @@ def ctl_options(
     """
     if context.invoked_subcommand is None:
         print(context.get_help())
-    context.obj = {"url": url, "mqtt": mqtt, "prefix": mqtt_prefix, "timeout_s": timeout}
+    context.obj = {"url": url, "mqtt": mqtt, "prefix": mqtt_prefix, "ca_file": mqtt_ca, "timeout_s": timeout}
     return 0
 
 
 @ctl.command()
 def drain(context: typer.Context, instance: _Instance) -> int:
-    """Move its requests elsewhere and end its process until it is resumed."""
+    """Move its requests elsewhere and end its process until it is resumed.
+
+    \b
+    Example:
+      aegis ctl drain mixed-1
+    """
     from aegis.runtime.bus.messages import Drain
 
     return _send(context.obj, instance, Drain())
@@ -57,7 +66,12 @@ def drain(context: typer.Context, instance: _Instance) -> int:
 
 @ctl.command()
 def resume(context: typer.Context, instance: _Instance) -> int:
-    """Start an instance again that was drained."""
+    """Start an instance again that was drained.
+
+    \b
+    Example:
+      aegis ctl resume mixed-1
+    """
     from aegis.runtime.bus.messages import Resume
 
     return _send(context.obj, instance, Resume())
@@ -65,7 +79,12 @@ def resume(context: typer.Context, instance: _Instance) -> int:
 
 @ctl.command()
 def pin(context: typer.Context, instance: _Instance, model: _Model) -> int:
-    """Keep a model's weights in the model cache of the instance's node."""
+    """Keep a model's weights in the model cache of the instance's node.
+
+    \b
+    Example:
+      aegis ctl pin mixed-0 llama
+    """
     from aegis.runtime.bus.messages import Pin
 
     return _send(context.obj, instance, Pin(model))
@@ -73,7 +92,12 @@ def pin(context: typer.Context, instance: _Instance, model: _Model) -> int:
 
 @ctl.command()
 def unpin(context: typer.Context, instance: _Instance, model: _Model) -> int:
-    """Let a model's weights leave the model cache again."""
+    """Let a model's weights leave the model cache again.
+
+    \b
+    Example:
+      aegis ctl unpin mixed-0 llama
+    """
     from aegis.runtime.bus.messages import Unpin
 
     return _send(context.obj, instance, Unpin(model))
@@ -81,7 +105,12 @@ def unpin(context: typer.Context, instance: _Instance, model: _Model) -> int:
 
 @ctl.command()
 def load(context: typer.Context, instance: _Instance, model: _Model) -> int:
-    """Bring a model's weights into the model cache of the instance's node."""
+    """Bring a model's weights into the model cache of the instance's node.
+
+    \b
+    Example:
+      aegis ctl load mixed-0 llama
+    """
     from aegis.runtime.bus.messages import LoadModel
 
     return _send(context.obj, instance, LoadModel(model, context.obj["timeout_s"]))
@@ -93,7 +122,12 @@ def role(
     instance: _Instance,
     role: Annotated[str, typer.Argument(metavar="ROLE", help="prefill, decode or mixed.")],
 ) -> int:
-    """Start the instance anew in another role; its requests go on elsewhere."""
+    """Start the instance anew in another role; its requests go on elsewhere.
+
+    \b
+    Example:
+      aegis ctl role prefill-1 decode
+    """
     from aegis.core.role import Role
     from aegis.runtime.bus.messages import SetRole
 
@@ -108,7 +142,12 @@ def limit(
     instance: _Instance,
     size: Annotated[str, typer.Argument(metavar="SIZE", help="What it may hold of its device's memory.")],
 ) -> int:
-    """Limit what the instance may hold; done when it holds no more than that."""
+    """Limit what the instance may hold; done when it holds no more than that.
+
+    \b
+    Example:
+      aegis ctl limit mixed-0 256MiB
+    """
     from aegis.runtime.bus.messages import SetLimit
     from aegis.sizes import parse_size
 
@@ -124,7 +163,7 @@ def _send(options: dict[str, Any], instance: str, command: Command) -> int:
     import asyncio
 
     from aegis.client import AdminClient, Refused
-    from aegis.runtime.bus.address import parse
+    from aegis.mqtt_address import parse
     from aegis.runtime.bus.client import order
 
     url, prefix = options["mqtt"], options["prefix"]
@@ -134,9 +173,9 @@ def _send(options: dict[str, Any], instance: str, command: Command) -> int:
             raise UserError("that server has no broker")
         url, prefix = place.url, place.prefix
     try:
-        address = parse(url)
+        address = parse(url, ca_file=options["ca_file"])
     except ValueError as error:
-        raise UserError(f"--mqtt {error}") from None
+        raise UserError(f"--mqtt: {error}") from None
     timeout_s = options["timeout_s"] + _REPLY_S
     reply = asyncio.run(order(address, prefix, instance, command, timeout_s=timeout_s))
     if not reply.done:

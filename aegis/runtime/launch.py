@@ -29,9 +29,9 @@ from aegis.device.open import create_pool
 from aegis.device.shared_words import SharedWords
 from aegis.models.cache import default_cache_dir
 from aegis.models.sources import Source, read_sources
+from aegis.mqtt_address import Address, parse
 from aegis.policies import Site, recipe
 from aegis.runtime import garbage
-from aegis.runtime.bus.address import Address, parse
 from aegis.runtime.bus.control import open_bus
 from aegis.runtime.bus.node import NodeControl
 from aegis.runtime.bus.settings import BusSettings
@@ -176,12 +176,12 @@ async def open_market(
 
 
 def _broker(config: Config) -> Address | None:
+    ca_file = config.mqtt.ca_file
     if config.mqtt.url is None:
         return None
-    try:
-        return parse(config.mqtt.url.get_secret_value(), ca_file=config.mqtt.ca_file)
-    except ValueError as error:
-        raise UserError(f"--mqtt {error}") from None
+    if ca_file and not Path(ca_file).is_file():
+        raise UserError(f"mqtt.ca_file: there is no file {ca_file}")
+    return parse(config.mqtt.url.get_secret_value(), ca_file=ca_file)
 
 
 def _history(config: Config) -> History:

@@ -246,7 +246,7 @@ class LiveMarket:
             self._lease(self._leases.lost(instance))
             self.devices.lost(instance)
             self._images.lost(instance)
-            self._perform(InstanceDown(instance))
+            self._perform(InstanceDown(instance, asked=self._pool.drained(instance)))
         if self.bus:
             self.bus.ended(instance)
         self._metrics.restarted(instance)

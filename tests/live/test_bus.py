@@ -213,7 +213,7 @@ def test_an_instance_changes_its_role_while_it_serves(
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("http://me:s3cret@broker", "--mqtt should begin with mqtt://"),
+        ("http://me:s3cret@broker", "--mqtt: should begin with mqtt://"),
         ("mqtt://me:s3cret@127.0.0.1:1", "no MQTT broker answers at mqtt://127.0.0.1:1"),
     ],
 )

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from aegis.runtime.bus.address import Address
+from aegis.mqtt_address import Address
 from aegis.runtime.pool import follow_launcher
 from aegis.telemetry.logs import log
 

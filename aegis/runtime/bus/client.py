@@ -8,7 +8,7 @@ from uuid import uuid4
 import msgspec
 
 from aegis.core.errors import UserError
-from aegis.runtime.bus.address import Address
+from aegis.mqtt_address import Address
 from aegis.runtime.bus.connection import Connection
 from aegis.runtime.bus.messages import Command, Order, Reply
 from aegis.runtime.bus.topics import Topics

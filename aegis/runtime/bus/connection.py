@@ -17,7 +17,7 @@ from aiomqtt.exceptions import MqttConnectError
 from msgspec import Struct
 
 from aegis.core.errors import UserError
-from aegis.runtime.bus.address import Address
+from aegis.mqtt_address import Address
 from aegis.runtime.bus.messages import encode
 from aegis.telemetry.logs import log
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from aegis.core.clock import NS_PER_S, Clock
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId
-from aegis.runtime.bus.address import Address
+from aegis.mqtt_address import Address
 from aegis.runtime.bus.broker_keeper import embedded_broker
 from aegis.runtime.bus.connection import Connection
 from aegis.runtime.bus.detector import ECHO_NS, Answered, Ask, Detector, Echoed, Ended, Event, Fence, Heard, Parted
@@ -260,7 +260,8 @@ class Bus:
 async def open_bus(url: Address | None, prefix: str, directory: Path, clock: Clock) -> AsyncIterator[Bus]:
     """On the broker at `url`, else on one of its own in the directory. Raises UserError where that cannot be used."""
     async with contextlib.AsyncExitStack() as stack:
-        bus = Bus(url or await stack.enter_async_context(embedded_broker(directory)), prefix, clock)
+        address = url if url is not None else await stack.enter_async_context(embedded_broker(directory))
+        bus = Bus(address, prefix, clock)
         ours = False
         try:
             if url:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from aegis.runtime.bus.address import Address
+from aegis.mqtt_address import Address
 from aegis.runtime.bus.messages import PROTOCOL
 
 

@@ -37,6 +37,7 @@ TO = [
 ]
 FROM = [
     messages.Ready(1),
+    messages.Pong(),
     messages.ModelAdded(M),
     messages.ModelFailed(M, "why"),
     messages.ModelDropped(M),

@@ -261,6 +261,53 @@ async def _open(url_of: Broker, **change: object) -> None:
         raise AssertionError("it was let in")
 
 
+def test_a_broker_that_stands_still_kills_nobody(tmp_path: Path) -> None:
+    async def main(broker: Broker) -> Recorded:
+        async with serving(broker, "still") as (bus, node), client_of(broker) as client:
+            await client.subscribe(f"still/instances/{NAME}/heartbeat")
+            pulse = Pulse()
+            pulse.up = True
+            instance = agent(bus, pulse)
+            instance.start()
+            turning = asyncio.create_task(_turn(pulse))
+            await heard(client, f"still/instances/{NAME}/heartbeat", 2)
+            broker.stand_still()
+            await asyncio.sleep(4)  # longer than any silence of an instance
+            broker.go_on()
+            await heard_anew(broker, f"still/instances/{NAME}/heartbeat", 4)
+            turning.cancel()
+            await asyncio.to_thread(instance.close)
+            return node
+
+    for kind in brokers.KINDS:
+        with brokers.running(kind, tmp_path / kind) as broker:
+            assert asyncio.run(main(broker)).fenced == []
+
+
+async def _turn(pulse: Pulse) -> None:
+    while True:
+        pulse.passes += 1
+        await asyncio.sleep(0.1)
+
+
+async def heard_anew(broker: Broker, topic: str, count: int) -> None:
+    async with client_of(broker) as client:
+        await client.subscribe(topic)
+        await heard(client, topic, count)
+
+
+def test_orders_over_tls(tmp_path: Path) -> None:
+    async def main(broker: Broker) -> Reply:
+        async with serving(broker, "tls"):
+            return await order(broker.address, "tls", NAME, Pin("llama"), timeout_s=10)
+
+    with brokers.running("tls", tmp_path) as broker:
+        assert asyncio.run(main(broker)).done
+        with pytest.raises(UserError, match=r"no MQTT broker answers at mqtts://.*certificate") as refused:
+            asyncio.run(_open(broker, ca_file=None))
+    assert brokers.PASSWORD not in refused.value.message
+
+
 def test_a_wrong_password_is_told_without_it(tmp_path: Path) -> None:
     with brokers.running("mosquitto", tmp_path) as broker, pytest.raises(UserError) as refused:
         asyncio.run(_open(broker, password="wrong-one"))

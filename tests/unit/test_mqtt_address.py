@@ -1,6 +1,6 @@
 import pytest
 
-from aegis.runtime.bus.address import Address, parse
+from aegis.mqtt_address import Address, parse
 
 PASSWORD = "s3:cr@t"
 
