@@ -117,7 +117,8 @@ class Instance:
             self._parts.pause(until_ns)
         if Ping() in messages:
             self._link.send([Pong()])
-        return [message for message in messages if message != Ping()]
+            messages = [message for message in messages if message != Ping()]
+        return list(messages)
 
     def _wake_ns(self, now_ns: int) -> int:
         """When there will be something to do, whatever is heard until then."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import platform
@@ -33,7 +34,7 @@ from aegis.telemetry.node import BusPlace
 _ECHO_S = ECHO_NS / NS_PER_S
 _CLAIM_S = 5.0  # that a claim has to come back in
 _RIVAL_S = 10 * _ECHO_S  # in which a living rival is heard
-_RECLAIM_S = 5.0  # two that both believe to be first must not shout each other down
+_RECLAIM_S = 1.0  # two that both believe to be first must not shout each other down
 
 _logger = logging.getLogger(__name__)
 
@@ -69,9 +70,11 @@ class Bus:
         self._orders = OrderBook()
         self._tasks: set[asyncio.Task[None]] = set()
         self._claimed = asyncio.Event()  # our claim came back
-        self._rival: Claim | None = None  # whose claim came before
-        self._rival_lives = asyncio.Event()
-        self._reclaim_s = 0.0
+        self._contested = False  # another claim came before it
+        self._rival: Beat | None = None  # of another cluster that lives
+        self._rival_beats = asyncio.Event()
+        self._ours = False  # the prefix
+        self._reclaiming = False
         self._connection = Connection(
             address,
             name=f"{self.settings.cluster}-launcher",
@@ -96,41 +99,43 @@ class Bus:
     def open_private(self) -> None:
         """Of a broker that nobody else uses, and that may not be there yet."""
         self._connection.keep()
-        self._spawn(self._beat())
+        self._begin()
 
     async def open_shared(self) -> None:
         """Raises UserError where the broker cannot be used, or where its prefix is another cluster's."""
         await self._connection.open()
         try:
             await asyncio.wait_for(self._claimed.wait(), _CLAIM_S)
-            if self._rival:
-                await asyncio.wait_for(self._rival_lives.wait(), _RIVAL_S)
+            if self._contested:  # perhaps by one that was lost without a will, as its broker was
+                await asyncio.wait_for(self._rival_beats.wait(), _RIVAL_S)
         except TimeoutError:
             if not self._claimed.is_set():
                 raise UserError(
                     f"the MQTT broker at {self.settings.address} does not deliver what is published to "
                     f"{self._topics.claim}; may the user read and write below {self.settings.prefix}/?"
                 ) from None
-            self._rival = None  # it was lost without a will, or the broker was
         if self._rival:
             raise UserError(
                 f"a cluster on {self._rival.node} (pid {self._rival.pid}) already uses the prefix "
                 f"'{self.settings.prefix}' of the MQTT broker at {self.settings.address}; give this one another "
                 "--mqtt-prefix"
             )
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ours = True
         self._spawn(self._beat())
 
     def serve(self, node: Node) -> None:
         """From now on it does what is ordered."""
         self._node = node
 
-    async def close(self, *, in_order: bool) -> None:
-        """`in_order`: the prefix was ours."""
+    async def close(self) -> None:
         for task in list(self._tasks):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        if in_order:
+        if self._ours:
             await self._say_claim(Phase.STOPPED)
         await self._connection.close()
 
@@ -152,10 +157,10 @@ class Bus:
         task.add_done_callback(self._tasks.discard)
 
     async def _beat(self) -> None:
-        number = 0
-        while True:
-            number += 1
-            await self._connection.publish(self._topics.beat, Beat(cluster=self._claim.cluster, number=number))
+        claim = self._claim
+        for number in itertools.count():
+            beat = Beat(cluster=claim.cluster, node=claim.node, pid=claim.pid, number=number)
+            await self._connection.publish(self._topics.beat, beat)
             await asyncio.sleep(_ECHO_S)
 
     async def _say_claim(self, phase: Phase) -> None:
@@ -185,8 +190,9 @@ class Bus:
     def _heard_beat(self, beat: Beat) -> None:
         if beat.cluster == self._claim.cluster:
             self._judge(Echoed())
-        elif self._rival and beat.cluster == self._rival.cluster:
-            self._rival_lives.set()
+        else:
+            self._rival = beat
+            self._rival_beats.set()
 
     def _heard_claim(self, claim: Claim) -> None:
         if claim.cluster == self._claim.cluster:
@@ -194,11 +200,16 @@ class Bus:
         elif claim.phase is not Phase.UP:
             pass
         elif not self._claimed.is_set():
-            self._rival = claim
-        elif not self._rival and self._clock.now_ns() / NS_PER_S >= self._reclaim_s:
-            self._reclaim_s = self._clock.now_ns() / NS_PER_S + _RECLAIM_S
+            self._contested = True
+        elif self._ours and not self._reclaiming:
             log(_logger, logging.WARNING, "another cluster claims this prefix", {"node": claim.node, "pid": claim.pid})
-            self._spawn(self._say_claim(Phase.UP))
+            self._reclaiming = True
+            self._spawn(self._reclaim())
+
+    async def _reclaim(self) -> None:
+        await asyncio.sleep(_RECLAIM_S)
+        self._reclaiming = False
+        await self._say_claim(Phase.UP)
 
     # --- instances ----------------------------------------------------------------------------------------------------
 
@@ -262,13 +273,11 @@ async def open_bus(url: Address | None, prefix: str, directory: Path, clock: Clo
     async with contextlib.AsyncExitStack() as stack:
         address = url if url is not None else await stack.enter_async_context(embedded_broker(directory))
         bus = Bus(address, prefix, clock)
-        ours = False
         try:
             if url:
                 await bus.open_shared()
             else:
                 bus.open_private()
-            ours = True
             yield bus
         finally:
-            await bus.close(in_order=ours)
+            await bus.close()

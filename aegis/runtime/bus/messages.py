@@ -46,6 +46,8 @@ class Beat(Struct, frozen=True, kw_only=True):
     """In `{prefix}/cluster/beat`, from the launcher: the cluster is there, and the broker delivers."""
 
     cluster: str
+    node: str
+    pid: int
     number: int
     protocol: int = PROTOCOL
 
