@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from uuid import uuid4
 
 import msgspec
@@ -12,6 +13,8 @@ from aegis.mqtt_address import Address
 from aegis.runtime.bus.connection import Connection
 from aegis.runtime.bus.messages import Command, Order, Reply
 from aegis.runtime.bus.topics import Topics
+
+_AGAIN_S = 2.0  # the broker may have been away
 
 
 async def order(address: Address, prefix: str, instance: str, command: Command, *, timeout_s: float) -> Reply:
@@ -28,12 +31,14 @@ async def order(address: Address, prefix: str, instance: str, command: Command, 
         if reply.id == wanted.id and not answer.done():
             answer.set_result(reply)
 
-    connection = Connection(address, name=client, subscriptions=[replies], on_message=received)
+    connection = Connection(address, name=client, subscriptions=[replies], on_message=received, log_level=logging.DEBUG)
     await connection.open()
     try:
-        await connection.publish(topics.commands(instance), wanted, qos=1)
         async with asyncio.timeout(timeout_s):
-            return await answer
+            while not answer.done():  # it is done once, however often it is sent
+                await connection.publish(topics.commands(instance), wanted, qos=1)
+                await asyncio.wait((answer,), timeout=_AGAIN_S)
+            return answer.result()
     except TimeoutError:
         raise UserError(
             f"no answer from {instance} within {timeout_s:g} s; is a cluster on {address} with the prefix '{prefix}'?"
