@@ -217,8 +217,10 @@ def test_an_instance_changes_its_role_while_it_serves(
         ("mqtt://me:s3cret@127.0.0.1:1", "no MQTT broker answers at mqtt://127.0.0.1:1"),
     ],
 )
-def test_a_broker_that_cannot_be_used_is_one_line(tmp_path: Path, cache: Path, url: str, why: str) -> None:
-    with launched(tmp_path, cache, "--mqtt", url) as server:
+def test_a_broker_that_cannot_be_used_is_one_line(
+    tmp_path: Path, cache: Path, checkpoints_dir: Path, url: str, why: str
+) -> None:
+    with launched(tmp_path, cache, "--models", str(checkpoints_dir), "--mqtt", url) as server:
         assert server.process.wait(60) == 2
     assert why in server.output()
     assert "s3cret" not in server.output()
