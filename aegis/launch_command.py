@@ -74,6 +74,12 @@ def launch(
     log_level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error. [default: info]")
     ] = None,
+    mqtt: Annotated[
+        str | None, typer.Option(metavar="URL", help="MQTT broker, in place of an own one: mqtt://… or mqtts://…")
+    ] = None,
+    mqtt_prefix: Annotated[
+        str | None, typer.Option(metavar="PREFIX", help="First part of its topics. [default: aegis]")
+    ] = None,
     debug_memory: Annotated[
         bool, typer.Option("--debug-memory", help="Check the accounting laws after every step (slow).")
     ] = False,

@@ -21,6 +21,7 @@ from aegis.core.request import Sampling
 from aegis.core.views import DecodeView, Work
 from aegis.models.sources import Source
 from aegis.runtime.opening import LiveMarket, open_market
+from aegis.runtime.services import open_services
 from decode.policy import WeightedRoundRobin
 from prefill.policy import GroupedFcfs
 from proxy.http.boundary import Delta, Failed
@@ -61,7 +62,10 @@ async def serving(
     """Yields when every instance serves every model. Raises ModelRefused."""
     rounds = WeightedRoundRobin()
     core = SessionCore(GroupedFcfs(), Assigned(assigned) if assigned else rounds, Hardware())
-    async with open_market(config, core=core, placement=placement, cache_dir=cache_dir) as market:
+    async with (
+        open_services(config) as services,
+        open_market(config, services, core=core, placement=placement, cache_dir=cache_dir) as market,
+    ):
         async for _, outcome in market.node.catalogue.register(sources):
             if isinstance(outcome, ModelRefused):
                 raise outcome

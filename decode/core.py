@@ -54,6 +54,7 @@ from aegis.core.messages import (
     ModelFailed,
     PeerForgotten,
     Phase,
+    Ping,
     Prefilled,
     PromptLogprobs,
     ProxyDropped,
@@ -153,7 +154,7 @@ class DecodeCore:
                 self._drop_proxy(event.proxy)
             case ReleaseProxy():
                 pass  # nothing is handed over from here
-            case ReleaseKv() | MeetProxy() | Shutdown():
+            case ReleaseKv() | MeetProxy() | Ping() | Shutdown():
                 raise AssertionError(f"not for a decode instance: {event}")
         begun = self._advance(now_ns)
         surplus = self._kv.surplus_slabs()

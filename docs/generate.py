@@ -1,4 +1,4 @@
-"""Writes what is derived from the code: the JSON Schema, the lifecycle, the tables of options, keys and results.
+"""Writes what is derived from the code: the JSON Schemas, the lifecycle, the tables of options, keys and results.
 
 `python docs/generate.py` renews them, `--check` only names those that are not current and exits 1.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 from aegis.config import OPTIONS, Config, SloTargets, leaves, variable
 from aegis.core.lifecycle import TABLE, TERMINAL, State
+from aegis.runtime.bus.messages import json_schema
 from aegis.sizes import format_size
 from bench.table import cells, crossings, markdown, results
 
@@ -23,6 +24,11 @@ def schema() -> str:
     """configs/schema.json"""
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "aegis configuration"}
     return json.dumps(head | Config.model_json_schema() | head, indent=2) + "\n"
+
+
+def bus_schema() -> str:
+    """configs/bus.schema.json"""
+    return json.dumps(json_schema(), indent=2) + "\n"
 
 
 def _default(path: tuple[str, ...], field: Any) -> str:
@@ -92,7 +98,7 @@ def fill(text: str, name: str, content: str) -> str:
 
 def generated() -> dict[Path, str]:
     """Every generated file as it should be."""
-    files = {ROOT / "configs/schema.json": schema()}
+    files = {ROOT / "configs/schema.json": schema(), ROOT / "configs/bus.schema.json": bus_schema()}
     for file, sections in SECTIONS.items():
         text = (ROOT / file).read_text(encoding="utf-8")
         for name, make in sections.items():

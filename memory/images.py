@@ -146,6 +146,25 @@ class ModelCache:
             self._want(model, image)
         return self._drain()
 
+    def pin(self, model: ModelId) -> list[CacheEffect] | NoPages:
+        """From now on it stays; absent, it comes in. Refused where the pinned images alone would be more than the cache
+        holds. It must not be evicting."""
+        image = self._images[model]
+        assert image.state is not State.EVICTING
+        pins = sum(other.count for other in self._images.values() if other.pinned and not other.dropped)
+        if image.pinned:
+            return []
+        if pins + image.count > self._pool.capacity:
+            return NoPages(image.count, self._pool.capacity - pins)
+        image.pinned = True
+        if image.state is State.ABSENT and model not in self._waiting:
+            self._want(model, image)
+        return self._drain()
+
+    def unpin(self, model: ModelId) -> None:
+        """It may leave like any other."""
+        self._images[model].pinned = False
+
     def drop(self, model: ModelId) -> list[CacheEffect]:
         """The model is no more; `Forgotten` follows, now or when everybody has let go of its image."""
         image = self._images[model]

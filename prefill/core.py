@@ -37,6 +37,7 @@ from aegis.core.messages import (
     ModelFailed,
     NeedSlabs,
     PeerForgotten,
+    Ping,
     Prefilled,
     PromptLogprobs,
     ProxyDropped,
@@ -146,7 +147,7 @@ class PrefillCore:
             case ReleaseProxy(proxy):
                 for key in [key for key in self._handed if proxy_of(key[0]) == proxy]:
                     self._release(key)
-            case Adopt() | MeetProxy() | Shutdown():
+            case Adopt() | MeetProxy() | Ping() | Shutdown():
                 raise AssertionError(f"not for a prefill instance: {event}")
         begun = self._advance(now_ns)
         self._return_slabs()

@@ -41,10 +41,12 @@ class InstanceUp(Struct, frozen=True):
 
 
 class InstanceDown(Struct, frozen=True):
-    """Its process is gone. Another one is started, or was tried too often: `for_good`."""
+    """Its process is gone. Another one is started, or none any more: `for_good`. One that was `asked` to end was not
+    killed by a request."""
 
     instance: InstanceId
     for_good: bool = False
+    asked: bool = False
 
 
 class ModelUp(Struct, frozen=True, tag=True):

@@ -148,9 +148,9 @@ class SessionCore:
                     self._end(request, Step.FINISH if satisfied else Step.CANCEL, reason=FinishReason.STOP)
             case InstanceUp(instance, role):
                 self._up(instance, role)
-            case InstanceDown(instance, for_good):
+            case InstanceDown(instance, for_good, asked):
                 self._absent = self._absent - {instance} if for_good else self._absent | {instance}
-                self._down(instance)
+                self._down(instance, blameless=asked)
                 if for_good:
                     self._place_waiting()
             case ModelUp(spec, capacity_tokens):
@@ -358,7 +358,7 @@ class SessionCore:
             known = [of_model for of_model in load.models if of_model.model in self._capacity]
             self._decodes.beside(load.instance, known)
 
-    def _down(self, instance: InstanceId) -> None:
+    def _down(self, instance: InstanceId, *, blameless: bool) -> None:
         """Whatever the lost process held is prefilled again elsewhere, from prompt and tokens sent."""
         if instance in self._prefills:
             self._prefills.down(instance)
@@ -375,8 +375,9 @@ class SessionCore:
                     self._release(handle.owner, request, attempt)
         for request in sorted(lost):
             session = self._sessions[request]
-            session.deaths += 1
-            session.losses += session.state in (State.PREFILLING, State.DECODING)
+            if not blameless:
+                session.deaths += 1
+                session.losses += session.state in (State.PREFILLING, State.DECODING)
             self._stop_work(request)
             if session.losses >= MAX_LOSSES or session.deaths >= MAX_REPLAYS:
                 message = f"the instance serving this request was lost {session.deaths} times"

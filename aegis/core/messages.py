@@ -126,6 +126,10 @@ class ReleaseProxy(Struct, frozen=True, tag=True):
     proxy: ProxyId
 
 
+class Ping(Struct, frozen=True, tag=True):
+    """Answered by `Pong` when the main loop gets to it, whatever the core is at."""
+
+
 class Shutdown(Struct, frozen=True, tag=True):
     """Finish the step in hand and exit 0."""
 
@@ -146,6 +150,7 @@ ToInstance = (
     | MeetProxy
     | DropProxy
     | ReleaseProxy
+    | Ping
     | Shutdown
 )
 
@@ -163,6 +168,10 @@ class Greeting(Struct, frozen=True, tag=True):
     """To a proxy, first of all: it may be sent requests."""
 
     role: Role
+
+
+class Pong(Struct, frozen=True, tag=True):
+    """Answers `Ping`."""
 
 
 class ModelAdded(Struct, frozen=True, tag=True):
@@ -338,6 +347,7 @@ class Telemetry(Struct, frozen=True, tag=True):
 FromInstance = (
     Ready
     | Greeting
+    | Pong
     | ModelAdded
     | ModelFailed
     | ModelDropped

@@ -69,6 +69,7 @@ class NodeDesk:
             node.budget.host_slabs * node.budget.slab_bytes,
             node.pool.roles(),
             tuple(model.spec.without_tensors() for model in node.catalogue.models().values()),
+            bus=node.bus.place if node.bus else None,
         )
 
     def memory(self) -> MemoryReport:

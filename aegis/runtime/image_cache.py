@@ -102,6 +102,17 @@ class ImageCache:
         self._perform(effects)
         return True
 
+    def pin(self, model: ModelId) -> bool:
+        """False, and nothing is changed, where the pinned images would not fit. It must not be evicting."""
+        effects = self._books.pin(model)
+        if isinstance(effects, NoPages):
+            return False
+        self._perform(effects)
+        return True
+
+    def unpin(self, model: ModelId) -> None:
+        self._books.unpin(model)
+
     def drop(self, model: ModelId) -> None:
         """`image_forgotten` follows."""
         self._perform(self._books.drop(model))

@@ -16,9 +16,11 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.effects import Effect, EndRun
 from aegis.core.errors import UserError
 from aegis.core.events import InstanceEvent, Tick
-from aegis.core.messages import DropProxy, Greeting, ImageCached, MeetProxy, Ready, Shutdown
+from aegis.core.messages import DropProxy, Greeting, ImageCached, MeetProxy, Ping, Pong, Ready, Shutdown
 from aegis.runtime import garbage
 from aegis.runtime.binder import Binder
+from aegis.runtime.bus.agent import Agent
+from aegis.runtime.bus.pulse import Pulse
 from aegis.runtime.hands import Hands
 from aegis.runtime.instance_parts import Parts, open_parts
 from aegis.runtime.instance_settings import InstanceSettings
@@ -35,8 +37,9 @@ _SWITCH_INTERVAL_S = 0.0005  # how long a copy thread may wait for the interpret
 class Instance:
     """A core, its hands and its link."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, pulse: Pulse | None = None) -> None:
         self._parts = parts
+        self._pulse = pulse or Pulse()
         self._core = parts.core
         self._clock = parts.clock
         self._link = parts.link
@@ -53,6 +56,7 @@ class Instance:
     def serve(self) -> None:
         """Until `Shutdown`. One event at a time: messages first, then what the streams completed, then a run's end."""
         self._link.send([Ready(os.getpid())])
+        self._pulse.up = True
         answers: list[InstanceEvent] = []
         while True:
             self._listen(waiting=not self._unheard and not answers)
@@ -82,6 +86,7 @@ class Instance:
 
     def _listen(self, *, waiting: bool) -> None:
         """Messages first, then models that are prepared, then what the streams completed."""
+        self._pulse.passes += 1
         busy = self._core.queued + self._core.running > 0
         messages = [m for m in self._receive(waiting=waiting) if not self._binder.defer(m, busy=busy)]
         self._unheard += [*messages, *self._binder.ready(), *self._mover.progress()]
@@ -112,11 +117,13 @@ class Instance:
     def _receive(self, *, waiting: bool) -> list[InstanceEvent]:
         now_ns = self._clock.now_ns()
         until_ns = self._wake_ns(now_ns) if waiting else now_ns
-        if not self._mover.in_flight:
-            return list(self._link.receive(max(until_ns - now_ns, 0)))
-        messages = self._link.receive(0)
-        if waiting and not messages:
+        in_flight = self._mover.in_flight
+        messages = self._link.receive(0 if in_flight else max(until_ns - now_ns, 0))
+        if in_flight and waiting and not messages:
             self._parts.pause(until_ns)
+        if Ping() in messages:
+            self._link.send([Pong()])
+            messages = [message for message in messages if message != Ping()]
         return list(messages)
 
     def _wake_ns(self, now_ns: int) -> int:
@@ -140,6 +147,7 @@ class Instance:
             device_wide_waits=parts.device.device_wide,
         )
         if report:
+            self._pulse.report = report
             self._link.send([report])
 
 
@@ -147,12 +155,18 @@ def main() -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=InstanceSettings)
+    pulse = Pulse()
     try:
+        agent = Agent(
+            settings.bus, pulse, instance=settings.instance, incarnation=settings.incarnation, role=settings.role
+        )
+        agent.start()
         with open_parts(settings) as parts:
-            instance = Instance(parts)
+            instance = Instance(parts, pulse)
             garbage.seldom()
             instance.serve()
             instance.close()
+        agent.close()
     except UserError as error:
         sys.stderr.write(f"aegis: {settings.instance}: {error.message}\n")
         return 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aegis.core.ids import InstanceId
 from aegis.core.model import EngineName
 from aegis.core.role import Role
+from aegis.runtime.bus.settings import BusSettings
 from aegis.runtime.scheduling_settings import SchedulingSettings
 
 
@@ -24,6 +25,7 @@ class InstanceSettings(SchedulingSettings, frozen=True, kw_only=True):
     slab_bytes: int
     host_slabs: int
     instances: int
+    bus: BusSettings
     engine: EngineName = "transformers"  # initialised before it is asked for
     check_laws: bool = False
 

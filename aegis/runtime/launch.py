@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import uvloop
@@ -20,13 +22,14 @@ from aegis.core.ids import ModelId, ProxyId
 from aegis.core.model import Slo
 from aegis.engine import vllm_version
 from aegis.models.cache import default_cache_dir
-from aegis.models.sources import Source, read_sources
+from aegis.models.sources import Source, is_checkpoint, read_sources
 from aegis.runtime import garbage
 from aegis.runtime.catalogue import LiveModel
 from aegis.runtime.listening import listen
 from aegis.runtime.opening import LiveMarket, host_slabs_of, instances_of, open_market, slo_of
 from aegis.runtime.proxies import Proxies, open_proxies
 from aegis.runtime.proxy_settings import ProxySettings
+from aegis.runtime.services import Services, open_services
 from aegis.runtime.serving import DRAIN_S, drained, http_server
 from aegis.sizes import format_size
 from aegis.telemetry import logs
@@ -49,35 +52,38 @@ async def _serve(config: Config, listener: socket.socket, sources: list[Source])
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     console = Console(stderr=True, soft_wrap=True)
-    admin_key = config.server.admin_key.get_secret_value() if config.server.admin_key else None
-    async with open_market(config) as market:
-        template = _proxy_template(config, market, listener, admin_key)
-        async with open_proxies(config.server.proxies - 1, template, market, drain_s=DRAIN_S + 5) as proxies:
-            started = asyncio.create_task(_bring_up(market, proxies, sources, console))
-            if not await _first(started, stop):
-                return 130
-            server = http_server(market.proxy, listener, admin_key=admin_key, name="proxy-0")
-            serving = asyncio.create_task(server.serve([listener]))
-            garbage.seldom()
-            _announce(console, market, listener)
-            await _first(serving, stop)
-            server.should_exit = True
-            stop.clear()
-            market.node.drain(DRAIN_S)
-            await drained(market.proxy, stop, within_s=DRAIN_S)
-            if stop.is_set():
-                market.node.drain(0)
-            await serving
+    async with AsyncExitStack() as stack:
+        services = await stack.enter_async_context(open_services(config))
+        if config.serves_demo and not await _first(asyncio.create_task(_make_demo()), stop):
+            return 130
+        market = await stack.enter_async_context(open_market(config, services))
+        template = _proxy_template(config, market, services, listener)
+        proxies = await stack.enter_async_context(
+            open_proxies(config.server.proxies - 1, template, market, drain_s=DRAIN_S + 5)
+        )
+        started = asyncio.create_task(_bring_up(market, proxies, sources, console))
+        if not await _first(started, stop):
+            return 130
+        server = http_server(market.proxy, listener, admin_key=template.admin_key, name="proxy-0")
+        serving = asyncio.create_task(server.serve([listener]))
+        garbage.seldom()
+        _announce(console, market, listener)
+        await _first(serving, stop)
+        server.should_exit = True
+        stop.clear()
+        market.node.drain(DRAIN_S)
+        await drained(market.proxy, stop, within_s=DRAIN_S)
+        if stop.is_set():
+            market.node.drain(0)
+        await serving
     console.print("aegis has stopped")
     sys.stdout.flush()
     os._exit(0)  # a thread may still be busy with what a client sent; nothing that it does matters any more
 
 
-def _proxy_template(
-    config: Config, market: LiveMarket, listener: socket.socket, admin_key: str | None
-) -> ProxySettings:
+def _proxy_template(config: Config, market: LiveMarket, services: Services, listener: socket.socket) -> ProxySettings:
     """What all further proxies are told alike."""
-    scheduling = market.scheduling
+    scheduling, admin_key = market.scheduling, config.server.admin_key
     return ProxySettings(
         policy=scheduling.policy,
         memory_bytes=scheduling.memory_bytes,
@@ -87,12 +93,12 @@ def _proxy_template(
         explains=scheduling.explains,
         name="",
         number=ProxyId(0),
-        node_address=f"ipc://{market.directory}/proxies",
-        address=f"ipc://{market.directory}/proxy",
+        node_address=f"ipc://{services.directory}/proxies",
+        address=f"ipc://{services.directory}/proxy",
         host=config.server.host,
         port=listener.getsockname()[1],
         log_level=config.server.log_level,
-        admin_key=admin_key,
+        admin_key=admin_key.get_secret_value() if admin_key else None,
         records=config.telemetry.records,
         decisions=config.telemetry.decisions,
         token_times=config.telemetry.token_times,
@@ -139,9 +145,8 @@ def _sources(config: Config) -> list[Source]:
     sources = [_source(ModelId(name), entry, config) for name, entry in config.models.items()]
     sources += read_sources(config.sources, default_slo=slo_of(config))
     if config.serves_demo:
-        from aegis.models.demo import demo_models, make_market
+        from aegis.models.demo import demo_models
 
-        make_market()
         sources += demo_models(default_cache_dir(), slo=slo_of(config))
     names = [source.model for source in sources]
     for name in names:
@@ -156,6 +161,23 @@ def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
     slo = Slo(round(ttft_ms * NS_PER_MS), round(tbt_ms * NS_PER_MS))
     path = str(Path(entry.path).expanduser().resolve()) if entry.path else None
     return Source(model, path, entry.hub, slo, entry.dtype, entry.pin, entry.engine)
+
+
+async def _make_demo() -> None:
+    """In a process of its own, for it takes a minute, in which what is open wants to be attended to."""
+    from aegis.models.demo import demo_models
+
+    if all(is_checkpoint(Path(source.root)) for source in demo_models(default_cache_dir())):
+        return
+    making = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "aegis.cli", "demo", stdout=asyncio.subprocess.DEVNULL
+    )
+    try:
+        if await making.wait():
+            raise UserError("the demo market could not be made; the reason is above")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            making.send_signal(signal.SIGINT)  # what is made is kept
 
 
 async def _bring_up(market: LiveMarket, proxies: Proxies, sources: list[Source], console: Console) -> None:

@@ -26,6 +26,7 @@ from aegis.core.messages import (
     NeedPages,
     NeedSlabs,
     PeerForgotten,
+    Pong,
     ProxyDropped,
     Ready,
     ReleaseProxy,
@@ -35,6 +36,7 @@ from aegis.core.messages import (
     ToInstance,
 )
 from aegis.core.model import EngineName, Slo
+from aegis.runtime.bus.control import Bus
 from aegis.runtime.catalogue import Catalogue
 from aegis.runtime.departures import Departures
 from aegis.runtime.devices import Devices
@@ -70,7 +72,8 @@ _logger = logging.getLogger(__name__)
 
 
 class Node:
-    """`history` is what its instances did and what became of all proxies' requests."""
+    """`history` is what its instances did and what became of all proxies' requests. Without a `bus` an instance is lost
+    when its process ends, and not before."""
 
     def __init__(
         self,
@@ -87,6 +90,7 @@ class Node:
         cache_dir: Path,
         default_slo: Slo,
         register: Registering = register,
+        bus: Bus | None = None,
         check_laws: bool = False,
         decisions: DecisionLog | None = None,
     ) -> None:
@@ -96,6 +100,7 @@ class Node:
         self.leases = SlabLeases(budget.host_slabs)
         self.reports: dict[InstanceId, Telemetry] = {}  # the last of each instance that is up
         self.metrics = NodeMetrics()
+        self.bus = bus
         self.proxies = ProxyEnds()
         self.images = images
         self.devices = devices
@@ -176,11 +181,13 @@ class Node:
             self.up.discard(instance)
             self._outbox.forget(instance)
             self.reports.pop(instance, None)
-            await self.proxies.lost(InstanceLost(instance, incarnation))
+            await self.proxies.lost(InstanceLost(instance, incarnation, asked=self.pool.drained(instance)))
             self._lease(self.leases.lost(instance))
             self.devices.lost(instance)
             self.images.lost(instance)
             self._release(self._departures.lost(instance))
+        if self.bus:
+            self.bus.ended(instance)
         self.metrics.restarted(instance)
         self.catalogue.lost(instance)
         self._outbox.flush()
@@ -200,6 +207,9 @@ class Node:
                 self.history.decisions.add(decisions)
             case Ready():
                 self._came_up(instance)
+            case Pong():
+                if self.bus:
+                    self.bus.answered(instance)
             case ModelAdded(model):
                 self.catalogue.added(model, instance)
             case ModelFailed(model, reason):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from aegis.device.open import create_pool
 from aegis.device.shared_words import SharedWords
 from aegis.models.cache import default_cache_dir
 from aegis.policies import recipe
+from aegis.runtime.bus.node import NodeControl
+from aegis.runtime.bus.settings import BusSettings
 from aegis.runtime.clock import MonotonicClock
 from aegis.runtime.desk import NodeDesk
 from aegis.runtime.devices import Devices
@@ -30,6 +31,7 @@ from aegis.runtime.node import Node
 from aegis.runtime.pool import WORDS, Pool
 from aegis.runtime.proxy import Proxy
 from aegis.runtime.scheduling_settings import SchedulingSettings
+from aegis.runtime.services import Services
 from aegis.runtime.serving import running
 from aegis.telemetry.history import History
 from memory.budget import Budget
@@ -40,18 +42,18 @@ _PROXY = ProxyId(0)
 
 @dataclass(frozen=True, slots=True)
 class LiveMarket:
-    """A node, and the proxy in its process. Sockets of others are in the directory."""
+    """A node, and the proxy in its process."""
 
     node: Node
     desk: NodeDesk
     proxy: Proxy
     scheduling: SchedulingSettings
-    directory: str
 
 
 @asynccontextmanager
 async def open_market(
     config: Config,
+    services: Services,
     *,
     core: SessionCore | None = None,
     placement: Mapping[InstanceId, int] | None = None,
@@ -65,40 +67,40 @@ async def open_market(
     words = SharedWords.create(WORDS)
     kv = SharedMemory.create(budget.host_slabs * budget.slab_bytes, "kv")
     images = ImageCache(config.memory.cache_bytes, check_laws=config.memory.debug)
-    with tempfile.TemporaryDirectory(prefix="aegis-") as directory:
-        link, proxy_link = _hubs(directory)
-        template = _template(
-            config, budget, address=link.address, words_path=words.path, host_kv_path=kv.path, images_path=images.path
-        )
-        node = Node(
-            budget,
-            images,
-            devices,
-            link,
-            clock,
-            _history(config),
-            policy=config.scheduling.policy,
-            dtype=_dtype(config),
-            engine=config.engine,
-            cache_dir=cache_dir or default_cache_dir(),
-            default_slo=slo_of(config),
-            check_laws=config.memory.debug,
-        )
-        pool = node.pool = Pool(template, names, devices.address, link, words, node.lost, node.given_up)
-        near = NearNode(node, _PROXY)
-        proxy = Proxy(_PROXY, core or template.session_core(), near, proxy_link, clock, node.history)
-        node.join(_PROXY, proxy)
-        try:
-            async with running(node.listen(), proxy.listen(), devices.watch()):
-                pool.start()
-                try:
-                    yield LiveMarket(node, near.desk, proxy, template, directory)
-                finally:
-                    await pool.close()
-        finally:
-            await devices.close()  # what is being wiped is still granted to who waits for it
-            for part in (link, proxy_link, images):
-                part.close()
+    link, proxy_link = _hubs(services.directory)
+    paths = {"words_path": words.path, "host_kv_path": kv.path, "images_path": images.path}
+    template = _template(config, budget, bus=services.bus.settings, address=link.address, **paths)
+    node = Node(
+        budget,
+        images,
+        devices,
+        link,
+        clock,
+        _history(config),
+        policy=config.scheduling.policy,
+        dtype=_dtype(config),
+        engine=config.engine,
+        cache_dir=cache_dir or default_cache_dir(),
+        default_slo=slo_of(config),
+        bus=services.bus,
+        check_laws=config.memory.debug,
+    )
+    pool = node.pool = Pool(template, names, devices.address, link, words, node.lost, node.given_up)
+    near = NearNode(node, _PROXY)
+    proxy = Proxy(_PROXY, core or template.session_core(), near, proxy_link, clock, node.history)
+    node.join(_PROXY, proxy)
+    services.bus.serve(NodeControl(node, near.desk, clock))
+    try:
+        async with running(node.listen(), proxy.listen(), devices.watch()):
+            pool.start()
+            try:
+                yield LiveMarket(node, near.desk, proxy, template)
+            finally:
+                await pool.close()
+    finally:
+        await devices.close()  # what is being wiped is still granted to who waits for it
+        for part in (link, proxy_link, images):
+            part.close()
 
 
 def _hubs(directory: str) -> tuple[Hub[Said], Hub[FromInstance]]:
@@ -112,7 +114,14 @@ def _history(config: Config) -> History:
 
 
 def _template(
-    config: Config, budget: Budget, *, address: str, words_path: str, host_kv_path: str, images_path: str
+    config: Config,
+    budget: Budget,
+    *,
+    bus: BusSettings,
+    address: str,
+    words_path: str,
+    host_kv_path: str,
+    images_path: str,
 ) -> InstanceSettings:
     """What all instances are told alike; the pool adds who each of them is."""
     return InstanceSettings(
@@ -129,6 +138,7 @@ def _template(
         slab_bytes=budget.slab_bytes,
         host_slabs=budget.host_slabs,
         instances=budget.instances,
+        bus=bus,
         policy=config.scheduling.policy,
         max_group_size=config.scheduling.prefill.max_group_size,
         memory_bytes=budget.pages * budget.page_bytes * config.device_count // budget.instances,

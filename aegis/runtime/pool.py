@@ -48,6 +48,8 @@ class _Place:
     incarnation: int = 0
     process: asyncio.subprocess.Process | None = None
     ready: bool = False
+    drained: bool = False  # not started again until that ends
+    resumed: asyncio.Event = field(default_factory=asyncio.Event)
     restarts: Restarts = field(default_factory=Restarts)
     keeper: asyncio.Task[None] | None = None
 
@@ -112,7 +114,7 @@ class Pool:
 
     def missing(self) -> list[InstanceId]:
         """Instances that do not serve at the moment."""
-        return [place.instance for place in self._places.values() if not place.ready]
+        return [place.instance for place in self._places.values() if not place.ready and not place.drained]
 
     def dead(self) -> list[InstanceId]:
         """Instances that do not come up and are not tried any more."""
@@ -123,10 +125,39 @@ class Pool:
         alive = {place.role for place in self._places.values() if not place.restarts.given_up}
         return alive != {place.role for place in self._places.values()}
 
+    def fence(self, instance: InstanceId, incarnation: int) -> bool:
+        """Ends that process at once, whatever state it is in. False where it is the instance's no more."""
+        place = self._places[instance]
+        if place.process is None or place.incarnation != incarnation:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            place.process.kill()
+        return True
+
+    def drain(self, instance: InstanceId) -> None:
+        """Ends its process after the step in hand, and starts none."""
+        place = self._places[instance]
+        place.drained = True
+        place.resumed.clear()
+        self._link.send(self.identity(instance), [Shutdown()])
+
+    def drained(self, instance: InstanceId) -> bool:
+        """Whether it has no process any more, and shall have none."""
+        place = self._places[instance]
+        return place.drained and place.process is None
+
+    def resume(self, instance: InstanceId, role: Role) -> None:
+        """Starts a drained instance again, as this."""
+        place = self._places[instance]
+        place.role, place.drained, place.restarts = role, False, Restarts()
+        place.resumed.set()
+
     async def close(self, timeout_s: float = 5.0) -> None:
         """Asks every process to stop, then ends those that do not."""
         self._close_asked.set()
         places = [place for place in self._places.values() if place.process]
+        for place in self._places.values():
+            place.resumed.set()
         for place in places:
             with contextlib.suppress(Exception):
                 self._link.send(self.identity(place.instance), [Shutdown()])
@@ -150,6 +181,9 @@ class Pool:
                 place.restarts.failed()
             else:
                 await self._watch(place, process, words)
+            if place.drained:
+                await place.resumed.wait()
+                continue
             if self._closing:
                 return
             if place.restarts.given_up:

@@ -150,10 +150,10 @@ class Proxy:
             case ForeignLoad(instance):
                 self._beside[instance] = message
                 self._happened(message)
-            case InstanceLost(instance, incarnation):
+            case InstanceLost(instance, incarnation, asked):
                 self._lost[instance] = incarnation
                 if self._identities.get(instance) == f"{instance}/{incarnation}":
-                    self._down(instance)
+                    self._down(instance, asked=asked)
                     self._outbox.flush()
                 self._node.tell(Noted(instance, incarnation))
             case InstanceGivenUp(instance):
@@ -197,16 +197,16 @@ class Proxy:
         if incarnation <= self._lost.get(instance, 0):
             return
         if instance in self._identities:  # the news of its end is on its way
-            self._down(instance)
+            self._down(instance, asked=False)
         self._identities[instance] = f"{instance}/{incarnation}"
         self._perform(InstanceUp(instance, role))
         if instance in self._beside:
             self._perform(self._beside[instance])
 
-    def _down(self, instance: InstanceId) -> None:
+    def _down(self, instance: InstanceId, *, asked: bool) -> None:
         del self._identities[instance]
         self._outbox.forget(instance)
-        self._perform(InstanceDown(instance))
+        self._perform(InstanceDown(instance, asked=asked))
 
     def _observe(self, message: FromInstance) -> None:
         match message:

@@ -25,14 +25,15 @@ TELL_S = 0.2
 
 class InstanceLost(Struct, frozen=True, tag=True):
     """This process of the instance is gone. Answered by `Noted` once nothing it said will be heard any more: until then
-    the others go on as if it lived."""
+    the others go on as if it lived. One that was `asked` to end was not killed by a request."""
 
     instance: InstanceId
     incarnation: int
+    asked: bool = False
 
 
 class InstanceGivenUp(Struct, frozen=True, tag=True):
-    """It is not started again."""
+    """It is not started again, or not until somebody says so."""
 
     instance: InstanceId
 

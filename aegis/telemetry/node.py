@@ -9,6 +9,13 @@ from aegis.core.model import ModelSpec
 from aegis.core.role import Role
 
 
+class BusPlace(Struct, frozen=True):
+    """Where commands to instances are published: the broker, without user and password, and the prefix of topics."""
+
+    url: str
+    prefix: str
+
+
 class NodeReport(Struct, frozen=True):
     """Instances are dealt to the devices in turn. `models` come without what only serves to load them."""
 
@@ -19,3 +26,4 @@ class NodeReport(Struct, frozen=True):
     host_kv_bytes: int
     instances: dict[InstanceId, Role]
     models: tuple[ModelSpec, ...]
+    bus: BusPlace | None = None

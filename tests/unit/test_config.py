@@ -9,7 +9,13 @@ from aegis.config_sources import load
 from aegis.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-TEXTS = (("sources",), ("server", "host"), ("server", "admin_key"))  # any text is one for the configuration
+TEXTS = (
+    ("sources",),
+    ("server", "host"),
+    ("server", "admin_key"),
+    ("mqtt", "prefix"),
+    ("mqtt", "ca_file"),
+)  # any text is one for the configuration
 
 
 def written(directory: Path, text: str) -> dict[str, Path]:
@@ -73,6 +79,17 @@ def test_a_bad_variable_is_named(path: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("option", [name for name, path in OPTIONS.items() if path not in TEXTS])
 def test_a_bad_option_is_named(option: str) -> None:
     assert refusal({option: "bad"}).startswith(f"--{option.replace('_', '-')}: ")
+
+
+@pytest.mark.parametrize("prefix", ["", "a/+", "#", "/a", "a b"])
+def test_a_prefix_of_topics_has_no_wildcards(prefix: str) -> None:
+    assert refusal({"mqtt_prefix": prefix}) == (
+        "--mqtt-prefix: should be of letters, digits and . _ -, with / between parts"
+    )
+
+
+def test_a_bad_address_of_a_broker_is_told_without_its_password() -> None:
+    assert refusal({"mqtt": "http://me:s3cret@broker"}).startswith("--mqtt: should begin with mqtt://")
 
 
 @pytest.mark.parametrize(

@@ -36,11 +36,13 @@ TO = [
     messages.MeetProxy(X, "ipc://there"),
     messages.DropProxy(X),
     messages.ReleaseProxy(X),
+    messages.Ping(),
     messages.Shutdown(),
 ]
 FROM = [
     messages.Ready(1),
     messages.Greeting(Role.MIXED),
+    messages.Pong(),
     messages.ModelAdded(M),
     messages.ModelFailed(M, "why"),
     messages.ModelDropped(M),

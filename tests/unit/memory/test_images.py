@@ -141,6 +141,20 @@ def test_a_pinned_image_makes_room_and_stays() -> None:
     assert books.cached() == {M, N}
 
 
+def test_an_image_is_pinned_later_and_let_go_again() -> None:
+    books = Books(4, k=2, l=2, m=2)
+    effects = books.cache.pin(M)
+    assert not isinstance(effects, NoPages)
+    books.end_fills(effects)
+    books.use(K, L, K, L)
+    assert M in books.cached()
+    books.end_fills(books.added(N, 4))
+    assert books.cache.pin(N) == NoPages(4, 2)
+    books.cache.unpin(M)
+    books.use(K, L, K, L)
+    assert books.cached() == {K, L}
+
+
 def test_a_model_dropped_while_it_is_filled_is_forgotten_when_the_fill_has_ended() -> None:
     cache = ModelCache(2)
     cache.join(A)
@@ -233,6 +247,16 @@ class Node(RuleBasedStateMachine):
         model = data.draw(st.sampled_from(sorted(self.counts.keys() - self.dropped)))
         self.now_ns += data.draw(st.sampled_from([0, LATER_NS]))
         self.take(self.cache.use(model, self.now_ns))
+
+    @precondition(lambda self: self.counts.keys() - self.dropped)
+    @rule(data=st.data(), pinned=st.booleans())
+    def pin_or_unpin(self, data: st.DataObject, pinned: bool) -> None:
+        model = data.draw(st.sampled_from(sorted(self.counts.keys() - self.dropped)))
+        if not pinned:
+            self.cache.unpin(model)
+        elif self.cache.state(model) is not State.EVICTING:
+            effects = self.cache.pin(model)
+            self.take([] if isinstance(effects, NoPages) else effects)
 
     @precondition(lambda self: self.counts.keys() - self.dropped)
     @rule(data=st.data())

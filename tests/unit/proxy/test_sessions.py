@@ -309,6 +309,17 @@ def test_a_decode_instance_dies(point: str) -> None:
     assert proxy.sent(ReleaseKv) == [(P0, ReleaseKv(R, 2))]
 
 
+def test_instances_that_were_asked_to_end_do_not_count_against_their_requests() -> None:
+    proxy = Proxy(P0, D0)
+    proxy.reach("prefilling")
+    for attempt in range(2, 3 * MAX_REPLAYS):
+        proxy.tell(InstanceDown(P0, asked=True))
+        proxy.up(P0)
+        assert [submit.job.attempt for _, submit in proxy.sent(Submit)] == [attempt]
+        proxy.heard(P0, Started(R, attempt))
+    assert proxy.state() is State.PREFILLING
+
+
 def test_the_only_prefill_instance_dies_and_comes_back() -> None:
     proxy = Proxy(P0, D0)
     proxy.reach("prefilling")

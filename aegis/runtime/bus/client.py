@@ -1,0 +1,47 @@
+"""Whoever orders: one order to one instance, and its reply."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from uuid import uuid4
+
+import msgspec
+
+from aegis.core.errors import UserError
+from aegis.mqtt_address import Address
+from aegis.runtime.bus.connection import Connection
+from aegis.runtime.bus.messages import Command, Order, Reply
+from aegis.runtime.bus.topics import Topics
+
+_AGAIN_S = 2.0  # the broker may have been away
+
+
+async def order(address: Address, prefix: str, instance: str, command: Command, *, timeout_s: float) -> Reply:
+    """Raises UserError where the broker cannot be used or nobody answers."""
+    topics, client = Topics(prefix), f"ctl-{uuid4().hex[:12]}"
+    wanted = Order(id=uuid4().hex, client=client, command=command)
+    replies = topics.replies(instance, client)
+    answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+    def received(topic: str, payload: bytes) -> None:
+        if topic != replies:  # amqtt sends whoever connects retained messages of others too
+            return
+        reply = msgspec.json.decode(payload, type=Reply)
+        if reply.id == wanted.id and not answer.done():
+            answer.set_result(reply)
+
+    connection = Connection(address, name=client, subscriptions=[replies], on_message=received, log_level=logging.DEBUG)
+    await connection.open()
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not answer.done():  # it is done once, however often it is sent
+                await connection.publish(topics.commands(instance), wanted, qos=1)
+                await asyncio.wait((answer,), timeout=_AGAIN_S)
+            return answer.result()
+    except TimeoutError:
+        raise UserError(
+            f"no answer from {instance} within {timeout_s:g} s; is a cluster on {address} with the prefix '{prefix}'?"
+        ) from None
+    finally:
+        await connection.close()

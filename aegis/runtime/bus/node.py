@@ -1,0 +1,154 @@
+"""What the bus asks of a node, done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from aegis.core.clock import Clock
+from aegis.core.errors import UserError
+from aegis.core.ids import InstanceId, ModelId
+from aegis.core.messages import Ping
+from aegis.core.role import Role
+from aegis.runtime.bus.messages import Command, Drain, LoadModel, Pin, Resume, SetLimit, SetRole, Unpin
+from aegis.runtime.desk import NodeDesk
+from aegis.runtime.node import Node
+from aegis.runtime.seam import InstanceGivenUp
+from aegis.sizes import format_size
+from aegis.telemetry.logs import log
+from memory.images import State
+
+_DRAIN_S = 60.0
+_POLL_S = 0.02
+_logger = logging.getLogger(__name__)
+
+
+class NodeControl:
+    """Implements `aegis.runtime.bus.control.Node`."""
+
+    def __init__(self, node: Node, desk: NodeDesk, clock: Clock) -> None:
+        self._node = node
+        self._desk = desk
+        self._pool = node.pool
+        self._images = node.images
+        self._clock = clock
+        self._changing = asyncio.Lock()  # who goes on serving is looked at and changed by one order at a time
+
+    def ask(self, instance: InstanceId) -> None:
+        if instance in self._node.up:
+            self._node.post(instance, Ping())
+
+    def fence(self, instance: InstanceId, incarnation: int, why: str) -> None:
+        if instance in self._pool.roles() and self._pool.fence(instance, incarnation):
+            log(_logger, logging.ERROR, "instance ended by force", {"instance": instance, "why": why})
+
+    async def do(self, instance: str, command: Command) -> str:
+        name = InstanceId(instance)
+        if name not in self._pool.roles():
+            raise UserError(f"there is no instance named '{instance}', only {', '.join(sorted(self._pool.roles()))}")
+        match command:
+            case Drain():
+                async with self._changing:
+                    return await self._drain(name)
+            case Resume():
+                async with self._changing:
+                    return self._resume(name)
+            case SetRole(role, timeout_s):
+                async with self._changing:
+                    return await self._set_role(name, role, timeout_s)
+            case SetLimit(nbytes, timeout_s):
+                given_bytes = await self._desk.limit_memory(instance, nbytes, timeout_s=timeout_s)
+                return f"{instance} may hold {format_size(nbytes)}; it gave back {format_size(given_bytes)}"
+            case Pin(model):
+                return await self._pin(self._model(model))
+            case Unpin(model):
+                self._images.unpin(self._model(model))
+                return f"{model} may leave the model cache"
+            case LoadModel(model, timeout_s):
+                return await self._load(self._model(model), timeout_s)
+
+    # --- instances ----------------------------------------------------------------------------------------------------
+
+    async def _drain(self, instance: InstanceId) -> str:
+        if self._pool.drained(instance):
+            return f"{instance} is drained already"
+        self._check_roles({**self._serving(), instance: None})
+        await self._end(instance)
+        self._node.proxies.tell(InstanceGivenUp(instance))
+        return f"{instance} is drained"
+
+    def _resume(self, instance: InstanceId) -> str:
+        if not self._pool.drained(instance):
+            raise UserError(f"{instance} is not drained")
+        self._pool.resume(instance, self._pool.role(instance))
+        return f"{instance} is being started"
+
+    async def _set_role(self, instance: InstanceId, role: Role, timeout_s: float) -> str:
+        if self._pool.role(instance) is role:
+            return f"{instance} is {role} already"
+        if self._pool.drained(instance):
+            raise UserError(f"{instance} is drained; resume it first")
+        self._check_roles({**self._serving(), instance: role})
+        await self._end(instance)
+        self._pool.resume(instance, role)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while instance in self._pool.missing():
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise UserError(f"{instance} is {role} now and has not come up within {timeout_s:g} s") from None
+        return f"{instance} is {role}"
+
+    async def _end(self, instance: InstanceId) -> None:
+        """Its requests go on elsewhere."""
+        if instance not in self._node.up:
+            raise UserError(f"{instance} is not up; try again when it is")
+        self._pool.drain(instance)
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                while not self._pool.drained(instance):
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            self._pool.resume(instance, self._pool.role(instance))
+            raise UserError(f"{instance} has not ended within {_DRAIN_S:g} s; it goes on") from None
+
+    def _serving(self) -> dict[InstanceId, Role | None]:
+        return {name: role for name, role in self._pool.roles().items() if not self._pool.drained(name)}
+
+    def _check_roles(self, after: dict[InstanceId, Role | None]) -> None:
+        """Raises UserError where what is left could not serve."""
+        roles = {role for role in after.values() if role}
+        if not roles:
+            raise UserError("it is the last one; nobody would serve any more")
+        if roles != {Role.MIXED} and roles != {Role.PREFILL, Role.DECODE}:
+            has = ", ".join(sorted(roles))
+            raise UserError(f"the pool would have {has} instances alone; it needs prefill and decode, or mixed only")
+
+    # --- models -------------------------------------------------------------------------------------------------------
+
+    def _model(self, name: str) -> ModelId:
+        if name not in self._desk.models():
+            raise UserError(f"there is no model named '{name}'")
+        return ModelId(name)
+
+    async def _pin(self, model: ModelId) -> str:
+        while self._images.state(model) is State.EVICTING:
+            await asyncio.sleep(_POLL_S)
+            self._model(model)
+        if not self._images.pin(model):
+            raise UserError(f"{model} does not fit beside what is pinned; unpin another, or raise --model-cache")
+        return f"{model} is pinned in the model cache"
+
+    async def _load(self, model: ModelId, timeout_s: float) -> str:
+        self._images.use(model, self._clock.now_ns())
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._images.state(model) is not State.CACHED:
+                    await asyncio.sleep(_POLL_S)
+                    self._model(model)
+        except TimeoutError:
+            raise UserError(
+                f"{model} is not in the model cache after {timeout_s:g} s: others are used more; pin it, or raise "
+                "--model-cache"
+            ) from None
+        return f"{model} is in the model cache"

@@ -1,0 +1,39 @@
+"""What a market speaks with besides its own processes: an embedded one that ends with it, or one of the user's."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from aegis.config import Config, Mqtt
+from aegis.core.errors import UserError
+from aegis.mqtt_address import Address, parse
+from aegis.runtime.bus.control import Bus, open_bus
+from aegis.runtime.clock import MonotonicClock
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The bus carries the life of instances. Sockets of all processes are in the directory."""
+
+    directory: str
+    bus: Bus
+
+
+@asynccontextmanager
+async def open_services(config: Config) -> AsyncIterator[Services]:
+    """Raises UserError where one of them cannot be used."""
+    with tempfile.TemporaryDirectory(prefix="aegis-") as directory:
+        async with open_bus(_broker(config.mqtt), config.mqtt.prefix, Path(directory), MonotonicClock()) as bus:
+            yield Services(directory, bus)
+
+
+def _broker(mqtt: Mqtt) -> Address | None:
+    if mqtt.url is None:
+        return None
+    if mqtt.ca_file and not Path(mqtt.ca_file).is_file():
+        raise UserError(f"mqtt.ca_file: there is no file {mqtt.ca_file}")
+    return parse(mqtt.url.get_secret_value(), ca_file=mqtt.ca_file)

@@ -1,0 +1,227 @@
+"""The MQTT bus of a running server: whatever becomes of the broker, streams go on; who hangs is found and replaced;
+what is ordered is done."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from aegis.core.rng import Stream as Draws
+from tests import brokers
+from tests.brokers import Broker
+from tests.checkpoints import VOCAB_SIZE
+from tests.live.market import MARKET
+from tests.live.server import ROOT, Server, eventually, launched, processes_of
+from tests.live.streams import Body, Stream, run_all, until
+
+STREAMS = 16
+MAX_TOKENS = 200
+DETECTION_S = 3.0
+FIRST, SECOND = "mixed-0", "mixed-1"
+MODEL = next(iter(MARKET))
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A server with its broker, which is the server's own if `broker` is None."""
+
+    server: Server
+    broker: Broker | None
+
+    def kill_broker(self) -> None:
+        if self.broker:
+            self.broker.kill()
+        else:
+            os.kill(self._embedded(), signal.SIGKILL)
+
+    def restart_broker(self) -> None:
+        """The server's own comes back by itself."""
+        if self.broker:
+            self.broker.start()
+
+    def ctl(self, *words: str) -> subprocess.CompletedProcess[str]:
+        how = ["--mqtt", self.broker.url] if self.broker else ["--url", self.server.url]
+        command = [sys.executable, "-m", "aegis.cli", "ctl", *how, *words]
+        variables = os.environ | {"PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=180)
+
+    def _embedded(self) -> int:
+        (pid,) = [pid for pid, command in processes_of(self.server.process.pid).items() if "bus.broker" in command]
+        return pid
+
+
+@pytest.fixture(scope="module", params=brokers.KINDS)
+def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path
+) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp(f"bus-{request.param}")
+    options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", "96MiB", "--mixed", "2"]
+    with ExitStack() as stack:
+        broker = None
+        if request.param != "embedded":
+            broker = stack.enter_context(brokers.running(request.param, directory / "broker"))
+            options += ["--mqtt", broker.url]
+        server = stack.enter_context(launched(directory, cache, *options, "--debug-memory"))
+        server.wait_for_ready()
+        yield Cluster(server, broker)
+
+
+def _bodies() -> list[Body]:
+    models = list(MARKET)
+    bodies: list[Body] = []
+    for n in range(STREAMS):
+        draws = Draws(0, "bus", n)
+        prompt = [draws.below(VOCAB_SIZE) for _ in range(1 + draws.below(100))]
+        body = {"model": models[n % len(models)], "prompt": prompt, "max_tokens": MAX_TOKENS}
+        bodies.append(body | {"ignore_eos": True, "seed": n, "temperature": n % 2})
+    return bodies
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Cluster) -> list[list[int]]:
+    streams = run_all(cluster.server.url, _bodies())
+    assert [len(stream.tokens) for stream in streams] == [MAX_TOKENS] * STREAMS
+    return [stream.tokens for stream in streams]
+
+
+def _in_the_middle(streams: Sequence[Stream]) -> bool:
+    return sum(len(stream.tokens) for stream in streams) >= 20 * STREAMS
+
+
+def _exact(streams: Sequence[Stream], undisturbed: list[list[int]]) -> None:
+    assert [stream.error for stream in streams] == [None] * STREAMS
+    assert [stream.tokens for stream in streams] == undisturbed
+    assert all(stream.done for stream in streams)
+
+
+def test_streams_go_on_without_a_broker_and_when_it_is_back(cluster: Cluster, undisturbed: list[list[int]]) -> None:
+    server = cluster.server
+    restarts = server.metrics().total("instance_restarts_total")
+
+    async def strike(streams: Sequence[Stream]) -> None:
+        await until(lambda: _in_the_middle(streams), "the moment to kill")
+        cluster.kill_broker()
+        seen = sum(len(stream.tokens) for stream in streams)
+        await until(lambda: sum(len(stream.tokens) for stream in streams) >= seen + 20 * STREAMS, "streams going on")
+        cluster.restart_broker()
+
+    _exact(run_all(server.url, _bodies(), strike), undisturbed)
+    eventually(lambda: cluster.ctl("load", FIRST, MODEL).returncode == 0, "orders are done again")
+    assert server.metrics().total("instance_restarts_total") == restarts
+
+
+def test_a_stopped_instance_is_found_and_its_streams_are_exact(cluster: Cluster, undisturbed: list[list[int]]) -> None:
+    server = cluster.server
+    restarts = server.metrics().total("instance_restarts_total")
+    found_s: list[float] = []
+
+    async def strike(streams: Sequence[Stream]) -> None:
+        await until(lambda: _in_the_middle(streams), "the moment to stop it")
+        pid = server.pid_of(SECOND)
+        os.kill(pid, signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        await until(lambda: pid not in processes_of(server.process.pid), "the instance is replaced", 30)
+        found_s.append(time.monotonic() - stopped_s)
+
+    _exact(run_all(server.url, _bodies(), strike), undisturbed)
+    assert found_s[0] <= DETECTION_S
+    eventually(server.ready, "/ready answers 200 again")
+    assert server.metrics().total("instance_restarts_total") == restarts + 1
+    assert re.search(f'ended by force instance={SECOND} why="no sign of life"', server.output())
+
+
+def test_a_drained_instance_hands_its_streams_on(cluster: Cluster, undisturbed: list[list[int]]) -> None:
+    server = cluster.server
+    answers: list[subprocess.CompletedProcess[str]] = []
+
+    async def strike(streams: Sequence[Stream]) -> None:
+        await until(lambda: _in_the_middle(streams), "the moment to drain it")
+        answers.append(await asyncio.to_thread(cluster.ctl, "drain", SECOND))
+
+    _exact(run_all(server.url, _bodies(), strike), undisturbed)
+    assert (answers[0].returncode, answers[0].stdout) == (0, f"{SECOND} is drained\n")
+    assert server.ready()
+    last = cluster.ctl("drain", FIRST)
+    assert (last.returncode, last.stderr) == (1, "aegis: it is the last one; nobody would serve any more\n")
+    assert cluster.ctl("resume", SECOND).returncode == 0
+    eventually(lambda: server.ready() and server.pid_of(SECOND), "it serves again")
+
+
+def _pinned(server: Server) -> set[str]:
+    return {image["model"] for image in server.get("/debug/memory").json()["model_cache"]["images"] if image["pinned"]}
+
+
+def test_what_is_ordered_is_done(cluster: Cluster) -> None:
+    server = cluster.server
+    assert cluster.ctl("pin", FIRST, MODEL).stdout == f"{MODEL} is pinned in the model cache\n"
+    assert _pinned(server) == {MODEL}
+    assert cluster.ctl("unpin", FIRST, MODEL).returncode == 0
+    assert _pinned(server) == set()
+    assert cluster.ctl("load", FIRST, MODEL).stdout == f"{MODEL} is in the model cache\n"
+    assert cluster.ctl("limit", FIRST, "64MiB").stdout.startswith(f"{FIRST} may hold 64MiB; it gave back ")
+    assert cluster.ctl("limit", FIRST, "1GiB").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("pin", FIRST, "nobody"), "there is no model named 'nobody'"),
+        (("drain", "mixed-9"), f"there is no instance named 'mixed-9', only {FIRST}, {SECOND}"),
+        (("role", FIRST, "prefill"), "the pool would have mixed, prefill instances alone"),
+        (("limit", FIRST, "2MiB"), f"{FIRST} needs at least"),
+        (("resume", FIRST), f"{FIRST} is not drained"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(cluster: Cluster, words: tuple[str, ...], why: str) -> None:
+    done = cluster.ctl(*words)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"aegis: {why}")
+    assert done.stdout == ""
+
+
+def test_an_instance_changes_its_role_while_it_serves(
+    tmp_path: Path, cache: Path, checkpoints_dir: Path, undisturbed: list[list[int]]
+) -> None:
+    options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--prefill", "2", "--decode", "1"]
+    with launched(tmp_path, cache, *options, "--debug-memory") as server:
+        server.wait_for_ready()
+        cluster = Cluster(server, None)
+        answers: list[subprocess.CompletedProcess[str]] = []
+
+        async def strike(streams: Sequence[Stream]) -> None:
+            await until(lambda: _in_the_middle(streams), "the moment to change it")
+            answers.append(await asyncio.to_thread(cluster.ctl, "role", "prefill-1", "decode"))
+
+        _exact(run_all(server.url, _bodies(), strike), undisturbed)
+        assert (answers[0].returncode, answers[0].stdout) == (0, "prefill-1 is decode\n")
+        assert server.get("/debug/node").json()["instances"]["prefill-1"] == "decode"
+        assert cluster.ctl("role", "prefill-0", "decode").returncode == 1
+        _exact(run_all(server.url, _bodies()), undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://me:s3cret@broker", "--mqtt: should begin with mqtt://"),
+        ("mqtt://me:s3cret@127.0.0.1:1", "no MQTT broker answers at mqtt://127.0.0.1:1"),
+    ],
+)
+def test_a_broker_that_cannot_be_used_is_one_line(
+    tmp_path: Path, cache: Path, checkpoints_dir: Path, url: str, why: str
+) -> None:
+    with launched(tmp_path, cache, "--models", str(checkpoints_dir), "--mqtt", url) as server:
+        assert server.process.wait(60) == 2
+    assert why in server.output()
+    assert "s3cret" not in server.output()
+    assert "Traceback" not in server.output()
