@@ -127,6 +127,16 @@ def launch(
     log_level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error. [default: info]")
     ] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Redis that records requests: redis://, rediss:// or unix://; off: none. [default: an embedded one]",
+        ),
+    ] = None,
+    redis_prefix: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What its keys begin with. [default: aegis]")
+    ] = None,
     debug_memory: Annotated[
         bool, typer.Option("--debug-memory", help="Check the accounting laws after every step (slow).")
     ] = False,

@@ -174,6 +174,28 @@ class Telemetry(Section):
     token_times: bool = Field(default=False, description="Also remember when each of their tokens came")
 
 
+class RedisSettings(Section):
+    """Where requests are recorded, so that a retry of one is answered as the request was (docs/distribution.md)."""
+
+    url: SecretStr | None = Field(
+        default=None,
+        min_length=1,
+        description="redis://, rediss:// (TLS) or unix:// of a server of yours; one is embedded if not set; off: none",
+    )
+    prefix: str = Field(
+        default="aegis",
+        pattern=r"^[\w.-]{1,64}$",
+        description="What its keys begin with; each cluster on one server has its own",
+    )
+    wait_s: Positive = Field(default=2.0, description="New requests wait for it so long, then they are answered 503")
+    ttl_s: Positive = Field(default=600.0, description="A record is kept for so long after the last change")
+
+    @property
+    def off(self) -> bool:
+        """Nothing is recorded, and a retry is a new request."""
+        return self.url is not None and self.url.get_secret_value() == "off"
+
+
 class PrefillScheduling(Section):
     """Grouped first come, first served (Aegaeon, Algorithm 1)."""
 
@@ -214,6 +236,7 @@ class Config(Section):
     scheduling: Scheduling = Scheduling()
     slo: SloTargets = Field(default=SloTargets(), description="When tokens are due; as an option in seconds")
     telemetry: Telemetry = Telemetry()
+    redis: RedisSettings = RedisSettings()
 
     @property
     def device_count(self) -> int:
@@ -247,6 +270,8 @@ OPTIONS: dict[str, Key] = {
     "log_level": ("server", "log_level"),
     "policy": ("scheduling", "policy"),
     "slo": ("slo",),
+    "redis": ("redis", "url"),
+    "redis_prefix": ("redis", "prefix"),
     "debug_memory": ("memory", "debug"),
 }
 """Command-line option → key. `--device-memory` is `AEGIS_DEVICE_MEMORY` in the environment; keys without an option

@@ -11,7 +11,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import uvloop
@@ -39,6 +39,7 @@ from aegis.runtime.instance_settings import InstanceSettings
 from aegis.runtime.link import ProxyLink
 from aegis.runtime.market import LiveMarket
 from aegis.runtime.pool import WORDS, Pool
+from aegis.runtime.store.store import open_store
 from aegis.sizes import format_size
 from aegis.telemetry import logs
 from aegis.telemetry.history import History
@@ -67,14 +68,18 @@ async def _serve(config: Config, listener: socket.socket, sources: list[Source])
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     console = Console(stderr=True, soft_wrap=True)
-    async with open_market(config) as market:
+    async with AsyncExitStack() as stack:
+        store = None if config.redis.off else await stack.enter_async_context(open_store(config.redis))
+        market = await stack.enter_async_context(open_market(config))
+        if store:
+            store.watch(market.loads, market.registry)
         started = asyncio.create_task(_bring_up(market, sources, console))
         if not await _first(started, stop):
             return 130
         key = config.server.admin_key
         settings = Settings(admin_key=key.get_secret_value() if key else None)
         server = make_server(
-            create_app(market, settings),
+            create_app(market, settings, store.records if store else None),
             host=config.server.host,
             port=listener.getsockname()[1],
             shutdown_s=_DRAIN_S + 5,

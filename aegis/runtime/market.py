@@ -45,6 +45,7 @@ from aegis.runtime.image_cache import ImageCache
 from aegis.runtime.link import ProxyLink, Said
 from aegis.runtime.pool import Pool
 from aegis.runtime.registering import Registering, register
+from aegis.runtime.store.loads import Load
 from aegis.runtime.tickets import LiveTicket
 from aegis.telemetry.decisions import DecisionLog, Decisions
 from aegis.telemetry.device_memory import DeviceMemoryMetrics
@@ -138,7 +139,15 @@ class LiveMarket:
     def models(self) -> Mapping[str, LiveModel]:
         return self.catalogue.models()
 
-    def submit(self, model: ModelId, prompt: Sequence[int], sampling: Sampling, *, priority: int = 0) -> LiveTicket:
+    def submit(
+        self,
+        model: ModelId,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        priority: int = 0,
+        sent: tuple[int, ...] = (),
+    ) -> LiveTicket:
         served = self.catalogue.models().get(model)
         if served is None:
             raise UserError(f"model '{model}' was removed", status=404, param="model", code="model_not_found")
@@ -153,7 +162,7 @@ class LiveMarket:
         slo = served.spec.slo
         for watcher in (self._metrics, self._history.requests):
             watcher.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=sampling.max_tokens)
-        self.tell(Arrived(Job(request, 1, model, tuple(prompt), sampling, now_ns, priority=priority)))
+        self.tell(Arrived(Job(request, 1, model, tuple(prompt), sampling, now_ns, sent, priority)))
         return ticket
 
     def healthy(self) -> tuple[bool, str]:
@@ -197,6 +206,14 @@ class LiveMarket:
             report_host_kv(self._leases, self._reports.values(), slab_bytes=self._budget.slab_bytes),
             report_model_cache(self._images.images(), self._images.accounts(), self._images.counters),
         )
+
+    def loads(self) -> dict[InstanceId, Load]:
+        """Of the instances that are up, as they said last."""
+        roles = self._pool.roles()
+        return {
+            instance: Load(roles[instance], told.queued, told.running, told.running_model, told.resident, told.loading)
+            for instance, told in self._reports.items()
+        }
 
     async def limit_memory(self, instance: str, nbytes: int, *, timeout_s: float) -> int:
         least_bytes = self.catalogue.least_pages() * self.devices.page_bytes

@@ -1,4 +1,4 @@
-"""What the HTTP layer can be told, and how its routes reach it and the market."""
+"""What the HTTP layer can be told, and how its routes reach it, the market and the records."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import cast
 from fastapi import Request
 
 from proxy.http.boundary import Market
+from proxy.http.records import Records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,10 @@ class Settings:
 
 def market_of(request: Request) -> Market:
     return cast(Market, request.app.state.market)
+
+
+def records_of(request: Request) -> Records:
+    return cast(Records, request.app.state.records)
 
 
 def settings_of(request: Request) -> Settings:
