@@ -8,7 +8,7 @@ TOOLS := $(VENV)/.tools
 COMPILED := build/compiled
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run compiled test test-long test-seeds test-gpu lint format generate clean _venv _chromium
+.PHONY: help setup run compiled test test-long test-seeds test-gpu lint format generate clean _venv _chromium _redis
 .DELETE_ON_ERROR:
 
 help:
@@ -48,6 +48,7 @@ $(TOOLS): $(STAMP)
 	@$(INSTALL) -e '.[dev]'
 	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null \
 		|| $(MAKE) --no-print-directory _chromium
+	@command -v redis-server >/dev/null || $(MAKE) --no-print-directory _redis
 	@$(COMPILE)
 	@touch $@
 
@@ -65,6 +66,15 @@ _chromium:
 		apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium >/dev/null \
 		|| echo "No chromium: tests of pages are skipped." >&2; \
 	else echo "No browser: tests of pages are skipped; on Debian: sudo apt-get install chromium" >&2; fi
+
+# The store is tested against Debian's server as well as against the embedded one. It is not to run as a service.
+_redis:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing redis-server."; \
+		apt-get -qq update && RUNLEVEL=1 apt-get -qq install -y --no-install-recommends redis-server >/dev/null \
+		|| echo "No redis-server: the store is tested against the embedded one only." >&2; \
+	else echo "No redis-server: the store is tested against the embedded one only; on Debian:" \
+		"sudo apt-get install redis-server" >&2; fi
 
 # exec: Ctrl-C reaches aegis itself, and make has nothing to report.
 run: $(STAMP)

@@ -395,6 +395,22 @@ def bench_schedule(json: _Json = None) -> int:
     return 0
 
 
+@bench.command("metadata")
+def bench_metadata(json: _Json = None) -> int:
+    """Measure what recording requests costs: 64 streams of the demo market with the embedded Redis and without, in turns.
+
+    The figure is printed beside what it has to be. The machine should have nothing else to do.
+
+    \b
+    Example:
+      aegis bench metadata --json bench/results/metadata.json
+    """
+    from bench.metadata import run
+
+    run(json_path=json)
+    return 0
+
+
 @bench.command("simulator")
 def bench_simulator(
     json: _Json = None,

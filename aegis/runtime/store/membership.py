@@ -61,7 +61,7 @@ class Membership:
         self._enter = redis.register_script(ENTER)
         self._leave = redis.register_script(LEAVE)
         self._doubted = asyncio.Event()
-        self._reason = ""
+        self.reason = ""  # why the server cannot be used
 
     async def enter(self) -> None:
         """Takes the leases. Waits for that of a cluster that was killed to run out. Raises UserError where another one
@@ -87,9 +87,9 @@ class Membership:
             if not reason:
                 self._became_up()
                 continue
-            if reason != self._reason:
+            if reason != self.reason:
                 log(_logger, logging.ERROR, "Redis cannot be used", {"redis": self._place, "why": reason})
-            self._reason = reason
+            self.reason = reason
             self.up.clear()
 
     def doubt(self) -> None:
@@ -108,7 +108,7 @@ class Membership:
             await asyncio.wait_for(self._doubted.wait(), _RENEWAL_S if self.up.is_set() else _RETRY_S)
         if self._doubted.is_set():
             self._doubted.clear()
-            if self._reason:
+            if self.reason:
                 await asyncio.sleep(_RETRY_S)
 
     async def _failure(self) -> str:
@@ -123,9 +123,9 @@ class Membership:
         return "" if word == "entered" else self._refusal(word, value)
 
     def _became_up(self) -> None:
-        if self._reason:
+        if self.reason:
             log(_logger, logging.INFO, "Redis can be used again", {"redis": self._place})
-        self._reason = ""
+        self.reason = ""
         if not self._doubted.is_set():
             self.up.set()
 

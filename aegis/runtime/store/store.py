@@ -40,6 +40,7 @@ class Store:
             redis, keys, self.membership, identity.owner, ttl_s=settings.ttl_s, wait_s=settings.wait_s
         )
         self.loads = Loads(redis, keys)
+        self.embedded: EmbeddedServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -85,18 +86,19 @@ def _report(task: asyncio.Task[None]) -> None:
 async def open_store(settings: RedisSettings, identity: Identity | None = None) -> AsyncIterator[Store]:
     """The store of the settings: theirs, or an embedded one that ends with this process. Raises UserError."""
     async with contextlib.AsyncExitStack() as stack:
+        server: EmbeddedServer | None = None
         if settings.url is None:
             directory = stack.enter_context(TemporaryDirectory(prefix="aegis-redis-"))
             server = EmbeddedServer(Path(directory))
             stack.push_async_callback(server.close)
             await server.start()
-            url, place = server.url, "embedded"
+            url = server.url
         else:
             url = settings.url.get_secret_value()
-            place = shown(url)
         redis = connect(url, timeout_s=_COMMAND_S)
         stack.push_async_callback(redis.aclose)
-        store = Store(redis, settings, identity or Identity.new(), place=place)
+        store = Store(redis, settings, identity or Identity.new(), place="embedded" if server else shown(url))
+        store.embedded = server
         stack.push_async_callback(store.close)
         await store.start()
         yield store

@@ -496,3 +496,22 @@ def test_switches_teach_the_estimates() -> None:
     assert proxy.core._latency[SPEC.model].switch_ns() == before
     proxy.heard(D0, SwitchDone(SPEC.model, False, 0, 10 * before, 0, 0))
     assert proxy.core._latency[SPEC.model].switch_ns() == pytest.approx(10 * before, rel=0.1)
+
+
+# --- what another proxy began -----------------------------------------------------------------------------------------
+
+
+def test_a_request_that_was_begun_elsewhere_goes_on_after_its_tokens() -> None:
+    proxy = Proxy(P0, D0)
+    job = Job(R, 1, SPEC.model, (0, 1), Sampling(max_tokens=50), 0, sent=(8, 9))
+    proxy.delivered[R] = [8, 9]
+    proxy.tell(Arrived(job))
+    ((_, submit),) = proxy.sent(Submit)
+    assert submit.job.sent == (8, 9)
+    proxy.heard(P0, Started(R, 1))
+    proxy.prefilled()
+    ((_, adopt),) = proxy.sent(Adopt)
+    assert adopt.tokens == (8, 9, 10)
+    proxy.tell(InstanceDown(D0))
+    proxy.up(D0)
+    assert proxy.delivered[R] == [8, 9, 10]
