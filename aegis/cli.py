@@ -397,7 +397,7 @@ def bench_schedule(json: _Json = None) -> int:
 
 @bench.command("metadata")
 def bench_metadata(json: _Json = None) -> int:
-    """Measure what recording requests costs: 64 streams of the demo market with the embedded Redis and without, in turns.
+    """Measure what recording requests costs: 64 streams with the embedded Redis and without, in turns.
 
     The figure is printed beside what it has to be. The machine should have nothing else to do.
 

@@ -179,3 +179,17 @@ def test_the_examples_are_valid(file: Path) -> None:
 
 def test_the_demo_example_spells_the_defaults_out() -> None:
     assert load({"config": ROOT / "configs/demo.yaml"}, {}) == Config(demo=True)
+
+
+def test_the_url_of_redis_is_a_secret() -> None:
+    config = load({"redis": "redis://:geheim@host:1/0"}, {})
+    assert "geheim" not in repr(config) + config.model_dump_json()
+    assert config.redis.url and config.redis.url.get_secret_value().endswith(":geheim@host:1/0")
+    assert not config.redis.off
+    assert load({}, {"AEGIS_REDIS": "off"}).redis.off
+
+
+@pytest.mark.parametrize("prefix", ["", "a b", "a:b", "x" * 65, "ä"])
+def test_a_prefix_is_a_plain_name(prefix: str) -> None:
+    with pytest.raises(UserError, match="--redis-prefix"):
+        load({"redis_prefix": prefix}, {})

@@ -11,11 +11,9 @@ import contextlib
 import logging
 from dataclasses import dataclass
 from secrets import token_hex
-from time import monotonic_ns
 
 from redis.asyncio import Redis
 
-from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
 from aegis.runtime.store.connection import FAILURES, why
 from aegis.runtime.store.keys import SCHEMA, Keys
@@ -24,7 +22,7 @@ from aegis.telemetry.logs import log
 
 _logger = logging.getLogger(__name__)
 
-LEASE_MS = 4_000
+LEASE_MS = 3_000
 """A proxy is dead when it has not renewed for so long."""
 _RENEWAL_S = 1.0
 _RETRY_S = 0.1
@@ -32,16 +30,23 @@ _RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this is. `cluster` is common to the proxies of one launch; an `incarnation` is never used again."""
+    """Who this is. `cluster` is common to the proxies of one launch, of which one founded it; an `incarnation` is never
+    used again."""
 
     cluster: str
     proxy: str
     incarnation: str
+    founder: bool
 
     @classmethod
-    def new(cls, cluster: str | None = None, *, proxy: str = "proxy-0") -> Identity:
-        """Of `cluster`, or of a new one."""
-        return cls(cluster or token_hex(8), proxy, token_hex(8))
+    def founding(cls, proxy: str = "proxy-0") -> Identity:
+        """The first proxy of a new cluster."""
+        return cls(token_hex(8), proxy, token_hex(8), founder=True)
+
+    @classmethod
+    def joining(cls, cluster: str, proxy: str) -> Identity:
+        """A further one."""
+        return cls(cluster, proxy, token_hex(8), founder=False)
 
     @property
     def owner(self) -> str:
@@ -99,8 +104,9 @@ class Membership:
 
     async def leave(self) -> None:
         with contextlib.suppress(*FAILURES):
-            keys = [self._keys.cluster, self._keys.proxy(self._identity.owner)]
-            await self._leave(keys=keys, args=[self._identity.cluster])
+            await self._redis.delete(self._keys.proxy(self._identity.owner))
+            if self._identity.founder:
+                await self._leave(keys=[self._keys.cluster], args=[self._identity.cluster])
 
     async def _next_renewal(self) -> None:
         """A failed server is asked more often."""
@@ -113,13 +119,10 @@ class Membership:
 
     async def _failure(self) -> str:
         """Why the leases are not held; empty where they are."""
-        began_ns = monotonic_ns()
         try:
             word, value, _ = await self._renew()
         except FAILURES as error:
             return why(error)
-        if monotonic_ns() - began_ns > LEASE_MS * NS_PER_MS:
-            return "it is too slow"
         return "" if word == "entered" else self._refusal(word, value)
 
     def _became_up(self) -> None:

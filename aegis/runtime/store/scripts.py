@@ -19,11 +19,11 @@ return {'entered', '', 0}
 """Takes or renews the leases of the cluster and of the proxy. After a loss of all data it writes them anew."""
 
 LEAVE = """
--- keys: cluster, proxy; arguments: cluster
-if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
-return redis.call('DEL', KEYS[2])
+-- keys: cluster; arguments: cluster
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
 """
-"""Gives both leases back. Another proxy of the cluster takes the cluster's again at its next renewal."""
+"""Gives the lease of the cluster back, if it is still its own."""
 
 CLAIM = """
 -- keys: request, tokens; arguments: fingerprint, owner, ttl_ms, what a proxy's key begins with, 'again' or '',

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from msgspec import Struct
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
@@ -29,11 +30,22 @@ _PUBLISH_S = 0.5
 _COMMAND_S = 1.0  # what a command may take; a claim tries again within its own limit
 
 
-class Store:
-    """What `open_store` opens. `records` is what the HTTP layer asks."""
+class StoreSettings(Struct, frozen=True):
+    """What a further proxy needs to join. The URL may hold a password: it is for a pipe, not for a command line."""
 
-    def __init__(self, redis: Redis, settings: RedisSettings, identity: Identity, *, place: str) -> None:
+    url: str
+    prefix: str
+    cluster: str
+    wait_s: float
+    ttl_s: float
+
+
+class Store:
+    """What `open_store` and `join_store` open. `records` is what the HTTP layer asks."""
+
+    def __init__(self, redis: Redis, settings: StoreSettings, identity: Identity, *, place: str) -> None:
         """`place` is how messages call the server."""
+        self.settings = settings
         keys = Keys(settings.prefix)
         self.membership = Membership(redis, keys, identity, place=place)
         self.records = Recorder(
@@ -83,22 +95,39 @@ def _report(task: asyncio.Task[None]) -> None:
 
 
 @asynccontextmanager
-async def open_store(settings: RedisSettings, identity: Identity | None = None) -> AsyncIterator[Store]:
-    """The store of the settings: theirs, or an embedded one that ends with this process. Raises UserError."""
+async def open_store(config: RedisSettings) -> AsyncIterator[Store]:
+    """The store of a new cluster: at the server that was named, or at an embedded one that ends with this process.
+    Raises UserError."""
     async with contextlib.AsyncExitStack() as stack:
         server: EmbeddedServer | None = None
-        if settings.url is None:
-            directory = stack.enter_context(TemporaryDirectory(prefix="aegis-redis-"))
-            server = EmbeddedServer(Path(directory))
+        if config.url is None:
+            server = EmbeddedServer(Path(stack.enter_context(TemporaryDirectory(prefix="aegis-redis-"))))
             stack.push_async_callback(server.close)
             await server.start()
-            url = server.url
-        else:
-            url = settings.url.get_secret_value()
-        redis = connect(url, timeout_s=_COMMAND_S)
-        stack.push_async_callback(redis.aclose)
-        store = Store(redis, settings, identity or Identity.new(), place="embedded" if server else shown(url))
+        url = server.url if server else config.url.get_secret_value() if config.url else ""
+        identity = Identity.founding()
+        settings = StoreSettings(url, config.prefix, identity.cluster, config.wait_s, config.ttl_s)
+        store = await stack.enter_async_context(_entered(settings, identity, "embedded" if server else None))
         store.embedded = server
-        stack.push_async_callback(store.close)
-        await store.start()
         yield store
+
+
+@asynccontextmanager
+async def join_store(settings: StoreSettings, proxy: str) -> AsyncIterator[Store]:
+    """The store of a cluster that exists, for a further proxy of it. Raises UserError."""
+    async with _entered(settings, Identity.joining(settings.cluster, proxy)) as store:
+        yield store
+
+
+@asynccontextmanager
+async def _entered(settings: StoreSettings, identity: Identity, place: str | None = None) -> AsyncIterator[Store]:
+    redis = connect(settings.url, timeout_s=_COMMAND_S)
+    try:
+        store = Store(redis, settings, identity, place=place or shown(settings.url))
+        try:
+            await store.start()
+            yield store
+        finally:
+            await store.close()
+    finally:
+        await redis.aclose()

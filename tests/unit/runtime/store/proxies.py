@@ -13,9 +13,8 @@ from aegis.config import RedisSettings
 from aegis.core.ids import ModelId
 from aegis.core.model import Slo
 from aegis.core.request import FinishReason, Sampling, Token
-from aegis.runtime.store.membership import Identity
 from aegis.runtime.store.recording import Recording
-from aegis.runtime.store.store import Store, open_store
+from aegis.runtime.store.store import Store, StoreSettings, join_store
 from proxy.http.boundary import Delivery, Delta, Finished, PromptScores, Ticket
 from proxy.http.records import Asked
 from tests.redis_server import RedisServer
@@ -29,8 +28,9 @@ def settings(server: RedisServer, **changes: Any) -> RedisSettings:
 
 
 @asynccontextmanager
-async def proxy(server: RedisServer, **changes: Any) -> AsyncIterator[Store]:
-    async with open_store(settings(server, **changes), Identity.new(CLUSTER)) as store:
+async def proxy(server: RedisServer, *, wait_s: float = 5, ttl_s: float = 600) -> AsyncIterator[Store]:
+    """Of a cluster that all of them belong to."""
+    async with join_store(StoreSettings(server.url, "aegis", CLUSTER, wait_s, ttl_s), "proxy") as store:
         yield store
 
 

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from aegis.core.errors import UserError
 from aegis.runtime.store.keys import SCHEMA, Keys
 from aegis.runtime.store.membership import LEASE_MS, Identity
-from aegis.runtime.store.store import open_store
+from aegis.runtime.store.store import join_store, open_store
 from tests.redis_server import RedisServer
 from tests.unit.runtime.store.proxies import proxy, settings, until
 
@@ -29,7 +29,7 @@ def start(server: RedisServer, **changes: Any) -> None:
 def test_leases_are_held_and_given_back(redis: RedisServer) -> None:
     async def main() -> None:
         async with Redis.from_url(redis.url) as client:
-            async with proxy(redis):
+            async with open_store(settings(redis)):
                 (key,) = [key async for key in client.scan_iter(KEYS.proxies + "*")]
                 for lease in (KEYS.cluster, key):
                     assert 0 < await client.pttl(lease) <= LEASE_MS
@@ -47,6 +47,17 @@ def test_a_second_cluster_needs_a_prefix_of_its_own(redis: RedisServer) -> None:
                     pass
             async with open_store(settings(redis, prefix="other")) as other:
                 assert other.membership.up.is_set()
+
+    asyncio.run(main())
+
+
+def test_a_further_proxy_joins_and_leaves_its_cluster(redis: RedisServer) -> None:
+    async def main() -> None:
+        async with open_store(settings(redis)) as first, Redis.from_url(redis.url) as client:
+            async with join_store(first.settings, "proxy-1"):
+                assert len(await client.keys(KEYS.proxies + "*")) == 2
+            assert len(await client.keys(KEYS.proxies + "*")) == 1
+            assert await client.get(KEYS.cluster) == first.settings.cluster.encode()
 
     asyncio.run(main())
 
@@ -88,5 +99,5 @@ def test_a_prefix_that_another_cluster_took_meanwhile_is_left_to_it(redis: Redis
 
 
 def test_incarnations_differ() -> None:
-    assert Identity.new("c").owner != Identity.new("c").owner
-    assert Identity.new().cluster != Identity.new().cluster
+    assert Identity.joining("c", "p").owner != Identity.joining("c", "p").owner
+    assert Identity.founding().cluster != Identity.founding().cluster
