@@ -72,7 +72,8 @@ async def _serve(config: Config, listener: socket.socket, sources: list[Source])
         store = None if config.redis.off else await stack.enter_async_context(open_store(config.redis))
         market = await stack.enter_async_context(open_market(config))
         if store:
-            store.watch(market.loads, market.registry)
+            store.report_to(market.registry)
+            store.publish(market.loads)
         started = asyncio.create_task(_bring_up(market, sources, console))
         if not await _first(started, stop):
             return 130

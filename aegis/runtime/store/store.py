@@ -62,9 +62,12 @@ class Store:
         self._run(self.records.write_for_ever())
         self._run(self.records.keep_for_ever())
 
-    def watch(self, loads: Callable[[], Mapping[InstanceId, Load]], registry: CollectorRegistry) -> None:
-        """From now on publishes these loads, twice a second, and tells the registry how the store does."""
+    def report_to(self, registry: CollectorRegistry) -> None:
+        """How the store does is among the metrics from now on."""
         registry.register(StoreMetrics(self.membership, self.records))
+
+    def publish(self, loads: Callable[[], Mapping[InstanceId, Load]]) -> None:
+        """From now on these loads are published, twice a second; for the one process that knows them."""
         self._run(self._publish_for_ever(loads))
 
     async def close(self) -> None:

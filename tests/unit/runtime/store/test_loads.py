@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
 from aegis.core.ids import InstanceId, ModelId
@@ -21,7 +20,7 @@ NAME = InstanceId("decode-0")
 def test_a_load_is_read_by_another_proxy(redis: RedisServer) -> None:
     async def main() -> None:
         async with proxy(redis) as first, proxy(redis) as second:
-            first.watch(lambda: {NAME: LOAD}, CollectorRegistry())
+            first.publish(lambda: {NAME: LOAD})
             async with asyncio.timeout(20):
                 while not (read := await second.loads.read()):
                     await asyncio.sleep(0.005)
