@@ -131,7 +131,7 @@ def launch(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Redis that records requests: redis://, rediss:// or unix://; off: none. [default: an embedded one]",
+            help="Redis that records requests: redis://, rediss:// or unix://; off: none. If not given, one is embedded.",
         ),
     ] = None,
     redis_prefix: Annotated[

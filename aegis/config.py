@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -49,6 +50,14 @@ PolicyName = Literal[
 """The recipes of `aegis.policies` that can be run live: those without an oracle."""
 DEFAULT_POLICY: PolicyName = "least-slack"
 LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def _redis_url(value: SecretStr) -> SecretStr:
+    if value.get_secret_value() != "off" and not value.get_secret_value().startswith(
+        ("redis://", "rediss://", "unix://")
+    ):
+        raise ValueError("should begin with redis://, rediss:// (TLS) or unix://, or be off")
+    return value
 
 
 class Section(BaseModel):
@@ -177,14 +186,13 @@ class Telemetry(Section):
 class RedisSettings(Section):
     """Where requests are recorded, so that a retry of one is answered as the request was (docs/distribution.md)."""
 
-    url: SecretStr | None = Field(
+    url: Annotated[SecretStr, AfterValidator(_redis_url)] | None = Field(
         default=None,
-        min_length=1,
         description="redis://, rediss:// (TLS) or unix:// of a server of yours; one is embedded if not set; off: none",
     )
     prefix: str = Field(
         default="aegis",
-        pattern=r"^[\w.-]{1,64}$",
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
         description="What its keys begin with; each cluster on one server has its own",
     )
     wait_s: Positive = Field(default=2.0, description="New requests wait for it so long, then they are answered 503")

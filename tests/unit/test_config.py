@@ -9,7 +9,12 @@ from aegis.config_sources import load
 from aegis.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-TEXTS = (("sources",), ("server", "host"), ("server", "admin_key"))  # any text is one for the configuration
+TEXTS = (
+    ("sources",),
+    ("server", "host"),
+    ("server", "admin_key"),
+    ("redis", "prefix"),
+)  # any text is one for the configuration
 
 
 def written(directory: Path, text: str) -> dict[str, Path]:
@@ -187,6 +192,13 @@ def test_the_url_of_redis_is_a_secret() -> None:
     assert config.redis.url and config.redis.url.get_secret_value().endswith(":geheim@host:1/0")
     assert not config.redis.off
     assert load({}, {"AEGIS_REDIS": "off"}).redis.off
+
+
+@pytest.mark.parametrize("url", ["http://:geheim@host:1/0", "geheim", ""])
+def test_what_is_no_url_of_redis_is_refused_without_being_told(url: str) -> None:
+    told = refusal({"redis": url})
+    assert told.startswith("--redis: ")
+    assert "geheim" not in told
 
 
 @pytest.mark.parametrize("prefix", ["", "a b", "a:b", "x" * 65, "ä"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from urllib.parse import parse_qs, urlsplit
 
@@ -16,7 +17,6 @@ from aegis.core.errors import UserError
 FAILURES = (RedisError, OSError, TimeoutError)
 """What a command can raise when the server is away, slow, or refuses."""
 
-_SCHEMES = ("redis", "rediss", "unix")
 _PARAMETERS = {
     "db",
     "password",
@@ -80,8 +80,8 @@ def _network(error: BaseException) -> str:
             return f"its certificate is not trusted: {cause.verify_message} (?ssl_ca_certs=FILE names who signed it)"
         if isinstance(cause, ssl.SSLError):
             return "it does not speak TLS, or not ours (redis:// is without)"
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror.lower()
+        if isinstance(cause, OSError) and cause.errno and cause.errno > 0:
+            return os.strerror(cause.errno).lower()  # what the event loop says instead differs
         cause = cause.__cause__ or cause.__context__
     return _one_line(error) or "the connection was closed"
 
@@ -97,8 +97,6 @@ def _check(url: str) -> None:
         _ = parts.port
     except ValueError:
         raise UserError("--redis: the URL cannot be read; write redis://[USER:PASSWORD@]HOST:PORT/DATABASE") from None
-    if parts.scheme not in _SCHEMES:
-        raise UserError("--redis: the URL begins with redis://, rediss:// (TLS) or unix://")
     if parts.scheme == "unix" and not parts.path:
         raise UserError("--redis: unix:// is followed by the socket's path")
     if parts.scheme != "unix" and parts.path.strip("/") and not parts.path.strip("/").isdecimal():

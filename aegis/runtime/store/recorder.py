@@ -60,12 +60,14 @@ class Recorder:
         self._claiming: set[str] = set()
         self._recordings: dict[str, Recording] = {}  # running, or ended and not all written
         self._dirty: dict[Recording, None] = {}
+        self._writing = 0  # requests that the present command is about
+        self._one_writer = asyncio.Lock()
         self._news = asyncio.Event()
 
     @property
     def unwritten(self) -> int:
         """Requests of which something is still to be written."""
-        return len(self._dirty)
+        return len(self._dirty) + self._writing
 
     # --- claiming -----------------------------------------------------------------------------------------------------
 
@@ -155,10 +157,10 @@ class Recorder:
         """Writes what is left, for a limited time."""
         try:
             async with asyncio.timeout(timeout_s):
-                while self._dirty and self._membership.up.is_set():
+                while self.unwritten and self._membership.up.is_set():
                     await self._flush()
         except TimeoutError:
-            self.counters.dropped += len(self._dirty)
+            self.counters.dropped += self.unwritten
 
     def _changed(self, recording: Recording) -> None:
         if recording not in self._dirty and not recording.settled.is_set():
@@ -167,9 +169,19 @@ class Recorder:
 
     async def _flush(self) -> None:
         """One command for up to `_AT_ONCE` requests; what fails stays to be written."""
-        recordings = list(self._dirty)[:_AT_ONCE]
-        for recording in recordings:
-            del self._dirty[recording]
+        async with self._one_writer:
+            recordings = list(self._dirty)[:_AT_ONCE]
+            self._writing = len(recordings)
+            for recording in recordings:
+                del self._dirty[recording]
+            if recordings:
+                await self._write(recordings)
+            self._writing = 0
+        self._drop_surplus()
+        if self._dirty:
+            self._news.set()
+
+    async def _write(self, recordings: list[Recording]) -> None:
         batches = [recording.batch() for recording in recordings]
         keys: list[str] = []
         words: list[str | bytes] = []
@@ -184,9 +196,6 @@ class Recorder:
             answers = [b"failed"] * len(recordings)
         for recording, batch, answer in zip(recordings, batches, answers, strict=True):
             await self._wrote(recording, batch, answer.decode())
-        self._drop_surplus()
-        if self._dirty:
-            self._news.set()
 
     async def _wrote(self, recording: Recording, batch: Batch, answer: str) -> None:
         if answer == "gone":

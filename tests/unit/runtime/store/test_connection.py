@@ -45,8 +45,6 @@ def starts(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        (f"http://:{PASSWORD}@h:1/0", "redis://"),
-        (PASSWORD, "redis://"),
         (f"redis://:{PASSWORD}@h:port/0", "cannot be read"),
         (f"redis://:{PASSWORD}@[h:1/0", "cannot be read"),
         (f"redis://:{PASSWORD}@h:1/main", "number of a database"),
@@ -104,7 +102,7 @@ def test_tls_works_with_a_certificate_that_is_trusted(kind: str, tmp_path: Path)
     with redis_server(kind, tmp_path, *options, tls=True) as server:
         starts(f"{server.url}?ssl_ca_certs={certificate}")
         assert "not trusted" in refusal(server.url)
-        assert "closed" in refusal(server.url.replace("rediss", "redis"))
+        assert "connection" in refusal(server.url.replace("rediss", "redis"))  # is closed, or reset
     with redis_server(kind, tmp_path) as server:
         assert "TLS" in refusal(server.url.replace("redis", "rediss", 1))
 
