@@ -131,7 +131,7 @@ def launch(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Redis that records requests: redis://, rediss:// or unix://; off: none. If not given, one is embedded.",
+            help="Redis to record requests in: redis://, rediss:// or unix://; off: none. One is embedded if not given.",
         ),
     ] = None,
     redis_prefix: Annotated[

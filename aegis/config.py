@@ -53,9 +53,8 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 def _redis_url(value: SecretStr) -> SecretStr:
-    if value.get_secret_value() != "off" and not value.get_secret_value().startswith(
-        ("redis://", "rediss://", "unix://")
-    ):
+    url = value.get_secret_value()
+    if url != "off" and not url.startswith(("redis://", "rediss://", "unix://")):
         raise ValueError("should begin with redis://, rediss:// (TLS) or unix://, or be off")
     return value
 
