@@ -131,7 +131,7 @@ def launch(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Redis to record requests in: redis://, rediss:// or unix://; off: none. One is embedded if not given.",
+            help="Redis to record requests in: redis://, rediss:// or unix://; off: none. Otherwise one is embedded.",
         ),
     ] = None,
     redis_prefix: Annotated[
