@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,7 +16,7 @@ from aegis.core.rng import Stream as Draws
 from tests.checkpoints import VOCAB_SIZE
 from tests.live import zoo
 from tests.live.server import SPLIT, Server, eventually, launched, processes_of
-from tests.live.streams import Body, Stream, run_all, until
+from tests.live.streams import Body, Stream, client_of, run_all, until
 from tests.redis_server import KINDS, RedisServer, redis_server
 
 STREAMS = 16
@@ -75,24 +76,32 @@ def test_another_request_under_the_same_id_is_refused(market: Server) -> None:
     assert (reply.status_code, reply.json()["error"]["code"]) == (422, "request_id_reused")
 
 
-def test_a_client_that_left_gets_the_whole_answer_at_its_retry(market: Server) -> None:
-    body = _bodies("left")[1]
-    tokens = 0
-    with httpx.stream("POST", market.url + "/v1/completions", json=body | {"stream": True}, trust_env=False) as reply:
-        for line in reply.iter_lines():
-            tokens += line.startswith("data: ")
-            if tokens == 20:
-                break
-        assert _ask(market, body).json()["error"]["code"] == "request_in_flight"
+def test_clients_that_left_get_whole_answers_at_their_retries(market: Server) -> None:
+    calm = run_all(market.url, [body | {"seed": 1} for body in _bodies("stays")])
+    bodies = [body | {"seed": 1} for body in _bodies("leaves")]
+    before = market.metrics().total("store_taken_over_total")
 
-    def answered() -> httpx.Response | None:
-        again = _ask(market, body | {"return_token_ids": True})
-        return again if again.status_code == 200 else None
+    async def leave(client: httpx.AsyncClient, body: Body) -> None:
+        async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as reply:
+            await anext(aiter(reply.aiter_lines()))
 
-    again = eventually(answered, "the retry is answered").json()["choices"][0]
-    assert len(again["token_ids"]) == TOKENS
-    whole = _ask(market, body | {"return_token_ids": True}).json()["choices"][0]
-    assert whole["token_ids"] == again["token_ids"]
+    async def all_leave() -> None:
+        async with client_of(market.url) as client, asyncio.TaskGroup() as group:
+            for body in bodies:
+                group.create_task(leave(client, body))
+
+    asyncio.run(all_leave())
+    for body, stream in zip(bodies, calm, strict=True):
+        again = eventually(lambda body=body: _answered(market, body), "the retry is answered")
+        assert again["choices"][0]["token_ids"] == stream.tokens
+    assert market.metrics().total("store_taken_over_total") > before
+
+
+def _answered(server: Server, body: Body) -> Any:
+    """Nothing while the server has not noticed that the first client is gone."""
+    reply = _ask(server, body | {"return_token_ids": True})
+    assert reply.status_code == 200 or reply.json()["error"]["code"] == "request_in_flight"
+    return reply.json() if reply.status_code == 200 else None
 
 
 @pytest.mark.parametrize("trouble", ["killed", "paused"])

@@ -26,7 +26,7 @@ from proxy.http.records import Asked
 
 _logger = logging.getLogger(__name__)
 
-_FLUSH_S = 0.05
+_FLUSH_S = 0.1
 _AT_ONCE = 256  # requests in one command
 _ENDED_MAX = 4096  # that wait to be written
 

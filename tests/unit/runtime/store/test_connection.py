@@ -104,7 +104,7 @@ def test_tls_works_with_a_certificate_that_is_trusted(kind: str, tmp_path: Path)
         assert "not trusted" in refusal(server.url)
         assert "connection" in refusal(server.url.replace("rediss", "redis"))  # is closed, or reset
     with redis_server(kind, tmp_path) as server:
-        assert "TLS" in refusal(server.url.replace("redis", "rediss", 1))
+        assert "does not answer" in refusal(server.url.replace("redis", "rediss", 1))  # it waits for the line to end
 
 
 def _speaks_tls(kind: str, directory: Path, options: list[str]) -> bool:
