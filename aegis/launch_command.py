@@ -80,6 +80,16 @@ def launch(
     mqtt_prefix: Annotated[
         str | None, typer.Option(metavar="PREFIX", help="First part of its topics. [default: aegis]")
     ] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Redis that records requests, in place of an own one: redis://, rediss:// or unix://; off: none.",
+        ),
+    ] = None,
+    redis_prefix: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What its keys begin with. [default: aegis]")
+    ] = None,
     debug_memory: Annotated[
         bool, typer.Option("--debug-memory", help="Check the accounting laws after every step (slow).")
     ] = False,

@@ -86,6 +86,21 @@ def bench_schedule(json: _Json = None) -> int:
     return 0
 
 
+def bench_metadata(json: _Json = None) -> int:
+    """Measure what recording requests costs: 64 streams with the embedded Redis and without, in turns.
+
+    The figure is printed beside what it has to be. The machine should have nothing else to do.
+
+    \b
+    Example:
+      aegis bench metadata --json bench/results/metadata.json
+    """
+    from bench.metadata import run
+
+    run(json_path=json)
+    return 0
+
+
 def bench_simulator(
     json: _Json = None,
     large: Annotated[bool, typer.Option("--large", help="Also 1000 models on 1000 instances, 10⁶ requests")] = False,

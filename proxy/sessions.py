@@ -4,7 +4,8 @@
 prefill to decode, delivers tokens in order and each exactly once, and replays requests whose instance was lost. In a
 pool without prefill instances requests are placed on mixed ones, where they stay.
 
-Laws: (1) tokens of a request are delivered as indices 0, 1, 2 …, none twice, none left out, over all its attempts; (2)
+Laws: (1) tokens of a request are delivered as indices 0, 1, 2 … (from `sent` on, if it was begun elsewhere), none
+twice, none left out, over all its attempts; (2)
 exactly one `Ended` per request, and nothing after it; (3) every `KvHandle` is released to a living owner exactly once,
 by whoever adopted it or, if the adopter died, by this core.
 """
@@ -139,7 +140,7 @@ class SessionCore:
                 self._heard(instance, message, now_ns)
             case Arrived(job):
                 assert job.request not in self._sessions
-                self._sessions[job.request] = _Session(job)
+                self._sessions[job.request] = _Session(job, sent=list(map(Token, job.sent)))
                 self._give_up_late(job.request, now_ns)
                 self._place(job.request)
             case ClientLeft(request, satisfied):

@@ -31,6 +31,12 @@ class Sampling(Struct, frozen=True):
     logprobs: int | None = None  # alternatives to report per generated token
     prompt_logprobs: int | None = None  # the same for the prompt (echo)
 
+    def finish(self, index: int, token: int) -> FinishReason | None:
+        """Why generated token number `index` is the last, if it is. Stop tokens count from min_tokens on."""
+        if index >= self.min_tokens and token in self.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if index + 1 >= self.max_tokens else None
+
 
 class Token(Struct, frozen=True, array_like=True):
     """A generated token; logprobs are of the distribution before temperature and truncation."""
@@ -47,7 +53,7 @@ class FinishReason(StrEnum):
 
 class Job(Struct, frozen=True):
     """One sequence to run. A replay after a failure carries the tokens already sent as `sent`: they are prefilled with
-    the prompt, count towards max_tokens and penalties, and are never sent again.
+    the prompt, count towards max_tokens and penalties, and are never sent again. So does one that another proxy began.
 
     Schedulers take the job as if it had arrived `priority` times TTFT later; its deadlines stay what they are."""
 
@@ -78,10 +84,8 @@ class Job(Struct, frozen=True):
         return slo.due_ns(self.ranked_ns(slo), index)
 
     def finish(self, index: int, token: int) -> FinishReason | None:
-        """Why generated token number `index` is the last, if it is. Stop tokens count from min_tokens on."""
-        if index >= self.sampling.min_tokens and token in self.sampling.stop_token_ids:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if index + 1 >= self.sampling.max_tokens else None
+        """Why generated token number `index` is the last, if it is."""
+        return self.sampling.finish(index, token)
 
 
 class EventHandle(Struct, frozen=True, array_like=True):

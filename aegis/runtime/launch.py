@@ -59,12 +59,12 @@ async def _serve(config: Config, listener: socket.socket, sources: list[Source])
         market = await stack.enter_async_context(open_market(config, services))
         template = _proxy_template(config, market, services, listener)
         proxies = await stack.enter_async_context(
-            open_proxies(config.server.proxies - 1, template, market, drain_s=DRAIN_S + 5)
+            open_proxies(config.server.proxies - 1, template, market, services.store, drain_s=DRAIN_S + 5)
         )
         started = asyncio.create_task(_bring_up(market, proxies, sources, console))
         if not await _first(started, stop):
             return 130
-        server = http_server(market.proxy, listener, admin_key=template.admin_key, name="proxy-0")
+        server = http_server(market.proxy, listener, services.store, admin_key=template.admin_key, name="proxy-0")
         serving = asyncio.create_task(server.serve([listener]))
         garbage.seldom()
         _announce(console, market, listener)
@@ -102,6 +102,7 @@ def _proxy_template(config: Config, market: LiveMarket, services: Services, list
         records=config.telemetry.records,
         decisions=config.telemetry.decisions,
         token_times=config.telemetry.token_times,
+        store=services.store.settings if services.store else None,
     )
 
 

@@ -33,6 +33,7 @@ from aegis.runtime.proxy import Proxy
 from aegis.runtime.scheduling_settings import SchedulingSettings
 from aegis.runtime.services import Services
 from aegis.runtime.serving import running
+from aegis.runtime.store.loads import loads_of
 from aegis.telemetry.history import History
 from memory.budget import Budget
 from proxy.sessions import SessionCore
@@ -90,6 +91,9 @@ async def open_market(
     proxy = Proxy(_PROXY, core or template.session_core(), near, proxy_link, clock, node.history)
     node.join(_PROXY, proxy)
     services.bus.serve(NodeControl(node, near.desk, clock))
+    if services.store:
+        services.store.report_to(proxy.registry)
+        services.store.publish(lambda: loads_of(node.reports, pool.roles()))
     try:
         async with running(node.listen(), proxy.listen(), devices.watch()):
             pool.start()

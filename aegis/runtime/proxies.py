@@ -26,6 +26,7 @@ from aegis.runtime.proxy_settings import ProxySettings
 from aegis.runtime.restarts import Restarts
 from aegis.runtime.seam import TELL_S, Asked, FromProxy, Joined, Scraped, Serves
 from aegis.runtime.serving import running
+from aegis.runtime.store.store import Store
 
 _logger = logging.getLogger(__name__)
 
@@ -50,10 +51,18 @@ class _Place:
 class Proxies:
     """All but the node's own."""
 
-    def __init__(self, names: list[str], template: ProxySettings, market: LiveMarket, link: Hub[FromProxy]) -> None:
+    def __init__(
+        self,
+        names: list[str],
+        template: ProxySettings,
+        market: LiveMarket,
+        store: Store | None,
+        link: Hub[FromProxy],
+    ) -> None:
         """`template` is completed for each start."""
         self._template = template
         self._market = market
+        self._store = store
         self._link = link
         self._places = {name: _Place(name, ProxyId(0)) for name in names}
         self._numbers = count(1)
@@ -149,6 +158,8 @@ class Proxies:
     def _lost(self, place: _Place, *, after_s: float) -> None:
         place.restarts.ended(served=place.serves, after_s=after_s)
         place.serves, place.process = False, None
+        if self._store:
+            self._store.bury(place.name, place.number)
         if place.end:
             place.end.lost()
             place.end = None
@@ -181,11 +192,11 @@ class Proxies:
 
 @asynccontextmanager
 async def open_proxies(
-    count: int, template: ProxySettings, market: LiveMarket, *, drain_s: float
+    count: int, template: ProxySettings, market: LiveMarket, store: Store | None, *, drain_s: float
 ) -> AsyncIterator[Proxies]:
     """`count` of them besides the first, which are gone afterwards. They are not started yet."""
     link: Hub[FromProxy] = Hub(template.node_address, FromProxy)
-    proxies = Proxies([f"proxy-{seat}" for seat in range(1, 1 + count)], template, market, link)
+    proxies = Proxies([f"proxy-{seat}" for seat in range(1, 1 + count)], template, market, store, link)
     try:
         async with running(*((proxies.listen(), proxies.share_news()) if count else ())):
             try:

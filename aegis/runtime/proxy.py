@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from prometheus_client import CollectorRegistry
+
 from aegis.core.clock import Clock
 from aegis.core.decision import Decision
 from aegis.core.errors import UserError
@@ -110,7 +112,15 @@ class Proxy:
     def models(self) -> Mapping[str, Served]:
         return self._node.models()
 
-    def submit(self, model: ModelId, prompt: Sequence[int], sampling: Sampling, *, priority: int = 0) -> LiveTicket:
+    def submit(
+        self,
+        model: ModelId,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        priority: int = 0,
+        sent: tuple[int, ...] = (),
+    ) -> LiveTicket:
         served = self._node.models().get(model)
         if served is None:
             raise UserError(f"model '{model}' was removed", status=404, param="model", code="model_not_found")
@@ -125,8 +135,13 @@ class Proxy:
         slo = served.spec.slo
         for watcher in (self._metrics, self._history.requests):
             watcher.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=sampling.max_tokens)
-        self._happened(Arrived(Job(request, 1, model, tuple(prompt), sampling, now_ns, priority=priority)))
+        self._happened(Arrived(Job(request, 1, model, tuple(prompt), sampling, now_ns, sent, priority)))
         return ticket
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """What its metrics are in."""
+        return self._metrics.registry
 
     @property
     def busy(self) -> bool:

@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import AsyncExitStack
 
 import msgspec
 import uvloop
@@ -36,6 +37,7 @@ from aegis.runtime.seam import (
     ToProxy,
 )
 from aegis.runtime.serving import drained, http_server, running
+from aegis.runtime.store.store import join_store
 from aegis.telemetry import logs
 from aegis.telemetry.history import History
 
@@ -119,10 +121,15 @@ class _Process:
 
 async def _serve(settings: ProxySettings) -> None:
     process = _Process(settings)
-    async with running(process.listen_to_node(), process.proxy.listen(), process.tell_news()):
+    async with AsyncExitStack() as stack:
+        store = None
+        if settings.store:
+            store = await stack.enter_async_context(join_store(settings.store, settings.name, settings.number))
+            store.report_to(process.proxy.registry)
+        await stack.enter_async_context(running(process.listen_to_node(), process.proxy.listen(), process.tell_news()))
         await process.join()
         listener = share(settings.host, settings.port)
-        server = http_server(process.proxy, listener, admin_key=settings.admin_key, name=settings.name)
+        server = http_server(process.proxy, listener, store, admin_key=settings.admin_key, name=settings.name)
         serving = asyncio.create_task(server.serve([listener]))
         process.serves()
         garbage.seldom()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aegis.core.ids import ProxyId
 from aegis.runtime.scheduling_settings import SchedulingSettings
+from aegis.runtime.store.store import StoreSettings
 
 
 class ProxySettings(SchedulingSettings, frozen=True, kw_only=True):
@@ -20,6 +21,7 @@ class ProxySettings(SchedulingSettings, frozen=True, kw_only=True):
     records: int  # that are kept until the node has them; decisions likewise
     decisions: int
     token_times: bool
+    store: StoreSettings | None
 
     @property
     def identity(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,22 +13,29 @@ from aegis.core.errors import UserError
 from aegis.mqtt_address import Address, parse
 from aegis.runtime.bus.control import Bus, open_bus
 from aegis.runtime.clock import MonotonicClock
+from aegis.runtime.store.store import Store, open_store
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The bus carries the life of instances. Sockets of all processes are in the directory."""
+    """The bus carries the life of instances; the store has the records of requests, without it a retry is a new one.
+    Sockets of all processes are in the directory."""
 
     directory: str
     bus: Bus
+    store: Store | None
 
 
 @asynccontextmanager
 async def open_services(config: Config) -> AsyncIterator[Services]:
     """Raises UserError where one of them cannot be used."""
-    with tempfile.TemporaryDirectory(prefix="aegis-") as directory:
-        async with open_bus(_broker(config.mqtt), config.mqtt.prefix, Path(directory), MonotonicClock()) as bus:
-            yield Services(directory, bus)
+    async with AsyncExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="aegis-"))
+        bus = await stack.enter_async_context(
+            open_bus(_broker(config.mqtt), config.mqtt.prefix, Path(directory), MonotonicClock())
+        )
+        store = None if config.redis.off else await stack.enter_async_context(open_store(config.redis))
+        yield Services(directory, bus, store)
 
 
 def _broker(mqtt: Mqtt) -> Address | None:

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 
 from aegis.runtime.proxy import Proxy
+from aegis.runtime.store.store import Store
 from proxy.http.app import create_app
 from proxy.http.server import make_server
 from proxy.http.settings import Settings
@@ -21,10 +22,12 @@ DRAIN_S = 3  # that running requests are given to finish in when the server is e
 _CLOSE_S = 5  # that replies are given besides
 
 
-def http_server(proxy: Proxy, listener: socket.socket, *, admin_key: str | None, name: str) -> uvicorn.Server:
-    """Not running yet. Signals are left to whoever runs it."""
+def http_server(
+    proxy: Proxy, listener: socket.socket, store: Store | None, *, admin_key: str | None, name: str
+) -> uvicorn.Server:
+    """Not running yet. Without a store a retry is a new request. Signals are left to whoever runs it."""
     server = make_server(
-        create_app(proxy, Settings(admin_key=admin_key, proxy=name)),
+        create_app(proxy, Settings(admin_key=admin_key, proxy=name), store.records if store else None),
         host=listener.getsockname()[0],
         port=listener.getsockname()[1],
         shutdown_s=DRAIN_S + _CLOSE_S,

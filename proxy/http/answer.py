@@ -6,15 +6,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from fastapi import Request, Response
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from proxy.http.boundary import Served
 from proxy.http.choice import Call, Choice, Order, Usage
 from proxy.http.connection import while_connected
 from proxy.http.edge import note
+from proxy.http.records import Asked
 from proxy.http.replies import json_reply
+from proxy.http.request_ids import id_of
 from proxy.http.sampling import Wish
-from proxy.http.settings import market_of, settings_of
+from proxy.http.settings import market_of, records_of, settings_of
 from proxy.http.sse import DONE, Emit, EventStream, event
 from proxy.http.transcript import Piece, join
 
@@ -35,10 +37,16 @@ class Shape(Protocol):
 
 async def answer(request: Request, served: Served, orders: Sequence[Order], wish: Wish, shape: Shape) -> Response:
     """Submits the sequences and answers with them. Raises UserError; ClientGone where nobody waits any more."""
-    call = await Call.submit(market_of(request), served, orders, wish)
+    record = await records_of(request).open(_asked(request, served, orders, wish))
+    try:
+        call = await Call.submit(market_of(request), served, orders, wish, record)
+    except BaseException:
+        record.close()
+        raise
 
     def close() -> None:
         call.cancel()
+        record.close()
         usage = call.usage()
         note(request.scope, model=served.spec.model, prompt_tokens=usage.prompt_tokens, tokens=usage.completion_tokens)
 
@@ -48,6 +56,17 @@ async def answer(request: Request, served: Served, orders: Sequence[Order], wish
         return await _whole(request, call, shape)
     finally:
         close()
+
+
+def _asked(request: Request, served: Served, orders: Sequence[Order], wish: Wish) -> Asked:
+    return Asked(
+        id_of(request.scope),
+        f"{request.url.path} {wish.fingerprint}",
+        served.spec.model,
+        served.spec.slo,
+        structs.replace(wish.sampling, max_tokens=orders[0].max_tokens, seed=wish.seed),
+        len(orders) * wish.choices,
+    )
 
 
 async def _whole(request: Request, call: Call, shape: Shape) -> Response:

@@ -155,6 +155,15 @@ class Market(Protocol):
         """By the name clients use."""
         ...
 
-    def submit(self, model: ModelId, prompt: Sequence[int], sampling: Sampling, *, priority: int = 0) -> Ticket:
-        """Queues a sequence whose lengths and parameters were checked. Raises UserError (503 while draining)."""
+    def submit(
+        self,
+        model: ModelId,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        priority: int = 0,
+        sent: tuple[int, ...] = (),
+    ) -> Ticket:
+        """Queues a sequence whose lengths and parameters were checked; it goes on after the tokens `sent`, which are
+        not delivered again. Raises UserError (503 while draining)."""
         ...

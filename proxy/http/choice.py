@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec import Struct, structs
 
 from aegis.core.errors import UserError
-from aegis.core.request import Token
+from aegis.core.request import Sampling, Token
 from aegis.models.text import TextModel
 from proxy.http.boundary import Delivery, Delta, Failed, Finished, Market, PromptScores, Served, Ticket
-from proxy.http.sampling import Wish
+from proxy.http.records import CallRecord
+from proxy.http.sampling import Wish, seed_of
 from proxy.http.transcript import Piece, Scored, Transcript
 
 _SUBMITTED_AT_ONCE = 16
@@ -104,13 +105,15 @@ class Call:
         self.choices: list[Choice] = []
 
     @classmethod
-    async def submit(cls, market: Market, served: Served, orders: Sequence[Order], wish: Wish) -> Call:
+    async def submit(
+        cls, market: Market, served: Served, orders: Sequence[Order], wish: Wish, record: CallRecord
+    ) -> Call:
         """Submits them all, or none, and lets other calls come in between. Raises UserError."""
         call = cls(served, orders)
         try:
             for order in orders:
                 for which in range(wish.choices):
-                    call.choices.append(call._submit(market, order, wish, which))
+                    call.choices.append(call._submit(market, order, wish, which, record))
                     if len(call.choices) % _SUBMITTED_AT_ONCE == 0:
                         await asyncio.sleep(0)
         except BaseException:
@@ -118,15 +121,20 @@ class Call:
             raise
         return call
 
-    def _submit(self, market: Market, order: Order, wish: Wish, which: int) -> Choice:
+    def _submit(self, market: Market, order: Order, wish: Wish, which: int, record: CallRecord) -> Choice:
         sampling = structs.replace(
             wish.sampling,
             max_tokens=order.max_tokens,
-            seed=wish.seed_of(which),
+            seed=seed_of(record.seed, which),
             prompt_logprobs=None if order.echo is None else wish.sampling.logprobs,
         )
-        ticket = market.submit(self.served.spec.model, order.prompt, sampling, priority=wish.priority)
-        return Choice(len(self.choices), order, ticket, self.served.text, wish)
+
+        def submit(sampling: Sampling, sent: tuple[int, ...]) -> Ticket:
+            model = self.served.spec.model
+            return market.submit(model, order.prompt, sampling, priority=wish.priority, sent=sent)
+
+        index = len(self.choices)
+        return Choice(index, order, record.ticket(index, sampling, submit), self.served.text, wish)
 
     def usage(self) -> Usage:
         prompt = sum(len(order.prompt) for order in self.orders)

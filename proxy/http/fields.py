@@ -5,9 +5,12 @@ A parameter that is null counts as absent. Every refusal names the parameter, in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from hashlib import blake2b
 from typing import Any, TypeVar, cast
+
+import msgspec
 
 from aegis.core.errors import UserError
 from aegis.sizes import parse_size
@@ -28,6 +31,11 @@ class Fields:
         self._values = values
         self._prefix = prefix
         self._known: set[str] = set()
+
+    def fingerprint(self, without: Collection[str]) -> str:
+        """The same for the same values, in whatever order they came; those of `without` do not count."""
+        values = {name: value for name, value in self._values.items() if name not in without}
+        return blake2b(msgspec.json.encode(values, order="deterministic"), digest_size=16).hexdigest()
 
     def take(self, name: str) -> Any:
         """The raw value; None where it is absent."""

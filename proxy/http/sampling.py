@@ -48,6 +48,9 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
 }
 
+_TELLING = frozenset({"request_id", "stream", "stream_options"})
+"""Parameters that do not change what is generated."""
+
 
 class Wish(Struct, frozen=True):
     """How a client wants its choices generated, and told.
@@ -65,10 +68,12 @@ class Wish(Struct, frozen=True):
     include_usage: bool
     return_token_ids: bool
     request_id: str | None
+    fingerprint: str  # the same for requests that ask for the same, however it is to be told
 
-    def seed_of(self, choice: int) -> int:
-        """Choice 0 is what the same request with one choice gives; the others have streams of their own."""
-        return self.seed if choice == 0 else derive(self.seed, "choice", choice)
+
+def seed_of(seed: int, choice: int) -> int:
+    """Choice 0 is what the same request with one choice gives; the others have streams of their own."""
+    return seed if choice == 0 else derive(seed, "choice", choice)
 
 
 def read_wish(fields: Fields, served: Served, *, max_tokens: int | None, logprobs: int | None) -> Wish:
@@ -88,6 +93,7 @@ def read_wish(fields: Fields, served: Served, *, max_tokens: int | None, logprob
         include_usage=_read_include_usage(fields, stream),
         return_token_ids=fields.flag("return_token_ids", served.text is None),
         request_id=_read_request_id(fields),
+        fingerprint=fields.fingerprint(_TELLING),
     )
     for name, neutral in _UNSUPPORTED.items():
         fields.unsupported(name, neutral)

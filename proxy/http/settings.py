@@ -1,4 +1,4 @@
-"""What the HTTP layer can be told, and how its routes reach it and the market."""
+"""What the HTTP layer can be told, and how its routes reach it, the market and the records."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import cast
 from fastapi import Request
 
 from proxy.http.boundary import Desk, Market
+from proxy.http.records import Records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,10 @@ def market_of(request: Request) -> Market:
 
 def desk_of(request: Request) -> Desk:
     return market_of(request).desk
+
+
+def records_of(request: Request) -> Records:
+    return cast(Records, request.app.state.records)
 
 
 def settings_of(request: Request) -> Settings:

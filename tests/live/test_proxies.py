@@ -149,6 +149,48 @@ def test_a_killed_proxy_takes_only_its_own_streams_with_it(served: Server, cases
     assert "Traceback" not in served.output()
 
 
+def test_streams_of_a_killed_proxy_are_whole_at_their_retries(served: Server, cases: Cases) -> None:
+    streams = [Stream(body | {"request_id": f"retried-{n}"}) for n, (body, _) in enumerate(cases)]
+    retries: list[Stream] = []
+    before, pid = served.metrics(), served.pid_of(LATER)
+
+    async def main() -> None:
+        async with client_of(served.url) as client, asyncio.TaskGroup() as group:
+            group.create_task(proxies_of(streams, client))
+            await until(lambda: sum(map(_is_in_the_middle, streams)) >= WAITING, "its streams are in the middle")
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: all(stream.ended for stream in streams if stream.proxy == LATER), "its streams end")
+            broken = [stream for stream in streams if stream.error]
+            retries.extend(await asyncio.gather(*(_retried(stream, client) for stream in broken)))
+
+    asyncio.run(main())
+    broken = [stream for stream in streams if stream.error]
+    assert len(broken) >= WAITING
+    assert {stream.proxy for stream in broken} == {LATER}
+    assert {stream.error["message"] for stream in broken if stream.error} == {"RemoteProtocolError"}  # no event of ours
+    assert {stream.proxy for stream in retries} == {"proxy-0"}
+    answers = {id(stream): stream for stream in streams if not stream.error}
+    answers |= {id(stream): retry for stream, retry in zip(broken, retries, strict=True)}
+    assert [answers[id(stream)].tokens for stream in streams] == [tokens for _, tokens in cases]
+    eventually(served.ready, "/ready answers 200 again")
+    after = served.wait_for_freed_memory()
+    assert after.total("store_taken_over_total") - before.total("store_taken_over_total") == len(broken)
+    assert "Traceback" not in served.output()
+
+
+def _is_in_the_middle(stream: Stream) -> bool:
+    return stream.proxy == LATER and len(stream.tokens) > 1 and not stream.ended
+
+
+async def _retried(stream: Stream, client: httpx.AsyncClient) -> Stream:
+    """The same again, until it is known that nobody answers it any more."""
+    while True:
+        retry = Stream(stream.body)
+        await retry.run(client)
+        if not retry.error or retry.error["code"] != "request_in_flight":
+            return retry
+
+
 def _waits_for_its_turn(stream: Stream) -> bool:
     """It is one of the later proxy's, prefilled and not decoded yet."""
     return stream.proxy == LATER and len(stream.tokens) == 1

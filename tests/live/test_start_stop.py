@@ -77,6 +77,9 @@ def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path: Path, content
         (("--decode", "0"), "decode"),
         (("--host-memory", "2MiB"), "host"),
         (("--frobnicate",), "--frobnicate"),
+        (("--redis", "redis://:secret@127.0.0.1:1/0"), "redis://127.0.0.1:1/0: connection refused"),
+        (("--redis", "http://:secret@127.0.0.1"), "redis://"),
+        (("--redis-prefix", "a b"), "redis-prefix"),
     ],
 )
 def test_what_cannot_be_launched_is_one_line(tmp_path: Path, options: Sequence[str], told: str) -> None:
@@ -106,7 +109,7 @@ def _running(directory: Path, checkpoint: Path, act: Callable[[Server, Sequence[
     options = ["--models", str(checkpoint), "--dtype", "float32", "--device-memory", "64MiB"]
     with launched(directory / "server", directory.parent / "cache", *options) as server:
         server.wait_for_ready()
-        assert len(processes_of(server.process.pid)) == 1 + INSTANCES
+        assert len(processes_of(server.process.pid)) == 2 + INSTANCES  # and the embedded Redis
         assert set(server.metrics().instances()) == {"mixed-0", "mixed-1"}
         asyncio.run(main(server))
         leaves_nothing(server)
@@ -145,7 +148,7 @@ def test_a_launcher_that_is_killed_takes_along_who_registers_a_model(tmp_path: P
 
 def test_a_signal_during_the_start_ends_it_at_once(tmp_path: Path, checkpoint: Path) -> None:
     with launched(tmp_path / "server", tmp_path / "cache", "--models", str(checkpoint)) as server:
-        eventually(lambda: len(processes_of(server.process.pid)) > INSTANCES, "its processes are starting")
+        eventually(lambda: len(processes_of(server.process.pid)) > 1 + INSTANCES, "its processes are starting")
         assert server.stop(signal.SIGTERM) == 130
         leaves_nothing(server)
         assert "Traceback" not in server.output()

@@ -15,6 +15,7 @@ TEXTS = (
     ("server", "admin_key"),
     ("mqtt", "prefix"),
     ("mqtt", "ca_file"),
+    ("redis", "prefix"),
 )  # any text is one for the configuration
 
 
@@ -198,3 +199,24 @@ def test_the_examples_are_valid(file: Path) -> None:
 def test_the_demo_example_spells_the_defaults_out() -> None:
     config = load({"config": ROOT / "configs/demo.yaml"}, {})
     assert config == Config(demo=True) and not config.instances.counted
+
+
+def test_the_url_of_redis_is_a_secret() -> None:
+    config = load({"redis": "redis://:geheim@host:1/0"}, {})
+    assert "geheim" not in repr(config) + config.model_dump_json()
+    assert config.redis.url and config.redis.url.get_secret_value().endswith(":geheim@host:1/0")
+    assert not config.redis.off
+    assert load({}, {"AEGIS_REDIS": "off"}).redis.off
+
+
+@pytest.mark.parametrize("url", ["http://:geheim@host:1/0", "geheim", ""])
+def test_what_is_no_url_of_redis_is_refused_without_being_told(url: str) -> None:
+    told = refusal({"redis": url})
+    assert told.startswith("--redis: ")
+    assert "geheim" not in told
+
+
+@pytest.mark.parametrize("prefix", ["", "a b", "a:b", "x" * 65, "ä"])
+def test_a_prefix_is_a_plain_name(prefix: str) -> None:
+    with pytest.raises(UserError, match="--redis-prefix"):
+        load({"redis_prefix": prefix}, {})

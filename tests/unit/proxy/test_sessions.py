@@ -546,3 +546,22 @@ def test_a_model_that_goes_takes_others_requests_with_it() -> None:
     proxy.tell(ModelUp(SPEC, 1000))
     proxy.tell(InstanceDown(D0))
     assert proxy.last == []
+
+
+# --- what another proxy began -----------------------------------------------------------------------------------------
+
+
+def test_a_request_that_was_begun_elsewhere_goes_on_after_its_tokens() -> None:
+    proxy = Proxy(P0, D0)
+    job = Job(R, 1, SPEC.model, (0, 1), Sampling(max_tokens=50), 0, sent=(8, 9))
+    proxy.delivered[R] = [8, 9]
+    proxy.tell(Arrived(job))
+    ((_, submit),) = proxy.sent(Submit)
+    assert submit.job.sent == (8, 9)
+    proxy.heard(P0, Started(R, 1))
+    proxy.prefilled()
+    ((_, adopt),) = proxy.sent(Adopt)
+    assert adopt.tokens == (8, 9, 10)
+    proxy.tell(InstanceDown(D0))
+    proxy.up(D0)
+    assert proxy.delivered[R] == [8, 9, 10]

@@ -155,7 +155,15 @@ class ScriptedMarket:
     def models(self) -> Mapping[str, ScriptedModel]:
         return self.served
 
-    def submit(self, model: ModelId, prompt: Sequence[int], sampling: Sampling, *, priority: int = 0) -> ScriptedTicket:
+    def submit(
+        self,
+        model: ModelId,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        priority: int = 0,
+        sent: tuple[int, ...] = (),
+    ) -> ScriptedTicket:
         refusal = self.refusals.pop(0) if self.refusals else None
         if refusal:
             raise refusal

@@ -108,8 +108,8 @@ def test_a_client_that_leaves_frees_its_sequences(path: str, stream: bool) -> No
     cancelled = threading.Event()
     submit = behind.submit
 
-    def watched(*arguments: Any, priority: int = 0) -> Any:
-        ticket = submit(*arguments, priority=priority)
+    def watched(*arguments: Any, **options: Any) -> Any:
+        ticket = submit(*arguments, **options)
         cancel = ticket.cancel
 
         def seen(*, satisfied: bool = False) -> None:

@@ -1,0 +1,59 @@
+"""What is written of a request's tokens: batches of entries, appended one after the other.
+
+Each entry says where it begins, so that a batch written twice (an answer that got lost) counts once, and a missing one
+(the server made room) ends what is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Struct
+
+from aegis.core.request import FinishReason, Token
+
+
+class Entry(Struct, frozen=True, array_like=True):
+    """Tokens `[first, first + len(tokens))` of a sequence, and its finish, if that is all. `scores`: logprobs of its
+    prompt."""
+
+    sequence: int
+    first: int
+    tokens: tuple[Token, ...] = ()
+    finish: FinishReason | None = None
+    scores: tuple[Token, ...] = ()
+
+
+@dataclass(slots=True)
+class Sequence:
+    """What is known of one sequence."""
+
+    tokens: list[Token] = field(default_factory=list)
+    finish: FinishReason | None = None
+    scores: tuple[Token, ...] = ()
+
+
+encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[Entry]).decode
+
+
+def assemble(batches: Iterable[bytes], sequences: int) -> list[Sequence]:
+    """What the batches say of so many sequences. Raises ValueError for what this version did not write."""
+    known = [Sequence() for _ in range(sequences)]
+    for batch in batches:
+        for entry in _decode(batch):
+            if not 0 <= entry.sequence < sequences:
+                raise ValueError("a batch of another request")
+            _take(known[entry.sequence], entry)
+    return known
+
+
+def _take(known: Sequence, entry: Entry) -> None:
+    have = len(known.tokens)
+    if entry.first > have:
+        return
+    known.tokens += entry.tokens[have - entry.first :]
+    known.finish = known.finish or entry.finish
+    known.scores = known.scores or entry.scores

@@ -1,0 +1,40 @@
+"""How the store's keys are named, and the version of what is in them."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+SCHEMA = 1
+"""Of the layout in docs/distribution.md; a store of another one is refused."""
+
+
+class Keys(Struct, frozen=True):
+    """All begin with the prefix, so that several clusters can share one Redis."""
+
+    prefix: str
+
+    @property
+    def schema(self) -> str:
+        return f"{self.prefix}:schema"
+
+    @property
+    def cluster(self) -> str:
+        return f"{self.prefix}:cluster"
+
+    @property
+    def loads(self) -> str:
+        return f"{self.prefix}:loads"
+
+    @property
+    def proxies(self) -> str:
+        """What the key of a proxy begins with."""
+        return f"{self.prefix}:proxy:"
+
+    def proxy(self, owner: str) -> str:
+        return self.proxies + owner
+
+    def request(self, request: str) -> str:
+        return f"{self.prefix}:request:{request}"
+
+    def tokens(self, request: str) -> str:
+        return f"{self.prefix}:tokens:{request}"

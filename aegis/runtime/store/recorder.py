@@ -1,0 +1,270 @@
+"""Claims calls for this proxy, and writes what becomes of them, in batches and off the path of the tokens.
+
+Nothing waits for a write. What is in flight is in memory anyway; what has ended and cannot be written yet is kept while
+there is room for it. New calls are claimed before they begin, which is the one moment that waits for the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from time import time
+
+import msgspec
+from redis.asyncio import Redis
+
+from aegis.core.clock import NS_PER_MS
+from aegis.core.errors import UserError
+from aegis.runtime.store.batches import Sequence, assemble
+from aegis.runtime.store.connection import FAILURES, why
+from aegis.runtime.store.keys import Keys
+from aegis.runtime.store.membership import Membership
+from aegis.runtime.store.recording import Batch, CallState, Recording
+from aegis.runtime.store.scripts import APPEND, CLAIM, RESTORE
+from aegis.telemetry.logs import log
+from proxy.http.records import Asked
+
+_logger = logging.getLogger(__name__)
+
+_FLUSH_S = 0.1
+_AT_ONCE = 256  # requests in one command
+_ENDED_MAX = 4096  # that wait to be written
+
+
+class Counters(msgspec.Struct):
+    """Since the start."""
+
+    replayed: int = 0
+    taken_over: int = 0
+    written_batches: int = 0
+    restored: int = 0
+    dropped: int = 0
+    refused: int = 0
+
+
+class Recorder:
+    """The calls of one proxy. Implements `proxy.http.records.Records`."""
+
+    def __init__(
+        self, redis: Redis, keys: Keys, membership: Membership, owner: str, *, ttl_s: float, wait_s: float
+    ) -> None:
+        self.counters = Counters()
+        self._keys = keys
+        self._membership = membership
+        self._owner = owner
+        self._ttl_ms = round(ttl_s * 1000)
+        self._wait_s = wait_s
+        self._claim = redis.register_script(CLAIM)
+        self._append = redis.register_script(APPEND)
+        self._restore = redis.register_script(RESTORE)
+        self._claiming: set[str] = set()
+        self._recordings: dict[str, Recording] = {}  # running, or ended and not all written
+        self._dirty: dict[Recording, None] = {}
+        self._writing = 0  # requests that the present command is about
+        self._one_writer = asyncio.Lock()
+        self._news = asyncio.Event()
+
+    @property
+    def unwritten(self) -> int:
+        """Requests of which something is still to be written."""
+        return len(self._dirty) + self._writing
+
+    # --- claiming -----------------------------------------------------------------------------------------------------
+
+    async def open(self, asked: Asked) -> Recording:
+        present = self._recordings.get(asked.request)
+        if asked.request in self._claiming or (present and present.state is CallState.RUNNING):
+            raise _busy(asked.request)
+        self._claiming.add(asked.request)
+        try:
+            async with asyncio.timeout(self._wait_s):
+                if present:
+                    await present.settled.wait()
+                return await self._open(asked)
+        except TimeoutError:
+            self.counters.refused += 1
+            message = f"the metadata store did not answer within {self._wait_s:g} s; try again"
+            raise UserError(message, status=503, code="store_unavailable", kind="server_error") from None
+        finally:
+            self._claiming.discard(asked.request)
+
+    async def _open(self, asked: Asked) -> Recording:
+        word, seed, batches = await self._claimed(asked)
+        known = self._assembled(asked, batches)
+        if word == "finished" and any(sequence.finish is None for sequence in known):
+            word, seed, batches = await self._claimed(asked, "again")
+            known = self._assembled(asked, batches)
+        if word == "different":
+            message = f"the request id '{asked.request}' was used for another request; send a new one"
+            raise UserError(message, status=422, param="request_id", code="request_id_reused")
+        if word == "running":
+            raise _busy(asked.request)
+        recording = Recording(asked, int(seed), known, self._changed)
+        if word == "finished":
+            self.counters.replayed += 1
+            recording.state = CallState.FINISHED
+            return recording
+        self.counters.taken_over += word == "taken"
+        self._recordings[asked.request] = recording
+        return recording
+
+    async def _claimed(self, asked: Asked, mode: str = "") -> tuple[str, bytes, list[bytes]]:
+        """Tries until it is told; who calls has a time limit. `again`: also what is finished."""
+        keys, fields = self._keys, _fields(asked, asked.sampling.seed)
+        while True:
+            await self._membership.up.wait()
+            try:
+                word, seed, batches = await self._claim(
+                    keys=[keys.request(asked.request), keys.tokens(asked.request)],
+                    args=[
+                        asked.fingerprint,
+                        self._owner,
+                        self._ttl_ms,
+                        keys.proxies,
+                        mode,
+                        *fields,
+                    ],
+                )
+            except FAILURES as error:
+                self._failed("claim", error)
+            else:
+                return word.decode(), seed, batches
+
+    def _assembled(self, asked: Asked, batches: list[bytes]) -> list[Sequence]:
+        try:
+            return assemble(batches, asked.sequences)
+        except ValueError:  # the seed is the same: it is generated again
+            return assemble((), asked.sequences)
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    async def write_for_ever(self) -> None:
+        while True:
+            await self._news.wait()
+            await asyncio.sleep(_FLUSH_S)
+            await self._membership.up.wait()
+            self._news.clear()
+            await self._flush()
+
+    async def keep_for_ever(self) -> None:
+        """Records of requests that have no token for long do not expire."""
+        while True:
+            await asyncio.sleep(self._ttl_ms / 3000)
+            for recording in self._recordings.values():
+                self._changed(recording)
+
+    async def close(self, timeout_s: float = 1.0) -> None:
+        """Writes what is left, for a limited time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.unwritten and self._membership.up.is_set():
+                    await self._flush()
+        except TimeoutError:
+            self.counters.dropped += self.unwritten
+
+    def _changed(self, recording: Recording) -> None:
+        if recording not in self._dirty and not recording.settled.is_set():
+            self._dirty[recording] = None
+            self._news.set()
+
+    async def _flush(self) -> None:
+        """One command for up to `_AT_ONCE` requests; what fails stays to be written."""
+        async with self._one_writer:
+            recordings = list(self._dirty)[:_AT_ONCE]
+            self._writing = len(recordings)
+            for recording in recordings:
+                del self._dirty[recording]
+            if recordings:
+                await self._write(recordings)
+            self._writing = 0
+        self._drop_surplus()
+        if self._dirty:
+            self._news.set()
+
+    async def _write(self, recordings: list[Recording]) -> None:
+        batches = [recording.batch() for recording in recordings]
+        keys: list[str] = []
+        words: list[str | bytes] = []
+        for recording, batch in zip(recordings, batches, strict=True):
+            request = recording.asked.request
+            keys += (self._keys.request(request), self._keys.tokens(request))
+            words += (batch.state, batch.data)
+        try:
+            answers = await self._append(keys=keys, args=[self._owner, self._ttl_ms, *words])
+        except FAILURES as error:
+            self._failed("write", error)
+            answers = [b"failed"] * len(recordings)
+        for recording, batch, answer in zip(recordings, batches, answers, strict=True):
+            await self._wrote(recording, batch, answer.decode())
+
+    async def _wrote(self, recording: Recording, batch: Batch, answer: str) -> None:
+        if answer == "gone":
+            recording.forget_written()
+            batch = recording.batch()
+            answer = await self._restored(recording, batch)
+        match answer:
+            case "kept":
+                self.counters.written_batches += bool(batch.data)
+                if not recording.wrote(batch):
+                    self._changed(recording)
+                elif recording.state is not CallState.RUNNING:
+                    self._settle(recording)
+            case "lost":  # another proxy took it over
+                self._settle(recording)
+            case _:
+                self._changed(recording)
+
+    async def _restored(self, recording: Recording, batch: Batch) -> str:
+        asked = recording.asked
+        try:
+            answer: bytes = await self._restore(
+                keys=[self._keys.request(asked.request), self._keys.tokens(asked.request)],
+                args=[
+                    self._owner,
+                    self._ttl_ms,
+                    batch.state,
+                    batch.data,
+                    *("fingerprint", asked.fingerprint),
+                    *_fields(asked, recording.seed),
+                ],
+            )
+        except FAILURES as error:
+            self._failed("restore", error)
+            return "failed"
+        self.counters.restored += 1
+        return answer.decode()
+
+    def _settle(self, recording: Recording) -> None:
+        recording.settled.set()
+        self._dirty.pop(recording, None)
+        if self._recordings.get(recording.asked.request) is recording:
+            del self._recordings[recording.asked.request]
+
+    def _drop_surplus(self) -> None:
+        """The oldest of what has ended goes: a retry of it is generated again, from what was written."""
+        ended = [r for r in self._dirty if r.state is not CallState.RUNNING]
+        for recording in ended[: max(0, len(ended) - _ENDED_MAX)]:
+            self.counters.dropped += 1
+            self._settle(recording)
+
+    def _failed(self, what: str, error: BaseException) -> None:
+        log(_logger, logging.DEBUG, "Redis failed", {"what": what, "why": why(error)})
+        self._membership.doubt()
+
+
+def _busy(request: str) -> UserError:
+    message = f"the request '{request}' is being answered; retry it when its connection has ended"
+    return UserError(message, status=409, param="request_id", code="request_in_flight")
+
+
+def _fields(asked: Asked, seed: int) -> list[str | bytes | int]:
+    """What is recorded of a call besides its tokens, its owner and its state."""
+    return [
+        *("model", asked.model),
+        *("arrival_ms", round(time() * 1000)),
+        *("ttft_ms", asked.slo.ttft_ns // NS_PER_MS),
+        *("tbt_ms", asked.slo.tbt_ns // NS_PER_MS),
+        *("sampling", msgspec.json.encode(asked.sampling)),
+        *("seed", seed),
+        *("sequences", asked.sequences),
+    ]

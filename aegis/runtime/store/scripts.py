@@ -1,0 +1,114 @@
+"""What has to happen as one step, because two proxies might race: Lua that the server runs.
+
+Keys and arguments of each are named in its first lines. A script's answers are told apart by their first word.
+"""
+
+from __future__ import annotations
+
+ENTER = """
+-- keys: schema, cluster, proxy; arguments: schema, cluster, lease_ms, address
+local schema = redis.call('GET', KEYS[1])
+if schema and schema ~= ARGV[1] then return {'schema', schema, 0} end
+local cluster = redis.call('GET', KEYS[2])
+if cluster and cluster ~= ARGV[2] then return {'cluster', cluster, redis.call('PTTL', KEYS[2])} end
+redis.call('SET', KEYS[1], ARGV[1])
+redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
+redis.call('SET', KEYS[3], ARGV[4], 'PX', ARGV[3])
+return {'entered', '', 0}
+"""
+"""Takes or renews the leases of the cluster and of the proxy. After a loss of all data it writes them anew."""
+
+LEAVE = """
+-- keys: cluster; arguments: cluster
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""
+"""Gives the lease of the cluster back, if it is still its own."""
+
+CLAIM = """
+-- keys: request, tokens; arguments: fingerprint, owner, ttl_ms, what a proxy's key begins with, 'again' or '',
+--       then names and values of what else is recorded
+local found = redis.call('HMGET', KEYS[1], 'fingerprint', 'state', 'owner', 'seed')
+local fingerprint, state, owner, seed = found[1], found[2], found[3], found[4]
+if fingerprint and fingerprint ~= ARGV[1] then return {'different', '', {}} end
+if state == 'finished' and ARGV[5] == '' then
+  return {'finished', seed, redis.call('LRANGE', KEYS[2], 0, -1)}
+end
+if state == 'running' and owner ~= ARGV[2] and redis.call('EXISTS', ARGV[4] .. owner) == 1 then
+  return {'running', owner, {}}
+end
+local word = 'taken'
+if not fingerprint then
+  word = 'new'
+  redis.call('DEL', KEYS[2])
+  redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1], unpack(ARGV, 6))
+  seed = redis.call('HGET', KEYS[1], 'seed')
+end
+redis.call('HSET', KEYS[1], 'state', 'running', 'owner', ARGV[2])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
+return {word, seed, redis.call('LRANGE', KEYS[2], 0, -1)}
+"""
+"""Who asks becomes the request's owner, unless it is finished or a living proxy is at work on it. What ended otherwise,
+and what a dead proxy left, goes on from the tokens recorded."""
+
+APPEND = """
+-- keys: request and tokens of each; arguments: owner, ttl_ms, then state and batch of each
+local answers = {}
+for i = 1, #KEYS, 2 do
+  local owner = redis.call('HGET', KEYS[i], 'owner')
+  local answer = 'kept'
+  if not owner then
+    answer = 'gone'
+  elseif owner ~= ARGV[1] then
+    answer = 'lost'
+  else
+    if ARGV[i + 3] ~= '' then redis.call('RPUSH', KEYS[i + 1], ARGV[i + 3]) end
+    redis.call('HSET', KEYS[i], 'state', ARGV[i + 2])
+    redis.call('PEXPIRE', KEYS[i], ARGV[2])
+    redis.call('PEXPIRE', KEYS[i + 1], ARGV[2])
+  end
+  answers[#answers + 1] = answer
+end
+return answers
+"""
+"""Appends to many requests at once. Only the owner may: one taken for dead does not disturb who took over."""
+
+RESTORE = """
+-- keys: request, tokens; arguments: owner, ttl_ms, state, batch, then names and values of what else is recorded
+if redis.call('EXISTS', KEYS[1]) == 1 then return 'lost' end
+redis.call('DEL', KEYS[2])
+redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'state', ARGV[3], unpack(ARGV, 5))
+if ARGV[4] ~= '' then redis.call('RPUSH', KEYS[2], ARGV[4]) end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('PEXPIRE', KEYS[2], ARGV[2])
+return 'kept'
+"""
+"""Writes a record again that the server lost, unless somebody began it anew meanwhile."""
+
+PUBLISH = """
+-- keys: loads; arguments: lease_ms, then name and load of each instance
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+for i = 2, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], string.format('%d ', now_ms) .. ARGV[i + 1]) end
+return redis.call('PEXPIRE', KEYS[1], ARGV[1])
+"""
+"""The server's clock stamps each load, so that no two machines' clocks have to agree."""
+
+READ_LOADS = """
+-- keys: loads; arguments: lease_ms
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local all, living = redis.call('HGETALL', KEYS[1]), {}
+for i = 1, #all, 2 do
+  local stamp, load = string.match(all[i + 1], '^(%d+) (.*)$')
+  if now_ms - stamp > tonumber(ARGV[1]) then
+    redis.call('HDEL', KEYS[1], all[i])
+  else
+    living[#living + 1] = all[i]
+    living[#living + 1] = load
+  end
+end
+return living
+"""
+"""The loads that are not older than the lease; the others are removed."""

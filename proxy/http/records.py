@@ -1,0 +1,74 @@
+"""What is kept of calls, so that a retry of one, at whatever proxy, gets the answer that was begun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from msgspec import Struct
+
+from aegis.core.ids import ModelId
+from aegis.core.model import Slo
+from aegis.core.request import Sampling
+from proxy.http.boundary import Ticket
+
+
+class Asked(Struct, frozen=True):
+    """A call as far as it is recorded: no prompt and no text is."""
+
+    request: str
+    fingerprint: str  # of what was asked: a retry has the same
+    model: ModelId
+    slo: Slo
+    sampling: Sampling  # of the first sequence
+    sequences: int
+
+
+Submit = Callable[[Sampling, tuple[int, ...]], Ticket]
+"""Has a sequence generated that goes on after these tokens."""
+
+
+class CallRecord(Protocol):
+    """The record of one call, which nobody else answers meanwhile. Who has one calls `close` when the reply has ended,
+    however it ended."""
+
+    @property
+    def seed(self) -> int:
+        """The one the call was first answered with."""
+        ...
+
+    def ticket(self, sequence: int, sampling: Sampling, submit: Submit) -> Ticket:
+        """Delivers what is recorded of the sequence, then what `submit` adds to it, which is recorded. Raises what
+        `submit` raises."""
+        ...
+
+    def close(self) -> None:
+        """What has not ended counts as cancelled."""
+        ...
+
+
+class Records(Protocol):
+    """Of all calls, of all proxies."""
+
+    async def open(self, asked: Asked) -> CallRecord:
+        """Raises UserError: 409 where the same request is being answered, 422 where another one had its id, 503 where
+        the records cannot be reached in time."""
+        ...
+
+
+class _Nothing:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def ticket(self, sequence: int, sampling: Sampling, submit: Submit) -> Ticket:
+        return submit(sampling, ())
+
+    def close(self) -> None:
+        pass
+
+
+class NoRecords:
+    """Keeps nothing: every call is a new one. Implements `Records`."""
+
+    async def open(self, asked: Asked) -> CallRecord:
+        return _Nothing(asked.sampling.seed)

@@ -1,0 +1,143 @@
+"""Retries get the answer that was begun, and nothing of Redis' troubles reaches a stream in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from aegis.core.rng import Stream as Draws
+from tests.checkpoints import VOCAB_SIZE
+from tests.live import zoo
+from tests.live.server import SPLIT, Server, eventually, launched, processes_of
+from tests.live.streams import Body, Stream, client_of, run_all, until
+from tests.redis_server import KINDS, RedisServer, redis_server
+
+STREAMS = 16
+TOKENS = 120
+WAIT_S = 0.5
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def redis(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with redis_server(request.param, tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def market(
+    tmp_path_factory: pytest.TempPathFactory, cache: Path, zoo_dir: Path, redis: RedisServer
+) -> Iterator[Server]:
+    options = ["--models", str(zoo_dir), "--dtype", "float32", *zoo.MEMORY, *SPLIT, "--redis", redis.url]
+    environment = {"AEGIS_REDIS_WAIT_S": str(WAIT_S)}
+    with launched(tmp_path_factory.mktemp("market"), cache, *options, environment=environment) as running:
+        running.wait_for_ready()
+        yield running
+
+
+def _bodies(name: str) -> list[Body]:
+    """Half of them sample, without a seed of the client's."""
+    bodies: list[Body] = []
+    for n in range(STREAMS):
+        draws = Draws(0, "store", n)
+        prompt = [draws.below(VOCAB_SIZE) for _ in range(1 + draws.below(60))]
+        body = {"model": zoo.SERVED[n % len(zoo.SERVED)], "prompt": prompt, "max_tokens": TOKENS, "temperature": n % 2}
+        bodies.append(body | {"ignore_eos": True, "logprobs": 1, "request_id": f"{name}-{n}"})
+    return bodies
+
+
+def _ask(server: Server, body: Body) -> httpx.Response:
+    return server.post("/v1/completions", body)
+
+
+def test_a_retry_is_answered_as_the_request_was(market: Server) -> None:
+    bodies = _bodies("finished")
+    first = run_all(market.url, bodies)
+    assert [len(stream.tokens) for stream in first] == [TOKENS] * STREAMS
+    before = market.metrics().total("store_replayed_total")
+    again = run_all(market.url, bodies)
+    assert [(s.tokens, s.text, s.finish) for s in again] == [(s.tokens, s.text, s.finish) for s in first]
+    assert market.metrics().total("store_replayed_total") == before + STREAMS
+    whole = _ask(market, bodies[1] | {"return_token_ids": True}).json()
+    assert whole["id"] == "cmpl-finished-1"
+    assert whole["choices"][0]["token_ids"] == first[1].tokens
+
+
+def test_another_request_under_the_same_id_is_refused(market: Server) -> None:
+    body = {"model": zoo.SERVED[0], "prompt": [5, 6], "max_tokens": 2, "request_id": "mine"}
+    assert _ask(market, body).status_code == 200
+    reply = _ask(market, body | {"prompt": [5, 7]})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (422, "request_id_reused")
+
+
+def test_clients_that_left_get_whole_answers_at_their_retries(market: Server) -> None:
+    calm = run_all(market.url, [body | {"seed": 1} for body in _bodies("stays")])
+    bodies = [body | {"seed": 1} for body in _bodies("leaves")]
+    before = market.metrics().total("store_taken_over_total")
+
+    async def leave(client: httpx.AsyncClient, body: Body) -> None:
+        async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as reply:
+            await anext(aiter(reply.aiter_lines()))
+
+    async def all_leave() -> None:
+        async with client_of(market.url) as client, asyncio.TaskGroup() as group:
+            for body in bodies:
+                group.create_task(leave(client, body))
+
+    asyncio.run(all_leave())
+    for body, stream in zip(bodies, calm, strict=True):
+        again = eventually(lambda body=body: _answered(market, body), "the retry is answered")
+        assert again["choices"][0]["token_ids"] == stream.tokens
+    assert market.metrics().total("store_taken_over_total") > before
+
+
+def _answered(server: Server, body: Body) -> Any:
+    """Nothing while the server has not noticed that the first client is gone."""
+    reply = _ask(server, body | {"return_token_ids": True})
+    assert reply.status_code == 200 or reply.json()["error"]["code"] == "request_in_flight"
+    return reply.json() if reply.status_code == 200 else None
+
+
+@pytest.mark.parametrize("trouble", ["killed", "paused"])
+def test_streams_do_not_notice_that_redis_is_away(market: Server, redis: RedisServer, trouble: str) -> None:
+    calm = run_all(market.url, [body | {"seed": 1} for body in _bodies(f"calm-{trouble}")])
+    refused: list[httpx.Response] = []
+
+    async def strike(streams: Sequence[Stream]) -> None:
+        await until(lambda: all(stream.tokens for stream in streams), "all are running")
+        redis.kill() if trouble == "killed" else redis.pause()
+        refused.append(await asyncio.to_thread(_ask, market, _bodies("refused")[0]))
+        await until(lambda: all(stream.ended for stream in streams), "all have ended")
+
+    struck = run_all(market.url, [body | {"seed": 1} for body in _bodies(trouble)], strike)
+    redis.start() if trouble == "killed" else redis.resume()
+    assert [stream.error for stream in struck] == [None] * STREAMS
+    assert [stream.tokens for stream in struck] == [stream.tokens for stream in calm]
+    (reply,) = refused
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "store_unavailable")
+    assert int(reply.headers["retry-after"]) > 0
+    eventually(lambda: market.metrics().total("store_up") == 1, "Redis is used again")
+    assert _ask(market, _bodies(f"back-{trouble}")[0]).status_code == 200
+    eventually(lambda: market.metrics().total("store_unwritten") == 0, "all of it is written")
+    replayed = run_all(market.url, [body | {"seed": 1} for body in _bodies(trouble)])
+    assert [stream.tokens for stream in replayed] == [stream.tokens for stream in struck]
+    assert "Traceback" not in market.output()
+
+
+def test_the_embedded_server_is_started_again(zoo_server: Server) -> None:
+    (pid,) = [pid for pid, command in processes_of(zoo_server.process.pid).items() if "valkey-server" in command]
+
+    async def strike(streams: Sequence[Stream]) -> None:
+        await until(lambda: all(stream.tokens for stream in streams), "all are running")
+        os.kill(pid, signal.SIGKILL)
+
+    streams = run_all(zoo_server.url, _bodies("embedded"), strike)
+    assert [len(stream.tokens) for stream in streams] == [TOKENS] * STREAMS
+    again = run_all(zoo_server.url, _bodies("embedded"))
+    assert [stream.tokens for stream in again] == [stream.tokens for stream in streams]
