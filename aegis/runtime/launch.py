@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -177,8 +176,9 @@ async def _make_demo() -> None:
         if await making.wait():
             raise UserError("the demo market could not be made; the reason is above")
     finally:
-        with contextlib.suppress(ProcessLookupError):
+        if making.returncode is None:
             making.send_signal(signal.SIGINT)  # what is made is kept
+            await making.wait()
 
 
 async def _bring_up(market: LiveMarket, proxies: Proxies, sources: list[Source], console: Console) -> None:

@@ -62,6 +62,32 @@ def test_a_further_proxy_joins_and_leaves_its_cluster(redis: RedisServer) -> Non
     asyncio.run(main())
 
 
+def test_a_further_proxy_comes_up_while_the_server_is_away(redis: RedisServer) -> None:
+    async def main() -> None:
+        async with open_store(settings(redis)) as first:
+            redis.kill()
+            async with join_store(first.settings, "proxy-1", 1) as second:
+                assert not second.membership.up.is_set()
+                redis.start()
+                await asyncio.wait_for(second.membership.up.wait(), 20)
+
+    asyncio.run(main())
+
+
+def test_the_lease_of_a_process_that_ended_is_ended(redis: RedisServer) -> None:
+    async def main() -> None:
+        async with open_store(settings(redis)) as first, Redis.from_url(redis.url) as client:
+            killed, lives = (Identity.joining(first.settings.cluster, "proxy-1", number).owner for number in (1, 2))
+            for owner in (killed, lives):
+                await client.set(KEYS.proxy(owner), "proxy-1", px=60_000)
+            first.bury("proxy-1", 1)
+            while await client.exists(KEYS.proxy(killed)):
+                await asyncio.sleep(0)
+            assert await client.exists(KEYS.proxy(lives))
+
+    asyncio.run(main())
+
+
 def test_the_lease_of_a_cluster_that_was_killed_runs_out(redis: RedisServer) -> None:
     async def main() -> None:
         async with Redis.from_url(redis.url) as client:
