@@ -12,7 +12,7 @@ from aegis.config import DEFAULT_POLICY
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.role import Roles
-from aegis.policies import RECIPES, published
+from aegis.policies import RECIPES, published, recipe
 from aegis.slo import parse_slo
 from aegis.telemetry import files
 from bench import result_files
@@ -137,7 +137,17 @@ def _study(given: Mapping[str, Any]) -> Study:
         trace=str(trace) if trace else None,
         **_chosen(given),
     )
+    _check_mixed(given, base, policies)
     return Study(base=base, policies=policies, sweep=sweep.parse(given["sweep"]) if given["sweep"] else None)
+
+
+def _check_mixed(given: Mapping[str, Any], base: Setting, policies: Sequence[str]) -> None:
+    """A policy that has no mixed instances would be given as many of its own kinds as if nothing had been said."""
+    if given["mixed"] is None or given["prefill"] is not None or given["decode"] is not None:
+        return
+    apart = [name for name in policies if recipe(name).roles_of(base.roles, counted=False) is Roles.FIXED]
+    if apart and base.mixed != base.prefill + base.decode:
+        raise UserError(f"--mixed {base.mixed}: {apart[0]} keeps the two apart; give --prefill and --decode too")
 
 
 def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:

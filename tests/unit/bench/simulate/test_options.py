@@ -174,6 +174,8 @@ def test_the_gpus_that_a_trace_needs_are_told_and_written(simulate: Any, tmp_pat
         (["--suite", "gpus"], "--suite gpus needs one of --trace and --workload"),
         (["--suite", "gpus", "--workload", SMALL, "--mixed", "4"], "--mixed is not of --suite gpus, which sets it"),
         (["--suite", "fig11a", "--roles", "auto"], "--roles is not of a --suite"),
+        (["--workload", SMALL, "--policy", "aegaeon", "--mixed", "2"], "--mixed 2: aegaeon keeps the two apart"),
+        (["--workload", SMALL, "--roles", "fixed", "--mixed", "2"], "--mixed 2: least-slack keeps the two apart"),
         (["--workload", SMALL, "--roles", "both"], "--roles: should be 'auto' or 'fixed', not 'both'"),
         (["--suite", "fig11a", "--seeds", "2"], "--seeds is of --suite cells, cells-links and gpus"),
         (["--workload", SMALL, "--again"], "--again is of --suite cells, cells-links and gpus"),
