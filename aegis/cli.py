@@ -77,8 +77,11 @@ def _help_unless_command(context: typer.Context) -> int:
     return 0
 
 
-for command in (launch, demo, explain, simulate, calibrate):
-    app.command()(command)
+app.command("launch")(launch)
+app.command("demo")(demo)
+app.command("explain")(explain)
+app.command("simulate")(simulate)
+app.command("calibrate")(calibrate)
 
 models.command("list")(list_models)
 models.command("add")(add_model)
@@ -94,8 +97,12 @@ bench.command("decode")(bench_decode)
 bench.command("schedule")(bench_schedule)
 bench.command("metadata")(bench_metadata)
 bench.command("simulator")(bench_simulator)
-for measure in (serve, compare, rivals, fidelity, report, timeline):
-    bench.command()(measure)
+bench.command("serve")(serve)
+bench.command("compare")(compare)
+bench.command("rivals")(rivals)
+bench.command("fidelity")(fidelity)
+bench.command("report")(report)
+bench.command("timeline")(timeline)
 
 
 def main() -> None:

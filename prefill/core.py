@@ -110,11 +110,8 @@ class PrefillCore:
         match event:
             case Progress():
                 self.ledger.progress(event.stream, event.value)
-            case Submit(job):
-                if job.model in self.ledger.specs:
-                    self._queue.submit(event)
-                else:
-                    self._break(job, f"model '{job.model}' was removed")
+            case Submit():
+                self._submit(event)
             case Stepped():
                 self._stepped(event)
             case ReleaseKv():
@@ -169,6 +166,13 @@ class PrefillCore:
     def handed(self) -> int:
         """Requests whose KV still lies in our host slabs."""
         return len(self._handed)
+
+    def _submit(self, event: Submit) -> None:
+        """Who sends it may not have learned yet that the model was dropped."""
+        if event.job.model in self.ledger.specs:
+            self._queue.submit(event)
+        else:
+            self._break(event.job, f"model '{event.job.model}' was removed")
 
     def _release(self, key: tuple[RequestId, int]) -> None:
         handed = self._handed.pop(key)

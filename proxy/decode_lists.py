@@ -180,7 +180,6 @@ class DecodeLists:
     def forget(self, model: ModelId) -> None:
         """The model is gone, and all its requests: one of that name that comes later is another one."""
         self._last_home.pop(model, None)
-        self._shares.pop(model, None)
         for instance in self._active.pop(model, ()):
             self._lists[instance].active = None
         for instance in self._homes.pop(model, ()):
@@ -190,6 +189,7 @@ class DecodeLists:
                 self._share(known, model, known.held[model])
             known.housed_bytes -= known.housed.pop(model)
             self._pressed[instance] = None
+        self._shares.pop(model, None)
 
     def beside(self, instance: InstanceId, loads: Iterable[ModelLoad]) -> None:
         """These requests of other proxies are there, and no more; all their models are known."""

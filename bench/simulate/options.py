@@ -56,8 +56,6 @@ def run(given: Mapping[str, Any]) -> None:
     for name in _FILES:
         if given[name]:
             result_files.check(given[name])
-    if given["last"]:
-        raise UserError("--last is of --faults")
     if given["suite"]:
         _suites(given)
         return
@@ -149,9 +147,7 @@ def _check_mixed(given: Mapping[str, Any], base: Setting, policies: Sequence[str
         return
     apart = [name for name in policies if recipe(name).roles_of(base.roles, counted=False) is Roles.FIXED]
     if apart and base.mixed != base.prefill + base.decode:
-        raise UserError(
-            f"--mixed {base.mixed}: {apart[0]} keeps the two apart; say also how, with --prefill and --decode"
-        )
+        raise UserError(f"--mixed {base.mixed}: {apart[0]} keeps the two apart; give --prefill and --decode too")
 
 
 def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_yaml_paths_are_relative_to_the_file_and_targets_in_milliseconds(tmp_pat
             "models.a.slo.ttft_ms: expected 0.001 to 86400000 milliseconds",
         ),
         (
-            "models: {a: {hub: o/n, slo: {tbt_ms: 1e-7}}}",
+            "models: {a: {hub: o/n, slo: {tbt_ms: 1.0e-7}}}",
             "models.a.slo.tbt_ms: expected 0.001 to 86400000 milliseconds",
         ),
         ("models: {a: {hub: o/n, dtype: int4}}", "models.a: Invalid enum value 'int4'"),

@@ -92,6 +92,7 @@ class Decodes(RuleBasedStateMachine):
             for request in [r for r, (of, _) in known.held.items() if of == model]:
                 self.kept.remove(instance, request)
                 del known.held[request], self.placed[request]
+            known.beside = {other: load for other, load in known.beside.items() if other != model}
             known.housed.discard(model)
             known.active = None if known.active == model else known.active
         self.kept.forget(model)

@@ -150,7 +150,7 @@ def test_the_gpus_that_a_trace_needs_are_told_and_written(simulate: Any, tmp_pat
         (["--workload", SMALL, "--policy", "qlm", "--as-published"], "policy 'qlm' has no published setting"),
         (["--workload", SMALL, "--gpu", "h999"], "--gpu h999: should be h100"),
         (["--workload", SMALL, "--models", "mix:2"], "--models mix:2: 2 models, but the workload asks for 4"),
-        (["--workload", SMALL, "--slo", "soon"], "--slo: 'soon' is no limit in seconds"),
+        (["--workload", SMALL, "--slo", "soon"], "--slo: 'soon' is no limit from a microsecond to a day"),
         (["--workload", SMALL, "--costs", "/nowhere.yaml"], "/nowhere.yaml: cannot be read"),
         (["--workload", SMALL, "--prefill", "0"], "Invalid value for '--prefill'"),
         (["--workload", SMALL, "--json", "/nowhere/out.json"], "/nowhere is no directory"),
