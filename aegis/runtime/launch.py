@@ -17,7 +17,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from aegis.config import Config, ModelEntry
+from aegis.config import Config, ModelEntry, RedisSettings
 from aegis.core.clock import NS_PER_MS, NS_PER_S, Clock
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.estimators import Hardware
@@ -59,8 +59,16 @@ def main(config: Config) -> int:
     logs.setup(config.server.log_level)
     listener = _listen(config.server.host, config.server.port)
     _check_sizes(config)
+    if config.redis.url and not config.redis.off:
+        uvloop.run(_reach(config.redis))
     sources = _sources(config)
     return uvloop.run(_serve(config, listener, sources))
+
+
+async def _reach(redis: RedisSettings) -> None:
+    """Before time is spent on models."""
+    async with open_store(redis):
+        pass
 
 
 async def _serve(config: Config, listener: socket.socket, sources: list[Source]) -> int:
