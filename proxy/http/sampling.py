@@ -48,7 +48,7 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
 }
 
-_TELLING = frozenset({"request_id", "stream", "stream_options"})
+_TELLING = frozenset({"request_id", "return_token_ids", "stream", "stream_options"})
 """Parameters that do not change what is generated."""
 
 
