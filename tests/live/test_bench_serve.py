@@ -134,7 +134,7 @@ def test_runs_are_compared(stand: Stand, tmp_path: Path) -> None:
     ("options", "reason"),
     [
         (["--base-url", "http://127.0.0.1:1"], "no server at http://127.0.0.1:1"),
-        (["--slo", "ttft"], "--slo: 'ttft' is no limit in seconds"),
+        (["--slo", "ttft"], "--slo: 'ttft' is no limit from a microsecond to a day"),
         (["--trace", "none.csv"], "none.csv"),
         (["--request-rate", "x"], "--request-rate"),
     ],

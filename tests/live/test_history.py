@@ -60,7 +60,8 @@ def test_a_request_is_found_in_the_reasons(server: Server) -> None:
     assert server.post("/v1/completions", wish).status_code == httpx.codes.OK
 
     def told() -> list[Decision]:
-        return msgspec.json.Decoder(Decision).decode_lines(server.get(f"/debug/decisions?since={since}").content)
+        found = msgspec.json.Decoder(Decision).decode_lines(server.get(f"/debug/decisions?since={since}").content)
+        return [each for each in found if each.requests]  # weights of others may have had to go
 
     eventually(lambda: len(told()) == 4, "two places, a prefill and a turn are told of")
     decisions = sorted(told(), key=lambda each: each.at_ns)

@@ -91,7 +91,7 @@ REFUSED: dict[Callable[[Path], Path], list[str]] = {
 def test_models_are_added_refused_and_removed_beside_running_streams(
     server: Server, references: dict[str, Reference], tmp_path: Path, record_property: RecordProperty
 ) -> None:
-    name = "granite"
+    name = "olmo2"
     newcomer = checkpoints.write(tmp_path / name, name, tokenizer=True)
     expected = Reference(newcomer).greedy(PROMPT, max_tokens=50, ignore_eos=True)
     served = list(MARKET)[:3]
