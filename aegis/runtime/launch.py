@@ -170,7 +170,12 @@ async def _make_demo() -> None:
     if all(is_checkpoint(Path(source.root)) for source in demo_models(default_cache_dir())):
         return
     making = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "aegis.cli", "demo", stdout=asyncio.subprocess.DEVNULL
+        sys.executable,
+        "-m",
+        "aegis.cli",
+        "demo",
+        stdout=asyncio.subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a shell may have it ignore
     )
     try:
         if await making.wait():

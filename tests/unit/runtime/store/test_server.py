@@ -76,7 +76,13 @@ def test_it_comes_back_when_it_is_killed_and_calls_go_on() -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_it_ends_with_its_launcher(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-c", LAUNCHER, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as launcher:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a shell may have it ignore
+    ) as launcher:
         assert launcher.stdout
         pid = int(launcher.stdout.readline())
         assert alive(pid)
