@@ -236,5 +236,8 @@ class Processes:
 
     def became_ready(self, instance: InstanceId) -> None: ...
 
+    def drained(self, instance: InstanceId) -> bool:
+        return False
+
     def hopeless(self) -> bool:
         return False
