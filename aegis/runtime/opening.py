@@ -90,7 +90,6 @@ async def open_market(
     near = NearNode(node, _PROXY)
     proxy = Proxy(_PROXY, core or template.session_core(), near, proxy_link, clock, node.history)
     node.join(_PROXY, proxy)
-    services.bus.serve(NodeControl(node, near.desk, clock))
     if services.store:
         services.store.report_to(proxy.registry)
         services.store.publish(lambda: loads_of(node.reports, pool.roles()))
@@ -98,7 +97,8 @@ async def open_market(
         async with running(node.listen(), proxy.listen(), devices.watch()):
             pool.start()
             try:
-                yield LiveMarket(node, near.desk, proxy, template)
+                with services.bus.serving(NodeControl(node, near.desk, clock)):
+                    yield LiveMarket(node, near.desk, proxy, template)
             finally:
                 await pool.close()
     finally:

@@ -8,8 +8,8 @@ import itertools
 import logging
 import os
 import platform
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
@@ -126,9 +126,14 @@ class Bus:
         self._ours = True
         self._spawn(self._beat())
 
-    def serve(self, node: Node) -> None:
-        """From now on it does what is ordered."""
+    @contextmanager
+    def serving(self, node: Node) -> Iterator[None]:
+        """Meanwhile it does what is ordered."""
         self._node = node
+        try:
+            yield
+        finally:
+            self._node = None
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -252,7 +257,7 @@ class Bus:
     async def _do(self, instance: str, order: Order) -> None:
         try:
             if self._node is None:
-                raise UserError("the cluster is still starting; try again soon")
+                raise UserError("the cluster is starting or stopping; try again soon")
             done, message = True, await self._node.do(instance, order.command)
         except UserError as error:
             done, message = False, error.message

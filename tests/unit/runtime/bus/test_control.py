@@ -61,8 +61,8 @@ async def serving(broker: Broker, prefix: str) -> AsyncIterator[tuple[Bus, Recor
     async with open_bus(broker.address, prefix, Path("/nonexistent"), MonotonicClock()) as bus:
         node = Recorded()
         node.go_on.set()
-        bus.serve(node)
-        yield bus, node
+        with bus.serving(node):
+            yield bus, node
 
 
 def client_of(broker: Broker) -> aiomqtt.Client:
