@@ -22,6 +22,7 @@ STREAMS = 32
 LATER = "proxy-1"
 LONG_TOKENS = 600
 WAITING = 4
+HANDED_OVER = 2  # at one moment; how many there ever are differs from run to run
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +130,7 @@ def test_a_killed_proxy_takes_only_its_own_streams_with_it(served: Server, cases
         async with client_of(served.url) as client, asyncio.TaskGroup() as group:
             group.create_task(proxies_of([*streams, *long_ones], client))
             every = [*streams, *long_ones]
-            await until(lambda: sum(map(_waits_for_its_turn, every)) >= WAITING, "KV was handed over for it")
+            await until(lambda: sum(map(_waits_for_its_turn, every)) >= HANDED_OVER, "KV was handed over for it")
             os.kill(pid, signal.SIGKILL)
             await until(lambda: all(stream.ended for stream in every if stream.proxy == LATER), "its streams end")
             for stream in long_ones:
