@@ -29,6 +29,7 @@ from aegis.device.stage import STAGE_WORDS
 from aegis.runtime.instance_settings import InstanceSettings
 from aegis.runtime.link import Hub, Said
 from aegis.runtime.restarts import Restarts
+from aegis.runtime.watched import watched
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class Pool:
 
     def start(self) -> None:
         for place in self._places.values():
-            place.keeper = asyncio.create_task(self._keep(place))
+            place.keeper = watched(self._keep(place))
 
     def roles(self) -> dict[InstanceId, Role]:
         return {name: place.role for name, place in self._places.items()}

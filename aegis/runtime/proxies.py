@@ -27,6 +27,7 @@ from aegis.runtime.restarts import Restarts
 from aegis.runtime.seam import TELL_S, Asked, FromProxy, Joined, Scraped, Serves
 from aegis.runtime.serving import running
 from aegis.runtime.store.store import Store
+from aegis.runtime.watched import watched
 
 _logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Proxies:
 
     def start(self) -> None:
         for place in self._places.values():
-            place.keeper = asyncio.create_task(self._keep(place))
+            place.keeper = watched(self._keep(place))
 
     async def listen(self) -> None:
         """Runs until it is cancelled."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -13,6 +12,7 @@ import uvicorn
 
 from aegis.runtime.proxy import Proxy
 from aegis.runtime.store.store import Store
+from aegis.runtime.watched import watched
 from proxy.http.app import create_app
 from proxy.http.server import make_server
 from proxy.http.settings import Settings
@@ -47,10 +47,8 @@ async def drained(proxy: Proxy, stop: asyncio.Event, *, within_s: float) -> None
 
 @asynccontextmanager
 async def running(*works: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """While the block is. A bug that stops one of them ends the process: else clients would wait for ever."""
-    tasks = [asyncio.create_task(work) for work in works]
-    for task in tasks:
-        task.add_done_callback(_end_if_broken)
+    """While the block is."""
+    tasks = [watched(work) for work in works]
     try:
         yield
     finally:
@@ -58,8 +56,3 @@ async def running(*works: Coroutine[None, None, None]) -> AsyncIterator[None]:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-
-
-def _end_if_broken(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception():
-        signal.raise_signal(signal.SIGTERM)

@@ -28,6 +28,7 @@ from aegis.runtime.bus.messages import PROTOCOL, Beat, Claim, Command, Heartbeat
 from aegis.runtime.bus.orders import OrderBook, Unanswerable, read
 from aegis.runtime.bus.settings import BusSettings
 from aegis.runtime.bus.topics import Topics
+from aegis.runtime.watched import watched
 from aegis.telemetry.logs import log
 from aegis.telemetry.node import BusPlace
 
@@ -157,7 +158,7 @@ class Bus:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
+        task = watched(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
