@@ -56,6 +56,8 @@ def run(given: Mapping[str, Any]) -> None:
     for name in _FILES:
         if given[name]:
             result_files.check(given[name])
+    if given["last"]:
+        raise UserError("--last is of --faults")
     if given["suite"]:
         _suites(given)
         return
