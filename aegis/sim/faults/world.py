@@ -303,10 +303,12 @@ class World:
     def inform(self, event: Event, after: Action = _nothing) -> None:
         """The proxy, of something the node knows; then it does something else."""
         node = self.nodes.get(event.instance) if isinstance(event, InstanceUp) else None
+        if isinstance(event, InstanceUp) and node is None:
+            return  # it is lost: a removed model was all it lacked, and nobody greets any more
 
         def told() -> None:
-            if isinstance(event, InstanceUp) and node:
-                self._known[event.instance] = node
+            if node:
+                self._known[node.instance] = node
             elif isinstance(event, InstanceDown):
                 self._known.pop(event.instance, None)
             self.tell(event)
