@@ -3,7 +3,8 @@
 An instance asks rarely, for many pages, and allocates them on its own. What cannot be granted is refused at once and
 remembered. An urgent wish, without which its instance stands still, is served strictly in order of asking, and others
 are asked to give back for it: idle ones first, then those above an equal share, then anybody. Whoever is asked for the
-same page, one gets it and the other waits; nobody fails. An idle instance is trimmed to its floor.
+same page, one gets it and the other waits; nobody fails. A crowded wish, without which requests of a turn are left out
+of it, is entitled to an equal share. An idle instance is trimmed to its floor.
 
 Sans-I/O: every method returns effects. Instances answer each `TakeBack` once; one that dies gives everything back, and
 what it may have written is wiped before anybody else gets it.
@@ -281,8 +282,7 @@ class PageArbiter:
 
     def _take_for(self, instance: InstanceId) -> list[ArbiterEffect]:
         """Asks others for what the wish lacks and nobody was asked for yet."""
-        coming = sum(member.taking.pages for member in self._members.values() if member.taking)
-        missing = self._wishes[instance].count - self.free - coming
+        missing = self._missing(self._wishes[instance])
         share = self.capacity // len(self._members)
         others = [name for name, member in self._members.items() if name != instance and not member.giving]
         idle = {name: self._members[name].idle_since_ns is not None for name in others}
@@ -297,15 +297,26 @@ class PageArbiter:
 
     def _coax(self, instance: InstanceId) -> list[ArbiterEffect]:
         """Asks others for what they do not need: idle ones, and where the wisher has less than an equal share those
-        that have more."""
-        share = self.capacity // len(self._members)
-        poor = self.held(instance) + self._wishes[instance].count <= share
+        that have more. For a crowded wish those have to give what they do need, too."""
+        wish, share = self._wishes[instance], self.capacity // len(self._members)
+        poor = self.held(instance) + wish.count <= share
+        missing = self._missing(wish)
         effects: list[ArbiterEffect] = []
         for name, member in self._members.items():
             keep = 0 if member.idle_since_ns is not None else share if poor else self.capacity
-            if name != instance and not member.giving and keep < self.held(name) != member.kept:
+            if name == instance or member.giving or self.held(name) <= keep:
+                continue
+            if self.held(name) != member.kept:
                 effects += self.trim(name, keep=keep)
+            elif wish.crowded and poor and missing > 0:
+                effects.append(self._take(name, min(missing, self.held(name) - keep)))
+                missing = self._missing(wish)
         return effects
+
+    def _missing(self, wish: NeedPages) -> int:
+        """What is neither free nor asked back."""
+        coming = sum(member.taking.pages for member in self._members.values() if member.taking)
+        return wish.count - self.free - coming
 
     def _take(self, instance: InstanceId, pages: int) -> ArbiterEffect:
         """Who could not give as much last time is asked for what it said it had."""

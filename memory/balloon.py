@@ -96,11 +96,12 @@ class Balloon:
         """Whether what runs should make way for what is owed. Up to then it is only not allowed to grow."""
         return self.short > 0 and self._owed is not None and now_ns >= self._owed.yield_ns
 
-    def want(self, pages: int, *, urgent: bool) -> None:
+    def want(self, pages: int, *, urgent: bool, crowded: bool = False) -> None:
         """Asks for so many more pages, unless the owner knows. An answer is awaited before anything else is asked."""
         assert pages > 0
-        wish = NeedPages(pages, urgent=urgent)
-        if self.wish is Wish.NONE or (self.wish is not Wish.ASKED and urgent and wish != self._asked):
+        wish, last = NeedPages(pages, urgent=urgent, crowded=crowded), self._asked
+        weightier = (urgent and wish != last) or (crowded and not last.crowded and not last.urgent)
+        if self.wish is Wish.NONE or (self.wish is not Wish.ASKED and weightier):
             self._ask(wish)
 
     def content(self) -> None:

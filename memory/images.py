@@ -120,6 +120,9 @@ class ModelCache:
     def state(self, model: ModelId) -> State:
         return self._images[model].state
 
+    def pinned(self, model: ModelId) -> bool:
+        return self._images[model].pinned
+
     def accounts(self) -> dict[str, int]:
         """Extents of now, by what they hold. From any thread."""
         extents = {"free": self._pool.free, "filling": 0, "cached": 0, "evicting": 0}

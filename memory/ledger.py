@@ -32,7 +32,7 @@ from aegis.core.effects import (
 )
 from aegis.core.errors import LawBroken
 from aegis.core.ids import BlockRun, ModelId, PageRun, SlabId
-from aegis.core.messages import EvictImage, GrantPages, ImageCached, ImageEvicted, SlabsOfShape
+from aegis.core.messages import EvictImage, GrantPages, ImageCached, ImageEvicted, SetSlo, SlabsOfShape
 from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import EventHandle
 from memory.balloon import Balloon, Wish
@@ -112,20 +112,20 @@ class Ledger:
         self.weights.evict(model)
         self.effects.append(UnmapWeights(model))
 
-    def must_wait(self, pages: int) -> bool:
+    def must_wait(self, pages: int, *, crowded: bool = False) -> bool:
         """Whether the device's answer has to be awaited before anything is evicted for lack of so many free pages."""
         if pages <= self.pool.free:
             return False
-        self.balloon.want(pages - self.pool.free, urgent=False)
+        self.balloon.want(pages - self.pool.free, urgent=False, crowded=crowded)
         return self.balloon.wish is Wish.ASKED
 
     def kv_pages(self, shape: KvShape, blocks: int) -> int:
         """Free pages it takes to give so many more blocks."""
         return self.device.slabs_for(shape, blocks) * self.budget.pages_per_slab
 
-    def told(self, message: GrantPages | ImageCached | EvictImage) -> None:
-        """What the owners of the device's pages and of the node's model cache say. An eviction is answered once no load
-        reads from the cache what may be overwritten then."""
+    def told(self, message: GrantPages | ImageCached | EvictImage | SetSlo) -> None:
+        """What the owners of the device's pages, of the node's model cache and of its models say. An eviction is
+        answered once no load reads from the cache what may be overwritten then."""
         match message:
             case GrantPages():
                 self.balloon.granted(message)
@@ -135,23 +135,33 @@ class Ledger:
                 self._cached.pop(model, None)
                 self._evicting.add(model)
                 self._let_images_go()
+            case SetSlo(model, slo):
+                if model in self.specs:
+                    self.specs[model] = replace(self.specs[model], slo=slo)
 
     def copy_in(
         self,
         shape: KvShape,
         host: Sequence[BlockRun],
         device: Sequence[BlockRun],
-        after: EventHandle,
+        after: EventHandle | None,
         *,
         ahead: bool = False,
     ) -> EventHandle:
         """Host to device, perhaps `ahead` of a turn that waits for it; rule 2: `after` is the last transfer of the host
-        blocks."""
+        blocks, None where that was over long ago."""
         return self._copy(StreamName.SWAP_IN, shape, host, device, after, ahead=ahead)
 
-    def copy_out(self, shape: KvShape, device: Sequence[BlockRun], host: Sequence[BlockRun]) -> EventHandle:
-        """Device to host. The device blocks hold their content already: a step or a swap-in has finished."""
-        return self._copy(StreamName.SWAP_OUT, shape, device, host, None)
+    def copy_out(
+        self, shape: KvShape, device: Sequence[BlockRun], host: Sequence[BlockRun], *, ahead: bool = False
+    ) -> EventHandle:
+        """Device to host. The device blocks hold their content already: a step or a swap-in has finished. `ahead`:
+        nobody waits for the room."""
+        return self._copy(StreamName.SWAP_OUT, shape, device, host, None, ahead=ahead)
+
+    def copy_within(self, shape: KvShape, source: Sequence[BlockRun], target: Sequence[BlockRun]) -> None:
+        """From blocks of the device to others, before anything else is done."""
+        self.effects.append(MoveBlocks(shape, paired(source, target)))
 
     def compact(self, shape: KvShape, blocks: Sequence[BlockRun]) -> tuple[BlockCopy, ...]:
         """Empties a slab of the device into holes of others: from where to where, in the order of its blocks."""

@@ -29,6 +29,10 @@ class Transfers:
         self._submitted = dict.fromkeys(words, 0)
         self._completed = dict.fromkeys(words, 0)
 
+    def word(self, stream: StreamName) -> int:
+        """The shared word of the stream."""
+        return self._words[stream]
+
     def next(self, stream: StreamName) -> EventHandle:
         """The event of the copy that is submitted next."""
         self._submitted[stream] += 1
