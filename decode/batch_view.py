@@ -16,6 +16,7 @@ def view_of(
     rules: TurnRules,
     now_ns: int,
     *,
+    change_ns: int,
     active: bool,
     resident: bool,
     turn_ns: int | None,
@@ -29,13 +30,14 @@ def view_of(
     prefill_ns = latency.prefills_ns(len(waiting), sum([s.lacks for s in waiting]), squares)
     savable = [] if rules.chunk_tokens is None else decoding
     dues = [slo.due_ns(s.job.arrival_ns, s.generated) for s in savable]
-    lead_ns = step_ns + (0 if resident else switch_ns)
+    lead_ns = step_ns + (0 if resident else switch_ns) + (0 if active else change_ns)
     return BatchView(
         batch.batch,
         batch.model,
         step_ns,
         slo.tbt_ns,
         switch_ns,
+        change_ns,
         tuple([s.job.request for s in batch.sequences]),
         waiting=len(waiting),
         prefill_ns=prefill_ns,

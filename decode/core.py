@@ -18,20 +18,10 @@ turn, and what is there of the sequence's KV may be put away and brought back li
 from __future__ import annotations
 
 from aegis.core.block_runs import first_blocks
-from aegis.core.effects import (
-    DecodeRow,
-    Effect,
-    EndRun,
-    RunDecode,
-    RunPrefill,
-    Send,
-    StreamName,
-    Track,
-    Untrack,
-)
-from aegis.core.estimators import Hardware, Latency
+from aegis.core.effects import DecodeRow, Effect, EndRun, RunDecode, RunPrefill, Send, Track, Untrack
+from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
-from aegis.core.ids import InstanceId, ModelId, ProxyId, RequestId, proxy_of
+from aegis.core.ids import InstanceId, MachineId, ModelId, ProxyId, RequestId, proxy_of
 from aegis.core.messages import (
     AddModel,
     Adopt,
@@ -47,20 +37,19 @@ from aegis.core.messages import (
     GrantSlabs,
     ImageCached,
     ImageUnreadable,
+    KeepKv,
+    KvFetched,
     KvReleased,
     MeetProxy,
-    ModelAdded,
-    ModelDropped,
-    ModelFailed,
-    PeerForgotten,
     Phase,
     Ping,
     Prefilled,
+    PrefixChecked,
     PromptLogprobs,
-    ProxyDropped,
     ReleaseKv,
     ReleaseProxy,
     ReturnSlabs,
+    SetSlo,
     Shutdown,
     Started,
     Submit,
@@ -69,16 +58,22 @@ from aegis.core.messages import (
 )
 from aegis.core.request import Job
 from aegis.core.views import BatchView, RoundPolicy
+from decode.arrivals import Arrivals
 from decode.batch_view import view_of
+from decode.change_times import ChangeTimes
 from decode.chunks import chunk_stop
+from decode.kv_store import KvStore
+from decode.losses import Losses
+from decode.models import Models
 from decode.reasons import TurnReasons
 from decode.room import RoomMaker
 from decode.room_reasons import RoomReasons
-from decode.sequences import Counters, KvStore, Room, Sequence, Where
+from decode.sequences import Counters, Room, Sequence, Where
 from decode.worklist import Batch, RunningTurn, WorkList
 from memory.ledger import Ledger
 
 _FOR_EVER_NS = (1 << 63) - 1
+_ONLY_MACHINE = MachineId("")
 
 
 def _unserved(job: Job) -> Broken:
@@ -95,26 +90,31 @@ class DecodeCore:
         policy: RoundPolicy,
         hardware: Hardware,
         *,
+        machine: MachineId = _ONLY_MACHINE,
         explains: bool = False,
+        reuses: bool = False,
     ) -> None:
-        """Where it `explains`, there is a `Decision` among the effects for each turn that is given, where there was a
-        choice, for what leaves the device, and for each request that is given up."""
+        """KV that lies on another machine is fetched first. Where it `reuses` KV, that of sequences that end is offered
+        to the node. Where it `explains`, there is a `Decision` among the effects for each turn that is given, where
+        there was a choice, for what leaves the device, and for each request that is given up."""
         self.instance = instance
+        self.machine = machine
         self.ledger = ledger
         self.active: ModelId | None = None
         self.counters = Counters()
-        self._hardware = hardware
         self._reasons = TurnReasons(instance, policy) if explains else None
-        self._latency: dict[ModelId, Latency] = {}
         self._work = WorkList(policy)
         self._by_request: dict[RequestId, Sequence] = {}
-        self._dropping: set[ModelId] = set()
-        self._forgetting: list[InstanceId] = []  # one entry per question
-        self._parting: list[ProxyId] = []  # lost, whose requests' KV may still be on its way here
         self._prefill: RunPrefill | None = None  # the run under way, or about to begin, where it is one
         self._out: list[Effect] = []
-        self._kv = KvStore(ledger, self.counters, self._send)
-        self._room_reasons = RoomReasons(instance, self._work, self._latency) if explains else None
+        self._kv = KvStore(ledger, self.counters, self._send, reuses=reuses)
+        self._arrivals = Arrivals(ledger, self._kv, self.counters, self._send, self._give_up)
+        self._change_times = ChangeTimes()
+        self._begun_ns = 0  # the run under way
+        self._changes = False  # it is the first of another model
+        self._models = Models(ledger, hardware, self._send)
+        self._losses = Losses(self._kv, self._arrivals, self._send)
+        self._room_reasons = RoomReasons(instance, self._work, self._models.latency) if explains else None
         self._room = RoomMaker(ledger, self._kv, self._work, self.counters, self._give_up, self._room_reasons)
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
@@ -123,7 +123,7 @@ class DecodeCore:
             self._room_reasons.now_ns = now_ns
         match event:
             case Stepped():
-                self._stepped(event)
+                self._stepped(event, now_ns)
             case Progress():
                 self._progress(event)
             case Adopt():
@@ -136,23 +136,23 @@ class DecodeCore:
                 self._load_failed(event)
             case Cancel():
                 self._cancel(event)
-            case GrantSlabs():
-                self._kv.granted(event)
-            case GrantPages() | ImageCached() | EvictImage():
+            case GrantSlabs() | KeepKv() | PrefixChecked():
+                self._kv.told(event)
+            case KvFetched():
+                self._fetched(event)
+            case GrantPages() | ImageCached() | EvictImage() | SetSlo():
                 self.ledger.told(event)
             case TakeBack():
                 self._take_back(event, now_ns)
-            case Tick():
-                pass
             case AddModel():
-                self._add_model(event)
+                self._models.add(event)
             case DropModel():
-                self._drop_model(event.model)
+                self._models.drop(event.model)
             case ForgetPeer():
                 self._forget(event.peer)
             case DropProxy():
                 self._drop_proxy(event.proxy)
-            case ReleaseProxy():
+            case Tick() | ReleaseProxy():
                 pass  # nothing is handed over from here
             case ReleaseKv() | MeetProxy() | Ping() | Shutdown():
                 raise AssertionError(f"not for a decode instance: {event}")
@@ -184,7 +184,9 @@ class DecodeCore:
         if spec is None:
             self._send(_unserved(job))
             return
-        self._join(Sequence(job, len(job.sent), -1, job.prefill_tokens, spec, None, Where.NOWHERE))
+        sequence = Sequence(job, len(job.sent), -1, job.prefill_tokens, spec, None, Where.NOWHERE, prefix=job.kept)
+        sequence.made += job.sent
+        self._join(sequence)
 
     def _adopt(self, event: Adopt) -> None:
         spec = self.ledger.specs.get(event.job.model)
@@ -192,43 +194,61 @@ class DecodeCore:
             self._send(KvReleased(event.job.request, event.job.attempt, event.kv))
             self._send(_unserved(event.job))
             return
-        sequence = Sequence(event.job, len(event.tokens), event.tokens[-1], event.kv.tokens, spec, event.kv)
+        where = Where.HOST if event.kv.machine == self.machine else Where.ABROAD
+        sequence = Sequence(event.job, len(event.tokens), event.tokens[-1], event.kv.tokens, spec, event.kv, where)
+        sequence.made += event.tokens
         self._out.append(Track(event.job, event.tokens))
-        self._join(sequence)
+        self._by_request[sequence.job.request] = sequence
+        if where is Where.ABROAD:
+            self._arrivals.expect(sequence)
+        else:
+            self._join(sequence)
+
+    def _fetched(self, event: KvFetched) -> None:
+        sequence = self._arrivals.fetched(event)
+        if sequence and event.reason:
+            self._give_up(sequence, event.reason)
+        elif sequence:
+            self._join(sequence)
 
     def _join(self, sequence: Sequence) -> None:
         self._by_request[sequence.job.request] = sequence
         self._work.join(sequence, self._kv.capacity(sequence.spec))
 
-    def _leave(self, sequence: Sequence) -> None:
-        """Ends a sequence here, whatever state its KV is in. A step in flight still writes to its blocks."""
+    def _leave(self, sequence: Sequence, *, keep: bool = False) -> None:
+        """Ends a sequence here, whatever state its KV is in. A step in flight still writes to its blocks. `keep`: the
+        next turn of a conversation may begin like it."""
         del self._by_request[sequence.job.request]
-        self._work.leave(sequence)
         self._out.append(Untrack(sequence.job.request))
         sequence.gone = True
+        if sequence.where is Where.ABROAD:
+            self._arrivals.leave(sequence)
+            return
+        self._work.leave(sequence)
         if sequence not in self._work.stepping:
-            self._kv.drop(sequence)
+            self._kv.drop(sequence, keep=keep)
 
     def _cancel(self, event: Cancel) -> None:
         sequence = self._by_request.get(event.request)
         if sequence and sequence.job.attempt == event.attempt:
-            self._leave(sequence)
+            self._leave(sequence, keep=True)
 
     def _forget(self, peer: InstanceId) -> None:
         """The peer's process is gone. What had not arrived from it is being prefilled again by others."""
         for sequence in [s for s in self._by_request.values() if s.handle and s.handle.owner == peer]:
             self._leave(sequence)
-        self._forgetting.append(peer)
+        self._losses.forget(peer)
 
     def _drop_proxy(self, proxy: ProxyId) -> None:
         for sequence in [s for s in self._by_request.values() if proxy_of(s.job.request) == proxy]:
             self._leave(sequence)
-        self._parting.append(proxy)
+        self._losses.drop(proxy)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def _stepped(self, event: Stepped) -> None:
+    def _stepped(self, event: Stepped, now_ns: int) -> None:
         stepped = self._work.ended()
+        self._change_times.saw(now_ns - self._begun_ns - event.duration_ns, changed=self._changes)
         if self._prefill:
             run, self._prefill = self._prefill, None
             self._prefilled(stepped[0], run, event)
@@ -237,27 +257,30 @@ class DecodeCore:
         self.counters.steps += steps
         self.counters.generated_tokens += steps * rows
         context = sum([s.cached for s in stepped]) + rows * (steps - 1) // 2
-        self._latency[stepped[0].job.model].saw_decode(context, event.duration_ns // steps, rows)
+        step_ns = event.duration_ns // steps
+        self._models.saw_steps(stepped[0].job.model, now_ns, context_tokens=context, rows=rows, step_ns=step_ns)
         if self._work.turn:
             self._work.turn.batch.chunked = False
-        for sequence, token in zip(stepped, event.steps[-1], strict=True):
+        for row, (sequence, token) in enumerate(zip(stepped, event.steps[-1], strict=True)):
             if sequence.gone:
-                self._kv.drop(sequence)
+                self._kv.drop(sequence, keep=True)
                 continue
             sequence.cached += steps
             sequence.generated += steps
             sequence.last = token.id
+            if self._kv.reuses:
+                sequence.made += [made[row].id for made in event.steps]
             if sequence.job.finish(sequence.generated - 1, token.id):
-                self._leave(sequence)
+                self._leave(sequence, keep=True)
 
     def _prefilled(self, sequence: Sequence, run: RunPrefill, event: Stepped) -> None:
         job = run.job
         self.counters.prefills += run.ends
         self.counters.prompt_tokens += run.stop - run.start
-        self._latency[job.model].saw_prefill(run.stop, event.duration_ns, run.start)
+        self._models.latency[job.model].saw_prefill(run.stop, event.duration_ns, run.start)
         sequence.prefill_ns += event.duration_ns
         if sequence.gone:
-            self._kv.drop(sequence)
+            self._kv.drop(sequence, keep=True)
         elif run.ends:
             self._first_token(sequence, event)
         else:
@@ -267,12 +290,13 @@ class DecodeCore:
         job, ((token,),) = sequence.job, event.steps
         sequence.generated += 1
         sequence.last = token.id
+        sequence.made.append(token.id)
         if event.prompt:
             self._send(PromptLogprobs(job.request, job.attempt, event.prompt))
         finish = job.finish(sequence.generated - 1, token.id)
         if finish:
             self._send(Tokens(job.request, job.attempt, sequence.generated - 1, (token,), finish))
-            self._leave(sequence)
+            self._leave(sequence, keep=True)
         else:
             self._send(Prefilled(job.request, job.attempt, token, None, sequence.prefill_ns))
 
@@ -290,11 +314,12 @@ class DecodeCore:
         self._leave(sequence)
 
     def _load_failed(self, event: LoadFailed) -> None:
-        """Whoever waits for the model is told; the next request tries again."""
+        """Whoever waits for the model goes on when its image was made again; the next request tries again."""
         self.ledger.weights.abandon(event.model)
         self._send(ImageUnreadable(event.model, event.reason))
         for sequence in [s for s in self._by_request.values() if s.job.model == event.model]:
-            self._break(sequence, event.reason)
+            self._leave(sequence)
+            self._send(GaveUp(sequence.job.request, sequence.job.attempt))
 
     def _give_up(self, sequence: Sequence, because: str) -> None:
         if self._room_reasons:
@@ -310,14 +335,15 @@ class DecodeCore:
 
     def _progress(self, event: Progress) -> None:
         self.ledger.progress(event.stream, event.value)
-        if event.stream is StreamName.SWAP_IN:
-            self._kv.settle()
+        self._kv.progress(event.stream)
 
     def _advance(self, now_ns: int) -> bool:
         """Whether a step begins: it is the last thing this event asks for, with everything else under way."""
-        if self._forgetting or self._parting:
-            self._answer_losses()
-        if self._dropping:
+        if self._arrivals:
+            self._arrivals.advance(idle=not self._work.batches)
+        if self._losses:
+            self._losses.answer()
+        if self._models.dropping:
             self._drop_models()
         if self.ledger.balloon.owes and self._room.give_way(now_ns):
             self._end_turn()
@@ -373,10 +399,11 @@ class DecodeCore:
         model, weights = batch.model, self.ledger.weights
         return view_of(
             batch,
-            self._latency[model],
+            self._models.latency[model],
             self.ledger.specs[model].slo,
             self._work.rules,
             now_ns,
+            change_ns=self._change_times.ns,
             active=model == self.active,
             resident=weights.is_resident(model) or weights.is_loading(model),
             turn_ns=self._work.had_turn_ns(batch, now_ns),
@@ -412,7 +439,8 @@ class DecodeCore:
         if ready and turn.decodes:
             self._begin_decode(turn, ready, now_ns)
             return False
-        return not self.ledger.transfers.in_flight and self._stuck(turn)
+        waits = self.ledger.transfers.in_flight or self._kv.checking
+        return not waits and self._stuck(turn)
 
     def _stuck(self, turn: RunningTurn) -> bool:
         """True when room was made at once. What never gets any, its instance's limit being too low, ends."""
@@ -428,20 +456,28 @@ class DecodeCore:
         if sequence.where not in (Where.NOWHERE, Where.DEVICE) or not self._room.grow(sequence):
             return False
         sequence.where = Where.DEVICE
+        self._kv.look_around(sequence, self._by_request.values())
         run = self._prefill = self._next_chunk(sequence, turn.free_until_ns, now_ns)
         sequence.lacks = sequence.cached - run.stop
         batch.chunked = not run.ends
         batch.waiting -= run.ends
         self._begin_step(turn, (sequence,), now_ns)
-        if run.start == 0:
-            self._send(Started(sequence.job.request, sequence.job.attempt))
+        if run.start == sequence.reused:
+            self._begins(sequence)
         return True
+
+    def _begins(self, sequence: Sequence) -> None:
+        """The first run of its prefill. Where that is not at position 0 no engine knows that it is the first."""
+        job = sequence.job
+        if sequence.reused:
+            self._out.append(Track(job, job.sent))
+        self._send(Started(job.request, job.attempt))
 
     def _next_chunk(self, sequence: Sequence, until_ns: int | None, now_ns: int) -> RunPrefill:
         job, stop, least_tokens = sequence.job, sequence.cached, self._work.rules.chunk_tokens
         if until_ns is not None and least_tokens is not None:
             chunk_ns = until_ns - now_ns
-            stop = chunk_stop(sequence, self._latency[job.model], chunk_ns=chunk_ns, least_tokens=least_tokens)
+            stop = chunk_stop(sequence, self._models.latency[job.model], chunk_ns=chunk_ns, least_tokens=least_tokens)
         blocks = first_blocks(sequence.device, sequence.shape.blocks_for(stop))
         return RunPrefill(job, blocks, sequence.cached - sequence.lacks, stop)
 
@@ -456,7 +492,8 @@ class DecodeCore:
     def _begin_step(self, turn: RunningTurn, stepping: tuple[Sequence, ...], now_ns: int) -> None:
         if turn.started_ns is None:
             turn.started_ns = now_ns
-        if turn.batch.model != self.active:
+        self._begun_ns, self._changes = now_ns, turn.batch.model != self.active
+        if self._changes:
             self._switched(turn, now_ns)
         self._work.stepping = stepping
         self.ledger.balloon.content()
@@ -468,7 +505,7 @@ class DecodeCore:
         self.counters.switches += 1
         done = turn.switching.done(now_ns, nbytes=self.ledger.specs[self.active].manifest.image_bytes)
         if not done.prefetched:
-            self._latency[self.active].saw_switch(done.copy_ns)
+            self._models.latency[self.active].saw_switch(done.copy_ns)
         self._send(done)
 
     def _stale(self) -> bool:
@@ -491,43 +528,14 @@ class DecodeCore:
         steps = 1 if hurried else min([s.steps_held() for s in stepping])
         return RunDecode(turn.batch.model, rows, steps, _FOR_EVER_NS if turn.ends_ns is None else turn.ends_ns)
 
-    # --- models, peers, messages --------------------------------------------------------------------------------------
-
-    def _add_model(self, event: AddModel) -> None:
-        spec = event.spec
-        if not self.ledger.add_model(spec):
-            self._send(ModelFailed(spec.model, "no address space is left"))
-            return
-        self._latency[spec.model] = Latency(spec.manifest, self._hardware)
-        self._send(ModelAdded(spec.model))
-
-    def _drop_model(self, model: ModelId) -> None:
-        if model in self.ledger.specs:
-            self._dropping.add(model)
-        else:
-            self._send(ModelDropped(model))  # it could not be added
+    # --- models, messages -----------------------------------------------------------------------------------------
 
     def _drop_models(self) -> None:
         in_use = {s.job.model for s in self._work.stepping} | {b.model for b in self._work.batches}
-        for model in sorted(self._dropping - in_use):
-            if self.ledger.weights.is_loading(model):
-                continue
-            self.ledger.drop_model(model)
-            self._dropping.remove(model)
-            del self._latency[model]
-            self.active = None if self.active == model else self.active
-            self._send(ModelDropped(model))
-
-    def _answer_losses(self) -> None:
-        """Once nothing is read any more for who is gone, or from it."""
-        done = [peer for peer in self._forgetting if not self._kv.reads_from(peer)]
-        self._forgetting = [peer for peer in self._forgetting if peer not in done]
-        for peer in done:
-            self._send(PeerForgotten(peer))
-        parted = [proxy for proxy in self._parting if not self._kv.reads_for(proxy)]
-        self._parting = [proxy for proxy in self._parting if proxy not in parted]
-        for proxy in parted:
-            self._send(ProxyDropped(proxy))
+        self._kv.give_up_offers()
+        self._models.drop_unused(in_use | self._arrivals.models())
+        if self.active not in self.ledger.specs:
+            self.active = None
 
     def _send(self, message: FromInstance) -> None:
         self._flush()

@@ -6,7 +6,7 @@ from aegis.core.decision import Decision, DecisionKind, ExplainsTurns, Plan, Why
 from aegis.core.ids import InstanceId, RequestId
 from aegis.core.views import BatchView, RoundPolicy
 from aegis.core.wording import duration, since, when
-from decode.slack import begin_by_ns
+from decode.slack import begin_by_ns, change_ns
 
 
 class TurnReasons:
@@ -60,12 +60,14 @@ def wants(batch: BatchView, now_ns: int) -> str:
     parts.append(f"step {duration(batch.step_ns)}")
     if not batch.resident:
         parts.append(f"weights {duration(batch.switch_ns)}")
+    if not batch.active and batch.change_ns:
+        parts.append(f"change {duration(batch.change_ns)}")
     return ", ".join(parts)
 
 
 def cost_ns(batch: BatchView) -> int:
     """What comes before its first decode step."""
-    return (0 if batch.resident else batch.switch_ns) + batch.prefill_ns
+    return change_ns(batch) + batch.prefill_ns
 
 
 def slack_ns(batch: BatchView, now_ns: int) -> int | None:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable
 
 from aegis.core.ids import ModelId
 from aegis.core.messages import TakeBack
+from decode.kv_store import KvStore
 from decode.room_reasons import RoomReasons
-from decode.sequences import Counters, KvStore, Room, Sequence, Where
+from decode.sequences import Counters, Room, Sequence, Where
 from decode.worklist import AHEAD_BLOCKS, LOOKAHEAD_BLOCKS, Batch, RunningTurn, WorkList
 from memory.balloon import Wish
 from memory.ledger import Ledger
@@ -58,9 +59,10 @@ class RoomMaker:
         return not isinstance(started, NoPages)
 
     def bring_in(self, batch: Batch, *, decodes: bool = True) -> None:
-        """Starts the swap-in of what is missing, where the batch `decodes`, and else of what is prefilled in part. Who
-        is there already comes first: nobody is brought in to be put away again as soon as they grow."""
-        away = [s for s in batch.sequences if s.where is Where.HOST and (decodes or s.lacks)]
+        """Starts the swap-in of what is missing, where the batch `decodes`, and of what is there of the next prefill.
+        Who is there already comes first: nobody is brought in to be put away again as soon as they grow."""
+        following = batch.next_waiting() if batch.waiting else None
+        away = [s for s in batch.sequences if s.where is Where.HOST and (s is following if s.lacks else decodes)]
         if not away:
             return
         there = [sequence for sequence in batch.sequences if sequence.where in (Where.ARRIVING, Where.DEVICE)]
@@ -199,7 +201,7 @@ class RoomMaker:
         self._give_up_ahead(but=turn.batch if turn else None)
         if device.room(shape) >= blocks:
             return True
-        if self._ledger.must_wait(self._ledger.kv_pages(shape, blocks)):
+        if self._ledger.must_wait(self._ledger.kv_pages(shape, blocks), crowded=True):
             return False
         victims = self._victims(sequence.job.model)
         for at in range(len(victims)):
@@ -211,7 +213,8 @@ class RoomMaker:
         return device.room(shape) >= blocks
 
     def _give_up_ahead(self, *, but: Batch | None = None) -> None:
-        """The blocks ahead of all but that batch and those in the run under way."""
+        """The blocks ahead of all but that batch and those in the run under way, and what the node was offered."""
+        self._kv.give_up_offers()
         busy = self._work.stepping if self._work.under_way else ()
         for batch in self._work.batches:
             for sequence in batch.sequences if batch is not but else ():

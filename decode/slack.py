@@ -6,7 +6,7 @@ from aegis.core.views import BatchView
 
 
 def begin_by_ns(batch: BatchView) -> int | None:
-    """The latest start with which none of its tokens is late: before its next deadline by what bringing in its model,
+    """The latest start with which none of its tokens is late: before its next deadline by what a change to its model,
     its prefills where it is a first token's, and a step take. None: it waits for no token."""
     first, due = batch.first_due_ns, batch.due_ns
     by_ns = first - batch.prefill_ns if first is not None else due
@@ -14,4 +14,9 @@ def begin_by_ns(batch: BatchView) -> int | None:
         return None
     if due is not None and due < by_ns:
         by_ns = due
-    return by_ns - batch.step_ns - (0 if batch.resident else batch.switch_ns)
+    return by_ns - batch.step_ns - change_ns(batch)
+
+
+def change_ns(batch: BatchView) -> int:
+    """Until its first run can begin."""
+    return (0 if batch.resident else batch.switch_ns) + (0 if batch.active else batch.change_ns)

@@ -16,7 +16,7 @@ from aegis.core.block_runs import Blocks, count_blocks
 from aegis.core.effects import Effect, RunPrefill, Send, Untrack
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
-from aegis.core.ids import InstanceId, ModelId, RequestId, proxy_of
+from aegis.core.ids import InstanceId, MachineId, ModelId, RequestId, proxy_of
 from aegis.core.messages import (
     AddModel,
     Adopt,
@@ -27,10 +27,13 @@ from aegis.core.messages import (
     EvictImage,
     ForgetPeer,
     FromInstance,
+    GaveUp,
     GrantPages,
     GrantSlabs,
     ImageCached,
     ImageUnreadable,
+    KeepKv,
+    KvFetched,
     MeetProxy,
     ModelAdded,
     ModelDropped,
@@ -39,11 +42,13 @@ from aegis.core.messages import (
     PeerForgotten,
     Ping,
     Prefilled,
+    PrefixChecked,
     PromptLogprobs,
     ProxyDropped,
     ReleaseKv,
     ReleaseProxy,
     ReturnSlabs,
+    SetSlo,
     Shutdown,
     Started,
     Submit,
@@ -56,12 +61,14 @@ from aegis.core.switching import Switching
 from aegis.core.views import PrefillOrder
 from memory.ledger import Ledger
 from memory.slabs import NoBlocks
+from prefill.beginnings import Beginnings
 from prefill.ordering import Ordering
 from prefill.queue import Queue, Running
 from prefill.reasons import RoomReasons, next_decision
 from prefill.room import Counters, RoomMaker
 
 _HARDWARE = Hardware()
+_ONLY_MACHINE = MachineId("")
 
 
 @dataclass(slots=True)
@@ -83,11 +90,15 @@ class PrefillCore:
         policy: PrefillOrder | None = None,
         hardware: Hardware = _HARDWARE,
         *,
+        machine: MachineId = _ONLY_MACHINE,
         explains: bool = False,
+        reuses: bool = False,
     ) -> None:
-        """Without a policy groups run as they were made. `hardware` is what it takes the device for at first. Where it
-        `explains`, a `Decision` is among the effects for each job that begins, and for what leaves the device."""
+        """Where it `reuses` KV, a prefill may go on from the last one's. Without a policy groups run as they were made.
+        `hardware` is what it takes the device for at first. Where it `explains`, a `Decision` is among the effects for
+        each job that begins, and for what leaves the device."""
         self.instance = instance
+        self.machine = machine
         self.ledger = ledger
         self.counters = Counters()
         self.active: ModelId | None = None
@@ -97,6 +108,7 @@ class PrefillCore:
         self._room = RoomMaker(ledger, self._queue, self.counters, self._reasons)
         self._ordering = Ordering(policy, hardware, ledger, self._queue)
         self._handed: dict[tuple[RequestId, int], _Handed] = {}
+        self._beginnings = Beginnings(ledger, self.counters, self._send) if reuses else None
         self._switch: Switching | None = None
         self._dropping: set[ModelId] = set()
         self._asked_slabs = False
@@ -126,7 +138,7 @@ class PrefillCore:
             case GrantSlabs():
                 self.ledger.grant(event.slabs)
                 self._asked_slabs = self._lacks_slabs = event.refused and self._asked_slabs
-            case GrantPages() | ImageCached() | EvictImage():
+            case GrantPages() | ImageCached() | EvictImage() | SetSlo():
                 self.ledger.told(event)
             case TakeBack():
                 self._take_back(event, now_ns)
@@ -144,13 +156,15 @@ class PrefillCore:
             case ReleaseProxy(proxy):
                 for key in [key for key in self._handed if proxy_of(key[0]) == proxy]:
                     self._release(key)
-            case Adopt() | MeetProxy() | Ping() | Shutdown():
+            case PrefixChecked():
+                self._prefix_checked(event)
+            case Adopt() | KeepKv() | KvFetched() | MeetProxy() | Ping() | Shutdown():
                 raise AssertionError(f"not for a prefill instance: {event}")
         begun = self._advance(now_ns)
         self._return_slabs()
         self._flush()
         if begun:
-            self._out.append(RunPrefill(begun.job, begun.device, 0, begun.job.prefill_tokens))
+            self._out.append(RunPrefill(begun.job, begun.device, begun.start, begun.job.prefill_tokens))
         out, self._out = self._out, []
         return out
 
@@ -194,13 +208,14 @@ class PrefillCore:
         if self.ledger.balloon.owes:
             self._room.give_way(now_ns, lacks_slabs=self._lacks_slabs)
         self._ordering.arrange(now_ns)
-        begun = self._start_next(now_ns) if self._queue.running is None else None
+        begun = self._start_next(now_ns) if self._queue.running is None else self._goes_on(self._queue.running)
         self._room.prefetch()
         self._ordering.loads(now_ns)
         return begun
 
     def _start_next(self, now_ns: int) -> Running | None:
-        """(1) Bring the model in; (2) reserve device and host blocks; (3) run. What is lacking comes with an event."""
+        """(1) Bring the model in; (2) reserve device and host blocks; (3) copy what is kept of its prompt, if anything;
+        (4) run. What is lacking comes with an event."""
         if self.ledger.balloon.hopeless:
             self._end_hopeless()
         group = self._queue.front()
@@ -216,7 +231,30 @@ class PrefillCore:
             self._ordering.begins(group.jobs.popleft(), now_ns)
             self._activate(group.model, now_ns)
             self._send(Started(running.job.request, running.job.attempt))
+            if self._beginnings and not self._beginnings.bring(running):
+                return None
         return running
+
+    def _prefix_checked(self, event: PrefixChecked) -> None:
+        """The job goes on from there, or begins anew."""
+        running = self._queue.running
+        assert running and (running.job.request, running.job.attempt) == (event.request, event.attempt)
+        if running.cancelled:
+            self._forfeit(running)
+            return
+        assert self._beginnings
+        self._beginnings.checked(running, event)
+
+    def _goes_on(self, running: Running) -> Running | None:
+        """The job, once it is known what it goes on from."""
+        return running if self._beginnings and self._beginnings.came(running) else None
+
+    def _forfeit(self, running: Running) -> None:
+        """Frees what was reserved for it."""
+        self._queue.running = None
+        shape = self.ledger.specs[running.job.model].manifest.kv
+        self.ledger.device.free(shape, running.device)
+        self.ledger.host.free(shape, running.host)
 
     def _end_hopeless(self) -> None:
         """What never gets the memory it needs, its instance's limit being too low, ends."""
@@ -277,8 +315,8 @@ class PrefillCore:
         job, ((token,),) = running.job, event.steps
         shape = self.ledger.specs[job.model].manifest.kv
         self.counters.prefills += 1
-        self.counters.prompt_tokens += job.prefill_tokens
-        self._ordering.ran(job, event.duration_ns)
+        self.counters.prompt_tokens += job.prefill_tokens - running.start
+        self._ordering.ran(job, event.duration_ns, running.start)
         self._out.append(Untrack(job.request))
         finish = job.finish(len(job.sent), token.id)
         self.ledger.device.commit(shape, running.device)
@@ -293,21 +331,19 @@ class PrefillCore:
         self._hand_over(running, shape, token, event.duration_ns)
 
     def _step_failed(self, event: StepFailed) -> None:
-        running, self._queue.running = self._queue.running, None
+        running = self._queue.running
         assert running is not None
-        job, shape = running.job, self.ledger.specs[running.job.model].manifest.kv
-        self._out.append(Untrack(job.request))
-        self.ledger.device.free(shape, running.device)
-        self.ledger.host.free(shape, running.host)
+        self._out.append(Untrack(running.job.request))
+        self._forfeit(running)
         if not running.cancelled:
-            self._break(job, event.reason)
+            self._break(running.job, event.reason)
 
     def _load_failed(self, event: LoadFailed) -> None:
-        """Whoever waits for the model is told; the next request tries again."""
+        """Whoever waits for the model goes on when its image was made again; the next request tries again."""
         self.ledger.weights.abandon(event.model)
         self._send(ImageUnreadable(event.model, event.reason))
         for job in self._queue.drain(event.model):
-            self._break(job, event.reason)
+            self._send(GaveUp(job.request, job.attempt))
 
     def _break(self, job: Job, reason: str) -> None:
         self._send(Broken(job.request, job.attempt, reason))
@@ -328,8 +364,10 @@ class PrefillCore:
         self.ledger.device.free_after(shape, running.device, ready)
         self.ledger.host.commit(shape, running.host)
         self.counters.swap_out_bytes += shape.block_bytes * count_blocks(running.host)
+        if self._beginnings:
+            self._beginnings.leaves(job, running.device, ready)
         self._handed[(job.request, job.attempt)] = _Handed(shape, running.host, ready)
-        kv = KvHandle(self.instance, running.host, job.prefill_tokens, ready)
+        kv = KvHandle(self.instance, running.host, job.prefill_tokens, ready, self.machine)
         self._send(Prefilled(job.request, job.attempt, token, kv, duration_ns))
 
     def _drop_model(self, model: ModelId) -> None:

@@ -64,9 +64,9 @@ class Ordering:
         if all([ranked_ns <= self._ranked_ns(other) for group in self._queue.groups for other in group.jobs]):
             self._relieved_ns = now_ns
 
-    def ran(self, job: Job, duration_ns: int) -> None:
+    def ran(self, job: Job, duration_ns: int, start: int = 0) -> None:
         if self._policy:
-            self._latency[job.model].saw_prefill(job.prefill_tokens, duration_ns)
+            self._latency[job.model].saw_prefill(job.prefill_tokens, duration_ns, start)
 
     def switched(self, done: SwitchDone) -> None:
         """A load beside a prefill is not measured: its end is only noticed after that."""
@@ -87,7 +87,7 @@ class Ordering:
         slo, index = self._ledger.specs[job.model].slo, len(job.sent)
         urgent_ns, due_ns = job.urgent_ns(slo, index), slo.due_ns(job.arrival_ns, index)
         latency = self._latency[job.model]
-        prefill_ns = latency.prefill_ns(job.prefill_tokens)
+        prefill_ns = latency.prefill_ns(job.prefill_tokens, job.kept_tokens)
         return PrefillJob(
             job.model, job.ranked_ns(slo), urgent_ns, due_ns, slo.ttft_ns, prefill_ns, latency.switch_ns()
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from aegis.core.block_runs import Blocks
 from aegis.core.ids import ModelId, ProxyId, RequestId, proxy_of
 from aegis.core.messages import Submit
-from aegis.core.request import Job
+from aegis.core.request import EventHandle, Job
 
 
 @dataclass(slots=True)
@@ -32,6 +32,9 @@ class Running:
     device: Blocks
     host: Blocks  # empty when the first token is sure to be the last
     cancelled: bool = False
+    start: int = 0  # what is before need not be prefilled
+    arrival: EventHandle | None = None  # of that, until it is there
+    checked: bool = False  # whether it was still kept: the run can begin
 
 
 class Queue:

@@ -26,6 +26,7 @@ class Counters:
     switches: int = 0
     prefills: int = 0
     prompt_tokens: int = 0
+    reused_tokens: int = 0
     swap_out_bytes: int = 0
     prefetches: int = 0
     abandoned: int = 0  # prefetches given up

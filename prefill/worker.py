@@ -23,7 +23,7 @@ class PrefillWorker:
         started_ns = self._clock.now_ns()
         with engine_at_work():
             if effect.start == 0:
-                self._engine.start(job.request, job.prompt, job.sent, job.sampling)
+                self._engine.start(job.model, job.request, job.prompt, job.sent, job.sampling)
             if not effect.ends:
                 self._engine.extend(job.model, tokens, blocks, effect.start)
                 return Stepped((), self._clock.now_ns() - started_ns)

@@ -28,7 +28,7 @@ class StreamName(StrEnum):
     SCRUB = "scrub"
 
 
-class Bind(Struct, frozen=True):
+class Bind(Struct, frozen=True, tag=True):
     """Bind the model's parameters to its permanent range, `offset_pages` into the weights' address space. A backend
     that refuses is answered with `DropModel`, and the `ModelAdded` that follows becomes a `ModelFailed`."""
 
@@ -36,33 +36,33 @@ class Bind(Struct, frozen=True):
     offset_pages: int
 
 
-class Unbind(Struct, frozen=True):
+class Unbind(Struct, frozen=True, tag=True):
     model: ModelId
 
 
-class MapKv(Struct, frozen=True):
+class MapKv(Struct, frozen=True, tag=True):
     """Back this slab of the device's KV range with these pages."""
 
     slab: SlabId
     runs: tuple[PageRun, ...]
 
 
-class UnmapKv(Struct, frozen=True):
+class UnmapKv(Struct, frozen=True, tag=True):
     slab: SlabId
 
 
-class MapWeights(Struct, frozen=True):
+class MapWeights(Struct, frozen=True, tag=True):
     """Back the model's range with these pages."""
 
     model: ModelId
     runs: tuple[PageRun, ...]
 
 
-class UnmapWeights(Struct, frozen=True):
+class UnmapWeights(Struct, frozen=True, tag=True):
     model: ModelId
 
 
-class LoadWeights(Struct, frozen=True):
+class LoadWeights(Struct, frozen=True, tag=True):
     """Copy the model's image to its range; `event` is what that copy will be on the stream. `cached` are the extents
     of the node's model cache that hold the image; without any it is read from disk."""
 
@@ -72,32 +72,32 @@ class LoadWeights(Struct, frozen=True):
     cached: tuple[PageRun, ...] = ()
 
 
-class AbandonLoad(Struct, frozen=True):
+class AbandonLoad(Struct, frozen=True, tag=True):
     """What is left of this copy need not be done; its event passes all the same."""
 
     event: EventHandle
 
 
-class AcceptPages(Struct, frozen=True):
+class AcceptPages(Struct, frozen=True, tag=True):
     """These pages of the device are ours from now on."""
 
     runs: tuple[PageRun, ...]
 
 
-class WipePages(Struct, frozen=True):
+class WipePages(Struct, frozen=True, tag=True):
     """Zero these pages, which are in no range, on the scrub stream."""
 
     runs: tuple[PageRun, ...]
     event: EventHandle
 
 
-class RevokePages(Struct, frozen=True):
+class RevokePages(Struct, frozen=True, tag=True):
     """These pages are not ours any more."""
 
     runs: tuple[PageRun, ...]
 
 
-class CopyBlocks(Struct, frozen=True):
+class CopyBlocks(Struct, frozen=True, tag=True):
     """Copy KV blocks between device and host slabs, once `after` has passed; `ahead` of a turn that waits for them."""
 
     stream: StreamName
@@ -108,7 +108,7 @@ class CopyBlocks(Struct, frozen=True):
     ahead: bool = False
 
 
-class MoveBlocks(Struct, frozen=True):
+class MoveBlocks(Struct, frozen=True, tag=True):
     """Copy KV blocks within the device before anything else is done."""
 
     shape: KvShape

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """What a user can cause and mend. `message` is one line; `param` names the offending field, if there is one."""
+    """What a user can cause and mend. `message` is one line; `param` names the offending field, if there is one.
+    `reason` is what it is counted as, where `code` says less."""
 
     def __init__(
         self,
@@ -19,6 +20,8 @@ class UserError(Exception):
         param: str | None = None,
         code: str | None = None,
         kind: str = "invalid_request_error",
+        retry_after_s: int | None = None,
+        reason: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -26,6 +29,8 @@ class UserError(Exception):
         self.param = param
         self.code = code
         self.kind = kind
+        self.retry_after_s = retry_after_s
+        self.reason = reason
 
 
 class ModelRefused(UserError):

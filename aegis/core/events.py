@@ -10,14 +10,14 @@ from aegis.core.messages import ToInstance
 from aegis.core.request import Token
 
 
-class Progress(Struct, frozen=True):
+class Progress(Struct, frozen=True, tag=True):
     """The stream has completed all its copies up to and including number `value`."""
 
     stream: StreamName
     value: int
 
 
-class LoadFailed(Struct, frozen=True):
+class LoadFailed(Struct, frozen=True, tag=True):
     """The model's image could not be read from disk: what its range holds is not its weights. Told before the
     `Progress` that says the load's event has passed. `reason` is for the client."""
 

@@ -20,6 +20,10 @@ _COUNT_BITS = 40
 InstanceId = NewType("InstanceId", str)
 """`prefill-0`, `decode-3`: a place in the pool. Outlives the process that fills it."""
 
+MachineId = NewType("MachineId", str)
+"""A machine that instances are on, as long as its memory lasts: one that comes back has another. Empty where there is
+but one."""
+
 SlabId = NewType("SlabId", int)
 """A slab's position in its region: it starts at `slab * slab_bytes`."""
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from aegis.core.ids import InstanceId, ModelId, PageRun, ProxyId, RequestId, SlabId
-from aegis.core.model import ModelSpec
+from aegis.core.ids import BlockRun, InstanceId, ModelId, PageRun, ProxyId, RequestId, SlabId
+from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import FinishReason, Job, KvHandle, Token
 from aegis.core.role import Role
 
@@ -21,6 +21,13 @@ class AddModel(Struct, frozen=True, tag=True):
     """Bind this model; answered by `ModelAdded` or `ModelFailed`."""
 
     spec: ModelSpec
+
+
+class SetSlo(Struct, frozen=True, tag=True):
+    """From now on the model's tokens are due so. Who does not know the model passes it by."""
+
+    model: ModelId
+    slo: Slo
 
 
 class DropModel(Struct, frozen=True, tag=True):
@@ -67,6 +74,14 @@ class GrantSlabs(Struct, frozen=True, tag=True):
     refused: bool = False
 
 
+class KvFetched(Struct, frozen=True, tag=True):
+    """Answers `FetchKv`, always once. Where there is a reason, the blocks hold nothing."""
+
+    request: RequestId
+    attempt: int
+    reason: str = ""
+
+
 class GrantPages(Struct, frozen=True, tag=True):
     """The device lends these pages. `refused` is true where the wish cannot be granted now: it is remembered. An
     `excessive` one is more than the instance's limit allows."""
@@ -98,6 +113,23 @@ class EvictImage(Struct, frozen=True, tag=True):
     """Load the model from the cache no more; answered by `ImageEvicted` when no load from it is under way."""
 
     model: ModelId
+
+
+class KeepKv(Struct, frozen=True, tag=True):
+    """Answers `OfferKv`: its blocks from number `first` on, as many as these, are to be copied here. With none it keeps
+    nothing, and needs no answer."""
+
+    offer: int
+    first: int
+    blocks: tuple[BlockRun, ...]
+
+
+class PrefixChecked(Struct, frozen=True, tag=True):
+    """Answers `CheckPrefix`. Where it is not `intact`, what was copied may be anything."""
+
+    request: RequestId
+    attempt: int
+    intact: bool
 
 
 class ForgetPeer(Struct, frozen=True, tag=True):
@@ -136,16 +168,20 @@ class Shutdown(Struct, frozen=True, tag=True):
 
 ToInstance = (
     AddModel
+    | SetSlo
     | DropModel
     | Submit
     | Adopt
     | Cancel
     | ReleaseKv
     | GrantSlabs
+    | KvFetched
     | GrantPages
     | TakeBack
     | ImageCached
     | EvictImage
+    | KeepKv
+    | PrefixChecked
     | ForgetPeer
     | MeetProxy
     | DropProxy
@@ -223,6 +259,14 @@ class PromptLogprobs(Struct, frozen=True, tag=True):
     tokens: tuple[Token, ...]
 
 
+class Reused(Struct, frozen=True, tag=True):
+    """The first `tokens` of the request's prompt were not prefilled: their KV was kept. Before the first token."""
+
+    request: RequestId
+    attempt: int
+    tokens: int
+
+
 class KvReleased(Struct, frozen=True, tag=True):
     """Who adopted a `KvHandle` is done with it: the KV has arrived, or is no longer wanted. Forwarded to the owner as
     `ReleaseKv`, whatever became of the request meanwhile."""
@@ -240,7 +284,8 @@ class Phase(Struct, frozen=True, tag=True):
 
 
 class GaveUp(Struct, frozen=True, tag=True):
-    """The instance gave the request's KV up (no memory for it anywhere): it has to be prefilled again."""
+    """The instance gave the request up: there is no memory for its KV anywhere, or its model could not be loaded. So it
+    has to be prefilled again."""
 
     request: RequestId
     attempt: int
@@ -264,12 +309,25 @@ class ReturnSlabs(Struct, frozen=True, tag=True):
     slabs: tuple[SlabId, ...]
 
 
+class FetchKv(Struct, frozen=True, tag=True):
+    """This KV, which lies on another machine, is to be copied into these host blocks of the sender's, in this order.
+    Answered by `KvFetched`; until then they are written to."""
+
+    request: RequestId
+    attempt: int
+    kv: KvHandle
+    blocks: tuple[BlockRun, ...]
+    block_bytes: int
+
+
 class NeedPages(Struct, frozen=True, tag=True):
     """Asks the device for pages. A new wish replaces the last one; 0 withdraws it. An `urgent` one stands for work that
-    cannot go on without: others are asked to give pages back for it."""
+    cannot go on without: others are asked to give pages back for it. A `crowded` one stands for requests of the running
+    turn: up to an equal share of the device, others are asked to give for it too."""
 
     count: int
     urgent: bool
+    crowded: bool = False
 
 
 class GaveBack(Struct, frozen=True, tag=True):
@@ -287,10 +345,34 @@ class ImageEvicted(Struct, frozen=True, tag=True):
 
 
 class ImageUnreadable(Struct, frozen=True, tag=True):
-    """The model could not be loaded from its image on disk; what waited for it here is `Broken`."""
+    """The model could not be loaded from its image on disk; what waited for it here is given up."""
 
     model: ModelId
     reason: str
+
+
+class OfferKv(Struct, frozen=True, tag=True):
+    """To the node: the KV of these tokens, whole blocks of them, is on the device and needed no more. Answered by
+    `KeepKv`. A token takes `TOKEN_BYTES`, little-endian."""
+
+    offer: int
+    model: ModelId
+    tokens: bytes
+
+
+class KvKept(Struct, frozen=True, tag=True):
+    """What `KeepKv` asked for has been copied or, where it is not `done`, never will be."""
+
+    offer: int
+    done: bool
+
+
+class CheckPrefix(Struct, frozen=True, tag=True):
+    """A request's `KeptPrefix` has been copied: was it still there?"""
+
+    request: RequestId
+    attempt: int
+    entry: int
 
 
 class PeerForgotten(Struct, frozen=True, tag=True):
@@ -311,6 +393,16 @@ class SwitchDone(Struct, frozen=True, tag=True):
     copy_ns: int
     kv_ns: int
     nbytes: int
+
+
+class StepsTook(Struct, frozen=True, tag=True):
+    """How long a decode step of a batch of this model takes, as the instance reckons after its last run: of `rows`
+    sequences with so many cached tokens in all. Now and then, to all proxies."""
+
+    model: ModelId
+    context_tokens: int
+    rows: int
+    step_ns: int
 
 
 class SlabsOfShape(Struct, frozen=True):
@@ -355,18 +447,24 @@ FromInstance = (
     | Tokens
     | Prefilled
     | PromptLogprobs
+    | Reused
     | KvReleased
     | Phase
     | GaveUp
     | Broken
     | NeedSlabs
     | ReturnSlabs
+    | FetchKv
     | NeedPages
     | GaveBack
     | ImageEvicted
     | ImageUnreadable
+    | OfferKv
+    | KvKept
+    | CheckPrefix
     | PeerForgotten
     | ProxyDropped
     | SwitchDone
+    | StepsTook
     | Telemetry
 )

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from aegis.core.ids import ModelId
+from aegis.core.limits import Limits
 
 TENSOR_ALIGNMENT_BYTES = 256
 
@@ -19,6 +20,11 @@ EngineName = Literal["transformers", "vllm"]
 
 IMAGE_EXTENT_BYTES = 2 << 20
 """The node's model cache is cut in extents of this size; an image begins at the start of one."""
+
+
+def image_name(rank: int = 0) -> str:
+    """Of a rank's image in its directory."""
+    return f"image-{rank}.bin" if rank else "image.bin"
 
 
 class TensorEntry(Struct, frozen=True):
@@ -83,9 +89,19 @@ class Slo(Struct, frozen=True):
         return arrival_ns + self.ttft_ns + index * self.tbt_ns
 
 
+class ModelChange(Struct, frozen=True):
+    """What of a model that is served becomes another; None: it stays."""
+
+    ttft_ns: int | None = None
+    tbt_ns: int | None = None
+    priority: int | None = None
+    limits: Limits | None = None
+    pinned: bool | None = None
+
+
 class Manifest(Struct, frozen=True):
-    """What an image directory says of itself (`manifest.json`). Beside it lie `image.bin`, `config.json` and,
-    where the checkpoint has one, `tokenizer.json` with its configuration."""
+    """What an image directory says of itself (`manifest.json`). Beside it lie `image.bin`, one more image for each
+    further rank, `config.json` and, where the checkpoint has one, `tokenizer.json` with its configuration."""
 
     fingerprint: str
     architecture: str  # transformers' class name
@@ -101,6 +117,7 @@ class Manifest(Struct, frozen=True):
     parameters: int
     engine: EngineName = "transformers"  # whose layout of weights and KV it has
     checksums: bytes = b""  # CRC-32 of each piece of the image, little-endian; none: it is not checked
+    ranks: int = 1  # that share the model out; each has an image of this layout and size, and KV of this shape
 
 
 class ModelSpec(Struct, frozen=True):
@@ -112,6 +129,15 @@ class ModelSpec(Struct, frozen=True):
     image_path: str  # the image on local disk
     root: str  # the checkpoint the user named
     slo: Slo = Slo()
+
+    def shard(self, rank: int) -> ModelSpec:
+        """What one of its ranks loads."""
+        if self.manifest.ranks == 1:
+            return self
+        sums = self.manifest.checksums
+        each = len(sums) // self.manifest.ranks
+        own = replace(self.manifest, checksums=sums[rank * each : (rank + 1) * each])
+        return replace(self, manifest=own, image_path=self.image_path.removesuffix(image_name()) + image_name(rank))
 
     def without_tensors(self) -> ModelSpec:
         """What schedulers and books need of it; it cannot be loaded."""

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 from msgspec import Struct
 
-from aegis.core.ids import BlockRun, InstanceId, ModelId, RequestId
+from aegis.core.ids import BlockRun, InstanceId, MachineId, ModelId, RequestId
 from aegis.core.model import Slo
 
 PRIORITY_MAX = 8
 """Priorities are between this and its negative."""
+
+
+class Grammar(Struct, frozen=True, cache_hash=True):
+    """What output is held to: a JSON Schema, a regular expression, a grammar in EBNF, or one of XGrammar's structural
+    tags. `text` says which one."""
+
+    kind: Literal["json_schema", "regex", "ebnf", "structural_tag"]
+    text: str
 
 
 class Sampling(Struct, frozen=True):
@@ -30,6 +39,7 @@ class Sampling(Struct, frozen=True):
     stop_token_ids: tuple[int, ...] = ()  # the model's own end tokens included unless ignore_eos
     logprobs: int | None = None  # alternatives to report per generated token
     prompt_logprobs: int | None = None  # the same for the prompt (echo)
+    grammar: Grammar | None = None  # with one, the model has end tokens, which are stop tokens from the first on
 
     def finish(self, index: int, token: int) -> FinishReason | None:
         """Why generated token number `index` is the last, if it is. Stop tokens count from min_tokens on."""
@@ -51,6 +61,15 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
+class KeptPrefix(Struct, frozen=True):
+    """KV of a prompt's first `tokens`, all of them whole blocks, that lies in the node's host memory and may be gone at
+    any moment: it was there while it was copied if `entry`, the last of its blocks, is still kept afterwards."""
+
+    blocks: tuple[BlockRun, ...]
+    tokens: int
+    entry: int
+
+
 class Job(Struct, frozen=True):
     """One sequence to run. A replay after a failure carries the tokens already sent as `sent`: they are prefilled with
     the prompt, count towards max_tokens and penalties, and are never sent again. So does one that another proxy began.
@@ -65,10 +84,16 @@ class Job(Struct, frozen=True):
     arrival_ns: int
     sent: tuple[int, ...] = ()
     priority: int = 0  # the lower, the earlier
+    kept: KeptPrefix | None = None  # need not be prefilled
 
     @property
     def prefill_tokens(self) -> int:
         return len(self.prompt) + len(self.sent)
+
+    @property
+    def kept_tokens(self) -> int:
+        """Of those, as far as anybody knew when it was sent."""
+        return self.kept.tokens if self.kept else 0
 
     @property
     def most_tokens(self) -> int:
@@ -96,9 +121,10 @@ class EventHandle(Struct, frozen=True, array_like=True):
 
 
 class KvHandle(Struct, frozen=True):
-    """Where a request's KV lies in the node's host slabs, and the event after which it is there."""
+    """Where a request's KV lies in the host slabs of the owner's machine, and the event after which it is there."""
 
     owner: InstanceId
     blocks: tuple[BlockRun, ...]
     tokens: int
     ready: EventHandle
+    machine: MachineId = MachineId("")

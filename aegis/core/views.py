@@ -237,6 +237,7 @@ class BatchView(Struct, frozen=True):
     step_ns: int  # estimated time of one decode step
     tbt_ns: int
     switch_ns: int  # estimated time to bring the model in
+    change_ns: int = 0  # and what a change to it takes besides, where it is not the running one
     requests: tuple[RequestId, ...] = ()  # in order of coming
     waiting: int = 0  # of them that have to be prefilled here
     prefill_ns: int = 0  # estimated time of their prefills

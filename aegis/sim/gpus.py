@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from aegis.config import Count, Positive, Section, Size
+from aegis.config_values import Count, Positive, Section, Size
 from aegis.core.errors import UserError
 from aegis.core.estimators import Hardware
 from aegis.core.model import ModelSpec

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast, get_args
 
 from aegis.core.decision import Decision
 from aegis.core.errors import LawBroken
@@ -20,9 +21,7 @@ from aegis.core.messages import (
     GaveBack,
     ModelAdded,
     NeedPages,
-    NeedSlabs,
-    PeerForgotten,
-    ReturnSlabs,
+    Submit,
     SwitchDone,
     Telemetry,
     ToInstance,
@@ -37,11 +36,11 @@ from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span
 from memory.arbiter import TICK_NS, ArbiterEffect, PageArbiter
-from memory.leases import Grants, SlabLeases
+from memory.host import ForHost, HostKv
 from proxy.events import Arrived, ClientLeft, Ended, Event, Heard, To
 from proxy.sessions import SessionCore
 
-_FOR_THE_BOOKS = frozenset({NeedPages, GaveBack, NeedSlabs, ReturnSlabs, PeerForgotten, Telemetry, ModelAdded})
+_FOR_THE_BOOKS = frozenset({NeedPages, GaveBack, Telemetry, ModelAdded, *get_args(ForHost)})
 """Messages that the session core is not told of."""
 
 _ENDED = {State.FINISHED: "finished", State.FAILED: "failed", State.CANCELLED: "cancelled"}
@@ -101,7 +100,10 @@ class SimMarket:
         keep_spans: bool = False,
         most_tokens: int = 4096,
         decisions: DecisionLog | None = None,
+        slab_bytes: int = 0,
+        reuses: bool = False,
     ) -> None:
+        """`slab_bytes` matter where it `reuses` KV."""
         self.heap = heap
         self.words = Words()
         self.instances: dict[InstanceId, SimInstance] = {}
@@ -116,7 +118,8 @@ class SimMarket:
         self._sampling = Sampling(max_tokens=most_tokens, stop_token_ids=(END,))
         self.decisions = decisions
         self._outbox: defaultdict[InstanceId, list[ToInstance]] = defaultdict(list)
-        self._leases = SlabLeases(host_slabs)
+        self._reuses = reuses
+        self._host = HostKv(host_slabs, slab_bytes, self._specs.get)
         self._arbiters: dict[InstanceId, PageArbiter] = {}
         self._fates: dict[RequestId, _Fate] = {}
         self._prompts: dict[int, tuple[int, ...]] = {}
@@ -129,7 +132,7 @@ class SimMarket:
         name = instance.instance
         self.instances[name] = instance
         self._arbiters[name] = arbiter
-        self._leases.join(name)
+        self._host.join(name)
         arbiter.join(name)
 
     def watch(self) -> None:
@@ -225,6 +228,8 @@ class SimMarket:
                 self._decided(effect)
 
     def _put(self, instance: InstanceId, message: ToInstance) -> None:
+        if self._reuses and type(message) is Submit:
+            message = self._host.looked_up(message)
         self._outbox[instance].append(message)
         if self.decisions:
             self.decisions.told(instance, message, self.heap.now_ns)
@@ -258,25 +263,20 @@ class SimMarket:
                 self._arbitrate(self._arbiters[instance].ask(instance, message))
             case GaveBack():
                 self._arbitrate(self._arbiters[instance].gave_back(instance, message))
-            case NeedSlabs(count):
-                self._grant(self._leases.ask(instance, count))
-            case ReturnSlabs(slabs):
-                self._grant(self._leases.give_back(instance, slabs))
-            case PeerForgotten(peer):
-                self._grant(self._leases.forgotten(instance, peer))
             case Telemetry(queued=queued, running=running):
                 busy = queued + running > 0
                 self._arbiters[instance].seen(instance, busy=busy, now_ns=self.heap.now_ns)
+            case ModelAdded():
+                pass
+            case _:
+                for one, answer in self._host.hear(instance, cast(ForHost, message)):
+                    self._put(one, answer)
 
     def _tick(self) -> None:
         for arbiter in dict.fromkeys(self._arbiters.values()):
             self._arbitrate(arbiter.tick(self.heap.now_ns))
         if self._fates or self._awaited:
             self.watch()
-
-    def _grant(self, grants: Grants) -> None:
-        for instance, answer in grants:
-            self._put(instance, answer)
 
     def _arbitrate(self, effects: list[ArbiterEffect]) -> None:
         for effect in effects:

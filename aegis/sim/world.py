@@ -56,6 +56,7 @@ class Pool:
     keep_times: bool = False
     keep_spans: bool = False
     explains: bool = False  # all that its cores decide
+    reuses: bool = False  # KV of requests that have ended
     sample_ns: int = 0  # look at the host's slabs so often; 0: never
 
     def instances(self) -> dict[InstanceId, Role]:
@@ -144,6 +145,8 @@ def simulate(pool: Pool, arrivals: Iterable[Wanted], *, decisions: DecisionLog |
         keep_times=pool.keep_times,
         keep_spans=pool.keep_spans,
         decisions=decisions,
+        slab_bytes=pool.slab_bytes,
+        reuses=pool.reuses,
     )
     for spec in pool.specs:
         market.tell(ModelUp(spec, budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)))
@@ -175,9 +178,11 @@ def _cores(pool: Pool, policy: Policy, hardware: Hardware) -> dict[InstanceId, P
     for at, (name, role) in enumerate(pool.instances().items()):
         ledger = Ledger(pool.budget(), stream_words(at), address_pages=ADDRESS_PAGES)
         if role is Role.PREFILL:
-            cores[name] = PrefillCore(name, ledger, pool.recipe.order, hardware, explains=pool.explains)
+            cores[name] = PrefillCore(
+                name, ledger, pool.recipe.order, hardware, explains=pool.explains, reuses=pool.reuses
+            )
         else:
-            cores[name] = DecodeCore(name, ledger, policy, hardware, explains=pool.explains)
+            cores[name] = DecodeCore(name, ledger, policy, hardware, explains=pool.explains, reuses=pool.reuses)
     return cores
 
 

@@ -28,7 +28,7 @@ class LeastSlack:
     deadline, less what bringing in its model, its prefills and a step take. The batch with the least slack has the
     turn, and keeps it for at least a quantum. With turns of Q, changes of time c cost c / Q of the instance, and the
     others wait in proportion to Q, of which the TTFT deadline T allows so much: c / Q + Q / T is least at √(c·T). The
-    quantum is `turn_factor` of that, c being the mean over the batches of a switch, or of a step if that is longer: a
+    quantum is `turn_factor` of that, c being the mean over the batches of a change, or of a step if that is longer: a
     turn begins as soon as the KV of one sequence is there, and a step without the others is worth little.
 
     Where less than `calm_share` of the time is spoken for, which is the sum over batches of step time over TBT, the
@@ -112,13 +112,13 @@ class LeastSlack:
         return Why(f"{freer} than its model's home {home}, more than {limit}", lost=home)
 
     def _quantum_ns(self, batches: Sequence[BatchView], spoken_for: float) -> int:
-        changes_ns = [b.switch_ns if b.switch_ns > b.step_ns else b.step_ns for b in batches]
+        changes_ns = [max(b.switch_ns + b.change_ns, b.step_ns) for b in batches]
         change_ns = sum(changes_ns) / len(batches)
         quantum_ns = round(self.turn_factor * sqrt(change_ns * min([batch.ttft_ns for batch in batches])))
         if spoken_for >= self.calm_share:
             return quantum_ns
-        absent_ns = max([0 if b.resident else change for b, change in zip(batches, changes_ns, strict=True)])
-        return min(quantum_ns, round(self.calm_switches * absent_ns) + self.calm_quantum_ns)
+        longest_ns = max([b.change_ns if b.resident else change for b, change in zip(batches, changes_ns, strict=True)])
+        return min(quantum_ns, round(self.calm_switches * longest_ns) + self.calm_quantum_ns)
 
 
 def _spoken_for(batches: Sequence[BatchView]) -> float:

@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 from aegis.core.ids import ModelId
 from aegis.core.views import PrefillJob
 
+HEAD = 256
+"""Where not all can be saved with one run of each model, so many are looked at, those due first: each of them may move
+all the others, and a line is put in order whenever somebody comes or goes."""
+
 
 @dataclass(slots=True, eq=False)
 class Run:
@@ -41,10 +45,11 @@ class Schedule:
         self._line = line
         self._load_ns = load_ns
         self._now_ns = now_ns
+        self._beyond: list[int] = []  # the head
         self._last: dict[ModelId, Run] = {}  # of each model
 
     def save(self, *, all_or_none: bool = False) -> bool:
-        """Whether all are saved. With `all_or_none` it ends where one is not."""
+        """Whether all are saved that were looked at. With `all_or_none` it ends where one is not."""
         by_deadline = sorted(range(len(self._line)), key=self._by_deadline)
         hopeful = [at for at in by_deadline if self._soonest_ns(at) <= self._line[at].due_ns]
         if len(hopeful) < len(by_deadline):
@@ -53,19 +58,21 @@ class Schedule:
             self.sacrificed = sorted(set(by_deadline) - set(hopeful))
         if self._saves_with_a_run_each(hopeful):
             return not self.sacrificed
-        for at in hopeful:
+        self._beyond = hopeful[HEAD:]
+        for at in hopeful[:HEAD]:
             self._save(at)
             if self.sacrificed and all_or_none:
                 return False
         return not self.sacrificed
 
     def order(self) -> list[int]:
-        """Of all jobs. Whose model is there need not wait for others' to come, and who was sacrificed runs beside
-        others of its model, unless that makes somebody late; else after all the rest."""
+        """Of all jobs. Whose model is there need not wait for others' to come, and who was not looked at or was
+        sacrificed runs beside others of its model, unless that makes somebody late; else after all the rest."""
         self._bring_forward()
         rest: dict[ModelId, list[int]] = {}
-        for at in sorted(self.sacrificed, key=self._by_deadline):
-            if not self._squeeze_in(at):
+        others = self._beyond + sorted(self.sacrificed, key=self._by_deadline)
+        for number, at in enumerate(others):
+            if number >= HEAD or not self._squeeze_in(at):
                 rest.setdefault(self._line[at].model, []).append(at)
         return [at for jobs in (*[run.jobs for run in self.runs], *rest.values()) for at in jobs]
 

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from aegis.core.effects import DecodeRow, RunDecode
-from aegis.core.events import StepFailed, Stepped
-from aegis.core.messages import Tokens
+from aegis.core.events import InstanceEvent, StepFailed, Stepped
+from aegis.core.ids import ModelId
+from aegis.core.messages import FromInstance, Tokens
 from aegis.core.request import Token
 from aegis.sim.faults.ground import Ground
 
-if TYPE_CHECKING:
-    from aegis.sim.faults.node import Node
+
+class Runner(Protocol):
+    """The instance whose run it is."""
+
+    def decode(self, model: ModelId, rows: Sequence[DecodeRow]) -> tuple[Token, ...]: ...
+
+    def after(self, delay_ns: int, action: Callable[[], None]) -> None: ...
+
+    def feed(self, event: InstanceEvent) -> None: ...
+
+    def say(self, message: FromInstance) -> None: ...
+
+    def listen(self) -> bool:
+        """Whether what was heard ends the run."""
+        ...
 
 
 class DecodeRun:
     """`fails`: the engine raises in its first step."""
 
-    def __init__(self, node: Node, ground: Ground, effect: RunDecode, *, fails: bool) -> None:
+    def __init__(self, node: Runner, ground: Ground, effect: RunDecode, *, fails: bool) -> None:
         self._node = node
         self._ground = ground
         self._effect = effect

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from aegis.core.ids import InstanceId
 from aegis.core.messages import FromInstance
 from aegis.sim.faults.neighbour import Neighbour
+from aegis.sim.faults.node import Node
 from aegis.sim.faults.plan import Crash, Spell
 from aegis.sim.faults.plan import Neighbour as PlannedNeighbour
+from aegis.sim.faults.world import World
 from memory.arbiter import Settled
-
-if TYPE_CHECKING:
-    from aegis.sim.faults.node import Node
-    from aegis.sim.faults.world import World
 
 
 class Disturbances:

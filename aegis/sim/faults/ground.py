@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from aegis.core.ids import BlockId, InstanceId, ModelId, SlabId
 from aegis.core.model import KvShape
@@ -31,6 +31,7 @@ class Ground:
         self.log: list[str] = []
         self.host: dict[tuple[KvShape, BlockId], Content] = {}
         self.leased: defaultdict[SlabId, int] = defaultdict(int)  # how often each slab of the host was
+        self.kept: Callable[[], Iterable[SlabId]] = tuple  # slabs of the host with KV of requests that have ended
         self.images: dict[int, ModelId] = {}  # whose image is in an extent of the node's model cache
         self.pages: dict[int, InstanceId] = {}  # of the device they all share, by whom they were granted to
         self.dirty: set[int] = set()  # pages that were mapped and not wiped since

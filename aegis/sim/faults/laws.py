@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from aegis.core.lifecycle import State
 from aegis.sim.faults.node import Node
 from aegis.sim.faults.pretended import reference
+from aegis.sim.faults.world import World
 from prefill.core import PrefillCore
-
-if TYPE_CHECKING:
-    from aegis.sim.faults.world import World
 
 
 def check_end(world: World) -> None:
@@ -18,10 +14,13 @@ def check_end(world: World) -> None:
     _check_answers(world)
     for node in world.nodes.values():
         _check_free(node, world)
-    world.leases.check()
+    world.host.check()
     world.arbiter.check()
     world.models.check_end()
-    assert world.leases.free >= world.scenario.host_slabs - len(world.nodes), "host slabs are held by nobody"
+    assert world.host.kept.idle == world.host.kept.slabs, "something is written for ever"
+    assert world.leases.free + world.leases.kept >= world.scenario.host_slabs - len(world.nodes), (
+        "host slabs are held by nobody"
+    )
     assert world.arbiter.free == world.scenario.pages, f"{world.arbiter.use()}"
     assert not world.ground.pages and not world.ground.dirty
     assert len(world.settled) == world.scenario.moves * (1 + world.scenario.plan.commands_twice)

@@ -48,7 +48,7 @@ def scenario_of(seed: int) -> tuple[Setup, Scenario]:
     """What a seed stands for."""
     draw = Stream(seed, "harsh")
     setup = _setup(draw, most=2)
-    return setup, _market(draw, setup)
+    return setup, _reusing(seed, _market(draw, setup))
 
 
 def _market(draw: Stream, setup: Setup) -> Scenario:
@@ -90,7 +90,7 @@ def faulty_of(seed: int, kinds: frozenset[Kind]) -> tuple[Setup, Scenario]:
     scenario = _market(draw, setup)
     images = sum(-(-spec.manifest.image_bytes // PAGE) for spec in scenario.specs)
     requests, gap_ns = _pick(draw, (8, 24, 48)), _pick(draw, (20_000, 2_000_000, 12_000_000))
-    return setup, replace(
+    scenario = replace(
         scenario,
         requests=requests,
         gap_ns=gap_ns,
@@ -101,6 +101,21 @@ def faulty_of(seed: int, kinds: frozenset[Kind]) -> tuple[Setup, Scenario]:
         removals=0,
         failing_share=0.0,
         plan=draw_plan(seed, kinds, requests * gap_ns // 2 + 100 * NS_PER_MS),
+    )
+    return setup, _reusing(seed, scenario)
+
+
+def _reusing(seed: int, scenario: Scenario) -> Scenario:
+    """Every other market reuses KV; what else is drawn is drawn as it would be."""
+    draw = Stream(seed, "reuse")
+    if not draw.below(2):
+        return scenario
+    return replace(
+        scenario,
+        reuses=True,
+        alike=1 + draw.below(2),
+        requests=24,
+        gap_ns=_pick(draw, (scenario.gap_ns, 20 * NS_PER_MS, 60 * NS_PER_MS)),
     )
 
 

@@ -17,8 +17,9 @@ from aegis.sim.faults.ground import Ground
 from aegis.sim.faults.pretended import PAGE
 from memory.budget import Budget
 from memory.images import AbandonFill, CacheEffect, Fill, Forgotten, ModelCache, Tell
-from proxy.events import Event, InstanceUp, ModelGone, ModelUp
+from proxy.events import Event, InstanceUp, ModelAway, ModelGone, ModelUp
 
+_RENEWAL_NS = 20_000_000  # that it takes to make an image again
 _HASTE = 100  # of the cache's clock: only uses a second apart show it that a model is in demand
 
 
@@ -49,6 +50,7 @@ class Models:
         self._told: set[ModelId] = set()  # that the model is served
         self._removing: dict[ModelId, tuple[ModelSpec, set[InstanceId]]] = {}  # who has not answered yet
         self._abandoned: set[ModelId] = set()
+        self._renewing: set[ModelId] = set()  # whose image is being made again
 
     # --- models come and go -------------------------------------------------------------------------------------------
 
@@ -112,6 +114,13 @@ class Models:
         self._bound[instance].add(model)
         self._settle()
 
+    def unreadable(self, model: ModelId) -> None:
+        """Its requests wait until the image was made again."""
+        if model in self.specs and model not in self._renewing:
+            self._renewing.add(model)
+            self._wire.inform(ModelAway(model))
+            self._ground.after(_RENEWAL_NS, lambda: self._renewed(model))
+
     def dropped(self, instance: InstanceId, model: ModelId) -> None:
         self._bound[instance].discard(model)
         self._removing[model][1].discard(instance)
@@ -121,6 +130,11 @@ class Models:
         self._keep(self.cache.evicted(model, instance))
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    def _renewed(self, model: ModelId) -> None:
+        self._renewing.discard(model)
+        if model in self._told:
+            self._tell_model(self.specs[model])
 
     def _let_go(self) -> None:
         """Models that nobody holds any more are added anew."""

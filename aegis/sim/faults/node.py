@@ -227,7 +227,7 @@ class Node:
                 for source, target in _pairs(copies):
                     self._mapped(shape, source)
                     self._mapped(shape, target)
-                    self._kv[shape, target] = self._kv.pop((shape, source), [])
+                    self._kv[shape, target] = list(self._kv.get((shape, source), []))
             case AcceptPages(runs):
                 self._accept(_pages(runs))
             case WipePages(runs, event):
@@ -320,15 +320,18 @@ class Node:
 
     def _leases(self, effect: CopyBlocks) -> dict[SlabId, int]:
         """Of the host slabs that a copy reads or writes: they may not change hands under it. But one may read what it
-        was to adopt from who is lost, before the proxy, which does not listen to what comes of it, takes that back."""
+        was to adopt from who is lost, before the proxy, which does not listen to what comes of it, takes that back; and
+        what is kept for prompts to come is read at one's own risk."""
         out = effect.stream is StreamName.SWAP_OUT
         if self._parted and not out:
             return {}
         slabs = {slab_of(effect.shape, b if out else a) for a, b in _pairs(effect.copies)}
+        slabs = slabs if out else slabs.difference(self._ground.kept())
         return {slab: self._ground.leased[slab] for slab in sorted(slabs)}
 
     def _copy(self, effect: CopyBlocks, leases: dict[SlabId, int]) -> None:
-        assert leases == self._leases(effect), "a host slab has another owner, and is still copied"
+        now = {slab: self._ground.leased[slab] for slab in leases}
+        assert leases == now, "a host slab has another owner, and is still copied"
         out = effect.stream is StreamName.SWAP_OUT
         source, target = (self._kv, self._ground.host) if out else (self._ground.host, self._kv)
         for a, b in _pairs(effect.copies):

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from aegis.sim.faults.disturbances import Disturbances
+from aegis.sim.faults.laws import check_end
 from aegis.sim.faults.markets import faulty_of
 from aegis.sim.faults.plan import EVERY, Kind
 from aegis.sim.faults.world import World
@@ -26,9 +28,15 @@ class Broken:
 def play(seed: int, kinds: frozenset[Kind] = EVERY) -> World:
     """Raises what the core, or the law, that fails raises."""
     world = World(faulty_of(seed, kinds)[1], seed)
-    world.run()
-    world.check_end()
+    play_out(world)
     return world
+
+
+def play_out(world: World) -> None:
+    """A scenario from its beginning to its end. Raises what the core, or the law, that fails raises."""
+    Disturbances(world).schedule(world.schedule())
+    world.run()
+    check_end(world)
 
 
 def broken(seeds: Iterable[int], kinds: frozenset[Kind] = EVERY, *, events: int = 0) -> list[Broken]:
@@ -40,8 +48,7 @@ def _broken(seed: int, kinds: frozenset[Kind], events: int) -> Broken | None:
     setup, scenario = faulty_of(seed, kinds)
     world = World(scenario, seed)
     try:
-        world.run()
-        world.check_end()
+        play_out(world)
     except Exception as error:  # noqa: BLE001  # whatever is raised by a core under test is what is looked for
         at = traceback.extract_tb(error.__traceback__)[-1]
         problem = (f"{type(error).__name__}: {error}".splitlines() or [""])[0][:300]

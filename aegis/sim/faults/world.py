@@ -25,16 +25,12 @@ from aegis.core.messages import (
     ModelDropped,
     ModelFailed,
     NeedPages,
-    NeedSlabs,
-    PeerForgotten,
-    ReturnSlabs,
+    Submit,
     ToInstance,
 )
 from aegis.core.request import Job, Sampling
 from aegis.core.role import Role
-from aegis.sim.faults.disturbances import Disturbances
 from aegis.sim.faults.ground import Action, Ground
-from aegis.sim.faults.laws import check_end
 from aegis.sim.faults.models import Models
 from aegis.sim.faults.neighbour import Neighbour
 from aegis.sim.faults.node import Node
@@ -44,7 +40,7 @@ from decode.core import DecodeCore
 from decode.sequences import Counters
 from memory.arbiter import ArbiterEffect, PageArbiter, Settled, WipeLost
 from memory.budget import Budget
-from memory.leases import Grants, SlabLeases
+from memory.host import Answers, ForHost, HostKv
 from memory.ledger import Ledger
 from memory.pages import Runs
 from prefill.core import PrefillCore
@@ -61,18 +57,7 @@ from proxy.events import (
 )
 from proxy.sessions import SessionCore
 
-ForTheNode = (
-    NeedSlabs
-    | ReturnSlabs
-    | PeerForgotten
-    | NeedPages
-    | GaveBack
-    | ModelAdded
-    | ModelFailed
-    | ModelDropped
-    | ImageEvicted
-    | ImageUnreadable
-)
+ForTheNode = ForHost | NeedPages | GaveBack | ModelAdded | ModelFailed | ModelDropped | ImageEvicted | ImageUnreadable
 """The rest is for the proxy."""
 
 
@@ -85,7 +70,7 @@ def _role(instance: InstanceId) -> Role:
 
 
 class World:
-    """`run` plays a scenario to its end and checks every law after every event."""
+    """`run` plays what was scheduled to its end and checks every law after every event."""
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.scenario = scenario
@@ -125,7 +110,9 @@ class World:
             max_batch=policy.rules.max_batch,
             give_up_ns=scenario.give_up_ns,
         )
-        self.leases = SlabLeases(scenario.host_slabs)
+        self.host = HostKv(scenario.host_slabs, PAGE, lambda model: self.models.specs.get(model))
+        self.leases = self.host.leases
+        self.ground.kept = self.host.kept.held
         self.arbiter = PageArbiter(
             scenario.pages, idle_ns=scenario.idle_ns, patience_ns=scenario.patience_ns, quantum=1
         )
@@ -145,26 +132,26 @@ class World:
     def readded(self) -> int:
         return self.models.readded
 
-    def run(self) -> None:
+    def schedule(self) -> int:
+        """All requests, deaths and removals; returns until when there are any."""
         scenario, ground = self.scenario, self.ground
         draw, at_ns = ground.draw, 0
         for index in range(scenario.requests):
             at_ns += draw.below(scenario.gap_ns)
             ground.after(at_ns, self._arrival(RequestId(index + 1)))
+        span_ns = at_ns + 50_000_000
         for _ in range(scenario.deaths):
-            ground.after(draw.below(at_ns + 50_000_000), self._death)
+            ground.after(draw.below(span_ns), self._death)
         for _ in range(scenario.removals + scenario.plan.removals):
-            ground.after(draw.below(at_ns + 50_000_000), self.models.remove)
-        Disturbances(self).schedule(at_ns + 50_000_000)
-        ground.run()
+            ground.after(draw.below(span_ns), self.models.remove)
+        return span_ns
+
+    def run(self) -> None:
+        self.ground.run()
         for _ in range(3):  # what is idle gives everything back
             self._look()
-            ground.after(scenario.idle_ns, self._look)
-            ground.run()
-
-    def check_end(self) -> None:
-        """Everyone was answered, undisturbed, and everything is free again."""
-        check_end(self)
+            self.ground.after(self.scenario.idle_ns, self._look)
+            self.ground.run()
 
     def decode_counters(self) -> list[Counters]:
         """Of all decode instances there ever were."""
@@ -176,6 +163,8 @@ class World:
         draw, scenario = self.ground.draw, self.scenario
         spec = scenario.specs[draw.below(len(scenario.specs))]
         prompt = tuple(draw.below(50) for _ in range(1 + draw.below(scenario.prompt_max)))
+        if scenario.alike:
+            prompt = self._as_others(prompt)
         sampling = Sampling(max_tokens=1 + draw.below(scenario.output_max), stop_token_ids=(END_TOKEN,))
         leaves = draw.uniform() < max(scenario.cancel_share, scenario.plan.leaving_share)
         delay_ns = draw.below(100_000_000)
@@ -193,6 +182,13 @@ class World:
                 self.ground.after(delay_ns, lambda: self._leave(request))
 
         return arrive
+
+    def _as_others(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        """It differs from some others in its last tokens only."""
+        which = self.ground.draw.below(self.scenario.alike)
+        same = max(len(prompt) - self.ground.draw.below(8), 0)
+        begin = tuple(which * 7 + at * at % 43 for at in range(same))
+        return begin + prompt[same:]
 
     def _leave(self, request: RequestId) -> None:
         """Who has an odd number of tokens has all it wanted."""
@@ -249,7 +245,7 @@ class World:
 
     def forget(self, instance: InstanceId) -> None:
         """All memory that it had is somebody else's."""
-        self._grant(self.leases.lost(instance))
+        self._answer(self.host.lost(instance))
         self.arbitrate(self.arbiter.lost(instance))
 
     def _give_up(self, instance: InstanceId) -> None:
@@ -269,9 +265,11 @@ class World:
         ledger = Ledger(self.budget, words, address_pages=1 << 20)
         core: PrefillCore | DecodeCore
         if instance.startswith("prefill"):
-            core = self.scenario.prefill_core(instance, ledger, self.scenario.order)
+            core = self.scenario.prefill_core(instance, ledger, self.scenario.order, reuses=self.scenario.reuses)
         else:
-            core = self.scenario.decode_core(instance, ledger, self.scenario.policy, Hardware())
+            core = self.scenario.decode_core(
+                instance, ledger, self.scenario.policy, Hardware(), reuses=self.scenario.reuses
+            )
         plan = self.scenario.plan
         self.nodes[instance] = Node(
             self.ground,
@@ -283,7 +281,7 @@ class World:
             parted=plan.parted,
             slowness=plan.slowness,
         )
-        self.leases.join(instance)
+        self.host.join(instance)
         self.arbiter.join(instance)
         self.models.join(instance)
 
@@ -323,6 +321,8 @@ class World:
         """The session core, and does what it asks for."""
         for effect in self.session.on(event, self.ground.now_ns):
             match effect:
+                case To(instance, Submit() as submit) if self.scenario.reuses:
+                    self._send("proxy", self._known[instance], self.host.looked_up(submit))
                 case To(instance, message):
                     self._send("proxy", self._known[instance], message)
                 case Deliver(request, first, tokens):
@@ -360,12 +360,6 @@ class World:
         """The node does."""
         self._look()
         match message:
-            case NeedSlabs(count):
-                self._grant(self.leases.ask(instance, count))
-            case ReturnSlabs(slabs):
-                self._grant(self.leases.give_back(instance, slabs))
-            case PeerForgotten(peer):
-                self._grant(self.leases.forgotten(instance, peer))
             case NeedPages():
                 self.arbitrate(self.arbiter.ask(instance, message))
             case GaveBack():
@@ -376,12 +370,16 @@ class World:
                 self.models.dropped(instance, model)
             case ImageEvicted(model):
                 self.models.evicted(instance, model)
+            case ImageUnreadable(model):
+                self.models.unreadable(model)
+            case message if isinstance(message, ForHost):
+                self._answer(self.host.hear(instance, message))
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
-    def _grant(self, grants: Grants) -> None:
-        self.leases.check()
-        for instance, message in grants:
+    def _answer(self, answers: Answers) -> None:
+        self.host.check()
+        for instance, message in answers:
             if isinstance(message, GrantSlabs):
                 self.ground.lease(message.slabs)
             self.post(instance, message)

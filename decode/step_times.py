@@ -1,0 +1,33 @@
+"""What an instance learns of how long decode steps take, and how often it says so."""
+
+from __future__ import annotations
+
+from aegis.core.clock import NS_PER_S
+from aegis.core.estimators import Latency
+from aegis.core.ids import ModelId
+from aegis.core.messages import StepsTook
+
+_AGAIN_NS = NS_PER_S
+"""So seldom about one model. Said again where nothing has changed, too: a proxy may be new."""
+
+
+class StepTimes:
+    """Of one instance."""
+
+    def __init__(self) -> None:
+        self._told_ns: dict[ModelId, int] = {}
+
+    def saw(
+        self, model: ModelId, latency: Latency, now_ns: int, *, context_tokens: int, rows: int, step_ns: int
+    ) -> StepsTook | None:
+        """Teaches the estimates; returns what proxies are to be told, if it is time. That is the estimate, in which a
+        single slow step counts for little."""
+        latency.saw_decode(context_tokens, step_ns, rows)
+        told_ns = self._told_ns.get(model)
+        if told_ns is not None and now_ns < told_ns + _AGAIN_NS:
+            return None
+        self._told_ns[model] = now_ns
+        return StepsTook(model, context_tokens, rows, latency.decode_ns(context_tokens, rows))
+
+    def forget(self, model: ModelId) -> None:
+        self._told_ns.pop(model, None)

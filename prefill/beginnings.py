@@ -1,0 +1,97 @@
+"""What of a prompt need not be run, its KV being there: that of the last prefill, or what the node keeps.
+
+The last prefill's KV is on the device until it has been copied out, and of use to other choices of the same request.
+What is kept is copied in, and then the node is asked whether it was there all the time; where it was not, all is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aegis.core.block_runs import Blocks, first_blocks
+from aegis.core.effects import Track
+from aegis.core.ids import ModelId
+from aegis.core.messages import CheckPrefix, FromInstance, PrefixChecked, Reused
+from aegis.core.model import KvShape
+from aegis.core.request import EventHandle, Job
+from memory.alike import alike
+from memory.ledger import Ledger
+from prefill.queue import Running
+from prefill.room import Counters
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """On the device until `event`."""
+
+    model: ModelId
+    tokens: tuple[int, ...]
+    device: Blocks
+    event: EventHandle
+
+
+class Beginnings:
+    """Of the jobs of one prefill instance."""
+
+    def __init__(self, ledger: Ledger, counters: Counters, send: Callable[[FromInstance], None]) -> None:
+        self._ledger = ledger
+        self._counters = counters
+        self._send = send
+        self._past: _Past | None = None
+
+    def leaves(self, job: Job, device: Blocks, event: EventHandle) -> None:
+        """The job was run, and its KV is being copied out."""
+        self._past = _Past(job.model, _tokens(job), device, event)
+
+    def bring(self, running: Running) -> bool:
+        """Whether the job can be run now. Not where something is on its way: its `arrival` is set then."""
+        job, shape = running.job, self._ledger.specs[running.job.model].manifest.kv
+        if job.sampling.prompt_logprobs is not None or self._goes_on_from_past(running, shape):
+            return True
+        if job.kept is None:
+            return True
+        target = first_blocks(running.device, shape.blocks_for(job.kept.tokens))
+        running.arrival = self._ledger.copy_in(shape, job.kept.blocks, target, None)
+        return False
+
+    def came(self, running: Running) -> bool:
+        """Whether the job can be run now, something having happened."""
+        if running.checked:
+            running.checked = False
+            return True
+        if running.arrival and self._ledger.transfers.passed(running.arrival):
+            job = running.job
+            assert job.kept
+            running.arrival = None
+            self._send(CheckPrefix(job.request, job.attempt, job.kept.entry))
+        return False
+
+    def checked(self, running: Running, event: PrefixChecked) -> None:
+        """It goes on from there, or begins anew."""
+        running.checked = True
+        if event.intact:
+            self._begin_at(running, running.job.kept_tokens)
+
+    def _goes_on_from_past(self, running: Running, shape: KvShape) -> bool:
+        past, job = self._past, running.job
+        if past is None or past.model != job.model or self._ledger.transfers.passed(past.event):
+            return False
+        tokens = alike(_tokens(job)[:-1], past.tokens)
+        if tokens < job.kept_tokens + shape.block_tokens:
+            return False
+        count = shape.blocks_for(tokens)
+        self._ledger.copy_within(shape, first_blocks(past.device, count), first_blocks(running.device, count))
+        self._begin_at(running, tokens)
+        return True
+
+    def _begin_at(self, running: Running, tokens: int) -> None:
+        """No engine knows then that the run is the job's first."""
+        job, running.start = running.job, tokens
+        self._counters.reused_tokens += tokens
+        self._send(Reused(job.request, job.attempt, tokens))
+        self._ledger.effects.append(Track(job, job.sent))
+
+
+def _tokens(job: Job) -> tuple[int, ...]:
+    return (*job.prompt, *job.sent)
