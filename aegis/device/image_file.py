@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from zlib import crc32
 
 from aegis.core.model import IMAGE_PIECE_BYTES, Manifest
@@ -58,6 +59,14 @@ class ImageFile:
             found = crc32(part, found)
         if found != int.from_bytes(self._checksums[4 * piece : 4 * piece + 4], "little"):
             raise ImageDamaged("its weight image is damaged: a checksum does not match")
+
+
+def check(path: str, manifest: Manifest) -> None:
+    """Reads all of an image. Raises ImageDamaged."""
+    buffer = memoryview(bytearray(IMAGE_PIECE_BYTES))
+    with closing(ImageFile(path, manifest)) as image:
+        for piece in range(image.pieces):
+            image.read(piece, [buffer[: image.piece_bytes(piece)]])
 
 
 def checksums(path: str) -> bytes:

@@ -74,7 +74,8 @@ _KV = ModelId("")
 
 class Mover:
     """One instance's memory: a range for weights, one for KV slabs, and its streams. `host` are the node's KV slabs,
-    `images` is its model cache; an image that is not there comes from disk through `stage`."""
+    `images` is its model cache; an image that is not there comes from disk through `stage`. Of a model that ranks share
+    out it loads what is this `rank`'s."""
 
     def __init__(
         self,
@@ -85,11 +86,13 @@ class Mover:
         *,
         slab_bytes: int,
         address_pages: int,
+        rank: int = 0,
     ) -> None:
         self._device = device
         self._host = host
         self._images = images
         self._stage = stage
+        self._rank = rank
         self._slab_bytes = slab_bytes
         self._pages_per_slab = slab_bytes // device.page_bytes
         self._weights = device.reserve(address_pages * device.page_bytes)
@@ -187,7 +190,7 @@ class Mover:
             event, asked_ns = stream.copy(copies, urgency=urgency(effect.stream)), None
         else:
             asked_ns = time.monotonic_ns()
-            stream.wait(self._stage.load(bind.spec, base, urgency=urgency(effect.stream)))
+            stream.wait(self._stage.load(bind.spec.shard(self._rank), base, urgency=urgency(effect.stream)))
             event = stream.copy(())
             self._staged[event] = effect.model
         self._copying[effect.stream].append(_Copying(event.value, effect.model, nbytes, asked_ns))

@@ -78,8 +78,19 @@ class Engine(Protocol):
         """Unbinds it; models that are not attached are ignored."""
         ...
 
-    def start(self, request: RequestId, prompt: Sequence[int], generated: Sequence[int], sampling: Sampling) -> None:
-        """Makes the sampler's state for a request (penalty counts, position of its random stream)."""
+    def ready(self, model: ModelId, sampling: Sampling) -> bool:
+        """Whether steps can follow `start` at once; what they would wait for is being made beside other steps."""
+        ...
+
+    def start(
+        self,
+        model: ModelId,
+        request: RequestId,
+        prompt: Sequence[int],
+        generated: Sequence[int],
+        sampling: Sampling,
+    ) -> None:
+        """Makes the sampler's state for a request (penalty counts, places in its random stream and grammar)."""
         ...
 
     def stop(self, request: RequestId) -> None:

@@ -7,14 +7,16 @@ from threading import Lock
 
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import EngineName, ModelSpec
-from aegis.core.request import Sampling
 from aegis.engine.base import Engine, KvRegion, Row, Sampled
 from aegis.engine.block_table import BlockTable
+from aegis.engine.group import Group
 from aegis.engine.sampler import Sampler
+from aegis.engine.sampling_engine import SamplingEngine
 
 
 def engine_class(name: EngineName) -> Callable[..., Engine]:
-    """Called with the KV region and, by name, `device` and `sampler`. Imports what it needs only. Raises UserError."""
+    """Called with the KV region and, by name, `device`, `sampler` and, of a rank, `group`. Imports what it needs only.
+    Raises UserError."""
     if name == "vllm":
         from aegis.engine.vllm_engine import VllmEngine
 
@@ -24,14 +26,25 @@ def engine_class(name: EngineName) -> Callable[..., Engine]:
     return TransformersEngine
 
 
-class Engines:
+class Engines(SamplingEngine):
     """Implements `Engine` by handing on. `first` is initialised at once, another when a model of its comes; one sampler
-    is shared by all of them, for requests name no model when they start."""
+    is shared by all of them, for requests name no model when they start. `group` are the ranks that
+    share models out, if there are any."""
 
-    def __init__(self, kv: KvRegion, *, device: str, first: EngineName) -> None:
+    def __init__(
+        self,
+        kv: KvRegion,
+        *,
+        device: str,
+        first: EngineName,
+        sampler: Sampler | None = None,
+        group: Group | None = None,
+    ) -> None:
+        super().__init__(sampler)
         self._kv = kv
-        self._device = device
-        self._sampler = Sampler()
+        self._named: dict[str, object] = {"device": device, "sampler": self._sampler}
+        if group is not None:
+            self._named["group"] = group
         self._open: dict[EngineName, Engine] = {}
         self._of: dict[ModelId, Engine] = {}  # attached models
         self._building = Lock()  # of two that build, each restores torch's default dtype to what the other had set
@@ -60,12 +73,6 @@ class Engines:
         if model in self._of:
             self._of.pop(model).detach(model)
 
-    def start(self, request: RequestId, prompt: Sequence[int], generated: Sequence[int], sampling: Sampling) -> None:
-        self._sampler.start(request, prompt, generated, sampling)
-
-    def stop(self, request: RequestId) -> None:
-        self._sampler.stop(request)
-
     def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None:
         self._of[model].extend(model, tokens, blocks, start)
 
@@ -80,5 +87,5 @@ class Engines:
     def _engine(self, name: EngineName) -> Engine:
         """Raises UserError where it is not installed."""
         if name not in self._open:
-            self._open[name] = engine_class(name)(self._kv, device=self._device, sampler=self._sampler)
+            self._open[name] = engine_class(name)(self._kv, **self._named)
         return self._open[name]

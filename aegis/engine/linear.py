@@ -39,7 +39,7 @@ def _onednn(layer: torch.nn.Linear) -> Forward:
 
 
 def _by_rows(layer: torch.nn.Linear) -> Forward:
-    width, weight, bias, several = layer.in_features, layer.weight, layer.bias, _onednn(layer)
+    width, weight, bias, several = layer.weight.shape[1], layer.weight, layer.bias, _onednn(layer)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         return linear(x, weight, bias) if x.numel() == width else several(x)

@@ -13,6 +13,7 @@ do not exist yet need no cleaning: their weight is exactly 0.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,19 +66,22 @@ class Step(Protocol):
         ...
 
 
-_running: Step | None = None
+class _Running(threading.local):
+    step: Step | None = None
+
+
+_running = _Running()
 
 
 @contextmanager
 def running(step: Step) -> Iterator[None]:
-    """Forward passes inside use `step`. The engine is single-threaded and passes do not nest."""
-    global _running
-    assert _running is None
-    _running = step
+    """Forward passes inside use `step`. An engine is single-threaded and passes do not nest."""
+    assert _running.step is None
+    _running.step = step
     try:
         yield
     finally:
-        _running = None
+        _running.step = None
 
 
 def _attention(
@@ -92,16 +96,17 @@ def _attention(
     s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    assert _running is not None, "a forward pass outside a step"
+    step = _running.step
+    assert step is not None, "a forward pass outside a step"
     unknown = strange_arguments(others)
     if attention_mask is not None:
         unknown.append("attention_mask")
     if unknown or not attends_causally(module, others):
         what = f"with {', '.join(unknown)}" if unknown else "that is not causal"
         raise ModelRefused(f"{type(module).__name__} asks for attention {what}, which aegis cannot compute")
-    _running.attended += 1
+    step.attended += 1
     kind = Kind(scaling, sliding_window or None, softcap or None, s_aux)
-    return _running.attend(cast(int, module.layer_idx), query, key, value, kind), None
+    return step.attend(cast(int, module.layer_idx), query, key, value, kind), None
 
 
 AttentionInterface.register(NAME, _attention)

@@ -22,13 +22,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import Manifest, ModelSpec
-from aegis.core.request import Sampling
 from aegis.engine.accepted import strange_layers
 from aegis.engine.base import KvRegion, Row, Sampled
 from aegis.engine.block_table import BlockTable
+from aegis.engine.group import Group
 from aegis.engine.linear import use_onednn
 from aegis.engine.paged_attention import NAME, Decode, Prefill, Scratch, Step, running
 from aegis.engine.sampler import Sampler
+from aegis.engine.sampling_engine import SamplingEngine
+from aegis.engine.sharding import connect
 from aegis.engine.views import KvViews, dtype_named, tensor_at
 
 if TYPE_CHECKING:
@@ -43,9 +45,10 @@ class _Attached:
     extends: bool  # else the KV of a position depends on how many there are
 
 
-class TransformersEngine:
+class TransformersEngine(SamplingEngine):
     """Implements `Engine`. `kv` is the device's KV region; the views of each model's shape are made at `attach`.
-    `decoder` runs decode steps in place of what is usual on the device."""
+    `decoder` runs decode steps in place of what is usual on the device. `group` is who shares the models out, if
+    anybody does; all its ranks run the same steps, whatever they sample."""
 
     def __init__(
         self,
@@ -54,12 +57,14 @@ class TransformersEngine:
         device: str = "cpu",
         decoder: GpuDecoder | None = None,
         sampler: Sampler | None = None,
+        group: Group | None = None,
     ) -> None:
+        super().__init__(sampler)
         self._kv = kv
         self._device = torch.device(device)
         self._models: dict[ModelId, _Attached] = {}
         self._prepared: dict[tuple[ModelId, str], PreTrainedModel] = {}  # by name and fingerprint
-        self._sampler = sampler or Sampler()
+        self._group = group
         self._scratch = Scratch()
         self.decoder = decoder or _decoder_for(self._device)
         on_cuda = self._device.type == "cuda"
@@ -77,25 +82,23 @@ class TransformersEngine:
         self._prepared.pop((spec.model, spec.manifest.fingerprint), None)
 
     def attach(self, spec: ModelSpec, weights_base: int) -> None:
-        assert spec.model not in self._models
+        assert spec.model not in self._models and spec.manifest.ranks == (self._group.size if self._group else 1)
         module = self._prepared.pop((spec.model, spec.manifest.fingerprint), None) or _build(spec)
         _bind(module, spec.manifest, weights_base, self._device)
         _check_bound(module, spec.model)
         use_onednn(module)
+        if self._group is not None:
+            connect(module, self._group)
         views = KvViews(self._kv, spec.manifest.kv, self._device)
         keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
         self._models[spec.model] = _Attached(module, views, keeps_logits, _extends(module))
+        self._sampler.grammars.add(spec)
 
     def detach(self, model: ModelId) -> None:
         self._models.pop(model, None)
+        self._sampler.grammars.remove(model)
         if self.decoder is not None:
             self.decoder.drop(model)
-
-    def start(self, request: RequestId, prompt: Sequence[int], generated: Sequence[int], sampling: Sampling) -> None:
-        self._sampler.start(request, prompt, generated, sampling)
-
-    def stop(self, request: RequestId) -> None:
-        self._sampler.stop(request)
 
     @torch.inference_mode()
     def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None:

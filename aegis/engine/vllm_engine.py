@@ -19,11 +19,11 @@ import torch
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import ModelSpec
-from aegis.core.request import Sampling
 from aegis.engine import vllm_adapter as adapter
 from aegis.engine.base import KvRegion, Row, Sampled
 from aegis.engine.block_table import BlockTable
 from aegis.engine.sampler import Sampler
+from aegis.engine.sampling_engine import SamplingEngine
 from aegis.engine.views import KvViews, LayerViews
 from aegis.engine.vllm_weights import bind, check_bound
 
@@ -36,10 +36,11 @@ class _Attached:
     views: KvViews
 
 
-class VllmEngine:
+class VllmEngine(SamplingEngine):
     """Implements `Engine`. `kv` is the device's KV region. Raises UserError where vLLM cannot be used."""
 
     def __init__(self, kv: KvRegion, *, device: str = "cpu", sampler: Sampler | None = None) -> None:
+        super().__init__(sampler)
         self._kv = kv
         self._device = torch.device(device)
         if adapter.on_cpu() != (self._device.type == "cpu"):
@@ -47,7 +48,6 @@ class VllmEngine:
             raise UserError(f"the vLLM that is installed is built for {built}, the device is {device}", param="engine")
         self._models: dict[ModelId, _Attached] = {}
         self._prepared: dict[tuple[ModelId, str], Any] = {}  # configurations, by name and fingerprint
-        self._sampler = sampler or Sampler()
         self._initialisations = 1
 
     @property
@@ -71,15 +71,11 @@ class VllmEngine:
         attending.bind([_page(layer) for layer in views.layers])
         check_bound(model, spec.model)
         self._models[spec.model] = _Attached(attending, views)
+        self._sampler.grammars.add(spec)
 
     def detach(self, model: ModelId) -> None:
         self._models.pop(model, None)
-
-    def start(self, request: RequestId, prompt: Sequence[int], generated: Sequence[int], sampling: Sampling) -> None:
-        self._sampler.start(request, prompt, generated, sampling)
-
-    def stop(self, request: RequestId) -> None:
-        self._sampler.stop(request)
+        self._sampler.grammars.remove(model)
 
     @torch.inference_mode()
     def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None:

@@ -15,7 +15,7 @@ IMAGE_FORMAT = 2
 _BESIDE_WEIGHTS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 
 
-def fingerprint(checkpoint: Checkpoint, dtype: str, engine: EngineName = "transformers") -> str:
+def fingerprint(checkpoint: Checkpoint, dtype: str, engine: EngineName = "transformers", ranks: int = 1) -> str:
     """32 hex digits, in milliseconds whatever the checkpoint's size: small files count by content, weights by header,
     size and time of last change. That time is ctime, which unlike mtime nobody can set back: bytes overwritten in
     place are noticed even if size and mtime were restored. A copied checkpoint gets an image of its own.
@@ -31,6 +31,8 @@ def fingerprint(checkpoint: Checkpoint, dtype: str, engine: EngineName = "transf
     add("aegis image", IMAGE_FORMAT, dtype, version("transformers"))
     if engine == "vllm":
         add(engine, vllm_version.installed(), version("torch"), _processor())
+    if ranks > 1:
+        add("ranks", ranks)
     for file in _small_files(checkpoint.directory):
         add(file.name, file.read_bytes())
     for file in checkpoint.weights:

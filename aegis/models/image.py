@@ -9,34 +9,42 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import torch
+from msgspec.structs import replace
 from transformers import PretrainedConfig, PreTrainedModel
 
-from aegis.core.model import TENSOR_ALIGNMENT_BYTES, EngineName, KvShape, Manifest, TensorEntry
+from aegis.core.errors import ModelRefused
+from aegis.core.model import TENSOR_ALIGNMENT_BYTES, EngineName, KvLayer, KvShape, Manifest, TensorEntry, image_name
 from aegis.device.image_file import checksums
+from aegis.engine.sharding import Cut, cuts, cuts_attention
 from aegis.engine.stored import Stored
-from aegis.models.image_directory import CONFIG, GENERATION_CONFIG, IMAGE, MANIFEST
+from aegis.models.image_directory import CONFIG, GENERATION_CONFIG, MANIFEST
 from aegis.models.probe import Probed, context_tokens
 
 _Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
-def write_image(model: PreTrainedModel, probed: Probed, fingerprint: str, checkpoint: Path, into: Path) -> Manifest:
-    """Writes image, manifest and the checkpoint's configuration files into the directory `into`."""
+def write_image(
+    model: PreTrainedModel, probed: Probed, fingerprint: str, checkpoint: Path, into: Path, *, ranks: int = 1
+) -> Manifest:
+    """Writes image, manifest and the checkpoint's configuration files into the directory `into`. With several `ranks`
+    an image for each; raises ModelRefused where they cannot share the model out."""
     kv = KvShape(
-        layers=probed.layers,
+        layers=_shared_out(model, probed.layers, ranks),
         dtype=str(probed.kv_dtype).removeprefix("torch."),
         itemsize=probed.kv_dtype.itemsize,
     )
-    return write_stored(list(_distinct(model)), model, kv, probed.vocab_size, fingerprint, checkpoint, into)
+    cut = cuts(model, ranks) if ranks > 1 else {}
+    parts = [[_part(tensor, cut, rank, ranks) for tensor in _distinct(model)] for rank in range(ranks)]
+    return write_stored(parts, model, kv, probed.vocab_size, fingerprint, checkpoint, into)
 
 
 def write_stored(
-    tensors: Sequence[Stored],
+    parts: Sequence[Sequence[Stored]],
     model: PreTrainedModel,
     kv: KvShape,
     vocab_size: int,
@@ -46,11 +54,14 @@ def write_stored(
     *,
     engine: EngineName = "transformers",
 ) -> Manifest:
-    """The same of these tensors, as `engine` lays them out; `model` is what the checkpoint is to transformers."""
-    entries = list(_laid_out(tensors))
+    """The same of these tensors of each rank, as `engine` lays them out; `model` is what the checkpoint is to
+    transformers."""
+    entries = list(_laid_out(parts[0]))
     image_bytes = _aligned(entries[-1].offset + entries[-1].nbytes)
-    pieces = ((entry.offset, tensor.content) for entry, tensor in zip(entries, tensors, strict=True))
-    _write_bytes(into / IMAGE, image_bytes, pieces)
+    images = [into / image_name(rank) for rank in range(len(parts))]
+    for image, tensors in zip(images, parts, strict=True):
+        pieces = ((entry.offset, tensor.content) for entry, tensor in zip(entries, tensors, strict=True))
+        _write_bytes(image, image_bytes, pieces)
     manifest = Manifest(
         fingerprint=fingerprint,
         architecture=type(model).__name__,
@@ -65,13 +76,38 @@ def write_stored(
         intermediate_size=_intermediate_size(model.config.get_text_config()),
         parameters=sum(tensor.content.numel() for tensor in _distinct(model) if not tensor.buffer),
         engine=engine,
-        checksums=checksums(str(into / IMAGE)),
+        checksums=b"".join(checksums(str(image)) for image in images),
+        ranks=len(parts),
     )
     (into / MANIFEST).write_bytes(msgspec.json.encode(manifest))
     for name in (CONFIG, GENERATION_CONFIG):
         if (checkpoint / name).is_file():
             shutil.copyfile(checkpoint / name, into / name)
     return manifest
+
+
+def _shared_out(model: PreTrainedModel, layers: tuple[KvLayer, ...], ranks: int) -> tuple[KvLayer, ...]:
+    """What each rank caches. Raises ModelRefused where heads of KV are left over."""
+    if ranks == 1 or not cuts_attention(model):
+        return layers
+    if odd := [layer.heads for layer in layers if layer.heads % ranks]:
+        heads = "1 head" if odd[0] == 1 else f"{odd[0]} heads"
+        raise ModelRefused(
+            f"{type(model).__name__} has {heads} of KV in a layer, which {ranks} ranks cannot share; "
+            "lower --tensor-parallel-size"
+        )
+    return tuple(replace(layer, heads=layer.heads // ranks) for layer in layers)
+
+
+def _part(tensor: Stored, cut: Mapping[str, Cut], rank: int, ranks: int) -> Stored:
+    """A rank's part. Tied tensors are cut alike, or not at all."""
+    found = {cut.get(name) for name in tensor.names}
+    if len(found) > 1:
+        raise ModelRefused(f"{' and '.join(tensor.names)} are one tensor, of which ranks need different parts")
+    own = found.pop()
+    if own is None:
+        return tensor
+    return Stored.in_rows(tensor.names, own.part(tensor.content, rank, ranks), buffer=tensor.buffer)
 
 
 def _distinct(model: PreTrainedModel) -> Iterator[Stored]:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from aegis.core.model import Manifest
+from aegis.core.model import Manifest, image_name
 
-IMAGE = "image.bin"
 MANIFEST = "manifest.json"
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -21,7 +20,8 @@ def read_manifest(directory: Path, fingerprint: str) -> Manifest | None:
     """The manifest of a whole image with this fingerprint; None where there is none or anything about it is off."""
     try:
         manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
-        whole = (directory / IMAGE).stat().st_size == manifest.image_bytes and (directory / CONFIG).is_file()
+        sizes = {(directory / image_name(rank)).stat().st_size for rank in range(manifest.ranks)}
+        whole = sizes == {manifest.image_bytes} and (directory / CONFIG).is_file()
     except (OSError, msgspec.MsgspecError):
         return None
     return manifest if whole and manifest.fingerprint == fingerprint else None

@@ -30,6 +30,7 @@ class Job(Struct, frozen=True):
     limit_bytes: int | None = None
     renew: bool = False
     engine: EngineName = "transformers"
+    ranks: int = 1
 
 
 class Progress(Struct, frozen=True, tag=True):
@@ -68,9 +69,13 @@ def _run(job: Job, check: Check | None, out: BinaryIO) -> Registered | Refused:
             report=lambda text: _write(out, Progress(model, text)),
             renew=job.renew,
             engine=job.engine,
+            ranks=job.ranks,
         )
     except UserError as refusal:
         return Refused(model, refusal.message)
+    except OSError as error:
+        why = error.strerror or str(error)
+        return Refused(model, f"{job.source.root}: its weight image cannot be made in {job.cache_dir}: {why}")
     except Exception as error:  # noqa: BLE001 - whatever a checkpoint did to a library, the next job is served
         traceback.print_exc()
         return Refused(model, f"{job.source.root}: {type(error).__name__} while it was registered: {error}")

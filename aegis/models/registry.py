@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aegis.core.errors import ModelRefused
-from aegis.core.model import EngineName, Manifest, ModelSpec
+from aegis.core.model import EngineName, Manifest, ModelSpec, image_name
 from aegis.engine import vllm_version
 from aegis.models.cache import locked, replacing
 from aegis.models.checkpoint import Checkpoint, open_checkpoint
 from aegis.models.fingerprint import fingerprint
-from aegis.models.image_directory import IMAGE, read_manifest
+from aegis.models.image_directory import read_manifest
 from aegis.models.sources import Source, fetch
 
 if TYPE_CHECKING:
@@ -40,17 +40,18 @@ def register(
     report: Report = lambda _: None,
     renew: bool = False,
     engine: EngineName = "transformers",
+    ranks: int = 1,
 ) -> ModelSpec:
-    """`dtype` and `engine` hold unless the source has its own. A checkpoint that cannot be made to fit in `limit_bytes`
-    is not even loaded. With `renew` an image that is there already is made again. Raises ModelRefused: one line that
-    names the checkpoint and why."""
+    """`dtype` and `engine` hold unless the source has its own; `ranks` share each model out. A checkpoint that cannot
+    be made to fit in `limit_bytes` of each rank is not even loaded. With `renew` an image that is there already is made
+    again. Raises ModelRefused: one line that names the checkpoint and why."""
     try:
         report("finding the checkpoint")
-        checkpoint = open_checkpoint(fetch(source))
-        _refuse_too_large(checkpoint, limit_bytes)
+        checkpoint = open_checkpoint(fetch(source, report))
+        _refuse_too_large(checkpoint, limit_bytes and limit_bytes * ranks)
         dtype, engine = source.dtype or dtype, source.engine or engine
-        _refuse_without(engine)
-        return _register(source, checkpoint, dtype, engine, cache_dir, check, report, renew)
+        _refuse_without(engine, ranks)
+        return _register(source, checkpoint, dtype, engine, ranks, cache_dir, check, report, renew)
     except ModelRefused as refusal:
         raise ModelRefused(f"{source.root}: {refusal.message}") from refusal
 
@@ -65,7 +66,12 @@ def _refuse_too_large(checkpoint: Checkpoint, limit_bytes: int | None) -> None:
         )
 
 
-def _refuse_without(engine: EngineName) -> None:
+def _refuse_without(engine: EngineName, ranks: int) -> None:
+    if engine == "vllm" and ranks > 1:
+        raise ModelRefused(
+            "the vLLM engine cannot share a model out among ranks yet: leave out --tensor-parallel-size, or use the "
+            "transformers engine for it"
+        )
     if engine == "vllm" and (reason := vllm_version.refusal()):
         raise ModelRefused(reason)
 
@@ -75,17 +81,18 @@ def _register(
     checkpoint: Checkpoint,
     dtype: str,
     engine: EngineName,
+    ranks: int,
     cache_dir: Path,
     check: Check | None,
     report: Report,
     renew: bool,
 ) -> ModelSpec:
-    name = fingerprint(checkpoint, dtype, engine)
+    name = fingerprint(checkpoint, dtype, engine, ranks)
     directory = cache_dir / "images" / name
     with locked(directory):
         manifest = None if renew else read_manifest(directory, name)
         if manifest is None:
-            manifest = _convert(source, checkpoint, dtype, engine, directory, check, report)
+            manifest = _convert(source, checkpoint, dtype, engine, ranks, directory, check, report)
     return _spec(source, manifest, directory)
 
 
@@ -94,6 +101,7 @@ def _convert(
     checkpoint: Checkpoint,
     dtype: str,
     engine: EngineName,
+    ranks: int,
     directory: Path,
     check: Check | None,
     report: Report,
@@ -103,7 +111,7 @@ def _convert(
 
     report("loading the weights")
     model = load(checkpoint, dtype)
-    write = _writer(engine, model)
+    write = _writer(engine, ranks, model)
     with replacing(directory) as draft:
         report("writing the weight image")
         manifest = write(directory.name, checkpoint.directory, draft)
@@ -115,7 +123,7 @@ def _convert(
     return manifest
 
 
-def _writer(engine: EngineName, model: PreTrainedModel) -> Callable[[str, Path, Path], Manifest]:
+def _writer(engine: EngineName, ranks: int, model: PreTrainedModel) -> Callable[[str, Path, Path], Manifest]:
     """Of the image that `engine` binds: told its fingerprint, the checkpoint and where to write."""
     if engine == "vllm":
         from aegis.models.vllm_image import write_vllm_image
@@ -124,7 +132,7 @@ def _writer(engine: EngineName, model: PreTrainedModel) -> Callable[[str, Path, 
     from aegis.models.image import write_image
     from aegis.models.probe import probe
 
-    return partial(write_image, model, probe(model))
+    return partial(write_image, model, probe(model), ranks=ranks)
 
 
 def _spec(source: Source, manifest: Manifest, directory: Path) -> ModelSpec:
@@ -132,7 +140,7 @@ def _spec(source: Source, manifest: Manifest, directory: Path) -> ModelSpec:
         model=source.model,
         manifest=manifest,
         directory=str(directory),
-        image_path=str(directory / IMAGE),
+        image_path=str(directory / image_name()),
         root=source.root,
         slo=source.slo,
     )

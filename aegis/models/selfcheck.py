@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import BrokenBarrierError
 
 import numpy as np
 import torch
@@ -21,8 +24,10 @@ from aegis.core.request import Sampling, Token
 from aegis.core.rng import Stream
 from aegis.engine.base import Engine, KvRegion, Row, Sampled
 from aegis.engine.block_table import BlockTable
+from aegis.engine.group import ThreadGroup
 
-MakeEngine = Callable[[KvRegion], Engine]
+MakeEngine = Callable[..., Engine]
+"""Called with the KV region and, of a model that ranks share out, by name with their `group`."""
 
 STEPS = 6
 _SHORT_TOKENS, _LONG_TOKENS = 5, 33
@@ -46,6 +51,37 @@ def check(spec: ModelSpec, model: PreTrainedModel, make_engine: MakeEngine) -> N
     """Runs two prompts of different lengths, the longer one past the sliding window if that is short, each at once and
     again in two chunks, then a few decoding steps of all together. `model` is the reference. Raises ModelRefused."""
     references = [_generate(model, prompt) for prompt in _prompts(spec, model)] * 2
+    differences = _differences(spec, references, make_engine)
+    worst = float(differences.median(-1).values.max())
+    if not worst <= _TOLERANCE[spec.manifest.kv.dtype]:  # a NaN is no agreement either
+        raise ModelRefused(
+            "its output over paged KV is not what transformers computes: "
+            f"log probabilities differ by {worst:.2g} of the logits' spread"
+        )
+
+
+def _differences(spec: ModelSpec, references: Sequence[_Reference], make_engine: MakeEngine) -> torch.Tensor:
+    """`[references, STEPS]`. Of a model that ranks share out what the first one says; each is a thread."""
+    if spec.manifest.ranks == 1:
+        return _differences_of(spec, references, make_engine)
+    groups = ThreadGroup.of(spec.manifest.ranks)
+
+    def of_rank(group: ThreadGroup) -> torch.Tensor:
+        try:
+            return _differences_of(spec.shard(group.rank), references, partial(make_engine, group=group))
+        except Exception:
+            group.leave()
+            raise
+
+    with ThreadPoolExecutor(len(groups)) as threads:
+        ranks = [threads.submit(of_rank, group) for group in groups]
+    failures = [error for rank in ranks if (error := rank.exception())]
+    if failures:
+        raise next((error for error in failures if not isinstance(error, BrokenBarrierError)), failures[0])
+    return ranks[0].result()
+
+
+def _differences_of(spec: ModelSpec, references: Sequence[_Reference], make_engine: MakeEngine) -> torch.Tensor:
     weights = np.memmap(spec.image_path, mode="c")  # private: a forward pass may write its own rotary buffers
     memory, region, blocks = _kv_memory(spec.manifest.kv, [len(reference.prompt) + STEPS for reference in references])
     engine = make_engine(region)
@@ -54,13 +90,8 @@ def check(spec: ModelSpec, model: PreTrainedModel, make_engine: MakeEngine) -> N
     for i, step, sampled in _run(engine, spec.model, references, blocks):
         differences[i, step] = _difference(sampled.token, references[i].logits[step])
     engine.detach(spec.model)
-    worst = float(differences.median(-1).values.max())
-    if not worst <= _TOLERANCE[spec.manifest.kv.dtype]:  # a NaN is no agreement either
-        raise ModelRefused(
-            "its output over paged KV is not what transformers computes: "
-            f"log probabilities differ by {worst:.2g} of the logits' spread"
-        )
     del memory, weights  # the engine used their addresses until here
+    return differences
 
 
 def _run(
@@ -70,7 +101,7 @@ def _run(
     so a near tie that falls differently does not matter. The latter half is prefilled in two chunks."""
     sampling = Sampling(max_tokens=STEPS, temperature=0.0, logprobs=_TOP)
     for i, reference in enumerate(references):
-        engine.start(RequestId(i), reference.prompt, (), sampling)
+        engine.start(model, RequestId(i), reference.prompt, (), sampling)
         start = len(reference.prompt) // 2 if 2 * i >= len(references) else 0
         if start:
             engine.extend(model, reference.prompt[:start], blocks[i], 0)

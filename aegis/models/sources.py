@@ -13,7 +13,7 @@ A relative `path` is relative to the YAML file that names it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +23,9 @@ from msgspec import Struct
 from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import MODEL_NAME_PATTERN, ModelId
+from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName, Slo
+from aegis.models import hub_progress
 from aegis.models.failures import one_line
 from aegis.yaml_file import read_mapping
 
@@ -43,6 +45,8 @@ class Source(Struct, frozen=True):
     dtype: Dtype | None = None  # None: what the command line says
     pin: bool = False  # its weight image never leaves the model cache
     engine: EngineName | None = None  # likewise
+    priority: int = 0
+    limits: Limits = UNLIMITED
 
     @property
     def root(self) -> str:
@@ -76,15 +80,20 @@ def read_sources(named: Iterable[str], *, default_slo: Slo = Slo()) -> list[Sour
     return list(sources.values())
 
 
-def fetch(source: Source) -> Path:
-    """The checkpoint's directory; downloads what a hub id names unless it is cached. Raises ModelRefused."""
+def fetch(source: Source, report: Callable[[str], None] = lambda _: None) -> Path:
+    """The checkpoint's directory; downloads what a hub id names unless it is cached, or HF_HUB_OFFLINE is set, and
+    reports how far that is. Raises ModelRefused."""
     if source.path is not None:
         return Path(source.path)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(source.root, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]))
+        return Path(
+            snapshot_download(
+                source.root, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"], tqdm_class=hub_progress.bar(report)
+            )
+        )
     except LocalEntryNotFoundError as error:
         reason = "it is not in the local hub cache and the hub cannot be reached (no network, or HF_HUB_OFFLINE is set)"
         raise ModelRefused(f"{reason}; name a checkpoint directory instead") from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ class TextModel:
         self._tokenizer = tokenizer
         self._special = dict(special)
         self._chat_template = chat_template
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
 
     @classmethod
     def load(cls, directory: Path) -> TextModel | None:
@@ -38,9 +41,23 @@ class TextModel:
         tokenizer.no_truncation()
         return cls(tokenizer, _special_tokens(directory), _chat_template(directory))
 
+    @cached_property
+    def token_characters_max(self) -> int:
+        """No token stands for more characters of a text."""
+        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
+
     @property
-    def has_chat_template(self) -> bool:
-        return self._chat_template is not None
+    def chat_template(self) -> str | None:
+        return self._chat_template
+
+    def is_special(self, text: str) -> bool:
+        """Whether it is a token that has no text."""
+        return self._tokenizer.token_to_id(text) in self.special_ids
+
+    def to_json(self) -> str:
+        """The tokenizer, as `tokenizer.json` has it."""
+        text: str = self._tokenizer.to_str()
+        return text
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """As a batch of one: a single text is encoded with the interpreter locked, however long it is."""
@@ -55,8 +72,10 @@ class TextModel:
         texts: list[str] = self._tokenizer.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)
         return texts[0]
 
-    def stream(self) -> TextStream:
-        return TextStream(self)
+    def stream(self, shown: Collection[str] = ()) -> TextStream:
+        """`shown` are texts of special tokens that are text nevertheless."""
+        ids = {self._tokenizer.token_to_id(text) for text in shown}
+        return TextStream(self, frozenset(self.special_ids & ids))
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
@@ -91,15 +110,18 @@ class TextStream:
     those of the previous piece. Text that ends in the middle of a character waits for the rest of it.
     """
 
-    __slots__ = ("_context", "_text", "_waiting")
+    __slots__ = ("_context", "_shown", "_text", "_waiting")
 
-    def __init__(self, text: TextModel) -> None:
+    def __init__(self, text: TextModel, shown: frozenset[int] = frozenset()) -> None:
         self._text = text
+        self._shown = shown  # special tokens; others have no text
         self._context: list[int] = []  # tokens of the last piece
         self._waiting: list[int] = []
 
     def push(self, token: int) -> str:
         """The text that is certain now, possibly none."""
+        if self._shown and token in self._text.special_ids and token not in self._shown:
+            return ""
         self._waiting.append(token)
         piece = self._piece(self._waiting)
         if piece and not piece.endswith(_REPLACEMENT):
@@ -114,8 +136,9 @@ class TextStream:
         return self._piece(self._waiting)
 
     def _piece(self, tokens: list[int]) -> str:
-        before = self._text.decode(self._context)
-        return self._text.decode(self._context + tokens)[len(before) :]
+        skip = not self._shown
+        before = self._text.decode(self._context, skip_special_tokens=skip)
+        return self._text.decode(self._context + tokens, skip_special_tokens=skip)[len(before) :]
 
     def _take(self, count: int, piece: str) -> str:
         self._context, self._waiting = self._waiting[:count], self._waiting[count:]

@@ -27,4 +27,4 @@ def write_vllm_image(model: PreTrainedModel, fingerprint: str, checkpoint: Path,
     with torch.inference_mode():
         tensors = list(stored(loaded, adapter.uses(loaded)))
     vocab_size = model.config.get_text_config().vocab_size
-    return write_stored(tensors, model, kv, vocab_size, fingerprint, checkpoint, into, engine="vllm")
+    return write_stored([tensors], model, kv, vocab_size, fingerprint, checkpoint, into, engine="vllm")

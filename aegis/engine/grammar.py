@@ -1,0 +1,104 @@
+"""Grammars compiled for a vocabulary, which tell of every token whether it may come next (XGrammar, Dong et al., 2024).
+
+Special tokens have no text, so no grammar ever allows one, but for the model's end tokens where output may end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import torch
+import xgrammar
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from aegis.core.request import Grammar
+
+_CONTROLS = frozenset(range(0x20))
+_LEAD, _TRAILS = 0xED, range(0xA0, 0xC0)
+"""What a surrogate would begin with in UTF-8, where there are none: XGrammar takes them for characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The texts of a model's tokens. `for_json` lacks control characters: JSON has them between its values only, where
+    none are needed, and XGrammar would allow them in strings of bounded length. What ends in `leads` is not gone on
+    with by `trails`, a mask of tokens."""
+
+    whole: xgrammar.TokenizerInfo
+    for_json: xgrammar.TokenizerInfo
+    leads: frozenset[int]
+    trails: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    grammar: xgrammar.CompiledGrammar
+    vocabulary: Vocabulary
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.grammar.memory_size_bytes)
+
+
+class GrammarRefused(ValueError):
+    """What XGrammar has against it, on one line."""
+
+
+def read_vocabulary(tokenizer_json: str, *, size: int, ends: Sequence[int]) -> Vocabulary:
+    """`size` is the model's, `ends` are its end tokens, at least one."""
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    kind = xgrammar.TokenizerInfo.from_huggingface(wrapped, vocab_size=size, stop_token_ids=list(ends))
+    special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    texts = [""] * size
+    for text, token in tokenizer.get_vocab(with_added_tokens=True).items():
+        if token < size and token not in special:
+            texts[token] = text
+    found = xgrammar.TokenizerInfo(
+        texts,
+        kind.vocab_type,
+        vocab_size=size,
+        stop_token_ids=list(ends),
+        add_prefix_space=kind.add_prefix_space,
+    )
+    spoken = [b"" if _has_surrogate(text) else text for text in found.decoded_vocab]
+    printable = [b"" if _CONTROLS & set(text) else text for text in spoken]
+    trails = np.zeros(-(-size // 32) * 32, dtype=bool)
+    trails[:size] = [bool(text) and text[0] in _TRAILS for text in spoken]
+    return Vocabulary(
+        xgrammar.TokenizerInfo(spoken, vocab_size=size, stop_token_ids=list(ends)),
+        xgrammar.TokenizerInfo(printable, vocab_size=size, stop_token_ids=list(ends)),
+        frozenset(token for token, text in enumerate(spoken) if text.endswith(bytes([_LEAD]))),
+        torch.from_numpy(np.packbits(trails, bitorder="little").view(np.int32)),
+    )
+
+
+def _has_surrogate(text: bytes) -> bool:
+    return any(one == _LEAD and next in _TRAILS for one, next in pairwise(text))
+
+
+def compile_grammar(vocabulary: Vocabulary, grammar: Grammar) -> Compiled:
+    """Takes from microseconds to minutes, and as a rule lets other threads run. Raises GrammarRefused."""
+    info = vocabulary.for_json if grammar.kind == "json_schema" else vocabulary.whole
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    compile_it = {
+        "json_schema": partial(compiler.compile_json_schema, any_whitespace=False),
+        "regex": compiler.compile_regex,
+        "ebnf": compiler.compile_grammar,
+        "structural_tag": compiler.compile_structural_tag,
+    }[grammar.kind]
+    try:
+        return Compiled(compile_it(grammar.text), vocabulary)
+    except (RuntimeError, ValueError) as error:
+        raise GrammarRefused(_reason(error)) from None
+
+
+def _reason(error: Exception) -> str:
+    """XGrammar's message without the place in its source."""
+    text = " ".join(str(error).split())
+    return text.partition("cc:")[2].partition(": ")[2] or text

@@ -1,0 +1,32 @@
+"""What all backends do alike for a request: its sampler's state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aegis.core.ids import ModelId, RequestId
+from aegis.core.request import Sampling
+from aegis.engine.sampler import Sampler
+
+
+class SamplingEngine:
+    """That part of `Engine`."""
+
+    def __init__(self, sampler: Sampler | None) -> None:
+        self._sampler = sampler or Sampler()
+
+    def ready(self, model: ModelId, sampling: Sampling) -> bool:
+        return self._sampler.grammars.ready(model, sampling.grammar)
+
+    def start(
+        self,
+        model: ModelId,
+        request: RequestId,
+        prompt: Sequence[int],
+        generated: Sequence[int],
+        sampling: Sampling,
+    ) -> None:
+        self._sampler.start(model, request, prompt, generated, sampling)
+
+    def stop(self, request: RequestId) -> None:
+        self._sampler.stop(request)
