@@ -14,18 +14,23 @@ from aegis.core.messages import (
     Phase,
     Prefilled,
     PromptLogprobs,
+    Reused,
     Started,
+    StepsTook,
     SwitchDone,
     Tokens,
 )
 
 T = TypeVar("T")
 
-_OF_ONE_REQUEST: frozenset[object] = frozenset({Broken, GaveUp, KvReleased, Prefilled, PromptLogprobs, Started, Tokens})
+_OF_ONE_REQUEST: frozenset[object] = frozenset(
+    {Broken, GaveUp, KvReleased, Prefilled, PromptLogprobs, Reused, Started, Tokens}
+)
 
 
 def addressed(messages: Sequence[T], proxies: Iterable[ProxyId]) -> dict[ProxyId | None, list[T | Phase]]:
-    """The messages of each, in order; None is the node. `proxies` are those that are told of every switch."""
+    """The messages of each, in order; None is the node. `proxies` are those that are told of every switch, and of how
+    long steps take."""
     mail: defaultdict[ProxyId | None, list[T | Phase]] = defaultdict(list)
     for message in messages:
         if type(message) in _OF_ONE_REQUEST:
@@ -36,6 +41,9 @@ def addressed(messages: Sequence[T], proxies: Iterable[ProxyId]) -> dict[ProxyId
         elif isinstance(message, SwitchDone):
             for somebody in (None, *proxies):
                 mail[somebody].append(message)
+        elif isinstance(message, StepsTook):
+            for proxy in proxies:
+                mail[proxy].append(message)
         else:
             mail[None].append(message)
     return mail

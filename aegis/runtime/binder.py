@@ -10,10 +10,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from aegis.core.errors import UserError
 from aegis.core.events import InstanceEvent
-from aegis.core.messages import AddModel, DropModel
-from aegis.core.model import ModelSpec
+from aegis.core.ids import ModelId
+from aegis.core.messages import AddModel, DropModel, SetSlo
+from aegis.core.model import ModelSpec, Slo
 
 
 class Preparing(Protocol):
@@ -38,6 +41,8 @@ class Binder:
             case AddModel(spec) if busy or self._building:
                 self._building.append((self._thread.submit(self._prepare, spec), event))
                 return True
+            case SetSlo(model, slo):
+                self._building = [(future, _due(event, model, slo)) for future, event in self._building]
             case DropModel(model):
                 self._forget([entry for entry in self._building if entry[1].spec.model == model])
         return False
@@ -68,3 +73,7 @@ class Binder:
     def _discard(self, spec: ModelSpec) -> None:
         for part in self._parts:
             part.discard(spec)
+
+
+def _due(event: AddModel, model: ModelId, slo: Slo) -> AddModel:
+    return AddModel(replace(event.spec, slo=slo)) if event.spec.model == model else event

@@ -14,22 +14,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, cast
 
+from msgspec.structs import replace
+
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import InstanceId, ModelId
-from aegis.core.messages import AddModel, DropModel, ToInstance
-from aegis.core.model import EngineName, ModelSpec, Slo
+from aegis.core.limits import UNLIMITED, Limits
+from aegis.core.messages import AddModel, DropModel, SetSlo, ToInstance
+from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo
 from aegis.models.sources import Source, check_name, read_sources
 from aegis.models.text import TextModel
-from aegis.runtime.image_cache import ImageCache
-from aegis.runtime.registering import Registering, Report
+from aegis.runtime.image_caches import ImageCaches
+from aegis.runtime.registering import Register, Report
+from aegis.runtime.seam import Registering
+from aegis.runtime.watched import watched
 from aegis.telemetry.logs import log
+from aegis.telemetry.registration import Coming
 from memory.budget import Budget
 from memory.images import State
-from proxy.events import ModelGone, ModelUp
+from proxy.events import ModelAway, ModelGone, ModelUp, SloSet
 
 _logger = logging.getLogger(__name__)
 
 _MIB = 1 << 20
+_POLL_S = 0.02
+_RENEWALS_MAX = 10
+"""An image that is damaged more often is not trusted any more."""
+
 _PINS = "the model cache does not hold all pinned images; raise --model-cache or pin fewer models"
 
 
@@ -39,15 +49,24 @@ class LiveModel:
 
     spec: ModelSpec
     source: Source
-    images: ImageCache
+    images: ImageCaches
     text: TextModel | None
     kv_limit_tokens: int
     created_s: int
     state: str = "loading"
     detail: str = ""
+    priority: int = 0
+    limits: Limits = UNLIMITED
     bound: set[InstanceId] = field(default_factory=set)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    renewing: asyncio.Task[None] | None = None
+    renewing: bool = False
+    damage: str = ""
+    renewals: int = 0
+    away: bool = False  # its requests wait for the image to be made again
+
+    @property
+    def pinned(self) -> bool:
+        return self.images.pinned(self.spec.model)
 
     @property
     def weights(self) -> str:
@@ -71,7 +90,7 @@ class Wire(Protocol):
     @property
     def up(self) -> Collection[InstanceId]: ...
 
-    def tell(self, event: ModelUp | ModelGone) -> None:
+    def tell(self, event: ModelUp | ModelAway | ModelGone | SloSet | Registering) -> None:
         """To every proxy."""
         ...
 
@@ -87,11 +106,12 @@ class Catalogue:
         self,
         wire: Wire,
         budget: Budget,
-        images: ImageCache,
-        register: Registering,
+        images: ImageCaches,
+        register: Register,
         *,
         dtype: str,
         engine: EngineName,
+        ranks: int = 1,
         cache_dir: Path,
         default_slo: Slo,
     ) -> None:
@@ -101,23 +121,31 @@ class Catalogue:
         self._registering = register
         self._dtype = dtype
         self._engine: EngineName = engine
+        self._ranks = ranks
         self._cache_dir = cache_dir
         self._default_slo = default_slo
         self._models: dict[ModelId, LiveModel] = {}
         self._leaving: dict[ModelId, _Leaving] = {}
+        self._coming: dict[ModelId, Coming] = {}
         self._admitting = asyncio.Lock()
-        self._renewing = asyncio.Lock()  # a disk that loses one image may lose them all: a process for each is too many
+        self._damaged: dict[ModelId, LiveModel] = {}  # whose images are to be made again
+        self._renewer: asyncio.Task[None] | None = None
 
     def models(self) -> Mapping[str, LiveModel]:
         return cast(Mapping[str, LiveModel], self._models)
+
+    def coming(self) -> Mapping[str, Coming]:
+        """Those that are being registered, and how far that is."""
+        return cast(Mapping[str, Coming], self._coming)
 
     def specs(self) -> list[ModelSpec]:
         """What an instance that comes up has to be told of."""
         return [model.spec for model in self._models.values()]
 
-    def ready(self) -> list[ModelUp]:
+    def ready(self) -> list[ModelUp | Registering]:
         """What a proxy that comes up has to be told of."""
-        return [ModelUp(model.spec, model.kv_limit_tokens) for model in self._models.values() if model.state == "ready"]
+        ready = [model for model in self._models.values() if model.state == "ready" and not model.away]
+        return [self._news(), *(ModelUp(model.spec, model.kv_limit_tokens) for model in ready)]
 
     def least_pages(self) -> int:
         """With fewer pages of a device an instance could not serve the largest model, and one at least."""
@@ -153,23 +181,67 @@ class Catalogue:
             raise UserError(f"there is no model named '{name}'", status=404, param="model")
         self._forget(model)
 
+    async def change(self, name: str, change: ModelChange) -> LiveModel:
+        """Raises UserError, with nothing changed."""
+        model = self._models.get(ModelId(name))
+        if model is None:
+            raise UserError(f"there is no model named '{name}'", status=404, param="model")
+        if change.pinned is not None:
+            await self._pin(model.spec.model, change.pinned)
+        if change.priority is not None:
+            model.priority = change.priority
+        if change.limits is not None:
+            model.limits = change.limits
+        now = model.spec.slo
+        slo = Slo(change.ttft_ns or now.ttft_ns, change.tbt_ns or now.tbt_ns)
+        if slo != now:
+            model.spec = replace(model.spec, slo=slo)
+            self._wire.broadcast(SetSlo(model.spec.model, slo))
+        self._wire.tell(SloSet(model.spec.model, slo))  # and with it what else is new of the model
+        return model
+
     async def register(
         self, sources: Sequence[Source], report: Report = lambda _model, _text: None
     ) -> AsyncIterator[tuple[Source, LiveModel | ModelRefused]]:
         """Registers and binds; yields what became of each. Requests to other models go on meanwhile."""
-        async for source, outcome in self._register(sources, report):
-            yield source, outcome if isinstance(outcome, ModelRefused) else await self._admit(source, outcome)
+        coming = {source.model: Coming(source.root) for source in sources if source.model not in self._coming}
+        self._come(coming)
+
+        def told(model: ModelId, text: str) -> None:
+            if model in coming:
+                coming[model] = replace(coming[model], progress=text)
+                self._come({model: coming[model]})
+            report(model, text)
+
+        try:
+            async for source, outcome in self._register(sources, told):
+                yield source, outcome if isinstance(outcome, ModelRefused) else await self._admit(source, outcome)
+                if coming.pop(source.model, None):
+                    self._come({}, gone=[source.model])
+        finally:
+            self._come({}, gone=coming)
 
     # --- images -------------------------------------------------------------------------------------------------------
 
-    def damaged(self, model: ModelId, reason: str) -> None:
-        """Its image on disk is not what it was: it is made again from the checkpoint. What has the weights already goes
-        on; what has to load them meanwhile fails."""
+    def damaged(self, model: ModelId, reason: str, *, wanted: bool = False) -> None:
+        """Its image on disk is not what it was: it is made again from the checkpoint. Who has the weights goes on; once
+        somebody `wanted` to load them, what is placed anew waits."""
         found = self._models.get(model)
-        if found is not None and found.renewing is None and found.state != "failed":
+        if found is None or found.state == "failed":
+            return
+        if wanted and not found.away:
+            found.away = True
+            self._wire.tell(ModelAway(model))
+        if not found.renewing:
+            found.renewals += 1
+            if found.renewals > _RENEWALS_MAX:
+                self.failed(model, f"{reason} again and again; see to the disk, remove the model and add it again")
+                return
             log(_logger, logging.WARNING, "weight image is made again", {"model": model, "reason": reason})
-            found.detail = f"{reason}; it is being made again"
-            found.renewing = asyncio.create_task(self._renew(found, reason))
+            found.damage, found.detail = reason, f"{reason}; it is being made again"
+            found.renewing, self._damaged[model] = True, found
+            if self._renewer is None:
+                self._renewer = watched(self._renew())
 
     def uncached(self, model: ModelId) -> None:
         """Nobody loads the image of a model that was removed from the model cache any more."""
@@ -213,28 +285,62 @@ class Catalogue:
             sources,
             dtype=self._dtype,
             engine=self._engine,
+            ranks=self._ranks,
             cache_dir=self._cache_dir,
             limit_bytes=limit_bytes,
             report=report,
             renew=renew,
         )
 
-    async def _renew(self, model: LiveModel, reason: str) -> None:
-        async with self._renewing:
-            async for _, outcome in self._register([model.source], lambda _model, _text: None, renew=True):
-                self._renewed(model, reason, outcome)
-        model.renewing = None
+    def _come(self, news: Mapping[ModelId, Coming], *, gone: Collection[ModelId] = ()) -> None:
+        """Proxies are told at once: who asked for a model is told that it is coming by any of them."""
+        if news or gone:
+            kept = {model: coming for model, coming in self._coming.items() if model not in gone}
+            self._coming = kept | dict(news)
+            self._wire.tell(self._news())
 
-    def _renewed(self, model: LiveModel, reason: str, outcome: ModelSpec | ModelRefused) -> None:
+    def _news(self) -> Registering:
+        return Registering({str(model): coming for model, coming in self._coming.items()})
+
+    async def _pin(self, model: ModelId, pinned: bool) -> None:
+        while pinned and self._images.evicting(model):
+            await asyncio.sleep(_POLL_S)
+            if model not in self._models:
+                raise UserError(f"model '{model}' was removed", status=404, param="model")
+        if not pinned:
+            self._images.unpin(model)
+        elif not self._images.pin(model):
+            message = f"{model} does not fit beside what is pinned; unpin another, or raise --model-cache"
+            raise UserError(message, status=409, param="pin")
+
+    async def _renew(self) -> None:
+        """In one process for all that are damaged by then: a disk that loses one image may lose them all."""
+        while self._damaged:
+            models, self._damaged = list(self._damaged.values()), {}
+            outcomes = self._register([model.source for model in models], lambda _model, _text: None, renew=True)
+            async for source, outcome in outcomes:
+                await self._renewed(next(model for model in models if model.source is source), outcome)
+        self._renewer = None
+
+    async def _renewed(self, model: LiveModel, outcome: ModelSpec | ModelRefused) -> None:
+        if isinstance(outcome, ModelSpec) and outcome.manifest == model.spec.manifest:
+            try:
+                await self._images.supply(outcome, renewed=True)
+            except ModelRefused as refused:
+                outcome = refused
+        model.renewing = False
         if self._models.get(model.spec.model) is not model:
             return
         if isinstance(outcome, ModelRefused):
-            self.failed(model.spec.model, f"{reason} and cannot be made again: {outcome.message}")
+            self.failed(model.spec.model, f"{model.damage} and cannot be made again: {outcome.message}")
         elif outcome.manifest != model.spec.manifest:
             why = "its checkpoint has changed meanwhile; remove the model and add it again"
-            self.failed(model.spec.model, f"{reason} and cannot be made again: {why}")
+            self.failed(model.spec.model, f"{model.damage} and cannot be made again: {why}")
         else:
-            model.detail = ""
+            log(_logger, logging.WARNING, "weight image was made again", {"model": model.spec.model})
+            model.detail, away, model.away = "", model.away, False
+            if away and model.state == "ready":
+                self._wire.tell(ModelUp(model.spec, model.kv_limit_tokens))
 
     async def _admit(self, source: Source, spec: ModelSpec) -> LiveModel | ModelRefused:
         async with self._admitting:
@@ -244,10 +350,23 @@ class Catalogue:
             if refusal or spec.model in self._models:
                 return ModelRefused(refusal or f"there is already a model named '{spec.model}'")
             text = await asyncio.to_thread(TextModel.load, Path(spec.directory))
+            try:
+                await self._images.supply(spec)
+            except ModelRefused as refused:
+                return refused
             if not self._images.add(spec, pinned=source.pin):
                 return ModelRefused(f"{source.root}: it is to be pinned, and {_PINS}")
             limit = self._budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
-            model = self._models[spec.model] = LiveModel(spec, source, self._images, text, limit, int(time.time()))
+            model = self._models[spec.model] = LiveModel(
+                spec,
+                source,
+                self._images,
+                text,
+                limit,
+                int(time.time()),
+                priority=source.priority,
+                limits=source.limits,
+            )
         self._wire.broadcast(AddModel(spec))
         if not self._wire.up:
             self._settle(model)

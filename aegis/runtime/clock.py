@@ -1,4 +1,4 @@
-"""The live clocks. CLOCK_MONOTONIC is one for all processes of a node."""
+"""The live clocks. CLOCK_MONOTONIC is one for all processes of a machine."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import time
 
 
 class MonotonicClock:
-    """Implements `aegis.core.clock.Clock`."""
+    """Implements `aegis.core.clock.Clock`. The machine's clock may be `ahead_ns` of the launcher's, which holds."""
 
-    __slots__ = ()
+    __slots__ = ("_ahead_ns",)
+
+    def __init__(self, ahead_ns: int = 0) -> None:
+        self._ahead_ns = ahead_ns
 
     def now_ns(self) -> int:
-        return time.monotonic_ns()
+        return time.monotonic_ns() - self._ahead_ns
 
 
 class ThreadClock:

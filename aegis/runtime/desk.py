@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+import msgspec
+
 from aegis.core.decision import Decision
+from aegis.core.model import ModelChange
 from aegis.runtime.catalogue import LiveModel
+from aegis.runtime.live_view import LiveView
 from aegis.runtime.node import Node
+from aegis.telemetry.live import Seen
 from aegis.telemetry.memory_report import MemoryReport, report_device, report_host_kv, report_model_cache
 from aegis.telemetry.node import NodeReport
 from aegis.telemetry.records import Record
@@ -20,6 +25,7 @@ class NodeDesk:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._view = LiveView(node)
 
     def models(self) -> Mapping[str, LiveModel]:
         return self._node.catalogue.models()
@@ -45,6 +51,9 @@ class NodeDesk:
 
     async def remove_model(self, name: str) -> None:
         self._node.catalogue.remove(name)
+
+    async def change_model(self, name: str, change: ModelChange) -> LiveModel:
+        return await self._node.catalogue.change(name, change)
 
     async def metrics(self) -> bytes:
         scrapes = await self._node.proxies.scrapes()
@@ -72,6 +81,9 @@ class NodeDesk:
             bus=node.bus.place if node.bus else None,
         )
 
+    async def live(self, seen: Seen) -> bytes:
+        return msgspec.json.encode(self._view.live(seen, self.memory()))
+
     def memory(self) -> MemoryReport:
         node = self._node
         page_bytes = node.devices.page_bytes
@@ -81,8 +93,8 @@ class NodeDesk:
                 report_device(ordinal, arbiter, node.reports, image_bytes, page_bytes=page_bytes)
                 for ordinal, arbiter in enumerate(node.devices.arbiters())
             ),
-            report_host_kv(node.leases, node.reports.values(), slab_bytes=node.budget.slab_bytes),
-            report_model_cache(node.images.images(), node.images.accounts(), node.images.counters),
+            report_host_kv(node.host, node.reports.values(), slab_bytes=node.budget.slab_bytes),
+            report_model_cache(node.images.images(), node.images.accounts(), node.images.counters()),
         )
 
     async def memory_report(self) -> MemoryReport:

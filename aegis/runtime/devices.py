@@ -27,12 +27,23 @@ class Wire(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    pool: PhysicalPool
+    """What a group of ranks has, each a device with a pool: the same pages of all of them are taken and given back."""
+
+    pools: Sequence[PhysicalPool]
     arbiter: PageArbiter
+
+    @property
+    def page_bytes(self) -> int:
+        return self.pools[0].page_bytes
+
+    @property
+    def page_count(self) -> int:
+        return min(pool.page_count for pool in self.pools)
 
 
 class Devices:
-    """`placement` says which device each instance is on. Methods are called on the event loop."""
+    """`placement` says which device each instance is on; `ranks` pools in a row count as one. Methods are called on the
+    event loop."""
 
     def __init__(
         self,
@@ -42,40 +53,42 @@ class Devices:
         *,
         floor_bytes: int,
         idle_s: float,
+        ranks: int = 1,
         check_laws: bool = False,
     ) -> None:
         self.wire: Wire | None = None
-        self._placement = dict(placement)
         self._clock = clock
         self._check_laws = check_laws
         self._next_command = 0
         self._commands: dict[int, asyncio.Future[Settled]] = {}
         self._wiping: set[asyncio.Task[None]] = set()
-        self._devices = [
-            _Device(
-                pool,
-                PageArbiter(
-                    pool.page_count,
-                    floor=floor_bytes // pool.page_bytes,
-                    idle_ns=round(idle_s * NS_PER_S),
-                    patience_ns=PATIENCE_NS,
-                ),
-            )
-            for pool in pools
-        ]
+        self._floor_bytes = floor_bytes
+        self._idle_s = idle_s
+        self._devices = [self._device(pools[at : at + ranks]) for at in range(0, len(pools), ranks)]
+        self._placement = {instance: self._devices[at] for instance, at in placement.items()}
 
     @property
     def page_bytes(self) -> int:
-        return self._devices[0].pool.page_bytes
+        return self._devices[0].page_bytes
 
     @property
     def page_count(self) -> int:
         """Of each device."""
-        return min(device.pool.page_count for device in self._devices)
+        return min(device.page_count for device in self._devices)
 
-    def address(self, instance: InstanceId) -> str:
-        """What the instance opens its device by."""
-        return self._of(instance).pool.address
+    def place(self, instance: InstanceId, pools: Sequence[PhysicalPool]) -> None:
+        """From now on it has a device of its own, of these pools; what it had before is gone. It is not up."""
+        device, before = self._device(pools), self._placement.get(instance)
+        self._devices = [other for other in self._devices if other is not before] + [device]
+        self._placement[instance] = device
+
+    def addresses(self, instance: InstanceId) -> list[str]:
+        """What the instance's ranks open their devices by."""
+        return [pool.address for pool in self._of(instance).pools]
+
+    def device_of(self, instance: InstanceId) -> int:
+        """Its ordinal."""
+        return self._devices.index(self._of(instance))
 
     def arbiters(self) -> list[PageArbiter]:
         """The accounts of each device."""
@@ -115,14 +128,14 @@ class Devices:
         """Answers when the instance holds no more than that: how many bytes it gave back. Raises UserError, with
         nothing changed, where it cannot be done or not in time."""
         instance, device = self._up(name)
-        pages, page_bytes = nbytes // device.pool.page_bytes, device.pool.page_bytes
+        pages, page_bytes = nbytes // device.page_bytes, device.page_bytes
         if nbytes < least_bytes:
             raise UserError(
                 f"{name} needs at least {format_size(least_bytes)}: the largest model it serves and a slab",
                 param="limit",
             )
         command, settled = self._command()
-        pages = min(pages, device.pool.page_count)
+        pages = min(pages, device.page_count)
         patience_ns = round(timeout_s * NS_PER_S)
         self._perform(device, device.arbiter.set_limit(instance, pages, command=command, patience_ns=patience_ns))
         outcome = await self._outcome(command, settled, name, timeout_s)
@@ -142,19 +155,25 @@ class Devices:
         command, settled = self._command()
         self._perform(device, device.arbiter.trim(instance, command=command))
         outcome = await self._outcome(command, settled, name, timeout_s)
-        return outcome.pages * device.pool.page_bytes
+        return outcome.pages * device.page_bytes
 
     async def close(self) -> None:
         """The instances are gone."""
         for task in list(self._wiping):
             await task
         for device in self._devices:
-            device.pool.close()
+            for pool in device.pools:
+                pool.close()
 
     # ------------------------------------------------------------------------------------------------------------------
 
+    def _device(self, pools: Sequence[PhysicalPool]) -> _Device:
+        pages, floor = min(pool.page_count for pool in pools), self._floor_bytes // pools[0].page_bytes
+        idle_ns = round(self._idle_s * NS_PER_S)
+        return _Device(pools, PageArbiter(pages, floor=floor, idle_ns=idle_ns, patience_ns=PATIENCE_NS))
+
     def _of(self, instance: InstanceId) -> _Device:
-        return self._devices[self._placement[instance]]
+        return self._placement[instance]
 
     def _up(self, name: str) -> tuple[InstanceId, _Device]:
         for device in self._devices:
@@ -197,5 +216,6 @@ class Devices:
                     self.wire.post(instance, message)
 
     async def _wipe(self, device: _Device, lost: WipeLost) -> None:
-        await asyncio.to_thread(device.pool.wipe, lost.runs)
+        for pool in device.pools:
+            await asyncio.to_thread(pool.wipe, lost.runs)
         self._perform(device, device.arbiter.wiped(lost.key))

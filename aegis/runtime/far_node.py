@@ -14,15 +14,31 @@ from msgspec import Raw
 
 from aegis.core.decision import Decision
 from aegis.core.errors import UserError
-from aegis.core.ids import ModelId
-from aegis.core.model import ModelSpec
+from aegis.core.ids import InstanceId, ModelId
+from aegis.core.limits import Limits
+from aegis.core.model import ModelChange, ModelSpec
+from aegis.core.request import Job
 from aegis.models.text import TextModel
 from aegis.runtime.link import Spoke
 from aegis.runtime.questions import QUESTIONS
-from aegis.runtime.seam import Answer, Asked, Card, CardGone, FromProxy, Refusal, ToProxy
+from aegis.runtime.seam import (
+    Answer,
+    Asked,
+    Card,
+    CardGone,
+    Found,
+    FromProxy,
+    LookUp,
+    PrefixFound,
+    Refusal,
+    Registering,
+    ToProxy,
+)
+from aegis.telemetry.live import Seen
 from aegis.telemetry.memory_report import MemoryReport
 from aegis.telemetry.node import NodeReport
 from aegis.telemetry.records import Record
+from aegis.telemetry.registration import Coming
 from aegis.telemetry.spans import Span
 
 
@@ -50,6 +66,18 @@ class SeenModel:
         return self.card.weights
 
     @property
+    def priority(self) -> int:
+        return self.card.priority
+
+    @property
+    def limits(self) -> Limits:
+        return self.card.limits
+
+    @property
+    def pinned(self) -> bool:
+        return self.card.pinned
+
+    @property
     def created_s(self) -> int:
         return self.card.created_s
 
@@ -61,15 +89,33 @@ class SeenModel:
 class FarNode:
     """Implements `aegis.runtime.proxy.NodeEnd`. A model is there once its text is loaded, which is done in a thread."""
 
-    def __init__(self, link: Spoke[ToProxy]) -> None:
+    def __init__(self, link: Spoke[ToProxy], *, reuses: bool = False) -> None:
+        """Where it `reuses` KV it is asked what is kept."""
         self.desk = FarDesk(self)
+        self._reuses = reuses
+        self._tickets = count()
+        self._looked_up: dict[int, Found] = {}
         self._link = link
         self._cards: dict[ModelId, Card] = {}
         self._models: dict[ModelId, SeenModel] = {}
         self._opening: dict[ModelId, asyncio.Task[None]] = {}
+        self._coming: dict[str, Coming] = {}
+
+    def coming(self) -> Mapping[str, Coming]:
+        """One whose text is being loaded is not here yet either."""
+        opening = [card for model, card in self._cards.items() if model in self._opening and model not in self._models]
+        return {card.spec.model: Coming(card.spec.root, "being opened") for card in opening} | self._coming
 
     def models(self) -> Mapping[str, SeenModel]:
         return cast(Mapping[str, SeenModel], self._models)
+
+    def look_up(self, instance: InstanceId, job: Job, found: Found) -> None:
+        if not self._reuses:
+            found(None)
+            return
+        ticket = next(self._tickets)
+        self._looked_up[ticket] = found
+        self.tell(LookUp(ticket, instance, job))
 
     def tell(self, message: FromProxy) -> None:
         self._link.send([message])
@@ -79,8 +125,12 @@ class FarNode:
         while self._opening:
             await asyncio.gather(*self._opening.values())
 
-    def told(self, message: Card | CardGone) -> None:
+    def told(self, message: Card | CardGone | PrefixFound | Registering) -> None:
         match message:
+            case PrefixFound(ticket, kept):
+                self._looked_up.pop(ticket)(kept)
+            case Registering(models):
+                self._coming = models
             case Card(spec):
                 self._cards[spec.model] = message
                 seen = self._models.get(spec.model)
@@ -125,13 +175,14 @@ class FarDesk:
     async def add_model(self, source: str, name: str | None) -> SeenModel:
         model = cast(ModelId, await self._ask("add_model", source, name))
         await self._node.opened()
-        added = self._node.models().get(model)
-        if added is None:
-            raise UserError(f"model '{model}' was removed", status=404, param="name")
-        return added
+        return self._there(model)
 
     async def remove_model(self, name: str) -> None:
         await self._ask("remove_model", name)
+
+    async def change_model(self, name: str, change: ModelChange) -> SeenModel:
+        await self._ask("change_model", name, change)
+        return self._there(name)  # whose card came before the answer
 
     async def metrics(self) -> bytes:
         return cast(bytes, await self._ask("metrics"))
@@ -145,6 +196,9 @@ class FarDesk:
     async def decisions(self, since: int) -> tuple[list[Decision], int]:
         return cast(tuple[list[Decision], int], await self._ask("decisions", since))
 
+    async def live(self, seen: Seen) -> bytes:
+        return cast(bytes, await self._ask("live", seen))
+
     async def report(self) -> NodeReport:
         return cast(NodeReport, await self._ask("report"))
 
@@ -156,6 +210,13 @@ class FarDesk:
 
     async def trim_memory(self, instance: str, *, timeout_s: float) -> int:
         return cast(int, await self._ask("trim_memory", instance, timeout_s))
+
+    def _there(self, name: str) -> SeenModel:
+        """Raises UserError where it was removed meanwhile."""
+        seen = self._node.models().get(name)
+        if seen is None:
+            raise UserError(f"model '{name}' was removed", status=404, param="name")
+        return seen
 
     async def _ask(self, what: str, *arguments: Any) -> object:
         """Raises UserError."""
@@ -173,4 +234,11 @@ class FarDesk:
 
 
 def _error(refusal: Refusal) -> UserError:
-    return UserError(refusal.message, status=refusal.status, param=refusal.param, code=refusal.code, kind=refusal.kind)
+    return UserError(
+        refusal.message,
+        status=refusal.status,
+        param=refusal.param,
+        code=refusal.code,
+        kind=refusal.kind,
+        retry_after_s=refusal.retry_after_s,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from itertools import count
 
 import msgspec
@@ -26,10 +27,12 @@ from aegis.runtime.seam import (
     Refusal,
     Scraped,
     ScrapeWanted,
+    Told,
     ToProxy,
 )
 from aegis.telemetry.logs import log
 from aegis.telemetry.scrape import Family
+from aegis.telemetry.tally import Tally
 from proxy.events import ModelUp
 
 _logger = logging.getLogger(__name__)
@@ -49,6 +52,7 @@ class FarProxy:
         self._tickets = count()
         self._scrapes: dict[int, asyncio.Future[tuple[Family, ...]]] = {}
         self._answering: set[asyncio.Task[None]] = set()
+        self._tallies: dict[ModelId, Tally] = {}
 
     def tell(self, message: ToProxy) -> None:
         """What it is told of a model it can look up."""
@@ -72,8 +76,13 @@ class FarProxy:
         finally:
             del self._scrapes[ticket]
 
-    def heard(self, message: Scraped | Asked) -> None:
+    def tallies(self) -> Iterable[Tally]:
+        return self._tallies.values()
+
+    def heard(self, message: Scraped | Asked | Told) -> None:
         match message:
+            case Told():
+                self._tallies.update((tally.model, tally) for tally in message.tallies)
             case Scraped(ticket, families):
                 scraped = self._scrapes.get(ticket)
                 if scraped and not scraped.done():
@@ -105,7 +114,7 @@ class FarProxy:
             self.tell(Answer(asked.ticket, Raw(msgspec.msgpack.encode(result))))
 
     def _refuse(self, asked: Asked, error: UserError) -> None:
-        refusal = Refusal(error.message, error.status, error.param, error.code, error.kind)
+        refusal = Refusal(error.message, error.status, error.param, error.code, error.kind, error.retry_after_s)
         self.tell(Answer(asked.ticket, _NOTHING, refusal))
 
     def _changes(self) -> list[Card | CardGone]:
@@ -122,6 +131,9 @@ class FarProxy:
             model.state,
             model.detail,
             model.weights,
+            model.priority,
+            model.limits,
+            model.pinned,
         )
 
     def _leaned(self, spec: ModelSpec) -> ModelSpec:

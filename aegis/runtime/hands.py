@@ -13,6 +13,7 @@ from aegis.core.ids import ModelId
 from aegis.core.messages import DropModel, FromInstance, ModelAdded, ModelFailed, SwitchDone
 from aegis.device.mover import Mover
 from aegis.engine.base import Engine, EngineFailed
+from aegis.runtime.leading import LeadingMover
 from aegis.runtime.link import InstanceLink
 from aegis.runtime.span_log import SpanLog
 from aegis.telemetry.logs import log
@@ -28,7 +29,7 @@ class Hands:
     def __init__(
         self,
         engine: Engine,
-        mover: Mover,
+        mover: Mover | LeadingMover,
         link: InstanceLink,
         prefill: PrefillWorker,
         decode: DecodeWorker,
@@ -56,7 +57,7 @@ class Hands:
                 case EndRun():
                     pass  # for who called
                 case Track(job, generated):
-                    self._engine.start(job.request, job.prompt, generated, job.sampling)
+                    self._engine.start(job.model, job.request, job.prompt, generated, job.sampling)
                 case Untrack(request):
                     self._engine.stop(request)
                 case Bind(spec):

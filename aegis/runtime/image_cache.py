@@ -1,32 +1,20 @@
-"""The node's model cache at work: one region of shared memory for weight images, filled from disk beside serving.
+"""A machine's model cache at work: which weight images lie in its host memory, filled from disk beside serving.
 
-`memory.images` decides; here its decisions are done. All methods are called on the event loop; files are read by a few
-threads, which report on the loop. Instances map the region once, whole; which extents hold what they are told.
+`memory.images` decides; here its decisions are done. All methods are called on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass
-from threading import Lock
+from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import ToInstance
-from aegis.core.model import IMAGE_EXTENT_BYTES, IMAGE_PIECE_BYTES, ModelSpec
-from aegis.device.host_memory import MappedFile, SharedMemory
-from aegis.device.image_file import ImageDamaged, ImageFile
+from aegis.core.model import IMAGE_EXTENT_BYTES, ModelSpec
+from aegis.runtime.image_filler import Filled
 from memory.images import AbandonFill, CacheEffect, Counters, Fill, Forgotten, ImageUse, ModelCache, State, Tell
-from memory.pages import NoPages
-
-READERS = min(4, len(os.sched_getaffinity(0)))
-_NICE = 10  # of the reading threads alone: whoever waits for the image loads it from disk meanwhile
-_EXTENTS_PER_PIECE = IMAGE_PIECE_BYTES // IMAGE_EXTENT_BYTES
+from memory.pages import NoPages, Runs
 
 
 class Wire(Protocol):
@@ -43,41 +31,29 @@ class Wire(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class _Filling:
-    """A fill under way; `lanes` threads take pieces in turn."""
+class Filler(Protocol):
+    """What has the memory and reads the disk: `ImageFiller`, or one on another machine."""
 
-    spec: ModelSpec
-    extents: Sequence[int]
-    lanes: int
-    left: int  # pieces that are not read yet
-    next_piece: int = 0
-    stopped: bool = False
-    damage: str = ""
+    @property
+    def extents(self) -> int:
+        """Of each rank's region."""
+        ...
+
+    def fill(self, spec: ModelSpec, runs: Runs) -> Awaitable[Filled]: ...
+
+    def abandon(self, model: ModelId) -> None: ...
 
 
 class ImageCache:
-    """`nbytes` of host memory for weight images, taken from the system as they are filled for the first time."""
+    """The books of one machine's images, and what they ask of its `filler`."""
 
-    def __init__(self, nbytes: int, *, check_laws: bool = False) -> None:
-        extents = nbytes // IMAGE_EXTENT_BYTES
+    def __init__(self, filler: Filler, *, check_laws: bool = False) -> None:
         self.wire: Wire | None = None
+        self._filler = filler
         self._check_laws = check_laws
-        self._books = ModelCache(extents)
-        self._memory = SharedMemory.create(max(extents, 1) * IMAGE_EXTENT_BYTES, "images")
-        self._region = MappedFile(self._memory.path, writable=True, populate=False)
-        self._bytes = memoryview((ctypes.c_char * self._region.nbytes).from_address(self._region.base)).cast("B")
+        self._books = ModelCache(filler.extents)
         self._specs: dict[ModelId, ModelSpec] = {}
-        self._fillings: dict[ModelId, _Filling] = {}
-        self._taking = Lock()
-        self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="fill", initializer=os.nice, initargs=(_NICE,))
-        self._loop = asyncio.get_running_loop()
-        self._closed = False
-
-    @property
-    def path(self) -> str:
-        """Of the region, for instances."""
-        return self._memory.path
+        self._filling: set[asyncio.Task[None]] = set()
 
     @property
     def counters(self) -> Counters:
@@ -92,6 +68,9 @@ class ImageCache:
 
     def state(self, model: ModelId) -> State:
         return self._books.state(model)
+
+    def pinned(self, model: ModelId) -> bool:
+        return self._books.pinned(model)
 
     def add(self, spec: ModelSpec, *, pinned: bool) -> bool:
         """False, and nothing is added, where it is to be pinned and the pinned images would not fit."""
@@ -131,14 +110,9 @@ class ImageCache:
         self._perform(self._books.evicted(model, instance))
 
     def close(self) -> None:
-        """Ends the fills. Instances that still map the region keep it until they end."""
-        self._closed = True
-        for filling in self._fillings.values():
-            filling.stopped = True
-        self._threads.shutdown(cancel_futures=True)
-        self._bytes.release()
-        self._region.close()
-        self._memory.close()
+        """What is being filled need not be any more."""
+        for task in self._filling:
+            task.cancel()
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -147,9 +121,11 @@ class ImageCache:
         for effect in effects:
             match effect:
                 case Fill(model, extents):
-                    self._start(model, [extent for run in extents for extent in range(*run)])
+                    task = asyncio.create_task(self._end(model, self._filler.fill(self._specs[model], extents)))
+                    self._filling.add(task)
+                    task.add_done_callback(self._filling.discard)
                 case AbandonFill(model):
-                    self._fillings[model].stopped = True
+                    self._filler.abandon(model)
                 case Tell(instance, message):
                     self.wire.post(instance, message)
                 case Forgotten(model):
@@ -158,57 +134,8 @@ class ImageCache:
         if self._check_laws:
             self._books.check()
 
-    def _start(self, model: ModelId, extents: Sequence[int]) -> None:
-        spec = self._specs[model]
-        pieces = -(-spec.manifest.image_bytes // IMAGE_PIECE_BYTES)
-        filling = self._fillings[model] = _Filling(spec, extents, READERS, left=pieces)
-        for _ in range(filling.lanes):
-            self._threads.submit(self._fill, filling)
-
-    def _ended(self, filling: _Filling) -> None:
-        """On the loop, once no thread touches the extents any more."""
-        if self._closed:
-            return
-        model = filling.spec.model
-        del self._fillings[model]
-        self._perform(self._books.unfillable(model) if filling.left else self._books.filled(model))
-        if filling.damage and self.wire:
-            self.wire.image_damaged(model, filling.damage)
-
-    # --- threads ------------------------------------------------------------------------------------------------------
-
-    def _fill(self, filling: _Filling) -> None:
-        """One lane."""
-        try:
-            with closing(ImageFile(filling.spec.image_path, filling.spec.manifest)) as image:
-                for piece in self._pieces(filling, image.pieces):
-                    image.read(piece, self._buffers(filling, piece, image.piece_bytes(piece)))
-                    with self._taking:
-                        filling.left -= 1
-        except ImageDamaged as damage:
-            filling.damage, filling.stopped = str(damage), True
-        finally:
-            with self._taking:
-                filling.lanes -= 1
-                last = not filling.lanes
-            if last:
-                self._loop.call_soon_threadsafe(self._ended, filling)
-
-    def _pieces(self, filling: _Filling, count: int) -> Iterator[int]:
-        while not filling.stopped:
-            with self._taking:
-                piece = filling.next_piece
-                filling.next_piece += 1
-            if piece >= count:
-                return
-            yield piece
-
-    def _buffers(self, filling: _Filling, piece: int, nbytes: int) -> list[memoryview]:
-        """Where a piece goes: one extent after the other."""
-        first = piece * _EXTENTS_PER_PIECE
-        buffers = []
-        for extent in filling.extents[first : first + _EXTENTS_PER_PIECE]:
-            at = extent * IMAGE_EXTENT_BYTES
-            buffers.append(self._bytes[at : at + min(nbytes, IMAGE_EXTENT_BYTES)])
-            nbytes -= len(buffers[-1])
-        return buffers
+    async def _end(self, model: ModelId, filling: Awaitable[Filled]) -> None:
+        filled = await filling
+        self._perform(self._books.filled(model) if filled.whole else self._books.unfillable(model))
+        if filled.damage and self.wire:
+            self.wire.image_damaged(model, filled.damage)

@@ -17,20 +17,24 @@ from aegis.core.effects import Effect, EndRun
 from aegis.core.errors import UserError
 from aegis.core.events import InstanceEvent, Tick
 from aegis.core.messages import DropProxy, Greeting, ImageCached, MeetProxy, Ping, Pong, Ready, Shutdown
+from aegis.engine.group import Parted
 from aegis.runtime import garbage
 from aegis.runtime.binder import Binder
 from aegis.runtime.bus.agent import Agent
 from aegis.runtime.bus.pulse import Pulse
+from aegis.runtime.grammar_wait import GrammarWait
 from aegis.runtime.hands import Hands
 from aegis.runtime.instance_parts import Parts, open_parts
 from aegis.runtime.instance_settings import InstanceSettings
 from aegis.runtime.span_log import SpanLog
+from aegis.telemetry import logs
 from aegis.telemetry.reporting import Reporter
 from decode.worker import DecodeWorker
 from memory.balloon import OWING_NS
 from prefill.worker import PrefillWorker
 
 _IDLE_NS = 100 * NS_PER_MS
+_GRAMMAR_POLL_NS = 2 * NS_PER_MS
 _SWITCH_INTERVAL_S = 0.0005  # how long a copy thread may wait for the interpreter beside Python code
 
 
@@ -45,7 +49,8 @@ class Instance:
         self._link = parts.link
         self._mover = parts.mover
         self._binder = Binder(parts.engine)
-        self._spans = SpanLog(parts.instance, self._clock, parts.processor)
+        self._grammars = GrammarWait(parts.engine)
+        self._spans = SpanLog(parts.instance, self._clock, parts.processor, ahead_ns=parts.clock_ahead_ns)
         prefill = PrefillWorker(parts.engine, self._clock)
         decode = DecodeWorker(parts.engine, self._clock, self._link.send, self._between_steps)
         self._hands = Hands(parts.engine, self._mover, self._link, prefill, decode, self._spans)
@@ -85,11 +90,12 @@ class Instance:
         return False
 
     def _listen(self, *, waiting: bool) -> None:
-        """Messages first, then models that are prepared, then what the streams completed."""
+        """Messages first, then models and grammars that are prepared, then what the streams completed."""
         self._pulse.passes += 1
         busy = self._core.queued + self._core.running > 0
         messages = [m for m in self._receive(waiting=waiting) if not self._binder.defer(m, busy=busy)]
-        self._unheard += [*messages, *self._binder.ready(), *self._mover.progress()]
+        heard = [passed for message in messages for passed in self._grammars.passed(message)]
+        self._unheard += [*heard, *self._grammars.ready(), *self._binder.ready(), *self._mover.progress()]
 
     def _tell(self, event: InstanceEvent) -> list[Effect]:
         match event:
@@ -128,7 +134,7 @@ class Instance:
 
     def _wake_ns(self, now_ns: int) -> int:
         """When there will be something to do, whatever is heard until then."""
-        wake_ns = now_ns + _IDLE_NS
+        wake_ns = now_ns + (_GRAMMAR_POLL_NS if self._grammars.waiting else _IDLE_NS)
         if self._core.ledger.balloon.owes:
             wake_ns = min(wake_ns, self._tick_ns)
         due_ns = self._reporter.due_ns
@@ -155,6 +161,7 @@ def main() -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=InstanceSettings)
+    logs.setup(settings.logs)
     pulse = Pulse()
     try:
         agent = Agent(
@@ -170,6 +177,8 @@ def main() -> int:
     except UserError as error:
         sys.stderr.write(f"aegis: {settings.instance}: {error.message}\n")
         return 2
+    except Parted:
+        return 3
     return 0
 
 

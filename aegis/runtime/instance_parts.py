@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from aegis.core.clock import Clock
 from aegis.core.effects import StreamName
-from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId
 from aegis.core.role import Role
 from aegis.device.base import Device
@@ -20,9 +19,13 @@ from aegis.device.shared_words import SharedWords
 from aegis.device.stage import StageBuffer
 from aegis.engine.base import Engine, KvRegion
 from aegis.engine.engines import Engines
+from aegis.engine.group import ProcessGroup
+from aegis.engine.sampler import Sampler
 from aegis.runtime.clock import MonotonicClock, ThreadClock
 from aegis.runtime.instance_settings import InstanceSettings
+from aegis.runtime.leading import LeadingEngine, LeadingImages, LeadingMover
 from aegis.runtime.link import InstanceLink
+from aegis.runtime.ranks import Followers
 from aegis.telemetry.decisions import DecisionLog
 from decode.core import DecodeCore
 from memory.budget import Budget
@@ -45,46 +48,84 @@ class Parts:
     core: PrefillCore | DecodeCore
     engine: Engine
     device: Device
-    images: CachedImages
-    mover: Mover
+    images: CachedImages | LeadingImages
+    mover: Mover | LeadingMover
     link: InstanceLink
     clock: Clock
     pause: Callable[[int], None]
     check_laws: bool = False
     decisions: DecisionLog | None = None
     processor: Clock | None = None
+    clock_ahead_ns: int = 0
 
 
-@contextmanager
-def open_parts(settings: InstanceSettings) -> Iterator[Parts]:
-    """Raises UserError. Nothing is closed after an error: copies that go nowhere would be waited for."""
-    link = InstanceLink(settings.address, settings.identity)
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The memory of one rank."""
+
+    device: Device
+    images: CachedImages
+    stage: StageBuffer
+    mover: Mover
+
+    def engines(self, settings: InstanceSettings, sampler: Sampler | None = None) -> Engines:
+        """Waits for the other ranks. Raises UserError where it is not installed, RuntimeError where nobody comes."""
+        region = KvRegion(self.mover.kv.base, self.mover.kv.nbytes, settings.slab_bytes)
+        if settings.ranks == 1:
+            return Engines(region, device=self.device.name, first=settings.engine)
+        meeting = f"{settings.meeting}-store"
+        group = ProcessGroup.join(meeting, settings.rank, settings.ranks, device=self.device.name)
+        return Engines(region, device=self.device.name, first=settings.engine, sampler=sampler, group=group)
+
+
+def open_body(settings: InstanceSettings) -> Body:
+    """Raises UserError."""
     words = SharedWords.open(settings.words_path)
     device = open_device(settings.device, settings.device_address, words, stream_words=settings.words[:-1])
     host = device.open_host(settings.host_kv_path, writable=True, populate=False)
     images = CachedImages(device, settings.images_path)
     stage = StageBuffer(device, words, settings.words[-1])
-    mover = Mover(device, host, images, stage, slab_bytes=settings.slab_bytes, address_pages=ADDRESS_PAGES)
-    region = KvRegion(mover.kv.base, mover.kv.nbytes, settings.slab_bytes)
+    mover = Mover(
+        device,
+        host,
+        images,
+        stage,
+        slab_bytes=settings.slab_bytes,
+        address_pages=ADDRESS_PAGES,
+        rank=settings.rank,
+    )
+    return Body(device, images, stage, mover)
+
+
+@contextmanager
+def open_parts(settings: InstanceSettings) -> Iterator[Parts]:
+    """Raises UserError. Nothing is closed after an error: copies that go nowhere would be waited for."""
+    link = InstanceLink(settings.address, settings.identity, settings.market_key)
+    body = open_body(settings)
+    device, engine = body.device, body.engines(settings)
+    followers = Followers(settings.meeting, settings.ranks) if settings.ranks > 1 else None
     yield Parts(
         instance=settings.instance,
         role=settings.role,
-        core=_core(settings, device, mover),
-        engine=Engines(region, device=device.name, first=settings.engine),
+        core=_core(settings, device, body.mover),
+        engine=LeadingEngine(engine, followers) if followers else engine,
         device=device,
-        images=images,
-        mover=mover,
+        images=LeadingImages(body.images, followers.tell) if followers else body.images,
+        mover=LeadingMover(body.mover, followers) if followers else body.mover,
         link=link,
-        clock=MonotonicClock(),
+        clock=MonotonicClock(settings.clock_ahead_ns),
+        clock_ahead_ns=settings.clock_ahead_ns,
         processor=ThreadClock() if device.name == "cpu" else None,
-        pause=_poll,
+        pause=poll,
         check_laws=settings.check_laws,
     )
-    for part in (stage, images, device, link):
+    if followers:
+        followers.close()
+    for part in (body.stage, body.images, device, link):
         part.close()
 
 
-def _poll(until_ns: int) -> None:
+def poll(until_ns: int) -> None:
     """Nobody says when a copy has ended: it is looked for again soon."""
     time.sleep(_TRANSFER_POLL_S)
 
@@ -99,5 +140,22 @@ def _core(settings: InstanceSettings, device: Device, mover: Mover) -> PrefillCo
     )
     ledger = Ledger(budget, {name: mover.words[name] for name in StreamName}, address_pages=ADDRESS_PAGES)
     if settings.role is Role.PREFILL:
-        return PrefillCore(settings.instance, ledger, settings.prefill_order(), explains=settings.explains)
-    return DecodeCore(settings.instance, ledger, settings.scheduler(), Hardware(), explains=settings.explains)
+        order = settings.prefill_order()
+        return PrefillCore(
+            settings.instance,
+            ledger,
+            order,
+            settings.hardware,
+            machine=settings.machine,
+            explains=settings.explains,
+            reuses=settings.reuses,
+        )
+    return DecodeCore(
+        settings.instance,
+        ledger,
+        settings.scheduler(),
+        settings.hardware,
+        machine=settings.machine,
+        explains=settings.explains,
+        reuses=settings.reuses,
+    )

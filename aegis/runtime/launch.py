@@ -4,105 +4,165 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import uvloop
 from rich.console import Console
 
-from aegis.config import Config, ModelEntry
-from aegis.core.clock import NS_PER_MS
+from aegis.config import Config
 from aegis.core.errors import ModelRefused, UserError
-from aegis.core.ids import ModelId, ProxyId
-from aegis.core.model import Slo
+from aegis.core.ids import ProxyId
 from aegis.engine import vllm_version
 from aegis.models.cache import default_cache_dir
-from aegis.models.sources import Source, is_checkpoint, read_sources
+from aegis.models.sources import Source, is_checkpoint
 from aegis.runtime import garbage
 from aegis.runtime.catalogue import LiveModel
+from aegis.runtime.config_watch import ConfigWatch
+from aegis.runtime.configured import sources_of
+from aegis.runtime.keyring import http_settings, read_keyring
 from aegis.runtime.listening import listen
-from aegis.runtime.opening import LiveMarket, host_slabs_of, instances_of, open_market, slo_of
+from aegis.runtime.opening import LiveMarket, log_settings, open_market
+from aegis.runtime.processes import follow_launcher
 from aegis.runtime.proxies import Proxies, open_proxies
 from aegis.runtime.proxy_settings import ProxySettings
 from aegis.runtime.services import Services, open_services
-from aegis.runtime.serving import DRAIN_S, drained, http_server
+from aegis.runtime.serving import CLOSE_S, drained, http_server, running
+from aegis.runtime.sizes import host_slabs_of, instances_of
 from aegis.sizes import format_size
 from aegis.telemetry import logs
+from aegis.telemetry.tracing import traced
+from proxy.http.callers import Keyring
+from proxy.http.settings import Settings
 
 _START_S = 120.0
+_logger = logging.getLogger(__name__)
 
 
-def main(config: Config) -> int:
-    """Serves until SIGINT or SIGTERM. Returns the exit code; raises UserError for what the user can mend."""
-    logs.setup(config.server.log_level)
+Reading = tuple[Path, Callable[[], Config]]
+"""The file that the configuration is from, and how it is read again."""
+
+
+def main(config: Config, reading: Reading | None = None) -> int:
+    """Serves until SIGINT or SIGTERM; with a `reading` the file is watched. Returns the exit code; raises UserError for
+    what the user can mend."""
+    logs.setup(log_settings(config))
+    keys, http = read_keyring(config), http_settings(config)
     listener = listen(config.server.host, config.server.port, shared=config.server.proxies > 1)
     _check_sizes(config)
     _refuse_without_engine(config)
-    sources = _sources(config)
-    return uvloop.run(_serve(config, listener, sources))
+    sources = sources_of(config, demo=config.serves_demo)
+    return uvloop.run(_serve_to_the_end(config, reading, keys, http, listener, sources))
 
 
-async def _serve(config: Config, listener: socket.socket, sources: list[Source]) -> int:
+async def _serve_to_the_end(
+    config: Config,
+    reading: Reading | None,
+    keys: Keyring,
+    http: Settings,
+    listener: socket.socket,
+    sources: list[Source],
+) -> int:
+    """Ends the process too, unless the user is to mend something: a thread may still be busy with what a client sent,
+    and nothing that it does matters any more."""
+    try:
+        code = await _serve(config, reading, keys, http, listener, sources)
+    except UserError:
+        raise
+    except Exception:  # noqa: BLE001 - a bug of ours: what it left running is not waited for
+        logs.log(_logger, logging.ERROR, "ended by a bug", {}, exc_info=True)
+        code = 1
+    sys.stdout.flush()
+    os._exit(code)
+
+
+async def _serve(
+    config: Config,
+    reading: Reading | None,
+    keys: Keyring,
+    http: Settings,
+    listener: socket.socket,
+    sources: list[Source],
+) -> int:
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    _end_by_signals(stop)
     console = Console(stderr=True, soft_wrap=True)
     async with AsyncExitStack() as stack:
         services = await stack.enter_async_context(open_services(config))
         if config.serves_demo and not await _first(asyncio.create_task(_make_demo()), stop):
             return 130
-        market = await stack.enter_async_context(open_market(config, services))
-        template = _proxy_template(config, market, services, listener)
+        stages = stack.enter_context(traced(config.telemetry.otlp, "proxy-0"))
+        market = await stack.enter_async_context(open_market(config, services, stages=stages))
+        _end_by_signals(stop)  # again, for Ray handles them in its own way from its start on
+        market.node.keys = keys
+        template = _proxy_template(config, http, market, services, listener)
+        drain_s = config.server.shutdown_timeout_s
         proxies = await stack.enter_async_context(
-            open_proxies(config.server.proxies - 1, template, market, services.store, drain_s=DRAIN_S + 5)
+            open_proxies(config.server.proxies - 1, template, market, services.store, drain_s=drain_s + CLOSE_S)
         )
         started = asyncio.create_task(_bring_up(market, proxies, sources, console))
         if not await _first(started, stop):
             return 130
-        server = http_server(market.proxy, listener, services.store, admin_key=template.admin_key, name="proxy-0")
+        server = http_server(market.proxy, listener, services.store, http)
         serving = asyncio.create_task(server.serve([listener]))
         garbage.seldom()
+        if reading:
+            watch = ConfigWatch(*reading, config, market.node)
+            await stack.enter_async_context(running(watch.run()))
         _announce(console, market, listener)
         await _first(serving, stop)
-        server.should_exit = True
         stop.clear()
-        market.node.drain(DRAIN_S)
-        await drained(market.proxy, stop, within_s=DRAIN_S)
+        market.node.drain(drain_s)
+        await drained(market.proxy, stop, within_s=drain_s)  # who comes meanwhile is answered 503
+        server.should_exit = True
         if stop.is_set():
             market.node.drain(0)
         await serving
     console.print("aegis has stopped")
-    sys.stdout.flush()
-    os._exit(0)  # a thread may still be busy with what a client sent; nothing that it does matters any more
+    return 0
 
 
-def _proxy_template(config: Config, market: LiveMarket, services: Services, listener: socket.socket) -> ProxySettings:
+def _proxy_template(
+    config: Config, http: Settings, market: LiveMarket, services: Services, listener: socket.socket
+) -> ProxySettings:
     """What all further proxies are told alike."""
-    scheduling, admin_key = market.scheduling, config.server.admin_key
+    scheduling = market.scheduling
     return ProxySettings(
         policy=scheduling.policy,
         memory_bytes=scheduling.memory_bytes,
         max_group_size=scheduling.max_group_size,
         q_max_ns=scheduling.q_max_ns,
         switching_share=scheduling.switching_share,
+        hardware=scheduling.hardware,
         explains=scheduling.explains,
+        reuses=scheduling.reuses,
         name="",
         number=ProxyId(0),
         node_address=f"ipc://{services.directory}/proxies",
-        address=f"ipc://{services.directory}/proxy",
+        address="",
+        keys=market.wires.keys,
         host=config.server.host,
         port=listener.getsockname()[1],
-        log_level=config.server.log_level,
-        admin_key=admin_key.get_secret_value() if admin_key else None,
+        logs=log_settings(config),
+        http=http,
+        refuses_late=config.server.refuse_late,
         records=config.telemetry.records,
         decisions=config.telemetry.decisions,
         token_times=config.telemetry.token_times,
+        otlp=config.telemetry.otlp,
         store=services.store.settings if services.store else None,
     )
+
+
+def _end_by_signals(stop: asyncio.Event) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
 
 async def _first(task: asyncio.Task[None], stop: asyncio.Event) -> bool:
@@ -120,8 +180,8 @@ def _check_sizes(config: Config) -> None:
     """Memory that the machine does not have is refused before anything is started."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     sizes = {"--host-memory": config.memory.host}
-    if config.device == "cpu":
-        sizes["--device-memory"] = config.memory.device * config.device_count
+    if config.device == "cpu" and not config.ray.address:
+        sizes["--device-memory"] = config.memory.device * config.device_count * config.instances.tensor_parallel_size
     for option, size in sizes.items():
         if size > machine:
             raise UserError(
@@ -141,26 +201,9 @@ def _refuse_without_engine(config: Config) -> None:
         raise UserError(reason, param="engine")
 
 
-def _sources(config: Config) -> list[Source]:
-    sources = [_source(ModelId(name), entry, config) for name, entry in config.models.items()]
-    sources += read_sources(config.sources, default_slo=slo_of(config))
-    if config.serves_demo:
-        from aegis.models.demo import demo_models
-
-        sources += demo_models(default_cache_dir(), slo=slo_of(config))
-    names = [source.model for source in sources]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"two models are named '{name}'; rename one", param="models")
-    return sources
-
-
-def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
-    ttft_ms = entry.slo.ttft_ms or config.slo.ttft_ms
-    tbt_ms = entry.slo.tbt_ms or config.slo.tbt_ms
-    slo = Slo(round(ttft_ms * NS_PER_MS), round(tbt_ms * NS_PER_MS))
-    path = str(Path(entry.path).expanduser().resolve()) if entry.path else None
-    return Source(model, path, entry.hub, slo, entry.dtype, entry.pin, entry.engine)
+def _follow_interruptible() -> None:
+    follow_launcher()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 async def _make_demo() -> None:
@@ -175,7 +218,7 @@ async def _make_demo() -> None:
         "aegis.cli",
         "demo",
         stdout=asyncio.subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a shell may have it ignore
+        preexec_fn=_follow_interruptible,
     )
     try:
         if await making.wait():

@@ -1,18 +1,23 @@
-"""The wires of a market: ZeroMQ on private sockets, msgpack messages in batches.
+"""The wires of a market: ZeroMQ, msgpack messages in batches. On private sockets, or, between machines, encrypted.
 
 An instance has one to its node and one to each proxy, so that nothing about a request passes through anybody else. Its
 identity on all of them is `name/incarnation`, so what a dead process sent can be told from what its successor sends. A
 proxy that is not in the node's process has one to the node besides.
+
+Between machines they are CURVE sockets (CurveZMQ, RFC 26) with keys made at launch. Who does not know the public key of
+the market cannot say a word: it is told to instances alone, so it serves as their password.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import zmq
+from msgspec import Struct
 
 from aegis.core.clock import NS_PER_MS
 from aegis.core.ids import ProxyId
@@ -26,14 +31,28 @@ Said = FromInstance | Spans | Decisions
 
 T = TypeVar("T")
 
+
+class Keys(Struct, frozen=True):
+    """Of the sockets that all others connect to."""
+
+    public: str
+    secret: str
+
+    @classmethod
+    def new(cls) -> Keys:
+        public, secret = zmq.curve_keypair()
+        return cls(public.decode(), secret.decode())
+
+
 _encoder = msgspec.msgpack.Encoder()
 _to_instance = msgspec.msgpack.Decoder(list[ToInstance])
 
 
 class InstanceLink:
-    """An instance's end of all its wires; blocking, one thread."""
+    """An instance's end of all its wires; blocking, one thread. `market_key` is the public one, where there is one."""
 
-    def __init__(self, node_address: str, identity: str) -> None:
+    def __init__(self, node_address: str, identity: str, market_key: str = "") -> None:
+        self._market_key = market_key
         self._context = zmq.Context()
         self._identity = identity.encode()
         self._poller = zmq.Poller()
@@ -43,7 +62,7 @@ class InstanceLink:
     def meet(self, proxy: ProxyId, address: str, greeting: Greeting) -> None:
         """What is sent about its requests goes there from now on, after the greeting."""
         socket = self._proxies[proxy] = self._connected(address)
-        socket.send(_encoder.encode([greeting]))
+        _send(socket, [greeting])
 
     def leave(self, proxy: ProxyId) -> None:
         """The proxy is lost: what it said and is not received yet never is."""
@@ -57,7 +76,7 @@ class InstanceLink:
         for proxy, its in addressed(messages, self._proxies).items():
             socket = self._node if proxy is None else self._proxies.get(proxy)
             if socket:
-                socket.send(_encoder.encode(its), copy=False)
+                _send(socket, its)
 
     def receive(self, timeout_ns: int) -> list[ToInstance]:
         """All messages that are there; waits up to `timeout_ns`, to the next millisecond, for the first."""
@@ -85,9 +104,19 @@ class InstanceLink:
         socket.setsockopt(zmq.IDENTITY, self._identity)
         socket.setsockopt(zmq.LINGER, 1000)
         socket.set_hwm(0)
+        if self._market_key:
+            socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+            socket.curve_serverkey = self._market_key.encode()
         socket.connect(address)
         self._poller.register(socket, zmq.POLLIN)
         return socket
+
+
+def _send(socket: zmq.Socket[bytes], messages: Sequence[object]) -> None:
+    """Queues at once. Where another listens at the address by now, or does not let us in, there is no queue any more
+    and it is dropped: whoever was there is lost, which is handled elsewhere."""
+    with suppress(zmq.Again):
+        socket.send(_encoder.encode(messages), zmq.NOBLOCK, copy=False)
 
 
 def _received(socket: zmq.Socket[bytes]) -> bytes | None:
@@ -138,13 +167,18 @@ class _LoopSocket:
 
 
 class Hub(Generic[T]):
-    """The end that many are connected to: a node's or a proxy's, of one event loop. `said` is what they send."""
+    """The end that many are connected to: a node's or a proxy's, of one event loop. `said` is what they send. A port
+    that is left open (`tcp://127.0.0.1:*`) is found in `address`."""
 
-    def __init__(self, address: str, said: Any) -> None:
-        self.address = address
+    def __init__(self, address: str, said: Any, keys: Keys | None = None) -> None:
         self._decoder = msgspec.msgpack.Decoder(list[said])
         self._wire = _LoopSocket(zmq.ROUTER)
-        self._wire.socket.bind(address)
+        socket = self._wire.socket
+        if keys:
+            socket.curve_server = True
+            socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
+        socket.bind(address)
+        self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def send(self, identity: str, messages: Sequence[object]) -> None:
         """Queues at once; to an identity that is gone it is dropped, as its death is handled elsewhere."""

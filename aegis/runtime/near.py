@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aegis.core.ids import ProxyId
+from aegis.core.ids import InstanceId, ProxyId
+from aegis.core.request import Job
 from aegis.runtime.catalogue import LiveModel
 from aegis.runtime.desk import NodeDesk
 from aegis.runtime.node import Node
-from aegis.runtime.seam import FromProxy
+from aegis.runtime.seam import Found, FromProxy
+from aegis.telemetry.registration import Coming
 
 
 class NearNode:
@@ -21,6 +23,12 @@ class NearNode:
 
     def models(self) -> Mapping[str, LiveModel]:
         return self._node.catalogue.models()
+
+    def coming(self) -> Mapping[str, Coming]:
+        return self._node.catalogue.coming()
+
+    def look_up(self, instance: InstanceId, job: Job, found: Found) -> None:
+        found(self._node.prefix_of(instance, job))
 
     def tell(self, message: FromProxy) -> None:
         self._node.heard(self._proxy, message)

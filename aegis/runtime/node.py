@@ -11,11 +11,13 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+import aegis
 from aegis.core.clock import Clock
 from aegis.core.ids import InstanceId, ModelId, ProxyId
 from aegis.core.messages import (
     AddModel,
     DropProxy,
+    FetchKv,
     GaveBack,
     ImageEvicted,
     ImageUnreadable,
@@ -24,36 +26,41 @@ from aegis.core.messages import (
     ModelDropped,
     ModelFailed,
     NeedPages,
-    NeedSlabs,
-    PeerForgotten,
     Pong,
     ProxyDropped,
     Ready,
     ReleaseProxy,
-    ReturnSlabs,
     SwitchDone,
     Telemetry,
     ToInstance,
 )
-from aegis.core.model import EngineName, Slo
+from aegis.core.model import EngineName, ModelSpec, Slo
+from aegis.core.request import Job, KeptPrefix
+from aegis.models.reuse import may_reuse
 from aegis.runtime.bus.control import Bus
 from aegis.runtime.catalogue import Catalogue
 from aegis.runtime.departures import Departures
 from aegis.runtime.devices import Devices
-from aegis.runtime.image_cache import ImageCache
+from aegis.runtime.fetches import Fetches, Fetching
+from aegis.runtime.image_caches import ImageCaches
 from aegis.runtime.link import Hub, Said
 from aegis.runtime.outbox import Outbox
 from aegis.runtime.pool import Pool
 from aegis.runtime.proxy_ends import ProxyEnds
-from aegis.runtime.registering import Registering, register
+from aegis.runtime.registering import Register, register
 from aegis.runtime.seam import (
     Drain,
     FromProxy,
     InstanceGivenUp,
     InstanceLost,
+    KeysSet,
     ModelUsed,
     Noted,
+    PermitAnswer,
+    PermitOver,
+    PermitWanted,
     ProxyEnd,
+    Registering,
     Told,
     Unserved,
 )
@@ -63,22 +70,28 @@ from aegis.telemetry.history import History
 from aegis.telemetry.logs import log
 from aegis.telemetry.model_cache import ModelCacheMetrics
 from aegis.telemetry.node_metrics import NodeMetrics
+from aegis.telemetry.prefix import PrefixMetrics
+from aegis.telemetry.server_state import ServerState, ServerStateMetrics
 from aegis.telemetry.spans import Spans
 from memory.budget import Budget
-from memory.leases import SlabLeases
-from proxy.events import ModelGone, ModelUp
+from memory.host import ForHost
+from memory.hosts import Hosts
+from proxy.events import ModelAway, ModelGone, ModelUp, SloSet
+from proxy.http.callers import Keyring
+from proxy.permits import Permits
 
 _logger = logging.getLogger(__name__)
 
 
 class Node:
-    """`history` is what its instances did and what became of all proxies' requests. Without a `bus` an instance is lost
-    when its process ends, and not before."""
+    """`images` and `host` are those of all machines. `history` is what its instances did and what became of all
+    proxies' requests. Without a `bus` an instance is lost when its process ends, and not before."""
 
     def __init__(
         self,
         budget: Budget,
-        images: ImageCache,
+        images: ImageCaches,
+        host: Hosts,
         devices: Devices,
         link: Hub[Said],
         clock: Clock,
@@ -87,36 +100,55 @@ class Node:
         policy: str,
         dtype: str,
         engine: EngineName = "transformers",
+        ranks: int = 1,
         cache_dir: Path,
         default_slo: Slo,
-        register: Registering = register,
+        register: Register = register,
         bus: Bus | None = None,
+        reuses: bool = False,
+        fetching: Fetching | None = None,
         check_laws: bool = False,
         decisions: DecisionLog | None = None,
     ) -> None:
         self.budget = budget
         self.policy = policy
         self.history = history
-        self.leases = SlabLeases(budget.host_slabs)
+        self.host = host
+        host.spec_of = self._spec_of
         self.reports: dict[InstanceId, Telemetry] = {}  # the last of each instance that is up
         self.metrics = NodeMetrics()
         self.bus = bus
         self.proxies = ProxyEnds()
+        self._keys = Keyring()
+        self._permits = Permits()
         self.images = images
         self.devices = devices
         images.wire = devices.wire = self
-        self.metrics.registry.register(DeviceMemoryMetrics(devices.arbiters(), devices.page_bytes))
+        self.metrics.registry.register(DeviceMemoryMetrics(devices.arbiters, devices.page_bytes))
         self.metrics.registry.register(ModelCacheMetrics(images.counters, images.accounts))
+        self.metrics.registry.register(PrefixMetrics(self.host))
+        build = {"version": aegis.__version__, "policy": policy, "engine": engine}
+        self.metrics.registry.register(ServerStateMetrics(self.state, build))
         self.catalogue = Catalogue(
-            self, budget, images, register, dtype=dtype, engine=engine, cache_dir=cache_dir, default_slo=default_slo
+            self,
+            budget,
+            images,
+            register,
+            dtype=dtype,
+            engine=engine,
+            ranks=ranks,
+            cache_dir=cache_dir,
+            default_slo=default_slo,
         )
         self.up: set[InstanceId] = set()
         self.draining = False
         self._pool: Pool | None = None
         self._link = link
-        self._clock = clock
+        self.clock = clock
+        self._reuses = reuses
         self._check_laws = check_laws
         self._departures = Departures()
+        self._fetches = Fetches(fetching, self.post) if fetching else None
         self._outbox = Outbox(link, lambda instance: self.pool.identity(instance), clock, decisions)
 
     @property
@@ -128,11 +160,25 @@ class Node:
     def pool(self, pool: Pool) -> None:
         self._pool = pool
 
+    def state(self) -> ServerState:
+        """From any thread."""
+        roles, slab_bytes = self.pool.roles(), self.budget.slab_bytes
+        slabs = {"leased": self.host.leased, "free": self.host.free, "kept": self.host.kept}
+        slabs["orphaned"] = self.host.capacity - sum(slabs.values())
+        return ServerState(
+            {instance: (roles[instance], state) for instance, state in self.pool.states().items()},
+            tuple(model.state for model in list(self.catalogue.models().values())),
+            len(self.proxies.addresses()),
+            {state: count * slab_bytes for state, count in slabs.items()},
+            self.bus is not None and self.bus.is_up,
+        )
+
     # --- proxies ------------------------------------------------------------------------------------------------------
 
     def join(self, proxy: ProxyId, end: ProxyEnd) -> None:
         """The proxy listens: it is told all there is, and instances greet it."""
         self.proxies.join(proxy, end)
+        end.tell(KeysSet(self._keys))
         for event in self.catalogue.ready():
             end.tell(event)
         self.broadcast(MeetProxy(proxy, end.address))
@@ -140,8 +186,19 @@ class Node:
     def leave(self, proxy: ProxyId) -> None:
         """The proxy is lost, and with it all its requests."""
         self.proxies.leave(proxy)
+        self._permits.lost(proxy, self.clock.now_ns())
         self._departures.begin(proxy, self.up)
         self.broadcast(DropProxy(proxy))
+
+    @property
+    def keys(self) -> Keyring:
+        """That clients have to send."""
+        return self._keys
+
+    @keys.setter
+    def keys(self, keys: Keyring) -> None:
+        self._keys = keys
+        self.proxies.tell(KeysSet(keys))
 
     def drain(self, within_s: float) -> None:
         """No proxy takes any more requests; those there are may finish within that time."""
@@ -154,12 +211,22 @@ class Node:
             case Noted():
                 self.proxies.noted(proxy, message)
             case ModelUsed(model) if model in self.catalogue.models():
-                self.images.use(model, self._clock.now_ns())
+                self.images.use(model, self.clock.now_ns())
                 self._outbox.flush()
+            case PermitWanted(number, scopes, tokens):
+                refusal = self._permits.ask(proxy, number, scopes, tokens, self.clock.now_ns())
+                refused = (refusal.what, refusal.wait_ns, refusal.kind) if refusal else ()
+                self.proxies.answer(proxy, PermitAnswer(number, *refused))
+            case PermitOver(number, tokens):
+                self._permits.close(proxy, number, tokens, self.clock.now_ns())
             case Told(loads, records, decisions):
                 self.history.records.add(records)
                 self.history.decisions.add(decisions)
                 self.proxies.loads(proxy, loads)
+
+    def prefix_of(self, instance: InstanceId, job: Job) -> KeptPrefix | None:
+        """What is kept, where the instance is, of what the job prefills."""
+        return self.host.prefix_of(instance, job) if self._reuses else None
 
     # --- what instances say -------------------------------------------------------------------------------------------
 
@@ -182,7 +249,9 @@ class Node:
             self._outbox.forget(instance)
             self.reports.pop(instance, None)
             await self.proxies.lost(InstanceLost(instance, incarnation, asked=self.pool.drained(instance)))
-            self._lease(self.leases.lost(instance))
+            if self._fetches:
+                await self._fetches.lost(instance)
+            self._answer(self.host.lost(instance))
             self.devices.lost(instance)
             self.images.lost(instance)
             self._release(self._departures.lost(instance))
@@ -203,8 +272,10 @@ class Node:
         match message:
             case Spans(spans):
                 self.history.spans.add(spans)
+                self.metrics.work.did(spans)
             case Decisions(decisions):
                 self.history.decisions.add(decisions)
+                self.metrics.work.decided(decisions)
             case Ready():
                 self._came_up(instance)
             case Pong():
@@ -216,10 +287,11 @@ class Node:
                 self.catalogue.failed(model, reason)
             case ModelDropped(model):
                 self.catalogue.dropped(model, instance)
-            case NeedSlabs(count):
-                self._lease(self.leases.ask(instance, count))
-            case ReturnSlabs(slabs):
-                self._lease(self.leases.give_back(instance, slabs))
+            case message if isinstance(message, ForHost):
+                self._answer(self.host.hear(instance, message))
+            case FetchKv():
+                assert self._fetches, "there is one machine"
+                self._fetches.begin(instance, self.pool.machine(instance), message)
             case NeedPages():
                 self.devices.asked(instance, message)
             case GaveBack():
@@ -227,9 +299,7 @@ class Node:
             case ImageEvicted(model):
                 self.images.evicted(model, instance)
             case ImageUnreadable(model, reason):
-                self.catalogue.damaged(model, reason)
-            case PeerForgotten(peer):
-                self._lease(self.leases.forgotten(instance, peer))
+                self.catalogue.damaged(model, reason, wanted=True)
             case ProxyDropped(proxy):
                 if self._departures.dropped(proxy, instance):
                     self._release([proxy])
@@ -244,27 +314,35 @@ class Node:
 
     def _came_up(self, instance: InstanceId) -> None:
         self.pool.became_ready(instance)
-        self.leases.join(instance)
+        machine = self.pool.machine(instance)
+        self.host.join(instance, machine)
         self.devices.join(instance)
         self.up.add(instance)
-        self._outbox.put(instance, *map(AddModel, self.catalogue.specs()))
+        self._outbox.put(instance, *(self._add_model(instance, spec) for spec in self.catalogue.specs()))
         self._outbox.put(instance, *(MeetProxy(proxy, at) for proxy, at in self.proxies.addresses().items()))
-        self.images.join(instance)
+        self.images.join(instance, machine)
         self.metrics.up(instance, True)
 
     # --- doing --------------------------------------------------------------------------------------------------------
 
-    def tell(self, event: ModelUp | ModelGone) -> None:
+    def tell(self, event: ModelUp | ModelAway | ModelGone | SloSet | Registering) -> None:
         self.proxies.tell(event)
 
     def broadcast(self, message: ToInstance) -> None:
         for instance in self.up:
-            self._outbox.put(instance, message)
+            if isinstance(message, AddModel):
+                self._outbox.put(instance, self._add_model(instance, message.spec))
+            else:
+                self._outbox.put(instance, message)
         self._outbox.flush()
 
     def post(self, instance: InstanceId, message: ToInstance) -> None:
         self._outbox.put(instance, message)
         self._outbox.flush()
+
+    def _add_model(self, instance: InstanceId, spec: ModelSpec) -> AddModel:
+        """With the paths that its image has on the instance's machine."""
+        return AddModel(self.pool.localised(instance, spec))
 
     def image_forgotten(self, model: ModelId) -> None:
         self.catalogue.uncached(model)
@@ -276,8 +354,13 @@ class Node:
         for proxy in proxies:
             self.broadcast(ReleaseProxy(proxy))
 
-    def _lease(self, grants: Iterable[tuple[InstanceId, ToInstance]]) -> None:
-        for instance, message in grants:
+    def _answer(self, answers: Iterable[tuple[InstanceId, ToInstance]]) -> None:
+        for instance, message in answers:
             self._outbox.put(instance, message)
         if self._check_laws:
-            self.leases.check()
+            self.host.check()
+
+    def _spec_of(self, model: ModelId) -> ModelSpec | None:
+        """Where its KV may be reused."""
+        served = self.catalogue.models().get(model)
+        return served.spec if served and may_reuse(served.spec.directory) else None

@@ -18,6 +18,16 @@ class Link(Protocol):
     def send(self, identity: str, messages: Sequence[object]) -> None: ...
 
 
+class Held:
+    """A place in line for a message that is not known yet."""
+
+    __slots__ = ("instance", "message")
+
+    def __init__(self, instance: InstanceId) -> None:
+        self.instance = instance
+        self.message: ToInstance | None = None
+
+
 class Outbox:
     """`identity` names the process of an instance that is meant; `decisions` are told what was decided, if given."""
 
@@ -28,7 +38,7 @@ class Outbox:
         self._identity = identity
         self._clock = clock
         self._decisions = decisions
-        self._messages: defaultdict[InstanceId, list[ToInstance]] = defaultdict(list)
+        self._messages: defaultdict[InstanceId, list[ToInstance | Held]] = defaultdict(list)
 
     def put(self, instance: InstanceId, *messages: ToInstance) -> None:
         self._messages[instance] += messages
@@ -36,12 +46,39 @@ class Outbox:
             for message in messages:
                 self._decisions.told(instance, message, self._clock.now_ns())
 
+    def hold(self, instance: InstanceId) -> Held:
+        """What is put after it waits until it is filled."""
+        held = Held(instance)
+        self._messages[instance].append(held)
+        return held
+
+    def fill(self, held: Held, message: ToInstance) -> None:
+        held.message = message
+        if self._decisions:
+            self._decisions.told(held.instance, message, self._clock.now_ns())
+
     def forget(self, instance: InstanceId) -> None:
         """Its process is gone."""
         self._messages.pop(instance, None)
 
     def flush(self) -> None:
-        for instance, messages in self._messages.items():
+        for instance, messages in list(self._messages.items()):
             if messages:
-                self._link.send(self._identity(instance), messages)
-        self._messages.clear()
+                ready = _ready(messages)
+                if len(ready) == len(messages):
+                    del self._messages[instance]
+                else:
+                    self._messages[instance] = messages[len(ready) :]
+                if ready:
+                    self._link.send(self._identity(instance), ready)
+
+
+def _ready(messages: Sequence[ToInstance | Held]) -> list[ToInstance]:
+    """Up to the first that is not known yet."""
+    ready: list[ToInstance] = []
+    for each in messages:
+        message = each.message if isinstance(each, Held) else each
+        if message is None:
+            break
+        ready.append(message)
+    return ready

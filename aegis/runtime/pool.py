@@ -9,57 +9,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
-import os
-import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
-from aegis.core.effects import StreamName
-from aegis.core.ids import InstanceId
+from aegis.core.errors import UserError
+from aegis.core.ids import InstanceId, MachineId
 from aegis.core.messages import Shutdown
+from aegis.core.model import ModelSpec
 from aegis.core.role import Role
-from aegis.device.shared_words import SharedWords
-from aegis.device.stage import STAGE_WORDS
 from aegis.runtime.instance_settings import InstanceSettings
 from aegis.runtime.link import Hub, Said
+from aegis.runtime.machine import Home, Homes, Running
 from aegis.runtime.restarts import Restarts
 from aegis.runtime.watched import watched
 
 log = logging.getLogger(__name__)
 
-_libc = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
-
-WORDS = 1 << 16
-WORDS_PER_INSTANCE = len(StreamName) + STAGE_WORDS
-
 
 @dataclass(slots=True)
 class _Place:
-    """One instance; `process` is that of its present incarnation."""
+    """One instance; `process` and `home` are those of its present incarnation."""
 
     instance: InstanceId
     role: Role
     incarnation: int = 0
-    process: asyncio.subprocess.Process | None = None
+    home: Home | None = None
+    process: Running | None = None
     ready: bool = False
     drained: bool = False  # not started again until that ends
     resumed: asyncio.Event = field(default_factory=asyncio.Event)
     restarts: Restarts = field(default_factory=Restarts)
     keeper: asyncio.Task[None] | None = None
-
-
-def follow_launcher() -> None:
-    """In a child, before all else: Ctrl-C reaches the whole group, and the launcher decides what it means; one that is
-    killed outright leaves no orphans (prctl PR_SET_PDEATHSIG, Linux)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Pool:
@@ -69,18 +53,15 @@ class Pool:
         self,
         template: InstanceSettings,
         instances: dict[InstanceId, Role],
-        device_address: Callable[[InstanceId], str],
+        homes: Homes,
         link: Hub[Said],
-        words: SharedWords,
         on_lost: Callable[[InstanceId, int], Awaitable[None]],
         on_given_up: Callable[[InstanceId], None],
     ) -> None:
         """`template` is completed for each start. `on_lost` is told which incarnation ended."""
         self._template = template
-        self._device_address = device_address
+        self._homes = homes
         self._link = link
-        self._words = words
-        self._next_word = 0
         self._on_lost = on_lost
         self._on_given_up = on_given_up
         self._places = {name: _Place(name, role) for name, role in instances.items()}
@@ -109,6 +90,18 @@ class Pool:
         place = self._places.get(InstanceId(name))
         return place.instance if place and place.process and self.identity(place.instance) == identity else None
 
+    def machine(self, instance: InstanceId) -> MachineId:
+        """Where its living process is."""
+        home = self._places[instance].home
+        assert home
+        return home.machine.id
+
+    def localised(self, instance: InstanceId, spec: ModelSpec) -> ModelSpec:
+        """As it is where the instance's living process is."""
+        home = self._places[instance].home
+        assert home
+        return home.machine.localised(spec)
+
     def became_ready(self, instance: InstanceId) -> None:
         place = self._places[instance]
         place.ready = True
@@ -121,6 +114,10 @@ class Pool:
         """Instances that do not come up and are not tried any more."""
         return [place.instance for place in self._places.values() if place.restarts.given_up]
 
+    def states(self) -> dict[InstanceId, str]:
+        """`up`, `starting`, `drained` or `given up`."""
+        return {place.instance: _state(place) for place in self._places.values()}
+
     def hopeless(self) -> bool:
         """Whether a role is left without any instance that might come up."""
         alive = {place.role for place in self._places.values() if not place.restarts.given_up}
@@ -131,8 +128,7 @@ class Pool:
         place = self._places[instance]
         if place.process is None or place.incarnation != incarnation:
             return False
-        with contextlib.suppress(ProcessLookupError):
-            place.process.kill()
+        place.process.kill()
         return True
 
     def drain(self, instance: InstanceId) -> None:
@@ -166,22 +162,24 @@ class Pool:
         _, late = await asyncio.wait(keepers, timeout=timeout_s) if keepers else ((), ())
         for place in self._places.values():
             if place.keeper in late and place.process:
-                with contextlib.suppress(ProcessLookupError):
-                    place.process.kill()
+                place.process.kill()
         if late:
             await asyncio.wait(late)
 
     async def _keep(self, place: _Place) -> None:
         """Starts the instance again and again, until it is given up or the pool closes."""
         while not self._closing:
-            words = self._new_words()
             try:
-                process = await self._spawn(place, words)
-            except OSError as error:
-                log.warning("%s cannot be started: %s", place.instance, error.strerror)
+                home = await self._find_home(place)
+                if home is None:
+                    return
+                process = await self._start(place, home)
+            except (OSError, UserError) as error:
+                why = error.strerror if isinstance(error, OSError) else error.message
+                log.warning("%s cannot be started: %s", place.instance, why)
                 place.restarts.failed()
             else:
-                await self._watch(place, process, words)
+                await self._watch(place, process, home)
             if place.drained:
                 await place.resumed.wait()
                 continue
@@ -192,8 +190,19 @@ class Pool:
                 return
             await self._closed_within(place.restarts.pause_s)
 
-    async def _watch(self, place: _Place, process: asyncio.subprocess.Process, words: tuple[int, ...]) -> None:
-        """Until the process ends."""
+    async def _find_home(self, place: _Place) -> Home | None:
+        """None where the pool closes first. Raises UserError."""
+        finding = asyncio.create_task(self._homes.home(place.instance))
+        closing = asyncio.create_task(self._close_asked.wait())
+        await asyncio.wait((finding, closing), return_when=asyncio.FIRST_COMPLETED)
+        closing.cancel()
+        if not finding.done():
+            finding.cancel()
+            return None
+        return finding.result()
+
+    async def _watch(self, place: _Place, process: Running, home: Home) -> None:
+        """Until it ends."""
         started_s = time.monotonic()
         code = await process.wait()
         after_s = time.monotonic() - started_s
@@ -201,50 +210,46 @@ class Pool:
         if not self._closing:
             log.warning("%s (pid %d) ended with code %d", place.instance, process.pid, code)
             await self._on_lost(place.instance, place.incarnation)
-        for word in words:
-            self._words.poison(word)
+        home.machine.poison(home.words)
         if self._closing:
             return
         place.restarts.ended(served=was_ready, after_s=after_s)
 
-    async def _spawn(self, place: _Place, words: tuple[int, ...]) -> asyncio.subprocess.Process:
+    async def _start(self, place: _Place, home: Home) -> Running:
+        """Raises OSError."""
         place.incarnation += 1
-        settings = msgspec.structs.replace(
+        place.home = home
+        ranks = len(home.machine.memory)
+        place.process = await home.machine.start([self._settings(place, home, rank) for rank in range(ranks)])
+        return place.process
+
+    def _settings(self, place: _Place, home: Home, rank: int) -> InstanceSettings:
+        memory = home.machine.memory[rank]
+        return msgspec.structs.replace(
             self._template,
             instance=place.instance,
             incarnation=place.incarnation,
             role=place.role,
-            words=words,
-            device_address=self._device_address(place.instance),
+            machine=home.machine.id,
+            clock_ahead_ns=home.machine.clock_ahead_ns,
+            words=home.words,
+            words_path=memory.words_path,
+            host_kv_path=memory.host_kv_path,
+            images_path=memory.images_path,
+            device_address=home.devices[rank],
+            rank=rank,
+            ranks=len(home.machine.memory),
+            meeting=f"{home.machine.meeting}{place.instance}-{place.incarnation}",
         )
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "aegis.runtime.instance",
-            place.instance,  # for whoever looks at the processes
-            stdin=asyncio.subprocess.PIPE,
-            env=self._environment(),
-            preexec_fn=follow_launcher,
-        )
-        place.process = process
-        assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(settings))
-        with contextlib.suppress(ConnectionError):
-            await process.stdin.drain()
-        process.stdin.close()
-        return process
-
-    def _new_words(self) -> tuple[int, ...]:
-        words = tuple(range(self._next_word, self._next_word + WORDS_PER_INSTANCE))
-        self._next_word += WORDS_PER_INSTANCE
-        assert self._next_word <= WORDS
-        return words
-
-    def _environment(self) -> dict[str, str]:
-        """Threads shared fairly between instances: more than there are cores makes timings go wild."""
-        threads = max(1, len(os.sched_getaffinity(0)) // (len(self._places) + 1))
-        return {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **os.environ}
 
     async def _closed_within(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._close_asked.wait(), timeout_s)
+
+
+def _state(place: _Place) -> str:
+    if place.restarts.given_up:
+        return "given up"
+    if place.drained:
+        return "drained"
+    return "up" if place.ready else "starting"

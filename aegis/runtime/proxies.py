@@ -14,18 +14,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 
 import msgspec
 
+from aegis.core.clock import NS_PER_S
 from aegis.core.ids import ProxyId
 from aegis.runtime.far_proxy import FarProxy
 from aegis.runtime.link import Hub
 from aegis.runtime.opening import LiveMarket
-from aegis.runtime.pool import follow_launcher
+from aegis.runtime.processes import follow_launcher
 from aegis.runtime.proxy_settings import ProxySettings
 from aegis.runtime.restarts import Restarts
-from aegis.runtime.seam import TELL_S, Asked, FromProxy, Joined, Scraped, Serves
+from aegis.runtime.seam import TELL_S, Alive, Asked, FromProxy, Joined, LookUp, PrefixFound, Scraped, Serves, Told
 from aegis.runtime.serving import running
+from aegis.runtime.silence import LOOK_NS, Silence
 from aegis.runtime.store.store import Store
 from aegis.runtime.watched import watched
 
@@ -67,6 +70,7 @@ class Proxies:
         self._link = link
         self._places = {name: _Place(name, ProxyId(0)) for name in names}
         self._numbers = count(1)
+        self._silence = Silence()
         self._close_asked = asyncio.Event()
         ends = market.node.proxies
         ends.missing, ends.dead, ends.on_silent = self._missing, self._dead, self._kill
@@ -83,6 +87,8 @@ class Proxies:
             if place and place.process and place.identity == identity:
                 for message in messages:
                     self._hear(place, message)
+                if place.end:
+                    self._silence.heard(place.number, time.monotonic_ns())
 
     async def share_news(self) -> None:
         """Runs until it is cancelled."""
@@ -93,6 +99,14 @@ class Proxies:
             for place in self._places.values():
                 if place.end:
                     place.end.refresh()
+
+    async def watch(self) -> None:
+        """Ends those that hang. Runs until it is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_NS / NS_PER_S)
+            used_ns = {p.number: _used_ns(p.process.pid) for p in self._places.values() if p.process}
+            for proxy in self._silence.looked(used_ns, time.monotonic_ns()):
+                self._kill(proxy)
 
     async def close(self, timeout_s: float) -> None:
         """They have been told to drain: waits for their end, and ends those that do not."""
@@ -118,10 +132,17 @@ class Proxies:
                 node.join(place.number, place.end)
             case Serves():
                 place.serves = True
+            case Alive():
+                pass
+            case LookUp(ticket, instance, job):
+                if place.end:
+                    place.end.tell(PrefixFound(ticket, node.prefix_of(instance, job)))
             case Asked() | Scraped():
                 if place.end:
                     place.end.heard(message)
             case _:
+                if place.end and isinstance(message, Told):
+                    place.end.heard(message)
                 node.heard(place.number, message)
 
     def _missing(self) -> list[str]:
@@ -137,9 +158,14 @@ class Proxies:
                 with contextlib.suppress(ProcessLookupError):
                     place.process.kill()
 
+    @property
+    def _ending(self) -> bool:
+        """Who has nothing left to do ends as soon as it is told to drain."""
+        return self._close_asked.is_set() or self._market.node.draining
+
     async def _keep(self, place: _Place) -> None:
-        """Starts the proxy again and again, until it is given up or all are closed."""
-        while not self._close_asked.is_set():
+        """Starts the proxy again and again, until it is given up or all are to end."""
+        while not self._ending:
             started_s = time.monotonic()
             try:
                 process = await self._spawn(place)
@@ -148,7 +174,7 @@ class Proxies:
                 place.restarts.failed()
             else:
                 code = await process.wait()
-                if not self._close_asked.is_set():
+                if not self._ending:
                     _logger.warning("%s (pid %d) ended with code %d", place.name, process.pid, code)
                 self._lost(place, after_s=time.monotonic() - started_s)
             if place.restarts.given_up:
@@ -161,6 +187,7 @@ class Proxies:
         place.serves, place.process = False, None
         if self._store:
             self._store.bury(place.name, place.number)
+        self._silence.left(place.number)
         if place.end:
             place.end.lost()
             place.end = None
@@ -172,7 +199,7 @@ class Proxies:
             self._template,
             name=place.name,
             number=place.number,
-            address=f"{self._template.address}-{place.number}",
+            address=self._market.wires.address(f"proxy-{place.number}"),
         )
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -191,6 +218,14 @@ class Proxies:
         return process
 
 
+def _used_ns(pid: int) -> int:
+    """Processor time of the process's main thread (proc(5), schedstat); 0 of one that is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0])
+    except OSError:
+        return 0
+
+
 @asynccontextmanager
 async def open_proxies(
     count: int, template: ProxySettings, market: LiveMarket, store: Store | None, *, drain_s: float
@@ -199,11 +234,12 @@ async def open_proxies(
     link: Hub[FromProxy] = Hub(template.node_address, FromProxy)
     proxies = Proxies([f"proxy-{seat}" for seat in range(1, 1 + count)], template, market, store, link)
     try:
-        async with running(*((proxies.listen(), proxies.share_news()) if count else ())):
+        async with running(*((proxies.listen(), proxies.share_news(), proxies.watch()) if count else ())):
             try:
                 yield proxies
             finally:
-                market.node.drain(0)
+                if not market.node.draining:  # else they have their time, and a second word would end it
+                    market.node.drain(0)
                 await proxies.close(drain_s)
     finally:
         link.close()

@@ -7,28 +7,36 @@ object of one event loop: whatever an event makes the core decide is done before
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
-from aegis.core.clock import Clock
+from aegis.core.clock import NS_PER_S, Clock
 from aegis.core.decision import Decision
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId, ModelId, ProxyId, RequestId, nth_request
 from aegis.core.lifecycle import State
-from aegis.core.messages import FromInstance, Greeting, Phase, Started
-from aegis.core.request import Job, Sampling
+from aegis.core.limits import Scope
+from aegis.core.messages import Adopt, FromInstance, Greeting, Phase, Started, Submit
+from aegis.core.model import ModelSpec
+from aegis.core.request import PRIORITY_MAX, Job, Sampling
 from aegis.core.role import Role
 from aegis.runtime.link import Hub
 from aegis.runtime.outbox import Outbox
+from aegis.runtime.permits import ProxyPermits, too_many
 from aegis.runtime.seam import (
     Drain,
+    Found,
     FromProxy,
     InstanceGivenUp,
     InstanceLost,
+    KeysSet,
     ModelUsed,
     Noted,
+    PermitAnswer,
+    Registering,
     Told,
     ToProxy,
     Unserved,
@@ -37,24 +45,32 @@ from aegis.runtime.tickets import LiveTicket
 from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.history import History
 from aegis.telemetry.metrics import Metrics
+from aegis.telemetry.registration import Coming
+from aegis.telemetry.request_stages import RequestStages
 from aegis.telemetry.scrape import Family, scrape
+from aegis.telemetry.tally import Tally
+from memory.host import with_prefix
 from proxy.events import (
     Arrived,
     ClientLeft,
     Deliver,
     DeliverPrompt,
+    DeliverReused,
     Ended,
     Event,
     ForeignLoad,
     Heard,
     InstanceDown,
     InstanceUp,
+    ModelAway,
     ModelGone,
     ModelUp,
     Replayed,
+    SloSet,
     To,
 )
-from proxy.http.boundary import Delta, Desk, Failed, Finished, PromptScores, Served
+from proxy.http.boundary import Delta, Desk, Failed, Finished, Permit, PromptScores, Reused, Served, Ticket
+from proxy.http.callers import Caller, Keyring
 from proxy.sessions import SessionCore
 
 
@@ -66,6 +82,14 @@ class NodeEnd(Protocol):
 
     def models(self) -> Mapping[str, Served]:
         """By the name clients use."""
+        ...
+
+    def coming(self) -> Mapping[str, Coming]:
+        """Models that are being registered."""
+        ...
+
+    def look_up(self, instance: InstanceId, job: Job, found: Found) -> None:
+        """What is kept of what it prefills, where the instance is: at once, or later."""
         ...
 
     def tell(self, message: FromProxy) -> None: ...
@@ -84,17 +108,26 @@ class Proxy:
         history: History,
         *,
         decisions: DecisionLog | None = None,
+        stages: RequestStages | None = None,
+        refuses_late: bool = False,
     ) -> None:
+        """`stages` are for whoever wants traces. Where it `refuses_late`, a request whose first token would be late is
+        refused."""
         self.address = link.address
         self.number = number
+        self.keys = Keyring()  # until its node tells
         self.draining = False
+        self._gathering = 0  # calls of which not all choices have been submitted
         self._core = core
         self._node = node
         self._link = link
         self._clock = clock
         self._decisions = decisions
         self._history = history
+        self._stages = stages
         self._metrics = Metrics()
+        self._permits = ProxyPermits(node.tell)
+        self._refuses_late = refuses_late
         self._tickets: dict[RequestId, LiveTicket] = {}
         self._next_request = 0
         self._unserved = ""  # why, where nothing can be served any more
@@ -112,6 +145,25 @@ class Proxy:
     def models(self) -> Mapping[str, Served]:
         return self._node.models()
 
+    def coming(self) -> Mapping[str, Coming]:
+        return self._node.coming()
+
+    async def permit(self, caller: Caller, model: ModelId, tokens: int) -> Permit:
+        served = self._node.models().get(model)
+        scopes = [Scope("key", caller.name, caller.limits)]
+        if served:
+            scopes.append(Scope("model", model, served.limits))
+        return await self._permits.ask(tuple(scopes), tokens)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        self._gathering += 1
+        try:
+            yield
+        finally:
+            self._gathering -= 1
+            self._outbox.flush()
+
     def submit(
         self,
         model: ModelId,
@@ -120,6 +172,7 @@ class Proxy:
         *,
         priority: int = 0,
         sent: tuple[int, ...] = (),
+        beside: Ticket | None = None,
     ) -> LiveTicket:
         served = self._node.models().get(model)
         if served is None:
@@ -128,14 +181,20 @@ class Proxy:
             raise UserError(f"model '{model}' cannot be served: {served.detail}", status=503)
         if self._unavailable():
             raise UserError(self._unavailable(), status=503, kind="server_error")
+        if self._refuses_late and not sent:
+            self._refuse_late(served.spec, len(prompt))
         self._next_request += 1
         request, now_ns = nth_request(self.number, self._next_request), self._clock.now_ns()
-        ticket = self._tickets[request] = LiveTicket(request, self._happened)
+        ticket = self._tickets[request] = LiveTicket(request, self._happened, self._core.waiting_before)
         self._node.tell(ModelUsed(model))
         slo = served.spec.slo
         for watcher in (self._metrics, self._history.requests):
             watcher.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=sampling.max_tokens)
-        self._happened(Arrived(Job(request, 1, model, tuple(prompt), sampling, now_ns, sent, priority)))
+        if self._stages:
+            self._stages.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt))
+        ranked = min(max(priority + served.priority, -PRIORITY_MAX), PRIORITY_MAX)
+        job = Job(request, 1, model, tuple(prompt), sampling, now_ns, sent, ranked)
+        self._happened(Arrived(job, beside.request if isinstance(beside, LiveTicket) else None))
         return ticket
 
     @property
@@ -143,14 +202,29 @@ class Proxy:
         """What its metrics are in."""
         return self._metrics.registry
 
+    def answered(self, path: str, code: int, refused: str | None) -> None:
+        self._metrics.answered(path, code, refused)
+
     @property
     def busy(self) -> bool:
         return bool(self._tickets)
+
+    def flush(self) -> None:
+        """Something that was looked up has been found."""
+        self._outbox.flush()
 
     def abandon(self) -> None:
         """Fails every request that has not ended: the server is about to, or nobody is left to serve it."""
         for request in list(self._tickets):
             self._happened(ClientLeft(request))
+
+    def _refuse_late(self, spec: ModelSpec, tokens: int) -> None:
+        """Raises UserError where its first token would be late, going by the schedulers' estimates."""
+        expected_ns = self._core.expected_ttft_ns(spec.model, tokens)
+        late_ns = (expected_ns or 0) - spec.slo.ttft_ns
+        if late_ns > 0:
+            message = f"its first token would come {late_ns / NS_PER_S:.1f} s too late; try again later"
+            raise too_many(message, -(-late_ns // NS_PER_S), "would_be_late")
 
     def _unavailable(self) -> str:
         """Why no request can be served, if none can."""
@@ -160,7 +234,7 @@ class Proxy:
 
     def tell(self, message: ToProxy) -> None:
         match message:
-            case ModelUp() | ModelGone():
+            case ModelUp() | ModelAway() | ModelGone() | SloSet():
                 self._happened(message)
             case ForeignLoad(instance):
                 self._beside[instance] = message
@@ -173,11 +247,17 @@ class Proxy:
                 self._node.tell(Noted(instance, incarnation))
             case InstanceGivenUp(instance):
                 self._happened(InstanceDown(instance, for_good=True))
+            case KeysSet(keys):
+                self.keys = keys
             case Unserved(why):
                 self._unserved = why
                 self.abandon()
             case Drain():
                 self.draining = True
+            case Registering():
+                pass  # the node's catalogue is at hand
+            case PermitAnswer():
+                self._permits.answered(message)
             case _:
                 raise AssertionError(f"not for a proxy: {message}")
 
@@ -186,7 +266,10 @@ class Proxy:
 
     def told(self) -> Told:
         """What is to be said a few times a second where there are other proxies."""
-        return Told(tuple(self._core.loads()))
+        return Told(tuple(self._core.loads()), tallies=tuple(self._metrics.news()))
+
+    def tallies(self) -> list[Tally]:
+        return self._metrics.tallies()
 
     # --- what instances say -------------------------------------------------------------------------------------------
 
@@ -227,34 +310,54 @@ class Proxy:
         match message:
             case Started(request, _) if request in self._tickets:
                 self._metrics.started(request, self._clock.now_ns())
+                if self._stages:
+                    self._stages.started(request, self._clock.now_ns())
             case Phase(requests, running):
                 self._metrics.phase(requests, running=running)
+                if self._stages:
+                    self._stages.phase(requests, self._clock.now_ns(), running=running)
 
     # --- doing --------------------------------------------------------------------------------------------------------
 
     def _happened(self, event: Event) -> None:
         """Something outside the instances."""
         self._perform(event)
-        self._outbox.flush()
+        if not self._gathering:
+            self._outbox.flush()
 
     def _perform(self, event: Event) -> None:
         now_ns = self._clock.now_ns()
         for effect in self._core.on(event, now_ns):
             match effect:
+                case To(instance, Submit() as submit):
+                    self._submit(instance, submit)
                 case To(instance, message):
                     self._outbox.put(instance, message)
+                    if self._stages and isinstance(message, Adopt):
+                        self._stages.handed_over(message.job.request, now_ns)
                 case Deliver(request, _, tokens):
                     self._metrics.token(request, now_ns, len(tokens))
                     self._history.requests.tokens(request, now_ns, len(tokens))
+                    if self._stages:
+                        self._stages.tokens(request, now_ns, len(tokens))
                     self._tickets[request].put(Delta(tokens))
                 case DeliverPrompt(request, tokens):
                     self._tickets[request].put(PromptScores(tokens))
+                case DeliverReused(request, tokens):
+                    self._tickets[request].put(Reused(tokens))
                 case Replayed(request):
                     self._metrics.replayed(request)
+                    if self._stages:
+                        self._stages.replayed(request, now_ns)
                 case Ended():
                     self._end(effect, now_ns)
                 case Decision():
                     self._decided(effect)
+
+    def _submit(self, instance: InstanceId, submit: Submit) -> None:
+        """With what is kept of its prompt. Whatever is sent there meanwhile comes after it."""
+        held = self._outbox.hold(instance)
+        self._node.look_up(instance, submit.job, lambda kept: self._outbox.fill(held, with_prefix(submit, kept)))
 
     def _decided(self, decision: Decision) -> None:
         self._history.decisions.add((decision,))
@@ -263,6 +366,8 @@ class Proxy:
 
     def _end(self, ended: Ended, now_ns: int) -> None:
         ticket = self._tickets.pop(ended.request)
+        if self._stages:
+            self._stages.end(ended.request, ended.state.value, now_ns)
         if ended.state is State.FINISHED and ended.reason is not None:
             self._metrics.finished(ended.request, ended.reason, now_ns)
             self._history.requests.end(ended.request, "finished")

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable
 
 from aegis.core.ids import InstanceId, ModelId, ProxyId
 from aegis.runtime.seam import InstanceLost, Noted, ProxyEnd, ToProxy
+from aegis.telemetry import tally
 from aegis.telemetry.scrape import Family, lasting, total
+from aegis.telemetry.tally import Tally
 from proxy.events import ForeignLoad, ModelLoad
 
 NOTED_WITHIN_S = 2.0
@@ -30,6 +32,7 @@ class ProxyEnds:
         self._noted = asyncio.Event()  # something was
         self._scraped: dict[ProxyId, tuple[Family, ...]] = {}
         self._lasting: tuple[Family, ...] = ()  # of those that are lost
+        self._past: dict[ModelId, Tally] = {}  # what they had counted
         self._loads: dict[ProxyId, dict[InstanceId, ForeignLoad]] = {}
         self._said: dict[ProxyId, dict[InstanceId, ForeignLoad]] = {}  # of the others' loads, last
 
@@ -38,7 +41,9 @@ class ProxyEnds:
         self._loads[proxy], self._said[proxy] = {}, {}
 
     def leave(self, proxy: ProxyId) -> None:
-        del self._ends[proxy], self._loads[proxy], self._said[proxy]
+        gone = self._ends.pop(proxy)
+        self._past = tally.total([*self._past.values(), *tally.lasting(gone.tallies())])
+        del self._loads[proxy], self._said[proxy]
         self._lasting = total([self._lasting, lasting(self._scraped.pop(proxy, ()))])
         for waiting in self._unnoted.values():
             waiting.discard(proxy)
@@ -52,6 +57,11 @@ class ProxyEnds:
     def tell(self, message: ToProxy) -> None:
         for end in list(self._ends.values()):
             end.tell(message)
+
+    def answer(self, proxy: ProxyId, message: ToProxy) -> None:
+        """One of them alone, if it is still there."""
+        if proxy in self._ends:
+            self._ends[proxy].tell(message)
 
     async def lost(self, message: InstanceLost) -> None:
         """Returns when none of them will hear any more of what that process said; at once where all are here."""
@@ -81,6 +91,10 @@ class ProxyEnds:
                 self._scraped[proxy] = task.result()
             task.cancel()
         return [self._lasting, *self._scraped.values()]
+
+    def tallies(self) -> dict[ModelId, Tally]:
+        """Of all of them together, and of those that are lost."""
+        return tally.total([*self._past.values(), *(each for end in self._ends.values() for each in end.tallies())])
 
     def loads(self, proxy: ProxyId, loads: Iterable[ForeignLoad]) -> None:
         """What the proxy's requests are to the others, who are told where it has changed."""

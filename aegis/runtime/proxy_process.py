@@ -25,11 +25,14 @@ from aegis.runtime.proxy import Proxy
 from aegis.runtime.proxy_settings import ProxySettings
 from aegis.runtime.seam import (
     TELL_S,
+    Alive,
     Answer,
     Card,
     CardGone,
     Drain,
     Joined,
+    PrefixFound,
+    Registering,
     Scraped,
     ScrapeWanted,
     Serves,
@@ -40,23 +43,32 @@ from aegis.runtime.serving import drained, http_server, running
 from aegis.runtime.store.store import join_store
 from aegis.telemetry import logs
 from aegis.telemetry.history import History
+from aegis.telemetry.request_stages import RequestStages
+from aegis.telemetry.tracing import traced
 
 
 class _Process:
     """A proxy, its node and what is to be remembered of its requests until the node has it."""
 
-    def __init__(self, settings: ProxySettings) -> None:
+    def __init__(self, settings: ProxySettings, stages: RequestStages | None) -> None:
         self.stop = asyncio.Event()  # a second `Drain` ends what runs
         self.draining = asyncio.Event()
         self.within_s = 0.0
         self._link: Spoke[ToProxy] = Spoke(settings.node_address, settings.identity, ToProxy)
-        self._node = FarNode(self._link)
+        self._node = FarNode(self._link, reuses=settings.reuses)
         self._history = History(
             spans=0, records=settings.records, decisions=settings.decisions, token_times=settings.token_times
         )
-        self._hub: Hub[FromInstance] = Hub(settings.address, FromInstance)
+        self._hub: Hub[FromInstance] = Hub(settings.address, FromInstance, settings.keys)
         self.proxy = Proxy(
-            settings.number, settings.session_core(), self._node, self._hub, MonotonicClock(), self._history
+            settings.number,
+            settings.session_core(),
+            self._node,
+            self._hub,
+            MonotonicClock(),
+            self._history,
+            stages=stages,
+            refuses_late=settings.refuses_late,
         )
         self._told_records = self._told_decisions = 0
         self._told: Told | None = None
@@ -84,22 +96,24 @@ class _Process:
             self.tell()
 
     def tell(self) -> None:
-        """What is new since it was last called."""
+        """What is new since it was last called, or that nothing is."""
         records, decisions = self._history.records, self._history.decisions
-        told = Told(
-            self.proxy.told().loads,
-            tuple(records.since(self._told_records)),
-            tuple(decisions.since(self._told_decisions)),
+        told = msgspec.structs.replace(
+            self.proxy.told(),
+            records=tuple(records.since(self._told_records)),
+            decisions=tuple(decisions.since(self._told_decisions)),
         )
         self._told_records, self._told_decisions = records.next, decisions.next
-        if told != self._told:
-            self._node.tell(told)
+        self._node.tell(Alive() if told == self._told else told)
         self._told = told
 
     def _hear(self, message: ToProxy) -> None:
         match message:
-            case Card() | CardGone():
+            case Card() | CardGone() | Registering():
                 self._node.told(message)
+            case PrefixFound():
+                self._node.told(message)
+                self.proxy.flush()
             case Answer():
                 self._node.desk.answered(message)
             case ScrapeWanted(ticket):
@@ -120,8 +134,8 @@ class _Process:
 
 
 async def _serve(settings: ProxySettings) -> None:
-    process = _Process(settings)
     async with AsyncExitStack() as stack:
+        process = _Process(settings, stack.enter_context(traced(settings.otlp, settings.name)))
         store = None
         if settings.store:
             store = await stack.enter_async_context(join_store(settings.store, settings.name, settings.number))
@@ -129,13 +143,14 @@ async def _serve(settings: ProxySettings) -> None:
         await stack.enter_async_context(running(process.listen_to_node(), process.proxy.listen(), process.tell_news()))
         await process.join()
         listener = share(settings.host, settings.port)
-        server = http_server(process.proxy, listener, store, admin_key=settings.admin_key, name=settings.name)
+        http = msgspec.structs.replace(settings.http, proxy=settings.name)
+        server = http_server(process.proxy, listener, store, http)
         serving = asyncio.create_task(server.serve([listener]))
         process.serves()
         garbage.seldom()
         await process.draining.wait()
-        server.should_exit = True
         await drained(process.proxy, process.stop, within_s=process.within_s)
+        server.should_exit = True
         await serving
         process.tell()
 
@@ -143,7 +158,7 @@ async def _serve(settings: ProxySettings) -> None:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=ProxySettings)
-    logs.setup(settings.log_level)
+    logs.setup(settings.logs)
     try:
         uvloop.run(_serve(settings))
     except UserError as error:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from aegis.core.ids import ProxyId
+from aegis.runtime.link import Keys
 from aegis.runtime.scheduling_settings import SchedulingSettings
 from aegis.runtime.store.store import StoreSettings
+from aegis.telemetry.logs import LogSettings
+from proxy.http.settings import Settings
 
 
 class ProxySettings(SchedulingSettings, frozen=True, kw_only=True):
@@ -14,13 +17,16 @@ class ProxySettings(SchedulingSettings, frozen=True, kw_only=True):
     number: ProxyId
     node_address: str
     address: str  # for instances
+    keys: Keys | None
     host: str
     port: int
-    log_level: str
-    admin_key: str | None
+    logs: LogSettings
+    http: Settings
+    refuses_late: bool
     records: int  # that are kept until the node has them; decisions likewise
     decisions: int
     token_times: bool
+    otlp: str | None
     store: StoreSettings | None
 
     @property

@@ -8,7 +8,9 @@ from typing import Any
 
 from aegis.core.decision import Decision
 from aegis.core.ids import ModelId
+from aegis.core.model import ModelChange
 from aegis.runtime.desk import NodeDesk
+from aegis.telemetry.live import Seen
 from aegis.telemetry.memory_report import MemoryReport
 from aegis.telemetry.node import NodeReport
 from aegis.telemetry.records import Record
@@ -28,6 +30,10 @@ async def _add_model(desk: NodeDesk, source: str, name: str | None) -> ModelId:
     return (await desk.add_model(source, name)).spec.model
 
 
+async def _change_model(desk: NodeDesk, name: str, change: ModelChange) -> None:
+    await desk.change_model(name, change)
+
+
 async def _limit_memory(desk: NodeDesk, instance: str, nbytes: int, timeout_s: float) -> int:
     return await desk.limit_memory(instance, nbytes, timeout_s=timeout_s)
 
@@ -41,10 +47,12 @@ QUESTIONS = {
     "ready": Question(tuple[()], tuple[bool, str], NodeDesk.ready),
     "add_model": Question(tuple[str, str | None], ModelId, _add_model),
     "remove_model": Question(tuple[str], None, NodeDesk.remove_model),
+    "change_model": Question(tuple[str, ModelChange], None, _change_model),
     "metrics": Question(tuple[()], bytes, NodeDesk.metrics),
     "spans": Question(tuple[int], tuple[list[Span], int], NodeDesk.spans),
     "records": Question(tuple[int], tuple[list[Record], int], NodeDesk.records),
     "decisions": Question(tuple[int], tuple[list[Decision], int], NodeDesk.decisions),
+    "live": Question(tuple[Seen], bytes, NodeDesk.live),
     "report": Question(tuple[()], NodeReport, NodeDesk.report),
     "memory_report": Question(tuple[()], MemoryReport, NodeDesk.memory_report),
     "limit_memory": Question(tuple[str, int, float], int, _limit_memory),

@@ -16,12 +16,12 @@ from aegis.core.ids import ModelId
 from aegis.core.model import EngineName, ModelSpec
 from aegis.models.registrar import Answer, Job, Progress, Refused, Registered
 from aegis.models.sources import Source
-from aegis.runtime.pool import follow_launcher
+from aegis.runtime.processes import follow_launcher
 
 Report = Callable[[ModelId, str], None]
 
 
-class Registering(Protocol):
+class Register(Protocol):
     """How checkpoints become models: `register`, here."""
 
     def __call__(
@@ -34,6 +34,7 @@ class Registering(Protocol):
         report: Report = ...,
         renew: bool = False,
         engine: EngineName = ...,
+        ranks: int = ...,
     ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]: ...
 
 
@@ -46,12 +47,13 @@ async def register(
     report: Report = lambda _model, _text: None,
     renew: bool = False,
     engine: EngineName = "transformers",
+    ranks: int = 1,
 ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]:
     """Yields what became of each source, in order. A registrar that dies refuses the source it was at. With `renew`
     images that are there already are made again."""
     waiting = list(sources)
     while waiting:
-        async for answer in _run([Job(s, dtype, str(cache_dir), limit_bytes, renew, engine) for s in waiting]):
+        async for answer in _run([Job(s, dtype, str(cache_dir), limit_bytes, renew, engine, ranks) for s in waiting]):
             match answer:
                 case Progress(model, text):
                     report(model, text)

@@ -20,7 +20,9 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True):
     max_group_size: int
     q_max_ns: int
     switching_share: float
+    hardware: Hardware  # what devices are taken for, until steps and copies were measured
     explains: bool = False
+    reuses: bool = False  # KV of requests that have ended
 
     def scheduler(self) -> Policy:
         """Where requests go, for a proxy, and what turns they get, for an instance. Raises UserError."""
@@ -35,4 +37,4 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True):
         """Of a proxy. Raises UserError."""
         groups, policy = GroupedFcfs(self.max_group_size), self.scheduler()
         prefill = recipe(self.policy).prefill(Site(memory_bytes=self.memory_bytes, groups=groups))
-        return SessionCore(prefill, policy, Hardware(), max_batch=policy.rules.max_batch, explains=self.explains)
+        return SessionCore(prefill, policy, self.hardware, max_batch=policy.rules.max_batch, explains=self.explains)

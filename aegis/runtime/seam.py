@@ -6,19 +6,25 @@ it: that goes between proxies and instances.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from msgspec import Raw, Struct
 
 from aegis.core.decision import Decision
 from aegis.core.ids import InstanceId, ModelId
+from aegis.core.limits import Limits, Scope
 from aegis.core.model import ModelSpec
+from aegis.core.request import Job, KeptPrefix
 from aegis.telemetry.records import Record
+from aegis.telemetry.registration import Coming
 from aegis.telemetry.scrape import Family
-from proxy.events import ForeignLoad, ModelGone, ModelUp
+from aegis.telemetry.tally import Tally
+from proxy.events import ForeignLoad, ModelAway, ModelGone, ModelUp, SloSet
+from proxy.http.callers import Keyring
 
 TELL_S = 0.2
-"""From one time that a proxy tells of its requests to the next."""
+"""From one time that a proxy tells of its requests, or that it lives, to the next."""
 
 # --- to a proxy -----------------------------------------------------------------------------------------------------
 
@@ -47,12 +53,27 @@ class Card(Struct, frozen=True, tag=True):
     state: str
     detail: str
     weights: str
+    priority: int
+    limits: Limits
+    pinned: bool
+
+
+class Registering(Struct, frozen=True, tag=True):
+    """All models that are being registered, by name."""
+
+    models: dict[str, Coming]
 
 
 class CardGone(Struct, frozen=True, tag=True):
     """There is no model of that name any more."""
 
     model: ModelId
+
+
+class KeysSet(Struct, frozen=True, tag=True):
+    """These are the keys now: who comes with another is refused, who was let in before stays."""
+
+    keys: Keyring
 
 
 class Unserved(Struct, frozen=True, tag=True):
@@ -83,6 +104,14 @@ class Refusal(Struct, frozen=True):
     param: str | None
     code: str | None
     kind: str
+    retry_after_s: int | None = None
+
+
+class PrefixFound(Struct, frozen=True, tag=True):
+    """Answers `LookUp`."""
+
+    ticket: int
+    kept: KeptPrefix | None
 
 
 class ScrapeWanted(Struct, frozen=True, tag=True):
@@ -91,18 +120,34 @@ class ScrapeWanted(Struct, frozen=True, tag=True):
     ticket: int
 
 
+class PermitAnswer(Struct, frozen=True, tag=True):
+    """To `PermitWanted`: which limit is reached, when to try again, and whether it is a key's or a model's; empty: the
+    request may begin."""
+
+    number: int
+    refused: str = ""
+    wait_ns: int = 0
+    kind: str = ""
+
+
 ToProxy = (
     ModelUp
+    | ModelAway
     | ModelGone
+    | SloSet
     | InstanceLost
     | InstanceGivenUp
     | Card
     | CardGone
+    | Registering
     | ForeignLoad
+    | KeysSet
     | Unserved
     | Drain
     | Answer
+    | PrefixFound
     | ScrapeWanted
+    | PermitAnswer
 )
 
 
@@ -138,6 +183,11 @@ class Told(Struct, frozen=True, tag=True):
     loads: tuple[ForeignLoad, ...]
     records: tuple[Record, ...] = ()
     decisions: tuple[Decision, ...] = ()
+    tallies: tuple[Tally, ...] = ()  # of the models of which something has changed
+
+
+class Alive(Struct, frozen=True, tag=True):
+    """In place of `Told` where nothing has changed: silence would be taken for death."""
 
 
 class Scraped(Struct, frozen=True, tag=True):
@@ -155,7 +205,33 @@ class Asked(Struct, frozen=True, tag=True):
     arguments: Raw
 
 
-FromProxy = Joined | Serves | Noted | ModelUsed | Told | Scraped | Asked
+class LookUp(Struct, frozen=True, tag=True):
+    """What is kept, where the instance is, of what this job prefills? Answered by `PrefixFound`."""
+
+    ticket: int
+    instance: InstanceId
+    job: Job
+
+
+class PermitWanted(Struct, frozen=True, tag=True):
+    """A request that something of is limited would begin. Answered by `PermitAnswer`, and by `PermitOver` in turn."""
+
+    number: int
+    scopes: tuple[Scope, ...]
+    tokens: int  # of its prompt
+
+
+class PermitOver(Struct, frozen=True, tag=True):
+    """It has ended, with an answer of so many tokens, or nobody wants to know any more whether it may begin."""
+
+    number: int
+    tokens: int
+
+
+FromProxy = Joined | Serves | Noted | ModelUsed | Told | Alive | Scraped | Asked | LookUp | PermitWanted | PermitOver
+
+Found = Callable[[KeptPrefix | None], None]
+"""Told what is kept, if anything."""
 
 
 class ProxyEnd(Protocol):
@@ -167,4 +243,8 @@ class ProxyEnd(Protocol):
 
     async def scrape(self) -> tuple[Family, ...]:
         """The proxy's metrics; none of one that is lost meanwhile."""
+        ...
+
+    def tallies(self) -> Iterable[Tally]:
+        """Of each model that it had a request for, as it told last."""
         ...

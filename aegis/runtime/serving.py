@@ -17,20 +17,16 @@ from proxy.http.app import create_app
 from proxy.http.server import make_server
 from proxy.http.settings import Settings
 
-DRAIN_S = 3  # that running requests are given to finish in when the server is ended
-
-_CLOSE_S = 5  # that replies are given besides
+CLOSE_S = 5  # that replies are given when the server is ended, besides what their requests are
 
 
-def http_server(
-    proxy: Proxy, listener: socket.socket, store: Store | None, *, admin_key: str | None, name: str
-) -> uvicorn.Server:
+def http_server(proxy: Proxy, listener: socket.socket, store: Store | None, settings: Settings) -> uvicorn.Server:
     """Not running yet. Without a store a retry is a new request. Signals are left to whoever runs it."""
     server = make_server(
-        create_app(proxy, Settings(admin_key=admin_key, proxy=name), store.records if store else None),
+        create_app(proxy, settings, store.records if store else None),
         host=listener.getsockname()[0],
         port=listener.getsockname()[1],
-        shutdown_s=DRAIN_S + _CLOSE_S,
+        shutdown_s=CLOSE_S,
     )
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
     return server
@@ -47,12 +43,14 @@ async def drained(proxy: Proxy, stop: asyncio.Event, *, within_s: float) -> None
 
 @asynccontextmanager
 async def running(*works: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """While the block is."""
+    """While the block is. Raises what one of them was stopped by, when all have ended."""
     tasks = [watched(work) for work in works]
     try:
         yield
     finally:
         for task in tasks:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result

@@ -25,12 +25,16 @@ _COPIES = {
 class SpanLog:
     """One span for each run, copy and switch, none for a step: what it costs does not grow with the tokens.
 
-    `processor` goes on while this thread has a processor; None where that is not what runs are made of."""
+    `processor` goes on while this thread has a processor; None where that is not what runs are made of. Copies are told
+    by the machine's own clock, which is `ahead_ns` of the launcher's."""
 
-    def __init__(self, instance: InstanceId, clock: Clock, processor: Clock | None = None) -> None:
+    def __init__(
+        self, instance: InstanceId, clock: Clock, processor: Clock | None = None, *, ahead_ns: int = 0
+    ) -> None:
         self._instance = instance
         self._clock = clock
         self._processor = processor
+        self._ahead_ns = ahead_ns
         self._began_ns = 0  # of the processor's
         self._spans: list[Span] = []
         self._decisions: list[Decision] = []
@@ -60,7 +64,8 @@ class SpanLog:
         for copy in copies:
             kind = _COPIES.get(copy.stream)
             if kind:
-                span = Span(self._instance, kind, copy.model, copy.start_ns, copy.stop_ns, nbytes=copy.nbytes)
+                start_ns, stop_ns = copy.start_ns - self._ahead_ns, copy.stop_ns - self._ahead_ns
+                span = Span(self._instance, kind, copy.model, start_ns, stop_ns, nbytes=copy.nbytes)
                 self._spans.append(span)
 
     def decided(self, decision: Decision) -> None:

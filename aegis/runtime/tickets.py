@@ -9,14 +9,21 @@ from aegis.core.ids import RequestId
 from proxy.events import ClientLeft
 from proxy.http.boundary import Delivery, Failed, Finished
 
+UNREAD_MAX = 4096
+"""So many deliveries wait for a client that reads more slowly than its answer is made; then it gets no more."""
+
 
 class LiveTicket:
     """One sequence's deliveries. Implements `proxy.http.boundary.Ticket`."""
 
-    def __init__(self, request: RequestId, leave: Callable[[ClientLeft], None]) -> None:
-        self._request = request
+    def __init__(
+        self, request: RequestId, leave: Callable[[ClientLeft], None], before: Callable[[RequestId], int | None]
+    ) -> None:
+        self.request = request
         self._leave = leave
+        self._before = before
         self._queue: asyncio.Queue[Delivery] = asyncio.Queue()
+        self._fell_behind = False
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
         while True:
@@ -25,8 +32,16 @@ class LiveTicket:
             if isinstance(delivery, Finished | Failed):
                 return
 
+    def before(self) -> int | None:
+        return self._before(self.request)
+
     def cancel(self, *, satisfied: bool = False) -> None:
-        self._leave(ClientLeft(self._request, satisfied))
+        self._leave(ClientLeft(self.request, satisfied))
 
     def put(self, delivery: Delivery) -> None:
+        if self._fell_behind and isinstance(delivery, Failed):
+            delivery = Failed(f"the answer was given up: {UNREAD_MAX} parts of it were not read", 499)
         self._queue.put_nowait(delivery)
+        if self._queue.qsize() > UNREAD_MAX and not self._fell_behind:
+            self._fell_behind = True
+            asyncio.get_running_loop().call_soon(self._leave, ClientLeft(self.request))

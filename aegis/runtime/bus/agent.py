@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 import threading
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -21,9 +22,11 @@ from aegis.runtime.bus.messages import PROTOCOL, Heartbeat, InstanceState, Phase
 from aegis.runtime.bus.pulse import Progress, Pulse
 from aegis.runtime.bus.settings import BusSettings
 from aegis.runtime.bus.topics import Topics
+from aegis.telemetry.logs import log
 
 _SAID_AGAIN = 20  # heartbeats: the broker may publish the will of an earlier incarnation late
 _CLOSING_S = 2.0
+_logger = logging.getLogger(__name__)
 
 
 class Agent:
@@ -68,6 +71,7 @@ class Agent:
 
     async def _run(self) -> None:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
+        self._loop.set_exception_handler(_told)
         self._started.set()
         state = self._state
         connection = Connection(
@@ -130,3 +134,8 @@ class Agent:
             progress=self._progress.now(),
         )
         await connection.publish(self._topics.heartbeat(state.instance), heartbeat)
+
+
+def _told(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """The library may still ask for a socket that has just been closed; it connects again."""
+    log(_logger, logging.WARNING, "callback failed", {"why": repr(context.get("exception") or context["message"])})

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aegis.mqtt_address import Address
-from aegis.runtime.pool import follow_launcher
+from aegis.runtime.processes import follow_launcher
 from aegis.telemetry.logs import log
 
 _PAUSE_S = 0.2

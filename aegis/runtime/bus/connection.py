@@ -61,6 +61,10 @@ class Connection:
         self._serving: asyncio.Task[None] | None = None
         self._opened: asyncio.Future[None] | None = None  # whoever waits for the first connection
 
+    @property
+    def is_up(self) -> bool:
+        return self._client is not None
+
     async def open(self) -> None:
         """Connects, and stays so until `close`. Raises UserError where the broker cannot be reached or refuses."""
         self._opened = asyncio.get_running_loop().create_future()

@@ -95,6 +95,11 @@ class Bus:
     def place(self) -> BusPlace:
         return BusPlace(str(self.settings.address), self.settings.prefix)
 
+    @property
+    def is_up(self) -> bool:
+        """Whether the broker can be reached."""
+        return self._connection.is_up
+
     # --- coming and going ---------------------------------------------------------------------------------------------
 
     def open_private(self) -> None:

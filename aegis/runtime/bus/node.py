@@ -9,6 +9,7 @@ from aegis.core.clock import Clock
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import Ping
+from aegis.core.model import ModelChange
 from aegis.core.role import Role
 from aegis.runtime.bus.messages import Command, Drain, LoadModel, Pin, Resume, SetLimit, SetRole, Unpin
 from aegis.runtime.desk import NodeDesk
@@ -62,7 +63,7 @@ class NodeControl:
             case Pin(model):
                 return await self._pin(self._model(model))
             case Unpin(model):
-                self._images.unpin(self._model(model))
+                await self._node.catalogue.change(self._model(model), ModelChange(pinned=False))
                 return f"{model} may leave the model cache"
             case LoadModel(model, timeout_s):
                 return await self._load(self._model(model), timeout_s)
@@ -132,11 +133,7 @@ class NodeControl:
         return ModelId(name)
 
     async def _pin(self, model: ModelId) -> str:
-        while self._images.state(model) is State.EVICTING:
-            await asyncio.sleep(_POLL_S)
-            self._model(model)
-        if not self._images.pin(model):
-            raise UserError(f"{model} does not fit beside what is pinned; unpin another, or raise --model-cache")
+        await self._node.catalogue.change(model, ModelChange(pinned=True))
         return f"{model} is pinned in the model cache"
 
     async def _load(self, model: ModelId, timeout_s: float) -> str:

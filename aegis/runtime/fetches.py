@@ -1,0 +1,47 @@
+"""KV that instances want from other machines, on its way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Protocol
+
+from aegis.core.ids import InstanceId, MachineId
+from aegis.core.messages import FetchKv, KvFetched
+
+
+class Fetching(Protocol):
+    """How KV gets from one machine to another."""
+
+    async def fetch(self, wanted: FetchKv, into: MachineId) -> str:
+        """Why it did not come; empty where it did. The host blocks are written to no more when it returns."""
+        ...
+
+
+class Fetches:
+    """Of one node. `answer` is called when a fetch has ended, unless the instance is lost."""
+
+    def __init__(self, fetching: Fetching, answer: Callable[[InstanceId, KvFetched], None]) -> None:
+        self._fetching = fetching
+        self._answer = answer
+        self._under_way: defaultdict[InstanceId, set[asyncio.Task[None]]] = defaultdict(set)
+        self._lost: set[InstanceId] = set()
+
+    def begin(self, instance: InstanceId, into: MachineId, wanted: FetchKv) -> None:
+        task = asyncio.create_task(self._fetch(instance, into, wanted))
+        self._under_way[instance].add(task)
+        task.add_done_callback(self._under_way[instance].discard)
+
+    async def lost(self, instance: InstanceId) -> None:
+        """Nobody waits for what it wanted. When this returns nothing is written to its blocks any more."""
+        under_way = self._under_way.pop(instance, set())
+        self._lost.add(instance)
+        if under_way:
+            await asyncio.wait(under_way)
+        self._lost.discard(instance)
+
+    async def _fetch(self, instance: InstanceId, into: MachineId, wanted: FetchKv) -> None:
+        reason = await self._fetching.fetch(wanted, into)
+        if instance not in self._lost:
+            self._answer(instance, KvFetched(wanted.request, wanted.attempt, reason))

@@ -1,0 +1,132 @@
+"""The Ray cluster that a market is placed in: one that runs already, or one of its own on this machine.
+
+`ray` is imported here when it is asked for, and nowhere before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import math
+import os
+import socket
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aegis.core.errors import UserError
+
+LOCAL, AUTO = "local", "auto"
+_OBJECT_STORE_BYTES = 256 << 20  # what crosses is put there in small pieces
+_ANSWERS_WITHIN_S = 3.0
+_QUIET = {"logging_level": "error", "include_dashboard": False}
+_OWN = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_worker_prestart": "0",  # an idle process for each core
+    "RAY_prestart_worker_first_driver": "0",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Connected. `ip` is that of this machine, as the others see it."""
+
+    ip: str
+    node: str
+    name: str  # for messages
+
+
+@asynccontextmanager
+async def connected(address: str, *, cpus: float) -> AsyncIterator[Cluster]:
+    """To the cluster at the address; `auto`: to one that this machine is in, else `local`: to an own one, which has so
+    many `cpus` and ends with it. Raises UserError."""
+    refuse_without_ray()
+    with tempfile.TemporaryDirectory(prefix="aegis-ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
+        await asyncio.to_thread(_join, address, cpus, directory)  # paths of sockets have to be short
+        import ray
+
+        try:
+            yield await asyncio.to_thread(_here, address)
+        finally:
+            await asyncio.to_thread(ray.shutdown)
+
+
+def refuse_without_ray() -> None:
+    """Raises UserError."""
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("--ray needs Ray: pip install 'aegis-serve[ray]'", param="ray")
+
+
+def _join(address: str, cpus: float, directory: str) -> None:
+    found = _found_here() if address == AUTO else address
+    if found is None or found == LOCAL:
+        _start_own(cpus, directory)
+        return
+    _refuse_silence(found)
+    import ray
+
+    try:
+        ray.init(found, **_QUIET)
+    except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+        raise UserError(f"no Ray cluster can be joined at {found}: {_line(error)}", param="ray") from None
+
+
+def _found_here() -> str | None:
+    """The address of the cluster that this machine is part of. Raises UserError."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        address: str | None = canonicalize_bootstrap_address(AUTO)
+    except ConnectionError:
+        return None  # there was one
+    except ValueError as error:
+        raise UserError(f"RAY_ADDRESS: {_line(error)}", param="ray") from None
+    return address
+
+
+def _refuse_silence(address: str) -> None:
+    """Ray itself tries for minutes. Raises UserError."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _ANSWERS_WITHIN_S).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(f"no Ray cluster answers at {address} ({_line(error)}); see --ray", param="ray") from None
+
+
+def _line(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:200]
+
+
+def _start_own(cpus: float, directory: str) -> None:
+    """Its files are in the directory. Who has not the user's token (~/.ray/auth_token) is not let in, unless the user
+    has told Ray otherwise."""
+    os.environ.update(_OWN)
+    import ray
+
+    try:
+        ray.init(
+            LOCAL,
+            num_cpus=math.ceil(cpus),
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=directory,
+            **_QUIET,
+        )
+    except (ConnectionError, RuntimeError, OSError) as error:
+        raise UserError(f"Ray does not start: {_line(error)}", param="ray") from None
+
+
+def _here(address: str) -> Cluster:
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    (node,) = [node for node in ray.nodes() if node["NodeID"] == own]
+    return Cluster(str(node["NodeManagerAddress"]), own, address)
+
+
+def alive() -> dict[str, dict[str, Any]]:
+    """The nodes of the cluster by id, as Ray describes them."""
+    import ray
+
+    return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
