@@ -98,6 +98,11 @@ class DecodeLists:
     def active_on(self, model: ModelId) -> Sequence[InstanceId]:
         return self._active.get(model, ())
 
+    def active_at(self, instance: InstanceId) -> tuple[ModelId, ...]:
+        """The running model, or the last to run, if there is one."""
+        active = self._lists[instance].active
+        return () if active is None else (active,)
+
     def tail(self, instance: InstanceId) -> Tail:
         known = self._lists[instance]
         model, requests = known.active, 0
@@ -190,6 +195,11 @@ class DecodeLists:
             known.housed_bytes -= known.housed.pop(model)
             self._pressed[instance] = None
         self._shares.pop(model, None)
+
+    def reprice(self, model: ModelId) -> None:
+        """What its requests want is another now."""
+        for share in self._shares.get(model, ()):
+            self._lists[share.instance].changed[model] = self._pressed[share.instance] = None
 
     def beside(self, instance: InstanceId, loads: Iterable[ModelLoad]) -> None:
         """These requests of other proxies are there, and no more; all their models are known."""

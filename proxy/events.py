@@ -8,7 +8,7 @@ from aegis.core.decision import Decision
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.lifecycle import State
 from aegis.core.messages import FromInstance, ToInstance
-from aegis.core.model import ModelSpec
+from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import FinishReason, Job, Token
 from aegis.core.role import Role
 
@@ -16,7 +16,10 @@ from aegis.core.role import Role
 
 
 class Arrived(Struct, frozen=True):
+    """`beside`: the first choice of the same call, which has the same prompt."""
+
     job: Job
+    beside: RequestId | None = None
 
 
 class ClientLeft(Struct, frozen=True):
@@ -59,6 +62,19 @@ class ModelUp(Struct, frozen=True, tag=True):
     capacity_tokens: int
 
 
+class ModelAway(Struct, frozen=True, tag=True):
+    """Its weights cannot be loaded: what is placed waits for the next `ModelUp`, or `ModelGone`."""
+
+    model: ModelId
+
+
+class SloSet(Struct, frozen=True, tag=True):
+    """From now on the model's tokens are due so. One that is not up, or not any more, has none."""
+
+    model: ModelId
+    slo: Slo
+
+
 class ModelGone(Struct, frozen=True, tag=True):
     """`why` completes the sentence that its requests end with: "model 'm' was removed"."""
 
@@ -76,14 +92,16 @@ class ModelLoad(Struct, frozen=True):
 
 class ForeignLoad(Struct, frozen=True, tag=True):
     """What other proxies have put on an instance, as of late: `prefill_ns` is the estimated time of what waits there to
-    be prefilled, on a prefill instance."""
+    be prefilled."""
 
     instance: InstanceId
     prefill_ns: int
     models: tuple[ModelLoad, ...]
 
 
-Event = Arrived | ClientLeft | Heard | InstanceUp | InstanceDown | ModelUp | ModelGone | ForeignLoad
+Event = (
+    Arrived | ClientLeft | Heard | InstanceUp | InstanceDown | ModelUp | ModelAway | SloSet | ModelGone | ForeignLoad
+)
 
 
 # --- effects --------------------------------------------------------------------------------------------------------
@@ -107,6 +125,13 @@ class DeliverPrompt(Struct, frozen=True):
     tokens: tuple[Token, ...]
 
 
+class DeliverReused(Struct, frozen=True):
+    """The first `tokens` of the request's prompt were kept from before. Precedes its first token."""
+
+    request: RequestId
+    tokens: int
+
+
 class Ended(Struct, frozen=True):
     """The terminal reply. With `state` FINISHED a reason, with FAILED a message for the client."""
 
@@ -122,4 +147,4 @@ class Replayed(Struct, frozen=True):
     request: RequestId
 
 
-Effect = To | Deliver | DeliverPrompt | Ended | Replayed | Decision
+Effect = To | Deliver | DeliverPrompt | DeliverReused | Ended | Replayed | Decision

@@ -116,6 +116,22 @@ class PrefillQueues:
     def load_ns(self, instance: InstanceId) -> int:
         return self._queues[instance].load_ns
 
+    def expected_ns(self, chosen: PrefillPlacement, work: Work) -> int:
+        """Until a request that was put there now would be prefilled, groups going one after the other."""
+        queue, latency = self._queues[chosen.instance], self._latency[work.model]
+        own_ns = latency.prefill_ns(work.tokens)
+        if chosen.group is None:
+            last = queue.back.backlog.model if queue.back else queue.active
+            return queue.load_ns + own_ns + (0 if last == work.model else latency.switch_ns())
+        before_ns, group = queue.beside_ns, queue.front
+        while group:
+            backlog = group.backlog
+            before_ns += backlog.price_ns * group.waiting // max(backlog.jobs, 1)
+            if group.number == chosen.group:
+                break
+            group = group.after
+        return before_ns + own_ns
+
     def own_ns(self, instance: InstanceId) -> int:
         """What this proxy has put there."""
         queue = self._queues[instance]
@@ -169,6 +185,11 @@ class PrefillQueues:
         self._count(group.backlog, 1, work.tokens)
         self._settle(work.model, placement.instance)
         return group.number
+
+    def beside_of(self, instance: InstanceId, request: RequestId) -> PrefillPlacement:
+        """In the group of a request that was placed there, while it is open, and else in one of its own."""
+        group, _ = self._queues[instance].jobs.get(request, (None, 0))
+        return PrefillPlacement(instance, group.number if group and group.shown else None)
 
     def remove(self, instance: InstanceId, request: RequestId) -> None:
         """The request was prefilled or cancelled, or was not there. A group with nobody waiting has left the queue."""

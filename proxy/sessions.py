@@ -33,12 +33,14 @@ from aegis.core.messages import (
     Prefilled,
     PromptLogprobs,
     ReleaseKv,
+    Reused,
     Started,
+    StepsTook,
     Submit,
     SwitchDone,
     Tokens,
 )
-from aegis.core.model import ModelSpec
+from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import FinishReason, Job, KvHandle, Token
 from aegis.core.role import Role
 from aegis.core.views import MAX_BATCH, DecodePolicy, PrefillPolicy, Work
@@ -48,6 +50,7 @@ from proxy.events import (
     ClientLeft,
     Deliver,
     DeliverPrompt,
+    DeliverReused,
     Effect,
     Ended,
     Event,
@@ -55,11 +58,14 @@ from proxy.events import (
     Heard,
     InstanceDown,
     InstanceUp,
+    ModelAway,
     ModelGone,
     ModelUp,
     Replayed,
+    SloSet,
     To,
 )
+from proxy.first_tokens import FirstTokens
 from proxy.prefill_queues import PrefillQueues
 from proxy.pressure import Wants, wants
 from proxy.reasons import PlaceReasons, refusal
@@ -74,12 +80,14 @@ MAX_REPLAYS = 10
 @dataclass(slots=True, eq=False)
 class _Session:
     job: Job
+    beside: RequestId | None = None
     state: State = State.QUEUED
     sent: list[Token] = field(default_factory=list)
     prefill: InstanceId | None = None
     decode: InstanceId | None = None
     kv: KvHandle | None = None  # handed over and not adopted yet
     prompt_reported: bool = False
+    reused: int = 0  # tokens that the prefill under way need not run
     losses: int = 0
     deaths: int = 0
 
@@ -123,7 +131,9 @@ class SessionCore:
         self._specs: dict[ModelId, ModelSpec] = {}
         self._weight_bytes: dict[ModelId, int] = {}
         self._decodes = DecodeLists(self._capacity, self._weight_bytes, self._wants, max_batch=max_batch)
+        self._first_tokens = FirstTokens(self._latency)
         self._mixed: set[InstanceId] = set()
+        self._away: set[ModelId] = set()  # whose weights cannot be loaded at the moment
         self._absent: set[InstanceId] = set()  # lost, and being started again
         self._give_up_ns = give_up_ns
         self._reasons = PlaceReasons(prefill_policy, decode_policy) if explains else None
@@ -138,9 +148,9 @@ class SessionCore:
         match event:
             case Heard(instance, message):
                 self._heard(instance, message, now_ns)
-            case Arrived(job):
+            case Arrived(job, beside):
                 assert job.request not in self._sessions
-                self._sessions[job.request] = _Session(job, sent=list(map(Token, job.sent)))
+                self._sessions[job.request] = _Session(job, beside=beside, sent=list(map(Token, job.sent)))
                 self._give_up_late(job.request, now_ns)
                 self._place(job.request)
             case ClientLeft(request, satisfied):
@@ -154,14 +164,12 @@ class SessionCore:
                 self._down(instance, blameless=asked)
                 if for_good:
                     self._place_waiting()
-            case ModelUp(spec, capacity_tokens):
-                self._latency[spec.model] = Latency(spec.manifest, self._hardware)
-                self._ttft_ns[spec.model] = spec.slo.ttft_ns
-                self._capacity[spec.model] = capacity_tokens
-                self._specs[spec.model] = spec
-                self._weight_bytes[spec.model] = spec.manifest.image_bytes
-                self._prefills.reprice(spec.model)
-                self._place_waiting()
+            case ModelUp():
+                self._model_up(event)
+            case ModelAway(model):
+                self._away.add(model)
+            case SloSet(model, slo):
+                self._set_slo(model, slo)
             case ModelGone(model, why):
                 self._model_gone(model, why)
             case ForeignLoad():
@@ -176,29 +184,57 @@ class SessionCore:
     def loads(self) -> list[ForeignLoad]:
         """What the requests of this proxy are to others: one for each instance."""
         prefills = [ForeignLoad(name, self._prefills.own_ns(name), ()) for name in self._prefills.instances()]
-        return prefills + [ForeignLoad(name, 0, self._decodes.own(name)) for name in self._decodes.instances()]
+        return prefills + [
+            ForeignLoad(name, self._waiting_ns(name), self._decodes.own(name)) for name in self._decodes.instances()
+        ]
+
+    def waiting_before(self, request: RequestId) -> int | None:
+        """How many of this proxy's requests that came earlier wait at the same place for their first token; None where
+        it has one, or no place yet."""
+        return self._first_tokens.before(request)
+
+    def expected_ttft_ns(self, model: ModelId, tokens: int) -> int | None:
+        """The estimated time to the first token of a request that came now; None where nobody can tell."""
+        work = Work(model, tokens)
+        if model not in self._latency:
+            return None
+        if self._prefills:
+            chosen = self._prefill_policy.place(work, self._prefills)
+            return self._prefills.expected_ns(chosen, work)
+        instance = self._decode_policy.place(work, self._decodes) if self._mixed else None
+        if instance is None:
+            return None
+        return self._first_tokens.expected_ns(
+            work, instance, self._decodes.active_at(instance), self._decodes.load_ppm(instance)
+        )
 
     # --- placing --------------------------------------------------------------------------------------------------
 
     def _place(self, request: RequestId) -> None:
         session = self._sessions[request]
         job = session.job
-        if job.model not in self._latency:
+        if job.model not in self._latency or job.model in self._away:
             return  # placed when the model, or an instance, comes up
         work = Work(job.model, job.prefill_tokens)
+        first = self._sessions.get(session.beside) if session.beside is not None else None
         if self._prefills:
-            chosen = self._prefill_policy.place(work, self._prefills)
-            if self._reasons:
+            at = first.prefill if first and first.prefill in self._prefills else None
+            beside = self._prefills.beside_of(at, first.job.request) if first and at else None
+            chosen = beside or self._prefill_policy.place(work, self._prefills)
+            if self._reasons and not beside:
                 self._out.append(self._reasons.group(request, work, self._prefills, chosen, self._now_ns))
             group = self._prefills.add(chosen, request, work)
             session.prefill = chosen.instance
+            self._first_tokens.add(chosen.instance, request, work)
             self._out.append(To(chosen.instance, Submit(job, group)))
         elif self._mixed:
-            session.decode = self._decode_policy.place(work, self._decodes)
+            beside_at = first.decode if first and first.decode in self._mixed else None
+            session.decode = beside_at or self._decode_policy.place(work, self._decodes)
             if session.decode is None:
                 self._refuse(request)
                 return
             self._put(session.decode, request, work)
+            self._first_tokens.add(session.decode, request, work)
             self._out.append(To(session.decode, Submit(job)))
 
     def _place_waiting(self) -> None:
@@ -210,9 +246,9 @@ class SessionCore:
 
     def _place_decode(self, request: RequestId) -> None:
         session = self._sessions[request]
-        if not self._decodes or session.kv is None:
-            return
         job = session.job
+        if not self._decodes or session.kv is None or job.model in self._away:
+            return
         work = Work(job.model, len(job.prompt) + len(session.sent), session.kv.owner)
         session.decode = self._decode_policy.place(work, self._decodes)
         if session.decode is None:
@@ -262,6 +298,10 @@ class SessionCore:
                 self._prefilled(message)
             case SwitchDone():
                 self._switched(instance, message)
+            case StepsTook(model, context_tokens, rows, step_ns):
+                latency = self._latency.get(model)
+                if latency and latency.saw_decode(context_tokens, step_ns, rows):
+                    self._decodes.reprice(model)
             case KvReleased():
                 self._released(message)
             case Started():
@@ -276,6 +316,8 @@ class SessionCore:
                 if session and not session.prompt_reported:
                     session.prompt_reported = True
                     self._out.append(DeliverPrompt(message.request, message.tokens))
+            case Reused():
+                self._reused(message)
             case GaveUp():
                 if self._current(message.request, message.attempt):
                     self._replay(message.request)
@@ -292,6 +334,7 @@ class SessionCore:
             self._decodes.switched(instance, model)
         if latency and not message.prefetched and latency.saw_switch(message.copy_ns):
             self._prefills.reprice(model)
+            self._decodes.reprice(model)
 
     def _current(self, request: RequestId, attempt: int) -> _Session | None:
         session = self._sessions.get(request)
@@ -305,6 +348,7 @@ class SessionCore:
     def _deliver(self, request: RequestId, session: _Session, first: int, tokens: tuple[Token, ...]) -> None:
         assert first == len(session.sent), f"tokens from {first}, {len(session.sent)} were sent"
         session.sent += tokens
+        self._first_tokens.remove(request)
         self._out.append(Deliver(request, first, tokens))
 
     def _tokens(self, message: Tokens) -> None:
@@ -325,12 +369,20 @@ class SessionCore:
         model = session.job.model
         if session.prefill is not None:
             self._prefills.remove(session.prefill, message.request)
-        if self._latency[model].saw_prefill(session.job.prefill_tokens, message.duration_ns):
+        if self._latency[model].saw_prefill(session.job.prefill_tokens, message.duration_ns, session.reused):
             self._prefills.reprice(model)
         session.state = advance(session.state, Step.FIRST_TOKEN)
         session.kv = message.kv
         self._deliver(message.request, session, len(session.job.sent), (message.token,))
         self._place_decode(message.request)
+
+    def _reused(self, message: Reused) -> None:
+        """A replay is no news to the client."""
+        session = self._current(message.request, message.attempt)
+        if session:
+            session.reused = message.tokens
+            if message.attempt == 1:
+                self._out.append(DeliverReused(message.request, message.tokens))
 
     def _released(self, message: KvReleased) -> None:
         if self._handles.pop((message.request, message.attempt), None):
@@ -355,6 +407,8 @@ class SessionCore:
     def _beside(self, load: ForeignLoad) -> None:
         if load.instance in self._prefills:
             self._prefills.beside(load.instance, load.prefill_ns)
+        if load.instance in self._mixed:
+            self._first_tokens.beside(load.instance, load.prefill_ns)
         if load.instance in self._decodes:
             known = [of_model for of_model in load.models if of_model.model in self._capacity]
             self._decodes.beside(load.instance, known)
@@ -366,6 +420,7 @@ class SessionCore:
         if instance in self._decodes:
             self._decodes.down(instance)
             self._mixed.discard(instance)
+            self._first_tokens.beside(instance, 0)
         lost = {
             r for r, s in self._sessions.items() if instance in (s.prefill, s.decode) and self._held_by(instance, r)
         }
@@ -389,6 +444,9 @@ class SessionCore:
     def _wants(self, model: ModelId, tokens: int) -> Wants:
         return wants(self._specs[model], self._latency[model], self._capacity[model], tokens)
 
+    def _waiting_ns(self, instance: InstanceId) -> int:
+        return self._first_tokens.own_ns(instance, self._decodes.active_at(instance)) if instance in self._mixed else 0
+
     def _held_by(self, instance: InstanceId, request: RequestId) -> bool:
         """Whether losing the instance loses the request's progress. A prefill instance matters until its KV arrived."""
         session = self._sessions[request]
@@ -397,7 +455,26 @@ class SessionCore:
         handle = self._handles.get((request, session.job.attempt))
         return handle is not None and handle.owner == instance
 
+    def _model_up(self, event: ModelUp) -> None:
+        spec, model = event.spec, event.spec.model
+        self._away.discard(model)
+        if self._specs.get(model) != spec:
+            self._latency[model] = Latency(spec.manifest, self._hardware)
+        self._ttft_ns[model] = spec.slo.ttft_ns
+        self._capacity[model] = event.capacity_tokens
+        self._specs[model] = spec
+        self._weight_bytes[model] = spec.manifest.image_bytes
+        self._prefills.reprice(model)
+        self._place_waiting()
+
+    def _set_slo(self, model: ModelId, slo: Slo) -> None:
+        if model in self._specs:
+            self._specs[model] = replace(self._specs[model], slo=slo)
+            self._ttft_ns[model] = slo.ttft_ns
+            self._decodes.reprice(model)
+
     def _model_gone(self, model: ModelId, why: str) -> None:
+        self._away.discard(model)
         for request in sorted(r for r, s in self._sessions.items() if s.job.model == model):
             self._stop_work(request)
             self._end(request, Step.FAIL, message=f"model '{model}' {why}")
@@ -415,6 +492,7 @@ class SessionCore:
         session.state = advance(session.state, Step.REPLAY)
         session.job = replace(session.job, attempt=session.job.attempt + 1, sent=_ids(session.sent))
         session.prefill = session.decode = session.kv = None
+        session.reused = 0
         self._out.append(Replayed(request))
         self._place(request)
 
@@ -432,6 +510,7 @@ class SessionCore:
         self._unmirror(request, session)
 
     def _unmirror(self, request: RequestId, session: _Session) -> None:
+        self._first_tokens.remove(request)
         if session.prefill is not None and session.prefill in self._prefills:
             self._prefills.remove(session.prefill, request)
         if session.decode is not None and session.decode in self._decodes:

@@ -26,18 +26,26 @@ from aegis.core.messages import (
     Adopt,
     Broken,
     Cancel,
+    FetchKv,
     FromInstance,
     GaveBack,
     GaveUp,
     GrantPages,
     GrantSlabs,
+    KeepKv,
+    KvFetched,
+    KvKept,
     KvReleased,
     NeedPages,
     NeedSlabs,
+    OfferKv,
     Phase,
     Prefilled,
+    PrefixChecked,
     ReleaseKv,
     ReturnSlabs,
+    Reused,
+    StepsTook,
     Submit,
     SwitchDone,
     TakeBack,
@@ -120,14 +128,24 @@ def _said(message: FromInstance) -> str | None:
             return f"breaks {request}.{attempt}: {reason}"
         case SwitchDone(model, prefetched, make_room_ns, copy_ns, kv_ns):
             return f"switched to {model} in {make_room_ns}+{copy_ns}+{kv_ns}{' prefetched' if prefetched else ''}"
+        case StepsTook(model, context_tokens, rows, step_ns):
+            return f"reckons with {step_ns} for a step of {model}, {rows} rows of {context_tokens} tokens"
         case NeedPages(count, urgent):
             return f"needs {count} pages{' urgently' if urgent else ''}"
         case GaveBack(ticket, runs, refused, spare):
             return f"gives back for {ticket}: {f'nothing of {spare}' if refused else _runs(runs)}"
+        case OfferKv(offer, model, tokens):
+            return f"offers KV of {model}, {len(tokens)} bytes of tokens, as {offer}"
+        case KvKept(offer, done):
+            return f"{'has kept' if done else 'does not keep'} offer {offer}"
+        case Reused(request, attempt, tokens):
+            return f"reuses {tokens} tokens for {request}.{attempt}"
         case NeedSlabs(count):
             return f"needs {count} slabs"
         case ReturnSlabs(slabs):
             return f"returns slabs {' '.join(map(str, slabs))}"
+        case FetchKv(request, attempt, kv, blocks):
+            return f"fetches KV of {request}.{attempt} from {kv.machine} {_runs(kv.blocks)} into {_runs(blocks)}"
         case _:
             return None
 
@@ -135,7 +153,12 @@ def _said(message: FromInstance) -> str | None:
 def _told(message: ToInstance) -> str | None:
     match message:
         case Submit(job, group):
-            return f"submit {job.request}.{job.attempt} of {job.model} in group {group}"
+            kept = f", {job.kept.tokens} tokens kept in {_runs(job.kept.blocks)}" if job.kept else ""
+            return f"submit {job.request}.{job.attempt} of {job.model} in group {group}{kept}"
+        case KeepKv(offer, first, blocks):
+            return f"keep of offer {offer} from {first} on in {_runs(blocks)}"
+        case PrefixChecked(request, attempt, intact):
+            return f"prefix of {request}.{attempt} is {'intact' if intact else 'gone'}"
         case Adopt(job, tokens, kv):
             return f"adopt {job.request}.{job.attempt} of {job.model} with {len(tokens)} tokens from {_runs(kv.blocks)}"
         case Cancel(request, attempt):
@@ -144,6 +167,8 @@ def _told(message: ToInstance) -> str | None:
             return f"release KV of {request}.{attempt}"
         case GrantSlabs(slabs, refused):
             return "slabs refused" if refused else f"slabs {' '.join(map(str, slabs))}"
+        case KvFetched(request, attempt, reason):
+            return f"KV of {request}.{attempt} is {f'not fetched: {reason}' if reason else 'fetched'}"
         case GrantPages(runs, refused, excessive):
             return f"pages refused{' as excessive' if excessive else ''}" if refused else f"pages {_runs(runs)}"
         case TakeBack(ticket, pages, _, gentle, keep):

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from aegis.core.ids import InstanceId
-from aegis.core.messages import Telemetry
+from aegis.core.messages import SlabsOfShape, Telemetry
 from aegis.telemetry.memory_report import fragmentation
 
 _SWAP = re.compile(r"^(?:kv_)?swap_(in|out)_bytes_total$")
@@ -25,6 +25,7 @@ class _Instance:
     totals: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     process: dict[str, int] = field(default_factory=dict)  # counters as this process last reported them
     gauges: dict[str, int] = field(default_factory=dict)
+    shapes: tuple[SlabsOfShape, ...] = ()
     accounts: dict[str, int] = field(default_factory=dict)
     fragmentation: dict[str, float] = field(default_factory=dict)  # of its KV slabs, by region
 
@@ -32,7 +33,8 @@ class _Instance:
 class InstanceMetrics(Collector):
     """Counter `x_total` is shown as `aegis:instance_x_total{instance}`, KV swap bytes by direction, engine
     initialisations under their own name; account `y` as the gauge `aegis:memory_y{instance}`. The share of its KV slabs
-    that holds no block is `aegis:kv_slab_fragmentation_ratio{instance, region}`."""
+    that holds no block is `aegis:kv_slab_fragmentation_ratio{instance, region}`; of each shape, told apart by the bytes
+    of a block, there are `aegis:kv_slab_bytes` and `aegis:kv_blocks{…, state}`."""
 
     def __init__(self) -> None:
         self._instances: dict[InstanceId, _Instance] = {}
@@ -42,7 +44,7 @@ class InstanceMetrics(Collector):
         for name, value in telemetry.counters.items():
             at.totals[name] += value - at.process.get(name, 0)
         at.process = dict(telemetry.counters)
-        at.accounts = dict(telemetry.accounts)
+        at.accounts, at.shapes = dict(telemetry.accounts), telemetry.shapes
         at.fragmentation = {
             region: fragmentation(use for use in telemetry.shapes if use.region == region)
             for region in ("device", "host")
@@ -61,7 +63,7 @@ class InstanceMetrics(Collector):
         at = self._at(instance)
         at.up = False
         at.restarts += 1
-        at.process, at.gauges, at.accounts, at.fragmentation = {}, {}, {}, {}
+        at.process, at.gauges, at.accounts, at.fragmentation, at.shapes = {}, {}, {}, {}, ()
 
     def _at(self, instance: InstanceId) -> _Instance:
         return self._instances.setdefault(instance, _Instance())
@@ -78,6 +80,8 @@ class InstanceMetrics(Collector):
                 _gauge(families, f"aegis:memory_{account}", {"instance": name}, value)
             for region, share in at.fragmentation.items():
                 _gauge(families, "aegis:kv_slab_fragmentation_ratio", {"instance": name, "region": region}, share)
+            for use in at.shapes:
+                _slabs(families, name, use)
             for counter, value in dict(at.totals).items():
                 _total(families, counter, name, value)
         yield from families.values()
@@ -91,6 +95,19 @@ def _total(families: dict[str, Metric], counter: str, instance: str, value: int)
         _counter(families, "aegis:engine_initialisations", {"instance": instance}, value)
     else:
         _counter(families, f"aegis:instance_{counter.removesuffix('_total')}", {"instance": instance}, value)
+
+
+def _slabs(families: dict[str, Metric], instance: InstanceId, use: SlabsOfShape) -> None:
+    labels = {"instance": str(instance), "region": use.region, "block_bytes": str(use.block_bytes)}
+    blocks = {
+        "free": use.free_blocks,
+        "reserved": use.reserved_blocks,
+        "used": use.used_blocks,
+        "moving": use.moving_blocks,
+    }
+    _gauge(families, "aegis:kv_slab_bytes", labels, use.slabs * use.slab_bytes)
+    for state, count in blocks.items():
+        _gauge(families, "aegis:kv_blocks", labels | {"state": state}, count)
 
 
 def _counter(families: dict[str, Metric], name: str, labels: dict[str, str], value: int) -> None:

@@ -1,7 +1,8 @@
-"""One line per event: `time level logger event key=value …`, on stderr.
+"""One line per event, on stderr: `time level logger event key=value …`, or a JSON object with the same.
 
 Prompts, answers and keys never get into a line. Values are short, so a caller cannot pass text by mistake; of an
-exception the type and the frames are told but not its message, which may quote a prompt.
+exception the type and the frames are told but not its message, which may quote a prompt. What clients ask is logged by
+`log_text` alone, where the server was told to.
 """
 
 from __future__ import annotations
@@ -14,18 +15,29 @@ from time import gmtime, strftime
 from traceback import extract_tb
 from typing import TextIO
 
+import msgspec
+
 _VALUE_CHARACTERS = 160
+_TEXT_CHARACTERS = 10_000
 _SECRET = frozenset({"api_key", "authorization", "content", "key", "messages", "password", "prompt", "text", "token"})
 Value = str | int | float | bool | None
 
 
-def setup(level: str, stream: TextIO | None = None) -> None:
+class LogSettings(msgspec.Struct, frozen=True):
+    """How a process logs. `texts`: what clients ask, too."""
+
+    level: str = "info"
+    format: str = "text"
+    texts: bool = False
+
+
+def setup(settings: LogSettings, stream: TextIO | None = None) -> None:
     """Sends every logger of this process to `stream`, stderr by default."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(LineFormatter())
+    handler.setFormatter(JsonFormatter() if settings.format == "json" else LineFormatter())
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(level.upper())
+    root.setLevel(settings.level.upper())
 
 
 def log(logger: logging.Logger, level: int, event: str, fields: Mapping[str, Value], *, exc_info: bool = False) -> None:
@@ -34,26 +46,53 @@ def log(logger: logging.Logger, level: int, event: str, fields: Mapping[str, Val
         logger.log(level, "%s", event, extra={"fields": fields}, exc_info=exc_info)
 
 
+def log_text(logger: logging.Logger, event: str, fields: Mapping[str, Value], text: str) -> None:
+    """Logs what a client wrote, of which this is the one way into a line."""
+    logger.info("%s", event, extra={"fields": fields, "written": text})
+
+
 class LineFormatter(logging.Formatter):
     """`time level logger event key=value …`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        stamp = f"{strftime('%Y-%m-%dT%H:%M:%S', gmtime(record.created))}.{int(record.msecs):03d}Z"
-        fields: dict[str, Value] = dict(getattr(record, "fields", {}))
-        if record.exc_info and record.exc_info[0]:
-            frames = extract_tb(record.exc_info[2])
-            fields["error"] = record.exc_info[0].__name__
-            fields["at"] = ">".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
-        words = [stamp, record.levelname.lower(), record.name, _one_line(record.getMessage())]
-        return " ".join(words + [f"{name}={_shown(name, value)}" for name, value in fields.items()])
+        words = [_stamp(record), record.levelname.lower(), record.name, _one_line(record.getMessage())]
+        return " ".join(words + [f"{name}={_quoted(str(value))}" for name, value in _fields(record).items()])
 
 
-def _shown(name: str, value: Value) -> str:
+class JsonFormatter(logging.Formatter):
+    """`{"time", "level", "logger", "event", …}`: the fields as they are, numbers as numbers."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        head = {"time": _stamp(record), "level": record.levelname.lower(), "logger": record.name}
+        head["event"] = _one_line(record.getMessage())
+        return msgspec.json.encode(_fields(record) | head).decode()
+
+
+def _stamp(record: logging.LogRecord) -> str:
+    return f"{strftime('%Y-%m-%dT%H:%M:%S', gmtime(record.created))}.{int(record.msecs):03d}Z"
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Value]:
+    fields = {name: _shown(name, value) for name, value in getattr(record, "fields", {}).items()}
+    if record.exc_info and record.exc_info[0]:
+        frames = extract_tb(record.exc_info[2])
+        fields["error"] = record.exc_info[0].__name__
+        fields["at"] = ">".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
+    if (written := getattr(record, "written", None)) is not None:
+        fields["text"] = _one_line(written[:_TEXT_CHARACTERS])
+    return fields
+
+
+def _shown(name: str, value: Value) -> Value:
     if name in _SECRET:
         return "***"
-    text = _one_line(str(value))
-    if len(text) > _VALUE_CHARACTERS:
-        text = text[:_VALUE_CHARACTERS] + "…"
+    if value is None or isinstance(value, int | float):
+        return value
+    text = _one_line(value)
+    return text if len(text) <= _VALUE_CHARACTERS else text[:_VALUE_CHARACTERS] + "…"
+
+
+def _quoted(text: str) -> str:
     return f'"{text}"' if not text or " " in text or "=" in text else text
 
 

@@ -15,8 +15,8 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import SlabsOfShape, Telemetry
 from aegis.core.model import IMAGE_EXTENT_BYTES
 from memory.arbiter import InstanceUse, PageArbiter
+from memory.hosts import Hosts
 from memory.images import Counters, ImageUse, State
-from memory.leases import SlabLeases
 
 _STREAM = "transfers_in_flight_"
 _SILENT = Telemetry(None, (), 0, 0, {}, {})
@@ -93,12 +93,14 @@ class DeviceReport(Struct, frozen=True):
 
 
 class HostKvReport(Struct, frozen=True):
-    """`orphaned_bytes` were a lost instance's, and transfers of others may still read them."""
+    """`orphaned_bytes` were a lost instance's, and transfers of others may still read them; `kept_bytes` hold KV of
+    requests that have ended, and are as good as free."""
 
     capacity_bytes: int
     leased_bytes: int
     free_bytes: int
     orphaned_bytes: int
+    kept_bytes: int
     slabs: SlabsReport
 
 
@@ -153,12 +155,13 @@ def report_device(
     )
 
 
-def report_host_kv(leases: SlabLeases, reports: Iterable[Telemetry], *, slab_bytes: int) -> HostKvReport:
+def report_host_kv(hosts: Hosts, reports: Iterable[Telemetry], *, slab_bytes: int) -> HostKvReport:
     return HostKvReport(
-        capacity_bytes=leases.capacity * slab_bytes,
-        leased_bytes=leases.leased * slab_bytes,
-        free_bytes=leases.free * slab_bytes,
-        orphaned_bytes=(leases.capacity - leases.leased - leases.free) * slab_bytes,
+        capacity_bytes=hosts.capacity * slab_bytes,
+        leased_bytes=hosts.leased * slab_bytes,
+        free_bytes=hosts.free * slab_bytes,
+        orphaned_bytes=(hosts.capacity - hosts.leased - hosts.free - hosts.kept) * slab_bytes,
+        kept_bytes=hosts.kept * slab_bytes,
         slabs=_slabs("host", reports),
     )
 

@@ -6,7 +6,7 @@ A proxy tells of the life of each of its requests, times being its own clock's n
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
@@ -16,6 +16,7 @@ from aegis.core.model import Slo
 from aegis.core.request import FinishReason
 from aegis.telemetry.attainment import AttainmentMetrics
 from aegis.telemetry.series import Families, Series
+from aegis.telemetry.tally import Tally
 
 
 @dataclass(slots=True)
@@ -33,6 +34,20 @@ class _Life:
     tokens: int = 0
 
 
+@dataclass(slots=True)
+class _Counts:
+    """Of one model, beside its series: what is in those cannot be read back."""
+
+    waiting: int = 0
+    running: int = 0
+    arrived: int = 0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    prompt_tokens: int = 0
+    tokens: int = 0
+
+
 class Metrics:
     """Of one proxy. Every request that arrived is told to have finished, failed or been cancelled, once."""
 
@@ -42,6 +57,8 @@ class Metrics:
         self._lives: dict[RequestId, _Life] = {}
         self._attainment = AttainmentMetrics()
         self._series: dict[ModelId, Series] = {}
+        self._counts: dict[ModelId, _Counts] = {}
+        self._changed: set[ModelId] = set()  # since `news` was last called
         self._families = Families(self.registry)
         self.registry.register(self._attainment)
 
@@ -52,6 +69,10 @@ class Metrics:
         self._lives[request] = _Life(model, slo, now_ns, max_tokens)
         series.waiting.inc()
         series.prompt_tokens.inc(prompt_tokens)
+        counts = self._count(model)
+        counts.waiting += 1
+        counts.arrived += 1
+        counts.prompt_tokens += prompt_tokens
 
     def started(self, request: RequestId, now_ns: int) -> None:
         """A prefill began, not necessarily its first."""
@@ -76,6 +97,7 @@ class Metrics:
         series.generation_tokens.inc(count)
         life.last_ns = now_ns
         life.tokens += count
+        self._count(life.model).tokens += count
 
     def phase(self, requests: Iterable[RequestId], *, running: bool) -> None:
         """Their batch got or lost its turn; losing it is a preemption. Requests that ended meanwhile are ignored."""
@@ -95,6 +117,7 @@ class Metrics:
     def finished(self, request: RequestId, reason: FinishReason, now_ns: int) -> None:
         life = self._end(request)
         series = self._of(life.model)
+        self._count(life.model).finished += 1
         self._families.success.labels(life.model, reason.value).inc()
         series.e2e.observe((now_ns - life.arrival_ns) / NS_PER_S)
         if life.first_ns is not None and life.tokens > 1:
@@ -103,11 +126,29 @@ class Metrics:
     def failed(self, request: RequestId) -> None:
         """The tokens it might still have got are missed."""
         life = self._end(request)
+        self._count(life.model).failed += 1
         self._families.failure.labels(life.model, "failed").inc()
         self._attainment.of(life.model).missed(life.max_tokens - life.tokens)
 
     def cancelled(self, request: RequestId) -> None:
-        self._families.failure.labels(self._end(request).model, "cancelled").inc()
+        model = self._end(request).model
+        self._count(model).cancelled += 1
+        self._families.failure.labels(model, "cancelled").inc()
+
+    def answered(self, path: str, code: int, refused: str | None = None) -> None:
+        """A client was, whatever it asked for; `path` is one of few, and so is why it was `refused`."""
+        self._families.responses.labels(path, str(code)).inc()
+        if refused:
+            self._families.refused.labels(refused).inc()
+
+    def tallies(self) -> list[Tally]:
+        """Of every model that had a request."""
+        return [self._tally(model) for model in self._counts]
+
+    def news(self) -> list[Tally]:
+        """Those that have changed since this was last called."""
+        changed, self._changed = self._changed, set()
+        return [self._tally(model) for model in sorted(changed)]
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -117,15 +158,35 @@ class Metrics:
             series = self._series[model] = self._families.of(model)
         return series
 
+    def _count(self, model: ModelId) -> _Counts:
+        """To be changed."""
+        self._changed.add(model)
+        counts = self._counts.get(model)
+        if counts is None:
+            counts = self._counts[model] = _Counts()
+        return counts
+
+    def _tally(self, model: ModelId) -> Tally:
+        attainment = self._attainment.of(model)
+        return Tally(model, **asdict(self._counts[model]), met=attainment.met, due=attainment.tokens)
+
     def _set_running(self, life: _Life, running: bool) -> None:
         if life.running != running:
             life.running = running
             series = self._of(life.model)
             (series.running if running else series.waiting).inc()
             (series.waiting if running else series.running).dec()
+            counts = self._count(life.model)
+            counts.running += 1 if running else -1
+            counts.waiting -= 1 if running else -1
 
     def _end(self, request: RequestId) -> _Life:
         life = self._lives.pop(request)
         series = self._of(life.model)
         (series.running if life.running else series.waiting).dec()
+        counts = self._count(life.model)
+        if life.running:
+            counts.running -= 1
+        else:
+            counts.waiting -= 1
         return life

@@ -15,7 +15,7 @@ from memory.images import Counters
 class ModelCacheMetrics(Collector):
     """`aegis:model_cache_bytes{state}` and, per counter x, `aegis:model_cache_x_total`; one for the node."""
 
-    def __init__(self, counters: Counters, accounts: Callable[[], dict[str, int]]) -> None:
+    def __init__(self, counters: Callable[[], Counters], accounts: Callable[[], dict[str, int]]) -> None:
         self._counters = counters
         self._accounts = accounts
 
@@ -25,7 +25,7 @@ class ModelCacheMetrics(Collector):
         for state, extents in self._accounts().items():
             held.add_metric([state], extents * IMAGE_EXTENT_BYTES)
         yield held
-        for name, value in asdict(self._counters).items():
+        for name, value in asdict(self._counters()).items():
             words = name.replace("_", " ")
             yield CounterMetricFamily(
                 f"aegis:model_cache_{name}", f"Model cache: {words}, since the start", value=value

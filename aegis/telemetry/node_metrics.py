@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import InstanceId
 from aegis.core.messages import SwitchDone, Telemetry
 from aegis.telemetry.instances import InstanceMetrics
+from aegis.telemetry.work_metrics import WorkMetrics
 
 _SWITCH_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class NodeMetrics:
-    """What is not about requests. The node's memory is registered besides."""
+    """What is not about requests. The node's memory and state are registered besides."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._instances = InstanceMetrics()
         self.registry.register(self._instances)
+        self.work = WorkMetrics()
+        self.registry.register(self.work)
+        ProcessCollector(registry=self.registry)
         self._switches = Counter(
             "aegis:model_switches",
             "Times a model became the running one",

@@ -27,5 +27,6 @@ class Ring(Generic[T]):
 
     def since(self, number: int) -> list[T]:
         """Those from that number on, as far as they are still kept."""
-        first = self.next - len(self._entries)
-        return list(islice(self._entries, max(number - first, 0), None))
+        count = min(max(self.next - number, 0), len(self._entries))
+        newest_first = list(islice(reversed(self._entries), count))  # from the end that is asked for
+        return newest_first[::-1]

@@ -59,6 +59,15 @@ class Families:
         )
         self.success = counter("request_success", "Requests that finished", "finished_reason")
         self.failure = counter("request_failure", "Requests that did not finish", "reason")
+        self.responses = Counter(
+            "aegis:http_responses", "Answers to clients, by route and status", ("path", "code"), registry=registry
+        )
+        self.refused = Counter(
+            "aegis:requests_refused",
+            "Requests refused for who asked, when or how often",
+            ("reason",),
+            registry=registry,
+        )
         self.replays = counter("request_replays", "Times a request was prefilled again, with the tokens it had")
 
     def of(self, model: ModelId) -> Series:

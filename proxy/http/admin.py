@@ -1,18 +1,35 @@
-"""Adding and removing models while the server runs: `POST /models/load`, `POST /models/unload`.
+"""Adding, changing and removing models while the server runs: `POST /models/load`, `/models/update`,
+`/models/unload`; and seeing it: `GET /models/sse`.
 
 These read checkpoints from the server's disk, so not every client may call them.
 """
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Struct
 
+from aegis.core.clock import NS_PER_MS
+from aegis.core.limits import Limits
+from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, ModelChange
+from aegis.core.request import PRIORITY_MAX
 from proxy.http.authorise import authorise
 from proxy.http.body import read_fields
-from proxy.http.models import card_of, find
+from proxy.http.fields import Fields
+from proxy.http.models import ComingCard, ModelCard, card_of, coming_cards, find
 from proxy.http.replies import json_reply
 from proxy.http.settings import desk_of, market_of, settings_of
+from proxy.http.sse import Emit, EventStream, event
+
+LIMIT_MAX = 1 << 40
+_LOOK_S = 0.2
+
+
+class Gone(Struct, frozen=True):
+    id: str
+    state: str = "removed"
 
 
 class Removed(Struct, frozen=True):
@@ -34,6 +51,61 @@ async def load_model(request: Request) -> Response:
     if source is None:
         raise fields.refusal("source", "is required")
     return json_reply(card_of(await desk_of(request).add_model(source, name)))
+
+
+@router.get("/models/sse")
+async def watch_models(request: Request) -> Response:
+    """An event for each model at first, and one whenever something of it changes; `{"id", "state": "removed"}` when it
+    is gone."""
+    market, settings = market_of(request), settings_of(request)
+
+    async def write(emit: Emit) -> None:
+        told: dict[str, ModelCard | ComingCard] = {}
+        while True:
+            now: dict[str, ModelCard | ComingCard] = {card.id: card for card in coming_cards(market)}
+            now |= {name: card_of(served) for name, served in market.models().items()}
+            for name in told.keys() - now.keys():
+                await emit(event(Gone(name)))
+            for name, card in now.items():
+                if told.get(name) != card:
+                    await emit(event(card))
+            told = now
+            await asyncio.sleep(_LOOK_S)
+
+    return EventStream(write, settings.keep_alive_s, reader_timeout_s=settings.reader_timeout_s)
+
+
+@router.post("/models/update")
+async def update_model(request: Request) -> Response:
+    """Body: `model` and what is to become another: `slo`, `priority`, `limits`, `pin`. What is left out stays;
+    `limits` are told as a whole."""
+    fields = await read_fields(request, settings_of(request).body_bytes_max)
+    name = fields.required_text("model")
+    slo, limits = fields.nested("slo"), fields.nested("limits")
+    change = ModelChange(
+        ttft_ns=_deadline_ns(slo, "ttft_ms"),
+        tbt_ns=_deadline_ns(slo, "tbt_ms"),
+        priority=fields.integer("priority", None, low=-PRIORITY_MAX, high=PRIORITY_MAX),
+        limits=_read_limits(limits) if fields.given("limits") else None,
+        pinned=fields.flag("pin") if fields.given("pin") else None,
+    )
+    for part in (slo, fields):
+        part.end()
+    find(market_of(request), name)
+    return json_reply(card_of(await desk_of(request).change_model(name, change)))
+
+
+def _deadline_ns(fields: Fields, name: str) -> int | None:
+    if not fields.given(name):
+        return None
+    return round(fields.number(name, 0.0, low=SLO_NS_MIN / NS_PER_MS, high=SLO_NS_MAX / NS_PER_MS) * NS_PER_MS)
+
+
+def _read_limits(fields: Fields) -> Limits:
+    names = ("requests_per_minute", "tokens_per_minute", "concurrent")
+    limits = Limits(*(fields.integer(name, None, low=1, high=LIMIT_MAX) for name in names))
+    fields.end()
+    return limits
 
 
 @router.post("/models/unload")

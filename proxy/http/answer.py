@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from typing import Protocol
 
 from fastapi import Request, Response
 from msgspec import Struct, structs
 
+from aegis.telemetry.logs import log_text
 from proxy.http.boundary import Served
 from proxy.http.choice import Call, Choice, Order, Usage
 from proxy.http.connection import while_connected
-from proxy.http.edge import note
+from proxy.http.keys import caller_of
+from proxy.http.notes import note
 from proxy.http.records import Asked
 from proxy.http.replies import json_reply
 from proxy.http.request_ids import id_of
@@ -20,11 +24,15 @@ from proxy.http.settings import market_of, records_of, settings_of
 from proxy.http.sse import DONE, Emit, EventStream, event
 from proxy.http.transcript import Piece, join
 
+_logger = logging.getLogger(__name__)
+
 
 class Shape(Protocol):
     """How one API words its replies."""
 
-    def chunk(self, index: int, piece: Piece) -> Struct: ...
+    def chunk(self, index: int, piece: Piece) -> Struct | None:
+        """None where there is nothing to tell yet."""
+        ...
 
     def usage(self, usage: Usage) -> Struct:
         """The chunk after all others, where the client asked for it."""
@@ -37,31 +45,45 @@ class Shape(Protocol):
 
 async def answer(request: Request, served: Served, orders: Sequence[Order], wish: Wish, shape: Shape) -> Response:
     """Submits the sequences and answers with them. Raises UserError; ClientGone where nobody waits any more."""
-    record = await records_of(request).open(_asked(request, served, orders, wish))
-    try:
+    caller, model, settings = caller_of(request), served.spec.model, settings_of(request)
+    if settings.logs_prompts:
+        _log_prompts(request, served, orders)
+    with ExitStack() as undoing:
+        permit = await market_of(request).permit(caller, model, sum(len(order.prompt) for order in orders))
+        undoing.callback(permit.close, 0)
+        record = await records_of(request).open(_asked(request, served, orders, wish))
+        undoing.callback(record.close)
         call = await Call.submit(market_of(request), served, orders, wish, record)
-    except BaseException:
-        record.close()
-        raise
+        undoing.pop_all()
 
     def close() -> None:
         call.cancel()
         record.close()
         usage = call.usage()
-        note(request.scope, model=served.spec.model, prompt_tokens=usage.prompt_tokens, tokens=usage.completion_tokens)
+        permit.close(usage.completion_tokens)
+        note(request.scope, model=model, prompt_tokens=usage.prompt_tokens, tokens=usage.completion_tokens)
 
     if wish.stream:
-        return EventStream(_writer(call, shape, wish.include_usage), close, settings_of(request).keep_alive_s)
+        writer = _writer(call, shape, wish.include_usage)
+        return EventStream(
+            writer, settings.keep_alive_s, reader_timeout_s=settings.reader_timeout_s, close=close, status=call.status
+        )
     try:
         return await _whole(request, call, shape)
     finally:
         close()
 
 
+def _log_prompts(request: Request, served: Served, orders: Sequence[Order]) -> None:
+    for order in orders:
+        text = served.text.decode(order.prompt) if served.text else str(list(order.prompt))
+        log_text(_logger, "prompt", {"request_id": id_of(request.scope), "model": served.spec.model}, text)
+
+
 def _asked(request: Request, served: Served, orders: Sequence[Order], wish: Wish) -> Asked:
     return Asked(
         id_of(request.scope),
-        f"{request.url.path} {wish.fingerprint}",
+        f"{caller_of(request).name} {request.url.path} {wish.fingerprint}",
         served.spec.model,
         served.spec.slo,
         structs.replace(wish.sampling, max_tokens=orders[0].max_tokens, seed=wish.seed),
@@ -82,7 +104,9 @@ async def _whole(request: Request, call: Call, shape: Shape) -> Response:
 def _writer(call: Call, shape: Shape, include_usage: bool) -> Callable[[Emit], Awaitable[None]]:
     async def write(emit: Emit) -> None:
         async def chunk(choice: Choice, piece: Piece) -> None:
-            await emit(event(shape.chunk(choice.index, piece)))
+            told = shape.chunk(choice.index, piece)
+            if told is not None:
+                await emit(event(told))
 
         await call.run(chunk)
         if include_usage:

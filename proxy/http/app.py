@@ -3,23 +3,48 @@
 from __future__ import annotations
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 import aegis
-from proxy.http import admin, chat, completions, errors, history, memory, models, status, tokens, unsupported
+from aegis.engine.grammar_trials import GrammarTrials
+from proxy.http import admin, chat, completions, dashboard, errors, history, memory, models, status, tokens, unsupported
 from proxy.http.boundary import Market
 from proxy.http.edge import Edge
+from proxy.http.keys import Guard
+from proxy.http.openapi import document
 from proxy.http.records import NoRecords, Records
 from proxy.http.settings import Settings
 
 
-def create_app(market: Market, settings: Settings | None = None, records: Records | None = None) -> ASGIApp:
-    """The ASGI application that serves `market`. Without `records` a retry is a new request."""
+def create_app(
+    market: Market,
+    settings: Settings | None = None,
+    records: Records | None = None,
+    trials: GrammarTrials | None = None,
+) -> ASGIApp:
+    """The ASGI application that serves `market`. Without `records` a retry is a new request; `trials` are shared with
+    others where they are given."""
     app = FastAPI(title="Aegis", version=aegis.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.market = market
     app.state.settings = settings or Settings()
     app.state.records = records or NoRecords()
-    for part in (completions, chat, models, admin, memory, history, tokens, status, unsupported):
+    app.state.trials = trials or GrammarTrials()
+    for part in (completions, chat, models, admin, memory, history, dashboard, tokens, status, unsupported):
         app.include_router(part.router)
     errors.install(app)
-    return Edge(app, app.state.settings.proxy)
+    app.openapi = document  # type: ignore[method-assign]
+    return Edge(_guarded(app, market, app.state.settings), app.state.settings.proxy, market.answered)
+
+
+def _guarded(app: ASGIApp, market: Market, settings: Settings) -> ASGIApp:
+    guarded: ASGIApp = Guard(app, market, status_needs_key=settings.status_needs_key)
+    if settings.cors_origins:
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "x-request-id"],
+            expose_headers=["retry-after", "x-request-id"],
+        )
+    return guarded

@@ -6,24 +6,25 @@ nobody a reverse proxy stands for.
 
 from __future__ import annotations
 
-from hmac import compare_digest
 from ipaddress import ip_address
 
 from fastapi import Request
 
 from aegis.core.errors import UserError
-from proxy.http.settings import settings_of
+from proxy.http.keys import caller_of, no_such_key
+from proxy.http.settings import market_of
 
 _FOR_SOMEONE_ELSE = ("origin", "forwarded", "via", "x-forwarded-for", "x-real-ip")
 
 
 async def authorise(request: Request) -> None:
-    """Raises UserError: 401 for a wrong key, 403 for a client from elsewhere."""
-    key = settings_of(request).admin_key
-    if key is not None:
-        sent = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not compare_digest(sent.encode(), key.encode()):
-            raise UserError("send the admin key as 'Authorization: Bearer …'", status=401, code="invalid_api_key")
+    """Raises UserError: 401 for a wrong key, 403 for one that is not the admin's, or a client from elsewhere."""
+    caller = caller_of(request)
+    if market_of(request).keys.admin is not None:
+        if caller.name and not caller.is_admin:
+            raise UserError(f"{request.url.path} needs the admin key", status=403, code="forbidden")
+        if not caller.is_admin:
+            raise no_such_key("the admin key")
     elif not _is_local(request):
         message = f"{request.url.path} is for the server's own machine only, as no admin key is set"
         raise UserError(message, status=403, code="forbidden")

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from msgspec import Struct
 
 from aegis.core.decision import Decision
 from aegis.core.ids import ModelId
-from aegis.core.model import ModelSpec
+from aegis.core.limits import Limits
+from aegis.core.model import ModelChange, ModelSpec
 from aegis.core.request import FinishReason, Sampling, Token
 from aegis.models.text import TextModel
+from aegis.telemetry.live import Seen
 from aegis.telemetry.memory_report import MemoryReport
 from aegis.telemetry.node import NodeReport
 from aegis.telemetry.records import Record
+from aegis.telemetry.registration import Coming
 from aegis.telemetry.spans import Span
+from proxy.http.callers import Caller, Keyring
 
 
 class Delta(Struct, frozen=True):
@@ -28,6 +33,12 @@ class PromptScores(Struct, frozen=True):
     """Logprobs of the prompt's tokens from the second on; comes before the first `Delta` where they were asked for."""
 
     tokens: tuple[Token, ...]
+
+
+class Reused(Struct, frozen=True):
+    """So many of the prompt's tokens were not prefilled, their KV being kept; comes before the first `Delta`."""
+
+    tokens: int
 
 
 class Finished(Struct, frozen=True):
@@ -43,13 +54,17 @@ class Failed(Struct, frozen=True):
     status: int = 500
 
 
-Delivery = Delta | PromptScores | Finished | Failed
+Delivery = Delta | PromptScores | Reused | Finished | Failed
 
 
 class Ticket(Protocol):
     """One sequence being generated; iterate it once. Ends after `Finished` or `Failed`."""
 
     def __aiter__(self) -> AsyncIterator[Delivery]: ...
+
+    def before(self) -> int | None:
+        """How many that came earlier wait for their first token where it does; None: it has one, or no place yet."""
+        ...
 
     def cancel(self, *, satisfied: bool = False) -> None:
         """Frees all the sequence holds. Harmless when it has ended or was cancelled before. `satisfied`: a stop string
@@ -85,6 +100,21 @@ class Served(Protocol):
         ...
 
     @property
+    def priority(self) -> int:
+        """What is added to that of each of its requests."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """What all its requests together may use."""
+        ...
+
+    @property
+    def pinned(self) -> bool:
+        """Whether its weights stay in the model cache."""
+        ...
+
+    @property
     def created_s(self) -> int: ...
 
     @property
@@ -112,6 +142,10 @@ class Desk(Protocol):
         """Raises UserError."""
         ...
 
+    async def change_model(self, name: str, change: ModelChange) -> Served:
+        """Changes what may be changed of one that is served, at once. Raises UserError, with nothing changed."""
+        ...
+
     async def metrics(self) -> bytes:
         """In Prometheus' text format."""
         ...
@@ -124,6 +158,10 @@ class Desk(Protocol):
     async def records(self, since: int) -> tuple[list[Record], int]: ...
 
     async def decisions(self, since: int) -> tuple[list[Decision], int]: ...
+
+    async def live(self, seen: Seen) -> bytes:
+        """A `Live` as JSON: the server as it is now, and what it did beyond what was seen."""
+        ...
 
     async def report(self) -> NodeReport:
         """What the server consists of."""
@@ -145,14 +183,45 @@ class Desk(Protocol):
         ...
 
 
+class Permit(Protocol):
+    """Of one request, to begin."""
+
+    def close(self, tokens: int) -> None:
+        """It has ended, with an answer of so many tokens."""
+        ...
+
+
 class Market(Protocol):
     """Everything behind the HTTP layer."""
+
+    def answered(self, path: str, code: int, refused: str | None) -> None:
+        """A client was, with this status; `path` is a route's, not what the client wrote; `refused` says why it was,
+        if it was for who asked, when or how often."""
+        ...
 
     @property
     def desk(self) -> Desk: ...
 
+    @property
+    def keys(self) -> Keyring:
+        """As they are now: they may be replaced at any time."""
+        ...
+
     def models(self) -> Mapping[str, Served]:
         """By the name clients use."""
+        ...
+
+    def coming(self) -> Mapping[str, Coming]:
+        """Models that are being registered, by the names clients will use."""
+        ...
+
+    async def permit(self, caller: Caller, model: ModelId, tokens: int) -> Permit:
+        """For a request with prompts of so many tokens. Raises UserError: 429 where a limit of the caller or the model
+        is reached."""
+        ...
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is submitted within comes to its instances at once: choices of a call find each other there."""
         ...
 
     def submit(
@@ -163,7 +232,9 @@ class Market(Protocol):
         *,
         priority: int = 0,
         sent: tuple[int, ...] = (),
+        beside: Ticket | None = None,
     ) -> Ticket:
         """Queues a sequence whose lengths and parameters were checked; it goes on after the tokens `sent`, which are
-        not delivered again. Raises UserError (503 while draining)."""
+        not delivered again. `beside`: one that was submitted with the same prompt, of which it is another choice.
+        Raises UserError: 503 while draining, 429 where it would be late and that is to be told."""
         ...

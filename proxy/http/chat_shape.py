@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 
+from aegis.core.request import FinishReason
 from aegis.models.text import TextModel
+from proxy.http.chat_reader import ChatReader, Reading
 from proxy.http.choice import Usage
+from proxy.http.reply_parts import CallArguments, CallBegun, Part, Said, Thought
 from proxy.http.token_names import bytes_of, name_of
+from proxy.http.tool_calls import MISTRAL
 from proxy.http.transcript import Piece, Scored
 
 
@@ -29,14 +34,36 @@ class ChatLogprobs(Struct, frozen=True):
     content: list[TokenLogprob]
 
 
+class Function(Struct, frozen=True):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCall(Struct, frozen=True):
+    """Whole, or in a delta: `index` is in deltas only, `id`, `type` and the function's name in the first of a call."""
+
+    function: Function
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
 class Message(Struct, frozen=True):
+    """Reasoning has two names: DeepSeek's, and the one that vLLM has come to use."""
+
     role: str
-    content: str
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class DeltaMessage(Struct, frozen=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True):
@@ -66,6 +93,10 @@ class ChatCompletion(Struct, frozen=True):
     usage: Usage | UnsetType | None = UNSET
 
 
+def text_of(parts: Sequence[Part], kind: type[Said | Thought]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, kind))
+
+
 class ChatShape(Struct, frozen=True):
     """An `answer.Shape`."""
 
@@ -73,13 +104,19 @@ class ChatShape(Struct, frozen=True):
     created_s: int
     model: str
     text: TextModel
+    reading: Reading
     logprobs: bool
     token_ids: bool
     include_usage: bool
+    readers: dict[int, ChatReader] = field(default_factory=dict)  # of choices that are streamed
 
-    def chunk(self, index: int, piece: Piece) -> ChatCompletion:
-        delta = DeltaMessage("assistant" if piece.first else UNSET, piece.text or (UNSET if piece.finish else ""))
-        choice = ChunkChoice(index, delta, self._logprobs(piece), piece.finish, self._token_ids(piece))
+    def chunk(self, index: int, piece: Piece) -> ChatCompletion | None:
+        reader = self.readers.setdefault(index, ChatReader(self.reading))
+        parts = reader.feed(piece.text, last=piece.finish is not None)
+        if piece.text and not parts and not (piece.first or piece.finish or self.logprobs or self.token_ids):
+            return None
+        delta = self._delta(index, parts, piece)
+        choice = ChunkChoice(index, delta, self._logprobs(piece), self._finish(reader, piece), self._token_ids(piece))
         return self._chunk([choice], None if self.include_usage else UNSET)
 
     def usage(self, usage: Usage) -> ChatCompletion:
@@ -90,8 +127,39 @@ class ChatShape(Struct, frozen=True):
         return ChatCompletion(self.id, "chat.completion", self.created_s, self.model, choices, usage)
 
     def _choice(self, index: int, piece: Piece) -> ChatChoice:
-        message = Message("assistant", piece.text)
-        return ChatChoice(index, message, self._logprobs(piece), piece.finish, self._token_ids(piece))
+        reader = ChatReader(self.reading)
+        parts = reader.feed(piece.text, last=True)
+        content, reasoning = text_of(parts, Said), text_of(parts, Thought) or UNSET
+        calls = [self._whole_call(index, parts, part) for part in parts if isinstance(part, CallBegun)]
+        message = Message("assistant", content or (None if calls else ""), reasoning, reasoning, calls or UNSET)
+        return ChatChoice(index, message, self._logprobs(piece), self._finish(reader, piece), self._token_ids(piece))
+
+    def _delta(self, choice: int, parts: Sequence[Part], piece: Piece) -> DeltaMessage:
+        content, reasoning = text_of(parts, Said), text_of(parts, Thought) or UNSET
+        calls = [self._call_delta(choice, part) for part in parts if isinstance(part, CallBegun | CallArguments)]
+        silent = piece.finish or reasoning or calls
+        role = "assistant" if piece.first else UNSET
+        return DeltaMessage(role, content or (UNSET if silent else ""), reasoning, reasoning, calls or UNSET)
+
+    def _call_delta(self, choice: int, part: CallBegun | CallArguments) -> ToolCall:
+        if isinstance(part, CallArguments):
+            return ToolCall(Function(part.text), part.index)
+        return ToolCall(Function("", part.name), part.index, self._call_id(choice, part.index), "function")
+
+    def _whole_call(self, choice: int, parts: Sequence[Part], begun: CallBegun) -> ToolCall:
+        said = [part.text for part in parts if isinstance(part, CallArguments) and part.index == begun.index]
+        return ToolCall(Function("".join(said), begun.name), UNSET, self._call_id(choice, begun.index), "function")
+
+    def _call_id(self, choice: int, call: int) -> str:
+        """The same in a retry's reply. Mistral's templates take ids of nine characters only."""
+        digest = blake2b(f"{self.id} {choice} {call}".encode(), digest_size=12).hexdigest()
+        mistral = self.reading.tools and self.reading.tools.form is MISTRAL
+        return digest[:9] if mistral else f"call_{digest}"
+
+    def _finish(self, reader: ChatReader, piece: Piece) -> str | None:
+        """A function that the client named is no choice of the model's: as OpenAI has it, the reply stops then."""
+        named = self.reading.tools and self.reading.tools.choice == "named"
+        return "tool_calls" if piece.finish == FinishReason.STOP and reader.called and not named else piece.finish
 
     def _chunk(self, choices: Sequence[ChunkChoice], usage: Usage | UnsetType | None) -> ChatCompletion:
         return ChatCompletion(self.id, "chat.completion.chunk", self.created_s, self.model, choices, usage)

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 from aegis.core.errors import UserError
 from aegis.core.request import Sampling, Token
 from aegis.models.text import TextModel
-from proxy.http.boundary import Delivery, Delta, Failed, Finished, Market, PromptScores, Served, Ticket
+from proxy.http.boundary import Delivery, Delta, Failed, Finished, Market, PromptScores, Reused, Served, Ticket
 from proxy.http.records import CallRecord
 from proxy.http.sampling import Wish, seed_of
 from proxy.http.transcript import Piece, Scored, Transcript
@@ -29,7 +29,7 @@ class Order(Struct, frozen=True):
 class Choice:
     """`index` is its place in the reply."""
 
-    __slots__ = ("_begun", "_ended", "_order", "_prompt_scores", "_text", "index", "ticket", "transcript")
+    __slots__ = ("_begun", "_ended", "_order", "_prompt_scores", "_text", "index", "reused", "ticket", "transcript")
 
     def __init__(self, index: int, order: Order, ticket: Ticket, text: TextModel | None, wish: Wish) -> None:
         self.index = index
@@ -41,7 +41,9 @@ class Choice:
             stop_token_ids=wish.sampling.stop_token_ids,
             min_tokens=wish.sampling.min_tokens,
             offset=len(order.echo or ""),
+            shown=wish.shown,
         )
+        self.reused = 0  # of the prompt's tokens
         self._begun = False
         self._ended = False
         self._order = order
@@ -56,6 +58,9 @@ class Choice:
             case Finished(reason):
                 self._ended = True
                 return self._next(self.transcript.finish(reason))
+            case Reused(tokens):
+                self.reused = min(tokens, len(self._order.prompt))
+                return None
             case PromptScores(tokens):
                 self._prompt_scores = tokens
                 return None
@@ -90,10 +95,17 @@ class Choice:
         return Piece(self._order.echo or "", tuple(scored))
 
 
+class PromptDetails(Struct, frozen=True):
+    """`cached_tokens` of the prompt were not prefilled, for any of its choices: their KV was kept from before."""
+
+    cached_tokens: int
+
+
 class Usage(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails
 
 
 class Call:
@@ -103,6 +115,7 @@ class Call:
         self.served = served
         self.orders = orders
         self.choices: list[Choice] = []
+        self._first: Ticket | None = None  # of the prompt at hand
 
     @classmethod
     async def submit(
@@ -112,10 +125,12 @@ class Call:
         call = cls(served, orders)
         try:
             for order in orders:
-                for which in range(wish.choices):
-                    call.choices.append(call._submit(market, order, wish, which, record))
-                    if len(call.choices) % _SUBMITTED_AT_ONCE == 0:
-                        await asyncio.sleep(0)
+                call._first = None
+                with market.together():
+                    for which in range(wish.choices):
+                        call.choices.append(call._submit(market, order, wish, which, record))
+                        if len(call.choices) % _SUBMITTED_AT_ONCE == 0:
+                            await asyncio.sleep(0)
         except BaseException:
             call.cancel()
             raise
@@ -130,8 +145,10 @@ class Call:
         )
 
         def submit(sampling: Sampling, sent: tuple[int, ...]) -> Ticket:
-            model = self.served.spec.model
-            return market.submit(model, order.prompt, sampling, priority=wish.priority, sent=sent)
+            model, first = self.served.spec.model, self._first
+            ticket = market.submit(model, order.prompt, sampling, priority=wish.priority, sent=sent, beside=first)
+            self._first = first or ticket
+            return ticket
 
         index = len(self.choices)
         return Choice(index, order, record.ticket(index, sampling, submit), self.served.text, wish)
@@ -139,7 +156,12 @@ class Call:
     def usage(self) -> Usage:
         prompt = sum(len(order.prompt) for order in self.orders)
         generated = sum(choice.transcript.generated for choice in self.choices)
-        return Usage(prompt, generated, prompt + generated)
+        return Usage(prompt, generated, prompt + generated, PromptDetails(self._cached()))
+
+    def _cached(self) -> int:
+        """Of each prompt, what its first choice found: the others may go on from that one's KV."""
+        of_each = max(len(self.choices) // len(self.orders), 1)
+        return sum(choice.reused for choice in self.choices[::of_each])
 
     async def run(self, deliver: Callable[[Choice, Piece], Awaitable[None]]) -> None:
         """Hands on each choice's pieces as they come. Raises UserError where one of them failed."""
@@ -153,6 +175,11 @@ class Call:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def status(self) -> str:
+        """What the first of its sequences waits for."""
+        before = self.choices[0].ticket.before()
+        return "waiting" if before is None else f"waiting, {before} requests come before this one"
 
     def cancel(self) -> None:
         for choice in self.choices:

@@ -12,11 +12,14 @@ from proxy.http.body import read_fields
 from proxy.http.boundary import Served
 from proxy.http.choice import Order
 from proxy.http.completion_shape import CompletionShape
+from proxy.http.fields import Fields
+from proxy.http.held import held
 from proxy.http.models import find_servable
 from proxy.http.prompts import Prompt, beside_loop, max_tokens_for, read_prompts
 from proxy.http.request_ids import request_id_for
 from proxy.http.sampling import LOGPROBS_MAX, Wish, check_sequences, read_max_tokens, read_wish
-from proxy.http.settings import market_of, settings_of
+from proxy.http.settings import market_of, settings_of, trials_of
+from proxy.http.structured import check_grammar
 
 DEFAULT_MAX_TOKENS = 16
 PROMPT_LOGITS_MAX = 1 << 28  # of one prompt, all tokens' together: 1 GiB in float32
@@ -27,6 +30,10 @@ router = APIRouter()
 @router.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
     fields = await read_fields(request, settings_of(request).body_bytes_max)
+    return await held(request, fields, lambda: _complete(request, fields))
+
+
+async def _complete(request: Request, fields: Fields) -> Response:
     served = find_servable(market_of(request), fields)
     logprobs = fields.integer("logprobs", None, low=0, high=LOGPROBS_MAX)
     wish = read_wish(fields, served, max_tokens=read_max_tokens(fields, "max_tokens"), logprobs=logprobs)
@@ -36,6 +43,8 @@ async def create_completion(request: Request) -> Response:
     prompts = await read_prompts(fields, served)
     fields.end()
     check_sequences(len(prompts), wish)
+    if wish.held_to:
+        await check_grammar(trials_of(request), served, wish.held_to)
     tokens = sum(len(prompt.tokens) for prompt in prompts)
     orders = await beside_loop(lambda: [_order(served, prompt, wish, echo) for prompt in prompts], tokens)
     shape = CompletionShape(

@@ -4,30 +4,29 @@ says which proxy it is from, as `X-Aegis-Proxy`."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from time import monotonic_ns
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aegis.core.clock import NS_PER_MS
 from aegis.telemetry.logs import Value, log
+from proxy.http.notes import notes_of
+from proxy.http.refusals import refusal_of
 from proxy.http.request_ids import HEADER, assign, id_of
 
 _logger = logging.getLogger(__name__)
 _PROXY = b"x-aegis-proxy"
-_QUIET = frozenset({"/health", "/metrics", "/ready"})
-
-
-def note(scope: Scope, **fields: Value) -> None:
-    """Adds to the line that will be logged of this request."""
-    scope["state"].setdefault("notes", {}).update(fields)
+_QUIET = frozenset({"/debug/live", "/health", "/metrics", "/ready"})
 
 
 class Edge:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, proxy: str) -> None:
+    def __init__(self, app: ASGIApp, proxy: str, answered: Callable[[str, int, str | None], None]) -> None:
         self._app = app
         self._proxy = proxy.encode()
+        self._answered = answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,6 +51,7 @@ class Edge:
             await self._app(scope, receive, send_with_id)
         except Exception:  # noqa: BLE001 - the client was answered; the server goes on
             log(_logger, logging.ERROR, "request broke", {"request_id": id_of(scope)}, exc_info=True)
+        self._answered(getattr(scope.get("route"), "path", "other"), status, refusal_of(scope))
         level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
         log(_logger, level, "request", _line(scope, status, monotonic_ns() - began_ns))
 
@@ -63,5 +63,5 @@ def _line(scope: Scope, status: int, took_ns: int) -> dict[str, Value]:
         "path": scope["path"],
         "status": status,
         "took_ms": round(took_ns / NS_PER_MS, 1),
-        **scope["state"].get("notes", {}),
+        **notes_of(scope),
     }

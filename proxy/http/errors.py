@@ -11,11 +11,12 @@ from starlette.exceptions import HTTPException
 
 from aegis.core.errors import UserError
 from proxy.http.connection import ClientGone
+from proxy.http.refusals import note_refusal
 from proxy.http.replies import json_reply
 
 _SHOWN_CHARACTERS = 60
 _CLIENT_GONE_STATUS = 499  # nginx's; only the log sees it
-_RETRY_AFTER_S = {429: "1", 503: "1"}
+_RETRY_AFTER_S = {429: 1, 503: 1}
 
 
 class ErrorDetail(Struct, frozen=True):
@@ -47,8 +48,12 @@ def error_body(error: UserError) -> ErrorBody:
 
 
 def error_reply(error: UserError) -> Response:
-    retry = _RETRY_AFTER_S.get(error.status)
-    return json_reply(error_body(error), error.status, {"retry-after": retry} if retry else None)
+    headers = {}
+    if retry_s := error.retry_after_s or _RETRY_AFTER_S.get(error.status):
+        headers["retry-after"] = str(retry_s)
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return json_reply(error_body(error), error.status, headers)
 
 
 def unexpected() -> UserError:
@@ -61,6 +66,7 @@ def install(app: FastAPI) -> None:
 
     async def user_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, UserError)
+        note_refusal(request.scope, error)
         return error_reply(error)
 
     async def routing_error(request: Request, error: Exception) -> Response:
@@ -73,10 +79,15 @@ def install(app: FastAPI) -> None:
     async def client_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=_CLIENT_GONE_STATUS)
 
+    async def too_deep(request: Request, error: Exception) -> Response:
+        """Nothing here recurses but over what a client sent."""
+        return error_reply(UserError("the body is nested too deeply", code="invalid_json"))
+
     async def bug(request: Request, error: Exception) -> Response:
         return error_reply(unexpected())
 
     app.add_exception_handler(UserError, user_error)
     app.add_exception_handler(HTTPException, routing_error)
     app.add_exception_handler(ClientGone, client_gone)
+    app.add_exception_handler(RecursionError, too_deep)
     app.add_exception_handler(Exception, bug)

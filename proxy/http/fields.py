@@ -128,6 +128,10 @@ class Fields:
         """The parameters of a nested object; none where it is absent."""
         return Fields(self.mapping(name) or {}, f"{self._prefix}{name}.")
 
+    def entry(self, name: str, index: int, values: Mapping[str, Any]) -> Fields:
+        """The parameters of an object in a list."""
+        return Fields(values, f"{self._prefix}{name}[{index}].")
+
     def unsupported(self, name: str, neutral: tuple[object, ...] = ()) -> None:
         """Refuses `name` unless its value is one of `neutral`, which ask for nothing."""
         value = self.take(name)

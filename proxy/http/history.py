@@ -1,4 +1,5 @@
-"""What the server did and decided of late, as JSON lines: `/debug/spans`, `/debug/records`, `/debug/decisions`.
+"""What the server did and decided of late, as JSON lines: `/debug/spans`, `/debug/records`, `/debug/decisions`; and all
+that its watchers show, with what came since they last asked: `/debug/live`.
 
 `since` is the number of the first entry wanted, 0 if left out; the header `Aegis-Next` says what to ask for next time.
 """
@@ -13,6 +14,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import StreamingResponse
 
 from aegis.core.errors import UserError
+from aegis.telemetry.live import Seen
 from aegis.telemetry.records import Record
 from proxy.http.authorise import authorise
 from proxy.http.replies import json_reply
@@ -21,6 +23,7 @@ from proxy.http.settings import desk_of
 T = TypeVar("T")
 
 NEXT = "Aegis-Next"
+_FRESH = {"cache-control": "no-store"}
 _PART = 1_000  # lines that are encoded without a pause for others
 _lines = msgspec.json.Encoder().encode_lines
 
@@ -46,6 +49,13 @@ async def decisions(request: Request) -> Response:
     return _reply(await desk_of(request).decisions(_since(request)), list)
 
 
+@router.get("/live")
+async def live(request: Request) -> Response:
+    """`Live` as JSON. `spans`, `decisions` and `records` are what `news.seen` of the last answer says."""
+    seen = Seen(*(_since(request, each) for each in Seen.__struct_fields__))
+    return Response(await desk_of(request).live(seen), media_type="application/json", headers=_FRESH)
+
+
 @router.get("/node")
 async def node(request: Request) -> Response:
     """`NodeReport` as JSON: what a simulation of this server has to know."""
@@ -66,8 +76,8 @@ def _reply(told: tuple[Sequence[T], int], shown: Callable[[Sequence[T]], list[T]
     return StreamingResponse(parts(), media_type="application/jsonl", headers={NEXT: str(following)})
 
 
-def _since(request: Request) -> int:
-    text = request.query_params.get("since", "0")
+def _since(request: Request, name: str = "since") -> int:
+    text = request.query_params.get(name, "0")
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise UserError(f"since should be a whole number, not {text[:40]!r}", param="since")
+        raise UserError(f"{name} should be a whole number, not {text[:40]!r}", param=name)
     return int(text)

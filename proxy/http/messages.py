@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from proxy.http.errors import shown
 from proxy.http.fields import Fields
 
 MESSAGES_MAX = 4096
-_ROLES = ("assistant", "developer", "system", "user")
-_TOOL_ROLES = ("function", "tool")
-_ASKS_FOR_TOOLS = ("function_call", "tool_call_id", "tool_calls")
+CALLS_MAX = 128
+_ROLES = ("assistant", "developer", "system", "tool", "user")
 
 
 def read_messages(fields: Fields, name: str = "messages") -> list[dict[str, Any]]:
-    """Each `{"role", "content"}`, with `name` where it was given. Raises UserError naming the message at fault."""
+    """Each `{"role", "content"}`, with `name`, `tool_calls`, `tool_call_id` and `reasoning_content` where given. Raises
+    UserError naming the message at fault."""
     messages = fields.items(name, most=MESSAGES_MAX)
     if not messages:
         raise fields.refusal(name, "must hold at least one message")
@@ -29,20 +31,59 @@ def _object(fields: Fields, name: str, index: int, entry: Any) -> dict[str, Any]
 
 def _read_message(fields: Fields) -> dict[str, Any]:
     role = fields.required_text("role")
-    if role in _TOOL_ROLES:
-        raise fields.refusal("role", f"{role!r} is not supported here: tools are not")
     if role not in _ROLES:
         raise fields.refusal("role", f"must be one of {', '.join(_ROLES)}, not {shown(role)}")
-    message: dict[str, Any] = {"role": role, "content": _read_content(fields)}
+    message: dict[str, Any] = {"role": role}
+    if role == "assistant":
+        message |= _read_answer(fields)
+    if role == "tool":
+        message["tool_call_id"] = fields.required_text("tool_call_id")
+    message["content"] = "" if "tool_calls" in message and not fields.given("content") else _read_content(fields)
     speaker = fields.text("name", None)
     if speaker is not None:
         message["name"] = speaker
-    for name in _ASKS_FOR_TOOLS:
-        fields.unsupported(name, ([],))
-    for name in ("audio", "refusal"):
+    if role != "assistant":
+        fields.unsupported("tool_calls", ([],))
+    for name in ("audio", "function_call", "refusal"):
         fields.unsupported(name)
     fields.end()
     return message
+
+
+def _read_answer(fields: Fields) -> dict[str, Any]:
+    """What an earlier answer had beside its content."""
+    answer: dict[str, Any] = {}
+    for name in ("reasoning_content", "reasoning"):
+        thought = fields.take(name)
+        if isinstance(thought, str):
+            answer["reasoning_content"] = thought
+        elif thought is not None:
+            raise fields.refusal(name, f"must be a string, not {shown(thought)}")
+    calls = fields.items("tool_calls", most=CALLS_MAX)
+    if calls:
+        answer["tool_calls"] = [_read_call(fields, index, call) for index, call in enumerate(calls)]
+    return answer
+
+
+def _read_call(fields: Fields, index: int, call: Any) -> dict[str, Any]:
+    """Its arguments as an object, which is what templates take."""
+    if not isinstance(call, dict):
+        raise fields.refusal(f"tool_calls[{index}]", f"must be an object, not {shown(call)}")
+    inner = fields.entry("tool_calls", index, call)
+    called, kind = inner.required_text("id"), inner.text("type", "function")
+    function = inner.nested("function")
+    name, arguments = function.required_text("name"), function.take("arguments")
+    try:
+        parsed = (
+            msgspec.json.decode(arguments or "{}", type=dict[str, Any]) if isinstance(arguments, str) else arguments
+        )
+    except (ValueError, RecursionError):
+        raise function.refusal("arguments", "must be a JSON object, as a string") from None
+    if not isinstance(parsed, dict):
+        raise function.refusal("arguments", f"must be a JSON object, as a string, not {shown(arguments)}")
+    for each in (function, inner):
+        each.end()
+    return {"id": called, "type": kind, "function": {"name": name, "arguments": parsed}}
 
 
 def _read_content(fields: Fields) -> str:

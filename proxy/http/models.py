@@ -5,7 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from msgspec import Struct
 
+from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
+from aegis.core.limits import Limits
 from proxy.http.boundary import Market, Served
 from proxy.http.errors import nearest, shown
 from proxy.http.fields import Fields
@@ -15,8 +17,14 @@ from proxy.http.settings import market_of
 router = APIRouter()
 
 
+class SloCard(Struct, frozen=True):
+    ttft_ms: float
+    tbt_ms: float
+
+
 class ModelCard(Struct, frozen=True):
-    """OpenAI's fields, then vLLM's, then `state`, where its weights are and, where it failed, why as `detail`."""
+    """OpenAI's fields, then vLLM's, then `state`, where its weights are, what may be changed of it and, where it
+    failed, why as `detail`."""
 
     id: str
     created: int
@@ -24,13 +32,30 @@ class ModelCard(Struct, frozen=True):
     max_model_len: int
     state: str
     weights: str
+    pinned: bool
+    priority: int
+    slo: SloCard
+    limits: Limits
     detail: str | None = None
     object: str = "model"
     owned_by: str = "aegis"
 
 
+class ComingCard(Struct, frozen=True):
+    """A model that is being registered; `detail` says how far that is."""
+
+    id: str
+    root: str
+    detail: str
+    state: str = "registering"
+    object: str = "model"
+    owned_by: str = "aegis"
+    created: int = 0
+
+
 class ModelList(Struct, frozen=True):
     data: list[ModelCard]
+    coming: list[ComingCard]
     object: str = "list"
 
 
@@ -43,8 +68,17 @@ def card_of(served: Served) -> ModelCard:
         max_model_len=min(context, served.kv_limit_tokens),
         state=served.state,
         weights=served.weights,
+        pinned=served.pinned,
+        priority=served.priority,
+        slo=SloCard(served.spec.slo.ttft_ns / NS_PER_MS, served.spec.slo.tbt_ns / NS_PER_MS),
+        limits=served.limits,
         detail=served.detail or None,
     )
+
+
+def coming_cards(market: Market) -> list[ComingCard]:
+    coming = sorted(market.coming().items())
+    return [ComingCard(name, each.root, each.progress) for name, each in coming if name not in market.models()]
 
 
 def find(market: Market, name: str) -> Served:
@@ -70,7 +104,7 @@ def find_servable(market: Market, fields: Fields) -> Served:
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
     cards = [card_of(served) for _, served in sorted(market_of(request).models().items())]
-    return json_reply(ModelList(cards))
+    return json_reply(ModelList(cards, coming_cards(market_of(request))))
 
 
 @router.get("/v1/models/{name:path}")

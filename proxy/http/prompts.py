@@ -19,6 +19,8 @@ PROMPTS_MAX = 1024
 PROMPT_TOKENS_MAX = 1 << 22
 _IN_LOOP = 2048  # characters or tokens that are worked on in a fraction of a millisecond
 
+_SHRINKS = 4  # no normalizer makes a text shorter by more than that
+
 T = TypeVar("T")
 
 
@@ -64,11 +66,21 @@ def _read_one(fields: Fields, entry: str | list[Any], served: Served, special: b
         prompt = Prompt(checked_token_ids(fields, "prompt", entry, served.spec))
     else:
         text = needs_tokenizer(served, "prompt")
+        check_characters("prompt", len(entry), served.spec, text)
         tokens = text.encode(entry, add_special_tokens=special) if entry else ()
         prompt = Prompt(known(fields, "prompt", tokens, served.spec), entry)
     if not prompt.tokens:
         raise fields.refusal("prompt", "is empty")
     return prompt
+
+
+def check_characters(param: str, count: int, spec: ModelSpec, text: TextModel) -> None:
+    """Before a text is tokenized, which takes long where it is. Raises UserError where the model cannot hold it."""
+    context = spec.manifest.context_tokens
+    bound = _SHRINKS * context
+    if count > bound and count > bound * text.token_characters_max:
+        message = f"{count} characters are more than {spec.model!r}, which has a context of {context} tokens, can hold"
+        raise UserError(message, param=param, code="context_length_exceeded")
 
 
 async def encode(text: TextModel, string: str, *, special: bool) -> tuple[int, ...]:

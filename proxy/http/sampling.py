@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from secrets import randbits
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from aegis.core.errors import UserError
 from aegis.core.model import ModelSpec
@@ -14,6 +14,7 @@ from proxy.http.boundary import Served
 from proxy.http.errors import shown
 from proxy.http.fields import Fields
 from proxy.http.request_ids import is_request_id
+from proxy.http.structured import Wanted, read_structured
 
 CHOICES_MAX = 128
 SEQUENCES_MAX = 1024  # of one request, all prompts and choices together
@@ -38,12 +39,10 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "logits_processors": ([],),
     "prompt_logprobs": (),
     "repetition_detection": (),
-    "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
@@ -59,6 +58,7 @@ class Wish(Struct, frozen=True):
     """
 
     sampling: Sampling
+    held_to: Wanted | None
     max_tokens: int | None
     seed: int
     choices: int
@@ -69,6 +69,7 @@ class Wish(Struct, frozen=True):
     return_token_ids: bool
     request_id: str | None
     fingerprint: str  # the same for requests that ask for the same, however it is to be told
+    shown: tuple[str, ...] = ()  # special tokens that are text
 
 
 def seed_of(seed: int, choice: int) -> int:
@@ -82,8 +83,13 @@ def read_wish(fields: Fields, served: Served, *, max_tokens: int | None, logprob
     stream = fields.flag("stream")
     seed = fields.integer("seed", None)
     fields.text("user", None, most_characters=1024)
+    sampling = _read_sampling(fields, served.spec, most_tokens=max_tokens or TOKENS_MAX, logprobs=logprobs)
+    wanted = read_structured(fields)
+    if wanted:
+        sampling = held_to(fields, sampling, wanted)
     wish = Wish(
-        sampling=_read_sampling(fields, served.spec, most_tokens=max_tokens or TOKENS_MAX, logprobs=logprobs),
+        sampling=sampling,
+        held_to=wanted,
         max_tokens=max_tokens,
         seed=randbits(63) if seed is None else seed,
         choices=fields.integer("n", 1, low=1, high=CHOICES_MAX),
@@ -119,6 +125,14 @@ def _read_sampling(fields: Fields, spec: ModelSpec, *, most_tokens: int, logprob
         stop_token_ids=tuple(dict.fromkeys((*ends, *stop_token_ids))),
         logprobs=logprobs,
     )
+
+
+def held_to(fields: Fields, sampling: Sampling, wanted: Wanted) -> Sampling:
+    """Such output ends where its grammar does. Raises UserError where something else is asked for."""
+    for name in ("ignore_eos", "min_tokens"):
+        if fields.take(name):
+            raise fields.refusal(name, f"cannot be had together with {wanted.param!r}")
+    return structs.replace(sampling, grammar=wanted.grammar)
 
 
 def _read_temperature(fields: Fields) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import uvicorn
 from starlette.types import ASGIApp
 
+from proxy.http.protocol import Protocol
+
 
 def make_server(app: ASGIApp, *, host: str, port: int, shutdown_s: int = 30) -> uvicorn.Server:
     """A server that is not running yet: `await server.serve(sockets)`, end it with `server.should_exit = True`.
@@ -15,7 +17,7 @@ def make_server(app: ASGIApp, *, host: str, port: int, shutdown_s: int = 30) -> 
         app,
         host=host,
         port=port,
-        http="httptools",
+        http=Protocol,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 from fastapi import Request
+from msgspec import Struct
 
+from aegis.engine.grammar_trials import GrammarTrials
 from proxy.http.boundary import Desk, Market
 from proxy.http.records import Records
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(Struct, frozen=True, kw_only=True):
+    """The same for all proxies of a server, but for `proxy`."""
+
     proxy: str = "proxy-0"  # who answers, as every reply says
-    admin_key: str | None = None  # without one, only local clients may add and remove models
+    status_needs_key: bool = False
+    cors_origins: tuple[str, ...] = ()
     body_bytes_max: int = 4 << 20
     keep_alive_s: float = 5.0  # the longest silence of an event stream
+    reader_timeout_s: float = 60.0  # for which a client may take nothing of one
+    logs_prompts: bool = False
 
 
 def market_of(request: Request) -> Market:
@@ -29,6 +34,10 @@ def desk_of(request: Request) -> Desk:
 
 def records_of(request: Request) -> Records:
     return cast(Records, request.app.state.records)
+
+
+def trials_of(request: Request) -> GrammarTrials:
+    return cast(GrammarTrials, request.app.state.trials)
 
 
 def settings_of(request: Request) -> Settings:

@@ -1,4 +1,5 @@
-"""Server-sent events as raw bytes: one write per event, comments as keep-alive while there is nothing to say."""
+"""Server-sent events as raw bytes: one write per event, comments as keep-alive while there is nothing to say, which
+tell what is waited for."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ from starlette.types import Receive, Scope, Send
 from aegis.core.errors import UserError
 from proxy.http.connection import ClientGone, while_connected
 from proxy.http.errors import error_body, unexpected
+from proxy.http.notes import note
+from proxy.http.protocol import cut
+from proxy.http.refusals import note_refusal
 from proxy.http.replies import encode
 
 DONE = b"data: [DONE]\n\n"
-_KEEP_ALIVE = b": waiting\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 _log = logging.getLogger(__name__)
@@ -31,8 +34,14 @@ def event(value: Struct) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
+def comment(text: str) -> bytes:
+    """What clients pass by; people see it."""
+    return f": {' '.join(text.split())}\n\n".encode()
+
+
 class EventStream(Response):
-    """Runs `write`, which emits the events, for as long as the client listens; `close` is called in any case.
+    """Runs `write`, which emits the events, for as long as the client listens; `close` is called in any case. `status`
+    is what comments say.
 
     What `write` raises becomes an error event, the last of the stream: a client that saw no `[DONE]` knows that the
     answer is not whole.
@@ -41,45 +50,68 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, write: Callable[[Emit], Awaitable[None]], close: Callable[[], None], keep_alive_s: float
+        self,
+        write: Callable[[Emit], Awaitable[None]],
+        keep_alive_s: float,
+        *,
+        reader_timeout_s: float,
+        close: Callable[[], None] = lambda: None,
+        status: Callable[[], str] = lambda: "waiting",
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._write = write
         self._close = close
         self._keep_alive_s = keep_alive_s
+        self._reader_timeout_s = reader_timeout_s
+        self._status = status
+
+    async def carry_on(self, emit: Emit) -> None:
+        """Writes into a stream that has begun already."""
+        try:
+            await self._write(emit)
+        finally:
+            self._close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await while_connected(receive, self._emit_all(send))
+            await while_connected(receive, self._emit_all(scope, send))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except ClientGone:
             return
         finally:
             self._close()
 
-    async def _emit_all(self, send: Send) -> None:
+    async def _emit_all(self, scope: Scope, send: Send) -> None:
         loop = asyncio.get_running_loop()
         emitted = loop.time()
+        unread = 0  # events that the connection has not taken yet
 
         async def emit(data: bytes) -> None:
-            nonlocal emitted
+            nonlocal emitted, unread
             emitted = loop.time()
+            unread += 1
             await send({"type": "http.response.body", "body": data, "more_body": True})
+            unread -= 1
 
         async def keep_alive() -> None:
             while True:
-                silence = loop.time() - emitted
-                if silence >= self._keep_alive_s:
-                    await emit(_KEEP_ALIVE)
+                silence_s, bound_s = loop.time() - emitted, self._reader_timeout_s if unread else self._keep_alive_s
+                if silence_s < bound_s:
+                    await asyncio.sleep(min(bound_s - silence_s, self._keep_alive_s))
+                elif unread:
+                    note(scope, cut="the client read nothing")
+                    cut(scope)
+                    return
                 else:
-                    await asyncio.sleep(self._keep_alive_s - silence)
+                    await emit(comment(self._status()))
 
         beat = asyncio.create_task(keep_alive())
         try:
             await self._write(emit)
         except UserError as error:
+            note_refusal(scope, error)
             await emit(event(error_body(error)))
         except Exception:  # noqa: BLE001 - the status line is sent: the client can only be told in the stream
             _log.exception("stream broke")

@@ -12,6 +12,7 @@ from proxy.http.prompts import PROMPT_TOKENS_MAX, beside_loop, encode, needs_tok
 from proxy.http.replies import json_reply
 from proxy.http.sampling import checked_token_ids
 from proxy.http.settings import market_of, settings_of
+from proxy.http.tools import read_tools
 
 router = APIRouter()
 
@@ -41,7 +42,8 @@ async def tokenize(request: Request) -> Response:
         raise fields.refusal("messages", "and 'prompt' are both given: send one of them")
     if prompt is None:
         needs_chat_template(served)
-        prompt, special = await render(fields, text), False
+        tools = read_tools(fields, text)
+        prompt, special = await render(fields, text, tools), False
     fields.end()
     tokens = await encode(text, prompt, special=special)
     return json_reply(Tokenized(len(tokens), served.spec.manifest.context_tokens, tokens))

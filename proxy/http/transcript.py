@@ -46,7 +46,8 @@ def join(pieces: Sequence[Piece]) -> Piece:
 class Transcript:
     """A stop token has no text; `stop` strings end the text before them, once `min_tokens` are generated.
 
-    `offset` is the length of the text before the first generated character (an echoed prompt's).
+    `offset` is the length of the text before the first generated character (an echoed prompt's), `shown` are special
+    tokens that are text.
     """
 
     def __init__(
@@ -58,10 +59,11 @@ class Transcript:
         stop_token_ids: Collection[int] = (),
         min_tokens: int = 0,
         offset: int = 0,
+        shown: Collection[str] = (),
     ) -> None:
         self.generated = 0
         self.finished = False
-        self._stream = text.stream() if text else None
+        self._stream = text.stream(shown) if text else None
         if self._stream:
             for token in prompt[-_CONTEXT_TOKENS:]:
                 self._stream.push(token)

@@ -1,0 +1,12 @@
+"""How far the registration of a model is."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Coming(Struct, frozen=True):
+    """`root` is the checkpoint the user named, `progress` what the registrar said last."""
+
+    root: str
+    progress: str = "waiting to be read"

@@ -1,0 +1,1 @@
+"""`aegis top`: a server in a terminal."""

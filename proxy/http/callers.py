@@ -1,0 +1,48 @@
+"""Who may ask, and the API keys they are known by.
+
+A key is kept as its digest, which is enough to know it again and nothing to send, and compared in constant time.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from hmac import compare_digest
+
+from msgspec import Struct
+
+from aegis.core.limits import UNLIMITED, Limits
+
+
+class Caller(Struct, frozen=True):
+    """`name` is as the configuration has it; empty where nobody needs a key."""
+
+    name: str = ""
+    limits: Limits = UNLIMITED
+    is_admin: bool = False
+
+
+ANYONE = Caller()
+
+
+class Key(Struct, frozen=True):
+    """What is sent as `Authorization: Bearer …`, as its digest."""
+
+    digest: bytes
+    caller: Caller
+
+
+def digest_of(key: str) -> bytes:
+    return sha256(key.encode()).digest()
+
+
+class Keyring(Struct, frozen=True):
+    """All keys of a server. Where there are none of callers, everybody may ask; without the admin's, this machine's own
+    users may command."""
+
+    callers: tuple[Key, ...] = ()
+    admin: Key | None = None
+
+    def find(self, sent: str) -> Caller | None:
+        digest = digest_of(sent)
+        found = [key.caller for key in (*self.callers, self.admin) if key and compare_digest(digest, key.digest)]
+        return found[0] if found else None

@@ -1,0 +1,50 @@
+"""Requests for a model that is still being registered: held until it is there, and told meanwhile how far that is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from fastapi import Request, Response
+
+from proxy.http.boundary import Market
+from proxy.http.connection import while_connected
+from proxy.http.fields import Fields
+from proxy.http.settings import market_of, settings_of
+from proxy.http.sse import Emit, EventStream, comment
+
+_LOOK_S = 0.1
+
+
+async def held(request: Request, fields: Fields, respond: Callable[[], Awaitable[Response]]) -> Response:
+    """What `respond` answers, once the model that the request names is there, or is known not to come. A stream begins
+    at once; what is refused afterwards is its last event. Raises UserError."""
+    market, name = market_of(request), fields.required_text("model")
+    if not _is_coming(market, name):
+        return await respond()
+    if not fields.flag("stream"):
+        await while_connected(request.receive, _come(market, name))
+        return await respond()
+
+    async def write(emit: Emit) -> None:
+        await emit(comment(status()))
+        await _come(market, name)
+        response = await respond()
+        assert isinstance(response, EventStream)
+        await response.carry_on(emit)
+
+    def status() -> str:
+        coming = market.coming().get(name)
+        return f"model {name!r} is being registered: {coming.progress}" if coming else "waiting"
+
+    settings = settings_of(request)
+    return EventStream(write, settings.keep_alive_s, reader_timeout_s=settings.reader_timeout_s, status=status)
+
+
+def _is_coming(market: Market, name: str) -> bool:
+    return name not in market.models() and name in market.coming()
+
+
+async def _come(market: Market, name: str) -> None:
+    while _is_coming(market, name):
+        await asyncio.sleep(_LOOK_S)

@@ -1,0 +1,149 @@
+"""Which JSON Schemas structured output can be held to: every keyword is enforced, says nothing about values, or is
+refused by name. What is left out here XGrammar would pass over in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from aegis.core.errors import UserError
+from proxy.http.errors import shown
+
+DEPTH_MAX = 64
+
+_ANNOTATIONS = frozenset(
+    {
+        "$comment",
+        "$id",
+        "$schema",
+        "default",
+        "deprecated",
+        "description",
+        "discriminator",
+        "example",
+        "examples",
+        "readOnly",
+        "title",
+        "writeOnly",
+    }
+)
+_OF_TYPE = {
+    "string": frozenset({"format", "maxLength", "minLength", "pattern"}),
+    "number": frozenset({"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"}),
+    "array": frozenset({"items", "maxItems", "minItems", "prefixItems", "unevaluatedItems"}),
+    "object": frozenset(
+        {
+            "additionalProperties",
+            "maxProperties",
+            "minProperties",
+            "patternProperties",
+            "properties",
+            "propertyNames",
+            "required",
+            "unevaluatedProperties",
+        }
+    ),
+}
+_ALONE = ("$ref", "allOf", "anyOf", "const", "enum", "oneOf")
+_DEFINITIONS = ("$defs", "definitions")
+_KNOWN = frozenset().union(_ANNOTATIONS, *_OF_TYPE.values(), _ALONE, _DEFINITIONS, ("type",))
+_NAMES: dict[str, type | tuple[type, ...]] = {
+    "null": type(None),
+    "boolean": bool,
+    "string": str,
+    "array": list,
+    "object": dict,
+}
+
+
+def check_schema(schema: Any, param: str) -> None:
+    """Raises UserError naming the keyword, by its path from `param`."""
+    _check(schema, param, 0)
+
+
+def _check(schema: Any, path: str, depth: int) -> None:
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, dict):
+        raise _refusal(path, f"must be a JSON Schema, not {shown(schema)}")
+    if depth > DEPTH_MAX:
+        raise _refusal(path[:200], f"is nested more than {DEPTH_MAX} deep")
+    for keyword in schema.keys() - _KNOWN:
+        raise _refusal(f"{path}.{keyword[:60]}", "is not supported: outputs cannot be held to it")
+    _check_company(schema, path)
+    _check_types(schema, path)
+    _check_values(schema, path)
+    for where, inner in _inner(schema, path):
+        _check(inner, where, depth + 1)
+
+
+def _check_company(schema: dict[str, Any], path: str) -> None:
+    """Some keywords are enforced only where they are alone."""
+    constraints = schema.keys() - _ANNOTATIONS - set(_DEFINITIONS)
+    for keyword in _ALONE:
+        others = constraints - {keyword, "type"} if keyword in ("const", "enum") else constraints - {keyword}
+        if keyword in schema and others:
+            raise _refusal(f"{path}.{min(others)}", f"is not supported beside {keyword!r}")
+    if "$ref" in schema and not str(schema["$ref"]).startswith("#"):
+        raise _refusal(f"{path}.$ref", "must begin with '#': nothing else is looked up")
+    if isinstance(schema.get("allOf"), list) and len(schema["allOf"]) != 1:
+        raise _refusal(f"{path}.allOf", "is supported with one entry only")
+    lengths = constraints & {"maxLength", "minLength"}
+    for keyword in constraints & {"format", "pattern"}:
+        if lengths:
+            raise _refusal(f"{path}.{min(lengths)}", f"is not supported beside {keyword!r}")
+    if "multipleOf" in schema and (schema.get("type") != "integer" or len(constraints & _OF_TYPE["number"]) > 1):
+        raise _refusal(f"{path}.multipleOf", "is supported for integers without bounds only")
+
+
+def _check_types(schema: dict[str, Any], path: str) -> None:
+    types = _types(schema)
+    for kind, keywords in _OF_TYPE.items():
+        wanted = {"number", "integer"} if kind == "number" else {kind}
+        for keyword in sorted(keywords & schema.keys()):
+            if not wanted & types:
+                raise _refusal(f"{path}.{keyword}", f"needs 'type': {kind!r} beside it")
+
+
+def _check_values(schema: dict[str, Any], path: str) -> None:
+    required, properties = schema.get("required"), schema.get("properties")
+    for name in required if isinstance(required, list) else ():
+        if not isinstance(properties, dict) or name not in properties:
+            raise _refusal(f"{path}.required", f"names {shown(name)}, which 'properties' lacks")
+    values = schema.get("enum") if "enum" in schema else [schema["const"]] if "const" in schema else []
+    types = _types(schema)
+    for value in values if isinstance(values, list) and types else ():
+        if not any(_is(value, kind) for kind in types):
+            raise _refusal(f"{path}.type", f"is not that of {shown(value)}")
+
+
+def _types(schema: dict[str, Any]) -> set[str]:
+    given = schema.get("type")
+    return {kind for kind in (given if isinstance(given, list) else [given]) if isinstance(kind, str)}
+
+
+def _is(value: object, kind: str) -> bool:
+    if kind in ("integer", "number"):
+        return type(value) is int or (type(value) is float and (kind == "number" or value.is_integer()))
+    return isinstance(value, _NAMES.get(kind, ()))
+
+
+def _inner(schema: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    for keyword in ("additionalProperties", "items", "propertyNames", "unevaluatedItems", "unevaluatedProperties"):
+        if keyword in schema:
+            yield f"{path}.{keyword}", schema[keyword]
+    for keyword in ("allOf", "anyOf", "oneOf", "prefixItems"):
+        entries = schema.get(keyword, [])
+        if not isinstance(entries, list):
+            raise _refusal(f"{path}.{keyword}", f"must be a list, not {shown(entries)}")
+        yield from ((f"{path}.{keyword}[{index}]", entry) for index, entry in enumerate(entries))
+    for keyword in (*_DEFINITIONS, "patternProperties", "properties"):
+        entries = schema.get(keyword, {})
+        if not isinstance(entries, dict):
+            raise _refusal(f"{path}.{keyword}", f"must be an object, not {shown(entries)}")
+        yield from ((f"{path}.{keyword}.{name[:60]}", entry) for name, entry in entries.items())
+
+
+def _refusal(path: str, problem: str) -> UserError:
+    return UserError(f"{path!r} {problem}", param=path, code="unsupported_schema")
