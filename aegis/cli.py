@@ -12,36 +12,45 @@ import typer
 
 from aegis import __version__
 from aegis.client import Refused
+from aegis.config_command import check, schema
 from aegis.core.errors import UserError
 from aegis.ctl import ctl
 from aegis.explain import explain
 from aegis.launch_command import demo, launch
 from aegis.memory_command import limit_memory, show_memory, trim_memory
-from aegis.models_command import add_model, list_models, remove_model
+from aegis.models_command import add_model, list_models, remove_model, set_model
+from aegis.top_command import top
 from bench.calibrate_command import calibrate
 from bench.compare_command import compare
 from bench.fidelity_command import fidelity
 from bench.machine_commands import (
     bench_decode,
+    bench_handover,
     bench_memory,
     bench_metadata,
+    bench_prefix,
     bench_schedule,
     bench_simulator,
+    bench_structured,
     bench_switch,
 )
+from bench.proxy.command import proxy
 from bench.report.command import report, timeline
 from bench.rivals_command import rivals
 from bench.serve_command import serve
 from bench.simulate.command import simulate
+from bench.simulate.plan_command import plan
 
 _PLAIN: dict[str, Any] = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
 
 app = typer.Typer(name="aegis", **_PLAIN)
-models = typer.Typer(help="List, add and remove the models of a running server.", **_PLAIN)
+models = typer.Typer(help="List, add, change and remove the models of a running server.", **_PLAIN)
 memory = typer.Typer(**_PLAIN)
+config = typer.Typer(help="The configuration file, without launching anything.", **_PLAIN)
 bench = typer.Typer(help="Measure this machine, or any server.", **_PLAIN)
 app.add_typer(models, name="models")
 app.add_typer(memory, name="memory")
+app.add_typer(config, name="config")
 app.add_typer(bench, name="bench")
 app.add_typer(ctl, name="ctl")
 
@@ -58,6 +67,7 @@ def aegis(
       aegis launch                                  the demo market on http://127.0.0.1:8000
       aegis launch --models ~/checkpoints           your own models
       aegis models list                             what a running server serves
+      aegis top                                     what it does now
       aegis memory                                  where its memory is
       aegis explain                                 why it did what it did
       aegis ctl drain mixed-0                       a command to one of its instances
@@ -70,6 +80,7 @@ def aegis(
 
 
 @models.callback(invoke_without_command=True)
+@config.callback(invoke_without_command=True)
 @bench.callback(invoke_without_command=True)
 def _help_unless_command(context: typer.Context) -> int:
     if context.invoked_subcommand is None:
@@ -79,13 +90,19 @@ def _help_unless_command(context: typer.Context) -> int:
 
 app.command("launch")(launch)
 app.command("demo")(demo)
+app.command("top")(top)
 app.command("explain")(explain)
 app.command("simulate")(simulate)
+app.command("plan")(plan)
 app.command("calibrate")(calibrate)
 
 models.command("list")(list_models)
 models.command("add")(add_model)
+models.command("set")(set_model)
 models.command("remove")(remove_model)
+
+config.command("schema")(schema)
+config.command("check")(check)
 
 memory.callback(invoke_without_command=True)(show_memory)
 memory.command("limit")(limit_memory)
@@ -94,8 +111,12 @@ memory.command("trim")(trim_memory)
 bench.command("switch")(bench_switch)
 bench.command("memory")(bench_memory)
 bench.command("decode")(bench_decode)
+bench.command("handover")(bench_handover)
 bench.command("schedule")(bench_schedule)
 bench.command("metadata")(bench_metadata)
+bench.command("prefix")(bench_prefix)
+bench.command("proxy")(proxy)
+bench.command("structured")(bench_structured)
 bench.command("simulator")(bench_simulator)
 bench.command("serve")(serve)
 bench.command("compare")(compare)
@@ -105,10 +126,19 @@ bench.command("report")(report)
 bench.command("timeline")(timeline)
 
 
+def valued(arguments: list[str]) -> list[str]:
+    """With `--ray` alone as `--ray auto`: Typer knows no options whose value may be left out."""
+    full: list[str] = []
+    for at, argument in enumerate(arguments):
+        alone = argument == "--ray" and (at + 1 == len(arguments) or arguments[at + 1].startswith("-"))
+        full += [argument, "auto"] if alone else [argument]
+    return full
+
+
 def main() -> None:
     """The `aegis` command."""
     try:
-        sys.exit(app(prog_name="aegis", standalone_mode=False))
+        sys.exit(app(valued(sys.argv[1:]), prog_name="aegis", standalone_mode=False))
     except UserError as error:
         message, code = error.message, 1 if isinstance(error, Refused) else 2
     except typer.TyperException as error:

@@ -10,13 +10,14 @@ from aegis.core.errors import UserError
 if TYPE_CHECKING:
     import httpx
 
+    from aegis.telemetry.live import Live, Seen
     from aegis.telemetry.memory_report import MemoryReport
     from aegis.telemetry.node import NodeReport
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
-ADMIN_KEY = "AEGIS_SERVER_ADMIN_KEY"
-"""The variable that gives a server its admin key, and the command line the key of the server it talks to."""
+ADMIN_KEY, API_KEY = "AEGIS_ADMIN_KEY", "AEGIS_API_KEY"
+"""The variables that give a server its keys, and the command line those of the server it talks to."""
 
 
 _NEVER = 10**17  # the number of a span that no server lives to see
@@ -29,12 +30,12 @@ class Refused(UserError):
 class AdminClient:
     """Talks to one server. Raises UserError where it cannot be reached or is no aegis, Refused where it says no.
 
-    `key` is its admin key, taken from the environment if not given.
+    `key` is its admin key, taken from the environment if not given; without one, an API key lists its models.
     """
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self._url = url.rstrip("/")
-        self._key = key or os.environ.get(ADMIN_KEY)
+        self._key = key or os.environ.get(ADMIN_KEY) or os.environ.get(API_KEY)
         if not self._url.startswith(("http://", "https://")):
             raise UserError(f"{url!r} is no address of a server; give one like --url http://127.0.0.1:8000")
 
@@ -48,6 +49,11 @@ class AdminClient:
     def add(self, source: str, name: str | None = None) -> dict[str, Any]:
         """Registers a checkpoint directory or hub id. Returns when it is served."""
         return self._call("POST", "/models/load", {"source": source} | ({"name": name} if name else {}))
+
+    def update(self, model: str, **changes: Any) -> dict[str, Any]:
+        """Changes deadlines, priority, limits or the pin of a model; what is None stays."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        return self._call("POST", "/models/update", {"model": model, **given})
 
     def remove(self, model: str) -> dict[str, Any]:
         """Takes a model out of the market."""
@@ -95,6 +101,21 @@ class AdminClient:
         """What was decided of late and why, one a line, from that number on, and the number to go on from."""
         response = self._lines("/debug/decisions", since)
         return response.content, int(response.headers["aegis-next"])
+
+    def live(self, seen: Seen) -> Live:
+        """The server as it is now, and what it did beyond what was seen."""
+        import msgspec
+
+        from aegis.telemetry.live import Live
+
+        path = "/debug/live?" + "&".join(f"{name}={value}" for name, value in msgspec.structs.asdict(seen).items())
+        response = self._send("GET", path)
+        if response.is_error:
+            raise _refused(response.status_code, self._object(response))
+        try:
+            return msgspec.json.decode(response.content, type=Live)
+        except msgspec.MsgspecError:
+            raise UserError(f"{self._url} answers, but is no aegis server of this version") from None
 
     def next_number(self, what: str) -> int:
         """Of "spans", "records" or "decisions": those from that number on are yet to come."""

@@ -8,75 +8,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    WithJsonSchema,
-    model_validator,
+from pydantic import AfterValidator, Field, SecretStr, model_validator
+
+from aegis.config_values import (
+    DEFAULT_POLICY,
+    PREFIX_PATTERN,
+    Count,
+    CountOrNone,
+    Deadline,
+    Dtype,
+    KeyName,
+    LogFormat,
+    LogLevel,
+    ModelName,
+    PolicyName,
+    Port,
+    Positive,
+    Priority,
+    Seconds,
+    Section,
+    Share,
+    Size,
+    Switch,
+    of_a_broker,
+    of_a_ray_cluster,
+    redis_url,
 )
-
-from aegis.core.clock import NS_PER_MS
-from aegis.core.ids import MODEL_NAME_PATTERN
-from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName
+from aegis.core.model import EngineName
 from aegis.core.role import Roles
-from aegis.mqtt_address import parse
-from aegis.sizes import SIZE_PATTERN, format_size, parse_size
-
-
-def _not_a_bool(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError(f"should be a number, not {str(value).lower()}")
-    return value
-
-
-def _of_a_broker(url: SecretStr) -> SecretStr:
-    parse(url.get_secret_value())
-    return url
-
-
-Size = Annotated[
-    int,
-    Field(gt=0),
-    BeforeValidator(parse_size),
-    WithJsonSchema(
-        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": f"^({SIZE_PATTERN}|\\d+)$"}]}
-    ),
-]
-Count = Annotated[int, Field(ge=1), BeforeValidator(_not_a_bool)]
-CountOrNone = Annotated[int, Field(ge=0), BeforeValidator(_not_a_bool)]
-Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_not_a_bool)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_not_a_bool)]
-Deadline = Annotated[
-    float,
-    Field(ge=SLO_NS_MIN / NS_PER_MS, le=SLO_NS_MAX / NS_PER_MS, allow_inf_nan=False),
-    BeforeValidator(_not_a_bool),
-]
-Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValidator(_not_a_bool)]
-Dtype = Literal["auto", "float32", "bfloat16"]
-PolicyName = Literal[
-    "aegaeon", "least-slack", "serverlessllm", "qlm", "muxserve", "dedicated", "prefill-first", "decode-first"
-]
-"""The recipes of `aegis.policies` that can be run live: those without an oracle."""
-DEFAULT_POLICY: PolicyName = "least-slack"
-LogLevel = Literal["debug", "info", "warning", "error"]
-_PREFIX_PATTERN = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*"  # of topics: no wildcards, no empty levels
-
-
-def _redis_url(value: SecretStr) -> SecretStr:
-    url = value.get_secret_value()
-    if url != "off" and not url.startswith(("redis://", "rediss://", "unix://")):
-        raise ValueError("should begin with redis://, rediss:// (TLS) or unix://, or be off")
-    return value
-
-
-class Section(BaseModel):
-    """A part of the configuration: immutable, and a key it does not know is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from aegis.sizes import format_size
 
 
 class SloTargets(Section):
@@ -93,6 +53,28 @@ class ModelSlo(Section):
     tbt_ms: Deadline | None = Field(default=None, description="Time between two tokens, milliseconds")
 
 
+class RateLimits(Section):
+    """What is not set is not limited; tokens are those of prompts and answers."""
+
+    requests_per_minute: Count | None = Field(default=None, description="Requests that begin in a minute")
+    tokens_per_minute: Count | None = Field(default=None, description="Tokens of prompts and answers in a minute")
+    concurrent: Count | None = Field(default=None, description="Requests that are answered at one time")
+
+
+class ApiKey(Section):
+    """One key of the `api_keys:` map, whose key is the name of whoever has it."""
+
+    key: SecretStr | None = Field(default=None, min_length=1, description="What is sent as Authorization: Bearer …")
+    file: str | None = Field(default=None, description="A file that holds it, relative to the one it stands in")
+    limits: RateLimits = Field(default=RateLimits(), description="What its requests together may use")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> ApiKey:
+        if (self.key is None) == (self.file is None):
+            raise ValueError("should have either key or file")
+        return self
+
+
 class ModelEntry(Section):
     """One model of the `models:` map, whose key is the name clients use."""
 
@@ -102,6 +84,8 @@ class ModelEntry(Section):
     engine: EngineName | None = Field(default=None, description="What runs it; as `engine` if not set")
     slo: ModelSlo = Field(default=ModelSlo(), description="Its own deadlines")
     pin: bool = Field(default=False, description="Keep its weights in the model cache, whatever others need")
+    priority: Priority = Field(default=0, description="Added to that of each of its requests; the lower, the earlier")
+    limits: RateLimits = Field(default=RateLimits(), description="What all its requests together may use")
 
     @model_validator(mode="after")
     def _one_place(self) -> ModelEntry:
@@ -121,6 +105,9 @@ class Instances(Section):
         description="auto: all prefill and decode; fixed: as prefill and decode say; left out: docs/policies.md",
     )
     devices: Count = Field(default=1, description="Devices that the instances are dealt to in turn, which share them")
+    tensor_parallel_size: Count = Field(
+        default=1, description="Processes of each instance, on a device each, that share every model out"
+    )
 
     @model_validator(mode="after")
     def _one_kind_of_pool(self) -> Instances:
@@ -148,11 +135,42 @@ class Server(Section):
     port: Port = Field(default=8000, description="Port to listen on")
     proxies: Count = Field(default=1, description="Processes that serve clients, on one port")
     log_level: LogLevel = Field(default="info", description="Least level that is logged")
+    log_format: LogFormat = Field(
+        default="text", description="text: a line of names and values; json: an object a line"
+    )
+    log_prompts: bool = Field(default=False, description="Also log what clients ask; nobody's text is logged otherwise")
+    api_key: SecretStr | None = Field(
+        default=None, min_length=1, description="Who asks has to send it; api_keys has several, with names and limits"
+    )
+    api_key_file: str | None = Field(default=None, description="A file that holds it")
     admin_key: SecretStr | None = Field(
         default=None,
         min_length=1,
         description="Whoever sends it may add and remove models and move memory; without one, this machine's users may",
     )
+    admin_key_file: str | None = Field(default=None, description="A file that holds it")
+    status_needs_key: bool = Field(default=False, description="/health, /ready, /version and /metrics need a key, too")
+    cors_origins: tuple[str, ...] = Field(
+        default=(), description="Web pages of these origins may ask: https://chat.example.com, or * for all"
+    )
+    body_max: Size = Field(default=4 << 20, description="A longer request is answered 413")
+    refuse_late: bool = Field(
+        default=False,
+        description="A request whose first token would be late by the schedulers' estimate is answered 429",
+    )
+    reader_timeout_s: Positive = Field(
+        default=60.0, description="Who takes nothing of an answer for so long is cut off"
+    )
+    shutdown_timeout_s: Seconds = Field(
+        default=3.0, description="What runs when the server is ended may take so long to finish"
+    )
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Server:
+        for name in ("api_key", "admin_key"):
+            if getattr(self, name) is not None and getattr(self, f"{name}_file") is not None:
+                raise ValueError(f"should have either {name} or {name}_file")
+        return self
 
 
 class Memory(Section):
@@ -168,6 +186,9 @@ class Memory(Section):
         default=None, description="Part of the host memory for weight images; half of it if not set"
     )
     slab: Size = Field(default=2 << 20, description="Slab of KV blocks of one shape; a multiple of 2MiB")
+    prefix_reuse: Switch = Field(
+        default="on", description="Keep the KV of requests that end, for prompts that begin alike: docs/prefix.md"
+    )
     debug: bool = Field(default=False, description="Check the accounting laws after every step")
 
     @model_validator(mode="after")
@@ -196,15 +217,18 @@ class Telemetry(Section):
         default=10_000, description="Decisions that are remembered, with their reasons (`aegis explain`); 0: none"
     )
     token_times: bool = Field(default=False, description="Also remember when each of their tokens came")
+    otlp: Annotated[str, Field(pattern=r"^https?://[^/]")] | None = Field(
+        default=None, description="Collector of OpenTelemetry traces: http://127.0.0.1:4318; needs aegis-serve[otel]"
+    )
 
 
 class Mqtt(Section):
     """The MQTT broker that says how instances are and takes commands; docs/bus.md."""
 
-    url: Annotated[SecretStr, AfterValidator(_of_a_broker)] | None = Field(
+    url: Annotated[SecretStr, AfterValidator(of_a_broker)] | None = Field(
         default=None, description="MQTT broker: mqtt://user:password@host:1883, mqtts://…; its own if not set"
     )
-    prefix: Annotated[str, Field(pattern=f"^{_PREFIX_PATTERN}$")] = Field(
+    prefix: Annotated[str, Field(pattern=f"^{PREFIX_PATTERN}$")] = Field(
         default="aegis", description="First part of all topics; each cluster on a broker has its own"
     )
     ca_file: str | None = Field(default=None, description="Certificates to trust a broker by, in place of the system's")
@@ -213,7 +237,7 @@ class Mqtt(Section):
 class RedisSettings(Section):
     """Where requests are recorded, so that a retry of one is answered as the request was (docs/distribution.md)."""
 
-    url: Annotated[SecretStr, AfterValidator(_redis_url)] | None = Field(
+    url: Annotated[SecretStr, AfterValidator(redis_url)] | None = Field(
         default=None,
         description="redis://, rediss:// (TLS) or unix:// of a server of yours; one is embedded if not set; off: none",
     )
@@ -229,6 +253,16 @@ class RedisSettings(Section):
     def off(self) -> bool:
         """Nothing is recorded, and a retry is a new request."""
         return self.url is not None and self.url.get_secret_value() == "off"
+
+
+class RayCluster(Section):
+    """Instances on one or several machines of a Ray cluster (docs/ray.md)."""
+
+    address: Annotated[str, AfterValidator(of_a_ray_cluster)] | None = Field(
+        default=None,
+        description="auto: the cluster that this machine is part of, else an own one; local: an own one; or HOST:PORT",
+    )
+    cpus: Positive = Field(default=1.0, description="CPUs that Ray reserves for each process of an instance on CPUs")
 
 
 class PrefillScheduling(Section):
@@ -254,13 +288,11 @@ class Scheduling(Section):
     decode: DecodeScheduling = DecodeScheduling()
 
 
-ModelName = Annotated[str, Field(pattern=f"^{MODEL_NAME_PATTERN}$")]
-
-
 class Config(Section):
     """Everything that `aegis launch` is told."""
 
     models: dict[ModelName, ModelEntry] = Field(default={}, description="Models by the name clients use")
+    api_keys: dict[KeyName, ApiKey] = Field(default={}, description="Keys by the name of who has them")
     sources: tuple[str, ...] = Field(default=(), description="YAML of models, directories of checkpoints, hub ids")
     demo: bool = Field(default=False, description="Serve the demo market, also beside other models")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="Kind of device")
@@ -274,11 +306,28 @@ class Config(Section):
     telemetry: Telemetry = Telemetry()
     mqtt: Mqtt = Mqtt()
     redis: RedisSettings = RedisSettings()
+    ray: RayCluster = RayCluster()
+
+    @model_validator(mode="after")
+    def _vllm_is_alone(self) -> Config:
+        if self.engine == "vllm" and self.instances.tensor_parallel_size > 1:
+            raise ValueError("the vllm engine cannot share models out: leave out tensor_parallel_size, or engine")
+        return self
+
+    @model_validator(mode="after")
+    def _devices_are_of_one_machine(self) -> Config:
+        if self.ray.address and "devices" in self.instances.model_fields_set:
+            raise ValueError("in a Ray cluster each instance has a device of its own: leave out devices, or ray")
+        return self
 
     @property
     def device_count(self) -> int:
-        """No more devices than instances."""
-        return min(self.instances.devices, self.instances.count)
+        """Devices, or groups of them where each instance has one for each of its ranks; no more than instances, and in
+        a Ray cluster as many."""
+        if self.ray.address:
+            return self.instances.count
+        groups = max(1, self.instances.devices // self.instances.tensor_parallel_size)
+        return min(groups, self.instances.count)
 
     @property
     def serves_demo(self) -> bool:
@@ -288,12 +337,19 @@ class Config(Section):
 
 Key = tuple[str, ...]
 
+MAPS = ("models", "api_keys")
+"""Keys whose own keys are names that users choose."""
+
+LISTS: tuple[Key, ...] = (("sources",), ("server", "cors_origins"))
+"""Keys with several values; a variable has them separated by commas."""
+
 OPTIONS: dict[str, Key] = {
     "prefill": ("instances", "prefill"),
     "decode": ("instances", "decode"),
     "mixed": ("instances", "mixed"),
     "roles": ("instances", "roles"),
     "devices": ("instances", "devices"),
+    "tensor_parallel_size": ("instances", "tensor_parallel_size"),
     "models": ("sources",),
     "demo": ("demo",),
     "device": ("device",),
@@ -301,18 +357,31 @@ OPTIONS: dict[str, Key] = {
     "host_memory": ("memory", "host"),
     "model_cache": ("memory", "model_cache"),
     "slab": ("memory", "slab"),
+    "prefix_reuse": ("memory", "prefix_reuse"),
     "dtype": ("dtype",),
     "engine": ("engine",),
     "host": ("server", "host"),
     "port": ("server", "port"),
     "proxies": ("server", "proxies"),
     "log_level": ("server", "log_level"),
+    "log_format": ("server", "log_format"),
+    "log_prompts": ("server", "log_prompts"),
+    "api_key": ("server", "api_key"),
+    "api_key_file": ("server", "api_key_file"),
+    "admin_key": ("server", "admin_key"),
+    "admin_key_file": ("server", "admin_key_file"),
+    "cors_origin": ("server", "cors_origins"),
+    "max_body": ("server", "body_max"),
+    "refuse_late": ("server", "refuse_late"),
+    "shutdown_timeout": ("server", "shutdown_timeout_s"),
     "policy": ("scheduling", "policy"),
     "slo": ("slo",),
     "mqtt": ("mqtt", "url"),
     "mqtt_prefix": ("mqtt", "prefix"),
     "redis": ("redis", "url"),
     "redis_prefix": ("redis", "prefix"),
+    "otlp": ("telemetry", "otlp"),
+    "ray": ("ray", "address"),
     "debug_memory": ("memory", "debug"),
 }
 """Command-line option → key. `--device-memory` is `AEGIS_DEVICE_MEMORY` in the environment; keys without an option
@@ -320,12 +389,12 @@ are set by their path: `AEGIS_SCHEDULING_DECODE_Q_MAX_S`. `--slo` sets keys of a
 
 
 def leaves(section: type[Section] = Config, path: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """Every key that holds a value, with its field, in order of declaration; the models map is not one."""
+    """Every key that holds a value, with its field, in order of declaration; maps are not among them."""
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
             yield from leaves(kind, (*path, name))
-        elif name != "models":
+        elif name not in MAPS:
             yield (*path, name), field
 
 

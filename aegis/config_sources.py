@@ -14,11 +14,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from aegis.config import OPTIONS, Config, Key, leaves, variable
+from aegis.config import LISTS, OPTIONS, Config, Key, leaves, variable
 from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
 from aegis.slo import limits_ns
-from aegis.yaml_file import read_mapping
+from aegis.yaml_file import lines_of, read_mapping
+
+SECRETS = frozenset({"admin_key", "api_key", "key", "url"})
+"""Keys whose values are never quoted."""
 
 
 def load(options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Config:
@@ -27,15 +30,31 @@ def load(options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) ->
     Raises UserError: one line that names the option, the variable, or the file and key at fault.
     """
     tree = _Tree()
-    if file := options.get("config") or environ.get("AEGIS_CONFIG"):
-        tree.put_file(Path(file))
+    if file := config_file(options, environ):
+        tree.put_file(file)
     for path in [OPTIONS["slo"], *(path for path, _ in leaves())]:
         if text := environ.get(variable(path)):
-            tree.put_all(path, text.split(",") if path == OPTIONS["models"] else text, variable(path))
+            tree.put_all(path, text.split(",") if path in LISTS else text, variable(path))
     for name, path in OPTIONS.items():
         if (value := options.get(name)) is not None:
             tree.put_all(path, value, "--" + name.replace("_", "-"))
     return tree.validated()
+
+
+def config_file(options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The one that `load` reads."""
+    file = options.get("config") or environ.get("AEGIS_CONFIG")
+    return Path(file).absolute() if file else None
+
+
+def mistakes(file: Path) -> list[str]:
+    """All that is wrong with a file alone, a line for each: its line, its key, what was expected."""
+    tree = _Tree()
+    try:
+        tree.put_file(file.absolute())
+    except UserError as error:
+        return [error.message]
+    return tree.mistakes()
 
 
 class _Tree:
@@ -44,9 +63,11 @@ class _Tree:
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._origins: dict[tuple[Any, ...], str | Path] = {}
+        self._lines: dict[tuple[Any, ...], int] = {}  # of the file
 
     def put_file(self, file: Path) -> None:
         self._values = read_mapping(file)
+        self._lines = lines_of(file)
         self._origins[()] = file
         _place(self._values, file.parent)
 
@@ -73,17 +94,36 @@ class _Tree:
         try:
             return Config.model_validate(self._values)
         except ValidationError as error:
-            first, *others = error.errors(include_url=False)
+            first, *others = (self._told(each) for each in error.errors(include_url=False))
             more = f" (and {len(others)} more)" if others else ""
-            raise UserError(f"{self._where(first['loc'])}: {_reason(first)}{more}") from None
+            raise UserError(first + more) from None
+
+    def mistakes(self) -> list[str]:
+        """In order of their lines."""
+        try:
+            Config.model_validate(self._values)
+        except ValidationError as error:
+            found = sorted(error.errors(include_url=False), key=lambda each: self._line(each["loc"]) or 0)
+            return [self._told(each) for each in found]
+        return []
 
     def _where(self, loc: tuple[Any, ...]) -> str:
         """What a user has to change: the nearest origin above the value, else those of the values below it."""
         key = ".".join(str(part) for part in loc if part != "[key]")
         for depth in range(len(loc), -1, -1):
             if origin := self._origins.get(loc[:depth]):
-                return f"{origin}: {key}" if isinstance(origin, Path) else origin
+                line = self._line(loc)
+                place = f"{origin}: line {line}: {key}" if line else f"{origin}: {key}"
+                return place if isinstance(origin, Path) else origin
         return ", ".join(str(origin) for path, origin in self._origins.items() if path[: len(loc)] == loc) or key
+
+    def _told(self, error: Mapping[str, Any]) -> str:
+        return f"{self._where(error['loc'])}: {_reason(error)}"
+
+    def _line(self, loc: tuple[Any, ...]) -> int | None:
+        """Of the key at fault, else of the nearest one around it."""
+        lines = (self._lines[loc[:depth]] for depth in range(len(loc), 0, -1) if loc[:depth] in self._lines)
+        return next(lines, None)
 
 
 def _reason(error: Mapping[str, Any]) -> str:
@@ -100,21 +140,32 @@ def _reason(error: Mapping[str, Any]) -> str:
         case "string_pattern_mismatch":
             if error["loc"][-1] == "prefix":
                 return "should be of letters, digits and . _ -, with / between parts"
+            if error["loc"][0] == "api_keys":
+                return "is no name of a key; use letters, digits and . _ @ -"
             return "is no model name; use letters, digits and . : / @ + - _"
         case "value_error":
             return str(error["ctx"]["error"])
-    text = str(error["msg"]).removeprefix("Input ").split(", unable to parse")[0]
-    return f"{text}, not {error['input']!r}"
+    text = str(error["msg"]).removeprefix("Input ").split(", unable to ")[0]
+    return text if error["loc"][-1] in SECRETS else f"{text}, not {error['input']!r}"
 
 
 def _place(content: dict[str, Any], directory: Path) -> None:
     """Paths in a file start where the file is."""
     models, sources = content.get("models"), content.get("sources")
     for entry in models.values() if isinstance(models, dict) else ():
-        if isinstance(entry, dict) and isinstance(path := entry.get("path"), str):
-            entry["path"] = str(directory / Path(path).expanduser())
+        _place_one(entry, "path", directory)
+    keys, server = content.get("api_keys"), content.get("server")
+    for entry in keys.values() if isinstance(keys, dict) else ():
+        _place_one(entry, "file", directory)
+    for name in ("api_key_file", "admin_key_file"):
+        _place_one(server, name, directory)
     if isinstance(sources, list):
         content["sources"] = [
             str(directory / Path(x).expanduser()) if isinstance(x, str) and x.startswith(("./", "../", "~")) else x
             for x in sources
         ]
+
+
+def _place_one(entry: object, name: str, directory: Path) -> None:
+    if isinstance(entry, dict) and isinstance(path := entry.get(name), str):
+        entry[name] = str(directory / Path(path).expanduser())

@@ -66,7 +66,7 @@ def _ranges(use: InstanceReport) -> tuple[str, ...]:
 def _host_kv(kv: HostKvReport) -> Iterator[RenderableType]:
     yield (
         f"host KV: {_mib(kv.capacity_bytes)} MiB, {_mib(kv.leased_bytes)} leased, {_mib(kv.free_bytes)} free, "
-        f"{_mib(kv.orphaned_bytes)} of lost instances"
+        f"{_mib(kv.orphaned_bytes)} of lost instances, {_mib(kv.kept_bytes)} kept for prompts to come"
     )
     yield _slabs(kv.slabs)
 

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from aegis.client import DEFAULT_URL, AdminClient
+from aegis.core.clock import NS_PER_MS
+from aegis.slo import limits_ns
 
 _Url = Annotated[str, typer.Option("--url", metavar="URL", help="Address of the server.")]
 
@@ -49,6 +51,39 @@ def add_model(
     local = Path(source).expanduser()
     answer = AdminClient(url).add(str(local.resolve()) if local.is_dir() else source, name)
     print(f"{answer.get('id', name or source)} is {answer.get('state', 'added')}")
+    return 0
+
+
+def set_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Its name, as `aegis models list` shows it.")],
+    slo: Annotated[str | None, typer.Option(metavar="TARGETS", help="When tokens are due: ttft=10,tbt=0.1")] = None,
+    priority: Annotated[int | None, typer.Option(metavar="N", help="-8 to 8; the lower, the earlier.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(metavar="N", help="0: as many as come.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(metavar="N", help="0: as many as come.")] = None,
+    concurrent: Annotated[int | None, typer.Option(metavar="N", help="Requests at one time; 0: all.")] = None,
+    pin: Annotated[bool | None, typer.Option("--pin/--unpin", help="Keep its weights in the model cache.")] = None,
+    url: _Url = DEFAULT_URL,
+) -> int:
+    """Change a model of a running server, at once; what is not named stays.
+
+    \b
+    Examples:
+      aegis models set qwen --slo ttft=2,tbt=0.05 --priority -2
+      aegis models set qwen --requests-per-minute 60 --concurrent 4 --pin
+    """
+    client = AdminClient(url)
+    deadlines = {f"{name}_ms": ns / NS_PER_MS for name, ns in limits_ns(slo).items()} if slo else None
+    named = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "concurrent": concurrent,
+    }
+    limits = None
+    if any(value is not None for value in named.values()):
+        present = next((each.get("limits") or {} for each in client.models() if each.get("id") == model), {})
+        limits = {k: v for k, v in (present | {k: v for k, v in named.items() if v is not None}).items() if v}
+    client.update(model, slo=deadlines, priority=priority, limits=limits, pin=pin)
+    print(f"{model} is changed")
     return 0
 
 

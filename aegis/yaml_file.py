@@ -9,6 +9,8 @@ import yaml
 
 from aegis.core.errors import UserError
 
+_NODES_MAX = 100_000
+
 
 def read_mapping(file: Path) -> dict[str, Any]:
     """The mapping a file holds. A key without a value counts as not given.
@@ -16,7 +18,7 @@ def read_mapping(file: Path) -> dict[str, Any]:
     Raises UserError, one line with the file's name, where it cannot be read, is no YAML, or gives a key twice.
     """
     try:
-        content = yaml.load(file.read_bytes(), _UniqueKeys)
+        content = _content(file.read_bytes())
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from None
     except RecursionError:
@@ -25,9 +27,55 @@ def read_mapping(file: Path) -> dict[str, Any]:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f" line {mark.line + 1}:" if mark else ""
         raise UserError(f"{file}:{line} not readable as YAML: {problem or 'not text'}") from None
+    except (ValueError, AttributeError):  # PyYAML's, of a date like 2026-13-45, or of !!int "x"
+        raise UserError(f"{file}: a value is not what it looks like, or its tag says; put it in quotes") from None
     if not isinstance(content, dict | None):
         raise UserError(f"{file}: should hold keys and values, as configs/demo.yaml does")
     return _without_nulls(content or {})
+
+
+def _content(text: bytes) -> Any:
+    """Aliases are read as what they stand for, as long as that is bounded."""
+    loader = _UniqueKeys(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_bounded(node)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _check_bounded(whole: yaml.Node) -> None:
+    """Raises YAMLError where aliases lead into themselves, or multiply."""
+    left, seen = [whole], 0
+    while left:
+        node, seen = left.pop(), seen + 1
+        if seen > _NODES_MAX:
+            raise yaml.MarkedYAMLError(problem="aliases make more of it than can be read", problem_mark=node.start_mark)
+        if isinstance(node, yaml.MappingNode):
+            left += [value for _, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            left += node.value
+
+
+def lines_of(file: Path) -> dict[tuple[Any, ...], int]:
+    """The line of each key of a file that `read_mapping` has read, counted from 1."""
+    lines: dict[tuple[Any, ...], int] = {}
+    _note_lines(yaml.compose(file.read_bytes(), yaml.SafeLoader), (), lines)
+    return lines
+
+
+def _note_lines(node: yaml.Node | None, path: tuple[Any, ...], lines: dict[tuple[Any, ...], int]) -> None:
+    inner: list[tuple[Any, yaml.Node, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        inner = [(key.value, key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        inner = [(at, value, value) for at, value in enumerate(node.value)]
+    for name, place, value in inner:
+        lines[(*path, name)] = place.start_mark.line + 1
+        _note_lines(value, (*path, name), lines)
 
 
 def _without_nulls(value: dict[str, Any]) -> dict[str, Any]:
