@@ -12,13 +12,12 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from aegis.core.ids import ModelId, RequestId
-from aegis.core.model import EngineName, ModelSpec
+from aegis.core.model import EngineName, ModelSpec, image_name
 from aegis.core.request import Sampling
 from aegis.engine.base import Engine, KvRegion, Row
 from aegis.engine.block_table import BlockTable
 from aegis.engine.engines import engine_class
 from aegis.models.image import write_image
-from aegis.models.image_directory import IMAGE
 from aegis.models.probe import probe
 
 _COMMON = {"vocab_size": 4096, "max_position_embeddings": 4096, "tie_word_embeddings": False}
@@ -64,7 +63,7 @@ def write(model: PreTrainedModel, directory: Path, *, engine: EngineName = "tran
         manifest = write_vllm_image(model, "contest", directory, into)
     else:
         manifest = write_image(model, probe(model), "contest", directory, into)
-    return ModelSpec(ModelId(directory.name), manifest, str(into), str(into / IMAGE), str(directory))
+    return ModelSpec(ModelId(directory.name), manifest, str(into), str(into / image_name()), str(directory))
 
 
 class Side:
@@ -127,4 +126,4 @@ class Side:
         return self._slabs[slab, index * self._shape.block_bytes :][: self._shape.block_bytes]
 
     def _start(self, row: int) -> None:
-        self._engine.start(RequestId(row), (), (), Sampling(max_tokens=1 << 20, temperature=0.0))
+        self._engine.start(self.spec.model, RequestId(row), (), (), Sampling(max_tokens=1 << 20, temperature=0.0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,7 +19,7 @@ from aegis.core.role import Role
 from aegis.policies import recipe
 from aegis.sim.gpus import GpuSpec, with_costs
 from aegis.sim.market import Wanted
-from aegis.sim.world import Outcome, Pool, simulate
+from aegis.sim.world import Pool, simulate
 from aegis.telemetry.files import read_records
 from aegis.telemetry.node import NodeReport
 from aegis.telemetry.records import Record
@@ -30,22 +29,26 @@ from bench.calibrate import calibrate
 from bench.calibration import past
 from bench.calibration.past import Past
 from bench.fidelity_errors import Compared, compare
+from bench.fidelity_pieces import Pieces, write_trace
 from bench.result_files import check, make_directory, write
 from bench.serve_settings import Settings
 from bench.served import served
+from bench.workloads import spec
 
 _GIB = 1 << 30
+_PAUSE_NS = 4_000_000_000  # most answers take less than one second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """The server is that at `url`, or one that is launched with `launch`. The costs are read from a file, or measured
-    on `calibrate_on`, once before and once after."""
+    on `calibrate_on`, of which a piece comes before and after each piece of `workload`."""
 
     workload: str
     seed: int
     calibrate_on: str
     calibrate_seed: int
+    piece_s: float
     costs: Path | None
     url: str | None
     launch: Sequence[str]
@@ -55,16 +58,19 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
-    """What a server did with requests as they were `asked`, and, to measure costs, with those of `seen`."""
+    """What a server did with requests as they were `asked`: with those that are compared, and, where they came in
+    `pieces`, with those that costs are measured on."""
 
     node: NodeReport
-    live: Past
     asked: Sequence[Record]
+    live: Past
     seen: Past | None
+    pieces: Pieces | None
 
-    def simulated(self, costs: Path) -> Outcome:
-        """Raises UserError."""
-        return simulate(pool_of(self.node, costs), _wanted(self.asked))
+    def simulated(self, costs: Path) -> Sequence[Record]:
+        """What becomes of those that are compared, with the others in between. Raises UserError."""
+        records = simulate(pool_of(self.node, costs), _wanted(self.asked)).records
+        return self.pieces.of_compared(self.asked, records) if self.pieces else records
 
 
 def run(wish: Wish) -> dict[str, Any]:
@@ -77,10 +83,10 @@ def run(wish: Wish) -> dict[str, Any]:
         replayed = _replays(wish, directory)
         costs = wish.costs or directory / "costs.yaml"
         r2 = _measure(replayed.seen, costs) if replayed.seen else {}
-        outcome = replayed.simulated(costs)
+        simulated = replayed.simulated(costs)
         own = _by_its_own_costs(replayed, directory / "own_costs.yaml")
-    whole, per_model = compare(replayed.live.records, outcome.records)
-    result = _result(wish, replayed.live, outcome, whole, per_model)
+    whole, per_model = compare(replayed.live.records, simulated)
+    result = _result(wish, replayed.live, whole, per_model)
     result |= {"by_its_own_costs": msgspec.to_builtins(own), "r2": r2}
     print(*_lines(result, whole, per_model, own), sep="\n")
     if wish.json:
@@ -89,21 +95,17 @@ def run(wish: Wish) -> dict[str, Any]:
 
 
 def _replays(wish: Wish, directory: Path) -> _Replayed:
+    trace, compared = directory / "requests.csv", spec.parse(wish.workload, wish.seed)
+    pieces = None
+    if wish.costs is None:
+        pieces = Pieces(round(wish.piece_s * 1e9), _PAUSE_NS)
+        compared = pieces.by_turns(spec.parse(wish.calibrate_on, wish.calibrate_seed), compared)
+    write_trace(compared, trace)
     with nullcontext(wish.url) if wish.url else served(wish.launch) as url:
-        node, seen = AdminClient(url).node(), list[Past]()
-
-        def measure(name: str, seed: int) -> None:
-            if wish.costs is None:
-                print("calibrating", file=sys.stderr)
-                seen.append(_replay(url, wish.calibrate_on, seed, directory, name))
-
-        measure("before", wish.calibrate_seed)
-        print("live run", file=sys.stderr)
-        live = _replay(url, wish.workload, wish.seed, directory, "live")
-        measure("after", wish.calibrate_seed + 1)
-    spans, records = [span for past in seen for span in past.spans], [each for past in seen for each in past.records]
-    asked = read_records(directory / "live.requests.jsonl")
-    return _Replayed(node, live, asked, Past(spans, records) if seen else None)
+        node = AdminClient(url).node()
+        asked, past = _replay(url, trace, wish.seed, directory)
+    seen, live = pieces.split(asked, past) if pieces else (None, past)
+    return _Replayed(node, asked, live, seen, pieces)
 
 
 def _measure(seen: Past, costs: Path) -> dict[str, dict[str, float]]:
@@ -121,10 +123,10 @@ def _by_its_own_costs(replayed: _Replayed, costs: Path) -> Compared | None:
     costs. None where it was too short to learn them."""
     try:
         calibrate(replayed.live, costs)
-        outcome = replayed.simulated(costs)
+        simulated = replayed.simulated(costs)
     except UserError:
         return None
-    return compare(replayed.live.records, outcome.records)[0]
+    return compare(replayed.live.records, simulated)[0]
 
 
 def pool_of(node: NodeReport, costs: Path) -> Pool:
@@ -159,15 +161,15 @@ def pool_of(node: NodeReport, costs: Path) -> Pool:
     )
 
 
-def _replay(url: str, workload: str, seed: int, directory: Path, name: str) -> Past:
-    """What the server did and what became of these requests; both, and the requests as they were sent, are kept."""
-    client, requests = AdminClient(url), directory / f"{name}.requests.jsonl"
+def _replay(url: str, trace: Path, seed: int, directory: Path) -> tuple[list[Record], Past]:
+    """The requests as they were sent, and what the server did and what became of them; all are kept."""
+    client, requests = AdminClient(url), directory / "requests.jsonl"
     start = past.mark(client)
-    serve.run(Settings(base_url=url, workload=workload, seed=seed, records=requests))
+    serve.run(Settings(base_url=url, trace=trace, seed=seed, records=requests))
     seen = past.settled(client, start)
     for kind, entries in (("spans", seen.spans), ("records", seen.records)):
-        write(directory / f"{name}.{kind}.jsonl", msgspec.json.Encoder().encode_lines(entries))
-    return seen
+        write(directory / f"{kind}.jsonl", msgspec.json.Encoder().encode_lines(entries))
+    return read_records(requests), seen
 
 
 def _wanted(asked: Sequence[Record]) -> Iterator[Wanted]:
@@ -184,17 +186,15 @@ def _directory(keep: Path | None) -> Iterator[Path]:
             yield Path(directory)
 
 
-def _result(
-    wish: Wish, live: Past, outcome: Outcome, whole: Compared, per_model: Mapping[ModelId, Compared]
-) -> dict[str, Any]:
+def _result(wish: Wish, live: Past, whole: Compared, per_model: Mapping[ModelId, Compared]) -> dict[str, Any]:
     return {
         "workload": wish.workload,
         "seed": wish.seed,
-        "calibrated_on": str(wish.costs or f"{wish.calibrate_on}, seeds {wish.calibrate_seed} (before) and +1 (after)"),
+        "calibrated_on": str(
+            wish.costs or f"{wish.calibrate_on}, seed {wish.calibrate_seed}, by turns of {wish.piece_s:g} s"
+        ),
         "live_switches": sum(span.kind is SpanKind.SWITCH for span in live.spans),
-        "simulated_switches": len(outcome.switches),
         "live_decode_runs": sum(span.kind is SpanKind.DECODE for span in live.spans),
-        "simulated_decode_runs": sum(span.kind is SpanKind.DECODE for span in outcome.spans),
         "all": msgspec.to_builtins(whole),
         "per_model": {str(model): msgspec.to_builtins(compared) for model, compared in per_model.items()},
     }
@@ -216,4 +216,4 @@ def _lines(
         e2e = f"{c.live_e2e_mean_ms:9.1f} {c.sim_e2e_mean_ms:9.1f} {c.e2e_mean_error:+7.1%} {c.each_e2e_error:6.1%}"
         ttft = f"{c.live_ttft_p99_ms:9.1f} {c.sim_ttft_p99_ms:9.1f} {c.ttft_p99_error:+7.1%}"
         yield f"{name:{width}} {c.requests:8} {e2e} {ttft}"
-    yield f"switches: {result['live_switches']} live, {result['simulated_switches']} simulated; times in ms"
+    yield f"switches: {result['live_switches']}; times in ms"

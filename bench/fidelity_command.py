@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 WORKLOAD = "gamma:models=8,rps=0.25,cv=2,duration=300,lengths=uniform,input=16-1200,output=16-240"
-CALIBRATE_ON = "gamma:models=8,rps=0.3,cv=2,duration=150,lengths=uniform,input=16-1500,output=16-240"
+CALIBRATE_ON = "gamma:models=8,rps=0.3,cv=2,duration=330,lengths=uniform,input=16-1500,output=16-240"
 
 
 def fidelity(
@@ -20,7 +20,13 @@ def fidelity(
     calibrate_on: Annotated[
         str, typer.Option(metavar="SPEC", help="The requests that costs are measured on, where no file has them.")
     ] = CALIBRATE_ON,
-    calibrate_seed: Annotated[int, typer.Option(metavar="N", help="Of those before, and one more of those after.")] = 2,
+    calibrate_seed: Annotated[int, typer.Option(metavar="N", help="Of those.")] = 2,
+    piece: Annotated[
+        float,
+        typer.Option(
+            metavar="S", min=1, max=3600, help="How long either workload goes on before it is the other's turn."
+        ),
+    ] = 30,
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="A running server. [default: the demo market is launched]")
     ] = None,
@@ -36,7 +42,7 @@ def fidelity(
     """Measure how well a simulation tells what a server will do.
 
     The requests are sent to a server, and simulated on the same instances and memory by costs that were measured on
-    other requests, some before and some after. The machine should have nothing else to do. Takes ten minutes.
+    other requests, which come in between. The machine should have nothing else to do. Takes twelve minutes.
 
     \b
     Examples:
@@ -52,6 +58,7 @@ def fidelity(
             seed=seed,
             calibrate_on=calibrate_on,
             calibrate_seed=calibrate_seed,
+            piece_s=piece,
             costs=costs,
             url=url,
             launch=launch or (),

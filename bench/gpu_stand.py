@@ -102,7 +102,7 @@ class GpuStand:
         tokens, blocks = [], []
         for number, prompt in enumerate(prompts):
             blocks.append(block_table([(number * count, (number + 1) * count)]))
-            self.engine.start(RequestId(number), prompt, (), sampling)
+            self.engine.start(spec.model, RequestId(number), prompt, (), sampling)
             sampled = self.engine.prefill(spec.model, RequestId(number), prompt, blocks[-1])
             tokens.append([sampled.token.id])
         durations_ns = []

@@ -38,6 +38,7 @@ from aegis.device.open import create_pool, open_device
 from aegis.device.shared_words import SharedWords
 from aegis.device.stage import STAGE_WORDS, StageBuffer
 from aegis.runtime.image_cache import ImageCache
+from aegis.runtime.image_filler import ImageFiller
 
 SIZES = (64 << 20, 256 << 20, 1 << 30)
 _MODEL = ModelId("image")
@@ -187,7 +188,8 @@ def _timed(action: Callable[[], object], *, before: Callable[[], object] | None 
 
 async def _fill(spec: ModelSpec) -> int:
     """Into a cache whose memory the system has still to give: the worst case."""
-    cache = ImageCache(spec.manifest.image_bytes)
+    filler = ImageFiller(spec.manifest.image_bytes)
+    cache = ImageCache(filler)
     told = cache.wire = _Told()
     cache.join(InstanceId("listener"))
     start_ns = time.perf_counter_ns()
@@ -195,6 +197,7 @@ async def _fill(spec: ModelSpec) -> int:
     await told.cached.wait()
     duration_ns = time.perf_counter_ns() - start_ns
     cache.close()
+    filler.close()
     return duration_ns
 
 

@@ -101,6 +101,52 @@ def bench_metadata(json: _Json = None) -> int:
     return 0
 
 
+def bench_prefix(json: _Json = None) -> int:
+    """Measure what a second chat turn is spared: time to first token of both turns, with prefix reuse and without.
+
+    The figures are printed beside what they have to be. The machine should have nothing else to do.
+
+    \b
+    Example:
+      aegis bench prefix --json bench/results/prefix.json
+    """
+    from bench.prefix import run
+
+    run(json_path=json)
+    return 0
+
+
+def bench_handover(json: _Json = None) -> int:
+    """Measure how fast KV gets from node to node over Ray, beside a plain socket copy of the same bytes.
+
+    Starts two Ray nodes on this machine; as root, in network namespaces of their own. Each figure is printed beside
+    what it has to be. The machine should have nothing else to do.
+
+    \b
+    Example:
+      aegis bench handover --json bench/results/handover.json
+    """
+    from bench.handover import run
+
+    run(json_path=json)
+    return 0
+
+
+def bench_structured(json: _Json = None) -> int:
+    """Measure what a JSON schema costs each token of an answer, and hold 200 answers against schemas drawn at random.
+
+    The figures are printed beside what they have to be. The machine should have nothing else to do.
+
+    \b
+    Example:
+      aegis bench structured --json bench/results/structured.json
+    """
+    from bench.structured import run
+
+    run(json_path=json)
+    return 0
+
+
 def bench_simulator(
     json: _Json = None,
     large: Annotated[bool, typer.Option("--large", help="Also 1000 models on 1000 instances, 10⁶ requests")] = False,

@@ -7,7 +7,6 @@ hits both alike. The figures are medians over the pairs.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from rich.console import Console
 from bench import result_files
 from bench.figures import Figure, at_least
 from bench.machine import Machine, describe
+from bench.processes import children, cpu_s
 from bench.served import served
 
 STREAMS = 64
@@ -69,11 +69,11 @@ def run(
 
 
 def _measure(streams: int, pairs: int, options: Sequence[str]) -> tuple[list[Round], list[Round]]:
-    before = _children()
+    before = children()
     with served(options) as with_records:
-        (recorder,) = _children() - before
+        (recorder,) = children() - before
         with served([*options, "--redis", "off"]) as without:
-            (other,) = _children() - before - {recorder}
+            (other,) = children() - before - {recorder}
             sides = [(with_records, recorder, list[Round]()), (without, other, list[Round]())]
             for url, _, _ in sides:
                 asyncio.run(_streams(url, streams))  # everything is loaded and warm
@@ -84,10 +84,10 @@ def _measure(streams: int, pairs: int, options: Sequence[str]) -> tuple[list[Rou
 
 
 def _round(url: str, process: int, streams: int) -> Round:
-    cpu_s, began_s = _cpu_s(process), time.monotonic()
+    used_s, began_s = cpu_s(process), time.monotonic()
     tokens = asyncio.run(_streams(url, streams))
     took_s = time.monotonic() - began_s
-    return Round(tokens / took_s, _cpu_s(process) - cpu_s)
+    return Round(tokens / took_s, cpu_s(process) - used_s)
 
 
 async def _streams(url: str, streams: int) -> int:
@@ -107,32 +107,3 @@ async def _stream(client: httpx.AsyncClient, model: str, number: int) -> None:
         async for line in reply.aiter_lines():
             done = line == "data: [DONE]" or done
     assert done, "a stream was not answered"
-
-
-def _children() -> set[int]:
-    return {pid for pid, (parent, _) in _processes().items() if parent == os.getpid()}
-
-
-def _cpu_s(root: int) -> float:
-    """Processor time so far of a process and all below it."""
-    processes = _processes()
-    family, grown = {root}, True
-    while grown:
-        more = {pid for pid, (parent, _) in processes.items() if parent in family} - family
-        family |= more
-        grown = bool(more)
-    return sum(processes[pid][1] for pid in family if pid in processes)
-
-
-def _processes() -> dict[int, tuple[int, float]]:
-    """Parent and processor time of every process."""
-    found: dict[int, tuple[int, float]] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        found[int(entry.name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return found

@@ -53,6 +53,17 @@ SUITES = {
             "has to be": lambda figure: figure["wanted"],
         },
     ),
+    "proxy": Suite(
+        "The proxy alone, where instances answer at once, beside LiteLLM's proxy; each on one core",
+        "figures",
+        {
+            "figure": lambda figure: f"{figure['name']}, {figure['unit']}".removesuffix(", "),
+            "aegis": lambda figure: f"{figure['aegis']:.4g}",
+            "LiteLLM": lambda figure: "" if figure["litellm"] is None else f"{figure['litellm']:.4g}",
+            "ratio": lambda figure: "" if figure["ratio"] is None else f"{figure['ratio']:.3g}",
+            "has to be": lambda figure: figure["wanted"],
+        },
+    ),
     "rivals": Suite(
         "Ways to share, live: the same requests to eight models on two instances, or an instance each",
         "runs",
@@ -85,6 +96,15 @@ SUITES = {
             "process time, s": lambda case: f"{case['process_s']:.2f}",
             "requests/s": lambda case: f"{case['requests'] / case['process_s']:.0f}",
             "µs each": lambda case: f"{1e6 * case['process_s'] / case['requests']:.1f}",
+        },
+    ),
+    "structured": Suite(
+        "Structured output, live: the demo market's eight models, eight chats at once with one of them",
+        "figures",
+        {
+            "figure": lambda figure: figure["name"],
+            "value": lambda figure: f"{figure['value']:.4g} {figure['unit']}".rstrip(),
+            "has to be": lambda figure: figure["wanted"],
         },
     ),
     "switch": Suite(

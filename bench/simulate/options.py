@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from aegis.config import DEFAULT_POLICY
+from aegis.config_values import DEFAULT_POLICY
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.role import Roles
@@ -91,7 +91,7 @@ def _suites(given: Mapping[str, Any]) -> None:
         _check_figured(given)
     for name in names:
         if name in SEARCHES:
-            search(name, given, _chosen(given))
+            search(name, given, chosen(given))
     choice = Choice(
         policies=tuple(dict.fromkeys(given["policy"] or _policies(as_published=given["as_published"]))),
         as_published=given["as_published"],
@@ -137,7 +137,7 @@ def _study(given: Mapping[str, Any]) -> Study:
         policy=policies[0],
         workload=workload,
         trace=str(trace) if trace else None,
-        **_chosen(given),
+        **chosen(given),
     )
     _check_mixed(given, base, policies)
     return Study(base=base, policies=policies, sweep=sweep.parse(given["sweep"]) if given["sweep"] else None)
@@ -152,25 +152,25 @@ def _check_mixed(given: Mapping[str, Any], base: Setting, policies: Sequence[str
         raise UserError(f"--mixed {base.mixed}: {apart[0]} keeps the two apart; give --prefill and --decode too")
 
 
-def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was said of a setting; the rest keeps its default."""
-    chosen = {name: given[name] for name in _OF_A_SETTING if given[name] is not None}
-    if given["slo"]:
-        chosen["slo"] = parse_slo(given["slo"])
-    if given["give_up"]:
-        chosen["give_up_ns"] = round(given["give_up"] * NS_PER_S)
-    if given["costs"]:
-        chosen["costs"] = str(given["costs"])
-    if given["link"]:
-        chosen["link_bytes_per_s"] = round(given["link"] * 1e9)
-    if given["switch"] is not None:
-        chosen["switch_ns"] = round(given["switch"] * NS_PER_S)
-    if given["roles"]:
-        chosen["roles"] = _roles(given["roles"])
-    if given["mixed"] is None and {"prefill", "decode"} & set(chosen):
-        chosen["mixed"] = chosen.get("prefill", 6) + chosen.get("decode", 10)
-        chosen["counted"] = True
-    return chosen
+def chosen(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was said of a setting; the rest keeps its default. Raises UserError."""
+    said = {name: given[name] for name in _OF_A_SETTING if given.get(name) is not None}
+    if given.get("slo"):
+        said["slo"] = parse_slo(given["slo"])
+    if given.get("give_up"):
+        said["give_up_ns"] = round(given["give_up"] * NS_PER_S)
+    if given.get("costs"):
+        said["costs"] = str(given["costs"])
+    if given.get("link"):
+        said["link_bytes_per_s"] = round(given["link"] * 1e9)
+    if given.get("switch") is not None:
+        said["switch_ns"] = round(given["switch"] * NS_PER_S)
+    if given.get("roles"):
+        said["roles"] = _roles(given["roles"])
+    if given.get("mixed") is None and {"prefill", "decode"} & set(said):
+        said["mixed"] = said.get("prefill", 6) + said.get("decode", 10)
+        said["counted"] = True
+    return said
 
 
 def _roles(text: str) -> Roles:

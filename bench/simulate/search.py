@@ -69,6 +69,14 @@ class Search:
         at = Crossing(above=float(low)) if high is None else self._between(probes, low, high)
         return Found(self.setting.seed, at, tuple(probes[at] for at in sorted(probes)))
 
+    def placed(self, at: int) -> Setting:
+        """What is simulated of `at` models or GPUs."""
+        if self.aim is Aim.MODELS:
+            assert self.setting.workload
+            return replace(self.setting, workload=spec.override(self.setting.workload, "models", str(at)))
+        prefill = max(round(at * self.prefill_share), 1)
+        return replace(self.setting, mixed=at, prefill=prefill, decode=at - prefill)
+
     def _between(self, probes: Mapping[int, Probe], low: int, high: int) -> Crossing:
         if self.aim is Aim.GPUS:
             return Crossing(at=float(high))
@@ -76,14 +84,9 @@ class Search:
         return crossing([low, high], [before, probes[high].attainment])
 
     def _probe(self, at: int) -> Probe:
-        if self.aim is Aim.MODELS:
-            assert self.setting.workload
-            setting = replace(self.setting, workload=spec.override(self.setting.workload, "models", str(at)))
-        else:
-            prefill = max(round(at * self.prefill_share), 1)
-            if at < 2 and not pool_of(self.setting).mixed:
-                return Probe(at, 0.0, 0.0)
-            setting = replace(self.setting, mixed=at, prefill=prefill, decode=at - prefill)
+        setting = self.placed(at)
+        if at < 2 and self.aim is Aim.GPUS and not pool_of(setting).mixed:
+            return Probe(at, 0.0, 0.0)
         records = run(setting).records
         slos = {spec.model: spec.slo for spec in pool_of(setting).specs}
         asked = sum(record.output_tokens for record in records)

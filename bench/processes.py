@@ -1,0 +1,42 @@
+"""Processes and what they have used, as proc(5) tells."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def children() -> set[int]:
+    """Of this process."""
+    return {pid for pid, (parent, _) in _processes().items() if parent == os.getpid()}
+
+
+def cpu_s(root: int) -> float:
+    """Processor time so far of a process and all below it."""
+    processes = _processes()
+    family, grown = {root}, True
+    while grown:
+        more = {pid for pid, (parent, _) in processes.items() if parent in family} - family
+        family |= more
+        grown = bool(more)
+    return sum(processes[pid][1] for pid in family if pid in processes)
+
+
+def resident_bytes(pid: int) -> int:
+    """What it holds of the machine's memory, what it shares with others included."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _processes() -> dict[int, tuple[int, float]]:
+    """Parent and processor time of every process."""
+    found: dict[int, tuple[int, float]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        found[int(entry.name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found

@@ -1,0 +1,68 @@
+"""The models that the benchmark's backends pretend to run, and what is asked of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from aegis.core.ids import ModelId
+from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec
+from aegis.models.image_directory import CHAT_TEMPLATE, TOKENIZER
+
+AT_ONCE = ModelId("at-once")
+SILENT = ModelId("silent")
+WORD = "x"
+"""What an answer consists of, a token each time."""
+
+TOKEN = ord(WORD)
+_CONTEXT_TOKENS = 8192
+_VOCABULARY = 256
+_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+_QUESTION = "Tell me a short story about a lamp, a boat and the wind."
+
+
+def body(*, model: ModelId = AT_ONCE, tokens: int, stream: bool) -> bytes:
+    """Of a chat completion."""
+    messages = [{"role": "user", "content": _QUESTION}]
+    return msgspec.json.encode({"model": model, "messages": messages, "max_tokens": tokens, "stream": stream})
+
+
+def write_text(directory: Path) -> None:
+    """A tokenizer whose token b is the byte b, and a chat template: what a proxy reads of a model."""
+    tokenizer = Tokenizer(models.BPE(vocab={_name(b): b for b in range(_VOCABULARY)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(directory / TOKENIZER))
+    (directory / CHAT_TEMPLATE).write_text(_TEMPLATE, encoding="utf-8")
+
+
+def spec(model: ModelId, directory: Path) -> ModelSpec:
+    """Of a small model whose text is in the directory; it has no weights."""
+    manifest = Manifest(
+        fingerprint=model,
+        architecture="LlamaForCausalLM",
+        dtype="float32",
+        image_bytes=1 << 20,
+        tensors=(),
+        kv=KvShape((KvLayer(1, 8, 8),), "float32", 4),
+        context_tokens=_CONTEXT_TOKENS,
+        vocab_size=_VOCABULARY,
+        eos_token_ids=(),
+        hidden_size=8,
+        intermediate_size=8,
+        parameters=1 << 18,
+    )
+    return ModelSpec(model, manifest, str(directory), "", str(directory))
+
+
+def _name(byte: int) -> str:
+    """How byte-level tokenizers write a byte: as itself where it can be seen, else beyond Latin-1."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    if byte in seen:
+        return chr(byte)
+    return chr(0x100 + byte - sum(b < byte for b in seen))

@@ -1,0 +1,47 @@
+"""From the options of `aegis plan` to the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aegis.core.errors import UserError
+from aegis.policies import recipe
+from bench import result_files
+from bench.simulate.cells import OURS
+from bench.simulate.options import chosen
+from bench.simulate.plan import Question, plan
+from bench.simulate.plan_show import show
+from bench.simulate.setting import Setting
+from bench.simulate.workers import cores
+
+_SEEDS = 3
+
+
+def run(given: Mapping[str, Any]) -> None:
+    """Raises UserError."""
+    if given["json"]:
+        result_files.check(given["json"])
+    answer = plan(question(given))
+    show(answer)
+    if given["json"]:
+        result_files.write_json(given["json"], answer)
+
+
+def question(given: Mapping[str, Any]) -> Question:
+    """Raises UserError."""
+    workload, trace = given["workload"], given["trace"]
+    if (workload is None) == (trace is None):
+        raise UserError("give one of --workload and --trace")
+    if trace and given["seeds"]:
+        raise UserError("--seeds is of --workload; a trace is drawn already")
+    policies = tuple(dict.fromkeys(recipe(name).name for name in given["policy"] or (OURS,)))
+    seeds = 1 if trace else given["seeds"] or _SEEDS
+    setting = Setting(policy=policies[0], workload=workload, trace=str(trace) if trace else None, **chosen(given))
+    return Question(
+        setting=setting,
+        policies=policies,
+        seeds=tuple(range(given["seed"], given["seed"] + seeds)),
+        most=given["most"],
+        jobs=given["jobs"] or cores(),
+    )
