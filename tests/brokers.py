@@ -56,10 +56,10 @@ class Broker:
         if self.address.path:
             Path(self.address.path).unlink(missing_ok=True)
 
-    def stand_still(self) -> None:
+    def pause(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
     def _command(self) -> list[str]:

@@ -14,7 +14,10 @@ logging.disable_progress_bar()
 
 VOCAB_SIZE = 320
 WINDOW = 8
-CHAT_TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
+CHAT_TEMPLATE = (
+    "{% if tools %}<tool_call>{{ tools | tojson }}</tool_call>{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
+)
 
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,

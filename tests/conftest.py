@@ -5,9 +5,11 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-KEPT = ("AEGIS_CACHE", "AEGIS_COMPILED", "AEGIS_STRESS_SECONDS", "AEGIS_TEST_ENGINE")
-for name in [name for name in os.environ if name.startswith("AEGIS_") and name not in KEPT]:
+KEPT = ("AEGIS_CACHE", "AEGIS_COMPILED", "AEGIS_FUZZ_CASES", "AEGIS_STRESS_SECONDS", "AEGIS_TEST_")
+for name in [name for name in os.environ if name.startswith("AEGIS_") and not name.startswith(KEPT)]:
     del os.environ[name]
+
+pytest_plugins = ["tests.market_fixtures"]
 
 from hypothesis import settings  # noqa: E402
 

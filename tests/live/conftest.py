@@ -1,58 +1,20 @@
-"""Checkpoints and servers that the live tests share: starting one costs seconds."""
+"""Servers that the live tests share: starting one costs seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import accumulate
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 
-from aegis.core.model import ModelSpec
-from aegis.device.cpu_pool import PAGE_BYTES
-from aegis.engine import vllm_version
+from tests import brokers
 from tests.live import market, zoo
-from tests.live.market import Reference
 from tests.live.server import SPLIT, Server, launched
+from tests.redis_server import redis_server
 
 torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="session")
-def checkpoints_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The eight models' checkpoints."""
-    if market.ENGINE == "vllm" and (reason := vllm_version.refusal()):
-        pytest.skip(reason)
-    directory = tmp_path_factory.mktemp("market")
-    market.write(directory)
-    return directory
-
-
-@pytest.fixture(scope="session")
-def specs(checkpoints_dir: Path, cache: Path) -> list[ModelSpec]:
-    registered, refused = market.register_all(checkpoints_dir, cache)
-    assert not refused
-    return registered
-
-
-@pytest.fixture(scope="session")
-def references(checkpoints_dir: Path) -> dict[str, Reference]:
-    return {name: Reference(checkpoints_dir / name) for name in market.MARKET}
-
-
-@pytest.fixture(scope="session")
-def tight_memory(specs: list[ModelSpec]) -> str:
-    """The most device memory in which no three of the models fit at once."""
-    pages = sorted(-(-spec.manifest.image_bytes // PAGE_BYTES) for spec in specs)
-    least_of_three = list(accumulate(pages))[2]
-    assert pages[-1] + pages[-2] < least_of_three
-    return f"{(least_of_three - 1) * PAGE_BYTES >> 20}MiB"
 
 
 @pytest.fixture(scope="session")
@@ -60,11 +22,27 @@ def server(
     tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path, tight_memory: str
 ) -> Iterator[Server]:
     """Serves the market in memory for two of its models, the accounting laws checked. With so little time to a first
-    token turns are short, so that models are switched often on a slow machine too."""
+    token turns are short, so that models are switched often on a slow machine too. In a Ray cluster prefill is on one
+    node and decode on the other, and the tests are beside the server, on the first."""
     options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", tight_memory]
     options += ["--slo", "ttft=1,tbt=0.1", "--engine", market.ENGINE]
-    options += SPLIT
-    with launched(tmp_path_factory.mktemp("server"), cache, *options, "--debug-memory") as running:
+    options += ["--tensor-parallel-size", str(market.RANKS)]
+    options += ["--proxies", str(market.PROXIES), *SPLIT]
+    directory = tmp_path_factory.mktemp("server")
+    environment: Mapping[str, str] = {}
+    with ExitStack() as stack:
+        if market.RAY:
+            from tests.ray_cluster import of_ray, ray_cluster
+
+            cluster = stack.enter_context(ray_cluster())
+            stack.enter_context(cluster.nodes[0].inside())
+            options += ["--ray", cluster.address]
+            environment = of_ray(cluster)
+        if market.EXTERNAL:
+            redis = stack.enter_context(redis_server("redis-server", directory))
+            broker = stack.enter_context(brokers.running("mosquitto", directory / "broker"))
+            options += ["--redis", redis.url, "--mqtt", broker.url]
+        running = stack.enter_context(launched(directory, cache, *options, "--debug-memory", environment=environment))
         running.wait_for_ready()
         yield running
 

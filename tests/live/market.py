@@ -20,6 +20,17 @@ from tests import checkpoints
 ENGINE: EngineName = "vllm" if os.environ.get("AEGIS_TEST_ENGINE") == "vllm" else "transformers"
 """What serves the market."""
 
+RANKS = int(os.environ.get("AEGIS_TEST_RANKS", "1"))
+"""Processes of each instance."""
+
+PROXIES = int(os.environ.get("AEGIS_TEST_PROXIES", "1"))
+
+EXTERNAL = os.environ.get("AEGIS_TEST_SERVICES") == "external"
+"""Whether Redis and the broker are Debian's, in place of the embedded ones."""
+
+RAY = os.environ.get("AEGIS_TEST_RAY", "") not in ("", "0")
+"""Whether its instances are on two nodes of a Ray cluster."""
+
 CONTEXT_TOKENS = 4096
 END_TOKENS = [1, 40, 90, 140, 190, 240, 290]
 _GEMMA = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
@@ -53,6 +64,11 @@ fast a step is beside the time a token may take (Aegaeon, eq. 2), which is to be
 if ENGINE == "vllm":  # which ties the embeddings of gemma2
     MARKET["glm4"] = _shape(4, 4, 64, 768)
     del MARKET["gemma2"]
+if RANKS > 1:  # which need a head of KV each, and as many weights as one has elsewhere
+    for shape in MARKET.values():
+        shape["intermediate_size"] *= RANKS
+    for model_type in ("mistral", "gemma3_text", "granite"):
+        MARKET[model_type]["num_key_value_heads"] = RANKS
 
 
 def write(directory: Path) -> None:
@@ -70,7 +86,7 @@ def register_all(directory: Path, cache: Path) -> tuple[list[ModelSpec], list[Mo
         return [
             outcome
             async for _, outcome in register(
-                sources, dtype="float32", cache_dir=cache, limit_bytes=1 << 30, engine=ENGINE
+                sources, dtype="float32", cache_dir=cache, limit_bytes=1 << 30, engine=ENGINE, ranks=RANKS
             )
         ]
 

@@ -82,7 +82,7 @@ class Server:
 
     def pid_of(self, instance: str) -> int:
         """The process that serves the instance now."""
-        (pid,) = [pid for pid, command in processes_of(self.process.pid).items() if command.split()[-1] == instance]
+        (pid,) = [pid for pid, command in processes_of(self.process.pid).items() if command.split()[-1:] == [instance]]
         return pid
 
     def wait_for_ready(self) -> None:

@@ -86,4 +86,9 @@ def test_what_is_no_json_object_is_refused(server: Server, content: bytes) -> No
 def works(server: Server) -> None:
     reply = server.post(COMPLETIONS, GOOD)
     assert reply.status_code == 200
-    assert reply.json()["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert reply.json()["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }

@@ -14,10 +14,10 @@ import pytest
 from aegis.core.model import ModelSpec
 from aegis.core.rng import Stream as Draws
 from tests.checkpoints import VOCAB_SIZE
+from tests.live.cases import MARGIN_MIN
 from tests.live.market import Reference
 from tests.live.server import ROOT, SPLIT, WAIT_S, Server, launched
 from tests.live.streams import Body, Stream, client_of, run_all
-from tests.live.test_exactness import MARGIN_MIN
 
 MIB = 1 << 20
 DEVICE_MIB = 64
@@ -97,7 +97,7 @@ def test_what_is_told_while_streams_run_adds_up(roomy: Server, references: dict[
     assert shape["models"] == ["gemma2"] and 0 <= shape["fragmentation"] < 1
     assert device["slabs"]["held_bytes"] == shape["slabs"] * 2 * MIB
     host = report["host_kv"]
-    assert host["leased_bytes"] + host["free_bytes"] + host["orphaned_bytes"] == host["capacity_bytes"]
+    assert sum(host[f"{of}_bytes"] for of in ("leased", "free", "orphaned", "kept")) == host["capacity_bytes"]
     assert {image["model"] for image in report["model_cache"]["images"]} == set(references)
 
 

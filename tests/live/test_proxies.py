@@ -1,28 +1,25 @@
-"""Several proxies serve one pool: their streams are exact, and one that is killed takes only its own with it."""
+"""Several proxies serve one pool: their streams are exact, and any of them answers for the whole."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
-from tests.live.market import MARKET, Reference
+from aegis.telemetry.live import Live
+from tests.live.cases import Case
 from tests.live.server import SPLIT, Server, eventually, launched
-from tests.live.streams import Body, Stream, client_of, until
-from tests.live.test_exactness import clear_case
+from tests.live.streams import Stream, client_of, until
 
-STREAMS_PER_MODEL = 4
 STREAMS = 32
 LATER = "proxy-1"
 LONG_TOKENS = 600
-WAITING = 4
-HANDED_OVER = 2  # at one moment; how many there ever are differs from run to run
 
 
 @pytest.fixture(scope="module")
@@ -49,22 +46,13 @@ async def _run(stream: Stream, client: httpx.AsyncClient) -> None:
         stream.error = {"message": type(error).__name__}
 
 
-Cases = list[tuple[Body, list[int]]]
-
-
-@pytest.fixture(scope="module")
-def cases(references: dict[str, Reference]) -> Cases:
-    """What is asked, and what is answered."""
-    drawn = [clear_case(model, n, references[model]) for n in range(STREAMS_PER_MODEL) for model in MARKET]
-    return [(case.body, case.expected.tokens) for case in drawn]
-
-
 def spread(streams: Sequence[Stream]) -> Counter[str]:
     return Counter(stream.proxy for stream in streams)
 
 
-def test_streams_over_two_proxies_are_what_transformers_generates(served: Server, cases: Cases) -> None:
-    streams = [Stream(body) for body, _ in cases]
+def test_streams_over_two_proxies_are_what_transformers_generates(served: Server, cases: Sequence[Case]) -> None:
+    asked = cases[:STREAMS]
+    streams = [Stream(case.body) for case in asked]
 
     async def main() -> None:
         async with client_of(served.url) as client:
@@ -73,7 +61,7 @@ def test_streams_over_two_proxies_are_what_transformers_generates(served: Server
     before = served.metrics()
     asyncio.run(main())
     assert [stream.error for stream in streams] == [None] * STREAMS
-    assert [stream.tokens for stream in streams] == [tokens for _, tokens in cases]
+    assert [stream.tokens for stream in streams] == [case.expected.tokens for case in asked]
     assert set(spread(streams)) == {"proxy-0", LATER}
     after = served.wait_for_freed_memory()
     assert after.total("request_success_total") - before.total("request_success_total") == STREAMS
@@ -117,134 +105,6 @@ def _answered(server: Server, model: str) -> int:
     return server.post("/v1/completions", {"model": model, "prompt": [5, 6], "max_tokens": 2}).status_code
 
 
-def test_a_killed_proxy_takes_only_its_own_streams_with_it(served: Server, cases: Cases) -> None:
-    streams = [Stream(body) for body, _ in cases]
-    long_ones = [
-        Stream({"model": model, "prompt": [7, 8, 9], "max_tokens": LONG_TOKENS, "ignore_eos": True})
-        for model in MARKET
-        for _ in range(2)
-    ]
-    before, pid = served.metrics(), served.pid_of(LATER)
-
-    async def main() -> None:
-        async with client_of(served.url) as client, asyncio.TaskGroup() as group:
-            group.create_task(proxies_of([*streams, *long_ones], client))
-            every = [*streams, *long_ones]
-            await until(lambda: sum(map(_waits_for_its_turn, every)) >= HANDED_OVER, "KV was handed over for it")
-            os.kill(pid, signal.SIGKILL)
-            await until(lambda: all(stream.ended for stream in every if stream.proxy == LATER), "its streams end")
-            for stream in long_ones:
-                stream.leave()
-
-    asyncio.run(main())
-    assert spread(streams)["proxy-0"] and spread([*streams, *long_ones])[LATER]
-    for stream, (_, tokens) in zip(streams, cases, strict=True):
-        if stream.proxy == "proxy-0":
-            assert (stream.error, stream.tokens) == (None, tokens)
-        else:
-            assert stream.tokens == tokens[: len(stream.tokens)]
-    eventually(served.ready, "/ready answers 200 again")
-    assert served.pid_of(LATER) != pid
-    after = served.wait_for_freed_memory()
-    assert after.total("instance_restarts_total") == before.total("instance_restarts_total")
-    assert "Traceback" not in served.output()
-
-
-def test_streams_of_a_killed_proxy_are_whole_at_their_retries(served: Server, cases: Cases) -> None:
-    streams = [Stream(body | {"request_id": f"retried-{n}"}) for n, (body, _) in enumerate(cases)]
-    retries: list[Stream] = []
-    before, pid = served.metrics(), served.pid_of(LATER)
-
-    async def main() -> None:
-        async with client_of(served.url) as client, asyncio.TaskGroup() as group:
-            group.create_task(proxies_of(streams, client))
-            await until(lambda: sum(map(_is_in_the_middle, streams)) >= WAITING, "its streams are in the middle")
-            os.kill(pid, signal.SIGKILL)
-            await until(lambda: all(stream.ended for stream in streams if stream.proxy != "proxy-0"), "its streams end")
-            broken = [stream for stream in streams if stream.error]
-            retries.extend(await asyncio.gather(*(_retried(stream, client) for stream in broken)))
-
-    asyncio.run(main())
-    broken = [stream for stream in streams if stream.error]
-    begun = [stream for stream in broken if stream.proxy]
-    assert len(begun) >= WAITING
-    assert {stream.proxy for stream in begun} == {LATER}
-    assert all(stream.error == {"message": "RemoteProtocolError"} for stream in begun)  # the body ended early
-    assert {stream.proxy for stream in retries} == {"proxy-0"}
-    answers = {id(stream): stream for stream in streams if not stream.error}
-    answers |= {id(stream): retry for stream, retry in zip(broken, retries, strict=True)}
-    assert [answers[id(stream)].tokens for stream in streams] == [tokens for _, tokens in cases]
-    eventually(served.ready, "/ready answers 200 again")
-    after = served.wait_for_freed_memory()
-    assert after.total("store_taken_over_total") - before.total("store_taken_over_total") >= len(begun)
-    assert "Traceback" not in served.output()
-
-
-def _is_in_the_middle(stream: Stream) -> bool:
-    return stream.proxy == LATER and len(stream.tokens) > 1 and not stream.ended
-
-
-async def _retried(stream: Stream, client: httpx.AsyncClient) -> Stream:
-    """The same again, until it is known that nobody answers it any more."""
-    while True:
-        retry = Stream(stream.body)
-        await retry.run(client)
-        if not retry.error or retry.error["code"] != "request_in_flight":
-            return retry
-
-
-def _waits_for_its_turn(stream: Stream) -> bool:
-    """It is one of the later proxy's, prefilled and not decoded yet."""
-    return stream.proxy == LATER and len(stream.tokens) == 1
-
-
-def test_an_instance_that_is_killed_is_lost_to_both(served: Server, cases: Cases) -> None:
-    streams = [Stream(body) for body, _ in cases]
-    restarts = served.metrics().total("instance_restarts_total")
-
-    async def main() -> None:
-        async with client_of(served.url) as client, asyncio.TaskGroup() as group:
-            group.create_task(proxies_of(streams, client))
-            for instance in ("decode-0", "prefill-0"):
-                begun = sum(len(stream.tokens) for stream in streams)
-                await until(lambda: sum(len(s.tokens) for s in streams) >= begun + STREAMS, "some run")  # noqa: B023
-                os.kill(served.pid_of(instance), signal.SIGKILL)
-
-    asyncio.run(main())
-    assert set(spread(streams)) == {"proxy-0", LATER}
-    assert [stream.error for stream in streams] == [None] * STREAMS
-    assert [stream.tokens for stream in streams] == [tokens for _, tokens in cases]
-    eventually(served.ready, "/ready answers 200 again")
-    assert served.wait_for_freed_memory().total("instance_restarts_total") == restarts + 2
-    assert "Traceback" not in served.output()
-
-
-def test_a_proxy_that_hangs_while_an_instance_dies_is_lost_too(served: Server, cases: Cases) -> None:
-    """It cannot say that it knows, and others do not wait for ever."""
-    streams = [Stream(body) for body, _ in cases]
-    before, pid = served.metrics(), served.pid_of(LATER)
-
-    async def main() -> None:
-        async with client_of(served.url) as client, asyncio.TaskGroup() as group:
-            group.create_task(proxies_of(streams, client))
-            await until(lambda: sum(len(stream.tokens) for stream in streams) >= STREAMS, "some run")
-            os.kill(pid, signal.SIGSTOP)
-            os.kill(served.pid_of("decode-0"), signal.SIGKILL)
-
-    asyncio.run(main())
-    assert spread(streams)["proxy-0"]
-    for stream, (_, tokens) in zip(streams, cases, strict=True):
-        if stream.proxy == "proxy-0":
-            assert (stream.error, stream.tokens) == (None, tokens)
-        else:
-            assert stream.tokens == tokens[: len(stream.tokens)]
-    eventually(served.ready, "/ready answers 200 again")
-    assert served.pid_of(LATER) != pid
-    after = served.wait_for_freed_memory()
-    assert after.total("instance_restarts_total") == before.total("instance_restarts_total") + 1
-    assert "Traceback" not in served.output()
-
-
 def test_a_signal_ends_all_proxies_and_tells_every_client(
     tmp_path: Path, cache: Path, checkpoints_dir: Path, tight_memory: str
 ) -> None:
@@ -267,3 +127,19 @@ def test_a_signal_ends_all_proxies_and_tells_every_client(
     assert len(spread(streams)) == 3
     for stream in streams:
         assert stream.done or (stream.error and stream.error["message"].startswith("the server is shutting down"))
+
+
+def test_every_proxy_tells_who_watches_of_the_whole_server(served: Server) -> None:
+    models = [model["id"] for model in served.get("/v1/models").json()["data"]]  # without those that have gone
+    finished = sum(served.metrics().total("request_success_total", model_name=model) for model in models)
+    told: dict[str, Live] = {}
+
+    def asked() -> bool:
+        reply = served.get("/debug/live")
+        told[reply.headers["x-aegis-proxy"]] = msgspec.json.decode(reply.content, type=Live)
+        counts = [sum(model.tally.finished for model in live.models) for live in told.values()]
+        return counts == [finished] * 2
+
+    eventually(asked, "both tell of all requests")
+    (first, second) = told.values()
+    assert (first.start, len(first.instances)) == (second.start, 2)

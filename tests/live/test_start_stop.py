@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests import checkpoints
-from tests.live.server import ROOT, STOP_S, Server, eventually, launched, leaves_nothing, processes_of
+from tests.live.server import ROOT, Server, eventually, launched, leaves_nothing, processes_of
 from tests.live.streams import Body, Stream, client_of, until
 
 COMMAND_S = 60
@@ -126,24 +126,6 @@ def test_a_signal_ends_the_server_and_tells_every_client(
 
     for stream in _running(tmp_path, checkpoint, stop):
         assert stream.error and stream.error["message"] == "the server is shutting down; try another one"
-
-
-def test_a_launcher_that_is_killed_leaves_no_orphans(tmp_path: Path, checkpoint: Path) -> None:
-    def kill(server: Server, streams: Sequence[Stream]) -> None:
-        server.process.kill()
-        server.process.wait(STOP_S)
-
-    for stream in _running(tmp_path, checkpoint, kill):
-        assert not stream.done
-
-
-def test_a_launcher_that_is_killed_takes_along_who_registers_a_model(tmp_path: Path, checkpoint: Path) -> None:
-    with launched(tmp_path / "server", tmp_path / "cache", "--models", str(checkpoint)) as server:
-        session = server.process.pid
-        eventually(lambda: any("registrar" in command for command in processes_of(session).values()), "it registers")
-        server.process.kill()
-        server.process.wait(STOP_S)
-        eventually(lambda: not processes_of(session), "nobody is left", 1)
 
 
 def test_a_signal_during_the_start_ends_it_at_once(tmp_path: Path, checkpoint: Path) -> None:

@@ -18,7 +18,6 @@ from aegis.core.role import Role
 from aegis.models.sources import Source
 from aegis.policies import Site
 from aegis.runtime.devices import Devices
-from aegis.runtime.image_cache import ImageCache
 from aegis.runtime.instance import Instance
 from aegis.runtime.instance_parts import Parts
 from aegis.runtime.near import NearNode
@@ -39,7 +38,16 @@ from prefill.core import PrefillCore
 from proxy.http.boundary import Delta, Failed, Finished
 from proxy.sessions import SessionCore
 from tests.parity.conductor import Actor, Conductor
-from tests.parity.stand_ins import CountedPool, NoDevice, Processes, ScriptedEngine, ScriptedMover, Wire
+from tests.parity.stand_ins import (
+    CountedPool,
+    NoDevice,
+    Processes,
+    ScriptedEngine,
+    ScriptedMover,
+    Wire,
+    host,
+    no_images,
+)
 from tests.parity.virtual_loop import VirtualLoop
 
 PROXY = ProxyId(0)
@@ -96,8 +104,8 @@ class LiveRun:
             runner.run(self._serve(actor))
 
     async def _serve(self, actor: Actor) -> None:
-        devices, images = self._devices(), ImageCache(0)
-        node = self._node = self._make_node(devices, images)
+        devices = self._devices()
+        node = self._node = self._make_node(devices)
         node.pool = Processes(self._names)
         self._proxy = self._make_proxy(node)
         node.join(PROXY, self._proxy)
@@ -110,7 +118,6 @@ class LiveRun:
             await self._serving
         finally:
             self._loop.end()
-            images.close()
 
     async def _until_stopped(self, devices: Devices) -> None:
         await asyncio.gather(self._node.listen(), self._proxy.listen(), devices.watch())
@@ -126,10 +133,11 @@ class LiveRun:
         near, link = NearNode(node, PROXY), self._wire.hub(PROXY)
         return Proxy(PROXY, core, near, link, self._conductor, node.history, decisions=self.log)
 
-    def _make_node(self, devices: Devices, images: ImageCache) -> Node:
+    def _make_node(self, devices: Devices) -> Node:
         return Node(
             self._pool.budget(),
-            images,
+            no_images(),
+            host(self._pool.budget()),
             devices,
             self._wire.hub(None),
             self._conductor,
@@ -139,6 +147,7 @@ class LiveRun:
             cache_dir=Path(),
             default_slo=Slo(),
             register=self._register,
+            reuses=self._pool.reuses,
             decisions=self.log,
         )
 
@@ -187,15 +196,16 @@ class LiveRun:
             self._start_instance(at, name, *devices[at % len(devices)])
 
     def _start_instance(self, at: int, name: InstanceId, to_device: Link, to_host: Link) -> None:
-        gpu, conductor = self._pool.gpu, self._conductor
+        pool, gpu, conductor = self._pool, self._pool.gpu, self._conductor
+        how = {"explains": pool.explains, "reuses": pool.reuses}
         actor = Actor(conductor, lambda _: _serve(instance))
         mover = ScriptedMover(self._words, to_device=to_device, to_host=to_host, actor=actor, specs=self._specs)
         ledger = Ledger(self._pool.budget(), stream_words(at), address_pages=ADDRESS_PAGES)
         core: PrefillCore | DecodeCore
         if self._names[name] is Role.PREFILL:
-            core = PrefillCore(name, ledger, self._pool.recipe.order, gpu.hardware(), explains=self._pool.explains)
+            core = PrefillCore(name, ledger, pool.recipe.order, gpu.hardware(), **how)
         else:
-            core = DecodeCore(name, ledger, self._policy, gpu.hardware(), explains=self._pool.explains)
+            core = DecodeCore(name, ledger, self._policy, gpu.hardware(), **how)
         parts = Parts(
             instance=name,
             role=self._names[name],

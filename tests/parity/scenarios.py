@@ -40,6 +40,7 @@ class Scenario:
     policy: str = "aegaeon"
     roles: Roles | None = None  # as the policy is made for
     chunk_tokens: int | None = None  # of prefills that least slack cuts
+    reuses: bool = False  # all prompts are alike, as far as they go
 
     @property
     def watched(self) -> bool:
@@ -63,6 +64,7 @@ class Scenario:
             host_kv_bytes=self.host_slabs * PAGE_BYTES,
             keep_times=True,
             explains=True,
+            reuses=self.reuses,
         )
 
     def _instances(self, chosen: Recipe) -> dict[str, int]:

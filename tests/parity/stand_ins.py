@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aegis.core.effects import AbandonLoad, CopyBlocks, Effect, LoadWeights, WipePages
 from aegis.core.events import Progress
-from aegis.core.ids import InstanceId, ModelId, PageRun, ProxyId, RequestId
+from aegis.core.ids import InstanceId, MachineId, ModelId, PageRun, ProxyId, RequestId
 from aegis.core.messages import FromInstance, Greeting, ToInstance
 from aegis.core.model import ModelSpec
 from aegis.core.request import Sampling, Token
@@ -17,13 +17,22 @@ from aegis.device.mover import Copied
 from aegis.engine.base import Row, Sampled
 from aegis.engine.block_table import BlockTable
 from aegis.runtime.addressing import addressed
+from aegis.runtime.image_cache import ImageCache
+from aegis.runtime.image_caches import ImageCaches
+from aegis.runtime.image_filler import Filled
 from aegis.sim.copies import Copy, Streams
 from aegis.sim.costs import StepCosts
 from aegis.sim.flows import Link
 from aegis.sim.instance import END
 from aegis.sim.words import Words
+from memory.budget import Budget
+from memory.hosts import Hosts
+from memory.pages import Runs
 from tests.parity.conductor import Actor, Conductor
 from tests.parity.virtual_loop import VirtualLoop
+
+MACHINE = MachineId("")
+"""The only one."""
 
 
 class Wire:
@@ -132,7 +141,17 @@ class ScriptedEngine:
 
     def detach(self, model: ModelId) -> None: ...
 
-    def start(self, request: RequestId, prompt: Sequence[int], generated: Sequence[int], sampling: Sampling) -> None:
+    def ready(self, model: ModelId, sampling: Sampling) -> bool:
+        return True
+
+    def start(
+        self,
+        model: ModelId,
+        request: RequestId,
+        prompt: Sequence[int],
+        generated: Sequence[int],
+        sampling: Sampling,
+    ) -> None:
         self._made[request] = len(generated)
 
     def stop(self, request: RequestId) -> None:
@@ -216,6 +235,31 @@ class CountedPool:
     def close(self) -> None: ...
 
 
+class NoImages:
+    """As `ImageFiller`, of no memory."""
+
+    extents = 0
+
+    def fill(self, spec: ModelSpec, runs: Runs) -> Awaitable[Filled]:
+        raise AssertionError("there is no extent to fill")
+
+    def abandon(self, model: ModelId) -> None: ...
+
+
+def no_images() -> ImageCaches:
+    """A model cache of no memory, on the only machine."""
+    images = ImageCaches()
+    images.open(MACHINE, ImageCache(NoImages()))
+    return images
+
+
+def host(budget: Budget) -> Hosts:
+    """Host memory of the only machine."""
+    of_one = Hosts(budget.slab_bytes)
+    of_one.open(MACHINE, budget.host_slabs)
+    return of_one
+
+
 class Processes:
     """As `Pool`, of processes that never end. They are called what they are."""
 
@@ -225,8 +269,20 @@ class Processes:
     def role(self, instance: InstanceId) -> Role:
         return self._roles[instance]
 
+    def roles(self) -> dict[InstanceId, Role]:
+        return dict(self._roles)
+
+    def states(self) -> dict[InstanceId, str]:
+        return dict.fromkeys(self._roles, "up")
+
     def is_prefill(self, instance: InstanceId) -> bool:
         return self._roles[instance] is Role.PREFILL
+
+    def machine(self, instance: InstanceId) -> MachineId:
+        return MACHINE
+
+    def localised(self, instance: InstanceId, spec: ModelSpec) -> ModelSpec:
+        return spec
 
     def identity(self, instance: InstanceId) -> str:
         return f"{instance}/1"

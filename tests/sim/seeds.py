@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from time import monotonic
 
+from aegis.sim.faults.play import play_out
 from aegis.sim.faults.world import World
 from tests.sim.harsh import scenario_of
 
@@ -23,8 +24,7 @@ def play(seed: int) -> World:
     """Raises AssertionError where a law does not hold."""
     _, scenario = scenario_of(seed)
     world = World(scenario, seed)
-    world.run()
-    world.check_end()
+    play_out(world)
     return world
 
 

@@ -120,12 +120,14 @@ class Wait:
 class WatchedDecodeCore(DecodeCore):
     """Checks W1 to W4 after each event."""
 
-    def __init__(self, instance: InstanceId, ledger: Ledger, policy: RoundPolicy, hardware: Hardware) -> None:
+    def __init__(
+        self, instance: InstanceId, ledger: Ledger, policy: RoundPolicy, hardware: Hardware, *, reuses: bool = False
+    ) -> None:
         self._watched = Watched(policy, self._note_plan)
         self._planned: dict[int, _Pressing] = {}  # of each batch, when the last plan was made
         self._given: _Given | None = None
         self._waits: dict[RequestId, Wait] = {}
-        super().__init__(instance, ledger, self._watched, hardware)
+        super().__init__(instance, ledger, self._watched, hardware, reuses=reuses)
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
         if isinstance(event, Stepped):
@@ -251,11 +253,13 @@ class _Line:
 class WatchedPrefillCore(PrefillCore):
     """Checks W5 after each event. Waits begin anew where memory is taken away."""
 
-    def __init__(self, instance: InstanceId, ledger: Ledger, policy: PrefillOrder | None = None) -> None:
+    def __init__(
+        self, instance: InstanceId, ledger: Ledger, policy: PrefillOrder | None = None, *, reuses: bool = False
+    ) -> None:
         self._lines: dict[RequestId, _Line] = {}
         self._short = False  # of memory, for jobs that wait
         self._at_ns = 0  # since when
-        super().__init__(instance, ledger, policy)
+        super().__init__(instance, ledger, policy, reuses=reuses)
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
         effects = super().on(event, now_ns)

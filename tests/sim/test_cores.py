@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from aegis.sim.faults.play import play_out
 from aegis.sim.faults.pretended import PAGE, make_spec
 from aegis.sim.faults.world import Scenario, World
 
@@ -16,8 +17,7 @@ LARGE_BLOCKS = tuple(
 
 def play(scenario: Scenario, seed: int) -> World:
     world = World(scenario, seed)
-    world.run()
-    world.check_end()
+    play_out(world)
     return world
 
 

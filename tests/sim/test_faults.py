@@ -15,12 +15,15 @@ from aegis.core.messages import KvReleased
 from aegis.sim.faults import play
 from aegis.sim.faults.markets import faulty_of
 from aegis.sim.faults.plan import EVERY, Kind
+from aegis.sim.faults.play import play_out
 from aegis.sim.faults.world import World
 from decode.core import DecodeCore
-from decode.sequences import KvStore
+from decode.kv_store import KvStore
 from memory.balloon import Balloon
+from memory.kept import KeptKv
 from memory.leases import SlabLeases
 from memory.ledger import Ledger
+from memory.offers import Offers
 from memory.slabs import SlabPool
 from prefill.core import PrefillCore
 from proxy.events import InstanceDown
@@ -51,8 +54,7 @@ def test_nobody_starves_whoever_dies_leaves_or_fails(seed: int) -> None:
     setup, scenario = faulty_of(seed, kinds)
     if setup.recipe.name.startswith("least-slack"):
         world = World(replace(scenario, decode_core=WatchedDecodeCore, prefill_core=WatchedPrefillCore), seed)
-        world.run()
-        world.check_end()
+        play_out(world)
 
 
 def test_a_seed_is_played_again_to_the_byte() -> None:
@@ -123,6 +125,19 @@ def _orphans_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SlabLeases, "lost", forget)
 
 
+def _under_the_writer(patch: pytest.MonkeyPatch) -> None:
+    """What is to be written to is given away like anything that is kept."""
+    release = KeptKv.release
+
+    def all_of_them(self: KeptKv, count: int) -> Any:
+        for slab in self._slabs.values():
+            slab.writers = 0
+        return release(self, count)
+
+    patch.setattr(KeptKv, "idle", property(lambda self: self.slabs))
+    patch.setattr(KeptKv, "release", all_of_them)
+
+
 def _images_too_early(patch: pytest.MonkeyPatch) -> None:
     let_go = Ledger._let_images_go
 
@@ -167,6 +182,12 @@ def _before_the_proxy_knows(patch: pytest.MonkeyPatch) -> None:
         pytest.param(_unwiped, EVERY, id="pages are not wiped"),
         pytest.param(_skips(Ledger, "_let_images_go"), EVERY, id="images are not let go of"),
         pytest.param(_images_too_early, {Kind.SLOW}, id="images are let go of too early"),
+        pytest.param(_skips(KeptKv, "intact", True), EVERY, id="what was kept is never gone"),
+        pytest.param(_skips(Offers, "progress"), EVERY, id="nobody says that it was kept"),
+        pytest.param(_skips(KeptKv, "lost"), CRASHES, id="who was lost writes for ever"),
+        pytest.param(
+            _under_the_writer, CRASHES | {Kind.MEMORY, Kind.SLOW}, id="slabs are leased while they are written"
+        ),
         pytest.param(_before_the_proxy_knows, CRASHES | {Kind.REORDER}, id="losses are told before the proxy knows"),
     ],
 )

@@ -30,6 +30,7 @@ VIOLATIONS = [
     ("tensors", "proxy/http/errors.py", "import torch"),
     ("tensors", "aegis/config.py", "import transformers"),
     ("vllm", "aegis/engine/vllm_engine.py", "import vllm"),
+    ("ray", "aegis/runtime/node.py", "import ray"),
     ("cli", "bench/__init__.py", "import aegis.cli"),
 ]
 

@@ -53,6 +53,9 @@ def test_the_wheel_holds_all_six_packages_and_nothing_else(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     files = {file for package in PACKAGES for file in (ROOT / package).rglob("*.py")} | {ROOT / "aegis/py.typed"}
     files |= {ROOT / "bench/report" / name for name in ("page.css", "timeline.js")}
+    files |= {
+        file for file in (ROOT / "proxy/http/dashboard").iterdir() if file.suffix in (".css", ".html", ".js", ".svg")
+    }
     assert names == {str(file.relative_to(ROOT)) for file in files}
 
 

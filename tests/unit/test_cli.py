@@ -14,7 +14,7 @@ import pytest
 import typer.main
 
 from aegis import __version__
-from aegis.cli import app, main
+from aegis.cli import app, main, valued
 from aegis.config import OPTIONS, Config, SloTargets, leaves
 from aegis.sizes import format_size
 
@@ -75,7 +75,7 @@ def test_the_version(aegis: Any) -> None:
     assert (run.code, run.out) == (0, f"aegis {__version__}\n")
 
 
-@pytest.mark.parametrize("group", [(), ("models",), ("bench",)])
+@pytest.mark.parametrize("group", [(), ("models",), ("config",), ("bench",)])
 def test_a_group_alone_prints_its_help(aegis: Any, group: tuple[str, ...]) -> None:
     run = aegis(*group)
     assert run.code == 0
@@ -85,7 +85,7 @@ def test_a_group_alone_prints_its_help(aegis: Any, group: tuple[str, ...]) -> No
 def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defaults() -> None:
     fields = dict(leaves()) | {OPTIONS["slo"]: Config.model_fields["slo"]}
     told = {parameter.name: parameter.help or "" for parameter in dict(commands())[("launch",)].params}
-    assert set(told) - {"help"} == {*OPTIONS, "config"}
+    assert set(told) - {"help"} == {*OPTIONS, "config", "file"}
     for option, path in OPTIONS.items():
         if match := re.search(r"\[default: (.+)\]", told[option]):
             value = fields[path].default
@@ -106,7 +106,8 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
         (["launch", "--prot", "1"], "No such option: --prot"),
         (["lunch"], "No such command 'lunch'"),
         (["launch", "--port"], "Option '--port' requires an argument"),
-        (["launch", "extra"], "unexpected extra argument"),
+        (["launch", "a.yaml", "extra"], "unexpected extra argument"),
+        (["launch", "a.yaml", "--config", "b.yaml"], "a.yaml and --config b.yaml: give one file"),
         (["models", "add"], "Missing argument 'SOURCE'"),
         (["launch", "--port", "http"], "--port: should be a valid integer"),
         (["launch", "--device-memory", "lots"], "--device-memory: 'lots' is no size"),
@@ -209,12 +210,13 @@ def test_models_are_added_and_removed(aegis: Any, server: str, tmp_path: Any, mo
 
 def test_memory_is_shown_as_tables_and_as_json(aegis: Any, server: str) -> None:
     none = {"held_bytes": 0, "fragmentation": 0.0, "shapes": []}
-    host = {"capacity_bytes": 2 << 20, "leased_bytes": 0, "free_bytes": 2 << 20, "orphaned_bytes": 0, "slabs": none}
+    host = {"capacity_bytes": 2 << 20, "leased_bytes": 0, "free_bytes": 2 << 20, "orphaned_bytes": 0}
+    host |= {"kept_bytes": 0, "slabs": none}
     cache = {"capacity_bytes": 0, "used_bytes": 0, "images": [], "counters": {"hits": 3}}
     report = {"devices": [], "host_kv": host, "model_cache": cache}
     Answers.table["GET /debug/memory"] = (200, json.dumps(report))
     lines = aegis("memory", "--url", server).out.splitlines()
-    assert lines[0] == "host KV: 2 MiB, 0 leased, 2 free, 0 of lost instances"
+    assert lines[0] == "host KV: 2 MiB, 0 leased, 2 free, 0 of lost instances, 0 kept for prompts to come"
     assert "model cache: 0 MiB, 0 used; 3 hits" in lines
     assert json.loads(aegis("memory", "--json", "--url", server).out) == report
 
@@ -259,3 +261,16 @@ def test_a_server_that_is_no_aegis_is_said_to_be_none(aegis: Any, server: str, b
     Answers.table["GET /v1/models"] = (200, body)
     run = aegis("models", "list", "--url", server)
     assert (run.code, run.err) == (2, f"aegis: {server} answers, but is no aegis server\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["launch", "--ray"], ["launch", "--ray", "auto"]),
+        (["launch", "--ray", "--port", "1"], ["launch", "--ray", "auto", "--port", "1"]),
+        (["launch", "--ray", "host:6379"], ["launch", "--ray", "host:6379"]),
+        (["launch"], ["launch"]),
+    ],
+)
+def test_ray_alone_is_auto(given: list[str], meant: list[str]) -> None:
+    assert valued(given) == meant

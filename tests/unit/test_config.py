@@ -13,6 +13,10 @@ TEXTS = (
     ("sources",),
     ("server", "host"),
     ("server", "admin_key"),
+    ("server", "admin_key_file"),
+    ("server", "api_key"),
+    ("server", "api_key_file"),
+    ("server", "cors_origins"),
     ("mqtt", "prefix"),
     ("mqtt", "ca_file"),
     ("redis", "prefix"),
@@ -220,3 +224,24 @@ def test_what_is_no_url_of_redis_is_refused_without_being_told(url: str) -> None
 def test_a_prefix_is_a_plain_name(prefix: str) -> None:
     with pytest.raises(UserError, match="--redis-prefix"):
         load({"redis_prefix": prefix}, {})
+
+
+@pytest.mark.parametrize(
+    ("devices", "ranks", "groups"), [("1", "1", 1), ("4", "2", 2), ("1", "2", 1), ("5", "2", 2), ("8", "1", 2)]
+)
+def test_devices_are_taken_in_groups_of_ranks(devices: str, ranks: str, groups: int) -> None:
+    assert load({"devices": devices, "tensor_parallel_size": ranks}, {}).device_count == groups
+
+
+def test_vllm_shares_no_model_out() -> None:
+    assert "leave out tensor_parallel_size" in refusal({"engine": "vllm", "tensor_parallel_size": "2"})
+    assert "tensor_parallel_size" in refusal({"tensor_parallel_size": "0"}).replace("-", "_")
+
+
+@pytest.mark.parametrize("address", ["somewhere", "ray://host:10001", "host:", ":1", "host:port", ""])
+def test_what_leads_to_no_ray_cluster_is_refused(address: str) -> None:
+    assert "HOST:PORT" in refusal({"ray": address})
+
+
+def test_in_a_ray_cluster_devices_are_not_counted() -> None:
+    assert "leave out devices" in refusal({"ray": "auto", "devices": "2"})

@@ -42,7 +42,7 @@ USE = InstanceReport(
 SHAPE = ShapeReport((K,), 40 << 10, 2, 3, 0, 4, 1, 0.25)
 REPORT = MemoryReport(
     (DeviceReport(0, 64 * MIB, 44 * MIB, 0, 4 * MIB, 2 * MIB, (USE,), SlabsReport(4 * MIB, 0.25, (SHAPE,))),),
-    HostKvReport(16 * MIB, 2 * MIB, 14 * MIB, 0, SlabsReport(0, 0.0, ())),
+    HostKvReport(16 * MIB, 2 * MIB, 14 * MIB, 0, 0, SlabsReport(0, 0.0, ())),
     ModelCacheReport(8 * MIB, 6 * MIB, (ImageReport(K, "cached", True, 6 * MIB),), {"hits": 3, "failed_fills": 0}),
 )
 
@@ -57,7 +57,7 @@ def test_every_part_is_told_in_mib() -> None:
     assert "decode-0 100MiB 12 64 k 5, l 1.5 (loading)" in lines
     assert "k 40.0 2 3 0 4 1 25.0%" in lines
     assert "all 2 25.0%" in lines
-    assert "host KV: 16 MiB, 2 leased, 14 free, 0 of lost instances" in lines
+    assert "host KV: 16 MiB, 2 leased, 14 free, 0 of lost instances, 0 kept for prompts to come" in lines
     assert "no KV slabs are held" in lines
     assert "model cache: 8 MiB, 6 used; 3 hits, 0 failed fills" in lines
     assert "k cached yes 6" in lines

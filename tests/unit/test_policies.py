@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from aegis.config import PolicyName
+from aegis.config_values import PolicyName
 from aegis.core.errors import UserError
 from aegis.core.role import Roles
 from aegis.policies import RECIPES, Site, recipe

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from aegis.core import messages
 from aegis.core.ids import InstanceId, ModelId, PageRun, ProxyId, RequestId, SlabId
 from aegis.core.messages import FromInstance, ToInstance
-from aegis.core.request import EventHandle, FinishReason, Job, KvHandle, Sampling, Token
+from aegis.core.model import Slo
+from aegis.core.request import EventHandle, FinishReason, Job, KeptPrefix, KvHandle, Sampling, Token
 from aegis.core.role import Role
 from aegis.sim.faults.pretended import make_spec
 
@@ -20,8 +22,10 @@ SLABS = messages.SlabsOfShape("host", (M,), 100, 30, 2, 3, 1, 1, 1)
 
 TO = [
     messages.AddModel(make_spec(0, image_pages=1, block_bytes=128)),
+    messages.SetSlo(M, Slo(3, 4)),
     messages.DropModel(M),
     messages.Submit(JOB, 5),
+    messages.Submit(replace(JOB, kept=KeptPrefix(((4, 6),), 32, 12))),
     messages.Adopt(JOB, (9, 8), KV),
     messages.Cancel(R, 2),
     messages.ReleaseKv(R, 2),
@@ -32,6 +36,9 @@ TO = [
     messages.TakeBack(8, 3, 2_000_000_000, gentle=True, keep=2),
     messages.ImageCached(M, (PageRun(4, 9),)),
     messages.EvictImage(M),
+    messages.KeepKv(4, 2, ((7, 9),)),
+    messages.PrefixChecked(R, 2, True),
+    messages.KvFetched(R, 2, "why"),
     messages.ForgetPeer(P),
     messages.MeetProxy(X, "ipc://there"),
     messages.DropProxy(X),
@@ -50,10 +57,15 @@ FROM = [
     messages.Tokens(R, 2, 1, (TOKEN,), FinishReason.STOP),
     messages.Prefilled(R, 2, TOKEN, KV, 99),
     messages.PromptLogprobs(R, 2, (TOKEN,)),
+    messages.Reused(R, 2, 32),
     messages.KvReleased(R, 2, KV),
     messages.Phase((R,), running=True),
     messages.GaveUp(R, 2),
     messages.Broken(R, 2, "why"),
+    messages.OfferKv(4, M, b"12345678"),
+    messages.KvKept(4, True),
+    messages.CheckPrefix(R, 2, 12),
+    messages.FetchKv(R, 2, KV, ((3, 5),), 64),
     messages.NeedSlabs(2),
     messages.ReturnSlabs((SlabId(1),)),
     messages.NeedPages(3, urgent=True),
@@ -64,6 +76,7 @@ FROM = [
     messages.PeerForgotten(P),
     messages.ProxyDropped(X),
     messages.SwitchDone(M, True, 1, 2, 3, 4),
+    messages.StepsTook(M, 500, 3, 12_000_000),
     messages.Telemetry(M, (M,), 1, 2, {"steps_total": 3}, {"device_pages": 4}, (M,), (SLABS,)),
 ]
 

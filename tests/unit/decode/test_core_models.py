@@ -16,6 +16,7 @@ from aegis.core.messages import (
     DropProxy,
     EvictImage,
     ForgetPeer,
+    GaveUp,
     ImageCached,
     ImageEvicted,
     ImageUnreadable,
@@ -167,14 +168,14 @@ def test_dropping_a_model_that_could_not_be_added_is_answered() -> None:
     assert driven.said(ModelDropped) == [ModelDropped(A.model)]
 
 
-def test_a_model_that_cannot_be_read_ends_those_who_wait_for_it_and_the_next_tries_again() -> None:
+def test_who_waits_for_a_model_that_cannot_be_read_is_given_up_and_the_next_tries_again() -> None:
     driven = decode(A, B, pages=TWO_MODELS_FIT)
     take(driven, 1, A)
     take(driven, 2, A)
     take(driven, 3, B)
     driven.on(LoadFailed(A.model, "why"))
     assert driven.said(ImageUnreadable) == [ImageUnreadable(A.model, "why")]
-    assert driven.said(Broken) == [Broken(RequestId(request), 1, "why") for request in (1, 2)]
+    assert driven.said(GaveUp) == [GaveUp(RequestId(request), 1) for request in (1, 2)]
     assert driven.core.counters.abandoned == 0, "nobody gave it up"
     take(driven, 4, A)
     assert A.model not in driven.loads[1:], "what is there is not its weights"

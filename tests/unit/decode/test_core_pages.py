@@ -104,6 +104,7 @@ def test_kv_is_put_away_only_once_the_device_has_refused() -> None:
     turn.quota_ns = 0
     assert step(driven) == [] and not driven.under_way(OUT)
     driven.on(REFUSED)
+    driven.on(REFUSED)  # for the turn as for the prefetch before it
     assert driven.under_way(OUT)
 
 
@@ -374,7 +375,7 @@ def test_a_prefetch_is_abandoned_when_the_turn_needs_its_memory() -> None:
     assert running(driven) == [1] and driven.under_way(PREFETCH) == 1
     while step(driven):
         assert not driven.asked(AbandonLoad)
-    assert wishes(driven) == [NeedPages(1, urgent=False)]
+    assert wishes(driven) == [NeedPages(1, urgent=False, crowded=True)]
     driven.on(REFUSED)
     assert len(driven.asked(AbandonLoad)) == 1
     assert driven.core.counters.abandoned == 1 and running(driven) == []

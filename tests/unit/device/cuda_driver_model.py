@@ -64,6 +64,15 @@ class CUmemAllocationGranularity_flags(IntEnum):
     CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0
 
 
+class CUdevice_attribute(IntEnum):
+    CU_DEVICE_ATTRIBUTE_CLOCK_RATE = 13
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16
+    CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE = 36
+    CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH = 37
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
+
+
 class CUstream_flags(IntEnum):
     CU_STREAM_NON_BLOCKING = 1
 
@@ -190,6 +199,7 @@ class DriverModel:
     CUmemAllocationHandleType = CUmemAllocationHandleType
     CUmemAccessDesc = CUmemAccessDesc
     CUmemAccess_flags = CUmemAccess_flags
+    CUdevice_attribute = CUdevice_attribute
     CUmemAllocationGranularity_flags = CUmemAllocationGranularity_flags
     CUstream_flags = CUstream_flags
     CUevent_flags = CUevent_flags
@@ -209,6 +219,7 @@ class DriverModel:
         self.registered: dict[int, tuple[int, int]] = {}  # (nbytes, flags) by base
         self.streams: set[Stream] = set()
         self.events: set[Event] = set()
+        self.attributes: dict[CUdevice_attribute, int] = {}
         self.failing: dict[str, int] = {}
         self.calls: dict[str, int] = {}
         self.copied: list[int] = []
@@ -229,6 +240,11 @@ class DriverModel:
     def cuDeviceGet(self, ordinal: int) -> int:
         demand(ordinal == 0, CUresult.CUDA_ERROR_INVALID_DEVICE)
         return 7
+
+    @call()
+    def cuDeviceGetAttribute(self, attribute: CUdevice_attribute, device: int) -> int:
+        demand(attribute in self.attributes)
+        return self.attributes[attribute]
 
     @call()
     def cuDevicePrimaryCtxRetain(self, device: int) -> str:

@@ -45,7 +45,7 @@ def begin(
     """Prefills `prompt` and the tokens `sent` before, in chunks that end at `cuts`; `room` tokens can follow."""
     blocks = arena.take(built.manifest.kv, len(prompt) + len(sent) + room)
     run = Generation(built.spec.model, RequestId(request), prompt, blocks, [Token(token) for token in sent])
-    engine.start(run.request, prompt, sent, sampling)
+    engine.start(run.model, run.request, prompt, sent, sampling)
     tokens, start = [*prompt, *sent], 0
     for cut in cuts:
         engine.extend(run.model, tokens[:cut], blocks, start)

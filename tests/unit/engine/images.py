@@ -12,11 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from aegis.core.ids import ModelId
-from aegis.core.model import EngineName, KvShape, Manifest, ModelSpec
+from aegis.core.model import EngineName, KvShape, Manifest, ModelSpec, image_name
 from aegis.engine.base import KvRegion
 from aegis.engine.block_table import BlockTable
 from aegis.models.image import write_image
-from aegis.models.image_directory import IMAGE
 from aegis.models.probe import Probed, probe
 
 
@@ -67,8 +66,8 @@ def build(
         manifest = write_vllm_image(model, directory.name, directory, into)
     else:
         manifest = write_image(model, probed or probe(model), directory.name, directory, into)
-    spec = ModelSpec(ModelId(directory.name), manifest, str(into), str(into / IMAGE), str(directory))
-    return Built(model, spec, np.fromfile(into / IMAGE, dtype=np.uint8))
+    spec = ModelSpec(ModelId(directory.name), manifest, str(into), str(into / image_name()), str(directory))
+    return Built(model, spec, np.fromfile(into / image_name(), dtype=np.uint8))
 
 
 def _randomise(model: Any, std: float, seed: int) -> None:

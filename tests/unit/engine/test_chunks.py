@@ -104,7 +104,7 @@ def test_between_two_chunks_others_run_and_kv_moves(llama: Built, tmp_path: Path
     beside = begin(engine, arena, llama, 1, drawn(20, 1), room=20)
     prompt, blocks = drawn(100, 2), arena.take(shape, 110)
     run = Generation(llama.spec.model, RequestId(2), prompt, blocks)
-    engine.start(run.request, prompt, (), Sampling(max_tokens=9, temperature=0.0))
+    engine.start(run.model, run.request, prompt, (), Sampling(max_tokens=9, temperature=0.0))
     for number, (start, stop) in enumerate(pairwise((0, 32, 64, 96))):
         engine.extend(run.model, prompt[:stop], run.blocks, start)
         step(engine, [beside], 3)

@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aegis.core.ids import RequestId
+from aegis.core.ids import ModelId, RequestId
 from aegis.core.request import Sampling
 from aegis.engine.sampler import Sampler
 
+MODEL = ModelId("m")
 VOCAB = 24
 DRAWS = 3000
 
@@ -81,8 +82,8 @@ def test_a_row_is_independent_of_its_batch(batch: list[Sampling], steps: int) ->
     together, alone = Sampler(), Sampler()
     requests = [RequestId(i) for i in range(len(batch))]
     for request, wish in zip(requests, batch, strict=True):
-        together.start(request, [7, 8], (), wish)
-        alone.start(request, [7, 8], (), wish)
+        together.start(MODEL, request, [7, 8], (), wish)
+        alone.start(MODEL, request, [7, 8], (), wish)
     for at in range(steps):
         logits = torch.stack([logits_of(row, at) for row in requests])
         expected = [alone.sample([row], logits_of(row, at)[None])[0] for row in requests]
@@ -93,11 +94,11 @@ def test_a_row_is_independent_of_its_batch(batch: list[Sampling], steps: int) ->
 @given(samplings, st.integers(1, 8), st.integers(0, 8))
 def test_a_replay_draws_the_same_tokens(wish: Sampling, steps: int, cut: int) -> None:
     sampler, prompt, request = Sampler(), [7, 8, 8], RequestId(1)
-    sampler.start(request, prompt, (), wish)
+    sampler.start(MODEL, request, prompt, (), wish)
     whole = [sampler.sample([request], logits_of(0, at)[None])[0] for at in range(steps)]
     cut = min(cut, steps)
     sampler.stop(request)
-    sampler.start(request, prompt, [token.id for token in whole[:cut]], wish)
+    sampler.start(MODEL, request, prompt, [token.id for token in whole[:cut]], wish)
     assert [sampler.sample([request], logits_of(0, at)[None])[0] for at in range(cut, steps)] == whole[cut:]
 
 
@@ -105,7 +106,7 @@ def test_a_replay_draws_the_same_tokens(wish: Sampling, steps: int, cut: int) ->
 @given(samplings, st.integers(1, 6))
 def test_tokens_come_from_the_distribution_asked_for(wish: Sampling, steps: int) -> None:
     sampler, prompt, request, output = Sampler(), [7, 8], RequestId(1), list[int]()
-    sampler.start(request, prompt, (), wish)
+    sampler.start(MODEL, request, prompt, (), wish)
     for at in range(steps):
         expected = adjusted(logits_of(0, at), wish, prompt, output)
         token = sampler.sample([request], logits_of(0, at)[None])[0].id
@@ -135,7 +136,7 @@ def test_frequencies_match_the_reference(wish: Sampling) -> None:
     sampler = Sampler()
     requests = [RequestId(i) for i in range(DRAWS)]
     for request in requests:
-        sampler.start(request, prompt, output, msgspec.structs.replace(wish, seed=request))
+        sampler.start(MODEL, request, prompt, output, msgspec.structs.replace(wish, seed=request))
     drawn = Counter(token.id for token in sampler.sample(requests, logits.expand(DRAWS, -1)))
     expected = distribution(adjusted(logits, wish, prompt, output), wish)
     likely = [token for token in range(VOCAB) if expected[token] * DRAWS >= 5]
@@ -146,8 +147,8 @@ def test_frequencies_match_the_reference(wish: Sampling) -> None:
 
 def test_greedy_takes_the_first_of_equals() -> None:
     sampler = Sampler()
-    sampler.start(RequestId(1), [], (), sampling(temperature=0.0))
-    sampler.start(RequestId(2), [], (), sampling(temperature=0.0, logprobs=2))
+    sampler.start(MODEL, RequestId(1), [], (), sampling(temperature=0.0))
+    sampler.start(MODEL, RequestId(2), [], (), sampling(temperature=0.0, logprobs=2))
     logits = torch.zeros(2, VOCAB)
     logits[:, [5, 9]] = 4.0
     plain, reported = sampler.sample([RequestId(1), RequestId(2)], logits)
@@ -161,13 +162,13 @@ def test_stop_tokens_wait_for_min_tokens() -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, 6], logits[0, 3] = 9.0, 5.0
     sampler = Sampler()
-    sampler.start(RequestId(1), [], (), wish)
+    sampler.start(MODEL, RequestId(1), [], (), wish)
     assert [sampler.sample([RequestId(1)], logits)[0].id for _ in range(3)] == [3, 3, 6]
 
 
 def test_sampling_leaves_the_logits_as_they_are() -> None:
     sampler = Sampler()
-    sampler.start(RequestId(1), [1], (), sampling(repetition_penalty=2.0, logit_bias=((1, 5.0),), min_tokens=1))
+    sampler.start(MODEL, RequestId(1), [1], (), sampling(repetition_penalty=2.0, logit_bias=((1, 5.0),), min_tokens=1))
     logits = logits_of(0, 0)[None]
     before = logits.clone()
     sampler.sample([RequestId(1)], logits)
@@ -176,7 +177,7 @@ def test_sampling_leaves_the_logits_as_they_are() -> None:
 
 def test_prompt_logprobs_cover_long_prompts_and_not_replays() -> None:
     sampler, prompt = Sampler(), [i % VOCAB for i in range(600)]
-    sampler.start(RequestId(1), prompt, (), sampling(prompt_logprobs=1))
+    sampler.start(MODEL, RequestId(1), prompt, (), sampling(prompt_logprobs=1))
     assert sampler.wants_prompt(RequestId(1))
     logits = torch.stack([logits_of(1, at) for at in range(len(prompt))])
     tokens = sampler.prompt_logprobs(RequestId(1), logits, prompt)
@@ -185,13 +186,13 @@ def test_prompt_logprobs_cover_long_prompts_and_not_replays() -> None:
     for at, token in enumerate(tokens):
         assert token.logprob == pytest.approx(float(expected[at, token.id]), abs=1e-5)
         assert token.top[0][0] == int(expected[at].argmax())
-    sampler.start(RequestId(2), prompt, [5], sampling(prompt_logprobs=1))
+    sampler.start(MODEL, RequestId(2), prompt, [5], sampling(prompt_logprobs=1))
     assert not sampler.wants_prompt(RequestId(2))
 
 
 def test_a_stopped_request_is_forgotten_and_unknown_ones_ignored() -> None:
     sampler = Sampler()
-    sampler.start(RequestId(1), [], (), sampling())
+    sampler.start(MODEL, RequestId(1), [], (), sampling())
     sampler.stop(RequestId(1))
     sampler.stop(RequestId(1))
     with pytest.raises(KeyError):
@@ -220,7 +221,7 @@ extreme_samplings = st.builds(
 def test_any_logits_and_parameters_give_a_token_of_the_vocabulary(batch: list[tuple[Sampling, list[float]]]) -> None:
     sampler, requests = Sampler(), [RequestId(i) for i in range(len(batch))]
     for request, (wish, _) in zip(requests, batch, strict=True):
-        sampler.start(request, [0, 3], [4], wish)
+        sampler.start(MODEL, request, [0, 3], [4], wish)
     logits = torch.tensor([row for _, row in batch])
     for _ in range(2):
         assert all(0 <= token.id < VOCAB for token in sampler.sample(requests, logits))
@@ -231,13 +232,13 @@ def test_a_token_without_a_number_is_never_chosen(wish: Sampling) -> None:
     logits = torch.full((1, VOCAB), math.nan)
     logits[0, 7] = -5.0
     sampler = Sampler()
-    sampler.start(RequestId(1), [], (), wish)
+    sampler.start(MODEL, RequestId(1), [], (), wish)
     assert sampler.sample([RequestId(1)], logits)[0].id == 7
 
 
 def test_the_least_temperature_takes_the_likeliest() -> None:
     sampler = Sampler()
-    sampler.start(RequestId(1), [], (), sampling(temperature=1e-310))
+    sampler.start(MODEL, RequestId(1), [], (), sampling(temperature=1e-310))
     assert sampler.sample([RequestId(1)], logits_of(0, 0)[None])[0].id == int(logits_of(0, 0).argmax())
 
 
@@ -245,7 +246,7 @@ def test_the_least_temperature_takes_the_likeliest() -> None:
 def test_where_everything_is_banned_nothing_is(temperature: float) -> None:
     wish = sampling(temperature=temperature, top_k=1, min_tokens=1, stop_token_ids=tuple(range(VOCAB)))
     sampler = Sampler()
-    sampler.start(RequestId(1), [], (), wish)
+    sampler.start(MODEL, RequestId(1), [], (), wish)
     assert sampler.sample([RequestId(1)], logits_of(0, 0)[None])[0].id == int(logits_of(0, 0).argmax())
 
 
@@ -254,8 +255,8 @@ def test_ids_beyond_the_vocabulary_have_no_effect() -> None:
     beyond = VOCAB
     wish = msgspec.structs.replace(within, stop_token_ids=(3, beyond), logit_bias=((5, 1.0), (beyond, 9.0)))
     sampler = Sampler()
-    sampler.start(RequestId(1), [2, 2], [8, 8], within)
-    sampler.start(RequestId(2), [2, beyond], [8, beyond], wish)
+    sampler.start(MODEL, RequestId(1), [2, 2], [8, 8], within)
+    sampler.start(MODEL, RequestId(2), [2, beyond], [8, beyond], wish)
     logits = torch.stack([logits_of(0, 0)] * 2)
     first, second = sampler.sample([RequestId(1), RequestId(2)], logits)
     assert first == second

@@ -20,8 +20,10 @@ def device(pages: int, *names: InstanceId, floor: int = 0, quantum: int = 1) -> 
     return arbiter
 
 
-def ask(arbiter: PageArbiter, name: InstanceId, pages: int, *, urgent: bool = False) -> list[ArbiterEffect]:
-    effects = arbiter.ask(name, NeedPages(pages, urgent))
+def ask(
+    arbiter: PageArbiter, name: InstanceId, pages: int, *, urgent: bool = False, crowded: bool = False
+) -> list[ArbiterEffect]:
+    effects = arbiter.ask(name, NeedPages(pages, urgent, crowded))
     arbiter.check()
     return effects
 

@@ -199,3 +199,32 @@ def test_who_had_nothing_to_spare_is_not_coaxed_again_before_it_has_worked() -> 
     assert trims(ask(arbiter, B, 6)) == {}
     arbiter.seen(A, busy=True, now_ns=0)
     assert trims(ask(arbiter, B, 6)) == {A: 6}
+
+
+def test_a_crowded_wish_takes_what_others_need_above_an_equal_share() -> None:
+    arbiter = device(12, A, B)
+    hold(arbiter, A, 10)
+    hold(arbiter, B, 2)
+    effects = ask(arbiter, B, 3, crowded=True)
+    assert (takings(effects), trims(effects)) == ({}, {A: 6}), "first what it does not need"
+    effects = give(arbiter, A, ticket(effects, A), 1)
+    assert (takings(effects), trims(effects)) == ({A: 2}, {})
+    assert grants(give(arbiter, A, ticket(effects, A), 2)) == [(B, 3)]
+
+
+def test_a_crowded_wish_beyond_an_equal_share_takes_nothing() -> None:
+    arbiter = device(12, A, B)
+    hold(arbiter, A, 7)
+    hold(arbiter, B, 5)
+    for _ in range(2):
+        effects = ask(arbiter, B, 2, crowded=True)
+        assert (takings(effects), trims(effects)) == ({}, {})
+
+
+def test_a_crowded_wish_takes_no_more_than_it_lacks_from_all_together() -> None:
+    arbiter = device(12, A, B, C)
+    hold(arbiter, A, 6)
+    hold(arbiter, B, 6)
+    effects = ask(arbiter, C, 3, crowded=True)
+    assert takings(give(arbiter, A, ticket(effects, A), 0)) == {A: 2}
+    assert takings(give(arbiter, B, ticket(effects, B), 0)) == {B: 1}

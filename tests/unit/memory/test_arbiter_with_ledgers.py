@@ -125,12 +125,12 @@ class Device(RuleBasedStateMachine):
             del process.used[:count]
             self.listen(process)
 
-    @rule(name=names, count=st.integers(1, 8), urgent=st.booleans())
-    def want(self, name: InstanceId, count: int, urgent: bool) -> None:
+    @rule(name=names, count=st.integers(1, 8), urgent=st.booleans(), crowded=st.booleans())
+    def want(self, name: InstanceId, count: int, urgent: bool, crowded: bool) -> None:
         if process := self.processes.get(name):
             more = min(count, PAGES - process.ledger.balloon.held)
             if more > 0:
-                process.ledger.balloon.want(more, urgent=urgent)
+                process.ledger.balloon.want(more, urgent=urgent, crowded=crowded)
             self.listen(process)
 
     @rule(name=names)

@@ -177,6 +177,20 @@ def test_an_urgent_wish_is_asked_again_only_where_it_changed() -> None:
     assert held.balloon.stands_still and not held.balloon.hopeless
 
 
+def test_a_refused_wish_is_asked_again_when_it_becomes_crowded() -> None:
+    held = Held()
+    held.balloon.want(3, urgent=False)
+    held.balloon.granted(REFUSED)
+    for _ in range(2):
+        held.balloon.want(1, urgent=False, crowded=True)
+        held.balloon.granted(REFUSED)
+    assert asked(held) == [NeedPages(3, urgent=False), NeedPages(1, urgent=False, crowded=True)]
+    held.balloon.want(2, urgent=True)
+    held.balloon.granted(REFUSED)
+    held.balloon.want(1, urgent=False, crowded=True)
+    assert asked(held) == [NeedPages(2, urgent=True)], "that weighs more"
+
+
 def test_who_is_content_is_urgent_no_more() -> None:
     held = Held()
     held.balloon.want(3, urgent=True)

@@ -82,7 +82,7 @@ def test_special_tokens_have_no_text(text: TextModel) -> None:
 
 
 def test_the_chat_template_is_rendered(text: TextModel) -> None:
-    assert text.has_chat_template
+    assert text.chat_template is not None
     assert text.render_chat(MESSAGES) == "<|user|>the hat<|end|><|assistant|>"
 
 
@@ -104,7 +104,7 @@ def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
     checkpoints.write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     loaded = TextModel.load(tmp_path)
-    assert loaded is not None and not loaded.has_chat_template
+    assert loaded is not None and loaded.chat_template is None
     with pytest.raises(UserError, match="the model has no chat template"):
         loaded.render_chat(MESSAGES)
 

@@ -12,6 +12,7 @@ from aegis.core.messages import (
     Cancel,
     EvictImage,
     GaveBack,
+    GaveUp,
     GrantPages,
     ImageCached,
     ImageEvicted,
@@ -280,13 +281,13 @@ def test_a_prefetch_is_abandoned_when_the_next_job_needs_its_memory() -> None:
 
 
 @pytest.mark.parametrize("waiting", [1, 2])
-def test_a_model_that_cannot_be_read_ends_those_who_wait_for_it_and_the_next_tries_again(waiting: int) -> None:
+def test_who_waits_for_a_model_that_cannot_be_read_is_given_up_and_the_next_tries_again(waiting: int) -> None:
     driven = lent(A, pages=TWO_MODELS_FIT)
     for request in range(1, waiting + 1):
         submit(driven, request, A)
     driven.on(LoadFailed(A.model, "why"))
     assert driven.said(ImageUnreadable) == [ImageUnreadable(A.model, "why")]
-    assert driven.said(Broken) == [Broken(RequestId(request), 1, "why") for request in range(1, waiting + 1)]
+    assert driven.said(GaveUp) == [GaveUp(RequestId(request), 1) for request in range(1, waiting + 1)]
     submit(driven, 9, A)
     assert driven.loads == [A.model], "what is there is not its weights"
     loaded(driven)

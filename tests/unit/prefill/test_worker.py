@@ -44,7 +44,17 @@ class Noting:
 
     def detach(self, model: ModelId) -> None: ...
 
-    def start(self, request: RequestId, prompt: Sequence[int], generated: Sequence[int], sampling: Sampling) -> None:
+    def ready(self, model: ModelId, sampling: Sampling) -> bool:
+        return True
+
+    def start(
+        self,
+        model: ModelId,
+        request: RequestId,
+        prompt: Sequence[int],
+        generated: Sequence[int],
+        sampling: Sampling,
+    ) -> None:
         self.asked.append(("start", request, tuple(prompt), tuple(generated)))
 
     def stop(self, request: RequestId) -> None: ...

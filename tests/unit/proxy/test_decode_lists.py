@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.views import MAX_BATCH, Housed, Length, Work
+from aegis.core.views import MAX_BATCH, Housed, Length, Pressure, Work
 from decode.policy import WeightedRoundRobin
 from proxy.decode_lists import DecodeLists
 from proxy.events import ModelLoad
+from proxy.pressure import NOTHING, Wants
 from tests.unit.proxy import naive
 
 A, B, C = MODELS = [ModelId(name) for name in ("m0", "m1", "m2")]
@@ -28,10 +29,38 @@ class Decodes(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.policy = WeightedRoundRobin()
-        self.kept = DecodeLists(CAPACITY, WEIGHT_BYTES)
+        self.price = dict.fromkeys(MODELS, 1)
+        self.kept = DecodeLists(CAPACITY, WEIGHT_BYTES, self.wants)
         self.naive: dict[InstanceId, naive.List] = {}
         self.placed: dict[RequestId, InstanceId] = {}
         self.requests = 0
+
+    def wants(self, model: ModelId, tokens: int) -> Wants:
+        return Wants(self.price[model] * tokens, self.price[model], 800_000)
+
+    @rule(model=models, price=st.integers(1, 1000))
+    def steps_take_longer_or_less(self, model: ModelId, price: int) -> None:
+        self.price[model] = price
+        self.kept.reprice(model)
+
+    @rule()
+    def look(self) -> None:
+        """At what nobody had asked for since it changed."""
+        pressed = sorted(
+            Pressure(self.load_ppm(known), sum(WEIGHT_BYTES[model] for model in known.housed), instance)
+            for instance, known in self.naive.items()
+        )
+        assert list(self.kept.by_pressure) == pressed
+        assert all(self.kept.load_ppm(each.instance) == each.load_ppm for each in pressed)
+
+    def load_ppm(self, known: naive.List) -> int:
+        total = NOTHING
+        for model in MODELS:
+            requests, tokens = known.beside.get(model, (0, 0))
+            own = [its for of, its in known.held.values() if of == model]
+            if requests or own:
+                total = total.instead(NOTHING, self.wants(model, tokens + sum(own)))
+        return total.load_ppm
 
     @rule(instance=instances)
     def up_or_down(self, instance: InstanceId) -> None:

@@ -1,141 +1,30 @@
-"""The session core, scripted: a request's life, and what happens when something dies at each point of it."""
+"""The session core, scripted: a request's life."""
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import pytest
 
-from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.lifecycle import State
 from aegis.core.messages import (
     Adopt,
-    Broken,
     Cancel,
-    FromInstance,
     GaveUp,
     KvReleased,
     Phase,
-    Prefilled,
     PromptLogprobs,
     ReleaseKv,
     Started,
+    StepsTook,
     Submit,
     SwitchDone,
-    ToInstance,
     Tokens,
 )
-from aegis.core.request import EventHandle, FinishReason, Job, KvHandle, Sampling, Token
-from aegis.core.role import Role
+from aegis.core.request import FinishReason, Token
 from aegis.sim.faults.pretended import make_spec
-from decode.policy import WeightedRoundRobin
-from prefill.policy import GroupedFcfs
-from proxy.events import (
-    Arrived,
-    ClientLeft,
-    Deliver,
-    DeliverPrompt,
-    Effect,
-    Ended,
-    Event,
-    ForeignLoad,
-    Heard,
-    InstanceDown,
-    InstanceUp,
-    ModelGone,
-    ModelLoad,
-    ModelUp,
-    Replayed,
-    To,
-)
-from proxy.sessions import MAX_LOSSES, MAX_REPLAYS, SessionCore
-
-SPEC = make_spec(0, image_pages=3, block_bytes=1024)
-OTHER = make_spec(1, image_pages=3, block_bytes=1024)
-P0, P1, D0, D1 = (InstanceId(name) for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"))
-R = RequestId(1)
-
-T = TypeVar("T", bound=ToInstance)
-
-
-class Proxy:
-    """Checks laws 1 and 2 on all that is said to the client."""
-
-    def __init__(self, *instances: InstanceId) -> None:
-        self.core = SessionCore(GroupedFcfs(), WeightedRoundRobin(), Hardware())
-        self.delivered: dict[RequestId, list[int]] = {}
-        self.ended: dict[RequestId, Ended] = {}
-        self.last: list[Effect] = []
-        for spec in (SPEC, OTHER):
-            self.tell(ModelUp(spec, 1000))
-        for instance in instances:
-            self.up(instance)
-
-    def tell(self, event: Event) -> list[Effect]:
-        self.last = self.core.on(event, 0)
-        for effect in self.last:
-            match effect:
-                case Deliver(request, first, tokens):
-                    got = self.delivered.setdefault(request, [])
-                    assert first == len(got) and request not in self.ended
-                    got += [token.id for token in tokens]
-                case Ended(request):
-                    assert request not in self.ended
-                    self.ended[request] = effect
-        return self.last
-
-    def up(self, instance: InstanceId) -> None:
-        self.tell(InstanceUp(instance, Role(instance.partition("-")[0])))
-
-    def arrive(self, request: int = 1, *, model: ModelId = SPEC.model, prompt: int = 4) -> None:
-        job = Job(RequestId(request), 1, model, tuple(range(prompt)), Sampling(max_tokens=50), 0)
-        self.tell(Arrived(job))
-
-    def heard(self, instance: InstanceId, message: FromInstance) -> None:
-        self.tell(Heard(instance, message))
-
-    def sent(self, kind: type[T]) -> list[tuple[InstanceId, T]]:
-        """Messages of a kind that the last event caused."""
-        return [(e.instance, e.message) for e in self.last if isinstance(e, To) and isinstance(e.message, kind)]
-
-    def all_sent(self) -> list[tuple[InstanceId, ToInstance]]:
-        return [(e.instance, e.message) for e in self.last if isinstance(e, To)]
-
-    def state(self, request: int = 1) -> State | None:
-        found = self.core.states().get(RequestId(request))
-        return found[1] if found else None
-
-    # --- as instances do ---
-
-    def prefilled(self, *, owner: InstanceId = P0, attempt: int = 1, token: int = 10, request: RequestId = R) -> None:
-        self.heard(owner, Prefilled(request, attempt, Token(token), handle(owner), 5))
-
-    def decodes(self, *, attempt: int = 1, decode: InstanceId = D0) -> None:
-        self.heard(decode, Phase((R,), running=True))
-
-    def reach(self, point: str) -> None:
-        """Request 1 from its arrival to `point`."""
-        self.arrive()
-        if point == "queued":
-            return
-        self.heard(P0, Started(R, 1))
-        if point == "prefilling":
-            return
-        self.prefilled()
-        if point == "handed off":
-            return
-        if point != "decoding, KV not there":
-            self.heard(D0, KvReleased(R, 1, handle(P0)))
-        self.decodes()
-        self.heard(D0, Tokens(R, 1, 1, (Token(11),)))
-        if point == "preempted":
-            self.heard(D0, Phase((R,), running=False))
-
-
-def handle(owner: InstanceId) -> KvHandle:
-    return KvHandle(owner, ((1, 2),), 4, EventHandle(0, 1))
-
+from decode.policies.least_slack import LeastSlack
+from proxy.events import ClientLeft, DeliverPrompt, Ended, InstanceDown, ModelAway, ModelGone, ModelUp
+from tests.unit.proxy.session_stand import D0, D1, OTHER, P0, P1, SPEC, Proxy, R, handle
 
 # --- a life without trouble -------------------------------------------------------------------------------------------
 
@@ -264,180 +153,11 @@ def test_kv_that_waits_is_released_when_the_client_leaves() -> None:
     assert proxy.all_sent() == [(P0, ReleaseKv(R, 1))] and proxy.ended[R].state is State.CANCELLED
 
 
-# --- deaths -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("point", ["queued", "prefilling", "handed off", "decoding, KV not there"])
-def test_a_prefill_instance_dies_while_it_matters(point: str) -> None:
-    proxy = Proxy(P0, P1, D0)
-    proxy.reach(point)
-    sent = tuple(proxy.delivered.get(R, ()))
-    proxy.tell(InstanceDown(P0))
-    assert Replayed(R) in proxy.last and proxy.state() is State.QUEUED
-    ((to, submit),) = proxy.sent(Submit)
-    assert to == P1 and (submit.job.attempt, submit.job.sent) == (2, sent)
-    assert proxy.sent(Cancel) == ([(D0, Cancel(R, 1))] if "d" in point and sent else [])
-    assert not proxy.sent(ReleaseKv), "its owner is dead"
-    proxy.heard(P1, Started(R, 2))
-    proxy.prefilled(owner=P1, attempt=2, token=20)
-    assert proxy.delivered[R] == [*sent, 20]
-
-
-@pytest.mark.parametrize("point", ["decoding", "preempted"])
-def test_a_prefill_instance_dies_when_the_kv_has_left_it(point: str) -> None:
-    proxy = Proxy(P0, D0)
-    proxy.reach(point)
-    proxy.tell(InstanceDown(P0))
-    assert proxy.last == []
-
-
-@pytest.mark.parametrize("point", ["handed off", "decoding, KV not there", "decoding", "preempted"])
-def test_a_decode_instance_dies(point: str) -> None:
-    """Law 3: KV it had not fetched yet is released by the core, and only that."""
-    proxy = Proxy(P0, D0, D1)
-    proxy.reach(point)
-    sent = tuple(proxy.delivered[R])
-    proxy.tell(InstanceDown(D0))
-    released = [] if point in ("decoding", "preempted") else [(P0, ReleaseKv(R, 1))]
-    assert proxy.sent(ReleaseKv) == released and not proxy.sent(Cancel)
-    ((to, submit),) = proxy.sent(Submit)
-    assert to == P0 and (submit.job.attempt, submit.job.sent) == (2, sent)
-    proxy.heard(P0, Started(R, 2))
-    proxy.prefilled(attempt=2, token=20)
-    assert proxy.sent(Adopt)[0][0] == D1 and proxy.sent(Adopt)[0][1].tokens == (*sent, 20)
-    proxy.heard(D1, KvReleased(R, 2, handle(P0)))
-    assert proxy.sent(ReleaseKv) == [(P0, ReleaseKv(R, 2))]
-
-
-def test_instances_that_were_asked_to_end_do_not_count_against_their_requests() -> None:
-    proxy = Proxy(P0, D0)
-    proxy.reach("prefilling")
-    for attempt in range(2, 3 * MAX_REPLAYS):
-        proxy.tell(InstanceDown(P0, asked=True))
-        proxy.up(P0)
-        assert [submit.job.attempt for _, submit in proxy.sent(Submit)] == [attempt]
-        proxy.heard(P0, Started(R, attempt))
-    assert proxy.state() is State.PREFILLING
-
-
-def test_the_only_prefill_instance_dies_and_comes_back() -> None:
-    proxy = Proxy(P0, D0)
-    proxy.reach("prefilling")
-    proxy.tell(InstanceDown(P0))
-    assert not proxy.all_sent() and proxy.state() is State.QUEUED
-    proxy.up(P0)
-    assert [(to, message.job.attempt) for to, message in proxy.sent(Submit)] == [(P0, 2)]
-
-
-def test_others_are_not_disturbed_by_a_death() -> None:
-    proxy = Proxy(P0, P1, D0, D1)
-    proxy.reach("decoding")
-    for request in range(2, 10):
-        proxy.arrive(request)
-    proxy.tell(InstanceDown(D1))
-    assert proxy.last == []
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        Tokens(R, 1, 2, (Token(99),)),
-        Tokens(R, 1, 2, (Token(99),), FinishReason.STOP),
-        Started(R, 1),
-        GaveUp(R, 1),
-        Broken(R, 1, "why"),
-        PromptLogprobs(R, 1, (Token(1),)),
-    ],
-    ids=lambda m: type(m).__name__,
-)
-def test_what_an_older_attempt_says_is_not_heard(message: FromInstance) -> None:
-    """Law 1: its tokens may differ, and they are late."""
-    proxy = Proxy(P0, P1, D0)
-    proxy.reach("decoding, KV not there")
-    proxy.tell(InstanceDown(P0))
-    proxy.heard(D0, message)
-    assert proxy.last == [] and proxy.delivered[R] == [10, 11]
-
-
-def test_kv_of_an_older_attempt_is_released_at_once() -> None:
-    """The first attempt's prefill had ended when its decode instance's death was heard of — or was cancelled late."""
-    proxy = Proxy(P0, D0)
-    proxy.reach("prefilling")
-    proxy.tell(ClientLeft(R))
-    assert proxy.sent(Cancel) == [(P0, Cancel(R, 1))]
-    proxy.prefilled()
-    assert proxy.all_sent() == [(P0, ReleaseKv(R, 1))] and R not in proxy.delivered
-
-
-def test_three_losses_fail_a_request() -> None:
-    proxy = Proxy(P0, D0)
-    proxy.arrive()
-    for loss in range(1, MAX_LOSSES + 1):
-        assert R not in proxy.ended
-        proxy.heard(P0, Started(R, loss))
-        proxy.tell(InstanceDown(P0))
-        proxy.up(P0)
-    assert proxy.ended[R].state is State.FAILED and "lost 3 times" in proxy.ended[R].message
-
-
-def test_who_only_waited_is_not_blamed_as_soon() -> None:
-    """What was running may be what kills instances; its neighbours in the queue are not failed with it."""
-    proxy = Proxy(P0, D0)
-    proxy.arrive()
-    for death in range(1, MAX_REPLAYS):
-        proxy.tell(InstanceDown(P0))
-        proxy.up(P0)
-        assert [submit.job.attempt for _, submit in proxy.sent(Submit)] == [death + 1]
-    proxy.tell(InstanceDown(P0))
-    assert proxy.ended[R].state is State.FAILED
-
-
-def test_requests_wait_for_a_model_that_is_not_up_yet() -> None:
-    proxy = Proxy(P0, D0)
-    late = make_spec(2, image_pages=3, block_bytes=1024)
-    proxy.arrive(model=late.model)
-    assert not proxy.all_sent() and proxy.state() is State.QUEUED
-    proxy.tell(ModelUp(late, 1000))
-    assert [submit.job.model for _, submit in proxy.sent(Submit)] == [late.model]
-
-
-# --- giving up, breaking ----------------------------------------------------------------------------------------------
-
-
-def test_a_request_whose_kv_was_given_up_is_prefilled_again() -> None:
-    proxy = Proxy(P0, D0)
-    proxy.reach("preempted")
-    proxy.heard(D0, GaveUp(R, 1))
-    ((_, submit),) = proxy.sent(Submit)
-    assert (submit.job.attempt, submit.job.sent) == (2, (10, 11)) and Replayed(R) in proxy.last
-    assert not proxy.sent(Cancel), "it is gone there"
-
-
-def test_giving_up_is_no_loss() -> None:
-    proxy = Proxy(P0, D0)
-    proxy.reach("decoding")
-    for attempt in range(1, 3 * MAX_LOSSES):
-        proxy.heard(D0, GaveUp(R, attempt))
-        proxy.heard(P0, Started(R, attempt + 1))
-        proxy.prefilled(attempt=attempt + 1)
-        proxy.heard(D0, KvReleased(R, attempt + 1, handle(P0)))
-    assert R not in proxy.ended
-
-
-def test_what_cannot_run_fails_with_its_reason() -> None:
-    proxy = Proxy(P0, D0)
-    proxy.reach("prefilling")
-    proxy.heard(P0, Broken(R, 1, "why"))
-    assert proxy.ended[R] == Ended(R, State.FAILED, message="why")
-    assert proxy.sent(Cancel) == [(P0, Cancel(R, 1))]
-
-
 # --- clients that leave, models that go -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("point", "to"),
-    [("queued", P0), ("prefilling", P0), ("handed off", D0), ("decoding", D0), ("preempted", D0)],
+    ("point", "to"), [("queued", P0), ("prefilling", P0), ("handed off", D0), ("decoding", D0), ("preempted", D0)]
 )
 def test_who_works_for_a_client_that_left_is_told(point: str, to: InstanceId) -> None:
     proxy = Proxy(P0, D0)
@@ -494,6 +214,31 @@ def test_requests_of_a_removed_model_fail_and_others_go_on() -> None:
     assert proxy.sent(Submit)
 
 
+def test_requests_of_a_model_that_is_away_wait_until_it_is_back() -> None:
+    """What is with an instance goes on there, unless that gives it up."""
+    proxy = Proxy(P0, D0)
+    proxy.reach("handed off")
+    proxy.tell(ModelAway(SPEC.model))
+    proxy.arrive(2)
+    proxy.heard(D0, GaveUp(R, 1))
+    proxy.arrive(3, model=OTHER.model)
+    assert [submit.job.request for _, submit in proxy.sent(Submit)] == [RequestId(3)]
+    assert not proxy.ended
+    proxy.tell(ModelUp(SPEC, 1000))
+    assert [submit.job.request for _, submit in proxy.sent(Submit)] == [R, RequestId(2)]
+
+
+def test_requests_of_a_model_that_is_away_fail_when_it_does_not_come_back() -> None:
+    proxy = Proxy(P0, D0)
+    proxy.tell(ModelAway(SPEC.model))
+    proxy.arrive(2)
+    proxy.tell(ModelGone(SPEC.model, "cannot be served: why"))
+    assert proxy.ended[RequestId(2)].state is State.FAILED
+    proxy.tell(ModelUp(SPEC, 1000))
+    proxy.arrive(3)
+    assert proxy.sent(Submit)
+
+
 def test_a_request_known_to_nobody_is_ignored() -> None:
     proxy = Proxy(P0, D0)
     proxy.heard(D0, Phase((RequestId(77),), running=True))
@@ -511,57 +256,17 @@ def test_switches_teach_the_estimates() -> None:
     assert proxy.core._latency[SPEC.model].switch_ns() == pytest.approx(10 * before, rel=0.1)
 
 
-# --- other proxies ---------------------------------------------------------------------------------------------------
-
-
-def test_requests_keep_out_of_other_proxies_way() -> None:
-    proxy = Proxy(P0, P1, D0, D1)
-    proxy.tell(ForeignLoad(P0, 10**12, ()))
-    proxy.tell(ForeignLoad(D0, 0, (ModelLoad(OTHER.model, 3, 5000), ModelLoad(ModelId("unknown"), 1, 1))))
-    proxy.arrive()
-    assert [instance for instance, _ in proxy.sent(Submit)] == [P1]
-    proxy.heard(P1, Started(R, 1))
-    proxy.prefilled(owner=P1)
-    assert [instance for instance, _ in proxy.sent(Adopt)] == [D1]
-
-
-def test_others_are_told_of_own_requests_alone() -> None:
-    proxy = Proxy(P0, D0)
-    proxy.tell(ForeignLoad(P0, 10**12, ()))
-    proxy.tell(ForeignLoad(D0, 0, (ModelLoad(SPEC.model, 3, 5000),)))
-    assert proxy.core.loads() == [ForeignLoad(P0, 0, ()), ForeignLoad(D0, 0, ())]
-    proxy.arrive()
-    prefills, _ = proxy.core.loads()
-    assert 0 < prefills.prefill_ns < 10**12
-    proxy.heard(P0, Started(R, 1))
-    proxy.prefilled()
-    assert proxy.core.loads() == [ForeignLoad(P0, 0, ()), ForeignLoad(D0, 0, (ModelLoad(SPEC.model, 1, 5),))]
-
-
-def test_a_model_that_goes_takes_others_requests_with_it() -> None:
-    proxy = Proxy(D0)
-    proxy.tell(ForeignLoad(D0, 0, (ModelLoad(SPEC.model, 3, 5000),)))
-    proxy.tell(ModelGone(SPEC.model))
-    proxy.tell(ForeignLoad(D0, 0, (ModelLoad(SPEC.model, 3, 5000),)))
-    proxy.tell(ModelUp(SPEC, 1000))
-    proxy.tell(InstanceDown(D0))
-    assert proxy.last == []
-
-
-# --- what another proxy began -----------------------------------------------------------------------------------------
-
-
-def test_a_request_that_was_begun_elsewhere_goes_on_after_its_tokens() -> None:
-    proxy = Proxy(P0, D0)
-    job = Job(R, 1, SPEC.model, (0, 1), Sampling(max_tokens=50), 0, sent=(8, 9))
-    proxy.delivered[R] = [8, 9]
-    proxy.tell(Arrived(job))
-    ((_, submit),) = proxy.sent(Submit)
-    assert submit.job.sent == (8, 9)
-    proxy.heard(P0, Started(R, 1))
-    proxy.prefilled()
-    ((_, adopt),) = proxy.sent(Adopt)
-    assert adopt.tokens == (8, 9, 10)
-    proxy.tell(InstanceDown(D0))
-    proxy.up(D0)
-    assert proxy.delivered[R] == [8, 9, 10]
+def test_steps_teach_where_there_is_time_to_spare() -> None:
+    """A third model goes to the instance whose requests want less, and what they want is known once steps were seen."""
+    third, here, there = make_spec(2, image_pages=3, block_bytes=1024), InstanceId("mixed-0"), InstanceId("mixed-1")
+    for slow, fast, spare in ((SPEC, OTHER, there), (OTHER, SPEC, here)):
+        proxy = Proxy(here, there, policy=LeastSlack())
+        proxy.tell(ModelUp(third, 1000))
+        proxy.arrive(1)
+        proxy.arrive(2, model=OTHER.model)
+        assert [instance for instance, _ in proxy.sent(Submit)] == [there]
+        proxy.heard(here, StepsTook(slow.model, 100, 1, 90_000_000))
+        proxy.heard(there, StepsTook(fast.model, 100, 1, 10_000_000))
+        proxy.heard(there, StepsTook(ModelId("unknown"), 100, 1, 10_000_000))
+        proxy.arrive(3, model=third.model)
+        assert [instance for instance, _ in proxy.sent(Submit)] == [spare]

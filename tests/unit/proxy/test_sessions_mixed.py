@@ -13,7 +13,7 @@ from decode.policies.dedicated import Dedicated
 from prefill.policy import GroupedFcfs
 from proxy.events import Arrived, ClientLeft, InstanceDown, ModelGone, ModelUp
 from proxy.sessions import SessionCore
-from tests.unit.proxy.test_sessions import D0, OTHER, P0, SPEC, Proxy, R
+from tests.unit.proxy.session_stand import D0, OTHER, P0, SPEC, Proxy, R
 
 M0, M1 = InstanceId("mixed-0"), InstanceId("mixed-1")
 LATE_NS = 15

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aegis.core.ids import ModelId, ProxyId, nth_request
-from aegis.core.messages import NeedSlabs, Phase, SwitchDone, Tokens
+from aegis.core.messages import NeedSlabs, Phase, StepsTook, SwitchDone, Tokens
 from aegis.core.request import Token
 from aegis.runtime.addressing import addressed
 
@@ -26,3 +26,8 @@ def test_a_phase_is_told_in_parts() -> None:
 def test_everybody_hears_of_a_switch_and_the_node_alone_of_memory() -> None:
     switch, wish = SwitchDone(ModelId("m"), False, 0, 0, 0, 0), NeedSlabs(2)
     assert addressed([switch, wish], PROXIES) == {None: [switch, wish], FIRST: [switch], SECOND: [switch]}
+
+
+def test_proxies_alone_hear_how_long_steps_take() -> None:
+    took = StepsTook(ModelId("m"), 500, 3, 12_000_000)
+    assert addressed([took], PROXIES) == {FIRST: [took], SECOND: [took]}

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from aegis.core.errors import UserError
-from aegis.core.messages import AddModel, DropModel
-from aegis.core.model import ModelSpec
+from aegis.core.messages import AddModel, DropModel, SetSlo
+from aegis.core.model import ModelSpec, Slo
 from aegis.runtime.binder import Binder
 from tests.unit.proxy.http.scripted import spec
 
@@ -81,3 +81,10 @@ def test_what_is_dropped_while_it_is_prepared_is_discarded_and_never_comes(binde
     binder.close()
     for part in parts:
         assert {entry for entry in part.done if entry[1] != "c"} == {("prepared", "a"), ("discarded", "a")}
+
+
+def test_deadlines_that_change_while_it_is_prepared_come_with_it(binder: Binder, parts: list[Part]) -> None:
+    for name in ("a", "b"):
+        assert binder.defer(AddModel(spec(name)), busy=True)
+    assert not binder.defer(SetSlo(spec("b").model, Slo(7, 8)), busy=True)
+    assert [event.spec.slo for event in ready(binder, parts, 2)] == [spec("a").slo, Slo(7, 8)]

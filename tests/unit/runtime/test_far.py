@@ -12,11 +12,26 @@ import pytest
 from msgspec.structs import replace
 
 from aegis.core.errors import UserError
+from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.model import ModelSpec, TensorEntry
+from aegis.core.request import Job, KeptPrefix, Sampling
 from aegis.runtime.far_node import FarNode
 from aegis.runtime.far_proxy import FarProxy
 from aegis.runtime.link import Hub, Spoke
-from aegis.runtime.seam import Answer, Asked, Card, CardGone, FromProxy, Noted, Scraped, ScrapeWanted, ToProxy
+from aegis.runtime.seam import (
+    Answer,
+    Asked,
+    Card,
+    CardGone,
+    FromProxy,
+    LookUp,
+    Noted,
+    PrefixFound,
+    Scraped,
+    ScrapeWanted,
+    ToProxy,
+)
 from aegis.sim.faults.pretended import make_spec
 from aegis.telemetry.scrape import Family
 from proxy.events import ModelUp
@@ -33,6 +48,9 @@ class Model:
     weights: str = "cached"
     created_s: int = 7
     kv_limit_tokens: int = 100
+    priority: int = 0
+    limits: Limits = UNLIMITED
+    pinned: bool = False
 
 
 @dataclass
@@ -67,7 +85,7 @@ class Pair:
         self.heard: list[FromProxy] = []
         self._hub: Hub[FromProxy] = Hub(f"ipc://{directory}/proxies", FromProxy)
         self._spoke: Spoke[ToProxy] = Spoke(self._hub.address, WHO, ToProxy)
-        self.node = FarNode(self._spoke)
+        self.node = FarNode(self._spoke, reuses=True)
         self.proxy = FarProxy("ipc://there", WHO, self._hub, cast(Any, self.desk))
 
     async def serve_node(self) -> None:
@@ -77,6 +95,9 @@ class Pair:
             for message in messages:
                 if isinstance(message, Asked | Scraped):
                     self.proxy.heard(message)
+                elif isinstance(message, LookUp):
+                    kept = KeptPrefix(((0, 1),), 16, len(message.job.prompt)) if message.job.sent else None
+                    self.proxy.tell(PrefixFound(message.ticket, kept))
                 else:
                     self.heard.append(message)
 
@@ -84,7 +105,7 @@ class Pair:
         while True:
             for message in await self._spoke.receive():
                 match message:
-                    case Card() | CardGone():
+                    case Card() | CardGone() | PrefixFound():
                         self.node.told(message)
                     case Answer():
                         self.node.desk.answered(message)
@@ -207,3 +228,24 @@ def test_what_a_proxy_says_of_itself_arrives(tmp_path: Path) -> None:
         assert pair.heard == [note]
 
     paired(tmp_path, work)
+
+
+def test_what_is_kept_of_a_prompt_is_told_to_who_asked(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        found: list[KeptPrefix | None] = []
+        for sent in ((), (5,)):
+            job = Job(RequestId(1), 1, ModelId("m"), (1, 2, 3), Sampling(max_tokens=4), 0, sent)
+            pair.node.look_up(InstanceId("decode-0"), job, found.append)
+        assert not found
+        await pair.settle()
+        assert found == [None, KeptPrefix(((0, 1),), 16, 3)]
+
+    paired(tmp_path, work)
+
+
+def test_a_node_that_keeps_nothing_is_not_asked() -> None:
+    found: list[KeptPrefix | None] = []
+    node = FarNode(cast(Any, None))
+    job = Job(RequestId(1), 1, ModelId("m"), (1,), Sampling(max_tokens=4), 0)
+    node.look_up(InstanceId("decode-0"), job, found.append)
+    assert found == [None]

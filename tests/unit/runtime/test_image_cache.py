@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from aegis.core.effects import Bind, Send, StreamName
 from aegis.core.events import Progress
@@ -25,6 +26,7 @@ from aegis.device.mover import Mover
 from aegis.device.shared_words import SharedWords
 from aegis.device.stage import StageBuffer
 from aegis.runtime.image_cache import ImageCache
+from aegis.runtime.image_filler import ImageFiller
 from memory.budget import Budget
 from memory.images import State
 from memory.ledger import Ledger
@@ -40,6 +42,7 @@ class Wire:
     """An instance that answers at once, and what the others hear."""
 
     cache: ImageCache
+    path: str  # of the region
     answering: bool = True
     told: list[ToInstance] = field(default_factory=list)
     forgotten: list[ModelId] = field(default_factory=list)
@@ -72,7 +75,7 @@ class Wire:
 
     def cached(self, spec: ModelSpec) -> bool:
         """Whether the image's bytes lie where the instances were last told."""
-        region = MappedFile(self.cache.path, writable=False, populate=False)
+        region = MappedFile(self.path, writable=False, populate=False)
         parts = [
             ctypes.string_at(region.base + start * EXTENT, (stop - start) * EXTENT)
             for start, stop in self.extents(spec.model)
@@ -84,11 +87,35 @@ class Wire:
 
 def serving(extents: int, script: Callable[[ImageCache, Wire], Awaitable[None]]) -> None:
     async def main() -> None:
-        cache = ImageCache(extents * EXTENT, check_laws=True)
-        wire = cache.wire = Wire(cache)
+        filler = ImageFiller(extents * EXTENT)
+        cache = ImageCache(filler, check_laws=True)
+        wire = cache.wire = Wire(cache, filler.paths[0])
         cache.join(A)
         await script(cache, wire)
         cache.close()
+        filler.close()
+
+    asyncio.run(main())
+
+
+def test_each_rank_has_its_own_image_in_the_same_extents(tmp_path: Path) -> None:
+    nbytes = IMAGE_PIECE_BYTES + 100
+    first, second = (weight_images.write(tmp_path, name, nbytes) for name in ("image", "image-1"))
+    sums = first.manifest.checksums + second.manifest.checksums
+    spec = structs.replace(first, manifest=structs.replace(first.manifest, ranks=2, checksums=sums))
+
+    async def main() -> None:
+        filler = ImageFiller(6 * EXTENT, ranks=2)
+        cache = ImageCache(filler, check_laws=True)
+        wire = cache.wire = Wire(cache, filler.paths[0])
+        cache.join(A)
+        assert cache.accounts()["free"] == 3
+        assert cache.add(spec, pinned=False)
+        await wire.until(lambda: wire.told)
+        for path, name in zip(filler.paths, ("image", "image-1"), strict=True):
+            assert Path(path).read_bytes()[:nbytes] == weight_images.content(name, nbytes)
+        cache.close()
+        filler.close()
 
     asyncio.run(main())
 
@@ -268,7 +295,7 @@ def test_an_image_that_is_being_loaded_from_the_cache_is_overwritten_only_afterw
         wire.answering = False
         cache.add(old, pinned=False)
         await wire.until(lambda: wire.told)
-        loader = Loader(cache.path, old)
+        loader = Loader(wire.path, old)
         (cached,) = wire.told
         assert isinstance(cached, ImageCached)
         loader.ledger.told(cached)
@@ -299,7 +326,7 @@ def test_while_images_come_and_go_every_load_brings_the_right_bytes(tmp_path: Pa
 
     async def script(cache: ImageCache, wire: Wire) -> None:
         wire.answering = False
-        loader, heard, from_cache = Loader(cache.path, *specs), 0, 0
+        loader, heard, from_cache = Loader(wire.path, *specs), 0, 0
 
         def hear() -> None:
             nonlocal heard

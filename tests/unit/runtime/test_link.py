@@ -8,12 +8,25 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import ModelId, ProxyId, nth_request
-from aegis.core.messages import Cancel, DropModel, DropProxy, FromInstance, Greeting, NeedSlabs, ToInstance, Tokens
+from aegis.core.messages import (
+    Cancel,
+    DropModel,
+    DropProxy,
+    FromInstance,
+    Greeting,
+    NeedSlabs,
+    Ping,
+    Ready,
+    ToInstance,
+    Tokens,
+)
 from aegis.core.request import Token
 from aegis.core.role import Role
-from aegis.runtime.link import Hub, InstanceLink, Said
+from aegis.runtime.link import Hub, InstanceLink, Keys, Said
 
 FIRST, SECOND = ProxyId(0), ProxyId(1)
 WHO = "decode-0/3"
@@ -113,3 +126,26 @@ def test_what_nobody_listens_to_leaves_the_loop_asleep(tmp_path: Path) -> None:
 
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
         runner.run(idle())
+
+
+def test_who_has_not_the_key_is_not_heard(tmp_path: Path) -> None:
+    async def main() -> None:
+        keys = Keys.new()
+        hub: Hub[Said] = Hub("tcp://127.0.0.1:*", Said, keys)
+        assert not hub.address.endswith("*")
+        strangers = [InstanceLink(hub.address, "stranger/1", key) for key in ("", Keys.new().public)]
+        link = InstanceLink(hub.address, WHO, keys.public)
+        for one in (*strangers, link):
+            one.send([Ready(1)])
+        assert await hub.receive() == (WHO, [Ready(1)])
+        hub.send(WHO, [Ping()])
+        assert link.receive(5_000_000_000) == [Ping()]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(hub.receive(), 0.3)
+        for one in strangers:
+            one.send([Ready(1)])  # returns, though nobody takes it
+        hub.close()
+        for one in (*strangers, link):
+            one.close()
+
+    asyncio.run(main())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from aegis.core.ids import InstanceId, ProxyId
+from aegis.core.ids import InstanceId, ModelId, ProxyId
 from aegis.core.messages import (
     DropProxy,
     ForgetPeer,
@@ -22,13 +22,13 @@ from aegis.core.model import Slo
 from aegis.core.role import Role
 from aegis.runtime.clock import MonotonicClock
 from aegis.runtime.devices import Devices
-from aegis.runtime.image_cache import ImageCache
 from aegis.runtime.node import Node
 from aegis.runtime.seam import InstanceLost, Noted, ToProxy
 from aegis.telemetry.history import History
 from aegis.telemetry.scrape import Family
+from aegis.telemetry.tally import Tally
 from memory.budget import Budget
-from tests.parity.stand_ins import CountedPool, Processes
+from tests.parity.stand_ins import CountedPool, Processes, host, no_images
 
 P0, D0, D1 = INSTANCES = [InstanceId(name) for name in ("prefill-0", "decode-0", "decode-1")]
 HERE, THERE = ProxyId(0), ProxyId(1)
@@ -61,6 +61,9 @@ class End:
     async def scrape(self) -> tuple[Family, ...]:
         return ()
 
+    def tallies(self) -> list[Tally]:
+        return [Tally(ModelId("m"), waiting=1, arrived=4)]
+
 
 class Stand:
     """Two proxies; all instances are up."""
@@ -70,10 +73,10 @@ class Stand:
         budget = Budget(pages=8, page_bytes=PAGE, slab_bytes=PAGE, host_slabs=8, instances=len(INSTANCES))
         clock = MonotonicClock()
         devices = Devices([CountedPool(8, PAGE)], dict.fromkeys(INSTANCES, 0), clock, floor_bytes=0, idle_s=1000.0)
-        self.images = ImageCache(0)
         self.node = Node(
             budget,
-            self.images,
+            no_images(),
+            host(budget),
             devices,
             cast(Any, self.link),
             clock,
@@ -98,11 +101,7 @@ class Stand:
 
 def standing(work: Callable[[Stand], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        stand = Stand()
-        try:
-            await work(stand)
-        finally:
-            stand.images.close()
+        await work(Stand())
 
     asyncio.run(main())
 

@@ -9,20 +9,23 @@ from typing import Any, cast
 
 import pytest
 
+from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ProxyId, RequestId, nth_request
 from aegis.core.messages import Broken, Cancel, FromInstance, Greeting, Phase, Prefilled, Started, Submit, ToInstance
-from aegis.core.request import Sampling, Token
+from aegis.core.messages import Reused as ReusedTokens
+from aegis.core.request import Job, KeptPrefix, Sampling, Token
 from aegis.core.role import Role
 from aegis.runtime.proxy import Proxy
-from aegis.runtime.seam import Drain, FromProxy, InstanceLost, ModelUsed, Noted, Unserved
+from aegis.runtime.seam import Drain, Found, FromProxy, InstanceLost, KeysSet, ModelUsed, Noted, Unserved
 from aegis.sim.faults.pretended import make_spec
 from aegis.telemetry.history import History
 from decode.policy import WeightedRoundRobin
 from prefill.policy import GroupedFcfs
 from proxy.events import ForeignLoad, ModelGone, ModelLoad, ModelUp
-from proxy.http.boundary import Delivery, Delta, Failed
+from proxy.http.boundary import Delivery, Delta, Failed, Reused
+from proxy.http.callers import Caller, Key, Keyring, digest_of
 from proxy.sessions import SessionCore
 
 NUMBER = ProxyId(3)
@@ -39,14 +42,25 @@ class Wires:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, ToInstance]] = []
+        self.posts: list[int] = []  # how many messages went at a time
         self.told: list[FromProxy] = []
-        self.served = {SPEC.model: SimpleNamespace(spec=SPEC, state="ready", detail="")}
+        self.kept: KeptPrefix | None = None
+        self.asked: list[Found] = []  # of what is kept, and not answered
+        self.answers = True
+        self.served = {SPEC.model: SimpleNamespace(spec=SPEC, state="ready", detail="", priority=0)}
 
     def send(self, identity: str, messages: Sequence[object]) -> None:
+        self.posts.append(len(messages))
         self.sent += [(identity, cast(ToInstance, message)) for message in messages]
 
     def models(self) -> Mapping[str, Any]:
         return cast(Mapping[str, Any], self.served)
+
+    def look_up(self, instance: InstanceId, job: Job, found: Found) -> None:
+        if self.answers:
+            found(self.kept)
+        else:
+            self.asked.append(found)
 
     def tell(self, message: FromProxy) -> None:
         self.told.append(message)
@@ -60,11 +74,13 @@ class Clock:
 class Stand:
     """A proxy of a pool of mixed instances."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, refuses_late: bool = False) -> None:
         self.wires = Wires()
         core = SessionCore(GroupedFcfs(), WeightedRoundRobin(), Hardware())
         history = History(spans=0, records=9, decisions=0, token_times=False)
-        self.proxy = Proxy(NUMBER, core, cast(Any, self.wires), cast(Any, self.wires), Clock(), history)
+        self.proxy = Proxy(
+            NUMBER, core, cast(Any, self.wires), cast(Any, self.wires), Clock(), history, refuses_late=refuses_late
+        )
         self.proxy.tell(ModelUp(SPEC, 1000))
 
     def hear(self, instance: InstanceId, incarnation: int, *messages: FromInstance) -> None:
@@ -88,6 +104,13 @@ class Stand:
         self.hear(instance, incarnation, Started(request, 1), first, Phase((request,), running=True))
 
 
+def test_it_has_the_keys_that_its_node_told_last() -> None:
+    stand = Stand()
+    for name in ("alice", "bob"):
+        stand.proxy.tell(KeysSet(Keyring((Key(digest_of(name), Caller(name)),))))
+    assert stand.proxy.keys.find("bob") == Caller("bob") and stand.proxy.keys.find("alice") is None
+
+
 def test_requests_wait_for_an_instance_that_greets() -> None:
     stand = Stand()
     got = stand.submit()
@@ -96,6 +119,20 @@ def test_requests_wait_for_an_instance_that_greets() -> None:
     assert stand.sent(Submit) == ["mixed-0/4"]
     stand.start(D0, incarnation=4)
     assert list(got) == [Delta((Token(5),))]
+
+
+def test_what_is_submitted_together_is_sent_at_once() -> None:
+    stand = Stand()
+    stand.greet(D0)
+    stand.submit()
+    before = len(stand.wires.posts)
+    with stand.proxy.together(), stand.proxy.together():
+        stand.submit()
+        stand.submit()
+        assert len(stand.wires.posts) == before
+    assert stand.wires.posts[before:] == [2] and stand.sent(Submit) == ["mixed-0/1"] * 3
+    stand.submit()
+    assert stand.wires.posts[before:] == [2, 1]
 
 
 def test_nothing_is_heard_of_a_process_that_is_lost() -> None:
@@ -185,3 +222,61 @@ def test_metrics_are_those_of_its_requests() -> None:
     stand.submit()
     families = {family.name: family for family in asyncio.run(stand.proxy.scrape())}
     assert [value for _, _, value in families["aegis:num_requests_waiting"].samples] == [1]
+
+
+def test_a_prompt_takes_what_is_kept_of_it_with_it() -> None:
+    stand = Stand()
+    stand.wires.kept = KeptPrefix(((3, 5),), 32, 7)
+    stand.greet(D0)
+    got = stand.submit()
+    (submit,) = [message for _, message in stand.wires.sent if isinstance(message, Submit)]
+    assert submit.job.kept == stand.wires.kept
+    stand.hear(D0, 1, Started(FIRST, 1), ReusedTokens(FIRST, 1, 32), Prefilled(FIRST, 1, Token(5), None, 1))
+    assert list(got) == [Reused(32), Delta((Token(5),))]
+
+
+def test_what_follows_a_prompt_waits_until_it_was_looked_up() -> None:
+    """Or an instance would be told to cancel what it does not know."""
+    stand = Stand()
+    stand.wires.answers = False
+    stand.greet(D0)
+    stand.greet(D1)
+    ticket = stand.proxy.submit(SPEC.model, [1, 2], Sampling(max_tokens=5))
+    stand.submit()
+    ticket.cancel()
+    assert stand.sent(Submit) == stand.sent(Cancel) == []
+    first, second = stand.wires.asked
+    second(None)
+    stand.proxy.flush()
+    first(None)
+    stand.proxy.flush()
+    kinds = [type(message) for _, message in stand.wires.sent if isinstance(message, Submit | Cancel)]
+    assert kinds in ([Submit, Submit, Cancel], [Submit, Cancel, Submit])
+    stand.proxy.flush()
+    assert len(stand.sent(Submit)) == 2
+
+
+def test_who_would_be_late_is_refused_where_it_is_to_be_told() -> None:
+    patient, hasty = Stand(), Stand(refuses_late=True)
+    for stand in (patient, hasty):
+        stand.greet(D0)
+        stand.submit()
+        stand.proxy.tell(ForeignLoad(D0, SPEC.slo.ttft_ns + 3 * NS_PER_S, ()))
+    patient.submit()
+    with pytest.raises(UserError, match="too late") as caught:
+        hasty.submit()
+    assert (caught.value.status, caught.value.code) == (429, "would_be_late")
+    assert caught.value.retry_after_s and caught.value.retry_after_s >= 3
+    assert hasty.proxy.submit(SPEC.model, [1], Sampling(max_tokens=5), sent=(7,)), "a retry is none"
+    hasty.proxy.tell(ForeignLoad(D0, 0, ()))
+    hasty.submit()
+
+
+def test_a_model_s_priority_is_added_to_its_requests() -> None:
+    stand = Stand()
+    stand.greet(D0)
+    stand.wires.served[SPEC.model].priority = -3
+    for own in (0, 5, -8):
+        stand.proxy.submit(SPEC.model, [1], Sampling(max_tokens=5), priority=own)
+    jobs = [message.job for _, message in stand.wires.sent if isinstance(message, Submit)]
+    assert [job.priority for job in jobs] == [-3, 2, -8]

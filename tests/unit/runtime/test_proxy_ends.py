@@ -13,6 +13,7 @@ from aegis.runtime import proxy_ends
 from aegis.runtime.proxy_ends import ProxyEnds
 from aegis.runtime.seam import InstanceLost, Noted, ToProxy
 from aegis.telemetry.scrape import Family
+from aegis.telemetry.tally import Tally
 from proxy.events import ForeignLoad, ModelLoad
 
 I = InstanceId("decode-0")  # noqa: E741
@@ -32,6 +33,9 @@ class End:
 
     async def scrape(self) -> tuple[Family, ...]:
         return ()
+
+    def tallies(self) -> list[Tally]:
+        return [Tally(M, waiting=1, arrived=4)]
 
 
 def joined(*proxies: ProxyId) -> tuple[ProxyEnds, list[End]]:
@@ -108,3 +112,12 @@ def test_each_is_told_what_all_others_have_there() -> None:
         assert (second.told[-1], third.told[-1]) == (ForeignLoad(I, 0, ()), load(5, 2, 50))
 
     run(main())
+
+
+def test_what_a_lost_proxy_counted_stays_and_what_it_had_is_gone() -> None:
+    ends, _ = joined(FIRST, SECOND)
+    assert ends.tallies() == {M: Tally(M, waiting=2, arrived=8)}
+    ends.leave(SECOND)
+    assert ends.tallies() == {M: Tally(M, waiting=1, arrived=8)}
+    ends.leave(FIRST)
+    assert ends.tallies() == {M: Tally(M, arrived=8)}

@@ -100,3 +100,9 @@ def test_decisions_are_told_once_too() -> None:
     log.decided(turn)
     assert log.drain() == [Decisions((turn,))]
     assert log.drain() == []
+
+
+def test_what_another_machine_copied_is_told_by_the_launchers_clock() -> None:
+    log = SpanLog(ME, _Clock(), ahead_ns=1000)
+    log.copied([Copied(StreamName.SWAP_IN, MODEL, 1001, 1002, 3)])
+    assert told(log) == (Span(ME, SpanKind.SWAP_IN, MODEL, 1, 2, nbytes=3),)

@@ -9,7 +9,7 @@ from memory.arbiter import PageArbiter
 def test_devices_are_shown_as_they_are_now() -> None:
     arbiters = [PageArbiter(10, idle_ns=1, patience_ns=1, quantum=1) for _ in range(2)]
     registry = CollectorRegistry()
-    registry.register(DeviceMemoryMetrics(arbiters, 100))
+    registry.register(DeviceMemoryMetrics(lambda: arbiters, 100))
     instance = InstanceId("decode-0")
     arbiters[1].join(instance)
     arbiters[1].ask(instance, NeedPages(4, urgent=True))

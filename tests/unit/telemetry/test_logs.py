@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import re
 from collections.abc import Iterator
 
 import pytest
 
-from aegis.telemetry.logs import log, setup
+from aegis.telemetry.logs import LogSettings, log, log_text, setup
 
 LOGGER = logging.getLogger("aegis.test")
 
@@ -17,7 +18,7 @@ def lines() -> Iterator[io.StringIO]:
     root = logging.getLogger()
     handlers, level = root.handlers, root.level
     stream = io.StringIO()
-    setup("info", stream)
+    setup(LogSettings(), stream)
     yield stream
     root.handlers = handlers
     root.setLevel(level)
@@ -53,3 +54,30 @@ def test_an_exception_is_told_by_type_and_place_not_by_its_words(lines: io.Strin
     assert "error=KeyError at=test_logs.py:" in first
     assert "error=KeyError" in second
     assert "once" not in lines.getvalue()
+
+
+def test_as_json_every_line_is_an_object_with_the_same_and_numbers_are_numbers() -> None:
+    stream = io.StringIO()
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    setup(LogSettings(format="json"), stream)
+    try:
+        log(LOGGER, logging.INFO, "request", {"status": 200, "took_ms": 1.5, "path": '/v1/"x"\n', "api_key": "sk-1"})
+        log_text(LOGGER, "prompt", {"request_id": "r"}, "once\nupon")
+        logging.getLogger("uvicorn").warning("a %s", "library's line")
+    finally:
+        root.handlers = handlers
+        root.setLevel(level)
+    request, prompt, other = map(json.loads, stream.getvalue().splitlines())
+    assert re.fullmatch(r"\d{4}-.*Z", request.pop("time"))
+    assert request == {
+        "level": "info",
+        "logger": "aegis.test",
+        "event": "request",
+        "status": 200,
+        "took_ms": 1.5,
+        "path": '/v1/"x" ',
+        "api_key": "***",
+    }
+    assert prompt["text"] == "once upon"
+    assert other["event"] == "a library's line"

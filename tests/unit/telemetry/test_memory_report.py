@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from aegis.core.ids import InstanceId, ModelId
-from aegis.core.messages import NeedPages, SlabsOfShape, Telemetry
+from aegis.core.ids import InstanceId, MachineId, ModelId
+from aegis.core.messages import NeedPages, NeedSlabs, SlabsOfShape, Telemetry
 from aegis.core.model import IMAGE_EXTENT_BYTES
 from aegis.telemetry.memory_report import fragmentation, report_device, report_host_kv, report_model_cache
 from memory.arbiter import PageArbiter, WipeLost
+from memory.hosts import Hosts
 from memory.images import ModelCache
-from memory.leases import SlabLeases
 
 A, B, C = (InstanceId(name) for name in "abc")
+HERE, THERE = MachineId("here"), MachineId("there")
 K, L = ModelId("k"), ModelId("l")
 PAGE = 100
 SLAB = 1000
@@ -93,13 +94,15 @@ def test_nothing_held_is_nothing_wasted() -> None:
 
 
 def test_host_kv_is_free_leased_or_orphaned() -> None:
-    leases = SlabLeases(10)
-    for instance, count in ((A, 2), (B, 3)):
-        leases.join(instance)
-        leases.ask(instance, count)
-    leases.lost(B)
+    hosts = Hosts(SLAB)
+    hosts.open(HERE, 6)
+    hosts.open(THERE, 4)
+    for instance, machine, count in ((A, HERE, 2), (B, THERE, 3)):
+        hosts.join(instance, machine)
+        hosts.hear(instance, NeedSlabs(count))
+    hosts.lost(B)
     said = Telemetry(None, (), 0, 0, {}, {}, shapes=(slabs("host", K, 500, 1, 1), slabs("device", K, 500, 2, 0)))
-    host = report_host_kv(leases, [said], slab_bytes=SLAB)
+    host = report_host_kv(hosts, [said], slab_bytes=SLAB)
     assert (host.capacity_bytes, host.leased_bytes, host.free_bytes, host.orphaned_bytes) == (10_000, 2000, 5000, 3000)
     assert (host.slabs.held_bytes, host.slabs.fragmentation) == (SLAB, 0.5)
 

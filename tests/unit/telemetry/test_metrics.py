@@ -8,6 +8,7 @@ from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import Slo
 from aegis.core.request import FinishReason
 from aegis.telemetry.metrics import Metrics
+from aegis.telemetry.tally import Tally
 
 M = ModelId("m")
 R, R2 = RequestId(1), RequestId(2)
@@ -115,3 +116,37 @@ def test_a_cancelled_request_owes_nothing() -> None:
     metrics.cancelled(R)
     assert of_model(metrics, "slo_attainment_ratio") == 1
     assert of_model(metrics, "slo_tokens_total") == 1
+
+
+def test_tallies_are_what_the_series_say() -> None:
+    metrics = arrived(R, R2)
+    metrics.started(R, NS_PER_S // 2)
+    metrics.token(R, NS_PER_S, 3)
+    assert metrics.tallies() == [Tally(M, 1, 1, arrived=2, prompt_tokens=14, tokens=3, met=3, due=3)]
+    metrics.finished(R, FinishReason.STOP, 2 * NS_PER_S)
+    metrics.failed(R2)
+    (told,) = metrics.tallies()
+    assert (told.waiting, told.running, told.finished, told.failed, told.due) == (0, 0, 1, 1, 13)
+
+
+def test_news_are_the_tallies_that_changed() -> None:
+    metrics = arrived(R)
+    assert metrics.news() == metrics.tallies()
+    assert metrics.news() == []
+    metrics.cancelled(R)
+    assert metrics.news() == [Tally(M, arrived=1, cancelled=1, prompt_tokens=7)]
+
+
+def test_answers_are_counted_by_route_and_status() -> None:
+    metrics = Metrics()
+    for code in (200, 404, 404):
+        metrics.answered("/v1/completions", code)
+    assert value(metrics, "http_responses_total", path="/v1/completions", code="404") == 2
+
+
+def test_refusals_are_counted_by_reason() -> None:
+    metrics = Metrics()
+    for refused in ("key_limit", "key_limit", "would_be_late", None):
+        metrics.answered("/v1/completions", 429 if refused else 200, refused)
+    assert value(metrics, "requests_refused_total", reason="key_limit") == 2
+    assert value(metrics, "requests_refused_total", reason="would_be_late") == 1

@@ -8,7 +8,7 @@ from memory.images import ModelCache
 
 def test_the_cache_is_shown_as_it_is_now() -> None:
     cache, registry = ModelCache(5), CollectorRegistry()
-    registry.register(ModelCacheMetrics(cache.counters, cache.accounts))
+    registry.register(ModelCacheMetrics(lambda: cache.counters, cache.accounts))
     model = ModelId("m")
     cache.add(model, 3)
 

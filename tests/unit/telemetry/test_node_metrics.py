@@ -88,4 +88,17 @@ def test_everything_is_exposed_in_prometheus_text_once() -> None:
     samples = [line.rsplit(" ", 1)[0] for line in lines if not line.startswith("#")]
     assert len(samples) == len(set(samples))
     assert len([line for line in lines if line.startswith("# TYPE aegis:memory_device_pages ")]) == 1
-    assert all(sample.startswith("aegis:") for sample in samples)
+    assert all(sample.startswith(("aegis:", "process_")) for sample in samples)
+
+
+def test_slabs_and_blocks_are_told_by_shape() -> None:
+    metrics = NodeMetrics()
+    shape = SlabsOfShape(
+        "device", (M,), 1000, 100, slabs=3, free_blocks=20, reserved_blocks=1, used_blocks=7, moving_blocks=2
+    )
+    metrics.telemetry(DECODE, Telemetry(M, (M,), 0, 0, {}, {}, shapes=(shape,)))
+    labels = {"instance": "decode-0", "region": "device", "block_bytes": "100"}
+    assert value(metrics, "kv_slab_bytes", **labels) == 3000
+    assert [value(metrics, "kv_blocks", state=state, **labels) for state in ("free", "used", "moving")] == [20, 7, 2]
+    metrics.restarted(DECODE)
+    assert value(metrics, "kv_slab_bytes", **labels) is None

@@ -66,7 +66,7 @@ def memory_report(share: float) -> MemoryReport:
     slabs = SlabsReport(8 << 30, share, shapes)
     device = DeviceReport(0, 70 << 30, 10 << 30, 0, 1 << 30, 2 << 20, (), slabs)
     return MemoryReport(
-        (device,), HostKvReport(1 << 40, 10 << 30, 1 << 39, 0, slabs), ModelCacheReport(1 << 40, 1 << 39, (), {})
+        (device,), HostKvReport(1 << 40, 10 << 30, 1 << 39, 0, 0, slabs), ModelCacheReport(1 << 40, 1 << 39, (), {})
     )
 
 

@@ -1,46 +1,22 @@
 """The page in a real browser, as wide as a telephone and as a desk, by day and by night."""
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from bench.report.folder import read
 from bench.report.page import page
+from tests.browser import CHROMIUM, CONTRAST, DESK, NO_BROWSER, PHONE, chromium
 from tests.unit.bench.report.made import fill, simulated
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; on Debian: apt-get install chromium")
-CONTRAST = """() => {
-  const parsed = (text) => text.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
-    .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, c, at) => sum + c * [0.2126, 0.7152, 0.0722][at], 0);
-  const behind = (node) => {
-    for (; node; node = node.parentElement) {
-      const colour = parsed(getComputedStyle(node).backgroundColor);
-      if (colour.length === 3 || colour[3] > 0) return colour;
-    }
-  };
-  const texts = "h1, h2, p, a, code, td, th, li, summary, figcaption, caption, button, .name, .plot text";
-  return [...document.querySelectorAll(texts)]
-    .map((node) => {
-      const style = getComputedStyle(node), front = node.namespaceURI.endsWith("svg") ? style.fill : style.color;
-      const [a, b] = [light(parsed(front)), light(behind(node))].sort((x, y) => y - x);
-      return { node: node.outerHTML.slice(0, 80), contrast: (a + 0.05) / (b + 0.05) };
-    })
-    .filter(({ contrast }) => contrast < 4.5);
-}"""
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")

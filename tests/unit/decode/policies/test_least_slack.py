@@ -34,6 +34,8 @@ def batch(
     turn_ms: int | None = None,
     savable_ms: int | None = None,
     relaxed_ms: int | None = None,
+    change_ms: int = 0,
+    active: bool = False,
 ) -> BatchView:
     """Of a model of its own, due every 100 ms."""
     return BatchView(
@@ -42,12 +44,14 @@ def batch(
         step_ms * _MS,
         100 * _MS,
         switch_ms * _MS,
+        change_ms * _MS,
         waiting=int(first_due_ms is not None),
         prefill_ns=prefill_ms * _MS,
         first_due_ns=None if first_due_ms is None else first_due_ms * _MS,
         due_ns=None if due_ms is None else due_ms * _MS,
         savable_due_ns=None if savable_ms is None else savable_ms * _MS,
         ttft_ns=10 * _S,
+        active=active,
         resident=resident,
         turn_ns=None if turn_ms is None else turn_ms * _MS,
         relaxed_by_ns=None if relaxed_ms is None else relaxed_ms * _MS,
@@ -64,6 +68,19 @@ def test_who_has_to_begin_first_comes_first() -> None:
     assert order(batch(1, 900), batch(2, 2100, resident=False)) == [2, 1], "and who has to be brought in first"
     assert order(batch(1, 900), batch(2, 3000, first_due_ms=1100, prefill_ms=300)) == [2, 1], "and who is prefilled"
     assert order(batch(2, 900), batch(1, 900)) == [1, 2]
+    assert order(batch(1, 900), batch(2, 950, change_ms=100)) == [2, 1], "and who is changed to"
+    assert order(batch(1, 900), batch(2, 950, change_ms=100, active=True)) == [1, 2]
+
+
+def test_turns_are_longer_where_changes_are() -> None:
+    """Where it is calm, too, although all weights are there."""
+    for busy_ms in (10, 60):
+        short, long = (
+            POLICY.plan([batch(at, 900, switch_ms=300, step_ms=busy_ms, change_ms=ms) for at in (1, 2)], 0)[0]
+            for ms in (0, 200)
+        )
+        assert short.quota_ns is not None and long.quota_ns is not None
+        assert long.quota_ns > 1.2 * short.quota_ns
 
 
 def test_where_not_everybody_can_be_on_time_who_can_be_saved_comes_first() -> None:

@@ -31,12 +31,12 @@ def batch(
         10 * _MS,
         100 * _MS,
         500 * _MS,
-        tuple(RequestId(10 * number + i) for i in range(requests)),
-        waiting,
-        waiting * 100 * _MS,
-        None if due_ms is None else due_ms * _MS,
-        active,
-        decoded_ns,
+        requests=tuple(RequestId(10 * number + i) for i in range(requests)),
+        waiting=waiting,
+        prefill_ns=waiting * 100 * _MS,
+        first_due_ns=None if due_ms is None else due_ms * _MS,
+        active=active,
+        decoded_ns=decoded_ns,
     )
 
 

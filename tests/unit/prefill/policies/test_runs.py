@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aegis.core.ids import ModelId
 from aegis.core.views import PrefillJob
-from prefill.policies.runs import Schedule
+from prefill.policies.runs import HEAD, Schedule
 
 A, B, C = (ModelId(name) for name in "abc")
 NOW_NS = 1000
@@ -88,6 +88,18 @@ def test_all_or_none_ends_where_one_cannot_be_saved(line: list[PrefillJob], load
 def test_with_all_models_there_nobody_is_sacrificed_who_need_not_be(line: list[PrefillJob]) -> None:
     schedule = scheduled(line, {})
     assert len(line) - len(schedule.sacrificed) >= len(on_time(line, {}, by_deadline(line)))
+
+
+def test_of_a_long_line_those_due_first_are_looked_at() -> None:
+    """All that come later in it are too many to be saved; the head still is, and nobody is left out."""
+    line = [job((A, B, C)[at % 3], 1000 + 11 * at, 10) for at in range(HEAD)]
+    line += [job((A, B, C)[at % 3], 1000 + 11 * HEAD + at, 10) for at in range(HEAD)]
+    load_ns = {A: 20, B: 20, C: 20}
+    schedule = scheduled(line, load_ns)
+    order, whole = schedule.order(), set(range(len(line)))
+    assert not schedule.sacrificed and set(order) == whole
+    assert set(range(HEAD)) <= on_time(line, load_ns, order)
+    assert on_time(line, load_ns, order) < whole, "or one run of each model would do"
 
 
 def test_a_job_runs_beside_others_of_its_model_where_that_makes_nobody_late() -> None:

@@ -9,14 +9,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from proxy.http.app import create_app
+from proxy.http.callers import Keyring
 from proxy.http.server import make_server
 from proxy.http.settings import Settings
 from tests.unit.proxy.http.scripted import ScriptedMarket
 
 
 @contextmanager
-def serving(behind: ScriptedMarket, **settings: Any) -> Iterator[str]:
+def serving(behind: ScriptedMarket, keys: Keyring | None = None, **settings: Any) -> Iterator[str]:
     """The address of the server, which answers as soon as this is entered."""
+    behind.keys = keys or behind.keys
     server = make_server(create_app(behind, Settings(**settings)), host="127.0.0.1", port=0, shutdown_s=1)
     started = threading.Event()
     address: list[str] = []

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
@@ -18,16 +20,22 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from aegis.core.decision import Decision
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import ModelId
-from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec
+from aegis.core.limits import UNLIMITED, Limits
+from aegis.core.model import KvLayer, KvShape, Manifest, ModelChange, ModelSpec, Slo
 from aegis.core.request import FinishReason, Sampling, Token
+from aegis.engine.grammar_trials import GrammarTrials
 from aegis.models.text import TextModel
 from aegis.telemetry.history import History
+from aegis.telemetry.live import Live, LiveInstance, LiveModel, Seen, news
 from aegis.telemetry.memory_report import HostKvReport, MemoryReport, ModelCacheReport, SlabsReport
 from aegis.telemetry.node import NodeReport
 from aegis.telemetry.records import Record
+from aegis.telemetry.registration import Coming
 from aegis.telemetry.spans import Span
+from aegis.telemetry.tally import Tally
 from proxy.http.app import create_app
 from proxy.http.boundary import Delivery, Delta, Finished, PromptScores
+from proxy.http.callers import Caller, Key, Keyring, digest_of
 from proxy.http.settings import Settings
 
 BOS, EOS = 256, 257
@@ -112,6 +120,9 @@ class ScriptedTicket:
         self.ended = False
         self._deliveries = deliveries
 
+    def before(self) -> int | None:
+        return 2
+
     async def __aiter__(self) -> AsyncIterator[Delivery]:
         for delivery in self._deliveries:
             await asyncio.sleep(0)
@@ -136,6 +147,27 @@ class ScriptedModel:
     weights: str = "cached"
     created_s: int = 1_700_000_000
     kv_limit_tokens: int = 1_000_000
+    priority: int = 0
+    limits: Limits = UNLIMITED
+    pinned: bool = False
+
+
+@dataclass
+class ScriptedPermit:
+    caller: str
+    model: ModelId
+    prompt_tokens: int
+    answer_tokens: int | None = None  # None: it is not closed
+
+    def close(self, tokens: int) -> None:
+        assert self.answer_tokens is None
+        self.answer_tokens = tokens
+
+
+def keyring(admin: str | None = None, **callers: str) -> Keyring:
+    """By name."""
+    keys = [Key(digest_of(key), Caller(name)) for name, key in callers.items()]
+    return Keyring(tuple(keys), Key(digest_of(admin), Caller("admin", is_admin=True)) if admin else None)
 
 
 @dataclass
@@ -143,17 +175,46 @@ class ScriptedMarket:
     """`submitted` are all sequences ever, `refusals` the errors that the next submissions raise (None: none)."""
 
     served: dict[str, ScriptedModel]
+    keys: Keyring = field(default_factory=Keyring)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     submitted: list[tuple[ModelId, tuple[int, ...], Sampling]] = field(default_factory=list)
     priorities: list[int] = field(default_factory=list)
     tickets: list[ScriptedTicket] = field(default_factory=list)
+    beside: list[object] = field(default_factory=list)
     refusals: list[UserError | None] = field(default_factory=list)
+    registering: dict[str, Coming] = field(default_factory=dict)
+    permits: list[ScriptedPermit] = field(default_factory=list)
+    permit_refusals: list[UserError] = field(default_factory=list)
     unwell: str = ""
     moves: list[tuple[object, ...]] = field(default_factory=list)
+    answers: list[tuple[str, int]] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    start: int = 1
+    now_ns: int = 0
+    instances: list[LiveInstance] = field(default_factory=list)
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    memory: MemoryReport | None = None
     past: History = field(default_factory=lambda: History(spans=4, records=4, decisions=4, token_times=True))
+
+    def answered(self, path: str, code: int, refused: str | None) -> None:
+        self.answers.append((path, code))
+        self.refused += [refused] if refused else []
 
     def models(self) -> Mapping[str, ScriptedModel]:
         return self.served
+
+    def coming(self) -> Mapping[str, Coming]:
+        return self.registering
+
+    async def permit(self, caller: Caller, model: ModelId, tokens: int) -> ScriptedPermit:
+        refusal = self.permit_refusals.pop(0) if self.permit_refusals else None
+        if refusal:
+            raise refusal
+        self.permits.append(ScriptedPermit(caller.name, model, tokens))
+        return self.permits[-1]
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def submit(
         self,
@@ -163,12 +224,14 @@ class ScriptedMarket:
         *,
         priority: int = 0,
         sent: tuple[int, ...] = (),
+        beside: object = None,
     ) -> ScriptedTicket:
         refusal = self.refusals.pop(0) if self.refusals else None
         if refusal:
             raise refusal
         self.submitted.append((model, tuple(prompt), sampling))
         self.priorities.append(priority)
+        self.beside.append(beside)
         self.tickets.append(ScriptedTicket(self.served[model].script(prompt, sampling)))
         return self.tickets[-1]
 
@@ -192,6 +255,16 @@ class ScriptedMarket:
     async def remove_model(self, name: str) -> None:
         del self.served[name]
 
+    async def change_model(self, name: str, change: ModelChange) -> ScriptedModel:
+        model = self.served[name]
+        slo = model.spec.slo
+        slo = Slo(change.ttft_ns or slo.ttft_ns, change.tbt_ns or slo.tbt_ns)
+        model.spec = msgspec.structs.replace(model.spec, slo=slo)
+        model.priority = model.priority if change.priority is None else change.priority
+        model.limits = model.limits if change.limits is None else change.limits
+        model.pinned = model.pinned if change.pinned is None else change.pinned
+        return model
+
     async def metrics(self) -> bytes:
         return generate_latest(self.registry)
 
@@ -204,13 +277,22 @@ class ScriptedMarket:
     async def decisions(self, since: int) -> tuple[list[Decision], int]:
         return self.past.decisions.since(since), self.past.decisions.next
 
+    async def live(self, seen: Seen) -> bytes:
+        models = [
+            LiveModel(seat, model.state, model.weights, self.tallies.get(name, Tally(ModelId(name))))
+            for seat, (name, model) in enumerate(self.served.items())
+        ]
+        memory = self.memory or await self.memory_report()
+        told = Live(self.start, "0", "least-slack", self.now_ns, self.instances, models, memory, news(self.past, seen))
+        return msgspec.json.encode(told)
+
     async def report(self) -> NodeReport:
         specs = tuple(model.spec.without_tensors() for model in self.served.values())
         return NodeReport("least-slack", 1, 8, 2, 4, {}, specs)
 
     async def memory_report(self) -> MemoryReport:
         none = SlabsReport(0, 0.0, ())
-        return MemoryReport((), HostKvReport(8, 4, 4, 0, none), ModelCacheReport(0, 0, (), {"hits": 3}))
+        return MemoryReport((), HostKvReport(8, 4, 4, 0, 0, none), ModelCacheReport(0, 0, (), {"hits": 3}))
 
     async def limit_memory(self, instance: str, nbytes: int, *, timeout_s: float) -> int:
         self.moves.append(("limit", instance, nbytes, timeout_s))
@@ -229,10 +311,15 @@ def market(script: Script | None = None, **changes: Any) -> ScriptedMarket:
 
 
 def calling(
-    behind: ScriptedMarket, calls: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]], **settings: Any
+    behind: ScriptedMarket,
+    calls: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]],
+    trials: GrammarTrials | None = None,
+    keys: Keyring | None = None,
+    **settings: Any,
 ) -> Any:
-    """What `calls` makes of a client of this market, within the process."""
-    app: ASGIApp = create_app(behind, Settings(**settings))
+    """What `calls` makes of a client of this market, within the process, with other keys if given."""
+    behind.keys = keys or behind.keys
+    app: ASGIApp = create_app(behind, Settings(**settings), trials=trials)
 
     async def run() -> Any:
         transport = httpx.ASGITransport(app=app)
@@ -242,10 +329,12 @@ def calling(
     return asyncio.run(run())
 
 
-def post(behind: ScriptedMarket, path: str, body: Any = None, **request: Any) -> httpx.Response:
+def post(
+    behind: ScriptedMarket, path: str, body: Any = None, trials: GrammarTrials | None = None, **request: Any
+) -> httpx.Response:
     if body is not None:
         request["json"] = body
-    return calling(behind, lambda client: client.post(path, **request))
+    return calling(behind, lambda client: client.post(path, **request), trials)
 
 
 def get(behind: ScriptedMarket, path: str, **request: Any) -> httpx.Response:

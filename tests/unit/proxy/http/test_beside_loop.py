@@ -16,13 +16,15 @@ from tests.unit.proxy.http.scripted import byte_text, calling, market
 class Watched(TextModel):
     """Notes which threads it worked in."""
 
+    token_characters_max = 20
+
     def __init__(self) -> None:
         self._of = byte_text()
         self.threads: set[int] = set()
 
     @property
-    def has_chat_template(self) -> bool:
-        return True
+    def chat_template(self) -> str:
+        return "{{ messages }}"
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         self.threads.add(threading.get_ident())

@@ -32,7 +32,12 @@ def test_a_plain_answer_has_openai_s_form() -> None:
                 "finish_reason": "stop",
             }
         ],
-        "usage": {"prompt_tokens": 29, "completion_tokens": 6, "total_tokens": 35},
+        "usage": {
+            "prompt_tokens": 29,
+            "completion_tokens": 6,
+            "total_tokens": 35,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
     }
     assert bytes(behind.submitted[0][1]) == b"[system]be[user]hi[assistant]"
 
@@ -99,7 +104,7 @@ def test_the_template_gets_its_variables() -> None:
     ("message", "param"),
     [
         ({"role": "king", "content": "x"}, "messages[0].role"),
-        ({"role": "tool", "content": "x"}, "messages[0].role"),
+        ({"role": "tool", "content": "x"}, "messages[0].tool_call_id"),
         ({"content": "x"}, "messages[0].role"),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "user", "content": 5}, "messages[0].content"),
@@ -107,7 +112,7 @@ def test_the_template_gets_its_variables() -> None:
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content[0]"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
         ({"role": "user", "content": "x", "mood": "y"}, "messages[0].mood"),
-        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls[0].id"),
         ("x", "messages[0]"),
     ],
 )

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from aegis.core.errors import UserError
-from aegis.core.request import FinishReason
-from proxy.http.boundary import Delta, Failed, Finished
+from aegis.core.request import FinishReason, Sampling
+from proxy.http.boundary import Delivery, Delta, Failed, Finished, Reused
 from tests.unit.proxy.http.scripted import EOS, byte_text, market, post, says, spec, tokens, word_text
 
 PATH = "/v1/completions"
@@ -41,7 +42,12 @@ def test_a_plain_completion_has_openai_s_form() -> None:
         "object": "text_completion",
         "model": "m",
         "choices": [{"index": 0, "text": "hello", "logprobs": None, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8},
+        "usage": {
+            "prompt_tokens": 3,
+            "completion_tokens": 5,
+            "total_tokens": 8,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
     }
     _, prompt, sampling = behind.submitted[0]
     assert prompt == (256, *b"hi")
@@ -63,7 +69,12 @@ def test_usage_comes_last_where_it_is_asked_for() -> None:
     said = chunks(post(market(), PATH, ask(stream=True, stream_options={"include_usage": True}, n=2)).text)
     assert all(chunk["usage"] is None for chunk in said[:-1])
     assert said[-1]["choices"] == []
-    assert said[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 10, "total_tokens": 13}
+    assert said[-1]["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 10,
+        "total_tokens": 13,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -240,6 +251,12 @@ def test_lengths_beyond_the_model_are_refused_with_both() -> None:
     assert "90" in error["message"]
 
 
+def test_a_text_that_no_context_holds_is_refused_before_it_is_tokenized() -> None:
+    error = post(market(), PATH, ask(prompt="x" * 1_000_000)).json()["error"]
+    assert error["param"] == "prompt" and error["code"] == "context_length_exceeded"
+    assert error["message"].startswith("1000000 characters are more than") and "512 tokens" in error["message"]
+
+
 def test_without_max_tokens_the_answer_gets_what_fits() -> None:
     behind = market()
     post(behind, PATH, ask(prompt=[1] * 507))
@@ -297,3 +314,22 @@ def test_a_failed_model_is_refused_with_its_reason() -> None:
 
 def test_the_tokenizer_may_be_without_chat_template() -> None:
     assert post(market(text=byte_text(None)), PATH, ask()).status_code == 200
+
+
+def test_choices_are_submitted_beside_the_first_one_of_their_prompt() -> None:
+    behind = market()
+    post(behind, PATH, ask(prompt=["a", "b"], n=3))
+    first, second = behind.tickets[0], behind.tickets[3]
+    assert behind.beside == [None, first, first, None, second, second]
+
+
+def test_cached_tokens_are_what_the_first_choice_of_each_prompt_found() -> None:
+    """The others went on from it."""
+    reused = iter((4, 2, 0, 1))
+
+    def script(prompt: Sequence[int], sampling: Sampling) -> list[Delivery]:
+        return [Reused(next(reused)), Delta(tokens("x")), Finished(FinishReason.STOP)]
+
+    reply = post(market(script), PATH, ask(prompt=["abcde", "fghij"], n=2)).json()
+    assert reply["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
+    assert reply["usage"]["prompt_tokens"] == 12, "each begins with a special token"

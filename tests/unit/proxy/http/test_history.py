@@ -12,7 +12,7 @@ from aegis.core.model import Slo
 from aegis.telemetry.node import NodeReport
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span, SpanKind
-from tests.unit.proxy.http.scripted import ScriptedMarket, calling, get, market
+from tests.unit.proxy.http.scripted import ScriptedMarket, calling, get, keyring, market
 
 
 def span(number: int) -> Span:
@@ -100,5 +100,6 @@ def test_it_is_for_those_who_may_command(path: str) -> None:
 
     assert calling(behind(), ask) == 200
     assert calling(behind(), lambda client: ask(client, origin="http://page.example")) == 403
-    assert calling(behind(), ask, admin_key="s3cret") == 401
-    assert calling(behind(), lambda client: ask(client, authorization="Bearer s3cret"), admin_key="s3cret") == 200
+    locked = keyring(admin="s3cret")
+    assert calling(behind(), ask, keys=locked) == 401
+    assert calling(behind(), lambda client: ask(client, authorization="Bearer s3cret"), keys=locked) == 200

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -94,7 +98,7 @@ def test_silence_is_filled_with_comments_and_events_come_as_they_are_made() -> N
     ):
         lines = (line for line in reply.iter_lines() if line)
         assert '"text":"a"' in next(lines)
-        assert next(lines) == next(lines) == ": waiting"
+        assert next(lines) == next(lines) == ": waiting, 2 requests come before this one"
         gate.open()
         rest = [line for line in lines if not line.startswith(":")]
     assert '"text":"b"' in rest[0]
@@ -149,3 +153,59 @@ def test_choices_are_interleaved_as_they_come() -> None:
         assert ['"index":1' in next(lines) for _ in range(2)] == [True, True]
         gates[0].open()
         assert ['"index":0' in next(lines) for _ in range(2)] == [True, True]
+
+
+def test_a_client_that_reads_nothing_is_cut_off_and_nobody_else_waits() -> None:
+    """It asks for more than buffers hold, and reads none of it."""
+    much = [Delta(tokens("x" * 100)) for _ in range(2_000)]
+
+    def script(prompt: Any, sampling: Any) -> list[Any]:
+        return [*(much if sampling.logprobs else [Delta(tokens("x"))]), Finished(FinishReason.LENGTH)]
+
+    behind = market(script)
+    greedy = json.dumps({"model": "m", "prompt": "x", "stream": True, "logprobs": 20}).encode()
+    with (
+        serving(behind, keep_alive_s=0.02, reader_timeout_s=0.5) as url,
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as slow,
+    ):
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(greedy) + greedy)
+        slow.settimeout(WAIT_S)
+        until(lambda: bool(behind.tickets))
+        for _ in range(3):
+            reply = httpx.post(url + "/v1/completions", json={"model": "m", "prompt": "x"}, timeout=WAIT_S)
+            assert reply.json()["choices"][0]["text"] == "x"
+        until(lambda: behind.permits[0].answer_tokens is not None)
+        with contextlib.suppress(ConnectionResetError):
+            while slow.recv(1 << 20):
+                pass
+    assert not behind.tickets[0].ended
+
+
+def test_heads_are_bounded_and_what_is_no_http_is_told_so() -> None:
+    def said(*parts: bytes) -> tuple[int, Any]:
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.settimeout(WAIT_S)
+            with contextlib.suppress(ConnectionError):
+                for part in parts:
+                    client.sendall(part)
+            reply = b""
+            with contextlib.suppress(ConnectionError):
+                while part := client.recv(1 << 16):
+                    reply += part
+        head, _, body = reply.partition(b"\r\n\r\n")
+        return int(head.split()[1]), json.loads(body)
+
+    with serving(market()) as url:
+        port = int(url.rpartition(":")[2])
+        status, body = said(b"GET /health HTTP/1.1\r\nx-long: ", *[b"y" * 8192] * 16)
+        assert (status, list(body["error"])) == (431, ["message", "type", "param", "code"])
+        status, body = said(b"\x16\x03\x01 hello\r\n\r\n")
+        assert (status, body["error"]["code"]) == (400, "invalid_http")
+        assert httpx.get(url + "/health").status_code == 200
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)

@@ -7,7 +7,7 @@ import pytest
 
 from aegis.core.errors import UserError
 from proxy.http.app import create_app
-from tests.unit.proxy.http.scripted import calling, get, market, post
+from tests.unit.proxy.http.scripted import calling, get, keyring, market, post
 
 
 def test_the_report_is_shown_as_json() -> None:
@@ -20,6 +20,7 @@ def test_the_report_is_shown_as_json() -> None:
             "leased_bytes": 4,
             "free_bytes": 4,
             "orphaned_bytes": 0,
+            "kept_bytes": 0,
             "slabs": {"held_bytes": 0, "fragmentation": 0.0, "shapes": []},
         },
         "model_cache": {"capacity_bytes": 0, "used_bytes": 0, "images": [], "counters": {"hits": 3}},
@@ -86,5 +87,6 @@ def test_memory_is_for_those_who_may_command(method: str, path: str) -> None:
     assert calling(market(), from_elsewhere) == 403
     assert calling(market(), lambda client: ask(client, origin="http://page.example")) == 403
     assert calling(market(), ask) == 200
-    assert calling(market(), ask, admin_key="s3cret") == 401
-    assert calling(market(), lambda client: ask(client, authorization="Bearer s3cret"), admin_key="s3cret") == 200
+    locked = keyring(admin="s3cret")
+    assert calling(market(), ask, keys=locked) == 401
+    assert calling(market(), lambda client: ask(client, authorization="Bearer s3cret"), keys=locked) == 200

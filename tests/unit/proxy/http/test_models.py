@@ -6,7 +6,17 @@ import httpx
 import pytest
 
 from proxy.http.app import create_app
-from tests.unit.proxy.http.scripted import ScriptedMarket, ScriptedModel, calling, get, market, post, says, spec
+from tests.unit.proxy.http.scripted import (
+    ScriptedMarket,
+    ScriptedModel,
+    calling,
+    get,
+    keyring,
+    market,
+    post,
+    says,
+    spec,
+)
 
 
 def two() -> ScriptedMarket:
@@ -27,6 +37,10 @@ def test_models_are_listed_with_root_state_and_length() -> None:
             "max_model_len": 512,
             "state": "ready",
             "weights": "cached",
+            "pinned": False,
+            "priority": 0,
+            "slo": {"ttft_ms": 10_000.0, "tbt_ms": 100.0},
+            "limits": {"requests_per_minute": None, "tokens_per_minute": None, "concurrent": None},
             "detail": None,
             "object": "model",
             "owned_by": "aegis",
@@ -42,6 +56,29 @@ def test_an_unknown_model_is_404() -> None:
     reply = get(two(), "/v1/models/other")
     assert reply.status_code == 404
     assert "'org/other'" in reply.json()["error"]["message"]
+
+
+def test_a_model_is_changed_in_what_is_named_and_nothing_else() -> None:
+    behind = market()
+
+    def update(**changes: object) -> httpx.Response:
+        return post(behind, "/models/update", {"model": "m", **changes})
+
+    assert update(slo={"tbt_ms": 50}, priority=-3).json()["slo"] == {"ttft_ms": 10_000.0, "tbt_ms": 50.0}
+    card = update(limits={"concurrent": 4}, pin=True).json()
+    assert (card["priority"], card["limits"]["concurrent"], card["pinned"]) == (-3, 4, True)
+    assert update(limits={}, pin=False).json()["limits"]["concurrent"] is None
+    for changes, param in (
+        ({"slo": {"ttft_ms": 0}}, "slo.ttft_ms"),
+        ({"slo": {"tbt": 1}}, "slo.tbt"),
+        ({"limits": {"concurrent": 0}}, "limits.concurrent"),
+        ({"priority": 9}, "priority"),
+        ({"pin": 1}, "pin"),
+        ({"dtype": "float32"}, "dtype"),
+    ):
+        reply = update(**changes)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+    assert post(behind, "/models/update", {"model": "n"}).status_code == 404
 
 
 def test_models_come_and_go() -> None:
@@ -78,11 +115,13 @@ def test_without_a_key_only_local_clients_that_are_no_web_page_may_change_models
 
 
 def test_with_a_key_whoever_sends_it_may() -> None:
+    locked = keyring(admin="s3cret")
+
     def load(key: str) -> httpx.Response:
         headers = {"authorization": f"Bearer {key}"}
         body = {"source": "x"}
-        return calling(market(), lambda c: c.post("/models/load", json=body, headers=headers), admin_key="s3cret")
+        return calling(market(), lambda c: c.post("/models/load", json=body, headers=headers), keys=locked)
 
     assert load("s3cret").status_code == 200
     assert load("wrong").status_code == 401
-    assert calling(market(), lambda c: c.post("/models/load", json={}), admin_key="s3cret").status_code == 401
+    assert calling(market(), lambda c: c.post("/models/load", json={}), keys=locked).status_code == 401

@@ -67,7 +67,6 @@ WRONG: list[tuple[str, Any]] = [
     ("user", 5),
     # not supported
     ("guided_json", {"type": "object"}),
-    ("response_format", {"type": "json_object"}),
     ("use_beam_search", True),
 ]
 WRONG_COMPLETIONS: list[tuple[str, Any]] = [
@@ -106,7 +105,7 @@ WRONG_CHAT: list[tuple[str, Any]] = [
     ("messages", None),
     ("messages", "hi"),
     ("tool_choice", "required"),
-    ("tools", [{"type": "function"}]),
+    ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("top_logprobs", 2),
 ]
 

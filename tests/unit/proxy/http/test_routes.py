@@ -128,3 +128,15 @@ def test_the_log_tells_a_request_s_model_and_lengths_but_no_text(caplog: pytest.
         "prompt_tokens": 8,
         "tokens": 5,
     }
+
+
+def test_answers_are_told_by_route_and_not_by_what_was_written() -> None:
+    behind = market()
+    for path in ("/v1/models", "/v1/models/m", "/v1/models/none", "/nowhere/at/all"):
+        get(behind, path)
+    assert behind.answers == [
+        ("/v1/models", 200),
+        ("/v1/models/{name:path}", 200),
+        ("/v1/models/{name:path}", 404),
+        ("other", 404),
+    ]

@@ -271,9 +271,9 @@ def test_a_broker_that_stands_still_kills_nobody(tmp_path: Path) -> None:
             instance.start()
             turning = asyncio.create_task(_turn(pulse))
             await heard(client, f"still/instances/{NAME}/heartbeat", 2)
-            broker.stand_still()
+            broker.pause()
             await asyncio.sleep(4)  # longer than any silence of an instance
-            broker.go_on()
+            broker.resume()
             await heard_anew(broker, f"still/instances/{NAME}/heartbeat", 4)
             turning.cancel()
             await asyncio.to_thread(instance.close)

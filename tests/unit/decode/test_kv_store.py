@@ -10,7 +10,8 @@ from aegis.core.ids import SlabId
 from aegis.core.messages import FromInstance, GrantSlabs, KvReleased, NeedSlabs
 from aegis.core.request import EventHandle, KvHandle
 from aegis.sim.faults.pretended import PAGE, make_spec
-from decode.sequences import Counters, KvStore, Room, Sequence, Where
+from decode.kv_store import KvStore
+from decode.sequences import Counters, Room, Sequence, Where
 from memory.ledger import Ledger
 from tests.sim.driven import PEER, ledger, make_job, sides
 
@@ -169,10 +170,10 @@ def test_slabs_are_asked_for_and_then_the_sequence_given_up_or_put_away() -> Non
     sequence = desk.arrived()
     assert desk.kv.put_away(sequence) is Room.LATER and desk.kv.put_away(sequence) is Room.LATER
     assert desk.said == [NeedSlabs(1)] and desk.kv.waiting
-    desk.kv.granted(GrantSlabs((), refused=True))
+    desk.kv.told(GrantSlabs((), refused=True))
     assert not desk.kv.waiting and desk.kv.put_away(sequence) is Room.NOW
     assert sequence.where is Where.DEVICE, "giving up is the caller's"
-    desk.kv.granted(GrantSlabs((SlabId(3),)))
+    desk.kv.told(GrantSlabs((SlabId(3),)))
     assert desk.kv.put_away(sequence) is Room.LATER and sequence.where is Where.HOST
     assert desk.said == [NeedSlabs(1)]
 
@@ -182,7 +183,7 @@ def test_no_slab_is_returned_while_an_answer_counts_on_it() -> None:
     sequence = desk.arrived(prompt=16 * 7)
     assert desk.kv.put_away(sequence) is Room.LATER and desk.said == [NeedSlabs(1)]
     assert desk.kv.surplus_slabs() == ()
-    desk.kv.granted(GrantSlabs((), refused=True))
+    desk.kv.told(GrantSlabs((), refused=True))
     assert len(desk.kv.surplus_slabs()) == 2
 
 

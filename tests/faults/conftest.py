@@ -1,0 +1,68 @@
+"""The short form, which `make test` runs, has one moment for each fault. The long form (AEGIS_TEST_FAULTS=long) has
+three, of more faults, with embedded and with external services. Moments are drawn from AEGIS_TEST_SEED."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aegis.core.rng import Stream as Draws
+from tests.faults.figures import Figures
+from tests.faults.pool import INSTANCES, Pool, opened
+
+LONG = os.environ.get("AEGIS_TEST_FAULTS") == "long"
+SEED = int(os.environ.get("AEGIS_TEST_SEED", "0"))
+MOMENTS = 3 if LONG else 1
+FIRST_MOMENT, LAST_MOMENT = 0.03, 0.6
+
+_figures = Figures(strict=LONG)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`moment`: the share of all tokens that have come when it happens."""
+    if "moment" in metafunc.fixturenames:
+        draws = Draws(SEED, "faults", metafunc.definition.nodeid)
+        moments = [FIRST_MOMENT + (LAST_MOMENT - FIRST_MOMENT) * draws.uniform() for _ in range(MOMENTS)]
+        metafunc.parametrize("moment", moments, ids=[f"{moment:.0%}" for moment in moments])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if item.get_closest_marker("long")] if not LONG else []
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _figures.rows:
+        terminalreporter.section(f"faults, seed {SEED}")
+        for line in _figures.lines():
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def figures() -> Figures:
+    return _figures
+
+
+@pytest.fixture(scope="session", params=["embedded", "external"] if LONG else ["embedded"])
+def pool(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path
+) -> Iterator[Pool]:
+    """Four instances and two proxies."""
+    options = ["--models", str(checkpoints_dir), "--device-memory", "64MiB", *INSTANCES, "--proxies", "2"]
+    with opened(request.param, tmp_path_factory.mktemp(f"pool-{request.param}"), cache, *options) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _all_is_well_afterwards(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever was done to the shared pool, all of it serves again, and all its memory is free."""
+    yield
+    if "pool" in request.fixturenames:
+        server = request.getfixturevalue("pool").server
+        server.wait_for_ready()
+        server.wait_for_freed_memory()
+        assert "Traceback" not in server.output()

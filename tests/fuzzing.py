@@ -1,0 +1,77 @@
+"""Requests that schemathesis draws from the OpenAPI document: half of them as it says, half of them not."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import hypothesis
+import schemathesis
+from hypothesis import strategies as st
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+# Now: where hypothesis has raised the recursion limit Python 3.11 cannot parse what is imported.
+for _, _module, _ in pkgutil.walk_packages(schemathesis.__path__, "schemathesis."):
+    if _module.split(".")[1] in ("generation", "python", "specs", "transport"):
+        importlib.import_module(_module)
+
+CASES = int(os.environ.get("AEGIS_FUZZ_CASES", "500"))
+"""Requests in all."""
+
+ENDLESS = "/models/sse"
+_WEIGHTS = {"/v1/completions": 8, "/v1/chat/completions": 8, "/tokenize": 3, "/detokenize": 2, "/models/update": 2}
+_CHECKS: list[Any] = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+
+
+def operations(document: dict[str, Any]) -> list[tuple[str, str, int]]:
+    """Path, method and how many requests of it."""
+    of = [(path, method) for path, methods in document["paths"].items() if path != ENDLESS for method in methods]
+    whole = sum(_WEIGHTS.get(path, 1) for path, _ in of)
+    return [(path, method, -(-CASES * _WEIGHTS.get(path, 1) // whole)) for path, method in of]
+
+
+def fuzz(
+    document: dict[str, Any], path: str, method: str, cases: int, model: str, send: Callable[[Case], Any]
+) -> dict[int, int]:
+    """How many were answered with which status. Fails at an answer that is an error of the server, or that the
+    document does not describe. Most requests name `model`, or they would all be refused for that."""
+    operation = schemathesis.openapi.from_dict(deepcopy(document))[path][method.upper()]
+    told = document["paths"][path][method]
+    modes = list(GenerationMode) if told["parameters"] or "requestBody" in told else [GenerationMode.POSITIVE]
+    counts: dict[int, int] = {}
+
+    @hypothesis.settings(
+        max_examples=cases,
+        deadline=None,
+        derandomize=CASES <= 500,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        phases=[hypothesis.Phase.generate],
+    )
+    @hypothesis.given(st.data())
+    def answers(data: st.DataObject) -> None:
+        mode = data.draw(st.sampled_from(modes))
+        case = data.draw(operation.as_strategy(generation_mode=mode))
+        if isinstance(case.body, dict) and "model" in case.body and data.draw(st.integers(0, 9)):
+            case.body["model"] = model
+        response = send(case)
+        counts[response.status_code] = counts.get(response.status_code, 0) + 1
+        case.validate_response(response, checks=_CHECKS)
+
+    answers()
+    return counts

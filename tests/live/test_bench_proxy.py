@@ -1,0 +1,54 @@
+"""`aegis bench proxy`, small and without its peer, and the peer's backend. How fast anything was is not judged."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from aegis.core.errors import UserError
+from bench.proxy.child import running
+from bench.proxy.client import Connection
+from bench.proxy.model import WORD, body
+from bench.proxy.rounds import Plan
+from bench.proxy.sides import litellm_version
+from bench.proxy.suite import Result, run
+
+TINY = Plan(rounds=1, asks=5, seconds=0.2, concurrency=4, idle_streams=20, idle_rounds=1, idle_asks=5)
+
+
+def test_a_tiny_run_measures_every_figure_of_aegis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "proxy.json"
+    result = run(path, plan=TINY)
+    assert msgspec.json.decode(path.read_bytes(), type=Result) == result
+    (measured,) = result.aegis_rounds
+    assert measured.whole.direct_ms > 0 and measured.stream.direct_ms > 0
+    assert measured.requests.per_s > 0 and measured.tokens.per_s > 0
+    assert min(result.idle.before_bytes, result.idle.with_bytes) > 1 << 20
+    assert (result.litellm, result.litellm_rounds) == (None, ())
+    assert all(row.litellm is None and row.ratio is None for row in result.figures)
+    printed = capsys.readouterr().out
+    assert all(row.name in printed for row in result.figures)
+    assert "LiteLLM was not measured" in printed
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_backend_of_the_peer_answers_one_request_after_the_other(stream: bool) -> None:
+    async def ask(port: int) -> list[str]:
+        connection = await Connection.open(port)
+        said = []
+        for tokens in (3, 5):
+            took = await connection.ask(body(tokens=tokens, stream=stream))
+            assert 0 < took.first_ns <= took.total_ns
+            said.append(connection.text())
+        connection.close()
+        return said
+
+    with running([sys.executable, "-m", "bench.proxy.upstream"]) as upstream:
+        assert asyncio.run(ask(int(upstream.line()))) == [WORD * 3, WORD * 5]
+
+
+def test_a_python_without_the_peer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no Python that has litellm\[proxy\]"):
+        litellm_version(tmp_path / "python")

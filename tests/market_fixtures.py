@@ -1,0 +1,67 @@
+"""The market that tests serve: its checkpoints, its images, and what it is to answer. Made once, where a test asks for
+it; what that needs is imported then, for most tests do without."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from aegis.core.model import ModelSpec
+    from tests.live.cases import Case
+    from tests.live.market import Reference
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def checkpoints_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The eight models' checkpoints."""
+    from aegis.engine import vllm_version
+    from tests.live import market
+
+    if market.ENGINE == "vllm" and (reason := vllm_version.refusal()):
+        pytest.skip(reason)
+    directory = tmp_path_factory.mktemp("market")
+    market.write(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def specs(checkpoints_dir: Path, cache: Path) -> list[ModelSpec]:
+    from tests.live import market
+
+    registered, refused = market.register_all(checkpoints_dir, cache)
+    assert not refused
+    return registered
+
+
+@pytest.fixture(scope="session")
+def references(checkpoints_dir: Path) -> dict[str, Reference]:
+    from tests.live.market import MARKET, Reference
+
+    return {name: Reference(checkpoints_dir / name) for name in MARKET}
+
+
+@pytest.fixture(scope="session")
+def cases(references: dict[str, Reference]) -> list[Case]:
+    from tests.live.cases import draw_cases
+
+    return draw_cases(references)
+
+
+@pytest.fixture(scope="session")
+def tight_memory(specs: list[ModelSpec]) -> str:
+    """The most device memory in which no three of the models fit at once."""
+    from aegis.device.cpu_pool import PAGE_BYTES
+
+    pages = sorted(-(-spec.manifest.image_bytes // PAGE_BYTES) for spec in specs)
+    least_of_three = list(accumulate(pages))[2]
+    assert pages[-1] + pages[-2] < least_of_three
+    return f"{(least_of_three - 1) * PAGE_BYTES >> 20}MiB"

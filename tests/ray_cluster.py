@@ -1,0 +1,16 @@
+"""The Ray cluster of two nodes, for tests; they are skipped where there is no Ray."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("ray", reason="no Ray; pip install 'aegis-serve[ray]'")
+
+from bench.ray_cluster import RayCluster, RayNode, ray_cluster
+
+__all__ = ["RayCluster", "RayNode", "of_ray", "ray_cluster"]
+
+
+def of_ray(cluster: RayCluster) -> dict[str, str]:
+    """What a driver's environment has to have to connect to it."""
+    return {name: value for name, value in cluster.environment.items() if name.startswith("RAY_")}

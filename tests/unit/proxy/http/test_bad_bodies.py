@@ -1,0 +1,115 @@
+"""Bodies that no client should send: each is its sender's error, and named."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.unit.proxy.http.scripted import byte_text, calling, market, post
+
+PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/models/update")
+
+
+def sent(path: str, content: bytes, **headers: str) -> tuple[int, dict[str, Any]]:
+    reply = post(market(), path, content=content, headers={"content-type": "application/json"} | headers)
+    return reply.status_code, reply.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b" ",
+        b"{",
+        b"[]",
+        b"nul",
+        b'{"model": "m"}}',
+        b'{"model": "m",}',
+        b"{'model': 'm'}",
+        b'{"model": NaN}',
+        b'{"model": Infinity}',
+        b'{"model": "\\ud800"}',
+        b'{"model": "\\udc00\\ud800"}',
+        b'{"model": "\xff"}',
+        b'{"model": "\x00"}',
+        '{"model": "m"}'.encode("utf-16"),
+        b"\xef\xbb\xbf{",
+        b'{"model": "m", "model": "m"}',
+        b'{"model": "m", "max_tokens": 1e999}',
+        b'{"model": "m", "max_tokens": ' + b"9" * 100_000 + b"}",
+        b'{"model": "m", "stop": ' + b"[" * 100_000,
+        b"model=m",
+    ],
+)
+@pytest.mark.parametrize("path", PATHS)
+def test_what_is_no_json_is_told_so(path: str, content: bytes) -> None:
+    status, error = sent(path, content)
+    assert status == 400, error
+    assert "\n" not in error["message"] and len(error["message"]) < 300
+
+
+NUMBERS = [b"-1e308", b"1e308", b"9" * 4000, b"-" + b"9" * 400, b"1e-400", b"0.1e1", b"-0", b"18446744073709551616"]
+PARAMETERS = ["max_tokens", "n", "temperature", "top_p", "top_k", "seed", "logprobs", "priority", "min_p", "stop"]
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_odd_numbers_are_taken_or_refused_by_name(name: str) -> None:
+    for number in NUMBERS:
+        content = b'{"model": "m", "prompt": "x", "' + name.encode() + b'": ' + number + b"}"
+        reply = post(market(), "/v1/completions", content=content)
+        assert reply.status_code == 200 or reply.json()["error"]["param"] == name, (name, number, reply.text)
+
+
+@pytest.mark.parametrize("name", ["model", "prompt", "stop", "logit_bias", "response_format", "user", "unknown"])
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_whatever_the_depth_it_is_the_client_s_error(name: str, opening: str) -> None:
+    """At some depths reading works and what comes after does not."""
+    closing = {"[": "]", '{"a":': "}"}[opening]
+
+    async def all_depths(client: httpx.AsyncClient) -> set[int]:
+        statuses = set()
+        for depth in [*range(1, 64, 7), *range(300, 1100, 23)]:
+            content = f'{{"model": "m", "prompt": "x", "{name}": {opening * depth}1{closing * depth}}}'
+            statuses.add((await client.post("/v1/completions", content=content)).status_code)
+        return statuses
+
+    assert calling(market(), all_depths) == {400}
+
+
+def test_a_schema_or_variables_of_any_depth_harm_nobody() -> None:
+    async def all_depths(client: httpx.AsyncClient) -> set[int]:
+        statuses = set()
+        for depth in range(100, 1000, 53):
+            nested = '{"items": ' * depth + "{}" + "}" * depth
+            for more in (
+                f'"response_format": {{"type": "json_schema", "json_schema": {{"name": "s", "schema": {nested}}}}}',
+                f'"chat_template_kwargs": {{"mood": {nested}}}',
+            ):
+                content = f'{{"model": "m", "messages": [{{"role": "user", "content": "x"}}], {more}}}'
+                statuses.add((await client.post("/v1/chat/completions", content=content)).status_code)
+        return statuses
+
+    assert calling(market(), all_depths) <= {200, 400}
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{% for m in messages %}", "{{ messages.nothing.at.all }}", "{{ 1 / 0 }}", "{{ raise_exception('no') }}"],
+)
+def test_a_malformed_template_is_told_and_is_no_bug(template: str) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    reply = post(market(text=byte_text(template)), "/v1/chat/completions", body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "messages")
+
+
+def test_a_prompt_beyond_the_limit_is_refused_without_its_length_too() -> None:
+    async def chunked() -> Any:
+        for _ in range(100):
+            yield b"x" * 65536
+            await asyncio.sleep(0)
+
+    reply = calling(market(), lambda client: client.post("/v1/completions", content=chunked()))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")

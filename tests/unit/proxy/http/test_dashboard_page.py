@@ -1,0 +1,240 @@
+"""The dashboard in a real browser, as wide as a telephone and as a desk, by day and by night."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from aegis.telemetry.history import History
+from tests.browser import CHROMIUM, CONTRAST, LOOKS, NO_BROWSER, chromium, opened
+from tests.unit.proxy.http.live import serving
+from tests.unit.proxy.http.scripted import keyring, says
+from tests.unit.proxy.http.watched import WHY, WatchedMarket
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
+
+STORY = "Once upon a time."
+APART = """async () => {
+  const { LIGHT, DARK } = await import("/dashboard/colours.js");
+  const linear = (text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16) / 255)
+    .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+  const times = (rows, v) => rows.map((row) => row.reduce((sum, each, at) => sum + each * v[at], 0));
+  const oklab = (rgb) => times([[0.2104542553, 0.793617785, -0.0040720468], [1.9779984951, -2.428592205, 0.4505937099],
+    [0.0259040371, 0.7827717662, -0.808675766]], times([[0.4122214708, 0.5363325363, 0.0514459929],
+    [0.2119034982, 0.6806995451, 0.1073969566], [0.0883024619, 0.2817188376, 0.6299787005]],
+    rgb.map((c) => Math.min(Math.max(c, 0), 1))).map(Math.cbrt));
+  // As people with normal sight, deuteranopia, protanopia and tritanopia see them (Machado and others, 2009).
+  const eyes = [[[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]]];
+  const least = (colours) => Math.min(...eyes.flatMap((eye) => {
+    const seen = colours.map((colour) => oklab(times(eye, linear(colour))));
+    return seen.flatMap((a, at) => seen.slice(at + 1).map((b) => Math.hypot(...a.map((each, k) => each - b[k]))));
+  }));
+  return [least(LIGHT), least(DARK)];
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def market() -> WatchedMarket:
+    return WatchedMarket(5, says(STORY))
+
+
+@pytest.fixture(scope="module")
+def url(market: WatchedMarket) -> Iterator[str]:
+    with serving(market) as address:
+        yield address
+
+
+@pytest.fixture
+def page(browser: Browser, url: str, look: tuple[Any, str]) -> Iterator[Page]:
+    with opened(browser, f"{url}/dashboard", look) as shown:
+        expect(shown.locator("body")).to_have_attribute("data-state", "live")
+        expect(shown.locator("#model-rows tr")).to_have_count(5)
+        yield shown
+
+
+in_all_looks = pytest.mark.parametrize("look", LOOKS, ids=str)
+on_both_screens = pytest.mark.parametrize("look", LOOKS[1:3], ids=str)
+
+
+def colours_drawn(page: Page) -> int:
+    """Of the first instance."""
+    drawn: int = page.evaluate("""() => {
+      const canvas = document.querySelector("#lanes canvas");
+      const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+      return new Set(new Uint32Array(data.buffer)).size;
+    }""")
+    return drawn
+
+
+@in_all_looks
+def test_nothing_is_wider_than_the_screen(page: Page) -> None:
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@in_all_looks
+def test_all_texts_stand_out_from_what_is_behind_them(page: Page) -> None:
+    assert page.evaluate(CONTRAST) == []
+
+
+@on_both_screens
+def test_controls_and_pictures_have_names(page: Page) -> None:
+    for role in ("button", "img", "textbox", "spinbutton", "combobox"):
+        for each in page.get_by_role(role).all():  # type: ignore[arg-type]
+            named = "(it) => it.ariaLabel || it.textContent || it.labels?.length ? '' : it.outerHTML"
+            assert each.evaluate(named) == ""
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map((it) => it.id)")
+    assert len(set(ids)) == len(ids)
+
+
+@on_both_screens
+def test_the_timeline_moves_and_says_why(page: Page) -> None:
+    expect(page.locator("#lanes .lane")).to_have_count(2)
+    page.wait_for_function("document.querySelector('#lanes canvas').width > 0")
+    assert colours_drawn(page) > 4
+    picture = "document.querySelector('#lanes canvas').toDataURL()"
+    before = page.evaluate(picture)
+    page.wait_for_function(f"(before) => {picture} !== before", arg=before)
+    canvas = page.locator("#lanes canvas").first
+    canvas.focus()
+    page.keyboard.press("ArrowLeft")
+    tip = page.locator("#tip")
+    expect(tip).to_contain_text(WHY)
+    expect(tip).to_contain_text(re.compile(r"model-\d: (decode|prefill)"))
+    box = tip.bounding_box()
+    assert box and box["x"] >= 0 and box["x"] + box["width"] <= page.viewport_size["width"]  # type: ignore[index]
+    expect(page.locator("#pause")).to_have_attribute("aria-pressed", "true")
+    page.keyboard.press("End")
+    expect(page.locator("#pause")).to_have_attribute("aria-pressed", "false")
+    expect(tip).to_be_hidden()
+
+
+@on_both_screens
+def test_models_are_told_with_what_they_do(page: Page) -> None:
+    row = page.locator("#model-rows tr").first
+    expect(row).to_contain_text("model-0")
+    expect(row.locator(".met")).to_contain_text("93.8 %")
+    page.get_by_role("button", name="model-1", exact=True).click()
+    expect(page.locator("#only")).to_contain_text("Only model-1")
+    page.get_by_role("button", name="Show all models").click()
+    expect(page.locator("#only")).to_be_hidden()
+
+
+@on_both_screens
+def test_memory_is_told_in_squares_and_words(page: Page) -> None:
+    first = page.locator("#devices .group canvas").first
+    expect(first).to_have_attribute("aria-label", re.compile("weights of model-0 6 MiB.*KV 6 MiB"))
+    expect(page.locator("#devices h3")).to_contain_text("52 MiB of 256 MiB held")
+    expect(page.locator("#shapes tr")).to_have_count(4)
+
+
+@on_both_screens
+def test_several_models_answer_side_by_side(page: Page) -> None:
+    page.select_option("#add-model", "model-3")
+    expect(page.locator(".column")).to_have_count(3)
+    page.get_by_label("Remove model-1").click()
+    page.get_by_role("button", name="Ask").click()
+    for model in ("model-0", "model-3"):
+        column = page.locator(".column").filter(has_text=model)
+        expect(column.locator(".answer")).to_have_text(STORY)
+        expect(column.locator(".note")).to_contain_text(f"{len(STORY)} tokens")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_theme_is_kept(browser: Browser, url: str) -> None:
+    back = "getComputedStyle(document.body).backgroundColor"
+    with opened(browser, f"{url}/dashboard") as page:
+        light = page.evaluate(back)
+        for _ in range(2):
+            page.locator("#theme").click()
+        dark = page.evaluate(back)
+        assert dark != light
+        page.reload()
+        assert page.evaluate(back) == dark
+
+
+def test_colours_stay_apart_for_all_eyes(browser: Browser, url: str) -> None:
+    with opened(browser, f"{url}/dashboard") as page:
+        assert min(page.evaluate(APART)) > 0.075
+
+
+def test_many_models_can_be_found(browser: Browser) -> None:
+    with serving(WatchedMarket(300)) as url, opened(browser, f"{url}/dashboard") as page:
+        expect(page.locator("#models-note")).to_contain_text("200 more")
+        page.locator("#filter").fill("model-299")
+        expect(page.locator("#model-rows tr")).to_have_count(1)
+        seats = page.evaluate("""async () => {
+          const { colour, texture } = await import("/dashboard/colours.js");
+          return new Set(Array.from({ length: 48 }, (_, seat) => colour(seat) + texture(seat))).size;
+        }""")
+        assert seats == 48
+
+
+def test_a_server_without_work_and_without_models_says_so(browser: Browser) -> None:
+    with serving(WatchedMarket(0)) as url, opened(browser, f"{url}/dashboard") as page:
+        expect(page.locator("#timeline-empty")).to_be_visible()
+        expect(page.locator("#models-note")).to_contain_text("No model is served yet")
+
+
+def test_a_server_that_is_away_is_waited_for(browser: Browser) -> None:
+    market = WatchedMarket(2)
+    with serving(market) as url, opened(browser, f"{url}/dashboard", may_log="500") as page:
+        expect(page.locator("#connection-text")).to_have_text("Live")
+        market.broken = True
+        expect(page.locator("#banner")).to_contain_text("Trying again in")
+        expect(page.locator("#connection-text")).to_have_text("Reconnecting")
+        market.broken = False
+        page.get_by_role("button", name="Try now").click()
+        expect(page.locator("#connection-text")).to_have_text("Live")
+        expect(page.locator("#banner")).to_be_hidden()
+
+
+def test_another_start_of_the_server_begins_anew(browser: Browser) -> None:
+    market = WatchedMarket(2)
+    with serving(market) as url, opened(browser, f"{url}/dashboard") as page:
+        expect(page.locator(".tile").nth(1)).to_contain_text(re.compile(r"\d,\d+ since the start"))
+        expect(page.locator("#timeline-empty")).to_be_hidden()
+        market.start, market.tallies, market.names = 2, {}, []
+        market.past = History(spans=1, records=1, decisions=1, token_times=False)
+        expect(page.locator(".tile").nth(1)).to_contain_text("0 since the start")
+        expect(page.locator("#timeline-empty")).to_be_visible()
+
+
+def test_a_key_is_asked_for_and_sent(browser: Browser) -> None:
+    with (
+        serving(WatchedMarket(2), keys=keyring(admin="s3cret")) as url,
+        opened(browser, f"{url}/dashboard", may_log="401") as page,
+    ):
+        expect(page.locator("#key-why")).to_contain_text("send the admin key")
+        page.locator("#key-field").fill("wrong")
+        page.keyboard.press("Enter")
+        expect(page.locator("#key-why")).to_contain_text("That was not the key")
+        page.locator("#key-field").fill("s3cret")
+        page.keyboard.press("Enter")
+        expect(page.locator("#connection-text")).to_have_text("Live")
+        page.reload()
+        expect(page.locator("#connection-text")).to_have_text("Live")
+
+
+def test_who_may_not_see_it_is_told_why_and_may_give_a_key(browser: Browser, url: str) -> None:
+    with opened(browser, f"{url}/dashboard", may_log="403") as page:
+        expect(page.locator("#connection-text")).to_have_text("Live")
+        page.set_extra_http_headers({"x-forwarded-for": "192.0.2.1"})
+        expect(page.locator("#banner")).to_contain_text("for the server's own machine only")
+        page.set_extra_http_headers({})
+        page.get_by_role("button", name="Use a key").click()
+        page.locator("#key-field").fill("any")
+        page.keyboard.press("Enter")
+        expect(page.locator("#connection-text")).to_have_text("Live")

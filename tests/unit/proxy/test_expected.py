@@ -1,0 +1,84 @@
+"""When a request that came now would have its first token, as the core of a proxy estimates it."""
+
+from __future__ import annotations
+
+import pytest
+
+from aegis.core.clock import NS_PER_S
+from aegis.core.estimators import Hardware
+from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.messages import Prefilled, Started
+from aegis.core.model import Slo
+from aegis.core.request import Job, Sampling, Token
+from aegis.core.role import Role
+from aegis.sim.faults.pretended import make_spec
+from decode.policies.least_slack import LeastSlack
+from prefill.policy import GroupedFcfs
+from proxy.events import Arrived, ForeignLoad, Heard, InstanceUp, ModelUp, SloSet
+from proxy.sessions import SessionCore
+
+SPEC = make_spec(0, image_pages=3, block_bytes=1024)
+PROMPT = (1,) * 50
+
+
+def pool(role: Role) -> SessionCore:
+    core = SessionCore(GroupedFcfs(), LeastSlack(), Hardware())
+    core.on(ModelUp(SPEC, 10_000), 0)
+    core.on(InstanceUp(InstanceId(f"{role}-0"), role), 0)
+    return core
+
+
+def arrive(core: SessionCore, *numbers: int) -> None:
+    for number in numbers:
+        core.on(Arrived(Job(RequestId(number), 1, SPEC.model, PROMPT, Sampling(max_tokens=9), number)), number)
+
+
+def expected_ns(core: SessionCore) -> int:
+    estimate = core.expected_ttft_ns(SPEC.model, len(PROMPT))
+    assert estimate is not None
+    return estimate
+
+
+@pytest.mark.parametrize("role", [Role.MIXED, Role.PREFILL])
+def test_whoever_waits_makes_it_later(role: Role) -> None:
+    core = pool(role)
+    estimates = [expected_ns(core)]
+    for number in range(1, 4):
+        arrive(core, number)
+        estimates.append(expected_ns(core))
+    assert estimates == sorted(set(estimates))
+    assert [core.waiting_before(RequestId(n)) for n in (1, 2, 3)] == [0, 1, 2]
+
+
+def test_who_has_its_first_token_is_not_waited_for() -> None:
+    core = pool(Role.MIXED)
+    arrive(core, 1, 2)
+    waiting_ns = expected_ns(core)
+    core.on(Heard(InstanceId("mixed-0"), Started(RequestId(1), 1)), 4)
+    core.on(Heard(InstanceId("mixed-0"), Prefilled(RequestId(1), 1, Token(5), None, 1)), 5)
+    assert expected_ns(core) < waiting_ns
+    assert [core.waiting_before(RequestId(n)) for n in (1, 2)] == [None, 0]
+
+
+def test_what_other_proxies_have_waiting_counts() -> None:
+    core = pool(Role.MIXED)
+    before_ns = expected_ns(core)
+    core.on(ForeignLoad(InstanceId("mixed-0"), NS_PER_S, ()), 0)
+    assert expected_ns(core) == before_ns + NS_PER_S
+    arrive(core, 1)
+    (load,) = core.loads()
+    assert load.prefill_ns > 0, "and so does what this one has, for them"
+
+
+def test_nobody_can_tell_of_a_model_or_a_pool_that_is_not_there() -> None:
+    assert pool(Role.MIXED).expected_ttft_ns(ModelId("other"), 5) is None
+    core = SessionCore(GroupedFcfs(), LeastSlack(), Hardware())
+    core.on(ModelUp(SPEC, 10_000), 0)
+    assert core.expected_ttft_ns(SPEC.model, 5) is None
+
+
+def test_deadlines_may_become_others() -> None:
+    core = pool(Role.PREFILL)
+    core.on(SloSet(SPEC.model, Slo(ttft_ns=7, tbt_ns=8)), 0)
+    assert core._prefills.ttft_ns(SPEC.model) == 7
+    core.on(SloSet(ModelId("other"), Slo()), 0)

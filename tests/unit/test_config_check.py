@@ -1,0 +1,62 @@
+"""`aegis config`: the schema as it is, and every mistake of a file at once."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aegis import config_command
+from aegis.config_check import mistakes
+from aegis.config_sources import load
+
+ROOT = Path(__file__).parents[2]
+
+
+def written(directory: Path, text: str) -> Path:
+    file = directory / "aegis.yaml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_the_schema_is_the_one_that_is_in_the_repository(capsys: pytest.CaptureFixture[str]) -> None:
+    assert config_command.schema() == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((ROOT / "configs" / "schema.json").read_text())
+
+
+def test_every_mistake_has_a_line_with_its_line_its_key_and_what_was_expected(tmp_path: Path) -> None:
+    file = written(tmp_path, "demo: maybe\nserver:\n  prot: 1\n  port: x\nmodels:\n  a: {}\n")
+    assert mistakes(file) == [
+        f"{file}: line 1: demo: should be a valid boolean, not 'maybe'",
+        f"{file}: line 3: server.prot: unknown key; did you mean port?",
+        f"{file}: line 4: server.port: should be a valid integer, not 'x'",
+        f"{file}: line 6: models.a: should have either path or hub",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("a: [", "line 1: not readable as YAML"),
+        ("api_keys: {alice: {file: away}}", "line 1: api_keys.alice: {directory}/away cannot be read"),
+        ("api_keys: {a: {key: same}, b: {key: same}}", "'a' and 'b' have the same key"),
+        ("sources: [./away.yaml]", "away.yaml"),
+        ("models: {a: {path: away}}", "line 1: models.a.path: {directory}/away holds no config.json"),
+    ],
+)
+def test_so_have_those_of_the_files_it_names(tmp_path: Path, text: str, complaint: str) -> None:
+    [line] = mistakes(written(tmp_path, text))
+    assert line.startswith(f"{tmp_path}/aegis.yaml:")
+    assert complaint.format(directory=tmp_path) in line
+    assert "same" not in line.replace("the same key", "")
+
+
+def test_a_file_without_mistakes_is_one_that_launch_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path, "server: {port: 9000}\ndemo: true\n")
+    assert config_command.check(file) == 0
+    assert capsys.readouterr().out == f"{file}: no mistakes\n"
+    assert load({"config": file}, {}).server.port == 9000
+
+
+def test_mistakes_are_a_matter_of_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert config_command.check(tmp_path / "none.yaml") == 2
+    assert "none.yaml: cannot be read" in capsys.readouterr().out
