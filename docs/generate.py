@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from aegis.config import OPTIONS, Config, SloTargets, leaves, variable
+from aegis.config_schema import config_schema
 from aegis.core.lifecycle import TABLE, TERMINAL, State
 from aegis.runtime.bus.messages import json_schema
 from aegis.sizes import format_size
 from bench.table import cells, crossings, markdown, results
 
 ROOT = Path(__file__).resolve().parent.parent
-SIZES = (("memory", "device"), ("memory", "floor"), ("memory", "host"), ("memory", "slab"))
+SIZES = (("memory", "device"), ("memory", "floor"), ("memory", "host"), ("memory", "slab"), ("server", "body_max"))
 
 
 def schema() -> str:
     """configs/schema.json"""
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "aegis configuration"}
-    return json.dumps(head | Config.model_json_schema() | head, indent=2) + "\n"
+    return json.dumps(config_schema(), indent=2) + "\n"
 
 
 def bus_schema() -> str:
