@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import ItemsView, Iterator
+from typing import Any
 
 from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
 from amqtt.broker import Broker
@@ -25,9 +27,21 @@ class _Writer(StreamWriterAdapter):  # type: ignore[misc]
         return "unix", 0
 
 
+class _Subscriptions(dict[str, Any]):
+    """By topic. amqtt awaits while it goes through them; who had just connected when another client subscribed or left
+    was never served, nor told."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self.keys()))
+
+    def items(self) -> ItemsView[str, Any]:
+        return dict(super().items()).items()
+
+
 async def serve(path: str) -> None:
     """Runs until it is cancelled."""
     broker = Broker(_CONFIG)
+    broker._subscriptions = _Subscriptions()
     await broker.start()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
