@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import ItemsView, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
@@ -33,9 +33,6 @@ class _Subscriptions(dict[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self.keys()))
-
-    def items(self) -> ItemsView[str, Any]:
-        return dict(super().items()).items()
 
 
 async def serve(path: str) -> None:
