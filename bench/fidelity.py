@@ -67,10 +67,11 @@ class _Replayed:
     seen: Past | None
     pieces: Pieces | None
 
-    def simulated(self, costs: Path) -> Sequence[Record]:
+    def simulated(self, costs: Path) -> Past:
         """What becomes of those that are compared, with the others in between. Raises UserError."""
-        records = simulate(pool_of(self.node, costs), _wanted(self.asked)).records
-        return self.pieces.of_compared(self.asked, records) if self.pieces else records
+        outcome = simulate(pool_of(self.node, costs), _wanted(self.asked))
+        past = Past(outcome.spans, outcome.records)
+        return self.pieces.split(self.asked, past)[1] if self.pieces else past
 
 
 def run(wish: Wish) -> dict[str, Any]:
@@ -85,8 +86,8 @@ def run(wish: Wish) -> dict[str, Any]:
         r2 = _measure(replayed.seen, costs) if replayed.seen else {}
         simulated = replayed.simulated(costs)
         own = _by_its_own_costs(replayed, directory / "own_costs.yaml")
-    whole, per_model = compare(replayed.live.records, simulated)
-    result = _result(wish, replayed.live, whole, per_model)
+    whole, per_model = compare(replayed.live.records, simulated.records)
+    result = _result(wish, replayed.live, simulated, whole, per_model)
     result |= {"by_its_own_costs": msgspec.to_builtins(own), "r2": r2}
     print(*_lines(result, whole, per_model, own), sep="\n")
     if wish.json:
@@ -126,7 +127,7 @@ def _by_its_own_costs(replayed: _Replayed, costs: Path) -> Compared | None:
         simulated = replayed.simulated(costs)
     except UserError:
         return None
-    return compare(replayed.live.records, simulated)[0]
+    return compare(replayed.live.records, simulated.records)[0]
 
 
 def pool_of(node: NodeReport, costs: Path) -> Pool:
@@ -186,18 +187,26 @@ def _directory(keep: Path | None) -> Iterator[Path]:
             yield Path(directory)
 
 
-def _result(wish: Wish, live: Past, whole: Compared, per_model: Mapping[ModelId, Compared]) -> dict[str, Any]:
+def _result(
+    wish: Wish, live: Past, simulated: Past, whole: Compared, per_model: Mapping[ModelId, Compared]
+) -> dict[str, Any]:
     return {
         "workload": wish.workload,
         "seed": wish.seed,
         "calibrated_on": str(
             wish.costs or f"{wish.calibrate_on}, seed {wish.calibrate_seed}, by turns of {wish.piece_s:g} s"
         ),
-        "live_switches": sum(span.kind is SpanKind.SWITCH for span in live.spans),
-        "live_decode_runs": sum(span.kind is SpanKind.DECODE for span in live.spans),
+        "live_switches": _count(live, SpanKind.SWITCH),
+        "simulated_switches": _count(simulated, SpanKind.SWITCH),
+        "live_decode_runs": _count(live, SpanKind.DECODE),
+        "simulated_decode_runs": _count(simulated, SpanKind.DECODE),
         "all": msgspec.to_builtins(whole),
         "per_model": {str(model): msgspec.to_builtins(compared) for model, compared in per_model.items()},
     }
+
+
+def _count(past: Past, kind: SpanKind) -> int:
+    return sum(span.kind is kind for span in past.spans)
 
 
 def _lines(
@@ -216,4 +225,4 @@ def _lines(
         e2e = f"{c.live_e2e_mean_ms:9.1f} {c.sim_e2e_mean_ms:9.1f} {c.e2e_mean_error:+7.1%} {c.each_e2e_error:6.1%}"
         ttft = f"{c.live_ttft_p99_ms:9.1f} {c.sim_ttft_p99_ms:9.1f} {c.ttft_p99_error:+7.1%}"
         yield f"{name:{width}} {c.requests:8} {e2e} {ttft}"
-    yield f"switches: {result['live_switches']}; times in ms"
+    yield f"switches: {result['live_switches']} live, {result['simulated_switches']} simulated; times in ms"

@@ -31,11 +31,6 @@ class Pieces:
         """Of a time since the start of both."""
         return at_ns // self._slot_ns % 2 == 1
 
-    def of_compared(self, asked: Sequence[Record], records: Sequence[Record]) -> list[Record]:
-        """Those `records` that belong to the workload which is compared; `asked` says when the first was to come."""
-        start_ns = _start_ns(asked, records)
-        return [record for record in records if self.is_compared(record.arrival_ns - start_ns)]
-
     def split(self, asked: Sequence[Record], seen: Past) -> tuple[Past, Past]:
         """What a server did for the workload that costs are measured on, and for that which is compared. What began in
         a pause is of the piece that is nearer."""

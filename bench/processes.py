@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 from pathlib import Path
 
 
@@ -26,6 +28,16 @@ def resident_bytes(pid: int) -> int:
     """What it holds of the machine's memory, what it shares with others included."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def end(process: subprocess.Popen[bytes], number: signal.Signals, *, within_s: float) -> None:
+    """With the signal, or else without asking."""
+    process.send_signal(number)
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _processes() -> dict[int, tuple[int, float]]:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from aegis.core.errors import UserError
+from bench.processes import end
 
 _START_S = 180.0
 _STOP_S = 30.0
@@ -30,12 +31,7 @@ def served(options: Sequence[str]) -> Iterator[str]:
         try:
             yield _address(process, Path(log.name))
         finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process, signal.SIGINT, within_s=_STOP_S)
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:

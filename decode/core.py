@@ -21,7 +21,7 @@ from aegis.core.block_runs import first_blocks
 from aegis.core.effects import DecodeRow, Effect, EndRun, RunDecode, RunPrefill, Send, Track, Untrack
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
-from aegis.core.ids import InstanceId, MachineId, ModelId, ProxyId, RequestId, proxy_of
+from aegis.core.ids import ONLY_MACHINE, InstanceId, MachineId, ModelId, ProxyId, RequestId, proxy_of
 from aegis.core.messages import (
     AddModel,
     Adopt,
@@ -73,7 +73,6 @@ from decode.worklist import Batch, RunningTurn, WorkList
 from memory.ledger import Ledger
 
 _FOR_EVER_NS = (1 << 63) - 1
-_ONLY_MACHINE = MachineId("")
 
 
 def _unserved(job: Job) -> Broken:
@@ -90,7 +89,7 @@ class DecodeCore:
         policy: RoundPolicy,
         hardware: Hardware,
         *,
-        machine: MachineId = _ONLY_MACHINE,
+        machine: MachineId = ONLY_MACHINE,
         explains: bool = False,
         reuses: bool = False,
     ) -> None:

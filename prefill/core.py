@@ -16,7 +16,7 @@ from aegis.core.block_runs import Blocks, count_blocks
 from aegis.core.effects import Effect, RunPrefill, Send, Untrack
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
-from aegis.core.ids import InstanceId, MachineId, ModelId, RequestId, proxy_of
+from aegis.core.ids import ONLY_MACHINE, InstanceId, MachineId, ModelId, RequestId, proxy_of
 from aegis.core.messages import (
     AddModel,
     Adopt,
@@ -68,7 +68,6 @@ from prefill.reasons import RoomReasons, next_decision
 from prefill.room import Counters, RoomMaker
 
 _HARDWARE = Hardware()
-_ONLY_MACHINE = MachineId("")
 
 
 @dataclass(slots=True)
@@ -90,7 +89,7 @@ class PrefillCore:
         policy: PrefillOrder | None = None,
         hardware: Hardware = _HARDWARE,
         *,
-        machine: MachineId = _ONLY_MACHINE,
+        machine: MachineId = ONLY_MACHINE,
         explains: bool = False,
         reuses: bool = False,
     ) -> None:

@@ -24,6 +24,8 @@ MachineId = NewType("MachineId", str)
 """A machine that instances are on, as long as its memory lasts: one that comes back has another. Empty where there is
 but one."""
 
+ONLY_MACHINE = MachineId("")
+
 SlabId = NewType("SlabId", int)
 """A slab's position in its region: it starts at `slab * slab_bytes`."""
 

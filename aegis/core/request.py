@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from aegis.core.ids import BlockRun, InstanceId, MachineId, ModelId, RequestId
+from aegis.core.ids import ONLY_MACHINE, BlockRun, InstanceId, MachineId, ModelId, RequestId
 from aegis.core.model import Slo
 
 PRIORITY_MAX = 8
@@ -127,4 +127,4 @@ class KvHandle(Struct, frozen=True):
     blocks: tuple[BlockRun, ...]
     tokens: int
     ready: EventHandle
-    machine: MachineId = MachineId("")
+    machine: MachineId = ONLY_MACHINE

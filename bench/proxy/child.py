@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from aegis.core.errors import UserError
 from aegis.runtime.processes import follow_launcher
+from bench.processes import end
 
 _START_S = 180.0
 _STOP_S = 10.0
@@ -110,9 +111,4 @@ def running(
         try:
             yield Child(process, Path(log.name))
         finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process, signal.SIGTERM, within_s=_STOP_S)

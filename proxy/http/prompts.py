@@ -19,7 +19,7 @@ PROMPTS_MAX = 1024
 PROMPT_TOKENS_MAX = 1 << 22
 _IN_LOOP = 2048  # characters or tokens that are worked on in a fraction of a millisecond
 
-_SHRINKS = 4  # no normalizer makes a text shorter by more than that
+_SHRINKS = 4  # what normalizers may take out of a text that is worth tokenizing
 
 T = TypeVar("T")
 

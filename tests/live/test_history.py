@@ -98,5 +98,5 @@ def test_costs_are_learnt_and_the_same_requests_simulated(server: Server, tmp_pa
     compared = result["all"]["requests"]
     assert len(records) == len(asked) - 1 and spans, "all but the header"
     assert 0 < compared == sum(each["requests"] for each in result["per_model"].values()) < len(records) / 2
-    assert result["live_switches"] > 0
+    assert result["live_switches"] > 0 and result["simulated_switches"] > 0
     assert set(result["per_model"]) <= set(MARKET)
