@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from bench.simulate.asked import Costs, Gpu, Jobs, Link, Models, SloText, Trace, Workload
+
 
 def simulate(
-    workload: Annotated[
-        str | None, typer.Option(metavar="SPEC", help="Requests from a generator (docs/workloads.md).")
-    ] = None,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Requests from a trace.")] = None,
+    workload: Workload = None,
+    trace: Trace = None,
     suite: Annotated[
         list[str] | None,
         typer.Option(
@@ -44,15 +44,9 @@ def simulate(
             "policy is made for; least-slack: fixed where --prefill or --decode is given, else auto.",
         ),
     ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(metavar="GPU", help="h100, h800, h20, a10, h800x4, or a .yaml file. [default: h800]")
-    ] = None,
-    models: Annotated[
-        str | None, typer.Option(metavar="SPEC", help="mix:80, qwen2.5-72b:4, or a .yaml file. [default: mix]")
-    ] = None,
-    slo: Annotated[
-        str | None, typer.Option(metavar="SLO", help="When tokens are due, in seconds. [default: ttft=10,tbt=0.1]")
-    ] = None,
+    gpu: Gpu = None,
+    models: Models = None,
+    slo: SloText = None,
     give_up: Annotated[
         float | None,
         typer.Option(
@@ -62,12 +56,8 @@ def simulate(
             help="A request without a token after so many seconds fails. [default: none does]",
         ),
     ] = None,
-    costs: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Step costs that `aegis calibrate` has measured.")
-    ] = None,
-    link: Annotated[
-        float | None, typer.Option(metavar="GB", min=0.001, max=1e6, help="GB/s of each GPU's link. [default: its own]")
-    ] = None,
+    costs: Costs = None,
+    link: Link = None,
     switch: Annotated[
         float | None,
         typer.Option(metavar="S", min=0, max=1e6, help="What a switch takes beside its copies. [default: the GPU's]"),
@@ -76,9 +66,7 @@ def simulate(
         str | None, typer.Option(metavar="SWEEP", help="A key of the workload, like models=16:80:8.")
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Of all that is drawn.")] = 0,
-    jobs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Simulations at a time. [default: one per core]")
-    ] = None,
+    jobs: Jobs = None,
     seeds: Annotated[
         int | None,
         typer.Option(

@@ -7,21 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
+from bench.simulate.asked import Costs, Gpu, Jobs, Link, Models, SloText, Trace, Workload
+
 
 def plan(
-    workload: Annotated[
-        str | None, typer.Option(metavar="SPEC", help="Requests from a generator (docs/workloads.md).")
-    ] = None,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Requests from a trace.")] = None,
-    models: Annotated[
-        str | None, typer.Option(metavar="SPEC", help="mix:80, qwen2.5-72b:4, or a .yaml file. [default: mix]")
-    ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(metavar="GPU", help="h100, h800, h20, a10, h800x4, or a .yaml file. [default: h800]")
-    ] = None,
-    slo: Annotated[
-        str | None, typer.Option(metavar="SLO", help="When tokens are due, in seconds. [default: ttft=10,tbt=0.1]")
-    ] = None,
+    workload: Workload = None,
+    trace: Trace = None,
+    models: Models = None,
+    gpu: Gpu = None,
+    slo: SloText = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Who answers; others stand beside it. [default: least-slack]"),
@@ -30,20 +24,14 @@ def plan(
         int | None,
         typer.Option(metavar="N", min=1, help="GPUs that there may be. [default: 64, or two for each model]"),
     ] = None,
-    costs: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Step costs that `aegis calibrate` has measured.")
-    ] = None,
-    link: Annotated[
-        float | None, typer.Option(metavar="GB", min=0.001, max=1e6, help="GB/s of each GPU's link. [default: its own]")
-    ] = None,
+    costs: Costs = None,
+    link: Link = None,
     seeds: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, max=1000, help="Draws of a --workload; the worst decides. [default: 3]"),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="The first of them.")] = 0,
-    jobs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Simulations at a time. [default: one per core]")
-    ] = None,
+    jobs: Jobs = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan and all that was tried.")] = None,
 ) -> int:
     """How many GPUs serve these models and this traffic, by simulation: docs/planning.md.

@@ -1,0 +1,25 @@
+"""Options that `aegis simulate` and `aegis plan` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Workload = Annotated[str | None, typer.Option(metavar="SPEC", help="Requests from a generator (docs/workloads.md).")]
+Trace = Annotated[Path | None, typer.Option(metavar="FILE", help="Requests from a trace.")]
+Gpu = Annotated[
+    str | None, typer.Option(metavar="GPU", help="h100, h800, h20, a10, h800x4, or a .yaml file. [default: h800]")
+]
+Models = Annotated[
+    str | None, typer.Option(metavar="SPEC", help="mix:80, qwen2.5-72b:4, or a .yaml file. [default: mix]")
+]
+SloText = Annotated[
+    str | None, typer.Option(metavar="SLO", help="When tokens are due, in seconds. [default: ttft=10,tbt=0.1]")
+]
+Costs = Annotated[Path | None, typer.Option(metavar="FILE", help="Step costs that `aegis calibrate` has measured.")]
+Link = Annotated[
+    float | None, typer.Option(metavar="GB", min=0.001, max=1e6, help="GB/s of each GPU's link. [default: its own]")
+]
+Jobs = Annotated[int | None, typer.Option(metavar="N", min=1, help="Simulations at a time. [default: one per core]")]
