@@ -34,7 +34,7 @@ from aegis.runtime.proxies import Proxies, open_proxies
 from aegis.runtime.proxy_settings import ProxySettings
 from aegis.runtime.services import Services, open_services
 from aegis.runtime.serving import CLOSE_S, drained, http_server, running
-from aegis.runtime.sizes import host_slabs_of, instances_of
+from aegis.runtime.sizes import host_slabs_of, instances_of, slab_shortage
 from aegis.sizes import format_size
 from aegis.telemetry import logs
 from aegis.telemetry.tracing import traced
@@ -187,12 +187,8 @@ def _check_sizes(config: Config) -> None:
             raise UserError(
                 f"{option} {format_size(size)} is more than this machine has ({machine / (1 << 30):.0f}GiB)"
             )
-    instances = len(instances_of(config))
-    if host_slabs_of(config) < 2 * instances:
-        raise UserError(
-            f"--host-memory without --model-cache holds {host_slabs_of(config)} KV slabs, {instances} instances need "
-            f"{2 * instances}; raise it"
-        )
+    if shortage := slab_shortage(host_slabs_of(config), len(instances_of(config))):
+        raise UserError(shortage)
 
 
 def _refuse_without_engine(config: Config) -> None:
