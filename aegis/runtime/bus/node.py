@@ -11,6 +11,7 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import Ping
 from aegis.core.model import ModelChange
 from aegis.core.role import Role
+from aegis.policies import recipe
 from aegis.runtime.bus.messages import Add, Command, Drain, LoadModel, Pin, Remove, Resume, SetLimit, SetRole, Unpin
 from aegis.runtime.desk import NodeDesk
 from aegis.runtime.node import Node
@@ -124,6 +125,8 @@ class NodeControl:
         """All of them, or none. Raises UserError."""
         if self._node.draining:
             raise UserError("the server is shutting down")
+        if recipe(self._node.policy).divides_memory:
+            raise UserError(f"{self._node.policy} divides the memory among the instances at the start: none can join")
         serving = self._serving()
         role = wanted.role or (Role.MIXED if Role.MIXED in serving.values() else None)
         if role is None:
