@@ -166,18 +166,26 @@ class Pool:
         place.role, place.drained, place.coming, place.restarts = role, False, True, Restarts()
         place.resumed.set()
 
-    async def admit(self, role: Role) -> InstanceId:
-        """Starts one more, under a name that nobody ever had; it joins if it comes up at the first try. Raises
-        UserError, with nothing changed, where there is no room."""
-        name = InstanceId(f"{role}-{self._named[role]}")
-        self._named[role] += 1
-        await self._homes.admit(name)
-        if self._closing:
-            await self._homes.leave(name)
-            raise UserError("the server is shutting down")
-        place = self._places[name] = _Place(name, role, coming=True, joining=True)
-        place.keeper = watched(self._keep(place))
-        return name
+    async def admit(self, role: Role, count: int) -> list[InstanceId]:
+        """Starts so many more, under names that nobody ever had; each joins if it comes up at the first try. Raises
+        UserError, with nothing changed, where there is no room for all of them."""
+        names = [InstanceId(f"{role}-{self._named[role] + n}") for n in range(count)]
+        self._named[role] += count
+        admitted: list[InstanceId] = []
+        try:
+            for name in names:
+                await self._homes.admit(name)
+                admitted.append(name)
+            if self._closing:
+                raise UserError("the server is shutting down")
+        except UserError:
+            for name in admitted:
+                await self._homes.leave(name)
+            raise
+        for name in names:
+            place = self._places[name] = _Place(name, role, coming=True, joining=True)
+            place.keeper = watched(self._keep(place))
+        return names
 
     async def remove(self, instance: InstanceId) -> None:
         """Ends its process, if it has one, and forgets it."""
@@ -218,7 +226,7 @@ class Pool:
                     return
                 process = await self._start(place, home)
             except (OSError, UserError) as error:
-                why = (error.strerror or "") if isinstance(error, OSError) else error.message
+                why = str(error.strerror) if isinstance(error, OSError) else error.message
                 log.warning("%s cannot be started: %s", place.instance, why)
                 place.restarts.failed()
             else:

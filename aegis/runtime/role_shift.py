@@ -40,8 +40,9 @@ class RoleShift:
                 self._policy.on(Changed(), self._clock.now_ns())
 
     def _looked(self) -> Looked:
-        roles, loads = self._node.pool.roles(), self._core.load_ppm()
-        serving = {name: role for name, role in roles.items() if not self._node.pool.drained(name)}
+        pool, loads = self._node.pool, self._core.load_ppm()
+        dead = pool.dead()
+        serving = {name: role for name, role in pool.roles().items() if not pool.drained(name) and name not in dead}
         if serving.keys() != loads.keys():
             return Looked(())
         return Looked(

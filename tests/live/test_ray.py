@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.live.ctl import ctl
 from tests.live.market import MARKET, RAY, Reference
 from tests.live.server import ROOT, SPLIT, Server, eventually, launched, processes_of
 from tests.live.streams import Body, Stream, run_all, until
@@ -124,6 +125,43 @@ def test_kv_is_handed_over_from_node_to_node_and_an_instance_that_dies_is_starte
 
         assert answers(run_all(server.url, bodies(FEW_TOKENS), kill_one), FEW_TOKENS) == expected
         server.wait_for_ready()
+        server.wait_for_freed_memory()
+
+
+@long
+def test_an_instance_joins_where_the_cluster_has_room_and_gives_it_back(
+    cluster: RayCluster, tmp_path: Path, cache: Path, checkpoints_dir: Path
+) -> None:
+    with placed(cluster, tmp_path, cache, checkpoints_dir, *SPLIT) as server:
+        expected = answers(run_all(server.url, bodies(FEW_TOKENS)), FEW_TOKENS)
+        replies: list[subprocess.CompletedProcess[str]] = []
+
+        async def grow(streams: Sequence[Stream]) -> None:
+            await until(lambda: sum(len(stream.tokens) > 5 for stream in streams) > STREAMS // 2, "streams run")
+            replies.append(await asyncio.to_thread(ctl, server, "add", "--role", "decode", "--count", "2"))
+
+        assert answers(run_all(server.url, bodies(FEW_TOKENS), grow), FEW_TOKENS) == expected
+        assert (replies[0].stdout, replies[0].stderr) == ("decode-1, decode-2 serve\n", "")
+        refused = ctl(server, "add", "--role", "decode", "--count", "13")
+        assert refused.returncode == 1
+        assert "2 nodes" in refused.stderr and "room for 1 is missing" in refused.stderr
+        assert sorted(server.get("/debug/node").json()["instances"]) == [
+            "decode-0",
+            "decode-1",
+            "decode-2",
+            "prefill-0",
+        ]
+
+        async def shrink(streams: Sequence[Stream]) -> None:
+            await until(lambda: sum(len(stream.tokens) > 5 for stream in streams) > STREAMS // 2, "streams run")
+            for name in ("decode-0", "decode-2"):
+                replies.append(await asyncio.to_thread(ctl, server, "remove", name))
+
+        assert answers(run_all(server.url, bodies(FEW_TOKENS), shrink), FEW_TOKENS) == expected
+        assert [reply.stdout for reply in replies[1:]] == ["decode-0 is removed\n", "decode-2 is removed\n"]
+        added = ctl(server, "add", "--role", "decode", "--count", "2")
+        assert added.returncode == 0, added.stderr
+        assert answers(run_all(server.url, bodies(FEW_TOKENS)), FEW_TOKENS) == expected
         server.wait_for_freed_memory()
 
 

@@ -133,15 +133,7 @@ class NodeControl:
             raise UserError("say in which role: the pool has prefill and decode instances")
         self._check_roles({**serving, InstanceId(""): role})
         self._node.catalogue.share_among(len(self._pool.roles()) + wanted.count)
-        names: list[InstanceId] = []
-        try:
-            for _ in range(wanted.count):
-                names.append(await self._pool.admit(role))
-        except UserError:
-            for name in names:
-                await self._forget(name)
-            raise
-        return names
+        return await self._pool.admit(role, wanted.count)
 
     async def _joined(self, instance: InstanceId, timeout_s: float) -> str:
         """Empty when it serves, else why it does not; then it is no more."""
