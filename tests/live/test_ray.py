@@ -109,7 +109,7 @@ def test_more_than_the_cluster_has_is_refused_with_what_is_missing(
     with launched(tmp_path, cache, *arguments, environment=of_ray(cluster)) as server:
         assert server.process.wait(120) == 2
         (told,) = [line for line in server.output().splitlines() if line.startswith("aegis:")]
-    assert "2 nodes" in told and "18 instances need 1 CPU each" in told and "room for 2 is missing" in told
+    assert "2 nodes" in told and "each of 18 instances needs 1 CPU" in told and "room for 2 is missing" in told
 
 
 def test_kv_is_handed_over_from_node_to_node_and_an_instance_that_dies_is_started_again(

@@ -122,9 +122,10 @@ def missing_room(need: Mapping[str, float], count: int, free: Sequence[Mapping[s
         return ""
     each = ", ".join(f"{amount:g} {kind}" for kind, amount in need.items())
     has = "; ".join(", ".join(f"{node.get(kind, 0):g} {kind}" for kind in need) for node in free)
+    who = "1 instance needs" if count == 1 else f"each of {count} instances needs"
     nodes = f"{len(free)} node{'s' if len(free) != 1 else ''}"
     return (
-        f"has {nodes} with this free: {has or 'nothing'}; {count} instances need {each} each, on one node: room for "
+        f"has {nodes} with this free: {has or 'nothing'}; {who} {each}, on one node: room for "
         f"{count - fit} is missing; add nodes, or ask for fewer instances"
     )
 
