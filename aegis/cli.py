@@ -18,7 +18,7 @@ from aegis.ctl import ctl
 from aegis.explain import explain
 from aegis.launch_command import demo, launch
 from aegis.memory_command import limit_memory, show_memory, trim_memory
-from aegis.models_command import add_model, list_models, remove_model, set_model
+from aegis.models_command import add_model, list_models, remove_model, set_model, unload_model
 from aegis.top_command import top
 from bench.calibrate_command import calibrate
 from bench.compare_command import compare
@@ -44,7 +44,7 @@ from bench.simulate.plan_command import plan
 _PLAIN: dict[str, Any] = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
 
 app = typer.Typer(name="aegis", **_PLAIN)
-models = typer.Typer(help="List, add, change and remove the models of a running server.", **_PLAIN)
+models = typer.Typer(help="List, add, change, unload and remove the models of a running server.", **_PLAIN)
 memory = typer.Typer(**_PLAIN)
 config = typer.Typer(help="The configuration file, without launching anything.", **_PLAIN)
 bench = typer.Typer(help="Measure this machine, or any server.", **_PLAIN)
@@ -99,6 +99,7 @@ app.command("calibrate")(calibrate)
 models.command("list")(list_models)
 models.command("add")(add_model)
 models.command("set")(set_model)
+models.command("unload")(unload_model)
 models.command("remove")(remove_model)
 
 config.command("schema")(schema)

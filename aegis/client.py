@@ -55,6 +55,10 @@ class AdminClient:
         given = {name: value for name, value in changes.items() if value is not None}
         return self._call("POST", "/models/update", {"model": model, **given})
 
+    def unload(self, model: str) -> dict[str, Any]:
+        """Takes a model's weights out of memory; it is served as before."""
+        return self._call("POST", "/models/evict", {"model": model})
+
     def remove(self, model: str) -> dict[str, Any]:
         """Takes a model out of the market."""
         return self._call("POST", "/models/unload", {"model": model})

@@ -87,6 +87,21 @@ def set_model(
     return 0
 
 
+def unload_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Its name, as `aegis models list` shows it.")],
+    url: _Url = DEFAULT_URL,
+) -> int:
+    """Take a model's weights out of memory, where requests use them as soon as those end; the next one loads it again.
+
+    \b
+    Example:
+      aegis models unload qwen
+    """
+    AdminClient(url).unload(model)
+    print(f"{model} leaves memory: where it is idle at once, elsewhere after its requests")
+    return 0
+
+
 def remove_model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Its name, as `aegis models list` shows it.")],
     url: _Url = DEFAULT_URL,

@@ -55,6 +55,7 @@ from aegis.core.messages import (
     Submit,
     TakeBack,
     Tokens,
+    UnloadModel,
 )
 from aegis.core.request import Job
 from aegis.core.views import BatchView, RoundPolicy
@@ -139,7 +140,7 @@ class DecodeCore:
                 self._kv.told(event)
             case KvFetched():
                 self._fetched(event)
-            case GrantPages() | ImageCached() | EvictImage() | SetSlo():
+            case GrantPages() | ImageCached() | EvictImage() | SetSlo() | UnloadModel():
                 self.ledger.told(event)
             case TakeBack():
                 self._take_back(event, now_ns)
@@ -344,6 +345,8 @@ class DecodeCore:
             self._losses.answer()
         if self._models.dropping:
             self._drop_models()
+        if self.ledger.unloading:
+            self._unload()
         if self.ledger.balloon.owes and self._room.give_way(now_ns):
             self._end_turn()
             self.ledger.balloon.settle(now_ns)
@@ -530,11 +533,20 @@ class DecodeCore:
     # --- models, messages -----------------------------------------------------------------------------------------
 
     def _drop_models(self) -> None:
-        in_use = {s.job.model for s in self._work.stepping} | {b.model for b in self._work.batches}
         self._kv.give_up_offers()
-        self._models.drop_unused(in_use | self._arrivals.models())
+        self._models.drop_unused(self._in_use())
         if self.active not in self.ledger.specs:
             self.active = None
+
+    def _unload(self) -> None:
+        self.ledger.unload(self._in_use())
+        if self.active is not None and not self.ledger.weights.is_resident(self.active):
+            self.active = None
+
+    def _in_use(self) -> set[ModelId]:
+        """Models that a request here is of."""
+        there = {s.job.model for s in self._work.stepping} | {b.model for b in self._work.batches}
+        return there | self._arrivals.models()
 
     def _send(self, message: FromInstance) -> None:
         self._flush()

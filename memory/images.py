@@ -100,6 +100,7 @@ class _Image:
     used_ns: int = _NEVER_NS
     used_before_ns: int = _NEVER_NS
     dropped: bool = False
+    unloaded: bool = False  # while filling: it leaves as soon as it is there
     answers: set[InstanceId] = field(default_factory=set)  # still to come, while evicting
 
 
@@ -159,7 +160,7 @@ class ModelCache:
             return []
         if pins + image.count > self._pool.capacity:
             return NoPages(image.count, self._pool.capacity - pins)
-        image.pinned = True
+        image.pinned, image.unloaded = True, False
         if image.state is State.ABSENT and model not in self._waiting:
             self._want(model, image)
         return self._drain()
@@ -182,9 +183,21 @@ class ModelCache:
             self._forget(model)
         return self._serve()
 
+    def unload(self, model: ModelId) -> list[CacheEffect]:
+        """It leaves, and comes in again with its next use. It must not be pinned."""
+        image = self._images[model]
+        assert not image.pinned
+        if model in self._waiting:
+            self._waiting.remove(model)
+        if image.state is State.CACHED:
+            self._evict(model, image)
+        image.unloaded = image.state is State.FILLING
+        return self._serve()
+
     def use(self, model: ModelId, now_ns: int) -> list[CacheEffect]:
         """A request for the model came."""
         image = self._images[model]
+        image.unloaded = False
         if image.state is State.CACHED:
             self.counters.hits += 1
         else:
@@ -197,7 +210,7 @@ class ModelCache:
 
     def filled(self, model: ModelId) -> list[CacheEffect]:
         image = self._images[model]
-        if image.dropped:
+        if image.dropped or image.unloaded:
             self._release(model, image)  # nobody was told of it
             return self._serve()
         image.state = State.CACHED
@@ -297,7 +310,7 @@ class ModelCache:
 
     def _release(self, model: ModelId, image: _Image) -> None:
         self._pool.give(model, image.extents)
-        image.state, image.extents = State.ABSENT, ()
+        image.state, image.extents, image.unloaded = State.ABSENT, (), False
         if image.dropped:
             self._forget(model)
 

@@ -12,7 +12,7 @@ exactly the device slabs that hold blocks; (M3) a leased host slab holds blocks 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from msgspec.structs import replace
 
@@ -32,7 +32,16 @@ from aegis.core.effects import (
 )
 from aegis.core.errors import LawBroken
 from aegis.core.ids import BlockRun, ModelId, PageRun, SlabId
-from aegis.core.messages import EvictImage, GrantPages, ImageCached, ImageEvicted, SetSlo, SlabsOfShape
+from aegis.core.messages import (
+    EvictImage,
+    GrantPages,
+    ImageCached,
+    ImageEvicted,
+    ModelUnloaded,
+    SetSlo,
+    SlabsOfShape,
+    UnloadModel,
+)
 from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import EventHandle
 from memory.balloon import Balloon, Wish
@@ -63,6 +72,7 @@ class Ledger:
         self._leases = LeasedSlabs()
         self._cached: dict[ModelId, tuple[PageRun, ...]] = {}  # images in the node's model cache
         self._evicting: set[ModelId] = set()  # images to be let go of once no load reads them
+        self.unloading: set[ModelId] = set()  # models to be evicted once nobody here needs them
         self.device = SlabPool(budget.slab_bytes, self._device_slabs)
         self.host = SlabPool(budget.slab_bytes, self._leases)
 
@@ -87,6 +97,7 @@ class Ledger:
         self.weights.remove(model)
         self._ranges.release(model)
         del self.specs[model]
+        self.unloading.discard(model)
         self.effects.append(Unbind(model))
 
     def load(
@@ -112,6 +123,16 @@ class Ledger:
         self.weights.evict(model)
         self.effects.append(UnmapWeights(model))
 
+    def unload(self, in_use: Set[ModelId]) -> None:
+        """What is to leave and not in use does, and that is answered. A load under way ends first."""
+        for model in sorted(self.unloading - in_use):
+            if self.weights.is_loading(model):
+                continue
+            if self.weights.is_resident(model):
+                self.evict(model)
+            self.unloading.remove(model)
+            self.effects.append(Send(ModelUnloaded(model)))
+
     def must_wait(self, pages: int, *, crowded: bool = False) -> bool:
         """Whether the device's answer has to be awaited before anything is evicted for lack of so many free pages."""
         if pages <= self.pool.free:
@@ -123,7 +144,7 @@ class Ledger:
         """Free pages it takes to give so many more blocks."""
         return self.device.slabs_for(shape, blocks) * self.budget.pages_per_slab
 
-    def told(self, message: GrantPages | ImageCached | EvictImage | SetSlo) -> None:
+    def told(self, message: GrantPages | ImageCached | EvictImage | SetSlo | UnloadModel) -> None:
         """What the owners of the device's pages, of the node's model cache and of its models say. An eviction is
         answered once no load reads from the cache what may be overwritten then."""
         match message:
@@ -135,6 +156,10 @@ class Ledger:
                 self._cached.pop(model, None)
                 self._evicting.add(model)
                 self._let_images_go()
+            case UnloadModel(model) if model in self.specs:
+                self.unloading.add(model)
+            case UnloadModel(model):
+                self.effects.append(Send(ModelUnloaded(model)))
             case SetSlo(model, slo):
                 if model in self.specs:
                     self.specs[model] = replace(self.specs[model], slo=slo)

@@ -54,6 +54,7 @@ from aegis.core.messages import (
     Submit,
     TakeBack,
     Tokens,
+    UnloadModel,
 )
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle, Job, KvHandle, Token
@@ -137,7 +138,7 @@ class PrefillCore:
             case GrantSlabs():
                 self.ledger.grant(event.slabs)
                 self._asked_slabs = self._lacks_slabs = event.refused and self._asked_slabs
-            case GrantPages() | ImageCached() | EvictImage() | SetSlo():
+            case GrantPages() | ImageCached() | EvictImage() | SetSlo() | UnloadModel():
                 self.ledger.told(event)
             case TakeBack():
                 self._take_back(event, now_ns)
@@ -204,6 +205,8 @@ class PrefillCore:
         """What begins to run, if anything: the step is the last thing an event asks for, all else being under way."""
         if self._dropping:
             self._drop_models()
+        if self.ledger.unloading:
+            self._unload()
         if self.ledger.balloon.owes:
             self._room.give_way(now_ns, lacks_slabs=self._lacks_slabs)
         self._ordering.arrange(now_ns)
@@ -387,6 +390,12 @@ class PrefillCore:
             self.active = None if self.active == model else self.active
             self._switch = None if self._switch and self._switch.model == model else self._switch
             self._send(ModelDropped(model))
+
+    def _unload(self) -> None:
+        running = self._queue.running
+        self.ledger.unload({*self._queue.needed(), *([running.job.model] if running else ())})
+        if self.active is not None and not self.ledger.weights.is_resident(self.active):
+            self.active = None
 
     def _return_slabs(self) -> None:
         surplus = self.ledger.surplus_slabs(keep=0 if self._asked_slabs else 1)

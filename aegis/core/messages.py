@@ -36,6 +36,13 @@ class DropModel(Struct, frozen=True, tag=True):
     model: ModelId
 
 
+class UnloadModel(Struct, frozen=True, tag=True):
+    """Let the model's weights leave the device as soon as no job of it is here; answered by `ModelUnloaded` then. A job
+    that comes later brings them back."""
+
+    model: ModelId
+
+
 class Submit(Struct, frozen=True, tag=True):
     """Run this prefill; on a prefill instance in group `group` (Aegaeon Alg. 1). A mixed instance goes on decoding.
     `Broken` where the model is not there: it may have been dropped before the proxy knew."""
@@ -170,6 +177,7 @@ ToInstance = (
     AddModel
     | SetSlo
     | DropModel
+    | UnloadModel
     | Submit
     | Adopt
     | Cancel
@@ -220,6 +228,12 @@ class ModelFailed(Struct, frozen=True, tag=True):
 
 
 class ModelDropped(Struct, frozen=True, tag=True):
+    model: ModelId
+
+
+class ModelUnloaded(Struct, frozen=True, tag=True):
+    """Answers `UnloadModel`."""
+
     model: ModelId
 
 
@@ -443,6 +457,7 @@ FromInstance = (
     | ModelAdded
     | ModelFailed
     | ModelDropped
+    | ModelUnloaded
     | Started
     | Tokens
     | Prefilled

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.limits import UNLIMITED, Limits
-from aegis.core.messages import AddModel, DropModel, SetSlo, ToInstance
+from aegis.core.messages import AddModel, DropModel, SetSlo, ToInstance, UnloadModel
 from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo
 from aegis.models.sources import Source, check_name, read_sources
 from aegis.models.text import TextModel
@@ -33,6 +33,7 @@ from aegis.telemetry.logs import log
 from aegis.telemetry.registration import Coming
 from memory.budget import Budget
 from memory.images import State
+from memory.unloading import Unloading
 from proxy.events import ModelAway, ModelGone, ModelUp, SloSet
 
 _logger = logging.getLogger(__name__)
@@ -128,6 +129,7 @@ class Catalogue:
         self._default_slo = default_slo
         self._models: dict[ModelId, LiveModel] = {}
         self._leaving: dict[ModelId, _Leaving] = {}
+        self._unloading = Unloading()
         self._coming: dict[ModelId, Coming] = {}
         self._admitting = asyncio.Lock()
         self._damaged: dict[ModelId, LiveModel] = {}  # whose images are to be made again
@@ -200,6 +202,20 @@ class Catalogue:
             raise UserError(f"there is no model named '{name}'", status=404, param="model")
         self._forget(model)
 
+    def unload(self, name: str) -> LiveModel:
+        """Its weights leave each instance as soon as no request of it is there, and the model caches after that. It is
+        served as before. Raises UserError."""
+        model = self._models.get(ModelId(name))
+        if model is None:
+            raise UserError(f"there is no model named '{name}'", status=404, param="model")
+        if model.pinned:
+            message = f"model '{name}' is pinned; unpin it first (aegis models set {name} --unpin)"
+            raise UserError(message, status=409, param="model")
+        self._wire.broadcast(UnloadModel(model.spec.model))
+        if self._unloading.begin(model.spec.model, self._wire.up):
+            self._images.unload(model.spec.model)
+        return model
+
     async def change(self, name: str, change: ModelChange) -> LiveModel:
         """Raises UserError, with nothing changed."""
         model = self._models.get(ModelId(name))
@@ -267,6 +283,12 @@ class Catalogue:
         self._leaving[model].cached = False
         self._let_go(model)
 
+    def used(self, model: ModelId, now_ns: int) -> None:
+        """A request for it came."""
+        if model in self._models:
+            self._unloading.wanted(model)
+            self._images.use(model, now_ns)
+
     # --- what instances say -------------------------------------------------------------------------------------------
 
     def added(self, model: ModelId, instance: InstanceId) -> None:
@@ -286,8 +308,15 @@ class Catalogue:
             self._leaving[model].instances.discard(instance)
             self._let_go(model)
 
+    def unloaded(self, model: ModelId, instance: InstanceId) -> None:
+        """The instance has had its weights no more since it was asked."""
+        if self._unloading.answered(model, instance):
+            self._images.unload(model)
+
     def lost(self, instance: InstanceId) -> None:
         """Its process is gone, and with it all it had bound."""
+        for model in self._unloading.lost(instance):
+            self._images.unload(model)
         for model in list(self._models.values()):
             model.bound.discard(instance)
             self._settle(model)
@@ -328,7 +357,9 @@ class Catalogue:
                 raise UserError(f"model '{model}' was removed", status=404, param="model")
         if not pinned:
             self._images.unpin(model)
-        elif not self._images.pin(model):
+            return
+        self._unloading.wanted(model)
+        if not self._images.pin(model):
             message = f"{model} does not fit beside what is pinned; unpin another, or raise --model-cache"
             raise UserError(message, status=409, param="pin")
 
@@ -408,6 +439,7 @@ class Catalogue:
 
     def _forget(self, model: ModelId) -> None:
         left = self._models.pop(model)
+        self._unloading.wanted(model)
         self._wire.tell(ModelGone(model, "was removed"))
         if left.state == "loading":
             self._fail(left, "it was removed")

@@ -53,6 +53,9 @@ class NodeDesk:
     async def remove_model(self, name: str) -> None:
         self._node.catalogue.remove(name)
 
+    async def unload_model(self, name: str) -> LiveModel:
+        return self._node.catalogue.unload(name)
+
     async def change_model(self, name: str, change: ModelChange) -> LiveModel:
         return await self._node.catalogue.change(name, change)
 

@@ -180,6 +180,10 @@ class FarDesk:
     async def remove_model(self, name: str) -> None:
         await self._ask("remove_model", name)
 
+    async def unload_model(self, name: str) -> SeenModel:
+        await self._ask("unload_model", name)
+        return self._there(name)
+
     async def change_model(self, name: str, change: ModelChange) -> SeenModel:
         await self._ask("change_model", name, change)
         return self._there(name)  # whose card came before the answer

@@ -96,6 +96,10 @@ class ImageCache:
         """`image_forgotten` follows."""
         self._perform(self._books.drop(model))
 
+    def unload(self, model: ModelId) -> None:
+        """It leaves until its next use. It must not be pinned."""
+        self._perform(self._books.unload(model))
+
     def use(self, model: ModelId, now_ns: int) -> None:
         """A request for the model came."""
         self._perform(self._books.use(model, now_ns))

@@ -102,6 +102,11 @@ class ImageCaches:
         if not self._caches:
             self._end_leaving(model)
 
+    def unload(self, model: ModelId) -> None:
+        """It leaves until its next use. It must not be pinned."""
+        for cache in self._caches.values():
+            cache.unload(model)
+
     def use(self, model: ModelId, now_ns: int) -> None:
         """A request for the model came."""
         for cache in self._caches.values():

@@ -25,6 +25,7 @@ from aegis.core.messages import (
     ModelAdded,
     ModelDropped,
     ModelFailed,
+    ModelUnloaded,
     NeedPages,
     Pong,
     ProxyDropped,
@@ -214,8 +215,8 @@ class Node:
         match message:
             case Noted():
                 self.proxies.noted(proxy, message)
-            case ModelUsed(model) if model in self.catalogue.models():
-                self.images.use(model, self.clock.now_ns())
+            case ModelUsed(model):
+                self.catalogue.used(model, self.clock.now_ns())
                 self._outbox.flush()
             case PermitWanted(number, scopes, tokens):
                 refusal = self._permits.ask(proxy, number, scopes, tokens, self.clock.now_ns())
@@ -304,6 +305,8 @@ class Node:
                 self.catalogue.failed(model, reason)
             case ModelDropped(model):
                 self.catalogue.dropped(model, instance)
+            case ModelUnloaded(model):
+                self.catalogue.unloaded(model, instance)
             case message if isinstance(message, ForHost):
                 self._answer(self.host.hear(instance, message))
             case FetchKv():

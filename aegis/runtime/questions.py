@@ -30,6 +30,10 @@ async def _add_model(desk: NodeDesk, source: str, name: str | None) -> ModelId:
     return (await desk.add_model(source, name)).spec.model
 
 
+async def _unload_model(desk: NodeDesk, name: str) -> None:
+    await desk.unload_model(name)
+
+
 async def _change_model(desk: NodeDesk, name: str, change: ModelChange) -> None:
     await desk.change_model(name, change)
 
@@ -47,6 +51,7 @@ QUESTIONS = {
     "ready": Question(tuple[()], tuple[bool, str], NodeDesk.ready),
     "add_model": Question(tuple[str, str | None], ModelId, _add_model),
     "remove_model": Question(tuple[str], None, NodeDesk.remove_model),
+    "unload_model": Question(tuple[str], None, _unload_model),
     "change_model": Question(tuple[str, ModelChange], None, _change_model),
     "metrics": Question(tuple[()], bytes, NodeDesk.metrics),
     "spans": Question(tuple[int], tuple[list[Span], int], NodeDesk.spans),

@@ -1,5 +1,5 @@
-"""Adding, changing and removing models while the server runs: `POST /models/load`, `/models/update`,
-`/models/unload`; and seeing it: `GET /models/sse`.
+"""Adding, changing, evicting and removing models while the server runs: `POST /models/load`, `/models/update`,
+`/models/evict`, `/models/unload`; and seeing it: `GET /models/sse`.
 
 These read checkpoints from the server's disk, so not every client may call them.
 """
@@ -108,11 +108,24 @@ def _read_limits(fields: Fields) -> Limits:
     return limits
 
 
+@router.post("/models/evict")
+async def evict_model(request: Request) -> Response:
+    """Body: `model`. Its weights leave all memory; the next request for it brings them back."""
+    name = await _named(request)
+    return json_reply(card_of(await desk_of(request).unload_model(name)))
+
+
 @router.post("/models/unload")
 async def unload_model(request: Request) -> Response:
+    name = await _named(request)
+    await desk_of(request).remove_model(name)
+    return json_reply(Removed(name))
+
+
+async def _named(request: Request) -> str:
+    """The model that the body names, and nothing else. Raises UserError."""
     fields = await read_fields(request, settings_of(request).body_bytes_max)
     name = fields.required_text("model")
     fields.end()
     find(market_of(request), name)
-    await desk_of(request).remove_model(name)
-    return json_reply(Removed(name))
+    return name

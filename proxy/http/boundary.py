@@ -142,6 +142,11 @@ class Desk(Protocol):
         """Raises UserError."""
         ...
 
+    async def unload_model(self, name: str) -> Served:
+        """Takes its weights out of all memory, where requests use them as soon as those have ended; it is served as
+        before. Raises UserError: 409 where it is pinned."""
+        ...
+
     async def change_model(self, name: str, change: ModelChange) -> Served:
         """Changes what may be changed of one that is served, at once. Raises UserError, with nothing changed."""
         ...

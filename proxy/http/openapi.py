@@ -190,6 +190,9 @@ def _commanding() -> dict[str, Any]:
         ),
         "/models/sse": get("What becomes of models, as it happens", None, _EVENTS),
         "/models/update": post("Change a model that is served", _change(), "ModelCard"),
+        "/models/evict": post(
+            "Take a model's weights out of memory until its next request", body({"model": MODEL}, "model"), "ModelCard"
+        ),
         "/models/unload": post("Serve a model no more", body({"model": MODEL}, "model"), "Removed"),
         "/debug/memory": get("All memory of the server", "MemoryReport"),
         "/debug/memory/limit": post(

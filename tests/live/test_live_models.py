@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from tests import checkpoints
 from tests.live.market import Reference
 from tests.live.server import Server, eventually, launched
-from tests.live.streams import client_of, until
+from tests.live.streams import Stream, client_of, run_all, until
 from tests.live.test_models import aegis_models, traffic
 
 PROMPT = [9, 8, 7, 6, 5]
@@ -109,6 +109,50 @@ def test_a_model_is_changed_by_command(edited: Edited) -> None:
     assert statuses == [200] * 9 + [429]
     server.post("/models/update", {"model": "llama", "limits": {}})
     assert server.post("/v1/completions", GREEDY | {"model": "llama"}).status_code == 200
+
+
+def test_an_unloaded_model_leaves_memory_and_its_next_request_brings_it_back(
+    edited: Edited, references: dict[str, Reference]
+) -> None:
+    server = edited.server
+    short, long = GREEDY | {"model": "llama"}, GREEDY | {"model": "llama", "max_tokens": 200}
+    expected = references["llama"].greedy(PROMPT, max_tokens=20, ignore_eos=True).tokens
+
+    def on_devices() -> set[str]:
+        instances = [use for device in server.get("/debug/memory").json()["devices"] for use in device["instances"]]
+        return {weights["model"] for use in instances for weights in use["ranges"]["weights"]}
+
+    def unloaded() -> bool:
+        return "llama" not in on_devices() and (edited.card("llama") or {})["weights"] == "disk"
+
+    async def evicted_meanwhile(streams: Sequence[Stream]) -> None:
+        await until(lambda: all(stream.tokens for stream in streams), "tokens come")
+        async with client_of(server.url) as client:
+            reply = await client.post("/models/evict", json={"model": "llama"})
+        assert (reply.status_code, reply.json()["state"]) == (200, "ready")
+
+    for stream in run_all(server.url, [long] * 2, evicted_meanwhile):
+        assert stream.done and len(stream.tokens) == 200
+    eventually(unloaded, "it has left after its requests")
+    (stream,) = run_all(server.url, [short])
+    assert stream.tokens == expected
+    eventually(lambda: (edited.card("llama") or {})["weights"] == "cached", "it is back")
+    code, told = asyncio.run(aegis_models(server, "unload", "llama"))
+    assert (code, told.count("\n")) == (0, 1), told
+    eventually(unloaded, "it has left at once")
+    server.wait_for_freed_memory()
+
+
+def test_a_pinned_model_is_not_unloaded(edited: Edited) -> None:
+    server = edited.server
+    server.post("/models/update", {"model": "qwen2", "pin": True})
+    code, told = asyncio.run(aegis_models(server, "unload", "qwen2"))
+    assert (code, told) == (1, "aegis: model 'qwen2' is pinned; unpin it first (aegis models set qwen2 --unpin)\n")
+    reply = server.post("/models/evict", {"model": "qwen2"})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (409, "model")
+    server.post("/models/update", {"model": "qwen2", "pin": False})
+    code, told = asyncio.run(aegis_models(server, "unload", "qwen"))
+    assert (code, told.count("\n")) == (1, 1) and "no model 'qwen'" in told
 
 
 def test_a_request_for_a_model_that_is_being_registered_is_held_and_told(edited: Edited, tmp_path: Path) -> None:

@@ -194,16 +194,19 @@ def test_a_model_that_failed_is_listed_with_the_reason(aegis: Any, server: str) 
 def test_models_are_added_and_removed(aegis: Any, server: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     Answers.table |= {
         "POST /models/load": (200, '{"id": "llama", "state": "loaded"}'),
+        "POST /models/evict": (200, "{}"),
         "POST /models/unload": (200, "{}"),
     }
     (tmp_path / "llama").mkdir()
     monkeypatch.chdir(tmp_path)
     assert aegis("models", "add", "llama", "--url", server).out == "llama is loaded\n"
     assert aegis("models", "add", "org/name", "--name", "n", "--url", server + "/").code == 0
+    assert aegis("models", "unload", "llama", "--url", server).out.startswith("llama leaves memory: ")
     assert aegis("models", "remove", "llama", "--url", server).out == "llama is removed\n"
     assert Answers.asked == [
         {"source": str(tmp_path / "llama")},
         {"source": "org/name", "name": "n"},
+        {"model": "llama"},
         {"model": "llama"},
     ]
 

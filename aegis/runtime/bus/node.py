@@ -203,7 +203,7 @@ class NodeControl:
         return f"{model} is pinned in the model cache"
 
     async def _load(self, model: ModelId, timeout_s: float) -> str:
-        self._images.use(model, self._clock.now_ns())
+        self._node.catalogue.used(model, self._clock.now_ns())
         try:
             async with asyncio.timeout(timeout_s):
                 while self._images.state(model) is not State.CACHED:

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from aegis.core.ids import InstanceId, ModelId
-from aegis.core.messages import AddModel, DropModel, ToInstance
+from aegis.core.messages import AddModel, DropModel, ToInstance, UnloadModel
 from aegis.core.model import ModelSpec
 from aegis.core.role import Role
 from aegis.sim.faults.ground import Ground
 from aegis.sim.faults.pretended import PAGE
 from memory.budget import Budget
 from memory.images import AbandonFill, CacheEffect, Fill, Forgotten, ModelCache, Tell
+from memory.unloading import Unloading
 from proxy.events import Event, InstanceUp, ModelAway, ModelGone, ModelUp
 
 _RENEWAL_NS = 20_000_000  # that it takes to make an image again
@@ -51,6 +52,7 @@ class Models:
         self._removing: dict[ModelId, tuple[ModelSpec, set[InstanceId]]] = {}  # who has not answered yet
         self._abandoned: set[ModelId] = set()
         self._renewing: set[ModelId] = set()  # whose image is being made again
+        self._unloading = Unloading()
 
     # --- models come and go -------------------------------------------------------------------------------------------
 
@@ -74,6 +76,7 @@ class Models:
         up = self._wire.up()
         self._removing[model] = (self.specs.pop(model), set(up))
         self._told.discard(model)
+        self._unloading.wanted(model)
         self._wire.inform(ModelGone(model))
         if self._cached:
             self._keep(self.cache.drop(model))
@@ -81,7 +84,19 @@ class Models:
             self._wire.post(instance, DropModel(model))
         self._let_go()
 
+    def unload(self, number: int) -> None:
+        """Its weights leave all memory; requests of it go on, and others come."""
+        if not self.specs:
+            return
+        model = sorted(self.specs)[number % len(self.specs)]
+        self._ground.note(f"{model} is unloaded")
+        for instance in self._wire.up():
+            self._wire.post(instance, UnloadModel(model))
+        if self._unloading.begin(model, self._wire.up()):
+            self._uncache(model)
+
     def use(self, model: ModelId) -> None:
+        self._unloading.wanted(model)
         if self._cached:
             self._keep(self.cache.use(model, self._ground.now_ns * _HASTE))
 
@@ -89,6 +104,7 @@ class Models:
         """Whatever was to leave has left."""
         self.cache.check()
         assert not self.cache.accounts()["evicting"] and not self._removing, f"{sorted(self._removing)} never left"
+        assert not self._unloading, "somebody was never done with unloading a model"
 
     # --- instances come and go, and what they say ---------------------------------------------------------------------
 
@@ -102,6 +118,8 @@ class Models:
         self._settle()
 
     def lost(self, instance: InstanceId) -> None:
+        for model in self._unloading.lost(instance):
+            self._uncache(model)
         del self._bound[instance]
         self._told_up.discard(instance)
         self._keep(self.cache.lost(instance))
@@ -126,10 +144,18 @@ class Models:
         self._removing[model][1].discard(instance)
         self._let_go()
 
+    def unloaded(self, instance: InstanceId, model: ModelId) -> None:
+        if self._unloading.answered(model, instance):
+            self._uncache(model)
+
     def evicted(self, instance: InstanceId, model: ModelId) -> None:
         self._keep(self.cache.evicted(model, instance))
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    def _uncache(self, model: ModelId) -> None:
+        if self._cached:
+            self._keep(self.cache.unload(model))
 
     def _renewed(self, model: ModelId) -> None:
         self._renewing.discard(model)

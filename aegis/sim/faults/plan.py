@@ -28,6 +28,7 @@ class Kind(StrEnum):
     STEP = "step"  # engines raise
     LEAVE = "leave"  # clients leave
     REMOVE = "remove"  # models are removed in the middle of their work, and come back
+    UNLOAD = "unload"  # users have models' weights leave all memory, in the middle of their work
 
 
 EVERY = frozenset(Kind)
@@ -52,6 +53,14 @@ class Spell:
     victim: int
     for_ns: int
     by: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    """Of the served model number `victim`, modulo their count."""
+
+    at_ns: int
+    victim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,7 @@ class Plan:
     failing_share: float = 0.0
     leaving_share: float = 0.0
     removals: int = 0
+    unloads: tuple[Unload, ...] = ()
 
     def __str__(self) -> str:
         return ", ".join(sorted(self.kinds)) or "nothing"
@@ -122,6 +132,7 @@ def draw_plan(seed: int, kinds: frozenset[Kind], span_ns: int) -> Plan:
         failing_share=share(Kind.STEP, 0.05),
         leaving_share=share(Kind.LEAVE, 1.0),
         removals=1 + draws[Kind.REMOVE].below(4) if Kind.REMOVE in happen else 0,
+        unloads=_unloads(draws[Kind.UNLOAD], span_ns) if Kind.UNLOAD in happen else (),
     )
 
 
@@ -150,6 +161,10 @@ def _spells(draw: Stream, span_ns: int, *, most: int, by: int) -> tuple[Spell, .
         )
         for _ in range(1 + draw.below(most))
     )
+
+
+def _unloads(draw: Stream, span_ns: int) -> tuple[Unload, ...]:
+    return tuple(Unload(at_ns=draw.below(span_ns), victim=draw.below(1 << 16)) for _ in range(1 + draw.below(12)))
 
 
 def _neighbours(draw: Stream, span_ns: int) -> tuple[Neighbour, ...]:

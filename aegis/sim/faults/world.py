@@ -24,6 +24,7 @@ from aegis.core.messages import (
     ModelAdded,
     ModelDropped,
     ModelFailed,
+    ModelUnloaded,
     NeedPages,
     Submit,
     ToInstance,
@@ -57,7 +58,17 @@ from proxy.events import (
 )
 from proxy.sessions import SessionCore
 
-ForTheNode = ForHost | NeedPages | GaveBack | ModelAdded | ModelFailed | ModelDropped | ImageEvicted | ImageUnreadable
+ForTheNode = (
+    ForHost
+    | NeedPages
+    | GaveBack
+    | ModelAdded
+    | ModelFailed
+    | ModelDropped
+    | ModelUnloaded
+    | ImageEvicted
+    | ImageUnreadable
+)
 """The rest is for the proxy."""
 
 
@@ -144,6 +155,8 @@ class World:
             ground.after(draw.below(span_ns), self._death)
         for _ in range(scenario.removals + scenario.plan.removals):
             ground.after(draw.below(span_ns), self.models.remove)
+        for unload in scenario.plan.unloads:
+            ground.after(unload.at_ns, partial(self.models.unload, unload.victim))
         return span_ns
 
     def run(self) -> None:
@@ -368,6 +381,8 @@ class World:
                 self.models.added(instance, model)
             case ModelDropped(model):
                 self.models.dropped(instance, model)
+            case ModelUnloaded(model):
+                self.models.unloaded(instance, model)
             case ImageEvicted(model):
                 self.models.evicted(instance, model)
             case ImageUnreadable(model):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aegis.core.effects import (
     LoadWeights,
+    UnmapWeights,
     Untrack,
 )
 from aegis.core.events import LoadFailed
@@ -24,10 +25,12 @@ from aegis.core.messages import (
     ModelAdded,
     ModelDropped,
     ModelFailed,
+    ModelUnloaded,
     PeerForgotten,
     ProxyDropped,
     ReleaseProxy,
     Submit,
+    UnloadModel,
 )
 from tests.sim.driven import PEER, adopt, decode, make_job
 from tests.unit.decode.turns import IN, TWO_MODELS_FIT, WEIGHTS, A, B, running, settle, step, take, two_turns
@@ -157,6 +160,59 @@ def test_a_model_is_dropped_after_the_step_that_uses_it() -> None:
     assert not driven.said(ModelDropped)
     driven.stepped(2)
     assert driven.said(ModelDropped) == [ModelDropped(A.model)]
+
+
+def test_an_idle_model_is_unloaded_at_once_and_its_next_request_loads_it() -> None:
+    driven = decode(A, B, pages=TWO_MODELS_FIT)
+    take(driven, 1, A, max_tokens=2)
+    settle(driven)
+    driven.stepped(2)
+    assert driven.core.ledger.weights.resident() == (A.model,)
+    driven.on(UnloadModel(A.model))
+    assert driven.asked(UnmapWeights) == [UnmapWeights(A.model)]
+    assert driven.said(ModelUnloaded) == [ModelUnloaded(A.model)]
+    assert driven.core.active is None and driven.core.ledger.pool.used == 0
+    take(driven, 2, A)
+    settle(driven)
+    assert running(driven) == [2] and driven.loads == [A.model, A.model]
+
+
+def test_a_model_in_use_is_unloaded_once_after_its_last_request() -> None:
+    driven = decode(A, B, pages=TWO_MODELS_FIT)
+    take(driven, 1, A)
+    settle(driven)
+    driven.on(UnloadModel(A.model))
+    driven.on(UnloadModel(A.model))
+    take(driven, 2, A, max_tokens=2)
+    settle(driven)
+    driven.on(Cancel(RequestId(1), 1))
+    assert not driven.asked(UnmapWeights, driven.effects), "the second is there still"
+    while driven.core.queued + driven.core.running:
+        step(driven)
+    assert driven.asked(UnmapWeights) == [UnmapWeights(A.model)]
+    take(driven, 3, A, max_tokens=2)
+    settle(driven)
+    driven.stepped(2)
+    assert driven.said(ModelUnloaded, driven.effects) == [ModelUnloaded(A.model)]
+    assert driven.core.ledger.weights.resident() == (A.model,), "it was asked for once"
+
+
+def test_a_model_that_nobody_waits_for_any_more_is_unloaded_when_its_load_has_stopped() -> None:
+    driven = decode(A, pages=TWO_MODELS_FIT)
+    take(driven, 1, A)
+    driven.on(UnloadModel(A.model))
+    driven.on(Cancel(RequestId(1), 1))
+    assert not driven.said(ModelUnloaded)
+    driven.complete(WEIGHTS)
+    assert driven.said(ModelUnloaded) == [ModelUnloaded(A.model)]
+    assert not driven.core.ledger.weights.resident()
+
+
+def test_unloading_what_has_no_weights_here_is_answered() -> None:
+    driven = decode(A, pages=TWO_MODELS_FIT)
+    for model in (A.model, B.model):
+        driven.on(UnloadModel(model))
+        assert driven.said(ModelUnloaded) == [ModelUnloaded(model)]
 
 
 def test_dropping_a_model_that_could_not_be_added_is_answered() -> None:

@@ -155,6 +155,52 @@ def test_an_image_is_pinned_later_and_let_go_again() -> None:
     assert books.cached() == {K, L}
 
 
+def test_an_unloaded_image_leaves_and_comes_back_with_its_next_use() -> None:
+    books = Books(4, k=2, l=2)
+    books.cache.join(A)
+    assert books.cache.unload(K) == [Tell(A, EvictImage(K))]
+    assert books.cache.evicted(K, A) == []
+    assert books.cached() == {L} and books.cache.accounts()["free"] == 2
+    assert books.cache.unload(K) == [], "it has left"
+    books.use(K)
+    assert books.cached() == {K, L}
+    assert books.cache.counters.evictions == 0, "nobody took its room"
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_an_image_unloaded_while_it_is_filled_leaves_then_unless_it_is_wanted_again(wanted: bool) -> None:
+    cache = ModelCache(2)
+    cache.join(A)
+    cache.add(K, 2)
+    assert cache.unload(K) == []
+    if wanted:
+        assert cache.use(K, 0) == []
+        assert cache.filled(K) == [Tell(A, ImageCached(K, (PageRun(0, 2),)))]
+        return
+    assert cache.filled(K) == [], "nobody is told of it"
+    assert cache.state(K) is State.ABSENT
+    assert cache.use(K, 0) == [Fill(K, (PageRun(0, 2),))]
+    assert isinstance(cache.filled(K)[0], Tell), "it was asked for once"
+
+
+def test_an_image_unloaded_while_it_is_filled_stays_where_it_is_pinned() -> None:
+    cache = ModelCache(2)
+    cache.add(K, 2)
+    cache.unload(K)
+    cache.pin(K)
+    cache.filled(K)
+    assert cache.state(K) is State.CACHED
+
+
+def test_an_image_unloaded_while_it_waits_gives_its_place_to_the_next() -> None:
+    books = Books(3, k=1, l=1, o=1, m=2, n=1)
+    books.cache.join(A)
+    books.cache.use(M, 0)
+    books.cache.use(N, 0)
+    assert books.cache.evicted(K, A) == []
+    assert books.cache.unload(M) == [Fill(N, (PageRun(0, 1),))]
+
+
 def test_a_model_dropped_while_it_is_filled_is_forgotten_when_the_fill_has_ended() -> None:
     cache = ModelCache(2)
     cache.join(A)
@@ -257,6 +303,13 @@ class Node(RuleBasedStateMachine):
         elif self.cache.state(model) is not State.EVICTING:
             effects = self.cache.pin(model)
             self.take([] if isinstance(effects, NoPages) else effects)
+
+    @precondition(lambda self: self.counts.keys() - self.dropped)
+    @rule(data=st.data())
+    def unload(self, data: st.DataObject) -> None:
+        model = data.draw(st.sampled_from(sorted(self.counts.keys() - self.dropped)))
+        if not self.cache.pinned(model):
+            self.take(self.cache.unload(model))
 
     @precondition(lambda self: self.counts.keys() - self.dropped)
     @rule(data=st.data())

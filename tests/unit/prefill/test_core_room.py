@@ -9,10 +9,12 @@ from aegis.core.effects import (
 from aegis.core.ids import RequestId
 from aegis.core.messages import (
     Cancel,
+    ModelUnloaded,
     NeedSlabs,
     ReturnSlabs,
     Submit,
     SwitchDone,
+    UnloadModel,
 )
 from tests.sim.driven import make_job, prefill
 from tests.unit.prefill.jobs import TWO_MODELS_FIT, WIDE, A, B, C, finish, loaded, ran
@@ -141,3 +143,38 @@ def test_slabs_granted_too_late_go_back() -> None:
     driven.on(Cancel(RequestId(1), 1))
     driven.granted(1, 2, 3)
     assert [len(message.slabs) for message in driven.said(ReturnSlabs)] == [2]
+
+
+# --- unloading -------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_unloaded_when_nobody_waits_for_it() -> None:
+    driven = prefill(A, B, pages=TWO_MODELS_FIT)
+    driven.on(Submit(make_job(1, A), 1))
+    loaded(driven)
+    driven.on(Submit(make_job(2, A), 1))
+    driven.on(UnloadModel(A.model))
+    finish(driven)
+    assert not driven.asked(UnmapWeights, driven.effects), "the second is next"
+    driven.on(Cancel(RequestId(2), 1))
+    assert not driven.said(ModelUnloaded), "its prefill is under way"
+    finish(driven)
+    assert driven.asked(UnmapWeights, driven.effects) == [UnmapWeights(A.model)]
+    assert driven.said(ModelUnloaded, driven.effects) == [ModelUnloaded(A.model)]
+    assert driven.core.active is None
+    driven.on(Submit(make_job(3, A), 2))
+    loaded(driven)
+    assert ran(driven) == [1, 2, 3] and driven.loads == [A.model, A.model]
+
+
+def test_a_prefetch_that_nobody_needs_any_more_is_unloaded_when_it_has_stopped() -> None:
+    driven = prefill(A, B, pages=TWO_MODELS_FIT)
+    driven.on(Submit(make_job(1, A), 1))
+    driven.on(Submit(make_job(2, B), 2))
+    loaded(driven)
+    driven.on(UnloadModel(B.model))
+    driven.on(Cancel(RequestId(2), 1))
+    assert not driven.said(ModelUnloaded, driven.effects)
+    loaded(driven)
+    assert driven.said(ModelUnloaded) == [ModelUnloaded(B.model)]
+    assert driven.core.ledger.weights.resident() == (A.model,)

@@ -124,6 +124,24 @@ def test_a_dropped_image_is_forgotten_when_every_machine_has_let_go_of_it() -> N
     standing(script)
 
 
+def test_an_unloaded_image_leaves_every_machine_and_is_filled_again_when_it_is_used() -> None:
+    async def script(stand: Stand) -> None:
+        stand.images.add(SMALL, pinned=False)
+        await stand.fill(SMALL)
+        stand.images.unload(SMALL.model)
+        assert stand.node.told[2:] == [(A, EvictImage(SMALL.model)), (B, EvictImage(SMALL.model))]
+        for instance in (A, B):
+            assert stand.images.evicting(SMALL.model)
+            stand.images.evicted(SMALL.model, instance)
+        assert not stand.images.evicting(SMALL.model) and stand.images.accounts()["free"] == 2 * EXTENTS
+        assert not stand.node.forgotten and stand.images.specs() == [SMALL]
+        stand.images.use(SMALL.model, 0)
+        await stand.fill(SMALL)
+        assert stand.images.state(SMALL.model) is State.CACHED
+
+    standing(script)
+
+
 def test_a_dropped_image_is_forgotten_where_there_is_no_machine() -> None:
     async def script(stand: Stand) -> None:
         stand.images.add(SMALL, pinned=False)

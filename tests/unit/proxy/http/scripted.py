@@ -255,6 +255,12 @@ class ScriptedMarket:
     async def remove_model(self, name: str) -> None:
         del self.served[name]
 
+    async def unload_model(self, name: str) -> ScriptedModel:
+        if self.served[name].pinned:
+            raise UserError(f"model '{name}' is pinned; unpin it first", status=409, param="model")
+        self.served[name].weights = "disk"
+        return self.served[name]
+
     async def change_model(self, name: str, change: ModelChange) -> ScriptedModel:
         model = self.served[name]
         slo = model.spec.slo

@@ -81,6 +81,23 @@ def test_a_model_is_changed_in_what_is_named_and_nothing_else() -> None:
     assert post(behind, "/models/update", {"model": "n"}).status_code == 404
 
 
+def test_a_models_weights_are_evicted_unless_it_is_pinned() -> None:
+    behind = market()
+    reply = post(behind, "/models/evict", {"model": "m"})
+    assert (reply.status_code, reply.json()["id"], reply.json()["weights"]) == (200, "m", "disk")
+    assert post(behind, "/v1/completions", {"model": "m", "prompt": "x"}).status_code == 200
+    post(behind, "/models/update", {"model": "m", "pin": True})
+    for body, status, param in (
+        ({"model": "m"}, 409, "model"),
+        ({"model": "n"}, 404, "model"),
+        ({}, 400, "model"),
+        ({"model": "m", "when": "now"}, 400, "when"),
+    ):
+        reply = post(behind, "/models/evict", body)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (status, param)
+        assert "\n" not in reply.json()["error"]["message"]
+
+
 def test_models_come_and_go() -> None:
     behind = market()
     added = post(behind, "/models/load", {"source": "/checkpoints/new", "name": "new"})
@@ -101,7 +118,7 @@ def test_a_wrong_load_is_refused(body: dict[str, Any], param: str) -> None:
     assert reply.json()["error"]["param"] == param
 
 
-@pytest.mark.parametrize("path", ["/models/load", "/models/unload"])
+@pytest.mark.parametrize("path", ["/models/load", "/models/evict", "/models/unload"])
 def test_without_a_key_only_local_clients_that_are_no_web_page_may_change_models(path: str) -> None:
     for name in ("origin", "x-forwarded-for"):
         assert post(market(), path, {}, headers={name: "http://elsewhere.example"}).status_code == 403
