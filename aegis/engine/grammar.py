@@ -5,6 +5,7 @@ Special tokens have no text, so no grammar ever allows one, but for the model's 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,20 @@ from transformers import PreTrainedTokenizerFast
 
 from aegis.core.request import Grammar
 
+_NAMES = {
+    "json_schema": "JSON Schema",
+    "regex": "regular expression",
+    "ebnf": "grammar",
+    "structural_tag": "structural tag",
+}
+_SOURCE = re.compile(
+    r"^(?:\[[\d:]+\] )?\S+\.(?:cc|h):\d+: (?:Check failed: .*? is false: )?(?:Invalid structural tag error: )?"
+)
+_PLACE = re.compile(r"^(?:EBNF|Regex) \w+ error at ((line|position) [^:]*: )")
+_OWN_PLACES = {"ebnf": "line", "regex": "position"}
+"""Where XGrammar says something about what it has made of the client's text, the place is not the client's."""
+
+_REASON_CHARACTERS = 120
 _CONTROLS = frozenset(range(0x20))
 _LEAD, _TRAILS = 0xED, range(0xA0, 0xC0)
 """What a surrogate would begin with in UTF-8, where there are none: XGrammar takes them for characters."""
@@ -46,7 +61,7 @@ class Compiled:
 
 
 class GrammarRefused(ValueError):
-    """What XGrammar has against it, on one line."""
+    """Why outputs cannot be held to it, on one line that begins with a verb."""
 
 
 def read_vocabulary(tokenizer_json: str, *, size: int, ends: Sequence[int]) -> Vocabulary:
@@ -95,10 +110,16 @@ def compile_grammar(vocabulary: Vocabulary, grammar: Grammar) -> Compiled:
     try:
         return Compiled(compile_it(grammar.text), vocabulary)
     except (RuntimeError, ValueError) as error:
-        raise GrammarRefused(_reason(error)) from None
+        reason = _reason(grammar.kind, str(error))
+        says = f"; XGrammar says {reason!r}" if reason else ""
+        raise GrammarRefused(f"is no {_NAMES[grammar.kind]} that outputs can be held to{says}") from None
 
 
-def _reason(error: Exception) -> str:
-    """XGrammar's message without the place in its source."""
-    text = " ".join(str(error).split())
-    return text.partition("cc:")[2].partition(": ")[2] or text
+def _reason(kind: str, message: str) -> str:
+    """XGrammar's own, short and without places that are not the client's; empty where nothing else is left."""
+    said, found = _SOURCE.subn("", " ".join(message.split()).rstrip(".:"))
+    if place := _PLACE.match(said):
+        said = said[place.start(1) if _OWN_PLACES.get(kind) == place[2] else place.end() :]
+    if not found or _SOURCE.search(said):
+        return ""
+    return said if len(said) <= _REASON_CHARACTERS else said[:_REASON_CHARACTERS] + "…"

@@ -25,7 +25,7 @@ class Try(Struct, frozen=True):
 
 
 class Tried(Struct, frozen=True):
-    """`problem` is what there is against it."""
+    """`problem` is what there is against it, and begins with a verb."""
 
     problem: str | None
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from aegis.engine.grammar import GrammarRefused, Vocabulary, compile_grammar, read_vocabulary
 from aegis.engine.grammar_messages import Tried, Try, read, write
+from aegis.engine.grammar_sentences import derives_a_text
 
 VOCABULARIES_MAX = 16
 MEMORY_BYTES = 4 << 30  # beyond what the libraries take
@@ -39,10 +40,12 @@ def main() -> None:
 
 def _problem(vocabulary: Vocabulary | None, asked: Try) -> str | None:
     if vocabulary is None:
-        return "the model's vocabulary is not known"
+        return "cannot be tried out: the model's vocabulary is not known"
     signal.alarm(ALONE_S)
     try:
         compiled = compile_grammar(vocabulary, asked.grammar)
+        if not derives_a_text(asked.grammar):
+            return "has no output that ends: every way through it needs one of its rules again"
     except GrammarRefused as error:
         return str(error)
     finally:

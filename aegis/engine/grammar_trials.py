@@ -36,8 +36,8 @@ class GrammarTrials:
         self._passed: OrderedDict[tuple[str, Grammar], None] = OrderedDict()
 
     def problem(self, manifest: Manifest, tokenizer_json: Callable[[], str], grammar: Grammar) -> str | None:
-        """What there is against the grammar for this model, if anything. Waits as long as trying takes; raises
-        UserError where that cannot be done."""
+        """What there is against the grammar for this model, if anything, from a verb on. Waits as long as trying
+        takes; raises UserError where that cannot be done."""
         key = (manifest.fingerprint, grammar)
         if key in self._passed:
             return None

@@ -50,7 +50,7 @@ async def check_grammar(trials: GrammarTrials, served: Served, wanted: Wanted) -
         raise UserError(f"{wanted.param!r} is larger than {GRAMMAR_CHARACTERS_MAX} characters", param=wanted.param)
     problem = await asyncio.to_thread(trials.problem, manifest, text.to_json, wanted.grammar)
     if problem:
-        raise UserError(f"{wanted.param!r}: {problem}", param=wanted.param, code="invalid_grammar")
+        raise UserError(f"{wanted.param!r} {problem}", param=wanted.param, code="invalid_grammar")
 
 
 def _read_response_format(fields: Fields) -> Wanted | None:

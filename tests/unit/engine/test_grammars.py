@@ -149,11 +149,28 @@ def test_rows_without_a_grammar_are_not_touched_by_their_neighbours(grammars: Gr
     assert together.sample([RequestId(1), RequestId(2)], logits)[1] == alone.sample([RequestId(2)], logits[1:])[0]
 
 
-def test_what_does_not_compile_says_why(vocabulary: Vocabulary) -> None:
-    for grammar in (Grammar("regex", "(("), Grammar("ebnf", "root ::= x"), Grammar("json_schema", '{"type": "x"}')):
-        with pytest.raises(GrammarRefused) as refused:
-            compile_grammar(vocabulary, grammar)
-        assert str(refused.value) and "\n" not in str(refused.value) and ".cc" not in str(refused.value)
+@pytest.mark.parametrize(
+    ("grammar", "why"),
+    [
+        (Grammar("regex", "(("), "regular expression …'position 3: The parenthesis is not closed'"),
+        (Grammar("regex", "a{3,2}"), "regular expression …'Lower bound is larger than upper bound: 3 > 2'"),
+        (Grammar("ebnf", "root ::= x"), "grammar …'line 1, column 10: Rule \"x\" is not defined'"),
+        (Grammar("ebnf", f"root ::= {'x' * 500}"), f"grammar …'line 1, column 10: Rule \"{'x' * 95}…'"),
+        (Grammar("json_schema", '{"type": "x"}'), "JSON Schema …'Unsupported type \"x\"'"),
+        (Grammar("json_schema", '{"type": "string", "pattern": "("}'), "JSON Schema …'The parenthesis is not closed'"),
+        (
+            Grammar("json_schema", '{"type": "string", "minLength": -1}'),
+            "JSON Schema …'Invalid repetition range {-1, -1}'",
+        ),
+        (Grammar("structural_tag", "{}"), "structural tag …'Structural tag must have a format field'"),
+    ],
+    ids=str,
+)
+def test_what_does_not_compile_says_why_in_a_line(vocabulary: Vocabulary, grammar: Grammar, why: str) -> None:
+    with pytest.raises(GrammarRefused) as refused:
+        compile_grammar(vocabulary, grammar)
+    what, _, reason = why.partition(" …")
+    assert str(refused.value) == f"is no {what} that outputs can be held to; XGrammar says {reason}"
 
 
 def test_a_grammar_is_compiled_once_and_the_least_used_is_forgotten(directory: Path, grammars: Grammars) -> None:

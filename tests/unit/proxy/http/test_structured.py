@@ -71,6 +71,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
     ({"structured_outputs": {"choice": ["a", 5]}}, "structured_outputs.choice"),
     ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"grammar": "root ::= root"}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"json": {"$ref": "#"}}}, "structured_outputs.json"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
     ({"structured_outputs": {"json": {"type": "array", "uniqueItems": True}}}, "structured_outputs.json.uniqueItems"),
     ({"structured_outputs": {"json_object": False}}, "structured_outputs.json_object"),
@@ -83,7 +85,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("asked", "param"), REFUSED, ids=str)
 def test_what_cannot_be_had_is_refused_by_name(trials: GrammarTrials, asked: dict[str, Any], param: str) -> None:
-    assert error_of(post(market(), "/v1/chat/completions", CHAT | asked, trials=trials))["param"] == param
+    error = error_of(post(market(), "/v1/chat/completions", CHAT | asked, trials=trials))
+    assert error["param"] == param
+    assert "\n" not in error["message"] and ".cc:" not in error["message"]
+
+
+def test_a_grammar_without_an_output_that_ends_is_told_so(trials: GrammarTrials) -> None:
+    asked = {"structured_outputs": {"grammar": "root ::= root"}}
+    assert error_of(post(market(), "/v1/completions", COMPLETION | asked, trials=trials))["message"] == (
+        "'structured_outputs.grammar' has no output that ends: every way through it needs one of its rules again"
+    )
 
 
 SCHEMAS: list[tuple[Any, str]] = [
