@@ -30,17 +30,20 @@ def check(
     """Say what is wrong with a configuration file, a line for each mistake: its line, its key, what was expected.
 
     It is read as `aegis launch` reads it, but without options and variables; keys and models that it names are looked
-    for, too. Exits 2 where there is a mistake.
+    for, too. Exits 2 where there is a mistake. A checkpoint that is not there is a warning: the others are served
+    without it.
 
     \b
     Example:
       aegis config check aegis.yaml
     """
-    from aegis.config_check import mistakes
+    from aegis.config_check import look_at
 
-    found = mistakes(file)
-    for mistake in found:
+    found = look_at(file)
+    for mistake in found.mistakes:
         print(mistake)
-    if not found:
+    for warning in found.warnings:
+        print(f"warning: {warning}")
+    if not found.mistakes:
         print(f"{file}: no mistakes")
-    return 2 if found else 0
+    return 2 if found.mistakes else 0

@@ -10,7 +10,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -130,8 +130,7 @@ def _reason(error: Mapping[str, Any]) -> str:
     """What is wrong, without the library's own words."""
     match error["type"]:
         case "extra_forbidden":
-            keys = [path[-1] for path, _ in leaves()] + list(Config.model_fields)
-            near = difflib.get_close_matches(str(error["loc"][-1]), keys, n=1)
+            near = difflib.get_close_matches(str(error["loc"][-1]), _keys_around(error["loc"]), n=1)
             return "unknown key" + (f"; did you mean {near[0]}?" if near else "")
         case "model_type" | "dict_type":
             return "should be a mapping"
@@ -147,6 +146,15 @@ def _reason(error: Mapping[str, Any]) -> str:
             return str(error["ctx"]["error"])
     text = str(error["msg"]).removeprefix("Input ").split(", unable to ")[0]
     return text if error["loc"][-1] in SECRETS else f"{text}, not {error['input']!r}"
+
+
+def _keys_around(loc: tuple[Any, ...]) -> list[str]:
+    """Those that the section knows in which the key stands."""
+    kind: Any = Config
+    for part in loc[:-1]:
+        is_map = get_origin(kind) is dict
+        kind = get_args(kind)[1] if is_map else kind.model_fields[part].annotation
+    return list(kind.model_fields)
 
 
 def _place(content: dict[str, Any], directory: Path) -> None:

@@ -63,8 +63,7 @@ class ConfigWatch:
         try:
             config = await asyncio.to_thread(self._read)
             self._watch_keys(key_files_of(config))
-            keys = await asyncio.to_thread(read_keyring, config)
-            _refuse_opening(self._node.keys, keys)
+            keys = _kept_closed(self._node.keys, await asyncio.to_thread(read_keyring, config))
             sources = await asyncio.to_thread(_by_name, config)
         except UserError as error:
             _logger.warning("the configuration stays as it was: %s", error.message)
@@ -74,6 +73,8 @@ class ConfigWatch:
         if keys != self._node.keys:
             self._node.keys = keys
             log(_logger, logging.INFO, "keys changed", {"callers": ",".join(key.caller.name for key in keys.callers)})
+            if keys.closed:
+                _logger.warning("no API key is left: requests are refused until there is one, or the next start")
         before, self._sources, self._config = self._sources, sources, config
         await self._apply(before, sources)
 
@@ -127,12 +128,12 @@ def _sections_that_wait(before: Config, after: Config) -> Iterable[str]:
             yield name
 
 
-def _refuse_opening(before: Keyring, after: Keyring) -> None:
-    """Raises UserError where nobody would need a key any more: whose was taken away would be let in after all."""
-    if before.callers and not after.callers:
-        raise UserError("without an API key anybody could ask; leave one, or start the server anew")
+def _kept_closed(before: Keyring, after: Keyring) -> Keyring:
+    """Whose key was taken away is not let in after all where it was the last. Raises UserError where this machine's
+    users could command for want of an admin key."""
     if before.admin and not after.admin:
         raise UserError("without an admin key any user of this machine could command; leave one, or start anew")
+    return replace(after, closed=before.asks and not after.callers)
 
 
 def _by_name(config: Config) -> dict[ModelId, Source]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -26,18 +28,40 @@ def http_settings(config: Config) -> Settings:
     )
 
 
-def read_keyring(config: Config) -> Keyring:
-    """Raises UserError, which quotes no key."""
-    server, callers = config.server, []
-    if key := _key("api_key", server.api_key, server.api_key_file, Caller("default")):
-        callers.append(key)
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A key as it is told: itself, or the file that holds it. `place` is the key of the configuration, `name` what
+    messages call it."""
+
+    place: tuple[str, ...]
+    name: str
+    key: SecretStr | None
+    file: str | None
+    caller: Caller
+
+
+def secrets_of(config: Config) -> Iterator[Secret]:
+    """Those of callers, then the admin's."""
+    server = config.server
+
+    def of_server(name: str, caller: Caller) -> Iterator[Secret]:
+        key, file = getattr(server, name), getattr(server, f"{name}_file")
+        if key is not None or file is not None:
+            yield Secret(("server", name if file is None else f"{name}_file"), name, key, file, caller)
+
+    yield from of_server("api_key", Caller("default"))
     for name, entry in config.api_keys.items():
         caller = Caller(name, limits_of(entry.limits))
-        if key := _key(f"api_keys.{name}", entry.key, entry.file, caller):
-            callers.append(key)
-    admin = _key("admin_key", server.admin_key, server.admin_key_file, Caller("admin", is_admin=True))
-    _refuse_twins([*callers, admin] if admin else callers)
-    return Keyring(tuple(callers), admin)
+        yield Secret(("api_keys", name), f"api_keys.{name}", entry.key, entry.file, caller)
+    yield from of_server("admin_key", Caller("admin", is_admin=True))
+
+
+def read_keyring(config: Config) -> Keyring:
+    """Raises UserError, which quotes no key."""
+    keys = [read_key(secret) for secret in secrets_of(config)]
+    refuse_twins(keys)
+    admin = next((key for key in keys if key.caller.is_admin), None)
+    return Keyring(tuple(key for key in keys if key is not admin), admin)
 
 
 def key_files_of(config: Config) -> list[Path]:
@@ -51,16 +75,16 @@ def limits_of(limits: RateLimits) -> Limits:
     return Limits(limits.requests_per_minute, limits.tokens_per_minute, limits.concurrent)
 
 
-def _key(where: str, secret: SecretStr | None, file: str | None, caller: Caller) -> Key | None:
-    if secret is not None:
-        key = secret.get_secret_value()
-    elif file is not None:
-        where, key = f"{where} in {file}", _read(where, Path(file).expanduser())
+def read_key(secret: Secret) -> Key:
+    """Raises UserError, which does not quote it."""
+    if secret.key is not None:
+        where, key = secret.name, secret.key.get_secret_value()
     else:
-        return None
+        assert secret.file is not None
+        where, key = f"{secret.name} in {secret.file}", _read(secret.name, Path(secret.file).expanduser())
     if not (0 < len(key) <= _KEY_CHARACTERS_MAX and key.isascii() and key.isprintable() and " " not in key):
         raise UserError(f"{where}: a key is one word of printable ASCII characters")
-    return Key(digest_of(key), caller)
+    return Key(digest_of(key), secret.caller)
 
 
 def _read(where: str, file: Path) -> str:
@@ -72,7 +96,8 @@ def _read(where: str, file: Path) -> str:
         raise UserError(f"{where}: {file} is no text") from None
 
 
-def _refuse_twins(keys: list[Key]) -> None:
+def refuse_twins(keys: Sequence[Key]) -> None:
+    """Raises UserError where two are the same."""
     names: dict[bytes, str] = {}
     for key in keys:
         if key.digest in names:

@@ -36,11 +36,17 @@ def digest_of(key: str) -> bytes:
 
 
 class Keyring(Struct, frozen=True):
-    """All keys of a server. Where there are none of callers, everybody may ask; without the admin's, this machine's own
-    users may command."""
+    """All keys of a server. Where there are none of callers, everybody may ask, unless the last one was revoked while
+    the server ran: then it is `closed`. Without the admin's, this machine's own users may command."""
 
     callers: tuple[Key, ...] = ()
     admin: Key | None = None
+    closed: bool = False
+
+    @property
+    def asks(self) -> bool:
+        """Whether a request needs a key."""
+        return self.closed or bool(self.callers)
 
     def find(self, sent: str) -> Caller | None:
         digest = digest_of(sent)

@@ -1,4 +1,4 @@
-"""Who asks: the guard that lets nobody in without an API key where there are any."""
+"""Who asks: the guard that lets nobody in without an API key where there are any, or were."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Guard:
     def _caller(self, scope: Scope) -> Caller | None:
         keys = self._market.keys
         caller = keys.find(_sent(scope))
-        if caller or not keys.callers:
+        if caller or not keys.asks:
             return caller or ANYONE
         return ANYONE if self._is_open(scope["path"]) else None
 

@@ -86,7 +86,6 @@ def test_nobody_is_told_where_nothing_is_new(edited: Edited) -> None:
         ({"alice": ALICE, "bob": {"key": "sk-alice"}}, "'alice' and 'bob' have the same key"),
         ({"alice": ALICE, "carol": {"file": "carol"}}, "carol cannot be read"),
         ({"alice": ALICE | {"limit": 3}}, "api_keys.alice.limit: "),
-        ({}, "without an API key anybody could ask"),
         (
             {"alice": ALICE, "server": {"admin_key": None}},
             "without an admin key any user of this machine could command",
@@ -102,6 +101,31 @@ def test_what_cannot_be_changes_nothing_and_is_told_in_a_line(
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("the configuration stays as it was: ") and told in line and "\n" not in line
     assert "sk-" not in line and edited.node.keys is before
+
+
+def test_the_last_key_is_revoked_and_nobody_is_let_in_for_want_of_one(
+    edited: Edited, caplog: pytest.LogCaptureFixture
+) -> None:
+    edited.write()
+    reloaded(edited)
+    for end in (HERE, THERE):
+        keys = edited.told(edited.stand.ends[end])[-1]
+        assert keys.asks and keys.find("sk-alice") is keys.find("sk-bob") is keys.find("") is None
+        assert keys.find("boss") == Caller("admin", is_admin=True)
+    assert "no API key is left" in caplog.text
+    edited.write(server={"port": 1234})
+    reloaded(edited)
+    assert edited.node.keys.asks, "another edit does not open it"
+    edited.write(carol={"key": "sk-carol"})
+    reloaded(edited)
+    assert edited.node.keys.find("sk-carol") and not edited.node.keys.closed
+
+
+def test_a_server_that_never_had_a_key_needs_none_after_an_edit(edited: Edited) -> None:
+    edited.node.keys = Keyring(admin=edited.node.keys.admin)
+    edited.write(server={"port": 1234})
+    reloaded(edited)
+    assert not edited.node.keys.asks
 
 
 def test_a_server_s_own_keys_take_effect_and_what_else_is_new_of_it_waits(
