@@ -315,8 +315,8 @@ class Catalogue:
 
     def lost(self, instance: InstanceId) -> None:
         """Its process is gone, and with it all it had bound."""
-        for model in self._unloading.lost(instance):
-            self._images.unload(model)
+        for unloaded in self._unloading.lost(instance):
+            self._images.unload(unloaded)
         for model in list(self._models.values()):
             model.bound.discard(instance)
             self._settle(model)
