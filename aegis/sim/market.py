@@ -85,6 +85,10 @@ class _Fate:
             self.times += [times.of(step) + late_ns for step in range(times.steps)]
 
 
+_SAMPLING = Sampling(max_tokens=4096, stop_token_ids=(END,))
+"""What a client asks for. Whose answer is longer asks for all that the context has room for."""
+
+
 class SimMarket:
     """`arrivals` in order of time. `keep_times` keeps when each token came, `spans` what instances did."""
 
@@ -98,7 +102,6 @@ class SimMarket:
         message_ns: int,
         keep_times: bool = False,
         keep_spans: bool = False,
-        most_tokens: int = 4096,
         decisions: DecisionLog | None = None,
         slab_bytes: int = 0,
         reuses: bool = False,
@@ -115,7 +118,6 @@ class SimMarket:
         self._specs = specs
         self._message_ns = message_ns
         self._keep_times = keep_times
-        self._sampling = Sampling(max_tokens=most_tokens, stop_token_ids=(END,))
         self.decisions = decisions
         self._outbox: defaultdict[InstanceId, list[ToInstance]] = defaultdict(list)
         self._reuses = reuses
@@ -182,7 +184,10 @@ class SimMarket:
         self._arrived += 1
         request, spec = RequestId(self._arrived), self._specs[wanted.model]
         prompt = self._prompt(wanted.input_tokens)
-        job = Job(request, 1, wanted.model, prompt, self._sampling, self.heap.now_ns, priority=wanted.priority)
+        sampling = _SAMPLING
+        if wanted.output_tokens > sampling.max_tokens:
+            sampling = Sampling(max_tokens=spec.manifest.context_tokens - len(prompt), stop_token_ids=(END,))
+        job = Job(request, 1, wanted.model, prompt, sampling, self.heap.now_ns, priority=wanted.priority)
         self._fates[request] = _Fate(job, spec, wanted.output_tokens, keep=self._keep_times)
         self.tell(Arrived(job))
         if wanted.leaves_ns is not None:
