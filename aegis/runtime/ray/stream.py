@@ -22,6 +22,9 @@ from aegis.runtime.ray.window import Arrived, Ask, Broken, Done, Event, Failed, 
 
 KEY_BYTES = 32
 NAME_BYTES = 56
+KEY_WITHIN_S = 10.0
+"""Who connects sends it at once."""
+
 WIDTH = 8
 """Chunks that are asked for ahead."""
 
@@ -46,8 +49,8 @@ class HandOverFailed(Exception):
 
 
 def limit_silence(connection: socket.socket, seconds: float) -> None:
-    """Nothing for so long is an error. It is the system that waits for a whole chunk, and not we for every part of it,
-    as we would with a timeout of Python's."""
+    """Nothing for so long is an error; with 0 nothing is. It is the system that waits for a whole chunk, and not we for
+    every part of it, as we would with a timeout of Python's."""
     connection.settimeout(None)
     limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -57,10 +60,19 @@ def limit_silence(connection: socket.socket, seconds: float) -> None:
 # --- the sender -------------------------------------------------------------------------------------------------------
 
 
-def answer(connection: socket.socket, key: bytes, find: Callable[[str], Bytes | None]) -> None:
-    """Until the other side ends it. Raises OSError."""
+def answer(
+    connection: socket.socket,
+    key: bytes,
+    find: Callable[[str], Bytes | None],
+    *,
+    key_within_s: float = KEY_WITHIN_S,
+) -> None:
+    """Until the other side ends it. Who has said the key may be silent for as long as it likes: its connection is kept
+    for the next transfer. Raises OSError."""
+    limit_silence(connection, key_within_s)
     if not hmac.compare_digest(_exactly(connection, KEY_BYTES), key):
         return
+    limit_silence(connection, 0)
     while asked := _exactly(connection, _ASK.size):
         name, chunk, count = _ASK.unpack(asked)
         if not 0 < count <= PIECES_MAX:

@@ -187,6 +187,29 @@ def test_a_wrong_key_opens_nothing(sender: Sender) -> None:
     assert why(sender) == "lost"
 
 
+def test_who_connects_and_does_not_say_the_key_is_let_go(sender: Sender) -> None:
+    sender.serving = [lambda connection: answer(connection, KEY, {NAME: SOURCE}.get, key_within_s=0.05)]
+    sender.key = KEY[:5]
+    with sender.connect() as connection:
+        limit_silence(connection, 30.0)
+        assert connection.recv(1) == b""
+
+
+def test_who_has_said_the_key_may_be_silent_between_transfers(sender: Sender) -> None:
+    ends: list[socket.socket] = []
+
+    def keep(connection: socket.socket) -> None:
+        ends.append(connection)
+        answer(connection, KEY, {NAME: SOURCE}.get, key_within_s=30.0)
+
+    sender.serving = [keep]
+    connection = Receiver(NAME, np.zeros(len(SOURCE), np.uint8), WHOLE, sender.connect).run()
+    assert connection
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        assert not any(ends[0].getsockopt(socket.SOL_SOCKET, option, 16))
+    connection.close()
+
+
 def test_an_answer_of_another_length_is_damage(sender: Sender) -> None:
     sender.serving = [answering(lambda chunk, content: (chunk, content[1:]))]
     assert why(sender) == "damaged"
