@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -28,6 +28,7 @@ from aegis.telemetry.logs import log
 from memory.pages import Runs
 
 _KILLED_WITHIN_S = 1.0
+_BUSY_S = 5.0
 _CLOCKS_COMPARED = 8
 _LOST_CODE = -9
 _logger = logging.getLogger(__name__)
@@ -72,11 +73,18 @@ class FarMachine:
 
     def lose(self, why: str) -> None:
         """Nothing is expected of it any more."""
-        if self.lost:
-            return
+        if not self.lost:
+            log(_logger, logging.ERROR, "machine lost", {"machine": self.id, "why": why})
+            self.end()
+
+    def end(self) -> None:
+        """Its actors, and with them all that is on it."""
+        import ray
+
         self._lost.set()
-        log(_logger, logging.ERROR, "machine lost", {"machine": self.id, "why": why})
-        self._end()
+        for actor in (self._actor, self.carrier):
+            with suppress(ray.exceptions.RayError, ValueError):
+                ray.kill(actor)
 
     async def ask(self, method: str, *arguments: Any) -> Any:
         """Raises MachineLost, and what the method raises."""
@@ -111,9 +119,11 @@ class FarMachine:
 
     def tell(self, method: str, *arguments: Any) -> None:
         """Nobody waits for an answer."""
-        task = asyncio.create_task(self._told(self.ask(method, *arguments)))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        self._beside(self.do(method, *arguments))
+
+    async def do(self, method: str, *arguments: Any) -> None:
+        """Returns when it has done so, or is lost. Raises what the method raises."""
+        await self._told(self.ask(method, *arguments))
 
     async def compare_clocks(self) -> None:
         """By the quickest of a few answers, which cannot be wrong by more than half the time it took."""
@@ -170,18 +180,28 @@ class FarMachine:
         return bool(await self.ask("wait_for_copy", event.word, event.value))
 
     async def close(self) -> None:
-        if not self.lost:
-            with suppress(MachineLost, TimeoutError):
-                async with asyncio.timeout(_KILLED_WITHIN_S):
-                    await self.ask("close")
-            self._end()
+        """Raises nothing: whatever it cannot let go of ends with its actor."""
+        if self.lost:
+            return
+        try:
+            async with asyncio.timeout(_KILLED_WITHIN_S):
+                await self.ask("close")
+        except (MachineLost, TimeoutError):
+            pass
+        except Exception as error:  # noqa: BLE001 - whatever broke over there
+            log(_logger, logging.WARNING, "machine did not close", {"machine": self.id, "why": repr(error)})
+        finally:
+            self.end()
 
-    def _end(self) -> None:
-        import ray
+    def answering(self) -> asyncio.Task[None]:
+        """Done when its carrier has answered, or it is lost."""
+        return self._beside(self._told(self.answer(self.carrier.__ray_ready__.remote)))
 
-        for actor in (self._actor, self.carrier):
-            with suppress(ray.exceptions.RayError, ValueError):
-                ray.kill(actor)
+    def _beside(self, doing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(doing)
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+        return task
 
     async def _told(self, asking: Awaitable[Any]) -> None:
         with suppress(MachineLost):
@@ -208,14 +228,16 @@ class FarProcesses:
             return _LOST_CODE
 
     async def _kill(self) -> None:
-        """A machine that cannot say soon that it did is lost with all that is on it."""
-        try:
-            async with asyncio.timeout(_KILLED_WITHIN_S):
-                await self._machine.ask("kill", self._key)
-        except TimeoutError:
+        """A machine that cannot say soon that it did is lost with all that is on it. It gets longer where its carrier
+        answers meanwhile: its node is there then, only busy."""
+        killed = asyncio.create_task(self._machine.do("kill", self._key))
+        there = self._machine.answering()
+        await asyncio.wait((killed,), timeout=_KILLED_WITHIN_S)
+        if there.done() and not killed.done():
+            await asyncio.wait((killed,), timeout=_BUSY_S)
+        if not killed.done():
             self._machine.lose("it does not answer")
-        except MachineLost:
-            pass
+        await killed
 
 
 class FarPool:

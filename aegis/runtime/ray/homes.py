@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -50,8 +50,9 @@ class FarHomes:
         devices: Devices,
         images: ImageCaches,
         hosts: Hosts,
+        start: Callable[[MachineId, str], FarMachine] | None = None,
     ) -> None:
-        """`opening` is what each machine is told."""
+        """`opening` is what each machine is told, `start` starts the actors of one on a node."""
         self._config = config
         self._placement = placement
         self._opening = opening
@@ -59,6 +60,7 @@ class FarHomes:
         self._images = images
         images.supply = self.supply
         self._hosts = hosts
+        self._start = start or _started_on
         self._machines: dict[MachineId, FarMachine] = {}
         self._pools: dict[tuple[MachineId, InstanceId], list[FarPool]] = {}
         self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # what is on a node
@@ -111,7 +113,7 @@ class FarHomes:
             except MachineLost:
                 continue
             except (OSError, ValueError) as error:
-                raise ModelRefused(f"{spec.root}: its image cannot be sent to {missing[0].id}: {error}") from None
+                raise ModelRefused(f"{spec.root}: its image cannot be sent to {missing[0].id}: {_why(error)}") from None
 
     async def fetch(self, wanted: FetchKv, into: MachineId) -> str:
         source, target = self._machines.get(wanted.kv.machine), self._machines.get(into)
@@ -135,15 +137,20 @@ class FarHomes:
         for machine in self._machines.values():
             if machine.node == node and not machine.lost:
                 return machine
-        machine = await self._open(node)
-        await self._provide(machine)
+        machine = self._start(MachineId(f"machine-{next(self._numbers)}"), node)
+        try:
+            await self._open(machine)
+            await self._provide(machine)
+        except BaseException:
+            machine.end()
+            raise
         self._machines[machine.id] = machine
         self._images.open(machine.id, ImageCache(machine.filler, check_laws=self._config.memory.debug))
         self._hosts.open(machine.id, host_slabs_of(self._config))
         return machine
 
-    async def _open(self, node: str) -> FarMachine:
-        machine = FarMachine(MachineId(f"machine-{next(self._numbers)}"), node, _actor_on(node), start_carrier(node))
+    async def _open(self, machine: FarMachine) -> None:
+        """Raises MachineLost, UserError."""
         order = msgspec.structs.replace(self._opening, machine=machine.id)
         try:
             async with asyncio.timeout(_OPENED_WITHIN_S):
@@ -160,13 +167,17 @@ class FarHomes:
         except TimeoutError:
             machine.lose(f"its actor has not started within {_OPENED_WITHIN_S:.0f} s")
             raise MachineLost(machine.id) from None
-        return machine
+        except OSError as error:
+            raise UserError(f"the memory of {machine.id} cannot be opened: {_why(error)}") from None
 
     async def _provide(self, machine: FarMachine) -> None:
-        """All models that there are by the time it is done."""
+        """All models that there are by the time it is done. Raises MachineLost, UserError."""
         while missing := [spec for spec in self._images.specs() if not machine.has(spec)]:
             for spec in missing:
-                await ship(spec, machine)
+                try:
+                    await ship(spec, machine)
+                except (OSError, ValueError) as error:
+                    raise UserError(f"{spec.root}: its image cannot be sent to {machine.id}: {_why(error)}") from None
 
     async def _pools_of(self, instance: InstanceId, machine: FarMachine, gpus: Sequence[int]) -> list[FarPool]:
         """Its devices there, opened when it comes for the first time. Raises MachineLost, UserError."""
@@ -205,6 +216,16 @@ class FarHomes:
         self._images.close(machine.id)
         self._hosts.close(machine.id)
         self._pools = {key: pools for key, pools in self._pools.items() if key[0] != machine.id}
+
+
+def _started_on(machine: MachineId, node: str) -> FarMachine:
+    return FarMachine(machine, node, _actor_on(node), start_carrier(node))
+
+
+def _why(error: BaseException) -> str:
+    """In a line; what Ray raises says besides where that was over there."""
+    error = getattr(error, "cause", None) or error
+    return " ".join((getattr(error, "strerror", None) or str(error)).split())
 
 
 def _actor_on(node: str) -> Any:
