@@ -12,7 +12,7 @@ SEED ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run compiled test test-long test-seeds test-faults test-faults-sim test-exactness test-ray test-gpu test-vllm \
-	vllm lint format generate clean _venv _chromium _iproute _mosquitto _redis
+	vllm lint format generate clean _venv _chromium _iproute _mosquitto _redis _strace
 .DELETE_ON_ERROR:
 
 help:
@@ -61,6 +61,7 @@ $(TOOLS): $(STAMP)
 	@PATH="$$PATH:/usr/sbin" command -v mosquitto >/dev/null || $(MAKE) --no-print-directory _mosquitto
 	@command -v redis-server >/dev/null || $(MAKE) --no-print-directory _redis
 	@PATH="$$PATH:/usr/sbin" command -v ip >/dev/null || $(MAKE) --no-print-directory _iproute
+	@command -v strace >/dev/null || $(MAKE) --no-print-directory _strace
 	@$(COMPILE)
 	@touch $@
 
@@ -104,6 +105,14 @@ _redis:
 		|| echo "No redis-server: the store is tested against the embedded one only." >&2; \
 	else echo "No redis-server: the store is tested against the embedded one only; on Debian:" \
 		"sudo apt-get install redis-server" >&2; fi
+
+# Whom a server speaks to while it decodes is seen in its system calls.
+_strace:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing strace."; \
+		apt-get -qq update && apt-get -qq install -y --no-install-recommends strace >/dev/null \
+		|| echo "No strace: aegis bench token-path is not tested." >&2; \
+	else echo "No strace: aegis bench token-path is not tested; on Debian: sudo apt-get install strace" >&2; fi
 
 # exec: Ctrl-C reaches aegis itself, and make has nothing to report.
 run: $(STAMP)

@@ -33,6 +33,7 @@ from bench.machine_commands import (
     bench_simulator,
     bench_structured,
     bench_switch,
+    bench_token_path,
 )
 from bench.proxy.command import proxy
 from bench.report.command import report, timeline
@@ -117,6 +118,7 @@ bench.command("schedule")(bench_schedule)
 bench.command("metadata")(bench_metadata)
 bench.command("prefix")(bench_prefix)
 bench.command("proxy")(proxy)
+bench.command("token-path")(bench_token_path)
 bench.command("structured")(bench_structured)
 bench.command("simulator")(bench_simulator)
 bench.command("serve")(serve)

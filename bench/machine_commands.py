@@ -132,6 +132,29 @@ def bench_handover(json: _Json = None) -> int:
     return 0
 
 
+def bench_token_path(
+    json: _Json = None,
+    with_ray: Annotated[bool, typer.Option("--with-ray", help="Have the instances in a Ray cluster.")] = False,
+    redis: Annotated[str | None, typer.Option(metavar="URL", help="Your Redis, on this machine.")] = None,
+    mqtt: Annotated[str | None, typer.Option(metavar="URL", help="Your broker, on this machine.")] = None,
+) -> int:
+    """Watch with strace to whom a server sends what while it decodes: by the token, and now and then.
+
+    Redis, the broker and Ray are stopped for 5 s meanwhile, also yours. Each figure is printed beside what it has to
+    be.
+
+    \b
+    Examples:
+      aegis bench token-path --json token_path.json
+      aegis bench token-path --with-ray --redis redis://127.0.0.1:6379/5 --mqtt mqtt://127.0.0.1
+    """
+    from bench.token_path import run
+
+    services = [("--redis", redis), ("--mqtt", mqtt)]
+    run(json_path=json, ray=with_ray, options=[word for name, url in services if url for word in (name, url)])
+    return 0
+
+
 def bench_structured(json: _Json = None) -> int:
     """Measure what a JSON schema costs each token of an answer, and hold 200 answers against schemas drawn at random.
 

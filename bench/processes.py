@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -16,12 +17,20 @@ def children() -> set[int]:
 def cpu_s(root: int) -> float:
     """Processor time so far of a process and all below it."""
     processes = _processes()
-    family, grown = {root}, True
-    while grown:
-        more = {pid for pid, (parent, _) in processes.items() if parent in family} - family
-        family |= more
-        grown = bool(more)
-    return sum(processes[pid][1] for pid in family if pid in processes)
+    return sum(processes[pid][1] for pid in _family(root, processes) if pid in processes)
+
+
+def family(root: int) -> set[int]:
+    """A process and all below it."""
+    return _family(root, _processes())
+
+
+def command_of(pid: int) -> str:
+    """Its command line; empty where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def resident_bytes(pid: int) -> int:
@@ -38,6 +47,15 @@ def end(process: subprocess.Popen[bytes], number: signal.Signals, *, within_s: f
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _family(root: int, processes: Mapping[int, tuple[int, float]]) -> set[int]:
+    found, grown = {root}, True
+    while grown:
+        more = {pid for pid, (parent, _) in processes.items() if parent in found} - found
+        found |= more
+        grown = bool(more)
+    return found
 
 
 def _processes() -> dict[int, tuple[int, float]]:
