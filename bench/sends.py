@@ -16,6 +16,7 @@ from typing import NamedTuple
 from aegis.core.errors import UserError
 
 _CALLS = "sendto,sendmsg,sendmmsg,write,writev,connect"
+_HOW = ("-f", "-yy", "-ttt", "-s", "0", "-e", f"trace={_CALLS}", "-e", "signal=none")
 _CALL = re.compile(r"(\d+) +(\d+\.\d+) (\w+)\(\d+<(.*?)>, (?:\{sa_family=\w+, (\S+))?")
 _ADDRESS = re.compile(r'sun_path="(.*)"|sin6?_port=htons\((\d+)\)')
 _ATTACHED = "attached"
@@ -53,7 +54,7 @@ def recorded(processes: Collection[int]) -> Iterator[Recorded]:
     threads = {int(task.name): pid for pid in processes for task in Path(f"/proc/{pid}/task").iterdir()}
     with tempfile.TemporaryDirectory(prefix="aegis-") as directory:
         trace, told = Path(directory, "trace"), Path(directory, "told")
-        command = ["strace", "-f", "-yy", "-ttt", "-s", "0", "-e", f"trace={_CALLS}", "-e", "signal=none", "-o", trace]
+        command = ["strace", *_HOW, "-o", str(trace)]
         with told.open("wb") as errors:
             watching = subprocess.Popen([*command, *(f"-p{pid}" for pid in processes)], stderr=errors)
         try:
