@@ -18,6 +18,7 @@ from proxy.roles import Change, Changed, Looked, RoleLoad, RolePolicy
 from proxy.sessions import SessionCore
 
 _LOOK_S = 1.0
+_CHANGED_WITHIN_S = 600.0
 _logger = logging.getLogger(__name__)
 
 
@@ -58,6 +59,6 @@ class RoleShift:
         told = {"instance": change.instance, "role": change.role, "why": change.why}
         log(_logger, logging.WARNING, "instance changes its role", told)
         try:
-            await self._control.do(change.instance, SetRole(change.role))
+            await self._control.do(change.instance, SetRole(change.role, _CHANGED_WITHIN_S))
         except UserError as error:
-            log(_logger, logging.WARNING, "instance has not changed its role", told | {"why": error.message})
+            log(_logger, logging.WARNING, "change of role is not done", told | {"why": error.message})

@@ -6,14 +6,14 @@ import asyncio
 from pathlib import Path
 
 from tests.live.market import MARKET
-from tests.live.server import eventually, launched
+from tests.live.server import START_S, eventually, launched
 from tests.live.streams import Body, Stream, client_of, run_all, until
 
 MODELS = list(MARKET)[:2]
-CLIENTS = 32
-PROMPT_TOKENS = 1500
+CLIENTS = 24
+PROMPT_TOKENS = 1000
 _OPTIONS = ("--dtype", "float32", "--device-memory", "128MiB", "--debug-memory", "--prefix-reuse", "off")
-_OPTIONS += ("--prefill", "1", "--decode", "2", "--change-roles", "--slo", "ttft=0.2,tbt=10")
+_OPTIONS += ("--prefill", "1", "--decode", "2", "--change-roles", "--slo", "ttft=0.1,tbt=10")
 """So a short queue is too long for prefill, and decode has time."""
 
 
@@ -35,6 +35,9 @@ def test_a_decode_instance_goes_to_prefill_where_requests_wait_for_that(
             now: dict[str, str] = server.get("/debug/node").json()["instances"]
             return now
 
+        def changed_and_up() -> bool:
+            return list(roles().values()).count("prefill") == 2 and server.metrics().total("instance_up") == 3
+
         async def load() -> list[tuple[int, Stream]]:
             """As many clients that always ask, until an instance has changed and all serve again."""
             asked: list[tuple[int, Stream]] = []
@@ -50,15 +53,14 @@ def test_a_decode_instance_goes_to_prefill_where_requests_wait_for_that(
                 for number in range(CLIENTS):
                     group.create_task(ask(number))
                 await until(lambda: "instance changes its role" in server.output(), "an instance changes its role")
-                await asyncio.to_thread(eventually, lambda: sorted(roles().values()).count("prefill") == 2, "it has")
-                await asyncio.to_thread(eventually, lambda: server.metrics().total("instance_up") == 3, "it serves")
+                await asyncio.to_thread(eventually, changed_and_up, "it serves", 2 * START_S)
                 changed.set()
             return asked
 
         asked = asyncio.run(load())
         assert [stream.error for _, stream in asked] == [None] * len(asked)
         assert all(stream.done and stream.tokens == expected[number] for number, stream in asked)
-        assert roles()["prefill-0"] == "prefill" and sorted(roles().values()) == ["decode", "prefill", "prefill"]
+        assert sorted(roles().values()) == ["decode", "prefill", "prefill"]
         (said,) = [line for line in server.output().splitlines() if "instance changes its role" in line]
         assert "role=prefill" in said
         server.wait_for_freed_memory()
