@@ -62,3 +62,5 @@ class RoleShift:
             await self._control.do(change.instance, SetRole(change.role, _CHANGED_WITHIN_S))
         except UserError as error:
             log(_logger, logging.WARNING, "change of role is not done", told | {"why": error.message})
+        else:
+            log(_logger, logging.INFO, "change of role is done", told)
