@@ -20,7 +20,7 @@ from proxy.http.body import read_fields
 from proxy.http.fields import Fields
 from proxy.http.models import ComingCard, ModelCard, card_of, coming_cards, find
 from proxy.http.replies import json_reply
-from proxy.http.settings import desk_of, market_of, settings_of
+from proxy.http.settings import desk_of, keep_alive_of, market_of, settings_of
 from proxy.http.sse import Emit, EventStream, event
 
 LIMIT_MAX = 1 << 40
@@ -57,7 +57,7 @@ async def load_model(request: Request) -> Response:
 async def watch_models(request: Request) -> Response:
     """An event for each model at first, and one whenever something of it changes; `{"id", "state": "removed"}` when it
     is gone."""
-    market, settings = market_of(request), settings_of(request)
+    market = market_of(request)
 
     async def write(emit: Emit) -> None:
         told: dict[str, ModelCard | ComingCard] = {}
@@ -72,7 +72,7 @@ async def watch_models(request: Request) -> Response:
             told = now
             await asyncio.sleep(_LOOK_S)
 
-    return EventStream(write, settings.keep_alive_s, reader_timeout_s=settings.reader_timeout_s)
+    return EventStream(write, keep_alive_of(request))
 
 
 @router.post("/models/update")

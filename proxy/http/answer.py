@@ -20,7 +20,7 @@ from proxy.http.records import Asked
 from proxy.http.replies import json_reply
 from proxy.http.request_ids import id_of
 from proxy.http.sampling import Wish
-from proxy.http.settings import market_of, records_of, settings_of
+from proxy.http.settings import keep_alive_of, market_of, records_of, settings_of
 from proxy.http.sse import DONE, Emit, EventStream, event
 from proxy.http.transcript import Piece, join
 
@@ -65,9 +65,7 @@ async def answer(request: Request, served: Served, orders: Sequence[Order], wish
 
     if wish.stream:
         writer = _writer(call, shape, wish.include_usage)
-        return EventStream(
-            writer, settings.keep_alive_s, reader_timeout_s=settings.reader_timeout_s, close=close, status=call.status
-        )
+        return EventStream(writer, keep_alive_of(request), close=close, status=call.status)
     try:
         return await _whole(request, call, shape)
     finally:

@@ -11,6 +11,7 @@ from aegis.engine.grammar_trials import GrammarTrials
 from proxy.http import admin, chat, completions, dashboard, errors, history, memory, models, status, tokens, unsupported
 from proxy.http.boundary import Market
 from proxy.http.edge import Edge
+from proxy.http.keep_alive import KeepAlive
 from proxy.http.keys import Guard
 from proxy.http.openapi import document
 from proxy.http.records import NoRecords, Records
@@ -28,6 +29,7 @@ def create_app(
     app = FastAPI(title="Aegis", version=aegis.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.market = market
     app.state.settings = settings or Settings()
+    app.state.keep_alive = KeepAlive(app.state.settings.keep_alive_s, app.state.settings.reader_timeout_s)
     app.state.records = records or NoRecords()
     app.state.trials = trials or GrammarTrials()
     for part in (completions, chat, models, admin, memory, history, dashboard, tokens, status, unsupported):

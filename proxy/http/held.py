@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from proxy.http.boundary import Market
 from proxy.http.connection import while_connected
 from proxy.http.fields import Fields
-from proxy.http.settings import market_of, settings_of
+from proxy.http.settings import keep_alive_of, market_of
 from proxy.http.sse import Emit, EventStream, comment
 
 _LOOK_S = 0.1
@@ -37,8 +37,7 @@ async def held(request: Request, fields: Fields, respond: Callable[[], Awaitable
         coming = market.coming().get(name)
         return f"model {name!r} is being registered: {coming.progress}" if coming else "waiting"
 
-    settings = settings_of(request)
-    return EventStream(write, settings.keep_alive_s, reader_timeout_s=settings.reader_timeout_s, status=status)
+    return EventStream(write, keep_alive_of(request), status=status)
 
 
 def _is_coming(market: Market, name: str) -> bool:

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from aegis.engine.grammar_trials import GrammarTrials
 from proxy.http.boundary import Desk, Market
+from proxy.http.keep_alive import KeepAlive
 from proxy.http.records import Records
 
 
@@ -38,6 +39,10 @@ def records_of(request: Request) -> Records:
 
 def trials_of(request: Request) -> GrammarTrials:
     return cast(GrammarTrials, request.app.state.trials)
+
+
+def keep_alive_of(request: Request) -> KeepAlive:
+    return cast(KeepAlive, request.app.state.keep_alive)
 
 
 def settings_of(request: Request) -> Settings:

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from aegis.core.errors import UserError
 from proxy.http.connection import ClientGone, while_connected
 from proxy.http.errors import error_body, unexpected
+from proxy.http.keep_alive import KeepAlive
 from proxy.http.notes import note
 from proxy.http.protocol import cut
 from proxy.http.refusals import note_refusal
@@ -52,9 +53,8 @@ class EventStream(Response):
     def __init__(
         self,
         write: Callable[[Emit], Awaitable[None]],
-        keep_alive_s: float,
+        keep_alive: KeepAlive,
         *,
-        reader_timeout_s: float,
         close: Callable[[], None] = lambda: None,
         status: Callable[[], str] = lambda: "waiting",
     ) -> None:
@@ -62,8 +62,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._write = write
         self._close = close
-        self._keep_alive_s = keep_alive_s
-        self._reader_timeout_s = reader_timeout_s
+        self._keep_alive = keep_alive
         self._status = status
 
     async def carry_on(self, emit: Emit) -> None:
@@ -85,29 +84,18 @@ class EventStream(Response):
 
     async def _emit_all(self, scope: Scope, send: Send) -> None:
         loop = asyncio.get_running_loop()
-        emitted = loop.time()
-        unread = 0  # events that the connection has not taken yet
 
         async def emit(data: bytes) -> None:
-            nonlocal emitted, unread
-            emitted = loop.time()
-            unread += 1
+            silence.since_s = loop.time()
+            silence.unread += 1
             await send({"type": "http.response.body", "body": data, "more_body": True})
-            unread -= 1
+            silence.unread -= 1
 
-        async def keep_alive() -> None:
-            while True:
-                silence_s, bound_s = loop.time() - emitted, self._reader_timeout_s if unread else self._keep_alive_s
-                if silence_s < bound_s:
-                    await asyncio.sleep(min(bound_s - silence_s, self._keep_alive_s))
-                elif unread:
-                    note(scope, cut="the client read nothing")
-                    cut(scope)
-                    return
-                else:
-                    await emit(comment(self._status()))
+        def cut_off() -> None:
+            note(scope, cut="the client read nothing")
+            cut(scope)
 
-        beat = asyncio.create_task(keep_alive())
+        silence = self._keep_alive.watch(lambda: emit(comment(self._status())), cut_off)
         try:
             await self._write(emit)
         except UserError as error:
@@ -117,4 +105,4 @@ class EventStream(Response):
             _log.exception("stream broke")
             await emit(event(error_body(unexpected())))
         finally:
-            beat.cancel()
+            silence.end()
