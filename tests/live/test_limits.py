@@ -142,6 +142,10 @@ def test_keys_of_an_edited_file_count_at_every_proxy_and_what_runs_goes_on(serve
             replies = [await client.post("/v1/completions", json=BODY) for _ in range(8)]
             seen = {(reply.headers["x-aegis-proxy"], reply.status_code) for reply in replies}
 
+    async def whoever_has(key: str, status: int) -> None:
+        async with asyncio.timeout(WAIT_S), client_of(served, key) as client:
+            await answers(client, status)
+
     async def main() -> list[str]:
         async with asyncio.timeout(WAIT_S), client_of(served, dave) as client:
             await answers(client, 401)
@@ -161,9 +165,11 @@ def test_keys_of_an_edited_file_count_at_every_proxy_and_what_runs_goes_on(serve
     edit()
     eventually(lambda: statuses(asked(served, dave + "-2", [BODY])) == {401: 1}, "the key is gone")
     file.write_text(json.dumps({**written, "api_keys": {}}))
-    eventually(lambda: "without an API key anybody could ask" in served.output(), "why nothing has changed")
-    assert served.get("/v1/models").status_code == 401
+    eventually(lambda: "no API key is left" in served.output(), "the last keys are gone")
+    asyncio.run(whoever_has(BOB, 401))
+    assert served.get("/v1/models").status_code == 401, "nor is who has none let in"
     edit()
+    asyncio.run(whoever_has(BOB, 200))
 
 
 def test_the_log_is_json_and_holds_no_key(served: Server) -> None:
