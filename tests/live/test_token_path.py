@@ -30,6 +30,9 @@ OF_A_REQUEST, A_SECOND = 4, 30
 """Messages, at most: a request takes a few when it begins and ends; all that is to be written is written together, ten
 times a second."""
 
+AT_THE_EDGES = 20
+"""Of a window tokens and system calls are counted by two processes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Market:
@@ -119,7 +122,7 @@ def test_the_trace_finds_who_is_spoken_to(
     assert result.services == ("Redis", "MQTT")
     for window in result.windows:
         assert window.tokens > 0
-        assert window.sends["links"] == window.instance_sends["links"] > 0
-        assert 0 < window.sends["clients"] <= 1.1 * window.tokens
+        assert window.sends["links"] >= window.instance_sends["links"] > 0, "the launcher may ask how an instance is"
+        assert 0 < window.sends["clients"] <= 1.1 * window.tokens + AT_THE_EDGES
         assert window.sends["others"] == window.instance_sends["Redis"] == window.sends["Ray"] == 0
     assert [window.still for window in result.windows] == [False, False, True]
