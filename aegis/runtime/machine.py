@@ -92,14 +92,6 @@ class Homes(Protocol):
         what it has."""
         ...
 
-    async def admit(self, instance: InstanceId) -> None:
-        """Finds devices for one more. Raises UserError, with nothing changed, where there is no room."""
-        ...
-
-    async def leave(self, instance: InstanceId) -> None:
-        """It has ended, and is not started any more."""
-        ...
-
 
 class WordsTaken:
     """Gives each start of an instance words of its own. A word is never given twice."""

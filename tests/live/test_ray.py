@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.ctl import ctl
 from tests.live.market import MARKET, RAY, Reference
 from tests.live.server import ROOT, SPLIT, Server, eventually, launched, processes_of
 from tests.live.streams import Body, Stream, run_all, until
@@ -109,7 +108,7 @@ def test_more_than_the_cluster_has_is_refused_with_what_is_missing(
     with launched(tmp_path, cache, *arguments, environment=of_ray(cluster)) as server:
         assert server.process.wait(120) == 2
         (told,) = [line for line in server.output().splitlines() if line.startswith("aegis:")]
-    assert "2 nodes" in told and "each of 18 instances needs 1 CPU" in told and "room for 2 is missing" in told
+    assert "2 nodes" in told and "18 instances need 1 CPU each" in told and "room for 2 is missing" in told
 
 
 def test_kv_is_handed_over_from_node_to_node_and_an_instance_that_dies_is_started_again(
@@ -125,43 +124,6 @@ def test_kv_is_handed_over_from_node_to_node_and_an_instance_that_dies_is_starte
 
         assert answers(run_all(server.url, bodies(FEW_TOKENS), kill_one), FEW_TOKENS) == expected
         server.wait_for_ready()
-        server.wait_for_freed_memory()
-
-
-@long
-def test_an_instance_joins_where_the_cluster_has_room_and_gives_it_back(
-    cluster: RayCluster, tmp_path: Path, cache: Path, checkpoints_dir: Path
-) -> None:
-    with placed(cluster, tmp_path, cache, checkpoints_dir, *SPLIT) as server:
-        expected = answers(run_all(server.url, bodies(FEW_TOKENS)), FEW_TOKENS)
-        replies: list[subprocess.CompletedProcess[str]] = []
-
-        async def grow(streams: Sequence[Stream]) -> None:
-            await until(lambda: sum(len(stream.tokens) > 5 for stream in streams) > STREAMS // 2, "streams run")
-            replies.append(await asyncio.to_thread(ctl, server, "add", "--role", "decode", "--count", "2"))
-
-        assert answers(run_all(server.url, bodies(FEW_TOKENS), grow), FEW_TOKENS) == expected
-        assert (replies[0].stdout, replies[0].stderr) == ("decode-1, decode-2 serve\n", "")
-        refused = ctl(server, "add", "--role", "decode", "--count", "13")
-        assert refused.returncode == 1
-        assert "2 nodes" in refused.stderr and "room for 1 is missing" in refused.stderr
-        assert sorted(server.get("/debug/node").json()["instances"]) == [
-            "decode-0",
-            "decode-1",
-            "decode-2",
-            "prefill-0",
-        ]
-
-        async def shrink(streams: Sequence[Stream]) -> None:
-            await until(lambda: sum(len(stream.tokens) > 5 for stream in streams) > STREAMS // 2, "streams run")
-            for name in ("decode-0", "decode-2"):
-                replies.append(await asyncio.to_thread(ctl, server, "remove", name))
-
-        assert answers(run_all(server.url, bodies(FEW_TOKENS), shrink), FEW_TOKENS) == expected
-        assert [reply.stdout for reply in replies[1:]] == ["decode-0 is removed\n", "decode-2 is removed\n"]
-        added = ctl(server, "add", "--role", "decode", "--count", "2")
-        assert added.returncode == 0, added.stderr
-        assert answers(run_all(server.url, bodies(FEW_TOKENS)), FEW_TOKENS) == expected
         server.wait_for_freed_memory()
 
 

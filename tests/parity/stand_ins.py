@@ -292,9 +292,6 @@ class Processes:
 
     def became_ready(self, instance: InstanceId) -> None: ...
 
-    def coming(self) -> set[InstanceId]:
-        return set()
-
     def drained(self, instance: InstanceId) -> bool:
         return False
 

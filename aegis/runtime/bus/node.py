@@ -11,8 +11,7 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import Ping
 from aegis.core.model import ModelChange
 from aegis.core.role import Role
-from aegis.policies import recipe
-from aegis.runtime.bus.messages import Add, Command, Drain, LoadModel, Pin, Remove, Resume, SetLimit, SetRole, Unpin
+from aegis.runtime.bus.messages import Command, Drain, LoadModel, Pin, Resume, SetLimit, SetRole, Unpin
 from aegis.runtime.desk import NodeDesk
 from aegis.runtime.node import Node
 from aegis.runtime.seam import InstanceGivenUp
@@ -35,7 +34,6 @@ class NodeControl:
         self._images = node.images
         self._clock = clock
         self._changing = asyncio.Lock()  # who goes on serving is looked at and changed by one order at a time
-        self._admitting = asyncio.Lock()
 
     def ask(self, instance: InstanceId) -> None:
         if instance in self._node.up:
@@ -45,14 +43,9 @@ class NodeControl:
         if instance in self._pool.roles() and self._pool.fence(instance, incarnation):
             log(_logger, logging.ERROR, "instance ended by force", {"instance": instance, "why": why})
 
-    def has(self, instance: InstanceId) -> bool:
-        return instance in self._pool.roles()
-
-    async def do(self, instance: str, command: Command | Add) -> str:
-        if isinstance(command, Add):
-            return await self._add(command)
+    async def do(self, instance: str, command: Command) -> str:
         name = InstanceId(instance)
-        if not self.has(name):
+        if name not in self._pool.roles():
             raise UserError(f"there is no instance named '{instance}', only {', '.join(sorted(self._pool.roles()))}")
         match command:
             case Drain():
@@ -64,9 +57,6 @@ class NodeControl:
             case SetRole(role, timeout_s):
                 async with self._changing:
                     return await self._set_role(name, role, timeout_s)
-            case Remove():
-                async with self._changing:
-                    return await self._remove(name)
             case SetLimit(nbytes, timeout_s):
                 given_bytes = await self._desk.limit_memory(instance, nbytes, timeout_s=timeout_s)
                 return f"{instance} may hold {format_size(nbytes)}; it gave back {format_size(given_bytes)}"
@@ -104,64 +94,11 @@ class NodeControl:
         self._pool.resume(instance, role)
         try:
             async with asyncio.timeout(timeout_s):
-                while instance in self._pool.coming():
+                while instance in self._pool.missing():
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise UserError(f"{instance} is {role} now and has not come up within {timeout_s:g} s") from None
         return f"{instance} is {role}"
-
-    async def _add(self, wanted: Add) -> str:
-        async with self._admitting:
-            names = await self._admit(wanted)
-        refusals = await asyncio.gather(*(self._joined(name, wanted.timeout_s) for name in names))
-        joined = [name for name, refusal in zip(names, refusals, strict=True) if not refusal]
-        serves = f"{', '.join(joined)} {'serves' if len(joined) == 1 else 'serve'}" if joined else ""
-        refused = "; ".join(filter(None, refusals))
-        if refused:
-            raise UserError(f"{refused}; {serves}" if serves else refused)
-        return serves
-
-    async def _admit(self, wanted: Add) -> list[InstanceId]:
-        """All of them, or none. Raises UserError."""
-        if self._node.draining:
-            raise UserError("the server is shutting down")
-        if recipe(self._node.policy).divides_memory:
-            raise UserError(f"{self._node.policy} divides the memory among the instances at the start: none can join")
-        serving = self._serving()
-        role = wanted.role or (Role.MIXED if Role.MIXED in serving.values() else None)
-        if role is None:
-            raise UserError("say in which role: the pool has prefill and decode instances")
-        self._check_roles({**serving, InstanceId(""): role})
-        self._node.catalogue.share_among(len(self._pool.roles()) + wanted.count)
-        return await self._pool.admit(role, wanted.count)
-
-    async def _joined(self, instance: InstanceId, timeout_s: float) -> str:
-        """Empty when it serves, else why it does not; then it is no more."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while instance in self._pool.coming() and not self._pool.failure(instance):
-                    await asyncio.sleep(_POLL_S)
-        except TimeoutError:
-            refusal = f"{instance} has not come up within {timeout_s:g} s"
-        else:
-            refusal = self._pool.failure(instance) and f"{instance} did not come up: {self._pool.failure(instance)}"
-        if refusal:
-            async with self._changing:
-                await self._forget(instance)
-        return refusal
-
-    async def _remove(self, instance: InstanceId) -> str:
-        if instance in self._serving():
-            self._check_roles({**self._serving(), instance: None})
-            await self._end(instance)
-        elif not self._pool.drained(instance) and instance not in self._pool.dead():
-            raise UserError(f"{instance} is being started; try again when it is up")
-        await self._forget(instance)
-        return f"{instance} is removed"
-
-    async def _forget(self, instance: InstanceId) -> None:
-        await self._pool.remove(instance)
-        self._node.removed(instance)
 
     async def _end(self, instance: InstanceId) -> None:
         """Its requests go on elsewhere."""
@@ -177,10 +114,7 @@ class NodeControl:
             raise UserError(f"{instance} has not ended within {_DRAIN_S:g} s; it goes on") from None
 
     def _serving(self) -> dict[InstanceId, Role | None]:
-        """Those that serve, or will again without anybody's doing."""
-        absent = {*self._pool.coming(), *self._pool.dead()}
-        roles = self._pool.roles()
-        return {name: role for name, role in roles.items() if not self._pool.drained(name) and name not in absent}
+        return {name: role for name, role in self._pool.roles().items() if not self._pool.drained(name)}
 
     def _check_roles(self, after: dict[InstanceId, Role | None]) -> None:
         """Raises UserError where what is left could not serve."""
