@@ -9,6 +9,12 @@ from hashlib import blake2b
 
 _MASK = (1 << 64) - 1
 
+STEP = 0x9E3779B97F4A7C15
+"""From one state of a stream to the next, modulo 2**64."""
+
+FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+"""What a state is mixed with to make a draw of it."""
+
 
 def derive(seed: int, *names: str | int) -> int:
     """A 64-bit seed for the stream called `names`, independent of the order in which streams are made."""
@@ -24,11 +30,16 @@ class Stream:
     def __init__(self, seed: int, *names: str | int) -> None:
         self._state = derive(seed, *names)
 
+    @property
+    def state(self) -> int:
+        """For who draws many numbers at once: the n-th is made of `state + n * STEP`, n from 1."""
+        return self._state
+
     def bits64(self) -> int:
-        self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
+        self._state = (self._state + STEP) & _MASK
         z = self._state
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        z = ((z ^ (z >> 30)) * FACTORS[0]) & _MASK
+        z = ((z ^ (z >> 27)) * FACTORS[1]) & _MASK
         return z ^ (z >> 31)
 
     def uniform(self) -> float:

@@ -2,9 +2,15 @@
 
 The order is: logit bias, min_tokens, penalties, grammar, temperature, min_p, top_k, top_p, draw. Each
 row hangs on its own logits and state alone, so a seeded request gets the same tokens whatever it is batched with: token
-i of a request is found with one uniform number, the first of `Stream(seed, "sample", i)`, by inverting the cumulative
-distribution in float64 over a stable descending sort. A batch of greedy rows costs one maximum, what else its rows ask
-for comes on top: a step of a small model has time for few operations.
+i of a request is the one whose logit and Gumbel noise are most together, the noise from `Stream(seed, "sample", i)`
+(Gumbel, Statistical Theory of Extreme Values, 1954; the equivalence: Maddison et al., A* Sampling, NeurIPS'14, §2).
+
+Logits differ in their last bits with the shape of the batch, and after a replay or on another GPU. Here an error e in
+them changes a draw with a probability of about e. The inverse of a cumulative distribution would add e up over the
+vocabulary, and twice as bad over a sorted one, where neighbours change places: a near tie of any two would do.
+
+A batch of greedy rows costs one maximum, what else its rows ask for comes on top: a step of a small model has time for
+few operations.
 
 Whatever the logits and parameters, a token of the vocabulary comes out: a NaN counts as banned, an overflow as the
 largest number, and where everything is banned, nothing is that the row's grammar allows.
@@ -15,7 +21,7 @@ one moment at which a step waits for the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
@@ -24,7 +30,7 @@ import torch
 
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.request import Sampling, Token
-from aegis.core.rng import Stream
+from aegis.core.rng import FACTORS, STEP, Stream
 from aegis.engine.grammar_position import GrammarPosition, Masks
 from aegis.engine.grammars import Grammars
 
@@ -263,20 +269,51 @@ def _draw(states: Sequence[_State], logits: torch.Tensor) -> torch.Tensor:
         return _sent(values, logits.device, torch.float64)[:, None]
 
     samplings = [state.sampling for state in states]
-    ordered, ids = logits.double().sort(stable=True, dim=-1, descending=True)
-    behind = ordered - ordered[:, :1]  # before the temperature, which might overflow them
-    weights = (behind / column(sampling.temperature for sampling in samplings)).exp()  # of the likeliest token: 1
-    weights = weights.where(weights >= column(sampling.min_p for sampling in samplings), 0)
-    vocab = logits.shape[1]
-    rank = torch.arange(vocab, device=logits.device)
-    weights = weights.where(rank < column(sampling.top_k or vocab for sampling in samplings), 0)
+    logits = logits.double()
+    behind = logits - logits.amax(-1, keepdim=True)  # before the temperature, which might overflow them
+    scores = behind / column(sampling.temperature for sampling in samplings)
+    if any(sampling.min_p for sampling in samplings):
+        scores = scores.where(scores.exp() >= column(sampling.min_p for sampling in samplings), -torch.inf)
+    if any(sampling.top_k or sampling.top_p < 1 for sampling in samplings):
+        scores = _cut(samplings, scores, column)
+    return (scores + _gumbels(states, logits)).argmax(-1)
+
+
+def _cut(
+    samplings: Sequence[Sampling], scores: torch.Tensor, column: Callable[[Iterable[float]], torch.Tensor]
+) -> torch.Tensor:
+    """With what is beyond top_k and top_p banned. The likeliest token stays."""
+    ordered, ids = scores.sort(stable=True, dim=-1, descending=True)
+    vocab = scores.shape[1]
+    rank = torch.arange(vocab, device=scores.device)
+    weights = ordered.exp().where(rank < column(sampling.top_k or vocab for sampling in samplings), 0)
     cumulative = weights.cumsum(-1)
     # The shortest prefix that reaches top_p: a token stays while the ones before it fall short.
     top_p = column(sampling.top_p for sampling in samplings)
     within = (cumulative - weights) < top_p * cumulative[:, -1:]
-    weights = weights.where(within | (top_p >= 1), 0)
-    cumulative = weights.cumsum(-1)
-    uniform = column(Stream(state.sampling.seed, "sample", state.generated).uniform() for state in states)
-    at = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
-    last = (weights > 0).sum(-1, keepdim=True) - 1
-    return ids.gather(1, torch.minimum(at, last))[:, 0]
+    stays = (weights > 0) & (within | (top_p >= 1))
+    return torch.full_like(scores, -torch.inf).scatter(1, ids, ordered.where(stays, -torch.inf))
+
+
+def _gumbels(states: Sequence[_State], logits: torch.Tensor) -> torch.Tensor:
+    """A draw of the standard Gumbel distribution for each token: of the v-th of the vocabulary, from the v-th number of
+    the row's stream, so that no row waits for the one before it. `[len(states), vocab]`, float64."""
+    streams = [Stream(state.sampling.seed, "sample", state.generated) for state in states]
+    starts = _sent([_signed(stream.state) for stream in streams], logits.device, torch.int64)[:, None]
+    steps = torch.arange(1, logits.shape[1] + 1, device=logits.device) * _signed(STEP)
+    bits = starts + steps  # which wraps around, as everything below
+    bits = (bits ^ _shifted(bits, 30)) * _signed(FACTORS[0])
+    bits = (bits ^ _shifted(bits, 27)) * _signed(FACTORS[1])
+    bits ^= _shifted(bits, 31)
+    uniform = (_shifted(bits, 12).double() + 0.5) / (1 << 52)  # between 0 and 1, and neither
+    return -(-uniform.log()).log()
+
+
+def _signed(bits: int) -> int:
+    """The same 64 bits as an int64."""
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
+def _shifted(bits: torch.Tensor, by: int) -> torch.Tensor:
+    """To the right, with zeros; torch shifts the sign in."""
+    return (bits >> by) & ((1 << (64 - by)) - 1)

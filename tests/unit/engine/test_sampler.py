@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.request import Sampling
+from aegis.core.rng import Stream
 from aegis.engine.sampler import Sampler
 
 MODEL = ModelId("m")
@@ -143,6 +144,32 @@ def test_frequencies_match_the_reference(wish: Sampling) -> None:
     assert all(expected[token] > 0 for token in drawn)
     chi2 = sum((drawn[t] - expected[t] * DRAWS) ** 2 / (expected[t] * DRAWS) for t in likely)
     assert chi2 < len(likely) + 5 * math.sqrt(2 * len(likely))
+
+
+def test_errors_of_the_last_bits_hardly_ever_change_a_draw() -> None:
+    """As they come of other shapes and after a replay, in a flat distribution, where near ties abound."""
+    draws = torch.Generator().manual_seed(7)
+    logits = torch.randn(DRAWS, 512, generator=draws) / 8
+    noisy = logits * (1 + 2**-15 * torch.rand(DRAWS, 512, generator=draws))
+    sampler, requests = Sampler(), [RequestId(i) for i in range(DRAWS)]
+
+    def drawn(of: torch.Tensor) -> list[int]:
+        for request in requests:
+            sampler.start(MODEL, request, [7], (), sampling(seed=request))
+        return [token.id for token in sampler.sample(requests, of)]
+
+    assert drawn(noisy) == drawn(logits)
+
+
+def test_each_token_of_the_vocabulary_has_its_number_of_the_stream() -> None:
+    sampler, requests = Sampler(), [RequestId(i) for i in range(50)]
+    for request in requests:
+        sampler.start(MODEL, request, [7], [3, 3], sampling(seed=request + 5))
+    logits = torch.stack([logits_of(row, 0) for row in requests])
+    for request, row, token in zip(requests, logits.tolist(), sampler.sample(requests, logits), strict=True):
+        stream = Stream(request + 5, "sample", 2)
+        noisy = [logit - math.log(-math.log(((stream.bits64() >> 12) + 0.5) / 2**52)) for logit in row]
+        assert token.id == max(range(VOCAB), key=noisy.__getitem__)
 
 
 def test_greedy_takes_the_first_of_equals() -> None:

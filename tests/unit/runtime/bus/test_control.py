@@ -210,7 +210,7 @@ def test_a_main_loop_that_hangs_is_fenced(broker: Broker) -> None:
             return node
 
     node = asyncio.run(main())
-    assert node.asked == [NAME]
+    assert set(node.asked) == {NAME}  # again after each pause of the broker
     assert node.fenced == [(NAME, 1, "its main loop does not get on")]
 
 
