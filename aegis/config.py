@@ -104,6 +104,11 @@ class Instances(Section):
         default=None,
         description="auto: all prefill and decode; fixed: as prefill and decode say; left out: docs/policies.md",
     )
+    change_roles: bool = Field(
+        default=False,
+        description="An instance changes between prefill and decode where one of them is short of instances for long: "
+        "docs/policies.md",
+    )
     devices: Count = Field(default=1, description="Devices that the instances are dealt to in turn, which share them")
     tensor_parallel_size: Count = Field(
         default=1, description="Processes of each instance, on a device each, that share every model out"
@@ -115,6 +120,8 @@ class Instances(Section):
             raise ValueError("mixed instances prefill and decode: leave out either mixed, or prefill and decode")
         if self.mixed and self.roles is Roles.FIXED:
             raise ValueError("mixed instances prefill and decode: give prefill and decode where roles are fixed")
+        if self.change_roles and (self.mixed or self.roles is Roles.AUTO):
+            raise ValueError("change_roles is for prefill and decode instances: leave it out where all are mixed")
         return self
 
     @property
@@ -348,6 +355,7 @@ OPTIONS: dict[str, Key] = {
     "decode": ("instances", "decode"),
     "mixed": ("instances", "mixed"),
     "roles": ("instances", "roles"),
+    "change_roles": ("instances", "change_roles"),
     "devices": ("instances", "devices"),
     "tensor_parallel_size": ("instances", "tensor_parallel_size"),
     "models": ("sources",),

@@ -1,4 +1,4 @@
-"""`aegis ctl`: a command to one instance of a running cluster, over MQTT, and its reply."""
+"""`aegis ctl`: a command to a running cluster, or one of its instances, over MQTT, and the reply."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import typer
 from aegis.core.errors import UserError
 
 if TYPE_CHECKING:
-    from aegis.runtime.bus.messages import Command
+    from aegis.core.role import Role
+    from aegis.runtime.bus.messages import Add, Command
 
 ctl = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
@@ -37,12 +38,12 @@ def ctl_options(
     ] = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Give up after so many seconds.")] = 120.0,
 ) -> int:
-    """Send a command to an instance and print the reply. docs/bus.md says what there is besides.
+    """Send a command to an instance, or the cluster, and print the reply. docs/bus.md says what there is besides.
 
     \b
     Examples:
       aegis ctl drain mixed-1
-      aegis ctl pin mixed-0 llama
+      aegis ctl add --role decode
       aegis ctl --mqtt mqtts://me:secret@broker --mqtt-prefix lab role prefill-0 decode
     """
     if context.invoked_subcommand is None:
@@ -75,6 +76,41 @@ def resume(context: typer.Context, instance: _Instance) -> int:
     from aegis.runtime.bus.messages import Resume
 
     return _send(context.obj, instance, Resume())
+
+
+@ctl.command()
+def add(
+    context: typer.Context,
+    role: Annotated[
+        str | None, typer.Option("--role", metavar="ROLE", help="prefill or decode; left out where all are mixed.")
+    ] = None,
+    count: Annotated[int, typer.Option("--count", metavar="N", help="So many of them.")] = 1,
+) -> int:
+    """Start more instances, which serve like the others from then on.
+
+    \b
+    Example:
+      aegis ctl add --role decode --count 2
+    """
+    from aegis.runtime.bus.messages import ADDED_MAX, Add
+    from aegis.runtime.bus.topics import CLUSTER
+
+    if not 1 <= count <= ADDED_MAX:
+        raise UserError(f"--count: should be between 1 and {ADDED_MAX}, not {count}")
+    return _send(context.obj, CLUSTER, Add(_role("--role", role) if role else None, count, context.obj["timeout_s"]))
+
+
+@ctl.command()
+def remove(context: typer.Context, instance: _Instance) -> int:
+    """Drain an instance, if it is not, and forget it.
+
+    \b
+    Example:
+      aegis ctl remove decode-2
+    """
+    from aegis.runtime.bus.messages import Remove
+
+    return _send(context.obj, instance, Remove())
 
 
 @ctl.command()
@@ -128,12 +164,9 @@ def role(
     Example:
       aegis ctl role prefill-1 decode
     """
-    from aegis.core.role import Role
     from aegis.runtime.bus.messages import SetRole
 
-    if role not in list(Role):
-        raise UserError(f"ROLE: '{role}' is none of {', '.join(Role)}")
-    return _send(context.obj, instance, SetRole(Role(role), context.obj["timeout_s"]))
+    return _send(context.obj, instance, SetRole(_role("ROLE", role), context.obj["timeout_s"]))
 
 
 @ctl.command()
@@ -158,7 +191,15 @@ def limit(
     return _send(context.obj, instance, SetLimit(nbytes, context.obj["timeout_s"]))
 
 
-def _send(options: dict[str, Any], instance: str, command: Command) -> int:
+def _role(what: str, name: str) -> Role:
+    from aegis.core.role import Role
+
+    if name not in list(Role):
+        raise UserError(f"{what}: '{name}' is none of {', '.join(Role)}")
+    return Role(name)
+
+
+def _send(options: dict[str, Any], instance: str, command: Command | Add) -> int:
     """Prints the reply. Raises Refused with the cluster's own words where it says no."""
     import asyncio
 

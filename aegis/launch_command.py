@@ -28,6 +28,13 @@ def launch(
             "policy is made for; least-slack: fixed where --prefill or --decode is given, else auto.",
         ),
     ] = None,
+    change_roles: Annotated[
+        bool,
+        typer.Option(
+            "--change-roles",
+            help="An instance changes between prefill and decode where one of them is short of instances for long.",
+        ),
+    ] = False,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -168,7 +175,7 @@ def launch(
     if file and config:
         raise UserError(f"{file} and --config {config}: give one file")
     options["config"] = options.pop("file") or config
-    switches = ("demo", "debug_memory", "log_prompts", "refuse_late")
+    switches = ("demo", "change_roles", "debug_memory", "log_prompts", "refuse_late")
     options |= {name: options[name] or None for name in switches}
     configuration, source = load(options), config_file(options)
     from aegis.runtime.launch import main as run

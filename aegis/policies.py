@@ -76,6 +76,7 @@ class Recipe:
     host_bytes_per_s: int | None = None
     switch_ns: int | None = None
     equal_copies: bool = False  # a simulated link is shared by all its copies alike, whatever they are for
+    divides_memory: bool = False  # among so many instances: none can join
     give_up_ns: int | None = None  # a request without a token after so long fails when the next one arrives
 
     def roles_of(self, asked: Roles | None, *, counted: bool) -> Roles:
@@ -151,6 +152,7 @@ RECIPES: Mapping[str, Recipe] = {
             about="several models resident on each device, none evicted (MuxServe)",
             policy=lambda site: MuxServe(site.memory_bytes * 3 // 4),
             switch_ns=0,  # each model has an engine of its own there
+            divides_memory=True,
         ),
         Recipe(
             name="dedicated",

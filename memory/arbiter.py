@@ -152,6 +152,10 @@ class PageArbiter:
             effects.append(WipeLost(key, runs))
         return effects + self._serve()
 
+    def forget(self, instance: InstanceId) -> None:
+        """One that was lost does not come back."""
+        self._limits.pop(instance, None)
+
     def wiped(self, key: str) -> list[ArbiterEffect]:
         self._pool.give(key, self._pool.runs_of(key))
         return self._serve()

@@ -188,6 +188,13 @@ class SessionCore:
             ForeignLoad(name, self._waiting_ns(name), self._decodes.own(name)) for name in self._decodes.instances()
         ]
 
+    def load_ppm(self) -> dict[InstanceId, int]:
+        """What waits for each instance: of prefill its queue, as a part of the shortest TTFT of a model; of others the
+        steps that their requests want, as a part of the time between two tokens."""
+        ttft_ns = min(self._ttft_ns.values(), default=1)
+        queues = {name: 1_000_000 * self._prefills.load_ns(name) // ttft_ns for name in self._prefills.instances()}
+        return queues | {name: self._decodes.load_ppm(name) for name in self._decodes.instances()}
+
     def waiting_before(self, request: RequestId) -> int | None:
         """How many of this proxy's requests that came earlier wait at the same place for their first token; None where
         it has one, or no place yet."""

@@ -7,6 +7,7 @@ name is free again when every instance has let go of it.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -26,6 +27,7 @@ from aegis.models.text import TextModel
 from aegis.runtime.image_caches import ImageCaches
 from aegis.runtime.registering import Register, Report
 from aegis.runtime.seam import Registering
+from aegis.runtime.sizes import slab_shortage
 from aegis.runtime.watched import watched
 from aegis.telemetry.logs import log
 from aegis.telemetry.registration import Coming
@@ -117,7 +119,7 @@ class Catalogue:
         default_slo: Slo,
     ) -> None:
         self._wire = wire
-        self._budget = budget
+        self.budget = budget
         self._images = images
         self._registering = register
         self._dtype = dtype
@@ -152,11 +154,28 @@ class Catalogue:
     def least_pages(self) -> int:
         """With fewer pages of a device an instance could not serve the largest model, and one at least."""
         served = (model.spec.manifest for model in self._models.values() if model.state != "failed")
-        return max((self._budget.least_pages(manifest.image_bytes) for manifest in served), default=1)
+        return max((self.budget.least_pages(manifest.image_bytes) for manifest in served), default=1)
 
     def unbound(self) -> set[InstanceId]:
         """Instances that are up and have not bound every model that can be served."""
         return {i for m in self._models.values() if m.state != "failed" for i in set(self._wire.up) - m.bound}
+
+    def share_among(self, instances: int) -> None:
+        """So many share the host memory from now on. Raises UserError, with nothing changed, where clients of a model
+        were promised longer requests than it then holds."""
+        budget = dataclasses.replace(self.budget, instances=instances)
+        if shortage := slab_shortage(budget.host_slabs, instances):
+            raise UserError(shortage)
+        for model in self._models.values():
+            manifest = model.spec.manifest
+            promised = min(model.kv_limit_tokens, manifest.context_tokens)
+            held = budget.sequence_tokens(manifest.image_bytes, manifest.kv)
+            if held < promised:
+                raise UserError(
+                    f"with {instances} instances host memory holds KV of {max(held, 0)} tokens of {model.spec.model}, "
+                    f"whose clients were promised {promised}; raise --host-memory"
+                )
+        self.budget = budget
 
     # --- what users ask -----------------------------------------------------------------------------------------------
 
@@ -309,7 +328,7 @@ class Catalogue:
     def _register(
         self, sources: Sequence[Source], report: Report, *, renew: bool = False
     ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]:
-        limit_bytes = self._budget.pages * self._budget.page_bytes
+        limit_bytes = self.budget.pages * self.budget.page_bytes
         return self._registering(
             sources,
             dtype=self._dtype,
@@ -377,7 +396,7 @@ class Catalogue:
         async with self._admitting:
             while spec.model in self._leaving:  # an instance may be in a step of a model that bore this name
                 await self._leaving[spec.model].gone.wait()
-            refusal = _misfit(spec, self._budget)
+            refusal = _misfit(spec, self.budget)
             if refusal or spec.model in self._models:
                 return ModelRefused(refusal or f"there is already a model named '{spec.model}'")
             text = await asyncio.to_thread(TextModel.load, Path(spec.directory))
@@ -387,7 +406,7 @@ class Catalogue:
                 return refused
             if not self._images.add(spec, pinned=source.pin):
                 return ModelRefused(f"{source.root}: it is to be pinned, and {_PINS}")
-            limit = self._budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
+            limit = self.budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
             model = self._models[spec.model] = LiveModel(
                 spec,
                 source,

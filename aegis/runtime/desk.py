@@ -37,7 +37,8 @@ class NodeDesk:
     def is_ready(self) -> tuple[bool, str]:
         if self._node.draining:
             return False, "draining"
-        missing = {*self._node.pool.missing(), *self._node.catalogue.unbound(), *self._node.proxies.missing()}
+        unbound = self._node.catalogue.unbound() - self._node.pool.coming()
+        missing = {*self._node.pool.missing(), *unbound, *self._node.proxies.missing()}
         return not missing, f"waiting for {', '.join(sorted(missing))}" if missing else "ok"
 
     async def healthy(self) -> tuple[bool, str]:

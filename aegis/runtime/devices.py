@@ -6,6 +6,7 @@ The memory lives in this process, which outlives instances; what is decided abou
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -81,6 +82,28 @@ class Devices:
         device, before = self._device(pools), self._placement.get(instance)
         self._devices = [other for other in self._devices if other is not before] + [device]
         self._placement[instance] = device
+
+    def share(self, instance: InstanceId) -> None:
+        """From now on it is on the device that the fewest are on."""
+        count = Counter(map(id, self._placement.values()))
+        self._placement[instance] = min(self._devices, key=lambda device: count[id(device)])
+
+    def has(self, instance: InstanceId) -> bool:
+        return instance in self._placement
+
+    def vacant(self) -> bool:
+        """Whether nobody is on one of them."""
+        taken = list(self._placement.values())
+        return any(device not in taken for device in self._devices)
+
+    async def leave(self, instance: InstanceId, *, with_device: bool = False) -> None:
+        """It is not up, and does not come up any more; nor is its device there then, where it goes too."""
+        device = self._placement.pop(instance)
+        device.arbiter.forget(instance)
+        if with_device:
+            while self._wiping:
+                await asyncio.wait(self._wiping)
+            self._devices.remove(device)
 
     def addresses(self, instance: InstanceId) -> list[str]:
         """What the instance's ranks open their devices by."""

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from aegis.config import Config
 from aegis.core.clock import Clock
+from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId
+from aegis.device.base import PhysicalPool
 from aegis.device.open import create_pool
 from aegis.runtime.devices import Devices
 from aegis.runtime.fetches import Fetching
@@ -18,6 +20,7 @@ from aegis.runtime.machine import Homes
 from aegis.runtime.near_machine import NearMachine, OneHome
 from aegis.runtime.sizes import host_slabs_of
 from aegis.runtime.wires import Wires
+from aegis.sizes import format_size
 from memory.hosts import Hosts
 
 
@@ -47,7 +50,7 @@ async def near_estate(
         meeting=f"{directory}/",
     )
     devices = Devices(
-        [create_pool(config.device, config.memory.device, ordinal=at) for at in range(config.device_count * ranks)],
+        _pools(config, range(config.device_count * ranks)),
         placement,
         clock,
         floor_bytes=config.memory.floor,
@@ -55,12 +58,33 @@ async def near_estate(
         ranks=ranks,
         check_laws=config.memory.debug,
     )
+
+    def open_more() -> list[PhysicalPool]:
+        """Instances were too few for all devices at the start."""
+        opened = len(devices.arbiters()) * ranks
+        return _pools(config, range(opened, opened + ranks)) if opened + ranks <= config.instances.devices else []
+
     images, hosts = ImageCaches(), Hosts(config.memory.slab)
     images.open(machine.id, ImageCache(machine.filler, check_laws=config.memory.debug))
     hosts.open(machine.id, host_slabs_of(config))
     try:
-        yield Estate(devices, images, hosts, OneHome(machine, devices), Wires(directory))
+        yield Estate(devices, images, hosts, OneHome(machine, devices, open_more), Wires(directory))
     finally:
         await devices.close()  # what is being wiped is still granted to who waits for it
         images.close(machine.id)
         machine.close()
+
+
+def _pools(config: Config, ordinals: range) -> list[PhysicalPool]:
+    """All of them, or none. Raises UserError."""
+    pools: list[PhysicalPool] = []
+    try:
+        for ordinal in ordinals:
+            pools.append(create_pool(config.device, config.memory.device, ordinal=ordinal))
+    except (UserError, OSError) as error:
+        for pool in pools:
+            pool.close()
+        if isinstance(error, OSError):
+            raise UserError(f"a device with {format_size(config.memory.device)}: {error.strerror}") from None
+        raise
+    return pools

@@ -19,6 +19,7 @@ from rich.console import Console
 from aegis.config import Config
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import ProxyId
+from aegis.core.role import Role
 from aegis.engine import vllm_version
 from aegis.models.cache import default_cache_dir
 from aegis.models.sources import Source, is_checkpoint
@@ -34,7 +35,7 @@ from aegis.runtime.proxies import Proxies, open_proxies
 from aegis.runtime.proxy_settings import ProxySettings
 from aegis.runtime.services import Services, open_services
 from aegis.runtime.serving import CLOSE_S, drained, http_server, running
-from aegis.runtime.sizes import host_slabs_of, instances_of
+from aegis.runtime.sizes import host_slabs_of, instances_of, slab_shortage
 from aegis.sizes import format_size
 from aegis.telemetry import logs
 from aegis.telemetry.tracing import traced
@@ -57,6 +58,7 @@ def main(config: Config, reading: Reading | None = None) -> int:
     listener = listen(config.server.host, config.server.port, shared=config.server.proxies > 1)
     _check_sizes(config)
     _refuse_without_engine(config)
+    _refuse_to_change_mixed(config)
     sources = sources_of(config, demo=config.serves_demo)
     return uvloop.run(_serve_to_the_end(config, reading, keys, http, listener, sources))
 
@@ -187,18 +189,24 @@ def _check_sizes(config: Config) -> None:
             raise UserError(
                 f"{option} {format_size(size)} is more than this machine has ({machine / (1 << 30):.0f}GiB)"
             )
-    instances = len(instances_of(config))
-    if host_slabs_of(config) < 2 * instances:
-        raise UserError(
-            f"--host-memory without --model-cache holds {host_slabs_of(config)} KV slabs, {instances} instances need "
-            f"{2 * instances}; raise it"
-        )
+    if shortage := slab_shortage(host_slabs_of(config), len(instances_of(config))):
+        raise UserError(shortage)
 
 
 def _refuse_without_engine(config: Config) -> None:
     """Raises UserError; a model that asks for an engine of its own is refused alone."""
     if config.engine == "vllm" and (reason := vllm_version.refusal()):
         raise UserError(reason, param="engine")
+
+
+def _refuse_to_change_mixed(config: Config) -> None:
+    """Raises UserError."""
+    if config.instances.change_roles and Role.MIXED in instances_of(config).values():
+        raise UserError(
+            "--change-roles is for prefill and decode instances: say how many with --prefill and --decode, or give "
+            "--roles fixed",
+            param="change_roles",
+        )
 
 
 def _follow_interruptible() -> None:

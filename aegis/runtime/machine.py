@@ -14,7 +14,8 @@ from aegis.core.model import ModelSpec
 from aegis.device.stage import STAGE_WORDS
 from aegis.runtime.instance_settings import InstanceSettings
 
-WORDS = 1 << 16
+WORDS = 1 << 22
+"""Enough for half a million starts; in 32 MiB, of which a machine without a GPU uses a page as it comes to it."""
 WORDS_PER_INSTANCE = len(StreamName) + STAGE_WORDS
 
 
@@ -90,6 +91,14 @@ class Homes(Protocol):
     async def home(self, instance: InstanceId) -> Home:
         """A new one with each start. Waits until there is a machine for it. Raises UserError where that cannot do with
         what it has."""
+        ...
+
+    async def admit(self, instance: InstanceId) -> None:
+        """Finds devices for one more. Raises UserError, with nothing changed, where there is no room."""
+        ...
+
+    async def leave(self, instance: InstanceId) -> None:
+        """It has ended, and is not started any more."""
         ...
 
 

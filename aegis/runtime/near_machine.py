@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 
 from aegis.core.ids import InstanceId, MachineId
 from aegis.core.model import ModelSpec
+from aegis.device.base import PhysicalPool
 from aegis.device.host_memory import SharedMemory
 from aegis.device.shared_words import SharedWords
 from aegis.runtime import processes
@@ -30,7 +32,8 @@ class NearMachine:
         self.filler = ImageFiller(cache_bytes, ranks=ranks)
         self.words = [SharedWords.create(WORDS) for _ in range(ranks)]
         self.host_kv = [SharedMemory.create(host_kv_bytes, "kv") for _ in range(ranks)]
-        self._environment = processes.environment_for(instances * ranks)
+        self.instances = instances
+        self._ranks = ranks
 
     @property
     def memory(self) -> list[RankMemory]:
@@ -46,7 +49,7 @@ class NearMachine:
                 shared.poison(word)
 
     async def start(self, ranks: Sequence[InstanceSettings]) -> Processes:
-        return await processes.start(ranks, self._environment)
+        return await processes.start(ranks, processes.environment_for(self.instances * self._ranks))
 
     def close(self) -> None:
         """Its instances are gone, or going."""
@@ -54,12 +57,28 @@ class NearMachine:
 
 
 class OneHome:
-    """Implements `aegis.runtime.machine.Homes`: every instance is started here."""
+    """Implements `aegis.runtime.machine.Homes`: every instance is started here. `open_more` opens another device, or a
+    group of them, where there are any left; it raises UserError."""
 
-    def __init__(self, machine: NearMachine, devices: Devices) -> None:
+    def __init__(
+        self, machine: NearMachine, devices: Devices, open_more: Callable[[], Sequence[PhysicalPool]] = list
+    ) -> None:
         self._machine = machine
         self._devices = devices
+        self._open_more = open_more
         self._words = WordsTaken()
 
     async def home(self, instance: InstanceId) -> Home:
         return Home(self._machine, self._devices.addresses(instance), self._words.take())
+
+    async def admit(self, instance: InstanceId) -> None:
+        if not self._devices.vacant() and (pools := await asyncio.to_thread(self._open_more)):
+            self._devices.place(instance, pools)
+        else:
+            self._devices.share(instance)
+        self._machine.instances += 1
+
+    async def leave(self, instance: InstanceId) -> None:
+        """Its device stays, for others."""
+        self._machine.instances -= 1
+        await self._devices.leave(instance)

@@ -111,7 +111,6 @@ class Node:
         check_laws: bool = False,
         decisions: DecisionLog | None = None,
     ) -> None:
-        self.budget = budget
         self.policy = policy
         self.history = history
         self.host = host
@@ -161,13 +160,18 @@ class Node:
     def pool(self, pool: Pool) -> None:
         self._pool = pool
 
+    @property
+    def budget(self) -> Budget:
+        """As many share it now."""
+        return self.catalogue.budget
+
     def state(self) -> ServerState:
         """From any thread."""
-        roles, slab_bytes = self.pool.roles(), self.budget.slab_bytes
+        states, roles, slab_bytes = self.pool.states(), self.pool.roles(), self.budget.slab_bytes
         slabs = {"leased": self.host.leased, "free": self.host.free, "kept": self.host.kept}
         slabs["orphaned"] = self.host.capacity - sum(slabs.values())
         return ServerState(
-            {instance: (roles[instance], state) for instance, state in self.pool.states().items()},
+            {instance: (roles[instance], state) for instance, state in states.items() if instance in roles},
             tuple(model.state for model in list(self.catalogue.models().values())),
             len(self.proxies.addresses()),
             {state: count * slab_bytes for state, count in slabs.items()},
@@ -241,6 +245,8 @@ class Node:
             for message in messages:
                 self._hear(instance, message)
             self._outbox.flush()
+            if instance in self.pool.coming() and self.serves(instance):
+                self.pool.arrived(instance)
 
     async def lost(self, instance: InstanceId, incarnation: int) -> None:
         """Its process is gone. Only when every proxy knows does anybody else learn of it: what they say, or make of the
@@ -261,6 +267,17 @@ class Node:
         self.metrics.restarted(instance)
         self.catalogue.lost(instance)
         self._outbox.flush()
+
+    def serves(self, instance: InstanceId) -> bool:
+        """Whether it is up and has all models."""
+        return instance in self.up and instance not in self.catalogue.unbound()
+
+    def removed(self, instance: InstanceId) -> None:
+        """It has left for good."""
+        self.proxies.tell(InstanceGivenUp(instance))
+        self.metrics.removed(instance)
+        if self.bus:
+            self.bus.removed(instance)
 
     def given_up(self, instance: InstanceId) -> None:
         """It is not started again."""

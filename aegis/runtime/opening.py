@@ -28,6 +28,7 @@ from aegis.runtime.near import NearNode
 from aegis.runtime.node import Node
 from aegis.runtime.pool import Pool
 from aegis.runtime.proxy import Proxy
+from aegis.runtime.role_shift import RoleShift
 from aegis.runtime.scheduling_settings import SchedulingSettings
 from aegis.runtime.services import Services
 from aegis.runtime.serving import running
@@ -86,9 +87,12 @@ async def open_market(
             services.store.publish(lambda: loads_of(node.reports, pool.roles()))
         async with running(node.listen(), proxy.listen(), estate.devices.watch()):
             pool.start()
+            control = NodeControl(node, near.desk, clock)
+            shifting = (RoleShift(node, core, control, clock).run(),) if config.instances.change_roles else ()
             try:
-                with services.bus.serving(NodeControl(node, near.desk, clock)):
-                    yield LiveMarket(node, near.desk, proxy, template, wires)
+                with services.bus.serving(control):
+                    async with running(*shifting):
+                        yield LiveMarket(node, near.desk, proxy, template, wires)
             finally:
                 await pool.close()
 

@@ -1,4 +1,4 @@
-"""The instances' processes: started, watched, started again when they die.
+"""The instances' processes: started, watched, started again when they die; instances that join, and leave.
 
 Each start of an instance is an incarnation with shared words of its own. When a process is lost, and whoever has to
 know does, its words are poisoned, so that whoever waits for one of its copies goes on; what it held is replayed by the
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -40,8 +41,12 @@ class _Place:
     home: Home | None = None
     process: Running | None = None
     ready: bool = False
+    coming: bool = False  # since somebody asked for it: nobody counts on it yet
+    joining: bool = False  # the same, and it has never served: not tried again
+    failure: str = ""  # why it is not tried again
     drained: bool = False  # not started again until that ends
     resumed: asyncio.Event = field(default_factory=asyncio.Event)
+    ending: asyncio.Event = field(default_factory=asyncio.Event)  # not started again, ever
     restarts: Restarts = field(default_factory=Restarts)
     keeper: asyncio.Task[None] | None = None
 
@@ -65,18 +70,16 @@ class Pool:
         self._on_lost = on_lost
         self._on_given_up = on_given_up
         self._places = {name: _Place(name, role) for name, role in instances.items()}
-        self._close_asked = asyncio.Event()
-
-    @property
-    def _closing(self) -> bool:
-        return self._close_asked.is_set()
+        self._named = Counter(instances.values())  # of each role, ever
+        self._closing = False
 
     def start(self) -> None:
         for place in self._places.values():
             place.keeper = watched(self._keep(place))
 
     def roles(self) -> dict[InstanceId, Role]:
-        return {name: place.role for name, place in self._places.items()}
+        """From any thread."""
+        return {name: place.role for name, place in list(self._places.items())}
 
     def role(self, instance: InstanceId) -> Role:
         return self._places[instance].role
@@ -107,16 +110,30 @@ class Pool:
         place.ready = True
 
     def missing(self) -> list[InstanceId]:
-        """Instances that do not serve at the moment."""
-        return [place.instance for place in self._places.values() if not place.ready and not place.drained]
+        """Instances that should serve and do not at the moment."""
+        places = self._places.values()
+        return [place.instance for place in places if not (place.ready or place.drained or place.coming)]
+
+    def coming(self) -> set[InstanceId]:
+        """Those that somebody asked for, and that do not serve yet."""
+        return {place.instance for place in self._places.values() if place.coming and not place.drained}
+
+    def arrived(self, instance: InstanceId) -> None:
+        """It serves."""
+        place = self._places[instance]
+        place.coming = place.joining = False
+
+    def failure(self, instance: InstanceId) -> str:
+        """Why one that should join does not; empty while it may."""
+        return self._places[instance].failure
 
     def dead(self) -> list[InstanceId]:
         """Instances that do not come up and are not tried any more."""
         return [place.instance for place in self._places.values() if place.restarts.given_up]
 
     def states(self) -> dict[InstanceId, str]:
-        """`up`, `starting`, `drained` or `given up`."""
-        return {place.instance: _state(place) for place in self._places.values()}
+        """`up`, `starting`, `drained` or `given up`; from any thread."""
+        return {place.instance: _state(place) for place in list(self._places.values())}
 
     def hopeless(self) -> bool:
         """Whether a role is left without any instance that might come up."""
@@ -146,14 +163,48 @@ class Pool:
     def resume(self, instance: InstanceId, role: Role) -> None:
         """Starts a drained instance again, as this."""
         place = self._places[instance]
-        place.role, place.drained, place.restarts = role, False, Restarts()
+        place.role, place.drained, place.coming, place.restarts = role, False, True, Restarts()
         place.resumed.set()
+
+    async def admit(self, role: Role, count: int) -> list[InstanceId]:
+        """Starts so many more, under names that nobody ever had; each joins if it comes up at the first try. Raises
+        UserError, with nothing changed, where there is no room for all of them."""
+        names = [InstanceId(f"{role}-{self._named[role] + n}") for n in range(count)]
+        self._named[role] += count
+        admitted: list[InstanceId] = []
+        try:
+            for name in names:
+                await self._homes.admit(name)
+                admitted.append(name)
+            if self._closing:
+                raise UserError("the server is shutting down")
+        except UserError:
+            for name in admitted:
+                await self._homes.leave(name)
+            raise
+        for name in names:
+            place = self._places[name] = _Place(name, role, coming=True, joining=True)
+            place.keeper = watched(self._keep(place))
+        return names
+
+    async def remove(self, instance: InstanceId) -> None:
+        """Ends its process, if it has one, and forgets it."""
+        place = self._places[instance]
+        place.ending.set()
+        place.resumed.set()
+        if place.process:
+            place.process.kill()
+        if place.keeper:
+            await asyncio.wait((place.keeper,))
+        del self._places[instance]
+        await self._homes.leave(instance)
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Asks every process to stop, then ends those that do not."""
-        self._close_asked.set()
+        self._closing = True
         places = [place for place in self._places.values() if place.process]
         for place in self._places.values():
+            place.ending.set()
             place.resumed.set()
         for place in places:
             with contextlib.suppress(Exception):
@@ -167,43 +218,49 @@ class Pool:
             await asyncio.wait(late)
 
     async def _keep(self, place: _Place) -> None:
-        """Starts the instance again and again, until it is given up or the pool closes."""
-        while not self._closing:
+        """Starts the instance again and again, until it is given up or to end; one that joins, once."""
+        while not place.ending.is_set():
             try:
                 home = await self._find_home(place)
                 if home is None:
                     return
                 process = await self._start(place, home)
             except (OSError, UserError) as error:
-                why = error.strerror if isinstance(error, OSError) else error.message
+                why = str(error.strerror) if isinstance(error, OSError) else error.message
                 log.warning("%s cannot be started: %s", place.instance, why)
                 place.restarts.failed()
             else:
-                await self._watch(place, process, home)
+                why = await self._watch(place, process, home)
             if place.drained:
                 await place.resumed.wait()
                 continue
-            if self._closing:
+            if place.ending.is_set():
+                return
+            if place.joining:
+                place.failure = why
                 return
             if place.restarts.given_up:
+                place.coming = False
                 self._on_given_up(place.instance)
                 return
-            await self._closed_within(place.restarts.pause_s)
+            await _within(place.ending, place.restarts.pause_s)
 
     async def _find_home(self, place: _Place) -> Home | None:
-        """None where the pool closes first. Raises UserError."""
+        """None where it is to end first. Raises UserError."""
         finding = asyncio.create_task(self._homes.home(place.instance))
-        closing = asyncio.create_task(self._close_asked.wait())
-        await asyncio.wait((finding, closing), return_when=asyncio.FIRST_COMPLETED)
-        closing.cancel()
+        ending = asyncio.create_task(place.ending.wait())
+        await asyncio.wait((finding, ending), return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
         if not finding.done():
             finding.cancel()
             return None
         return finding.result()
 
-    async def _watch(self, place: _Place, process: Running, home: Home) -> None:
-        """Until it ends."""
+    async def _watch(self, place: _Place, process: Running, home: Home) -> str:
+        """Until it ends: how it did."""
         started_s = time.monotonic()
+        if place.ending.is_set():
+            process.kill()
         code = await process.wait()
         after_s = time.monotonic() - started_s
         was_ready, place.ready, place.process = place.ready, False, None
@@ -211,9 +268,9 @@ class Pool:
             log.warning("%s (pid %d) ended with code %d", place.instance, process.pid, code)
             await self._on_lost(place.instance, place.incarnation)
         home.machine.poison(home.words)
-        if self._closing:
-            return
-        place.restarts.ended(served=was_ready, after_s=after_s)
+        if not self._closing:
+            place.restarts.ended(served=was_ready, after_s=after_s)
+        return f"its process ended with code {code}; see the log"
 
     async def _start(self, place: _Place, home: Home) -> Running:
         """Raises OSError."""
@@ -237,14 +294,16 @@ class Pool:
             host_kv_path=memory.host_kv_path,
             images_path=memory.images_path,
             device_address=home.devices[rank],
+            instances=len(self._places),
             rank=rank,
             ranks=len(home.machine.memory),
             meeting=f"{home.machine.meeting}{place.instance}-{place.incarnation}",
         )
 
-    async def _closed_within(self, timeout_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._close_asked.wait(), timeout_s)
+
+async def _within(event: asyncio.Event, timeout_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), timeout_s)
 
 
 def _state(place: _Place) -> str:

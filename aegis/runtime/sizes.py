@@ -14,6 +14,16 @@ def host_slabs_of(config: Config) -> int:
     return (config.memory.host - config.memory.cache_bytes) // config.memory.slab // ranks
 
 
+def slab_shortage(slabs: int, instances: int) -> str:
+    """What to do where so many host slabs are too few for so many instances; empty where they are enough."""
+    if slabs >= 2 * instances:
+        return ""
+    return (
+        f"--host-memory without --model-cache holds {slabs} KV slabs, {instances} instances need "
+        f"{2 * instances}; raise it"
+    )
+
+
 def instances_of(config: Config) -> dict[InstanceId, Role]:
     """By name, in order."""
     sizes = config.instances

@@ -58,6 +58,10 @@ class InstanceMetrics(Collector):
     def set_up(self, instance: InstanceId, up: bool) -> None:
         self._at(instance).up = up
 
+    def removed(self, instance: InstanceId) -> None:
+        """There is none of that name any more, nor will there be."""
+        self._instances.pop(instance, None)
+
     def restarted(self, instance: InstanceId) -> None:
         """A new process: its counters begin at 0, its memory empty."""
         at = self._at(instance)

@@ -50,6 +50,9 @@ class NodeMetrics:
     def up(self, instance: InstanceId, is_up: bool) -> None:
         self._instances.set_up(instance, is_up)
 
+    def removed(self, instance: InstanceId) -> None:
+        self._instances.removed(instance)
+
     def restarted(self, instance: InstanceId) -> None:
         """The instance gets a new process; it is not up yet."""
         self._instances.restarted(instance)

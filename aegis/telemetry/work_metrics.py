@@ -30,6 +30,10 @@ class WorkMetrics(Collector):
             if span.nbytes and span.kind is not SpanKind.SWITCH:  # whose bytes are those of its load
                 self._copied[span.instance, span.kind] += span.nbytes
 
+    def worked_ns(self, instance: InstanceId, *kinds: SpanKind) -> int:
+        """In all."""
+        return sum(self._work_ns[instance, kind] for kind in kinds)
+
     def decided(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
             self._decisions[decision.instance, decision.kind] += 1

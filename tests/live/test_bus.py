@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,8 +15,9 @@ from aegis.core.rng import Stream as Draws
 from tests import brokers
 from tests.brokers import Broker
 from tests.checkpoints import VOCAB_SIZE
+from tests.live.ctl import ctl
 from tests.live.market import MARKET
-from tests.live.server import ROOT, Server, eventually, launched
+from tests.live.server import Server, eventually, launched
 from tests.live.streams import Body, Stream, run_all, until
 
 STREAMS = 16
@@ -35,10 +34,7 @@ class Cluster:
     broker: Broker | None
 
     def ctl(self, *words: str) -> subprocess.CompletedProcess[str]:
-        how = ["--mqtt", self.broker.url] if self.broker else ["--url", self.server.url]
-        command = [sys.executable, "-m", "aegis.cli", "ctl", *how, *words]
-        variables = os.environ | {"PYTHONPATH": str(ROOT)}
-        return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=180)
+        return ctl(self.server, *words, mqtt=self.broker.url if self.broker else None)
 
 
 @pytest.fixture(scope="module", params=brokers.KINDS)

@@ -292,6 +292,9 @@ class Processes:
 
     def became_ready(self, instance: InstanceId) -> None: ...
 
+    def coming(self) -> set[InstanceId]:
+        return set()
+
     def drained(self, instance: InstanceId) -> bool:
         return False
 

@@ -1,4 +1,4 @@
-"""Whoever orders: one order to one instance, and its reply."""
+"""Whoever orders: one order to one instance, or to the cluster, and its reply."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ import msgspec
 from aegis.core.errors import UserError
 from aegis.mqtt_address import Address
 from aegis.runtime.bus.connection import Connection
-from aegis.runtime.bus.messages import Command, Order, Reply
-from aegis.runtime.bus.topics import Topics
+from aegis.runtime.bus.messages import Add, ClusterOrder, Command, Order, Reply
+from aegis.runtime.bus.topics import CLUSTER, Topics
 
 _AGAIN_S = 2.0  # the broker may have been away
 
 
-async def order(address: Address, prefix: str, instance: str, command: Command, *, timeout_s: float) -> Reply:
+async def order(address: Address, prefix: str, instance: str, command: Command | Add, *, timeout_s: float) -> Reply:
     """Raises UserError where the broker cannot be used or nobody answers."""
     topics, client = Topics(prefix), f"ctl-{uuid4().hex[:12]}"
-    wanted = Order(id=uuid4().hex, client=client, command=command)
+    number = uuid4().hex
+    if isinstance(command, Add):
+        assert instance == CLUSTER
+        wanted: Order | ClusterOrder = ClusterOrder(id=number, client=client, command=command)
+    else:
+        wanted = Order(id=number, client=client, command=command)
     replies = topics.replies(instance, client)
     answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
@@ -40,8 +45,9 @@ async def order(address: Address, prefix: str, instance: str, command: Command, 
                 await asyncio.wait((answer,), timeout=_AGAIN_S)
             return answer.result()
     except TimeoutError:
+        whom = instance or "the cluster"
         raise UserError(
-            f"no answer from {instance} within {timeout_s:g} s; is a cluster on {address} with the prefix '{prefix}'?"
+            f"no answer from {whom} within {timeout_s:g} s; is a cluster on {address} with the prefix '{prefix}'?"
         ) from None
     finally:
         await connection.close()

@@ -90,6 +90,12 @@ class Connection:
             return False
         return True
 
+    async def clear(self, topic: str) -> None:
+        """Nothing is retained there any more, if the broker can be reached."""
+        with contextlib.suppress(aiomqtt.MqttError):
+            if client := self._client:
+                await client.publish(topic, b"", qos=1, retain=True, timeout=_ANSWER_S)
+
     async def close(self) -> None:
         """In order: the last will is not published."""
         if self._serving is None:

@@ -24,10 +24,22 @@ from aegis.mqtt_address import Address
 from aegis.runtime.bus.broker_keeper import embedded_broker
 from aegis.runtime.bus.connection import Connection
 from aegis.runtime.bus.detector import ECHO_NS, Answered, Ask, Detector, Echoed, Ended, Event, Fence, Heard, Parted
-from aegis.runtime.bus.messages import PROTOCOL, Beat, Claim, Command, Heartbeat, InstanceState, Order, Phase, Reply
+from aegis.runtime.bus.messages import (
+    PROTOCOL,
+    Add,
+    Beat,
+    Claim,
+    ClusterOrder,
+    Command,
+    Heartbeat,
+    InstanceState,
+    Order,
+    Phase,
+    Reply,
+)
 from aegis.runtime.bus.orders import OrderBook, Unanswerable, read
 from aegis.runtime.bus.settings import BusSettings
-from aegis.runtime.bus.topics import Topics
+from aegis.runtime.bus.topics import CLUSTER, Topics
 from aegis.runtime.watched import watched
 from aegis.telemetry.logs import log
 from aegis.telemetry.node import BusPlace
@@ -51,7 +63,11 @@ class Node(Protocol):
         """Ends that process, if it is still the instance's."""
         ...
 
-    async def do(self, instance: str, command: Command) -> str:
+    def has(self, instance: InstanceId) -> bool:
+        """Whether there is one of that name."""
+        ...
+
+    async def do(self, instance: str, command: Command | Add) -> str:
         """What was done, in one line. Raises UserError where it cannot be."""
         ...
 
@@ -85,6 +101,7 @@ class Bus:
                 self._topics.state("+"),
                 self._topics.heartbeat("+"),
                 self._topics.commands("+"),
+                self._topics.commands(CLUSTER),
             ),
             on_message=self._received,
             on_up=lambda: self._spawn(self._say_claim(Phase.UP)),
@@ -160,6 +177,10 @@ class Bus:
         """Its process is gone."""
         self._judge(Ended(instance))
 
+    def removed(self, instance: InstanceId) -> None:
+        """There is none of that name any more; nor is its state kept."""
+        self._spawn(self._connection.clear(self._topics.state(instance)))
+
     # ------------------------------------------------------------------------------------------------------------------
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
@@ -186,6 +207,8 @@ class Bus:
             elif topic == self._topics.claim:
                 if payload:
                     self._heard_claim(msgspec.json.decode(payload, type=Claim))
+            elif topic == self._topics.commands(CLUSTER):
+                self._ordered(CLUSTER, payload)
             elif about and about[1] == "heartbeat":
                 self._heard_heartbeat(msgspec.json.decode(payload, type=Heartbeat))
             elif about and about[1] == "state":
@@ -236,6 +259,8 @@ class Bus:
             self._node.fence(InstanceId(state.instance), state.incarnation, why)
         elif state.phase is Phase.LOST:
             self._judge(Parted(InstanceId(state.instance), state.incarnation))
+        if self._node and not self._node.has(InstanceId(state.instance)):  # the last word of one that was removed
+            self.removed(InstanceId(state.instance))
 
     def _judge(self, event: Event) -> None:
         for effect in self._detector.on(event, self._clock.now_ns()):
@@ -251,7 +276,7 @@ class Bus:
 
     def _ordered(self, instance: str, payload: bytes) -> None:
         order = read(payload, instance)
-        if not isinstance(order, Order):
+        if isinstance(order, tuple):
             self._spawn(self._reply(*order))
             return
         begun = self._orders.begin(instance, order)
@@ -260,7 +285,7 @@ class Bus:
         elif begun:
             self._spawn(self._do(instance, order))
 
-    async def _do(self, instance: str, order: Order) -> None:
+    async def _do(self, instance: str, order: Order | ClusterOrder) -> None:
         try:
             if self._node is None:
                 raise UserError("the cluster is starting or stopping; try again soon")

@@ -18,6 +18,9 @@ from aegis.runtime.bus.topics import CLIENT_PATTERN
 PROTOCOL = 1
 """Raised whenever who speaks the one before would misunderstand. Others are refused."""
 
+ADDED_MAX = 64
+"""Instances by one order."""
+
 ModelName = Annotated[str, Meta(pattern=f"^{MODEL_NAME_PATTERN}$")]
 ClientName = Annotated[str, Meta(pattern=f"^{CLIENT_PATTERN}$")]
 CorrelationId = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -124,7 +127,20 @@ class SetLimit(Struct, frozen=True, tag_field="do", tag="set_limit"):
     timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
 
 
-Command = Drain | Resume | Pin | Unpin | LoadModel | SetRole | SetLimit
+class Remove(Struct, frozen=True, tag_field="do", tag="remove"):
+    """Like `drain`, and forget it: there will be no instance of that name any more."""
+
+
+class Add(Struct, frozen=True, tag_field="do", tag="add"):
+    """To the cluster: start `count` more instances of that role, under names that nobody ever had. Done when they
+    serve; one that does not come up leaves nothing behind. No role: mixed, where all are."""
+
+    role: Role | None = None
+    count: Annotated[int, Meta(ge=1, le=ADDED_MAX)] = 1
+    timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 120.0
+
+
+Command = Drain | Resume | Pin | Unpin | LoadModel | SetRole | SetLimit | Remove
 
 
 class Order(Struct, frozen=True, kw_only=True):
@@ -137,8 +153,17 @@ class Order(Struct, frozen=True, kw_only=True):
     protocol: int = PROTOCOL
 
 
+class ClusterOrder(Struct, frozen=True, kw_only=True):
+    """To `cluster/commands`; like `Order`."""
+
+    id: CorrelationId
+    client: ClientName
+    command: Add
+    protocol: int = PROTOCOL
+
+
 class Reply(Struct, frozen=True, kw_only=True):
-    """To `…/replies/{client}`. `message` says in one line what was done, or why not."""
+    """To `…/replies/{client}`. `message` says in one line what was done, or why not. The cluster's is no instance's."""
 
     id: str
     instance: str
@@ -155,7 +180,7 @@ class Sender(Struct, frozen=True):
     protocol: int = PROTOCOL
 
 
-PAYLOADS = (Claim, Beat, InstanceState, Heartbeat, Order, Reply)
+PAYLOADS = (Claim, Beat, InstanceState, Heartbeat, Order, ClusterOrder, Reply)
 
 
 def encode(payload: Struct) -> bytes:

@@ -11,7 +11,8 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import Ping
 from aegis.core.model import ModelChange
 from aegis.core.role import Role
-from aegis.runtime.bus.messages import Command, Drain, LoadModel, Pin, Resume, SetLimit, SetRole, Unpin
+from aegis.policies import recipe
+from aegis.runtime.bus.messages import Add, Command, Drain, LoadModel, Pin, Remove, Resume, SetLimit, SetRole, Unpin
 from aegis.runtime.desk import NodeDesk
 from aegis.runtime.node import Node
 from aegis.runtime.seam import InstanceGivenUp
@@ -34,6 +35,7 @@ class NodeControl:
         self._images = node.images
         self._clock = clock
         self._changing = asyncio.Lock()  # who goes on serving is looked at and changed by one order at a time
+        self._admitting = asyncio.Lock()
 
     def ask(self, instance: InstanceId) -> None:
         if instance in self._node.up:
@@ -43,9 +45,14 @@ class NodeControl:
         if instance in self._pool.roles() and self._pool.fence(instance, incarnation):
             log(_logger, logging.ERROR, "instance ended by force", {"instance": instance, "why": why})
 
-    async def do(self, instance: str, command: Command) -> str:
+    def has(self, instance: InstanceId) -> bool:
+        return instance in self._pool.roles()
+
+    async def do(self, instance: str, command: Command | Add) -> str:
+        if isinstance(command, Add):
+            return await self._add(command)
         name = InstanceId(instance)
-        if name not in self._pool.roles():
+        if not self.has(name):
             raise UserError(f"there is no instance named '{instance}', only {', '.join(sorted(self._pool.roles()))}")
         match command:
             case Drain():
@@ -57,6 +64,9 @@ class NodeControl:
             case SetRole(role, timeout_s):
                 async with self._changing:
                     return await self._set_role(name, role, timeout_s)
+            case Remove():
+                async with self._changing:
+                    return await self._remove(name)
             case SetLimit(nbytes, timeout_s):
                 given_bytes = await self._desk.limit_memory(instance, nbytes, timeout_s=timeout_s)
                 return f"{instance} may hold {format_size(nbytes)}; it gave back {format_size(given_bytes)}"
@@ -73,7 +83,7 @@ class NodeControl:
     async def _drain(self, instance: InstanceId) -> str:
         if self._pool.drained(instance):
             return f"{instance} is drained already"
-        self._check_roles({**self._serving(), instance: None})
+        self._check_roles(instance, None)
         await self._end(instance)
         self._node.proxies.tell(InstanceGivenUp(instance))
         return f"{instance} is drained"
@@ -89,16 +99,68 @@ class NodeControl:
             return f"{instance} is {role} already"
         if self._pool.drained(instance):
             raise UserError(f"{instance} is drained; resume it first")
-        self._check_roles({**self._serving(), instance: role})
+        self._check_roles(instance, role)
         await self._end(instance)
         self._pool.resume(instance, role)
         try:
             async with asyncio.timeout(timeout_s):
-                while instance in self._pool.missing():
+                while instance in self._pool.coming():
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise UserError(f"{instance} is {role} now and has not come up within {timeout_s:g} s") from None
         return f"{instance} is {role}"
+
+    async def _add(self, wanted: Add) -> str:
+        async with self._admitting:
+            names = await self._admit(wanted)
+        refusals = await asyncio.gather(*(self._joined(name, wanted.timeout_s) for name in names))
+        joined = [name for name, refusal in zip(names, refusals, strict=True) if not refusal]
+        serves = f"{', '.join(joined)} {'serves' if len(joined) == 1 else 'serve'}" if joined else ""
+        refused = "; ".join(filter(None, refusals))
+        if refused:
+            raise UserError(f"{refused}; {serves}" if serves else refused)
+        return serves
+
+    async def _admit(self, wanted: Add) -> list[InstanceId]:
+        """All of them, or none. Raises UserError."""
+        if self._node.draining:
+            raise UserError("the server is shutting down")
+        if recipe(self._node.policy).divides_memory:
+            raise UserError(f"{self._node.policy} divides the memory among the instances at the start: none can join")
+        role = wanted.role or (Role.MIXED if Role.MIXED in self._staying().values() else None)
+        if role is None:
+            raise UserError("say in which role: the pool has prefill and decode instances")
+        self._check_roles(InstanceId(""), role)
+        self._node.catalogue.share_among(len(self._pool.roles()) + wanted.count)
+        return await self._pool.admit(role, wanted.count)
+
+    async def _joined(self, instance: InstanceId, timeout_s: float) -> str:
+        """Empty when it serves, else why it does not; then it is no more."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while instance in self._pool.coming() and not self._pool.failure(instance):
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            refusal = f"{instance} has not come up within {timeout_s:g} s"
+        else:
+            refusal = self._pool.failure(instance) and f"{instance} did not come up: {self._pool.failure(instance)}"
+        if refusal:
+            async with self._changing:
+                await self._forget(instance)
+        return refusal
+
+    async def _remove(self, instance: InstanceId) -> str:
+        if instance in self._serving():
+            self._check_roles(instance, None)
+            await self._end(instance)
+        elif not self._pool.drained(instance) and instance not in self._pool.dead():
+            raise UserError(f"{instance} is being started; try again when it is up")
+        await self._forget(instance)
+        return f"{instance} is removed"
+
+    async def _forget(self, instance: InstanceId) -> None:
+        await self._pool.remove(instance)
+        self._node.removed(instance)
 
     async def _end(self, instance: InstanceId) -> None:
         """Its requests go on elsewhere."""
@@ -113,17 +175,29 @@ class NodeControl:
             self._pool.resume(instance, self._pool.role(instance))
             raise UserError(f"{instance} has not ended within {_DRAIN_S:g} s; it goes on") from None
 
-    def _serving(self) -> dict[InstanceId, Role | None]:
-        return {name: role for name, role in self._pool.roles().items() if not self._pool.drained(name)}
+    def _staying(self) -> dict[InstanceId, Role]:
+        """Those that serve, or will without anybody's doing."""
+        dead = self._pool.dead()
+        roles = self._pool.roles()
+        return {name: role for name, role in roles.items() if not self._pool.drained(name) and name not in dead}
 
-    def _check_roles(self, after: dict[InstanceId, Role | None]) -> None:
-        """Raises UserError where what is left could not serve."""
-        roles = {role for role in after.values() if role}
-        if not roles:
-            raise UserError("it is the last one; nobody would serve any more")
-        if roles != {Role.MIXED} and roles != {Role.PREFILL, Role.DECODE}:
-            has = ", ".join(sorted(roles))
-            raise UserError(f"the pool would have {has} instances alone; it needs prefill and decode, or mixed only")
+    def _serving(self) -> dict[InstanceId, Role]:
+        """Of these the ones that are counted on."""
+        coming = self._pool.coming()
+        return {name: role for name, role in self._staying().items() if name not in coming}
+
+    def _check_roles(self, instance: InstanceId, role: Role | None) -> None:
+        """Raises UserError where, with this instance in this role or in none, those that stay could not serve together,
+        or those that serve could not until the others have come."""
+        for others in (self._staying(), self._serving()):
+            others.pop(instance, None)
+            roles = {*others.values(), *([role] if role else [])}
+            if not roles:
+                raise UserError("it is the last one; nobody would serve any more")
+            if roles != {Role.MIXED} and roles != {Role.PREFILL, Role.DECODE}:
+                has = ", ".join(sorted(roles))
+                needs = "it needs prefill and decode, or mixed only"
+                raise UserError(f"the pool would have {has} instances alone; {needs}")
 
     # --- models -------------------------------------------------------------------------------------------------------
 

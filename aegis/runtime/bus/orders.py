@@ -10,20 +10,22 @@ from collections import OrderedDict
 
 import msgspec
 
-from aegis.runtime.bus.messages import PROTOCOL, Order, Reply, Sender
+from aegis.runtime.bus.messages import PROTOCOL, ClusterOrder, Order, Reply, Sender
+from aegis.runtime.bus.topics import CLUSTER
 
 REMEMBERED = 4096
 """Orders that are known again; the oldest are forgotten."""
 
 _sender = msgspec.json.Decoder(Sender)
 _order = msgspec.json.Decoder(Order)
+_cluster_order = msgspec.json.Decoder(ClusterOrder)
 
 
 class Unanswerable(Exception):
     """Nobody is named who could be told what is wrong; the message says what is."""
 
 
-def read(payload: bytes, instance: str) -> Order | tuple[str, Reply]:
+def read(payload: bytes, instance: str) -> Order | ClusterOrder | tuple[str, Reply]:
     """The order, or its client and why it is refused. Raises Unanswerable."""
     try:
         sender = _sender.decode(payload)
@@ -33,7 +35,7 @@ def read(payload: bytes, instance: str) -> Order | tuple[str, Reply]:
         why = f"this is protocol {PROTOCOL}, the order speaks {sender.protocol}; use the same version of aegis"
     else:
         try:
-            return _order.decode(payload)
+            return (_cluster_order if instance == CLUSTER else _order).decode(payload)
         except msgspec.DecodeError as error:
             why = f"no such order: {error}"
     return sender.client, Reply(id=sender.id, instance=instance, done=False, message=why)
@@ -46,7 +48,7 @@ class OrderBook:
         self._remembered = remembered
         self._replies: OrderedDict[tuple[str, str, str], Reply | None] = OrderedDict()  # None: being done
 
-    def begin(self, instance: str, order: Order) -> bool | Reply:
+    def begin(self, instance: str, order: Order | ClusterOrder) -> bool | Reply:
         """Whether it is to be done now; the reply where it has been."""
         key = (instance, order.client, order.id)
         if key in self._replies:
@@ -56,5 +58,5 @@ class OrderBook:
             del self._replies[old]
         return True
 
-    def end(self, instance: str, order: Order, reply: Reply) -> None:
+    def end(self, instance: str, order: Order | ClusterOrder, reply: Reply) -> None:
         self._replies[(instance, order.client, order.id)] = reply

@@ -8,9 +8,13 @@ CLIENT_PATTERN = r"[A-Za-z0-9_.-]{1,64}"
 """Part of a topic too."""
 
 
+CLUSTER = ""
+"""Who is ordered, where it is no instance."""
+
+
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """`instance` may be `+`: those of all instances."""
+    """`instance` may be `+`: those of all instances; where it may be `CLUSTER`, the cluster's."""
 
     prefix: str
 
@@ -29,10 +33,10 @@ class Topics:
         return f"{self.prefix}/instances/{instance}/heartbeat"
 
     def commands(self, instance: str) -> str:
-        return f"{self.prefix}/instances/{instance}/commands"
+        return f"{self._of(instance)}/commands"
 
     def replies(self, instance: str, client: str) -> str:
-        return f"{self.prefix}/instances/{instance}/replies/{client}"
+        return f"{self._of(instance)}/replies/{client}"
 
     def instance_of(self, topic: str) -> tuple[str, str] | None:
         """The instance that a topic is about and what of it: `("mixed-0", "state")`."""
@@ -40,3 +44,6 @@ class Topics:
         start = f"{self.prefix}/instances/"
         name = head.removeprefix(start)
         return (name, what) if head.startswith(start) and name and "/" not in name else None
+
+    def _of(self, instance: str) -> str:
+        return f"{self.prefix}/cluster" if instance == CLUSTER else f"{self.prefix}/instances/{instance}"

@@ -42,6 +42,7 @@ class MachineActor:
 
     def __init__(self) -> None:
         self._pools: list[PhysicalPool] = []
+        self._ended: set[int] = set()  # of the pools
         self._running: dict[int, Processes] = {}
         self._arriving: dict[str, ArrivingImage] = {}
 
@@ -111,6 +112,10 @@ class MachineActor:
         self._pools.append(pool)
         return msgspec.msgpack.encode(PoolOpened(pool.address, pool.page_bytes, pool.page_count))
 
+    async def end_pool(self, pool: int) -> None:
+        self._ended.add(pool)
+        self._pools[pool].close()
+
     async def wipe(self, pool: int, runs: list[tuple[int, int]]) -> None:
         await asyncio.to_thread(self._pools[pool].wipe, [PageRun(*run) for run in runs])
 
@@ -148,7 +153,8 @@ class MachineActor:
         """Its instances are gone, or going."""
         for running in self._running.values():
             running.kill()
-        for pool in self._pools:
-            pool.close()
+        for number, pool in enumerate(self._pools):
+            if number not in self._ended:
+                pool.close()
         self._machine.close()
         shutil.rmtree(self._directory, ignore_errors=True)

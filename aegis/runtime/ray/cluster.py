@@ -41,7 +41,7 @@ class Cluster:
 @asynccontextmanager
 async def connected(address: str, *, cpus: float) -> AsyncIterator[Cluster]:
     """To the cluster at the address; `auto`: to one that this machine is in, else `local`: to an own one, which has so
-    many `cpus` and ends with it. Raises UserError."""
+    many `cpus` at least and ends with it. Raises UserError."""
     refuse_without_ray()
     with tempfile.TemporaryDirectory(prefix="aegis-ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
         await asyncio.to_thread(_join, address, cpus, directory)  # paths of sockets have to be short
@@ -108,7 +108,7 @@ def _start_own(cpus: float, directory: str) -> None:
     try:
         ray.init(
             LOCAL,
-            num_cpus=math.ceil(cpus),
+            num_cpus=max(math.ceil(cpus), os.cpu_count() or 1),
             object_store_memory=_OBJECT_STORE_BYTES,
             _temp_dir=directory,
             **_QUIET,

@@ -32,6 +32,7 @@ SILENCE_S = 2.0
 """Without a byte for so long, a transfer has failed."""
 
 _GONE_S = 10
+_BREATH_S = 0.1
 _KEPT = 4
 
 Address = tuple[str, int]
@@ -102,12 +103,16 @@ class DirectTransport(TensorTransportManager):  # type: ignore[misc]
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
-            connection, _ = listener.accept()
-            _set_up(connection)
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # who called has gone again, or there are no descriptors left
+                threading.Event().wait(_BREATH_S)
+                continue
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
+            _set_up(connection)
             answer(connection, self._key, self._find)
 
     def _find(self, obj_id: str) -> Bytes | None:

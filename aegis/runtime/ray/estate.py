@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from aegis import __version__
 from aegis.config import Config
 from aegis.core.clock import Clock
-from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId
 from aegis.runtime.devices import Devices
 from aegis.runtime.estate import Estate
@@ -33,9 +32,9 @@ async def far_estate(
     async with AsyncExitStack() as stack:
         cpus = need.get("CPU", 0) * len(instances)
         cluster = await stack.enter_async_context(connected(config.ray.address, cpus=cpus))
-        placement = Placement(instances, need)
+        placement = Placement(cluster, need)
         stack.push_async_callback(placement.release)
-        await placement.reserve(cluster)
+        await placement.reserve(instances)
         devices = Devices(
             (),
             {},
@@ -51,7 +50,7 @@ async def far_estate(
         stack.push_async_callback(devices.close)
         for instance in instances:
             await homes.settle(instance)
-        refuse_private_bus(config, homes.spread)
+        homes.refuse_private_bus()
         yield Estate(devices, images, hosts, homes, Wires(directory, cluster.ip, Keys.new()), homes)
 
 
@@ -59,14 +58,6 @@ def need_of(config: Config) -> dict[str, float]:
     """What Ray reserves for an instance."""
     ranks = config.instances.tensor_parallel_size
     return {"GPU": float(ranks)} if config.device == "cuda" else {"CPU": config.ray.cpus * ranks}
-
-
-def refuse_private_bus(config: Config, spread: bool) -> None:
-    """Raises UserError where machines would have to reach the launcher's own broker, which is a socket on its disk."""
-    if spread and config.mqtt.url is None:
-        raise UserError(
-            "the instances are on several machines: name a broker that all of them reach with --mqtt", param="mqtt"
-        )
 
 
 def _opening(config: Config, instances: Sequence[InstanceId]) -> Opening:

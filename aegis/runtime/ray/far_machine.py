@@ -241,7 +241,7 @@ class FarProcesses:
 
 
 class FarPool:
-    """Implements `aegis.device.base.PhysicalPool`. Its memory ends with its machine."""
+    """Implements `aegis.device.base.PhysicalPool`. Its memory ends with its machine, if not before."""
 
     def __init__(self, machine: FarMachine, number: int, opened: PoolOpened) -> None:
         self.address = opened.address
@@ -256,6 +256,11 @@ class FarPool:
         wiping = self._machine.ask("wipe", self._number, [tuple(run) for run in runs])
         with suppress(MachineLost):
             asyncio.run_coroutine_threadsafe(wiping, self._loop).result()
+
+    async def end(self) -> None:
+        """Nobody has any of it."""
+        with suppress(MachineLost):
+            await self._machine.ask("end_pool", self._number)
 
     def close(self) -> None: ...
 

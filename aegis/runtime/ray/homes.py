@@ -66,14 +66,30 @@ class FarHomes:
         self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # what is on a node
         self._numbers = count()
 
-    @property
-    def spread(self) -> bool:
-        """Whether any of them runs on another operating system than this process."""
-        return any(machine.opened.boot != boot_id() for machine in self._machines.values())
+    def refuse_private_bus(self) -> None:
+        """Raises UserError where machines would have to reach the launcher's own broker, which is a socket on its
+        disk."""
+        spread = any(machine.opened.boot != boot_id() for machine in self._machines.values())
+        if spread and self._config.mqtt.url is None:
+            raise UserError(
+                "the instances are on several machines: name a broker that all of them reach with --mqtt", param="mqtt"
+            )
 
     async def home(self, instance: InstanceId) -> Home:
         machine, pools = await self.settle(instance)
         return Home(machine, [pool.address for pool in pools], machine.words.take())
+
+    async def admit(self, instance: InstanceId) -> None:
+        await self._placement.reserve([instance])
+        try:
+            await self.settle(instance)
+            self.refuse_private_bus()
+        except UserError:
+            await self._end(instance)
+            raise
+
+    async def leave(self, instance: InstanceId) -> None:
+        await self._end(instance)
 
     async def settle(self, instance: InstanceId) -> tuple[FarMachine, list[FarPool]]:
         """The machine where Ray has placed it, open, and its devices there. Raises UserError where that cannot do with
@@ -172,12 +188,24 @@ class FarHomes:
                 ordinal = gpus[rank] if gpus else 0
                 pool = await machine.open_pool(self._config.device, self._config.memory.device, ordinal)
                 if isinstance(pool, str):
+                    for opened in pools:
+                        await opened.end()
                     raise UserError(pool)
                 pools.append(pool)
             self._pools[key] = pools
             placed: list[PhysicalPool] = [*pools]
             self._devices.place(instance, placed)
         return self._pools[key]
+
+    async def _end(self, instance: InstanceId) -> None:
+        """What it had is free for others."""
+        pools = [pool for key, mine in self._pools.items() if key[1] == instance for pool in mine]
+        self._pools = {key: mine for key, mine in self._pools.items() if key[1] != instance}
+        if self._devices.has(instance):
+            await self._devices.leave(instance, with_device=True)
+        for pool in pools:
+            await pool.end()
+        await self._placement.give_back(instance)
 
     def _bury(self) -> None:
         """Lost machines whose instances have been told of."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.messages import Adopt, Reused, Started, Submit
 from aegis.core.request import Job, Sampling
@@ -88,3 +90,16 @@ def test_a_client_is_told_once_what_was_reused() -> None:
     proxy.heard(P0, Started(R, 2))
     proxy.heard(P0, Reused(R, 2, 32))
     assert proxy.last == []
+
+
+def test_loads_are_shares_of_the_time_there_is_whoever_asked() -> None:
+    proxy = Proxy(P0, D0)
+    assert proxy.core.load_ppm() == {P0: 0, D0: 0}
+    proxy.arrive(1)
+    alone_ppm = proxy.core.load_ppm()[P0]
+    assert alone_ppm > 0
+    proxy.tell(ForeignLoad(P0, SPEC.slo.ttft_ns // 2, ()))
+    proxy.tell(ForeignLoad(D0, 0, (ModelLoad(SPEC.model, 3, 60),)))
+    loads = proxy.core.load_ppm()
+    assert loads[P0] == pytest.approx(alone_ppm + 500_000, abs=2)
+    assert loads[D0] > 0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from aegis.core.ids import InstanceId
 from aegis.runtime.clock import MonotonicClock
 from aegis.runtime.devices import Devices
+from memory.arbiter import PageArbiter
 from tests.parity.stand_ins import CountedPool
 
-A, B = InstanceId("decode-0"), InstanceId("decode-1")
+A, B, C, D, E = (InstanceId(f"decode-{n}") for n in range(5))
 
 
 def test_ranks_have_a_device_each_and_what_the_smallest_has() -> None:
@@ -17,3 +20,33 @@ def test_ranks_have_a_device_each_and_what_the_smallest_has() -> None:
     assert devices.addresses(B) == ["c", "d"]
     assert devices.page_count == 6
     assert len(devices.arbiters()) == 2
+
+
+def test_who_joins_is_on_the_device_of_the_fewest() -> None:
+    pools = [CountedPool(8, 2 << 20, address) for address in "ab"]
+    devices = Devices(pools, {A: 0, B: 1}, MonotonicClock(), floor_bytes=0, idle_s=1)
+    devices.share(C)
+    assert devices.addresses(C) == ["a"]
+    devices.share(D)
+    assert devices.addresses(D) == ["b"]
+    assert not devices.vacant()
+    asyncio.run(_leave(devices, A, C))
+    assert devices.vacant()
+    devices.share(E)
+    assert devices.addresses(E) == ["a"]
+    assert not devices.has(A)
+
+
+async def _leave(devices: Devices, *instances: InstanceId) -> None:
+    for instance in instances:
+        await devices.leave(instance)
+
+
+def test_a_limit_goes_with_who_had_it() -> None:
+    arbiter = PageArbiter(8, idle_ns=1, patience_ns=1)
+    arbiter.join(A)
+    arbiter.set_limit(A, 3, command=1, patience_ns=1)
+    arbiter.lost(A)
+    arbiter.forget(A)
+    arbiter.join(A)
+    assert arbiter.use()[A].limit == 8

@@ -18,8 +18,21 @@ from aegis.core.role import Role
 from aegis.runtime.bus.agent import Agent
 from aegis.runtime.bus.client import order
 from aegis.runtime.bus.control import Bus, open_bus
-from aegis.runtime.bus.messages import PROTOCOL, Claim, Command, Order, Phase, Pin, Reply, Unpin, encode
+from aegis.runtime.bus.messages import (
+    PROTOCOL,
+    Add,
+    Claim,
+    Command,
+    InstanceState,
+    Order,
+    Phase,
+    Pin,
+    Reply,
+    Unpin,
+    encode,
+)
 from aegis.runtime.bus.pulse import Pulse
+from aegis.runtime.bus.topics import CLUSTER
 from aegis.runtime.clock import MonotonicClock
 from tests import brokers
 from tests.brokers import Broker
@@ -37,7 +50,7 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 class Recorded:
     """A node that does what it is ordered at once, and keeps what it was asked."""
 
-    commands: list[tuple[str, Command]] = field(default_factory=list)
+    commands: list[tuple[str, Command | Add]] = field(default_factory=list)
     asked: list[InstanceId] = field(default_factory=list)
     fenced: list[tuple[InstanceId, int, str]] = field(default_factory=list)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
@@ -48,9 +61,12 @@ class Recorded:
     def fence(self, instance: InstanceId, incarnation: int, why: str) -> None:
         self.fenced.append((instance, incarnation, why))
 
-    async def do(self, instance: str, command: Command) -> str:
+    def has(self, instance: InstanceId) -> bool:
+        return instance == NAME
+
+    async def do(self, instance: str, command: Command | Add) -> str:
         self.commands.append((instance, command))
-        if instance != NAME:
+        if instance not in (NAME, CLUSTER):
             raise UserError(f"there is no instance named '{instance}'")
         await self.go_on.wait()
         return "done"
@@ -110,6 +126,46 @@ def test_an_order_is_done_and_answered(broker: Broker) -> None:
     assert (done.done, done.message, done.instance) == (True, "done", NAME)
     assert (refused.done, refused.message) == (False, "there is no instance named 'mixed-9'")
     assert node.commands == [(NAME, Pin("llama")), ("mixed-9", Unpin("llama"))]
+
+
+def test_the_cluster_is_ordered_too(broker: Broker) -> None:
+    async def main() -> tuple[Reply, Reply, Recorded]:
+        async with serving(broker, "grow") as (_, node), client_of(broker) as client:
+            done = await order(broker.address, "grow", CLUSTER, Add(Role.DECODE, 2), timeout_s=10)
+            await client.subscribe("grow/cluster/replies/me", qos=1)
+            unknown = Order(id="1", client="me", command=Pin("llama"))
+            await client.publish("grow/cluster/commands", encode(unknown), qos=1)
+            (refused,) = await heard(client, "grow/cluster/replies/me", 1)
+            return done, msgspec.json.decode(refused, type=Reply), node
+
+    done, refused, node = asyncio.run(main())
+    assert (done.done, done.message, done.instance) == (True, "done", CLUSTER)
+    assert not refused.done and refused.message.startswith("no such order: ")
+    assert node.commands == [(CLUSTER, Add(Role.DECODE, 2))]
+
+
+def test_what_is_retained_of_an_instance_that_was_removed_is_cleared(broker: Broker) -> None:
+    async def main() -> list[str]:
+        async with serving(broker, "left") as (bus, _), client_of(broker) as client:
+            await client.subscribe("left/instances/mixed-7/state", qos=1)
+            for name in (NAME, "mixed-7"):
+                state = InstanceState(
+                    cluster=bus.settings.cluster,
+                    instance=name,
+                    incarnation=1,
+                    phase=Phase.STOPPED,
+                    role=Role.MIXED,
+                    node="",
+                    pid=1,
+                )
+                await client.publish(f"left/instances/{name}/state", encode(state), qos=1, retain=True)
+            async with asyncio.timeout(10):
+                while (message := await anext(client.messages)).payload:
+                    pass
+            kept = msgspec.json.decode(await retained(broker, f"left/instances/{NAME}/state"), type=InstanceState)
+            return [message.topic.value, kept.instance]
+
+    assert asyncio.run(main()) == ["left/instances/mixed-7/state", NAME]
 
 
 def test_a_repeated_id_is_not_done_twice(broker: Broker) -> None:

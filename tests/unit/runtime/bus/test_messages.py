@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from aegis.runtime.bus.messages import PAYLOADS, PROTOCOL, Command, Order, json_schema
+from aegis.runtime.bus.messages import PAYLOADS, PROTOCOL, Add, Command, Order, json_schema
 from aegis.runtime.bus.orders import read
-from aegis.runtime.bus.topics import Topics
+from aegis.runtime.bus.topics import CLUSTER, Topics
 
 ROOT = Path(__file__).parents[4]
 DOCS = (ROOT / "docs/bus.md").read_text(encoding="utf-8")
@@ -30,13 +30,14 @@ def test_the_order_in_the_docs_can_be_read() -> None:
 def test_every_topic_is_in_the_docs() -> None:
     topics = Topics("")
     names = [topics.claim, topics.beat, topics.state("NAME"), topics.heartbeat("NAME"), topics.commands("NAME")]
-    for name in [*names, topics.replies("NAME", "CLIENT")]:
+    names += [topics.replies("NAME", "CLIENT"), topics.commands(CLUSTER), topics.replies(CLUSTER, "CLIENT")]
+    for name in names:
         assert f"`{name.removeprefix('/')}`" in DOCS
 
 
 def test_every_command_has_a_subcommand_in_the_docs() -> None:
     said = set(re.findall(r"^aegis ctl (\w+)", DOCS, flags=re.MULTILINE))
-    tags = {command.__struct_config__.tag for command in Command.__args__}
+    tags = {command.__struct_config__.tag for command in (*Command.__args__, Add)}
     assert said == {str(tag).removeprefix("set_") for tag in tags}
 
 

@@ -22,9 +22,14 @@ def test_what_fits_lacks_nothing(need: dict[str, float], count: int, free: list[
 @pytest.mark.parametrize(
     ("need", "count", "free", "told"),
     [
-        ({"CPU": 1.0}, 16, [{"CPU": 2.0}], ["1 node ", "2 CPU", "16 instances", "1 CPU each", "14 is missing"]),
-        ({"GPU": 2.0}, 2, [{"GPU": 1.0}, {"GPU": 3.0}], ["2 nodes", "1 GPU; 3 GPU", "2 GPU each", "1 is missing"]),
-        ({"GPU": 1.0}, 1, [{"CPU": 8.0}], ["0 GPU", "1 is missing"]),
+        ({"CPU": 1.0}, 16, [{"CPU": 2.0}], ["1 node ", "2 CPU", "each of 16 instances", "1 CPU", "14 is missing"]),
+        (
+            {"GPU": 2.0},
+            2,
+            [{"GPU": 1.0}, {"GPU": 3.0}],
+            ["2 nodes", "1 GPU; 3 GPU", "each of 2 instances needs 2 GPU", "1 is missing"],
+        ),
+        ({"GPU": 1.0}, 1, [{"CPU": 8.0}], ["0 GPU", "1 instance needs 1 GPU", "1 is missing"]),
         ({"GPU": 1.0}, 1, [], ["0 nodes", "nothing"]),
     ],
 )

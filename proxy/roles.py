@@ -1,0 +1,146 @@
+"""Which instance changes between prefill and decode, where requests wait for one of them and the other has time left.
+
+`on(event, now_ns) -> effects`; no clock, no I/O. An instance is loaded with what waits for it, as a share of the time
+that there is for it: of prefill the time of its queue, of the deadline of a first token; of decode the steps that its
+requests want, of the time between two tokens.
+
+(1) A role is short of instances while their mean load is above `SHORT_PPM`.
+(2) The other one can spare an instance while its whole load, on one instance fewer, is below `SPARE_PPM` each; of
+    prefill also what its instances have worked of late, for a queue is short until it is not.
+(3) Where both have held for `HELD_NS` without a break, the least loaded instance changes.
+(4) Then nothing changes for `SETTLED_NS`, nor is anything held to have been so.
+
+Laws: (R1) the last instance of a role does not change; (R2) under loads that stay what they are no role takes an
+instance back that it gave: without it it is loaded less than `SPARE_PPM`, and takes one above `SHORT_PPM` only; (R3)
+where (1) and (2) hold and nothing has changed of late, an instance changes at the first look after `HELD_NS`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from aegis.core.clock import NS_PER_S
+from aegis.core.ids import InstanceId
+from aegis.core.role import Role
+
+PPM = 1_000_000
+
+SHORT_PPM = 800_000
+SPARE_PPM = 600_000
+HELD_NS = 10 * NS_PER_S
+SETTLED_NS = 30 * NS_PER_S
+
+
+class RoleLoad(Struct, frozen=True):
+    """Of an instance that serves. `worked_ns`: since it came up."""
+
+    instance: InstanceId
+    role: Role
+    load_ppm: int
+    worked_ns: int = 0
+
+
+class Looked(Struct, frozen=True):
+    """At all instances; at none where one of them is away, for then nobody can tell."""
+
+    loads: tuple[RoleLoad, ...]
+
+
+class Changed(Struct, frozen=True):
+    """What was wanted has been done, or refused."""
+
+
+Event = Looked | Changed
+
+
+class Change(Struct, frozen=True):
+    """Answered by `Changed`."""
+
+    instance: InstanceId
+    role: Role
+    why: str
+
+
+class RolePolicy:
+    """Of a pool of prefill and decode instances."""
+
+    def __init__(self) -> None:
+        self._changing = False
+        self._settled_ns: int | None = None  # nothing changes before
+        self._short: Role | None = None
+        self._since_ns = 0  # it has been short
+        self._worked: deque[tuple[int, int]] = deque()  # when, and by all prefill instances
+        self._prefills: tuple[InstanceId, ...] = ()  # whose work that is
+
+    def on(self, event: Event, now_ns: int) -> list[Change]:
+        """Takes one event; returns what is to change: one instance at most, and none while another one does."""
+        match event:
+            case Changed():
+                self._changing, self._settled_ns = False, now_ns + SETTLED_NS
+                self._short = None
+            case Looked(loads):
+                return self._looked(loads, now_ns)
+        return []
+
+    def _looked(self, loads: Sequence[RoleLoad], now_ns: int) -> list[Change]:
+        prefills = [load for load in loads if load.role is Role.PREFILL]
+        decodes = [load for load in loads if load.role is Role.DECODE]
+        self._note_work(prefills, now_ns)
+        if self._changing or (self._settled_ns is not None and now_ns < self._settled_ns):
+            return []
+        short = self._short_role(prefills, decodes)
+        if short is not self._short:
+            self._short, self._since_ns = short, now_ns
+        if short is None or now_ns - self._since_ns < HELD_NS:
+            return []
+        if short is Role.DECODE and not _can_spare(prefills, self._worked_ppm()):
+            return []
+        takes, gives = (prefills, decodes) if short is Role.PREFILL else (decodes, prefills)
+        chosen = min(gives, key=lambda load: (load.load_ppm, load.instance))
+        self._changing = True
+        why = f"{short} is loaded {_percent(takes)} %, {chosen.role} {_percent(gives)} %"
+        return [Change(chosen.instance, short, why)]
+
+    def _short_role(self, prefills: Sequence[RoleLoad], decodes: Sequence[RoleLoad]) -> Role | None:
+        if not prefills or not decodes:
+            return None
+        if _is_short(prefills) and _can_spare(decodes, _total(decodes)):
+            return Role.PREFILL
+        if _is_short(decodes) and _can_spare(prefills, _total(prefills)):
+            return Role.DECODE
+        return None
+
+    def _note_work(self, prefills: Sequence[RoleLoad], now_ns: int) -> None:
+        names = tuple(sorted(load.instance for load in prefills))
+        if names != self._prefills:
+            self._prefills = names
+            self._worked.clear()
+        self._worked.append((now_ns, sum(load.worked_ns for load in prefills)))
+        while len(self._worked) > 2 and now_ns - self._worked[1][0] >= HELD_NS:
+            self._worked.popleft()
+
+    def _worked_ppm(self) -> int:
+        """Of the time of one instance, by all prefill instances of late; all they have where that is not known."""
+        (first_ns, before_ns), (last_ns, now_ns) = self._worked[0], self._worked[-1]
+        if last_ns - first_ns < HELD_NS:
+            return PPM * len(self._prefills)
+        return PPM * max(now_ns - before_ns, 0) // (last_ns - first_ns)
+
+
+def _total(loads: Sequence[RoleLoad]) -> int:
+    return sum(load.load_ppm for load in loads)
+
+
+def _percent(loads: Sequence[RoleLoad]) -> int:
+    return _total(loads) * 100 // (PPM * len(loads))
+
+
+def _is_short(loads: Sequence[RoleLoad]) -> bool:
+    return _total(loads) > SHORT_PPM * len(loads)
+
+
+def _can_spare(loads: Sequence[RoleLoad], total_ppm: int) -> bool:
+    return len(loads) > 1 and total_ppm < SPARE_PPM * (len(loads) - 1)

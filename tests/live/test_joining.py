@@ -1,0 +1,133 @@
+"""Instances that join a running server and leave it for good: streams do not notice, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from aegis.core.rng import Stream as Draws
+from tests.checkpoints import VOCAB_SIZE
+from tests.live.ctl import ctl
+from tests.live.market import MARKET
+from tests.live.server import SPLIT, Server, eventually, launched, processes_of
+from tests.live.streams import Body, Stream, run_all, until
+
+MODELS = list(MARKET)[:3]
+STREAMS = 12
+MAX_TOKENS = 150
+_OPTIONS = ("--dtype", "float32", "--device-memory", "96MiB", "--debug-memory")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path) -> Iterator[Server]:
+    directory = tmp_path_factory.mktemp("joining")
+    models = [option for model in MODELS for option in ("--models", str(checkpoints_dir / model))]
+    options = [*models, *_OPTIONS, *SPLIT, "--proxies", "2"]
+    with launched(directory, cache, *options) as running:
+        running.wait_for_ready()
+        yield running
+
+
+def _bodies() -> list[Body]:
+    bodies: list[Body] = []
+    for n in range(STREAMS):
+        draws = Draws(0, "joining", n)
+        prompt = [draws.below(VOCAB_SIZE) for _ in range(1 + draws.below(100))]
+        body = {"model": MODELS[n % len(MODELS)], "prompt": prompt, "max_tokens": MAX_TOKENS}
+        bodies.append(body | {"ignore_eos": True, "seed": n, "temperature": n % 2})
+    return bodies
+
+
+def _answers(server: Server, *words: str) -> tuple[list[list[int]], list[subprocess.CompletedProcess[str]]]:
+    """With an order in the middle of it, if there are `words`."""
+    replies: list[subprocess.CompletedProcess[str]] = []
+
+    async def strike(streams: Sequence[Stream]) -> None:
+        await until(lambda: sum(len(stream.tokens) for stream in streams) >= 5 * STREAMS, "the moment to order it")
+        replies.append(await asyncio.to_thread(ctl, server, *words))
+
+    streams = run_all(server.url, _bodies(), strike) if words else run_all(server.url, _bodies())
+    assert [stream.error for stream in streams] == [None] * STREAMS
+    assert all(stream.done and len(stream.tokens) == MAX_TOKENS for stream in streams)
+    return [stream.tokens for stream in streams], replies
+
+
+def _instances(server: Server) -> dict[str, str]:
+    roles: dict[str, str] = server.get("/debug/node").json()["instances"]
+    return roles
+
+
+def _steps(server: Server, instance: str) -> int:
+    return server.metrics().total("instance_steps_total", instance=instance)
+
+
+def test_instances_join_serve_and_leave_while_streams_go_on(server: Server) -> None:
+    undisturbed, _ = _answers(server)
+    tokens, (added,) = _answers(server, "add", "--role", "decode", "--count", "2")
+    assert (added.returncode, added.stdout, added.stderr) == (0, "decode-1, decode-2 serve\n", "")
+    assert tokens == undisturbed
+    assert _instances(server) == {"prefill-0": "prefill"} | {f"decode-{n}": "decode" for n in range(3)}
+
+    assert _answers(server)[0] == undisturbed
+    eventually(lambda: all(_steps(server, joined) for joined in ("decode-1", "decode-2")), "they take their part")
+
+    tokens, (removed,) = _answers(server, "remove", "decode-0")
+    assert (removed.returncode, removed.stdout) == (0, "decode-0 is removed\n")
+    assert tokens == undisturbed
+    assert ctl(server, "drain", "decode-1").returncode == 0
+    assert ctl(server, "remove", "decode-1").returncode == 0
+    last = ctl(server, "remove", "decode-2")
+    assert (last.returncode, last.stderr) == (
+        1,
+        "aegis: the pool would have prefill instances alone; it needs prefill and decode, or mixed only\n",
+    )
+    assert ctl(server, "add", "--role", "decode").stdout == "decode-3 serves\n", "no name is used twice"
+    assert _instances(server) == {"prefill-0": "prefill", "decode-2": "decode", "decode-3": "decode"}
+    assert server.ready()
+    assert _answers(server)[0] == undisturbed
+    assert server.metrics().instances() == sorted(_instances(server))
+    server.wait_for_freed_memory()
+
+
+def test_one_that_dies_before_it_serves_leaves_nothing_behind(server: Server) -> None:
+    before = _instances(server)
+
+    def starting() -> int | None:
+        found = [pid for pid, command in processes_of(server.process.pid).items() if " prefill-1" in command]
+        return found[0] if found else None
+
+    with ThreadPoolExecutor(1) as beside:
+        adding = beside.submit(ctl, server, "add", "--role", "prefill")
+        os.kill(eventually(starting, "it is started"), signal.SIGKILL)
+        added = adding.result()
+    assert added.returncode == 1
+    assert added.stderr == "aegis: prefill-1 did not come up: its process ended with code -9; see the log\n"
+    assert _instances(server) == before
+    assert server.ready()
+    assert server.metrics().instances() == sorted(before)
+    assert _answers(server)[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("add",), "say in which role: the pool has prefill and decode instances"),
+        (("add", "--role", "mixed"), "the pool would have decode, mixed, prefill instances alone"),
+        (("add", "--role", "cook"), "--role: 'cook' is none of prefill, decode, mixed"),
+        (("add", "--role", "decode", "--count", "0"), "--count: should be between 1 and 64, not 0"),
+        (("remove", "decode-9"), "there is no instance named 'decode-9'"),
+    ],
+)
+def test_what_cannot_be_added_or_removed_is_refused(server: Server, words: tuple[str, ...], why: str) -> None:
+    before = _instances(server)
+    done = ctl(server, *words)
+    assert done.returncode in (1, 2)
+    assert done.stderr.startswith(f"aegis: {why}")
+    assert _instances(server) == before
