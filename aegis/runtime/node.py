@@ -142,6 +142,7 @@ class Node:
         )
         self.up: set[InstanceId] = set()
         self.draining = False
+        self._hopeless = False  # a role is left without any instance that might come up
         self._pool: Pool | None = None
         self._link = link
         self.clock = clock
@@ -184,6 +185,8 @@ class Node:
         """The proxy listens: it is told all there is, and instances greet it."""
         self.proxies.join(proxy, end)
         end.tell(KeysSet(self._keys))
+        if self._hopeless:
+            end.tell(self._hope())
         for event in self.catalogue.ready():
             end.tell(event)
         self.broadcast(MeetProxy(proxy, end.address))
@@ -247,6 +250,7 @@ class Node:
             self._outbox.flush()
             if instance in self.pool.coming() and self.serves(instance):
                 self.pool.arrived(instance)
+                self._tell_hope()
 
     async def lost(self, instance: InstanceId, incarnation: int) -> None:
         """Its process is gone. Only when every proxy knows does anybody else learn of it: what they say, or make of the
@@ -275,6 +279,7 @@ class Node:
     def removed(self, instance: InstanceId) -> None:
         """It has left for good."""
         self.proxies.tell(InstanceGivenUp(instance))
+        self._tell_hope()
         self.metrics.removed(instance)
         if self.bus:
             self.bus.removed(instance)
@@ -283,8 +288,16 @@ class Node:
         """It is not started again."""
         log(_logger, logging.ERROR, "instance given up", {"instance": instance})
         self.proxies.tell(InstanceGivenUp(instance))
-        if self.pool.hopeless():
-            self.proxies.tell(Unserved("its instances do not come up any more"))
+        self._tell_hope()
+
+    def _tell_hope(self) -> None:
+        """Whether every role has an instance that might come up."""
+        if self.pool.hopeless() is not self._hopeless:
+            self._hopeless = not self._hopeless
+            self.proxies.tell(self._hope())
+
+    def _hope(self) -> Unserved:
+        return Unserved("its instances do not come up any more" if self._hopeless else "")
 
     def _hear(self, instance: InstanceId, message: Said) -> None:
         match message:

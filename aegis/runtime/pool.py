@@ -136,9 +136,9 @@ class Pool:
         return {place.instance: _state(place) for place in list(self._places.values())}
 
     def hopeless(self) -> bool:
-        """Whether a role is left without any instance that might come up."""
+        """Whether no request can be served, however long one waits."""
         alive = {place.role for place in self._places.values() if not place.restarts.given_up}
-        return alive != {place.role for place in self._places.values()}
+        return Role.MIXED not in alive and not {Role.PREFILL, Role.DECODE} <= alive
 
     def fence(self, instance: InstanceId, incarnation: int) -> bool:
         """Ends that process at once, whatever state it is in. False where it is the instance's no more."""

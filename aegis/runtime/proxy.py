@@ -251,7 +251,8 @@ class Proxy:
                 self.keys = keys
             case Unserved(why):
                 self._unserved = why
-                self.abandon()
+                if why:
+                    self.abandon()
             case Drain():
                 self.draining = True
             case Registering():

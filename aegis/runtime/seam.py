@@ -77,7 +77,8 @@ class KeysSet(Struct, frozen=True, tag=True):
 
 
 class Unserved(Struct, frozen=True, tag=True):
-    """No request can be served any more, for this reason: those there are end at once."""
+    """No request can be served any more, for this reason: those there are end at once. Without a reason: requests can
+    be again."""
 
     why: str
 

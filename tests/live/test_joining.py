@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from aegis.core.rng import Stream as Draws
@@ -64,6 +66,12 @@ def _instances(server: Server) -> dict[str, str]:
     return roles
 
 
+def _pid(server: Server, instance: str) -> int | None:
+    """Whether it is up or not."""
+    found = [pid for pid, command in processes_of(server.process.pid).items() if f" {instance}" in command]
+    return found[0] if found else None
+
+
 def _steps(server: Server, instance: str) -> int:
     return server.metrics().total("instance_steps_total", instance=instance)
 
@@ -99,13 +107,9 @@ def test_instances_join_serve_and_leave_while_streams_go_on(server: Server) -> N
 def test_one_that_dies_before_it_serves_leaves_nothing_behind(server: Server) -> None:
     before = _instances(server)
 
-    def starting() -> int | None:
-        found = [pid for pid, command in processes_of(server.process.pid).items() if " prefill-1" in command]
-        return found[0] if found else None
-
     with ThreadPoolExecutor(1) as beside:
         adding = beside.submit(ctl, server, "add", "--role", "prefill")
-        os.kill(eventually(starting, "it is started"), signal.SIGKILL)
+        os.kill(eventually(lambda: _pid(server, "prefill-1"), "it is started"), signal.SIGKILL)
         added = adding.result()
     assert added.returncode == 1
     assert added.stderr == "aegis: prefill-1 did not come up: its process ended with code -9; see the log\n"
@@ -115,6 +119,20 @@ def test_one_that_dies_before_it_serves_leaves_nothing_behind(server: Server) ->
     assert _answers(server)[0]
 
 
+def test_of_two_who_remove_it_one_comes_too_late(server: Server) -> None:
+    before = _instances(server)
+    assert ctl(server, "add", "--role", "decode").returncode == 0
+    (joined,) = _instances(server).keys() - before.keys()
+    with ThreadPoolExecutor(3) as beside:
+        words = [("remove", joined), ("remove", joined), ("drain", joined)]
+        done = list(beside.map(lambda these: ctl(server, *these), words))
+    assert sorted(each.returncode for each in done[:2]) == [0, 1]
+    (late,) = [each.stderr for each in done[:2] if each.returncode]
+    assert late.startswith(f"aegis: there is no instance named '{joined}'")
+    assert _instances(server) == before
+    assert server.ready()
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -122,6 +140,8 @@ def test_one_that_dies_before_it_serves_leaves_nothing_behind(server: Server) ->
         (("add", "--role", "mixed"), "the pool would have decode, mixed, prefill instances alone"),
         (("add", "--role", "cook"), "--role: 'cook' is none of prefill, decode, mixed"),
         (("add", "--role", "decode", "--count", "0"), "--count: should be between 1 and 64, not 0"),
+        (("drain", "#"), "there is no instance named '#'"),
+        (("drain", ""), "there is no instance named ''"),
         (("remove", "decode-9"), "there is no instance named 'decode-9'"),
     ],
 )
@@ -131,3 +151,19 @@ def test_what_cannot_be_added_or_removed_is_refused(server: Server, words: tuple
     assert done.returncode in (1, 2)
     assert done.stderr.startswith(f"aegis: {why}")
     assert _instances(server) == before
+
+
+def test_a_role_that_was_given_up_is_served_again_by_one_that_joins(server: Server) -> None:
+    def given_up() -> bool:
+        if pid := _pid(server, "prefill-0"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return "does not come up any more" in server.get("/health").text
+
+    eventually(given_up, "it is given up")
+    assert server.post("/v1/completions", _bodies()[0]).status_code == httpx.codes.SERVICE_UNAVAILABLE
+    added = ctl(server, "add", "--role", "prefill")
+    assert added.returncode == 0, added.stderr
+    assert ctl(server, "remove", "prefill-0").stdout == "prefill-0 is removed\n"
+    assert server.ready()
+    assert _answers(server)[0]

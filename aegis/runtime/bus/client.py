@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from uuid import uuid4
 
 import msgspec
@@ -12,13 +13,16 @@ from aegis.core.errors import UserError
 from aegis.mqtt_address import Address
 from aegis.runtime.bus.connection import Connection
 from aegis.runtime.bus.messages import Add, ClusterOrder, Command, Order, Reply
-from aegis.runtime.bus.topics import CLUSTER, Topics
+from aegis.runtime.bus.topics import CLIENT_PATTERN, CLUSTER, Topics
 
+_NAME = re.compile(CLIENT_PATTERN)  # a part of a topic, as a client's
 _AGAIN_S = 2.0  # the broker may have been away
 
 
 async def order(address: Address, prefix: str, instance: str, command: Command | Add, *, timeout_s: float) -> Reply:
-    """Raises UserError where the broker cannot be used or nobody answers."""
+    """Raises UserError where there can be no such instance, the broker cannot be used or nobody answers."""
+    if not isinstance(command, Add) and not _NAME.fullmatch(instance):
+        raise UserError(f"there is no instance named {instance!r}")
     topics, client = Topics(prefix), f"ctl-{uuid4().hex[:12]}"
     number = uuid4().hex
     if isinstance(command, Add):
@@ -37,9 +41,9 @@ async def order(address: Address, prefix: str, instance: str, command: Command |
             answer.set_result(reply)
 
     connection = Connection(address, name=client, subscriptions=[replies], on_message=received, log_level=logging.DEBUG)
-    await connection.open()
     try:
         async with asyncio.timeout(timeout_s):
+            await connection.open()
             while not answer.done():  # it is done once, however often it is sent
                 await connection.publish(topics.commands(instance), wanted, qos=1)
                 await asyncio.wait((answer,), timeout=_AGAIN_S)

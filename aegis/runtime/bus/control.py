@@ -292,6 +292,10 @@ class Bus:
             done, message = True, await self._node.do(instance, order.command)
         except UserError as error:
             done, message = False, error.message
+        except asyncio.CancelledError:
+            ending = Reply(id=order.id, instance=instance, done=False, message="the server is shutting down")
+            await self._connection.publish(self._topics.replies(instance, order.client), ending, qos=1)
+            raise
         reply = Reply(id=order.id, instance=instance, done=done, message=message)
         self._orders.end(instance, order, reply)
         await self._reply(order.client, reply)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from aegis.core.clock import Clock
 from aegis.core.errors import UserError
@@ -36,6 +38,7 @@ class NodeControl:
         self._clock = clock
         self._changing = asyncio.Lock()  # who goes on serving is looked at and changed by one order at a time
         self._admitting = asyncio.Lock()
+        self._expected = 0  # instances that are being admitted
 
     def ask(self, instance: InstanceId) -> None:
         if instance in self._node.up:
@@ -52,20 +55,18 @@ class NodeControl:
         if isinstance(command, Add):
             return await self._add(command)
         name = InstanceId(instance)
-        if not self.has(name):
-            raise UserError(f"there is no instance named '{instance}', only {', '.join(sorted(self._pool.roles()))}")
+        self._find(name)
         match command:
             case Drain():
-                async with self._changing:
+                async with self._alone(name):
                     return await self._drain(name)
             case Resume():
-                async with self._changing:
+                async with self._alone(name):
                     return self._resume(name)
             case SetRole(role, timeout_s):
-                async with self._changing:
-                    return await self._set_role(name, role, timeout_s)
+                return await self._set_role(name, role, timeout_s)
             case Remove():
-                async with self._changing:
+                async with self._alone(name):
                     return await self._remove(name)
             case SetLimit(nbytes, timeout_s):
                 given_bytes = await self._desk.limit_memory(instance, nbytes, timeout_s=timeout_s)
@@ -79,6 +80,19 @@ class NodeControl:
                 return await self._load(self._model(model), timeout_s)
 
     # --- instances ----------------------------------------------------------------------------------------------------
+
+    def _find(self, instance: InstanceId) -> None:
+        """Raises UserError where there is none of that name."""
+        if not self.has(instance):
+            raise UserError(f"there is no instance named '{instance}', only {', '.join(sorted(self._pool.roles()))}")
+
+    @asynccontextmanager
+    async def _alone(self, instance: InstanceId) -> AsyncIterator[None]:
+        """Who goes on serving is looked at and changed by one order at a time. Raises UserError where the one before
+        has removed it."""
+        async with self._changing:
+            self._find(instance)
+            yield
 
     async def _drain(self, instance: InstanceId) -> str:
         if self._pool.drained(instance):
@@ -95,19 +109,22 @@ class NodeControl:
         return f"{instance} is being started"
 
     async def _set_role(self, instance: InstanceId, role: Role, timeout_s: float) -> str:
-        if self._pool.role(instance) is role:
-            return f"{instance} is {role} already"
-        if self._pool.drained(instance):
-            raise UserError(f"{instance} is drained; resume it first")
-        self._check_roles(instance, role)
-        await self._end(instance)
-        self._pool.resume(instance, role)
+        async with self._alone(instance):
+            if self._pool.role(instance) is role:
+                return f"{instance} is {role} already"
+            if self._pool.drained(instance):
+                raise UserError(f"{instance} is drained; resume it first")
+            self._check_roles(instance, role)
+            await self._end(instance)
+            self._pool.resume(instance, role)
         try:
             async with asyncio.timeout(timeout_s):
                 while instance in self._pool.coming():
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise UserError(f"{instance} is {role} now and has not come up within {timeout_s:g} s") from None
+        if not self.has(instance) or instance in self._pool.dead():
+            raise UserError(f"{instance} is {role} now and does not come up; see the log")
         return f"{instance} is {role}"
 
     async def _add(self, wanted: Add) -> str:
@@ -127,26 +144,39 @@ class NodeControl:
             raise UserError("the server is shutting down")
         if recipe(self._node.policy).divides_memory:
             raise UserError(f"{self._node.policy} divides the memory among the instances at the start: none can join")
-        role = wanted.role or (Role.MIXED if Role.MIXED in self._staying().values() else None)
+        roles = {*self._pool.roles().values()}
+        role = wanted.role or (Role.MIXED if Role.MIXED in roles else None)
         if role is None:
             raise UserError("say in which role: the pool has prefill and decode instances")
-        self._check_roles(InstanceId(""), role)
-        self._node.catalogue.share_among(len(self._pool.roles()) + wanted.count)
-        return await self._pool.admit(role, wanted.count)
+        if (role is Role.MIXED) is not (Role.MIXED in roles):
+            raise _unfit({*roles, role})
+        self._expected = wanted.count
+        try:
+            self._share()
+            return await self._pool.admit(role, wanted.count)
+        finally:
+            self._expected = 0
+            self._share()
+
+    def _share(self) -> None:
+        """What there is for all. Raises UserError, with nothing changed, where promises forbid that there are more."""
+        self._node.catalogue.share_among(len(self._pool.roles()) + self._expected)
 
     async def _joined(self, instance: InstanceId, timeout_s: float) -> str:
         """Empty when it serves, else why it does not; then it is no more."""
+        refusal = ""
         try:
             async with asyncio.timeout(timeout_s):
                 while instance in self._pool.coming() and not self._pool.failure(instance):
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             refusal = f"{instance} has not come up within {timeout_s:g} s"
-        else:
-            refusal = self._pool.failure(instance) and f"{instance} did not come up: {self._pool.failure(instance)}"
-        if refusal:
-            async with self._changing:
-                await self._forget(instance)
+        async with self._changing:
+            if instance not in self._pool.coming():
+                return ""
+            if failure := self._pool.failure(instance):
+                refusal = f"{instance} did not come up: {failure}"
+            await self._forget(instance)
         return refusal
 
     async def _remove(self, instance: InstanceId) -> str:
@@ -161,10 +191,11 @@ class NodeControl:
     async def _forget(self, instance: InstanceId) -> None:
         await self._pool.remove(instance)
         self._node.removed(instance)
+        self._share()
 
     async def _end(self, instance: InstanceId) -> None:
         """Its requests go on elsewhere."""
-        if instance not in self._node.up:
+        if instance not in self._node.up or instance in self._pool.coming():
             raise UserError(f"{instance} is not up; try again when it is")
         self._pool.drain(instance)
         try:
@@ -195,9 +226,7 @@ class NodeControl:
             if not roles:
                 raise UserError("it is the last one; nobody would serve any more")
             if roles != {Role.MIXED} and roles != {Role.PREFILL, Role.DECODE}:
-                has = ", ".join(sorted(roles))
-                needs = "it needs prefill and decode, or mixed only"
-                raise UserError(f"the pool would have {has} instances alone; {needs}")
+                raise _unfit(roles)
 
     # --- models -------------------------------------------------------------------------------------------------------
 
@@ -223,3 +252,8 @@ class NodeControl:
                 "--model-cache"
             ) from None
         return f"{model} is in the model cache"
+
+
+def _unfit(roles: set[Role]) -> UserError:
+    has = ", ".join(sorted(roles))
+    return UserError(f"the pool would have {has} instances alone; it needs prefill and decode, or mixed only")
