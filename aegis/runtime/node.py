@@ -142,7 +142,7 @@ class Node:
         )
         self.up: set[InstanceId] = set()
         self.draining = False
-        self._hopeless = False  # a role is left without any instance that might come up
+        self._hopeless = False  # as the proxies were told
         self._pool: Pool | None = None
         self._link = link
         self.clock = clock
