@@ -149,7 +149,7 @@ class DecodeCore:
             case DropModel():
                 self._models.drop(event.model)
             case ForgetPeer():
-                self._forget(event.peer)
+                self._forget(event)
             case DropProxy():
                 self._drop_proxy(event.proxy)
             case Tick() | ReleaseProxy():
@@ -233,11 +233,14 @@ class DecodeCore:
         if sequence and sequence.job.attempt == event.attempt:
             self._leave(sequence, keep=True)
 
-    def _forget(self, peer: InstanceId) -> None:
-        """The peer's process is gone. What had not arrived from it is being prefilled again by others."""
-        for sequence in [s for s in self._by_request.values() if s.handle and s.handle.owner == peer]:
+    def _forget(self, event: ForgetPeer) -> None:
+        """The peer's process is gone. What had not arrived from it is being prefilled again by others. The next process
+        of that name may have handed something over already: who says so is not who says this."""
+        for sequence in [
+            s for s in self._by_request.values() if s.handle and s.handle.is_from(event.peer, event.words)
+        ]:
             self._leave(sequence)
-        self._losses.forget(peer)
+        self._losses.forget(event.peer)
 
     def _drop_proxy(self, proxy: ProxyId) -> None:
         for sequence in [s for s in self._by_request.values() if proxy_of(s.job.request) == proxy]:

@@ -66,9 +66,9 @@ class HostKv:
     def join(self, instance: InstanceId) -> None:
         self.leases.join(instance)
 
-    def lost(self, instance: InstanceId) -> Answers:
+    def lost(self, instance: InstanceId, words: tuple[int, ...]) -> Answers:
         self.kept.lost(instance)
-        return [*self.leases.lost(instance)]
+        return [*self.leases.lost(instance, words)]
 
     def leave(self, reader: InstanceId) -> Answers:
         """Gone is one of another machine, which only read from here."""

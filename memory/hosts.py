@@ -74,11 +74,11 @@ class Hosts:
         for host in self._machines.values():
             host.join(instance)
 
-    def lost(self, instance: InstanceId) -> Answers:
-        """The instance's process is gone; all others are asked to forget it."""
+    def lost(self, instance: InstanceId, words: tuple[int, ...]) -> Answers:
+        """The instance's process is gone, whose these words were; all others are asked to forget it."""
         home, answers = self._homes.pop(instance), Answers()
         for machine, host in self._machines.items():
-            answers += host.lost(instance) if machine == home else host.leave(instance)
+            answers += host.lost(instance, words) if machine == home else host.leave(instance)
         return answers
 
     def hear(self, instance: InstanceId, message: ForHost) -> Answers:

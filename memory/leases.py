@@ -85,15 +85,15 @@ class SlabLeases:
         """A slab for what is to be kept, which is held by `kept` then."""
         return None if self._wanted or not self._free else self._free.pop()
 
-    def lost(self, instance: InstanceId) -> Grants:
-        """The instance's process is gone; the others are asked to forget it."""
+    def lost(self, instance: InstanceId, words: tuple[int, ...]) -> Grants:
+        """The instance's process is gone, whose these words were; the others are asked to forget it."""
         self._wanted.pop(instance, None)
         for orphans in self._orphans.values():
             orphans.answers.pop(instance, None)
         mine = self._orphans.setdefault(instance, _Orphans([], Counter()))
         mine.slabs += sorted(self._leased.pop(instance))
         mine.answers.update(list(self._leased))
-        grants: Grants = [(other, ForgetPeer(instance)) for other in sorted(self._leased)]
+        grants: Grants = [(other, ForgetPeer(instance, words)) for other in sorted(self._leased)]
         return grants + self._settle()
 
     def leave(self, reader: InstanceId) -> Grants:

@@ -140,9 +140,11 @@ class PrefixChecked(Struct, frozen=True, tag=True):
 
 
 class ForgetPeer(Struct, frozen=True, tag=True):
-    """This instance was lost: finish or drop every transfer from its slabs, then answer `PeerForgotten`."""
+    """This instance was lost: finish or drop every transfer from its slabs, then answer `PeerForgotten`. What it handed
+    over has one of these words for its event: KV with another is of the process that came after it."""
 
     peer: InstanceId
+    words: tuple[int, ...]
 
 
 class MeetProxy(Struct, frozen=True, tag=True):

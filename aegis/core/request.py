@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from enum import StrEnum
 from typing import Literal
 
@@ -128,3 +129,7 @@ class KvHandle(Struct, frozen=True):
     tokens: int
     ready: EventHandle
     machine: MachineId = ONLY_MACHINE
+
+    def is_from(self, owner: InstanceId, words: Container[int]) -> bool:
+        """Whether it was handed over by the owner's process whose these words were: no other has had them."""
+        return self.owner == owner and self.ready.word in words

@@ -262,7 +262,7 @@ class Node:
             await self.proxies.lost(InstanceLost(instance, incarnation, asked=self.pool.drained(instance)))
             if self._fetches:
                 await self._fetches.lost(instance)
-            self._answer(self.host.lost(instance))
+            self._answer(self.host.lost(instance, self.pool.words(instance)))
             self.devices.lost(instance)
             self.images.lost(instance)
             self._release(self._departures.lost(instance))

@@ -99,6 +99,12 @@ class Pool:
         assert home
         return home.machine.id
 
+    def words(self, instance: InstanceId) -> tuple[int, ...]:
+        """Of its present, or its last, process."""
+        home = self._places[instance].home
+        assert home
+        return home.words
+
     def localised(self, instance: InstanceId, spec: ModelSpec) -> ModelSpec:
         """As it is where the instance's living process is."""
         home = self._places[instance].home

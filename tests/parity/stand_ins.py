@@ -278,6 +278,9 @@ class Processes:
     def is_prefill(self, instance: InstanceId) -> bool:
         return self._roles[instance] is Role.PREFILL
 
+    def words(self, instance: InstanceId) -> tuple[int, ...]:
+        return (sorted(self._roles).index(instance),)
+
     def machine(self, instance: InstanceId) -> MachineId:
         return MACHINE
 

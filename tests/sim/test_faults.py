@@ -42,6 +42,12 @@ def test_no_seed_breaks_a_law(first: int) -> None:
     assert play.broken(range(first, first + CHUNK)) == []
 
 
+def test_a_peer_is_not_forgotten_with_the_one_that_came_after_it() -> None:
+    """Seed 2555: who hands over KV is lost, comes up again and hands over more; that others are to forget it arrives
+    last."""
+    assert play.broken([2555]) == []
+
+
 @pytest.mark.parametrize("kind", Kind)
 def test_each_kind_alone_breaks_no_law(kind: Kind) -> None:
     assert play.broken(range(6), frozenset({kind})) == []

@@ -106,4 +106,4 @@ class Disturbances:
 
     def _move_out(self, name: InstanceId) -> None:
         self._world.neighbours.pop(name).alive = False
-        self._world.forget(name)
+        self._world.forget(name, ())

@@ -50,7 +50,7 @@ class Neighbour:
                 self._pool.inflate(runs)
             case TakeBack():
                 self._ground.after(self._ground.draw.below(_SLOWNESS_NS), lambda: self._give(message))
-            case ForgetPeer(peer):
+            case ForgetPeer(peer, _):
                 self._ground.after(
                     self._ground.draw.below(_SLOWNESS_NS), lambda: self._say(self.name, PeerForgotten(peer))
                 )

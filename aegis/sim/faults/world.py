@@ -248,7 +248,7 @@ class World:
             action()
 
     def _part(self, node: Node, absent_ns: int, for_good: bool) -> None:
-        self.forget(node.instance)
+        self.forget(node.instance, tuple(node.words.values()))
         self.models.lost(node.instance)
         for word in node.words.values():
             self.ground.poison(word)
@@ -256,9 +256,9 @@ class World:
         then = self._give_up if for_good else self._bring_up
         self.ground.after(absent_ns, lambda: then(node.instance))
 
-    def forget(self, instance: InstanceId) -> None:
+    def forget(self, instance: InstanceId, words: tuple[int, ...]) -> None:
         """All memory that it had is somebody else's."""
-        self._answer(self.host.lost(instance))
+        self._answer(self.host.lost(instance, words))
         self.arbitrate(self.arbiter.lost(instance))
 
     def _give_up(self, instance: InstanceId) -> None:

@@ -40,7 +40,7 @@ TO = [
     messages.KeepKv(4, 2, ((7, 9),)),
     messages.PrefixChecked(R, 2, True),
     messages.KvFetched(R, 2, "why"),
-    messages.ForgetPeer(P),
+    messages.ForgetPeer(P, (3, 4)),
     messages.MeetProxy(X, "ipc://there"),
     messages.DropProxy(X),
     messages.ReleaseProxy(X),

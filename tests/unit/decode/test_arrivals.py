@@ -19,7 +19,7 @@ from aegis.core.messages import (
 )
 from aegis.core.model import ModelSpec
 from decode.core import DecodeCore
-from tests.sim.driven import PEER, Driven, adopt, decode, make_job, sides
+from tests.sim.driven import PEER, PEER_WORD, Driven, adopt, decode, make_job, sides
 from tests.unit.decode.turns import IN, TWO_MODELS_FIT, WEIGHTS, A
 
 ABROAD = MachineId("abroad")
@@ -61,7 +61,7 @@ def test_its_owner_may_be_lost_once_it_has_arrived() -> None:
     driven = decode(A, pages=TWO_MODELS_FIT)
     fetching(driven)
     driven.on(KvFetched(RequestId(1), 1))
-    driven.on(ForgetPeer(PEER))
+    driven.on(ForgetPeer(PEER, (PEER_WORD,)))
     assert driven.said(PeerForgotten) == [PeerForgotten(PEER)]
     driven.complete(WEIGHTS)
     driven.complete(IN)
@@ -71,7 +71,7 @@ def test_its_owner_may_be_lost_once_it_has_arrived() -> None:
 def test_an_owner_is_forgotten_when_nothing_is_read_from_it_any_more() -> None:
     driven = decode(A, pages=TWO_MODELS_FIT)
     fetching(driven)
-    driven.on(ForgetPeer(PEER))
+    driven.on(ForgetPeer(PEER, (PEER_WORD,)))
     assert not driven.said(PeerForgotten)
     driven.on(KvFetched(RequestId(1), 1, "lost"))
     assert driven.said(PeerForgotten) == [PeerForgotten(PEER)] and not driven.said(GaveUp)

@@ -32,7 +32,7 @@ from aegis.core.messages import (
     Submit,
     UnloadModel,
 )
-from tests.sim.driven import PEER, adopt, decode, make_job
+from tests.sim.driven import PEER, PEER_WORD, adopt, decode, make_job
 from tests.unit.decode.turns import IN, TWO_MODELS_FIT, WEIGHTS, A, B, running, settle, step, take, two_turns
 
 # --- peers -----------------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def test_a_lost_peer_is_forgotten_after_the_last_copy_from_it() -> None:
     take(driven, 2, A)
     driven.complete(WEIGHTS)
     driven.complete(IN, 1)
-    driven.on(ForgetPeer(PEER))
+    driven.on(ForgetPeer(PEER, (PEER_WORD,)))
     assert not driven.said(PeerForgotten), "request 2 is still being read"
     driven.complete(IN)
     assert driven.said(PeerForgotten) == [PeerForgotten(PEER)]
@@ -53,9 +53,16 @@ def test_a_lost_peer_is_forgotten_after_the_last_copy_from_it() -> None:
 
 def test_what_had_not_arrived_from_a_lost_peer_is_dropped() -> None:
     driven = two_turns(4)
-    driven.on(ForgetPeer(PEER))
+    driven.on(ForgetPeer(PEER, (PEER_WORD,)))
     assert driven.said(PeerForgotten) == [PeerForgotten(PEER)] and driven.core.queued == 0
     assert driven.asked(Untrack) == [Untrack(RequestId(2))] and step(driven) == [1]
+
+
+def test_what_the_next_process_of_a_lost_peer_handed_over_stays() -> None:
+    """Nobody would prefill it again: the proxy, which told of it, has lost nothing since."""
+    driven = two_turns(4)
+    driven.on(ForgetPeer(PEER, (PEER_WORD - 1,)))
+    assert driven.said(PeerForgotten) == [PeerForgotten(PEER)] and driven.core.queued + driven.core.running == 2
 
 
 def test_each_question_about_a_peer_is_answered() -> None:
@@ -63,9 +70,9 @@ def test_each_question_about_a_peer_is_answered() -> None:
     driven = decode(A, pages=TWO_MODELS_FIT)
     take(driven, 1, A)
     driven.complete(WEIGHTS)
-    driven.on(ForgetPeer(PEER))
-    driven.on(ForgetPeer(PEER))
-    driven.on(ForgetPeer(InstanceId("prefill-3")))
+    driven.on(ForgetPeer(PEER, (PEER_WORD,)))
+    driven.on(ForgetPeer(PEER, (PEER_WORD,)))
+    driven.on(ForgetPeer(InstanceId("prefill-3"), (PEER_WORD + 1,)))
     assert driven.said(PeerForgotten) == [PeerForgotten(InstanceId("prefill-3"))]
     driven.complete(IN)
     assert driven.said(PeerForgotten) == [PeerForgotten(PEER)] * 2

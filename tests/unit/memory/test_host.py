@@ -220,7 +220,7 @@ class Keeping(RuleBasedStateMachine):
         """It comes back at once, and the others have nothing of it to forget."""
         other = B if name == A else A
         self.instances[name] = Instance()
-        self.told(self.host.lost(name))
+        self.told(self.host.lost(name, ()))
         self.told([*self.host.leases.forgotten(other, name)])
         self.host.join(name)
 

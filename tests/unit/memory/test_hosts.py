@@ -29,6 +29,7 @@ from memory.kept import token_bytes
 
 HERE, THERE = MachineId("here"), MachineId("there")
 A, B, C = (InstanceId(name) for name in "abc")
+WORDS = (5, 6)
 SPEC = make_spec(0, image_pages=1, block_bytes=PAGE // 2)
 PROMPT = tuple(range(2 * BLOCK_TOKENS))
 
@@ -78,7 +79,7 @@ def test_what_is_kept_goes_with_its_machine_and_stays_counted() -> None:
     hosts = opened((A, HERE), (C, THERE))
     keep(hosts, A)
     assert (hosts.kept, hosts.kept_bytes, hosts.counters.kept_blocks) == (1, PAGE, 2)
-    hosts.lost(A)
+    hosts.lost(A, WORDS)
     assert found(hosts, A) is None, "it has no machine"
     hosts.close(HERE)
     hosts.join(A, THERE)
@@ -89,7 +90,7 @@ def test_what_is_kept_goes_with_its_machine_and_stays_counted() -> None:
 def test_slabs_of_a_lost_instance_are_free_when_nobody_on_any_machine_reads_them() -> None:
     hosts = opened((A, HERE), (B, HERE), (C, THERE))
     hosts.hear(A, NeedSlabs(4))
-    assert hosts.lost(A) == [(B, ForgetPeer(A)), (C, ForgetPeer(A))]
+    assert hosts.lost(A, WORDS) == [(B, ForgetPeer(A, WORDS)), (C, ForgetPeer(A, WORDS))]
     hosts.hear(B, PeerForgotten(A))
     assert hosts.free == 4, "one on the other machine may still read"
     hosts.hear(C, PeerForgotten(A))
@@ -99,14 +100,14 @@ def test_slabs_of_a_lost_instance_are_free_when_nobody_on_any_machine_reads_them
 def test_a_lost_reader_is_not_waited_for() -> None:
     hosts = opened((A, HERE), (C, THERE))
     hosts.hear(A, NeedSlabs(2))
-    hosts.lost(A)
-    hosts.lost(C)
+    hosts.lost(A, WORDS)
+    hosts.lost(C, WORDS)
     assert hosts.free == 8
 
 
 def test_an_answer_for_a_machine_that_is_gone_is_none() -> None:
     hosts = opened((A, HERE), (C, THERE))
-    hosts.lost(A)
+    hosts.lost(A, WORDS)
     hosts.close(HERE)
     assert hosts.hear(C, PeerForgotten(A)) == [] and hosts.capacity == 4
 
@@ -151,7 +152,7 @@ class TwoHosts(RuleBasedStateMachine):
         instance = data.draw(st.sampled_from(sorted(self.up)))
         del self.up[instance]
         self.asked = [(asked, peer) for asked, peer in self.asked if asked != instance]
-        self.heard(self.hosts.lost(instance))
+        self.heard(self.hosts.lost(instance, WORDS))
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data())
@@ -166,7 +167,7 @@ class TwoHosts(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for instance in sorted(self.up):
-            self.hosts.lost(instance)
+            self.hosts.lost(instance, WORDS)
         assert self.hosts.free == self.hosts.capacity
 
 

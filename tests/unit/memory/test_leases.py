@@ -13,6 +13,7 @@ from aegis.core.messages import ForgetPeer, GrantSlabs
 from memory.leases import Grants, SlabLeases
 
 A, B, C = (InstanceId(name) for name in "abc")
+WORDS = (5, 6)
 instances = st.sampled_from([A, B, C])
 
 
@@ -77,7 +78,7 @@ class Leases(RuleBasedStateMachine):
         if self.held:
             self.unread[instance] = self.unread.get(instance, set()) | slabs
         self.unread = {peer: s for peer, s in self.unread.items() if peer == instance or self.asked(peer)}
-        self.take(self.leases.lost(instance))
+        self.take(self.leases.lost(instance, WORDS))
         assert {other for other, peer in self.questions if peer == instance} >= set(self.held)
 
     @rule(data=st.data())
@@ -147,10 +148,10 @@ def test_asking_again_replaces_the_wish_and_keeps_its_place() -> None:
 def test_slabs_of_a_lost_instance_wait_until_everyone_has_forgotten_it() -> None:
     leases = started(2, A, B, C)
     leases.ask(A, 2)
-    assert leases.lost(A) == [(B, ForgetPeer(A)), (C, ForgetPeer(A))]
+    assert leases.lost(A, WORDS) == [(B, ForgetPeer(A, WORDS)), (C, ForgetPeer(A, WORDS))]
     leases.forgotten(B, A)
     assert leases.free == 0
-    leases.lost(C)
+    leases.lost(C, WORDS)
     assert leases.free == 2
 
 
@@ -158,10 +159,10 @@ def test_an_answer_about_the_first_loss_does_not_stand_for_the_second() -> None:
     """The instance came back, was granted slabs and was lost again before the others had answered."""
     leases = started(4, A, B)
     leases.ask(A, 2)
-    leases.lost(A)
+    leases.lost(A, WORDS)
     leases.join(A)
     leases.ask(A, 2)
-    leases.lost(A)
+    leases.lost(A, WORDS)
     leases.forgotten(B, A)
     assert leases.free == 0
     leases.forgotten(B, A)

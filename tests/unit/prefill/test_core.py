@@ -326,7 +326,7 @@ def test_dropping_a_model_that_could_not_be_added_is_answered() -> None:
 
 def test_a_peer_is_forgotten_at_once() -> None:
     driven = prefill(pages=8)
-    driven.on(ForgetPeer(InstanceId("decode-0")))
+    driven.on(ForgetPeer(InstanceId("decode-0"), (7,)))
     assert driven.said(PeerForgotten) == [PeerForgotten(InstanceId("decode-0"))]
 
 

@@ -48,5 +48,5 @@ def test_a_cancelled_request_is_heard_of_before_its_end() -> None:
 
 
 def test_what_concerns_many_comes_after_all_that_waits() -> None:
-    for event in (DropProxy(ProxyId(0)), ForgetPeer(InstanceId("decode-0"))):
+    for event in (DropProxy(ProxyId(0)), ForgetPeer(InstanceId("decode-0"), (7,))):
         assert heard(GrammarWait(Compiling()), submit(1), submit(2), event) == [submit(1), submit(2), event]

@@ -144,6 +144,8 @@ def test_instances_learn_of_a_loss_after_all_proxies() -> None:
     async def work(stand: Stand) -> None:
         stand.hear(P0, NeedSlabs(2))
         await lost(stand, P0, noted_by=[HERE, THERE])
-        assert sorted(stand.link.of(ForgetPeer), key=str) == [(i, ForgetPeer(P0)) for i in (D0, D1)]
+        assert sorted(stand.link.of(ForgetPeer), key=str) == [
+            (i, ForgetPeer(P0, stand.node.pool.words(P0))) for i in (D0, D1)
+        ]
 
     standing(work)

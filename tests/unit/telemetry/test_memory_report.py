@@ -100,7 +100,7 @@ def test_host_kv_is_free_leased_or_orphaned() -> None:
     for instance, machine, count in ((A, HERE, 2), (B, THERE, 3)):
         hosts.join(instance, machine)
         hosts.hear(instance, NeedSlabs(count))
-    hosts.lost(B)
+    hosts.lost(B, ())
     said = Telemetry(None, (), 0, 0, {}, {}, shapes=(slabs("host", K, 500, 1, 1), slabs("device", K, 500, 2, 0)))
     host = report_host_kv(hosts, [said], slab_bytes=SLAB)
     assert (host.capacity_bytes, host.leased_bytes, host.free_bytes, host.orphaned_bytes) == (10_000, 2000, 5000, 3000)

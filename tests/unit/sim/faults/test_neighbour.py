@@ -33,7 +33,7 @@ def test_it_takes_and_gives_or_refuses(refuses: bool) -> None:
     ground.run()
     assert said[-1] == (GaveBack(1, (), refused=True) if refuses else GaveBack(1, (PageRun(5, 8),)))
     neighbour.told(TakeBack(2, 8, 0, gentle=True, keep=4))
-    neighbour.told(ForgetPeer(InstanceId("prefill-0")))
+    neighbour.told(ForgetPeer(InstanceId("prefill-0"), (7,)))
     ground.run()
     assert len(ground.pages) == len(ground.dirty) == 4
     assert PeerForgotten(InstanceId("prefill-0")) in said
