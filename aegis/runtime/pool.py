@@ -309,7 +309,8 @@ class Pool:
 
 async def _within(event: asyncio.Event, timeout_s: float) -> None:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
 
 
 def _state(place: _Place) -> str:

@@ -180,7 +180,8 @@ class Proxies:
             if place.restarts.given_up:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._close_asked.wait(), place.restarts.pause_s)
+                async with asyncio.timeout(place.restarts.pause_s):
+                    await self._close_asked.wait()
 
     def _lost(self, place: _Place, *, after_s: float) -> None:
         place.restarts.ended(served=place.serves, after_s=after_s)

@@ -12,7 +12,7 @@ import uvicorn
 
 from aegis.runtime.proxy import Proxy
 from aegis.runtime.store.store import Store
-from aegis.runtime.watched import watched
+from aegis.runtime.watched import cancelled, watched
 from proxy.http.app import create_app
 from proxy.http.server import make_server
 from proxy.http.settings import Settings
@@ -48,9 +48,7 @@ async def running(*works: Coroutine[None, None, None]) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
+        await cancelled(*tasks)
+    for task in tasks:
+        if not task.cancelled() and (error := task.exception()):
+            raise error

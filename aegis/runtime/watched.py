@@ -1,4 +1,4 @@
-"""Tasks that a process cannot do without."""
+"""Tasks that a process cannot do without, and their end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import asyncio
 import logging
 import signal
 from collections.abc import Coroutine
+from typing import Any
+
+_AGAIN_S = 10.0
 
 _logger = logging.getLogger(__name__)
 
@@ -15,6 +18,16 @@ def watched(work: Coroutine[None, None, None]) -> asyncio.Task[None]:
     task = asyncio.create_task(work)
     task.add_done_callback(_end_if_broken)
     return task
+
+
+async def cancelled(*tasks: asyncio.Task[Any]) -> None:
+    """Returns when all have ended. What waits in `asyncio.wait_for` up to Python 3.11, as libraries do, misses a
+    cancellation that comes with what it waits for: it is asked again."""
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=_AGAIN_S)
 
 
 def _end_if_broken(task: asyncio.Task[None]) -> None:

@@ -92,7 +92,8 @@ class Agent:
             if self._pulse.up:
                 await self._beat(connection, number)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), HEARTBEAT_NS / NS_PER_S)
+                async with asyncio.timeout(HEARTBEAT_NS / NS_PER_S):
+                    await self._wake.wait()
             self._wake.clear()
         self._state = replace(self._state, phase=Phase.STOPPED, running_model=None, resident=(), queued=0, running=0)
         await self._say_state(connection)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from aegis.mqtt_address import Address
 from aegis.runtime.processes import follow_launcher
+from aegis.runtime.watched import cancelled
 from aegis.telemetry.logs import log
 
 _PAUSE_S = 0.2
@@ -26,9 +27,7 @@ async def embedded_broker(directory: Path) -> AsyncIterator[Address]:
     try:
         yield Address(path=str(path))
     finally:
-        keeper.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await keeper
+        await cancelled(keeper)
 
 
 async def _keep(path: Path) -> None:

@@ -19,6 +19,7 @@ from msgspec import Struct
 from aegis.core.errors import UserError
 from aegis.mqtt_address import Address
 from aegis.runtime.bus.messages import encode
+from aegis.runtime.watched import cancelled
 from aegis.telemetry.logs import log
 
 KEEPALIVE_S = 2
@@ -98,11 +99,8 @@ class Connection:
 
     async def close(self) -> None:
         """In order: the last will is not published."""
-        if self._serving is None:
-            return
-        self._serving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._serving
+        if self._serving:
+            await cancelled(self._serving)
 
     # ------------------------------------------------------------------------------------------------------------------
 

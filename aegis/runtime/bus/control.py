@@ -40,7 +40,7 @@ from aegis.runtime.bus.messages import (
 from aegis.runtime.bus.orders import OrderBook, Unanswerable, read
 from aegis.runtime.bus.settings import BusSettings
 from aegis.runtime.bus.topics import CLUSTER, Topics
-from aegis.runtime.watched import watched
+from aegis.runtime.watched import cancelled, watched
 from aegis.telemetry.logs import log
 from aegis.telemetry.node import BusPlace
 
@@ -128,9 +128,11 @@ class Bus:
         """Raises UserError where the broker cannot be used, or where its prefix is another cluster's."""
         await self._connection.open()
         try:
-            await asyncio.wait_for(self._claimed.wait(), _CLAIM_S)
+            async with asyncio.timeout(_CLAIM_S):
+                await self._claimed.wait()
             if self._contested:  # perhaps by one that was lost without a will, as its broker was
-                await asyncio.wait_for(self._rival_beats.wait(), _RIVAL_S)
+                async with asyncio.timeout(_RIVAL_S):
+                    await self._rival_beats.wait()
         except TimeoutError:
             if not self._claimed.is_set():
                 raise UserError(
@@ -159,10 +161,7 @@ class Bus:
             self._node = None
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await cancelled(*self._tasks)
         if self._ours:
             await self._say_claim(Phase.STOPPED)
         await self._connection.close()

