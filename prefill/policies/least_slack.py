@@ -28,9 +28,9 @@ class LeastSlackPrefill:
     deadlines that say who comes before whom, and not those that say who can be saved; where somebody is sacrificed it
     is one of those with the least priority.
 
-    Nobody starves: where the job that has waited the longest, its priority counted in, has not been the next one for
-    its TTFT deadline, it is now. So a job before which `k` others came, likewise, waits for at most `k + 1` deadlines,
-    each with two loads and two prefills.
+    Nobody starves: where the job that has waited the longest, its priority counted in, has been that for its TTFT
+    deadline and not been the next one, it is now. So a job before which `k` others came, likewise, waits for at most
+    `k + 1` deadlines, each with two loads and two prefills.
     """
 
     grace: float = 4.0
@@ -98,7 +98,8 @@ def _oldest(line: PrefillLine) -> int:
 
 
 def _is_starving(oldest: int, line: PrefillLine, now_ns: int) -> bool:
-    return now_ns >= line.relieved_ns + line.jobs[oldest].ttft_ns
+    job = line.jobs[oldest]
+    return now_ns >= max(line.relieved_ns, job.ranked_ns) + job.ttft_ns
 
 
 def _later(job: PrefillJob, by_ns: int) -> PrefillJob:

@@ -129,7 +129,8 @@ class Schedule:
     def _expendable(self, at: int, run: Run) -> tuple[int, int, int, int]:
         job = self._line[at]
         takes_ns = job.prefill_ns + (run.load_ns if len(run.jobs) == 1 else 0)
-        return job.urgent_ns - job.due_ns, takes_ns, job.due_ns, at
+        priority = (job.urgent_ns - job.due_ns) // job.ttft_ns  # shifts are deadlines of its own model
+        return priority, takes_ns, job.due_ns, at
 
     # --- and what else there is time for ------------------------------------------------------------------------------
 

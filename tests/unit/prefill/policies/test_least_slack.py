@@ -131,6 +131,11 @@ def test_who_has_waited_the_longest_is_next_once_in_a_deadline() -> None:
     assert order(*line, now=150, relieved=60) == [1, 0]
 
 
+def test_who_came_after_a_rest_has_not_waited_since_before_it() -> None:
+    line = [job(A, 1100, arrival=1000), job(B, 1060, arrival=1010)]
+    assert order(*line, now=1020) == [1, 0]
+
+
 @pytest.mark.parametrize("policy", [POLICY, STRICT], ids=["graceful", "strict"])
 @given(
     st.lists(st.tuples(st.sampled_from([A, B, C]), st.integers(0, 40), st.integers(1, 40)), min_size=30, max_size=60),

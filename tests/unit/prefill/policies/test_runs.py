@@ -150,6 +150,13 @@ def test_who_is_sacrificed_runs_beside_others_of_its_model_if_nobody_else_gets_l
     assert scheduled([job(A, 100), job(B, -5)], {}).order() == [0, 1], "there is no run of its model"
 
 
+def test_priorities_are_compared_and_not_the_deadlines_that_they_are_told_in() -> None:
+    """One that is less urgent by 8 deadlines each goes before one that is so by 1 that is ten times as long."""
+    low, high = job(A, 100, 60)._replace(ttft_ns=1), job(A, 100, 60)._replace(ttft_ns=10)
+    line = [low._replace(urgent_ns=NOW_NS + 108), high._replace(urgent_ns=NOW_NS + 110)]
+    assert scheduled(line, {}).sacrificed == [0]
+
+
 def test_who_has_the_least_priority_is_sacrificed_first() -> None:
     low = job(A, 100, 10)._replace(urgent_ns=NOW_NS + 1100)
     assert scheduled([job(A, 100, 60), low, job(A, 100, 40)], {}).sacrificed == [1]
