@@ -33,7 +33,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def waiting() -> list[str]:
     """A line for each task of any loop of this process: where it waits, from the outside in."""
-    tasks = [task for task in gc.get_objects() if isinstance(task, asyncio.Task) and not task.done()]
+    tasks = [task for task in gc.get_objects() if issubclass(type(task), asyncio.Task) and not task.done()]
     return sorted(f"{task.get_name()}: {' > '.join(_places(task.get_coro()))}" for task in tasks)
 
 
