@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-STUCK_S = 330.0  # after the timeout of a test, before that of faulthandler
+STUCK_S = 630.0  # after the timeout of a test, before that of faulthandler
 
 
 @pytest.hookimpl(wrapper=True)

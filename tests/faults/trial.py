@@ -19,7 +19,7 @@ CONNECTION = "connection"
 
 ASKED_AGAIN = (CONNECTION, "request_in_flight", "store_unavailable")
 _AGAIN_S = 0.25
-_ANSWERED_S = 120.0
+_ANSWERED_S = 240.0
 
 Strike = Callable[[], Awaitable[None]]
 

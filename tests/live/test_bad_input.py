@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.live.market import CONTEXT_TOKENS
-from tests.live.server import Server
+from tests.live.server import WAIT_S, Server
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 GOOD: dict[str, Any] = {"model": "llama", "prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0}
@@ -77,7 +77,7 @@ def test_it_is_refused_with_what_is_wrong(
 def test_what_is_no_json_object_is_refused(server: Server, content: bytes) -> None:
     for path in (COMPLETIONS, CHAT, "/models/load"):
         headers = {"content-type": "application/json"}
-        reply = httpx.post(server.url + path, content=content, headers=headers, trust_env=False)
+        reply = httpx.post(server.url + path, content=content, headers=headers, timeout=WAIT_S, trust_env=False)
         assert reply.status_code == 400
         assert reply.json()["error"]["message"]
     works(server)

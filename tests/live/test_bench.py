@@ -35,7 +35,7 @@ def _in(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_in")
 def test_fragmentation_under_load(checkpoints_dir: Path) -> None:
-    measured = fragmentation(3.0, Load(concurrent=6), sources=read_sources([str(checkpoints_dir)]))
+    measured = fragmentation(8.0, Load(concurrent=6), sources=read_sources([str(checkpoints_dir)]))
     assert measured.failed == 0
     assert 0 < measured.waste.shared < 1
     assert 0 < measured.waste.held_bytes <= measured.waste.held_max_bytes

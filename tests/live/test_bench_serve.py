@@ -94,7 +94,7 @@ def test_each_way_to_fail_is_a_line_and_none_spoils_the_run(stand: Stand, tmp_pa
     bad = ("refused", "rude", "cut", "unfinished", "mute", "garbage", "html")
     models = [option for name in ("good", "no-usage", "bundled", *bad) for option in ("--model", name)]
     lengths = ["--random-input-len", "3", "--random-output-len", "4"]
-    result = measured(tmp_path, stand.url, *models, *lengths, "--num-prompts", "20", "--timeout", "1")
+    result = measured(tmp_path, stand.url, *models, *lengths, "--num-prompts", "20", "--timeout", "5")
     assert (result["completed"], result["failed"], result["total_output_tokens"]) == (6, 14, 24)
     assert (result["slo_tokens_met"], result["slo_tokens"]) == (24, 80)
     assert result["failures"] == dict.fromkeys(

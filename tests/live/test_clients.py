@@ -22,7 +22,7 @@ from tests.live.server import Server, eventually
 from tests.live.streams import Body, Stream, client_of, run_all, until
 
 MODELS = list(MARKET)
-LONG: Body = {"max_tokens": 400, "ignore_eos": True, "temperature": 0}
+LONG: Body = {"max_tokens": 1400, "ignore_eos": True, "temperature": 0}
 LOGPROB_TOLERANCE = 1e-4
 
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.fuzzing import CASES, fuzz, operations
-from tests.live.server import Server
+from tests.live.server import WAIT_S, Server
 from tests.live.test_bad_input import works
 
 ASKING = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
@@ -24,7 +24,7 @@ def test_nothing_that_is_asked_is_an_error_of_the_server(server: Server, path: s
     def send(case: Any) -> Any:
         if isinstance(case.body, dict):
             case.body |= _short(case.body, path)
-        return case.call(base_url=server.url)
+        return case.call(base_url=server.url, timeout=WAIT_S)
 
     counts = fuzz(document, path, "post", -(-cases // SHARE), "llama", send)
     assert sum(counts.values()) > 0

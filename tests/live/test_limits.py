@@ -84,10 +84,10 @@ def test_requests_per_minute_are_the_server_s_not_each_proxy_s(served: Server) -
         if reply.status_code == 429:
             assert 1 <= int(reply.headers["retry-after"]) <= 60 // ALLOWED * ALLOWED
             assert "key 'alice'" in reply.json()["error"]["message"]
+    client = openai.OpenAI(base_url=served.url + "/v1", api_key=ALICE, max_retries=0)
     with pytest.raises(openai.RateLimitError):
-        openai.OpenAI(base_url=served.url + "/v1", api_key=ALICE, max_retries=0).completions.create(
-            **BODY, extra_body=ENDLESS
-        )
+        for _ in range(ALLOWED):  # one may come back every few seconds
+            client.completions.create(**BODY, extra_body=ENDLESS)
 
 
 def test_no_more_run_at_once_than_may_and_those_that_leave_make_room(served: Server) -> None:
@@ -96,18 +96,18 @@ def test_no_more_run_at_once_than_may_and_those_that_leave_make_room(served: Ser
     async def main() -> list[int]:
         seen: list[int] = []
         async with client_of(served, BOB) as client:
-            for _ in range(2):
+            while len(seen) < 8:
                 async with (
                     client.stream("POST", "/v1/completions", json=long) as first,
                     client.stream("POST", "/v1/completions", json=long) as second,
                 ):
-                    assert [first.status_code, second.status_code] == [200, 200]
-                    seen += [(await client.post("/v1/completions", json=BODY)).status_code for _ in range(4)]
-                while (await client.post("/v1/completions", json=BODY)).status_code == 429:
-                    await asyncio.sleep(0.05)
+                    let_in = [first.status_code, second.status_code] == [200, 200]
+                    assert let_in or seen, "the first two find nobody"
+                    if let_in:  # or those before are leaving still
+                        seen += [(await client.post("/v1/completions", json=BODY)).status_code for _ in range(4)]
         return seen
 
-    assert asyncio.run(main()) == [429] * 8
+    assert asyncio.run(asyncio.wait_for(main(), WAIT_S)) == [429] * 8
 
 
 def test_tokens_are_those_of_prompts_and_answers(served: Server) -> None:
@@ -182,10 +182,14 @@ def test_the_log_is_json_and_holds_no_key(served: Server) -> None:
 
 def test_at_its_end_what_runs_ends_well_and_what_comes_is_told(served: Server) -> None:
     """The last test: it ends the server."""
-    long = BODY | ENDLESS | {"max_tokens": 300, "stream": True}
+    long = BODY | ENDLESS | {"max_tokens": 1500, "stream": True}
 
     async def main() -> tuple[str, int]:
-        async with client_of(served, BOB) as client, client.stream("POST", "/v1/completions", json=long) as running:
+        async with (
+            asyncio.timeout(WAIT_S),
+            client_of(served, BOB) as client,
+            client.stream("POST", "/v1/completions", json=long) as running,
+        ):
             lines = running.aiter_lines()
             await anext(lines)
             served.process.send_signal(signal.SIGTERM)

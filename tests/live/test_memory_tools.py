@@ -105,7 +105,7 @@ def test_a_limit_is_lowered_while_streams_run_and_no_token_is_another(
     roomy: Server, references: dict[str, Reference]
 ) -> None:
     cases = [
-        greedy(model, references[model], prompt_tokens=length, max_tokens=200)
+        greedy(model, references[model], prompt_tokens=length, max_tokens=400)
         for model in ("gemma2", "granite", "llama")
         for length in (100, 200)
     ]
@@ -132,7 +132,7 @@ def test_a_limit_is_lowered_while_streams_run_and_no_token_is_another(
 def test_what_cannot_be_given_in_time_is_a_conflict_and_changes_nothing(
     roomy: Server, references: dict[str, Reference]
 ) -> None:
-    body, tokens = greedy("gemma2", references["gemma2"], prompt_tokens=350, max_tokens=150)
+    body, tokens = greedy("gemma2", references["gemma2"], prompt_tokens=350, max_tokens=600)
     answers: list[tuple[dict[str, Any], httpx.Response, dict[str, Any]]] = []
 
     async def lower(_: Sequence[Stream]) -> None:
@@ -187,9 +187,10 @@ def test_a_wrong_command_is_refused(roomy: Server, how: str, body: dict[str, str
 def test_strangers_neither_see_nor_move_memory(roomy: Server) -> None:
     elsewhere = {"x-forwarded-for": "192.0.2.7"}
     url = f"{roomy.url}/debug/memory"
-    assert httpx.get(url, headers=elsewhere, trust_env=False).status_code == httpx.codes.FORBIDDEN
+    assert httpx.get(url, headers=elsewhere, timeout=WAIT_S, trust_env=False).status_code == httpx.codes.FORBIDDEN
     for how in ("limit", "trim"):
-        answer = httpx.post(f"{url}/{how}", json={"instance": "decode-0"}, headers=elsewhere, trust_env=False)
+        body = {"instance": "decode-0"}
+        answer = httpx.post(f"{url}/{how}", json=body, headers=elsewhere, timeout=WAIT_S, trust_env=False)
         assert answer.status_code == httpx.codes.FORBIDDEN
 
 

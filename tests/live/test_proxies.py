@@ -80,8 +80,12 @@ def test_any_proxy_answers_for_the_whole(served: Server) -> None:
     for path in ("/v1/models", "/debug/node"):
         first, second = asked(path).values()
         assert first.json() == second.json()
-    records = asked("/debug/records")
-    assert records["proxy-0"].content == records[LATER].content
+
+    def same_records() -> bool:
+        records = asked("/debug/records")
+        return records["proxy-0"].content == records[LATER].content
+
+    eventually(same_records, "what each has to tell has come to the other")
     assert served.post("/models/unload", {"model": "nobody"}).status_code == httpx.codes.NOT_FOUND
 
 
@@ -120,7 +124,7 @@ def test_a_signal_ends_all_proxies_and_tells_every_client(
             await until(lambda: all(len(stream.tokens) > 2 for stream in streams), "all are running")
             assert await asyncio.to_thread(server.stop, signal.SIGTERM) == 0
 
-    with launched(tmp_path / "server", cache, *options, "--proxies", "3") as server:
+    with launched(tmp_path / "server", cache, *options, "--proxies", "3", "--shutdown-timeout", "15") as server:
         server.wait_for_ready()
         asyncio.run(main(server))
         assert "Traceback" not in server.output()

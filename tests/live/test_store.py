@@ -19,7 +19,6 @@ from tests.redis_server import KINDS, RedisServer, redis_server
 
 STREAMS = 16
 TOKENS = 120
-WAIT_S = 0.5
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -33,8 +32,7 @@ def market(
     tmp_path_factory: pytest.TempPathFactory, cache: Path, zoo_dir: Path, redis: RedisServer
 ) -> Iterator[Server]:
     options = ["--models", str(zoo_dir), "--dtype", "float32", *zoo.MEMORY, *SPLIT, "--redis", redis.url]
-    environment = {"AEGIS_REDIS_WAIT_S": str(WAIT_S)}
-    with launched(tmp_path_factory.mktemp("market"), cache, *options, environment=environment) as running:
+    with launched(tmp_path_factory.mktemp("market"), cache, *options) as running:
         running.wait_for_ready()
         yield running
 
