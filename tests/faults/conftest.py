@@ -1,4 +1,4 @@
-"""The short form, which `make test` runs, has one moment for each fault. The long form (AEGIS_TEST_FAULTS=long) has
+"""The short form, which `make test` runs, has one moment for each fault. The long form (AEGIS_TEST_LONG=1) has
 three, of more faults, with embedded and with external services. Moments are drawn from AEGIS_TEST_SEED."""
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import pytest
 from aegis.core.rng import Stream as Draws
 from tests.faults.figures import Figures
 from tests.faults.pool import INSTANCES, Pool, opened
+from tests.long_forms import LONG
 
-LONG = os.environ.get("AEGIS_TEST_FAULTS") == "long"
 SEED = int(os.environ.get("AEGIS_TEST_SEED", "0"))
 MOMENTS = 3 if LONG else 1
 FIRST_MOMENT, LAST_MOMENT = 0.03, 0.6
@@ -27,12 +27,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         draws = Draws(SEED, "faults", metafunc.definition.nodeid)
         moments = [FIRST_MOMENT + (LAST_MOMENT - FIRST_MOMENT) * draws.uniform() for _ in range(MOMENTS)]
         metafunc.parametrize("moment", moments, ids=[f"{moment:.0%}" for moment in moments])
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [item for item in items if item.get_closest_marker("long")] if not LONG else []
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -12,6 +12,7 @@ from bench.sharing import sharing
 from bench.slab_replay import Load
 
 
+@pytest.mark.long
 def test_handing_memory_between_serving_instances() -> None:
     measured = handing_live(192 << 20, repetitions=3, streams=1)  # a model that does not fit in the slack
     assert (measured.nbytes, measured.repetitions, measured.streams) == (192 << 20, 3, 2)
@@ -19,6 +20,7 @@ def test_handing_memory_between_serving_instances() -> None:
     assert measured.late_ns <= measured.late_max_ns
 
 
+@pytest.mark.long
 def test_sharing_one_device() -> None:
     measured = sharing(clients=6, rounds=1)
     for arm in (measured.shared, measured.apart, measured.halves):
@@ -41,6 +43,7 @@ def test_fragmentation_under_load(checkpoints_dir: Path) -> None:
     assert 0 < measured.waste.held_bytes <= measured.waste.held_max_bytes
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_in")
 def test_churn(checkpoints_dir: Path) -> None:
     measured = churn(20, 20, 8, sources=read_sources([str(checkpoints_dir)]))

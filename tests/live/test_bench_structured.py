@@ -8,6 +8,7 @@ import pytest
 from bench.structured import Result, run
 
 
+@pytest.mark.long
 def test_answers_are_held_to_schemas_and_latencies_compared(
     tmp_path: Path, cache: Path, checkpoints_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

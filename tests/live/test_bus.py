@@ -37,7 +37,7 @@ class Cluster:
         return ctl(self.server, *words, mqtt=self.broker.url if self.broker else None)
 
 
-@pytest.fixture(scope="module", params=brokers.KINDS)
+@pytest.fixture(scope="module", params=[pytest.param("embedded", marks=pytest.mark.long), "mosquitto"])
 def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path
 ) -> Iterator[Cluster]:

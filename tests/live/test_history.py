@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import msgspec
+import pytest
 
 from aegis.core.decision import Decision
 from aegis.core.role import Role
@@ -80,6 +81,7 @@ def test_the_node_is_as_it_was_launched(server: Server) -> None:
     assert {model.model for model in node.models} == set(MARKET)
 
 
+@pytest.mark.long
 def test_costs_are_learnt_and_the_same_requests_simulated(server: Server, tmp_path: Path) -> None:
     """What comes out is far from the truth: the runs are few and tiny. That it comes out is what is tested."""
     lengths = "lengths=uniform,input=4-60,output=2-6"

@@ -157,6 +157,7 @@ def test_what_cannot_be_added_or_removed_is_refused(server: Server, words: tuple
     assert _instances(server) == before
 
 
+@pytest.mark.long
 def test_a_role_that_was_given_up_is_served_again_by_one_that_joins(server: Server) -> None:
     def given_up() -> bool:
         if pid := _pid(server, "prefill-0"):

@@ -12,9 +12,10 @@ from tests.live.server import Server, launched
 from tests.live.streams import run_all
 
 STREAMS = 24
+_LONG = [pytest.param(policy, marks=pytest.mark.long) for policy in ("aegaeon", "prefill-first")]
 
 
-@pytest.fixture(params=["least-slack", "aegaeon", "serverlessllm", "prefill-first"])
+@pytest.fixture(params=["least-slack", "serverlessllm", *_LONG])
 def mixed(
     request: pytest.FixtureRequest, tmp_path: Path, cache: Path, checkpoints_dir: Path, tight_memory: str
 ) -> Iterator[Server]:

@@ -90,7 +90,7 @@ def test_a_market_of_which_the_cache_holds_three_is_served_whole(
     small_server.wait_for_freed_memory()
 
 
-@pytest.mark.parametrize("fault", ["truncated", "changed"])
+@pytest.mark.parametrize("fault", ["truncated", pytest.param("changed", marks=pytest.mark.long)])
 def test_requests_wait_until_an_image_damaged_on_disk_was_made_again(
     fault: str, small_server: Server, references: dict[str, Reference], cache: Path, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ MARGIN_MIN = 3e-5
 ANSWER = 24
 
 
-@pytest.fixture(scope="module", params=["split", "mixed"])
+@pytest.fixture(scope="module", params=["split", pytest.param("mixed", marks=pytest.mark.long)])
 def reusing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path
 ) -> Iterator[Server]:

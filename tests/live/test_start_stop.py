@@ -117,7 +117,7 @@ def _running(directory: Path, checkpoint: Path, act: Callable[[Server, Sequence[
     return streams
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
 def test_a_signal_ends_the_server_and_tells_every_client(
     tmp_path: Path, checkpoint: Path, number: signal.Signals
 ) -> None:

@@ -15,13 +15,13 @@ from tests.checkpoints import VOCAB_SIZE
 from tests.live import zoo
 from tests.live.server import SPLIT, Server, eventually, launched
 from tests.live.streams import Body, client_of, run_all
-from tests.redis_server import KINDS, RedisServer, redis_server
+from tests.redis_server import RedisServer, redis_server
 
 STREAMS = 16
 TOKENS = 120
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[pytest.param("valkey", marks=pytest.mark.long), "redis-server"])
 def redis(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     with redis_server(request.param, tmp_path_factory.mktemp("redis")) as server:
         yield server
