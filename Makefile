@@ -18,7 +18,7 @@ SEED ?= 0
 help:
 	@echo "make run       serve the demo market on http://127.0.0.1:8000"
 	@echo "make test      linters, types, import contracts and all tests but those that take long"
-	@echo "make test-live every test that starts servers, also those that take long, and with two processes to an instance"
+	@echo "make test-live the tests of running servers, also those that take long"
 	@echo "make test-gpu  what needs an NVIDIA GPU: tests and figures, into bench/results/gpu.json"
 	@echo "make test-vllm the vLLM backend, on the CPU; the first time installs 3 GB into $(VLLM) (make vllm)"
 	@echo "make test-long the stress test of shared memory, requests drawn at random and compiled cores, at length"
@@ -156,7 +156,6 @@ test-long: $(TOOLS) compiled
 
 test-live: $(TOOLS)
 	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/live
-	AEGIS_TEST_RANKS=2 $(BIN)/python -m pytest tests/live/test_exactness.py tests/faults/test_ranks.py
 
 test-seeds: $(TOOLS)
 	$(BIN)/python -m tests.sim.seeds --seeds 10000

@@ -16,7 +16,7 @@ from tests.faults.trial import Trial, undergo
 from tests.live.cases import Case
 from tests.live.server import processes_of
 
-STOPPED_S = 10.0
+STOPPED_S = 5.0
 
 
 def _ended(pid: int) -> str:

@@ -21,7 +21,7 @@ from tests.live.cases import Case
 from tests.live.server import STOP_S, Server, eventually, launched, leaves_nothing, processes_of
 from tests.redis_server import redis_server
 
-GONE_S = 10.0
+GONE_S = 2.0
 
 
 def _free_port() -> int:
