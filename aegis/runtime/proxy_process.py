@@ -1,4 +1,4 @@
-"""The process of a further proxy: clients on the shared port, instances and the node over ZeroMQ.
+"""The process of a further proxy: clients on the shared port, instances and the node over wires (`link`).
 
 Started as `python -m aegis.runtime.proxy_process` with its settings as JSON on standard input.
 """

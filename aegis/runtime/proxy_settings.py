@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from aegis.core.ids import ProxyId
-from aegis.runtime.link import Keys
 from aegis.runtime.scheduling_settings import SchedulingSettings
 from aegis.runtime.store.store import StoreSettings
+from aegis.runtime.wires import Keys
 from aegis.telemetry.logs import LogSettings
 from proxy.http.settings import Settings
 

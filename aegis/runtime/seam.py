@@ -1,6 +1,6 @@
 """What a node and its proxies tell each other: who lives, which models there are, and what clients ask of the node.
 
-A proxy in the node's own process is told by a call, any other over ZeroMQ. Nothing about a request in flight is among
+A proxy in the node's own process is told by a call, any other over a wire. Nothing about a request in flight is among
 it: that goes between proxies and instances.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from aegis.core.ids import RequestId
@@ -22,12 +23,16 @@ class LiveTicket:
         self.request = request
         self._leave = leave
         self._before = before
-        self._queue: asyncio.Queue[Delivery] = asyncio.Queue()
+        self._unread: deque[Delivery] = deque()
+        self._reader: asyncio.Future[None] | None = None  # waits for more
         self._fell_behind = False
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
         while True:
-            delivery = await self._queue.get()
+            while not self._unread:
+                self._reader = asyncio.get_running_loop().create_future()
+                await self._reader
+            delivery = self._unread.popleft()
             yield delivery
             if isinstance(delivery, Finished | Failed):
                 return
@@ -41,7 +46,9 @@ class LiveTicket:
     def put(self, delivery: Delivery) -> None:
         if self._fell_behind and isinstance(delivery, Failed):
             delivery = Failed(f"the answer was given up: {UNREAD_MAX} parts of it were not read", 499)
-        self._queue.put_nowait(delivery)
-        if self._queue.qsize() > UNREAD_MAX and not self._fell_behind:
+        self._unread.append(delivery)
+        if self._reader and not self._reader.done():
+            self._reader.set_result(None)
+        if len(self._unread) > UNREAD_MAX and not self._fell_behind:
             self._fell_behind = True
             asyncio.get_running_loop().call_soon(self._leave, ClientLeft(self.request))

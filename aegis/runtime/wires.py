@@ -4,7 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aegis.runtime.link import Keys
+from msgspec import Struct
+
+_LOCAL = "ipc://"
+
+
+class Keys(Struct, frozen=True):
+    """Of the ports that all others connect to from other machines."""
+
+    public: str
+    secret: str
+
+
+def is_local(address: str) -> bool:
+    return address.startswith(_LOCAL)
+
+
+def path_of(address: str) -> str:
+    """Of a local address."""
+    return address.removeprefix(_LOCAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +35,7 @@ class Wires:
 
     def address(self, name: str) -> str:
         """For a hub to listen on."""
-        return f"tcp://{self.ip}:*" if self.ip else f"ipc://{self.directory}/{name}"
+        return f"tcp://{self.ip}:*" if self.ip else f"{_LOCAL}{self.directory}/{name}"
 
     @property
     def market_key(self) -> str:

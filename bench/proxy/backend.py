@@ -2,7 +2,8 @@
 a step are there at once.
 
 Started as `python -m bench.proxy.backend` with its settings as JSON on standard input. Whoever joins is told of the
-models, and is greeted as by an instance that prefills and decodes. Requests for `SILENT` are never answered.
+models, and is greeted as by an instance that prefills and decodes. Requests for `SILENT` are never answered. It prints
+a line when it listens.
 """
 
 from __future__ import annotations
@@ -88,6 +89,8 @@ class Backend:
         self._specs = settings.specs
         self._hub: Hub[FromProxy] = Hub(settings.address, FromProxy)
         self._working: set[asyncio.Task[None]] = set()
+        sys.stdout.write("listening\n")
+        sys.stdout.flush()
 
     async def run(self) -> None:
         """Until it is cancelled."""

@@ -64,13 +64,12 @@ async def aegis_side(core: int) -> AsyncIterator[Side]:
         async with open_store(config.redis) as store:
             settings = _settings(config, node, f"ipc://{directory}/proxy", port, store.settings)
             command = [sys.executable, "-m", "aegis.runtime.proxy_process", settings.name]
-            with (
-                running([sys.executable, "-m", "bench.proxy.backend"], told=msgspec.json.encode(backend)),
-                running(command, told=msgspec.json.encode(settings), core=core) as proxy,
-            ):
-                await _up(proxy, port, "/v1/models")
-                async with open_direct(node, directory) as direct:
-                    yield Side("aegis", port, proxy.pid, direct)
+            with running([sys.executable, "-m", "bench.proxy.backend"], told=msgspec.json.encode(backend)) as instance:
+                await asyncio.to_thread(instance.line)
+                with running(command, told=msgspec.json.encode(settings), core=core) as proxy:
+                    await _up(proxy, port, "/v1/models")
+                    async with open_direct(node, directory) as direct:
+                        yield Side("aegis", port, proxy.pid, direct)
 
 
 @asynccontextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from time import time
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import structs
 
@@ -116,7 +116,7 @@ def needs_chat_template(served: Served) -> TextModel:
 
 
 async def render(fields: Fields, text: TextModel, tools: Tools | None) -> str:
-    """The prompt that `messages` make, rendered beside the event loop. Raises UserError."""
+    """The prompt that `messages` make. Raises UserError."""
     messages = read_messages(fields)
     variables = fields.mapping("chat_template_kwargs") or {}
     for name in _NOT_VARIABLES & variables.keys():
@@ -126,7 +126,10 @@ async def render(fields: Fields, text: TextModel, tools: Tools | None) -> str:
     if tools:
         variables = {**variables, "tools": list(tools.definitions)}
     try:
-        return await asyncio.to_thread(text.render_chat, messages, add_generation_prompt=generation, **variables)
+        return await beside_loop(
+            lambda: text.render_chat(messages, add_generation_prompt=generation, **variables),
+            len(msgspec.json.encode((messages, variables))),
+        )
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError) as error:
         message = f"the model's chat template cannot render this conversation ({type(error).__name__})"
         raise UserError(message, param="messages") from None

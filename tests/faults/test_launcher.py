@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import zmq
 
+from aegis.runtime.local_wire import LocalWire
 from tests.faults.figures import Figures
 from tests.faults.pool import MARKET_OPTIONS
 from tests.faults.trial import undergo
@@ -94,10 +94,10 @@ def test_a_bug_in_its_main_task_ends_all_of_it(tmp_path: Path, cache: Path, chec
     with launched(tmp_path / "server", cache, "--models", str(checkpoints_dir), "--dtype", "float32") as server:
         server.wait_for_ready()
         (address,) = server.scratch.glob("aegis-*/node")
-        with zmq.Context() as context, context.socket(zmq.DEALER) as wire:
-            wire.connect(f"ipc://{address}")
-            wire.send(b"\xc1")  # no message begins like that
-            assert server.process.wait(STOP_S) == 1
+        wire = LocalWire.to(f"ipc://{address}", "stranger/1")
+        wire.send(b"\xc1")  # no message begins like that
+        assert server.process.wait(STOP_S) == 1
+        wire.close()
         leaves_nothing(server)
     assert "ended by a bug" in server.output()
 

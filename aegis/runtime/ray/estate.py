@@ -9,10 +9,10 @@ from aegis import __version__
 from aegis.config import Config
 from aegis.core.clock import Clock
 from aegis.core.ids import InstanceId
+from aegis.runtime.curve_wire import new_keys
 from aegis.runtime.devices import Devices
 from aegis.runtime.estate import Estate
 from aegis.runtime.image_caches import ImageCaches
-from aegis.runtime.link import Keys
 from aegis.runtime.ray.cluster import connected
 from aegis.runtime.ray.homes import FarHomes
 from aegis.runtime.ray.orders import Opening
@@ -51,7 +51,7 @@ async def far_estate(
         for instance in instances:
             await homes.settle(instance)
         homes.refuse_private_bus()
-        yield Estate(devices, images, hosts, homes, Wires(directory, cluster.ip, Keys.new()), homes)
+        yield Estate(devices, images, hosts, homes, Wires(directory, cluster.ip, new_keys()), homes)
 
 
 def need_of(config: Config) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """What goes wrong in a run, drawn from its seed.
 
 Each kind of fault has a stream of its own: with fewer kinds the others happen as they did. What is not here cannot
-happen: ZeroMQ keeps the order of what one sender sends and delivers nothing twice, so messages are late, or lost with
+happen: a wire keeps the order of what one sender sends and delivers nothing twice, so messages are late, or lost with
 the process they go to, and no more. Commands of users, which are retried, come twice.
 """
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-import zmq
 from transformers import LlamaConfig
 
 from aegis.core.effects import StreamName
@@ -26,7 +26,7 @@ from aegis.engine.base import KvRegion
 from aegis.engine.transformers_engine import TransformersEngine
 from aegis.runtime.clock import MonotonicClock
 from aegis.runtime.hands import Hands
-from aegis.runtime.link import InstanceLink
+from aegis.runtime.link import Hub, InstanceLink
 from aegis.runtime.span_log import SpanLog
 from decode.worker import DecodeWorker
 from memory.budget import Budget
@@ -98,22 +98,32 @@ class Instance:
 class Proxy:
     def __init__(self, tmp_path: Path) -> None:
         self.address = f"ipc://{tmp_path}/proxy"
-        self.socket = zmq.Context.instance().socket(zmq.ROUTER)
-        self.socket.bind(self.address)
+        self.runner = asyncio.Runner()
+        self.hub: Hub[FromInstance] = self.runner.run(self.listening())
+
+    async def listening(self) -> Hub[FromInstance]:
+        return Hub(self.address, FromInstance)
 
     def heard(self, count: int) -> list[FromInstance]:
-        messages: list[FromInstance] = []
-        while len(messages) < count:
-            assert self.socket.poll(10_000)
-            messages += msgspec.msgpack.decode(self.socket.recv_multipart()[1], type=list[FromInstance])
-        return messages
+        async def hear() -> list[FromInstance]:
+            messages: list[FromInstance] = []
+            async with asyncio.timeout(10):
+                while len(messages) < count:
+                    messages += (await self.hub.receive())[1]
+            return messages
+
+        return self.runner.run(hear())
+
+    def close(self) -> None:
+        self.hub.close()
+        self.runner.close()
 
 
 @pytest.fixture
 def proxy(tmp_path: Path) -> Iterator[Proxy]:
     proxy = Proxy(tmp_path)
     yield proxy
-    proxy.socket.close(0)
+    proxy.close()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -94,10 +95,10 @@ class Stand:
         """To whom, of that kind."""
         return [identity for identity, message in self.wires.sent if isinstance(message, kind)]
 
-    def submit(self) -> list[Delivery]:
+    def submit(self) -> deque[Delivery]:
         """What a client is delivered, so far."""
         ticket = self.proxy.submit(SPEC.model, [1, 2], Sampling(max_tokens=5))
-        return cast(list[Delivery], ticket._queue._queue)  # type: ignore[attr-defined]
+        return cast(deque[Delivery], ticket._unread)  # type: ignore[attr-defined]
 
     def start(self, instance: InstanceId, request: RequestId = FIRST, *, incarnation: int = 1) -> None:
         first = Prefilled(request, 1, Token(5), None, 1)

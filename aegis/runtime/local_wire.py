@@ -1,0 +1,238 @@
+"""Wires within one machine: Unix stream sockets, each message preceded by its length.
+
+A wire never waits, so a thread that polls and an event loop share it. There is no thread between a sender and the
+socket: what is said is with the kernel when `send` returns, and is heard though who said it dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from aegis.runtime.wires import path_of
+
+_LENGTH = struct.Struct("<I")
+_READ_BYTES = 1 << 16
+_READS = 8  # at a time: others come in between, however much is said
+_LINGER_S = 1.0
+
+
+class LocalWire:
+    """One end of a connection. What the other end does not take yet is kept, however much that is."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._unsent = bytearray()
+        self._unread = bytearray()
+        self.open = True  # the other end may still say something
+
+    @classmethod
+    def to(cls, address: str, identity: str) -> LocalWire:
+        """Says who it is. To nobody, and closed, where nobody listens: whoever did is lost, which is handled
+        elsewhere."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        wire = cls(connection)
+        connection.setblocking(True)  # there may be many who connect at once
+        try:
+            connection.connect(path_of(address))
+        except OSError:
+            wire.close()
+        else:
+            connection.setblocking(False)
+            wire.send(identity.encode())
+        return wire
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def unsent(self) -> bool:
+        """`flush` is due once the socket takes more."""
+        return bool(self._unsent)
+
+    def send(self, body: bytes) -> None:
+        if self.open:
+            self._unsent += _LENGTH.pack(len(body)) + body
+            self.flush()
+
+    def flush(self) -> None:
+        """To an end that has closed it is dropped. What that one has said is heard nevertheless."""
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()
+
+    def receive(self) -> list[bytes]:
+        """All messages that are there."""
+        for _ in range(_READS):
+            try:
+                data = self._socket.recv(_READ_BYTES) if self.open else b""
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            self.open = bool(data)
+            self._unread += data
+            if len(data) < _READ_BYTES:
+                break
+        return self._messages()
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """What is unsent has so long to be sent."""
+        self.open = False
+        if self._unsent and linger_s:
+            self._socket.settimeout(linger_s)
+            with suppress(OSError):
+                self._socket.sendall(self._unsent)
+        self._socket.close()
+
+    def _messages(self) -> list[bytes]:
+        messages: list[bytes] = []
+        unread, at = self._unread, 0
+        while len(unread) >= at + _LENGTH.size:
+            end = at + _LENGTH.size + _LENGTH.unpack_from(unread, at)[0]
+            if len(unread) < end:
+                break
+            messages.append(bytes(unread[at + _LENGTH.size : end]))
+            at = end
+        del unread[:at]
+        return messages
+
+
+class LocalWires:
+    """The wires of one thread, which waits for any of them."""
+
+    def __init__(self, identity: str) -> None:
+        self._identity = identity
+        self._wires: list[LocalWire] = []
+
+    def connected(self, address: str) -> LocalWire:
+        wire = LocalWire.to(address, self._identity)
+        self._wires.append(wire)
+        return wire
+
+    def cut(self, wire: LocalWire) -> None:
+        """What was said on it and is not received yet never is."""
+        self._wires.remove(wire)
+        wire.close()
+
+    def wait(self, timeout_ms: int) -> None:
+        """Until something may have come, and sends meanwhile what could not be sent at once."""
+        poll = select.poll()
+        for wire in self._wires:
+            if wire.open:
+                poll.register(wire, select.POLLIN | (select.POLLOUT if wire.unsent else 0))
+        poll.poll(timeout_ms)
+        for wire in self._wires:
+            wire.flush()
+
+    def close(self) -> None:
+        for wire in self._wires:
+            wire.close(_LINGER_S)
+
+
+class LocalEnd:
+    """A wire of one event loop. `heard` is told of what comes, `lost` that nothing will any more."""
+
+    def __init__(
+        self, wire: LocalWire, heard: Callable[[list[bytes]], None], lost: Callable[[], None] = lambda: None
+    ) -> None:
+        self._wire = wire
+        self._heard = heard
+        self._lost = lost
+        self._loop = asyncio.get_running_loop()
+        self._waits = False  # for the socket to take more
+        if wire.open:
+            self._loop.add_reader(wire, self._readable)
+
+    def send(self, body: bytes) -> None:
+        self._wire.send(body)
+        self._watch()
+
+    def close(self) -> None:
+        if self._wire.fileno() >= 0:
+            self._loop.remove_reader(self._wire)
+            self._loop.remove_writer(self._wire)
+            self._wire.close()
+
+    def _readable(self) -> None:
+        if messages := self._wire.receive():
+            self._heard(messages)
+        if not self._wire.open:
+            self.close()
+            self._lost()
+
+    def _writable(self) -> None:
+        self._wire.flush()
+        self._watch()
+
+    def _watch(self) -> None:
+        if self._waits != self._wire.unsent:
+            self._waits = self._wire.unsent
+            if self._waits:
+                self._loop.add_writer(self._wire, self._writable)
+            else:
+                self._loop.remove_writer(self._wire)
+
+
+class LocalPort:
+    """What many connect to, of one event loop. `heard` is told who says what."""
+
+    def __init__(self, address: str, heard: Callable[[str, list[bytes]], None]) -> None:
+        self.address = address
+        self._heard = heard
+        self._ends: dict[str, LocalEnd] = {}
+        self._nameless: set[LocalEnd] = set()
+        path = Path(path_of(address))
+        path.unlink(missing_ok=True)  # whoever listened there is gone
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.setblocking(False)
+        self._listener.bind(str(path))
+        self._listener.listen(socket.SOMAXCONN)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._listener, self._accept)
+
+    def send(self, identity: str, body: bytes) -> None:
+        """To one that is gone it is dropped."""
+        if end := self._ends.get(identity):
+            end.send(body)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        for end in (*self._nameless, *self._ends.values()):
+            end.close()
+
+    def _accept(self) -> None:
+        with suppress(BlockingIOError, ConnectionAbortedError):
+            connection, _ = self._listener.accept()
+            self._serve(LocalWire(connection))
+
+    def _serve(self, wire: LocalWire) -> None:
+        identity = ""
+
+        def heard(messages: list[bytes]) -> None:
+            nonlocal identity
+            if not identity:
+                identity, messages = messages[0].decode(), messages[1:]
+                self._nameless.discard(end)
+                self._ends[identity] = end
+            if messages:
+                self._heard(identity, messages)
+
+        def lost() -> None:
+            self._nameless.discard(end)
+            if self._ends.get(identity) is end:
+                del self._ends[identity]
+
+        end = LocalEnd(wire, heard, lost)
+        self._nameless.add(end)
