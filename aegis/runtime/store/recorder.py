@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from time import time
+from functools import partial
 
 import msgspec
 from redis.asyncio import Redis
 
-from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
 from aegis.runtime.store.batches import Sequence, assemble
+from aegis.runtime.store.claims import Claims, fields
 from aegis.runtime.store.connection import FAILURES, why
 from aegis.runtime.store.keys import Keys
 from aegis.runtime.store.membership import Membership
 from aegis.runtime.store.recording import Batch, CallState, Recording
-from aegis.runtime.store.scripts import APPEND, CLAIM, RESTORE
+from aegis.runtime.store.scripts import APPEND, RESTORE
 from aegis.telemetry.logs import log
 from proxy.http.records import Asked
 
@@ -54,9 +54,9 @@ class Recorder:
         self._owner = owner
         self._ttl_ms = round(ttl_s * 1000)
         self._wait_s = wait_s
-        self._claim = redis.register_script(CLAIM)
         self._append = redis.register_script(APPEND)
         self._restore = redis.register_script(RESTORE)
+        self._claims = Claims(redis, keys, owner, self._ttl_ms, up=membership.up, failed=partial(self._failed, "claim"))
         self._claiming: set[str] = set()
         self._recordings: dict[str, Recording] = {}  # running, or ended and not all written
         self._dirty: dict[Recording, None] = {}
@@ -89,10 +89,10 @@ class Recorder:
             self._claiming.discard(asked.request)
 
     async def _open(self, asked: Asked) -> Recording:
-        word, seed, batches = await self._claimed(asked)
+        word, seed, batches = await self._claims.claim(asked)
         known = self._assembled(asked, batches)
         if word == "finished" and any(sequence.finish is None for sequence in known):
-            word, seed, batches = await self._claimed(asked, "again")
+            word, seed, batches = await self._claims.claim(asked, "again")
             known = self._assembled(asked, batches)
         if word == "different":
             message = f"the request id '{asked.request}' was used for another request; send a new one"
@@ -107,28 +107,6 @@ class Recorder:
         self.counters.taken_over += word == "taken"
         self._recordings[asked.request] = recording
         return recording
-
-    async def _claimed(self, asked: Asked, mode: str = "") -> tuple[str, bytes, list[bytes]]:
-        """Tries until it is told; who calls has a time limit. `again`: also what is finished."""
-        keys, fields = self._keys, _fields(asked, asked.sampling.seed)
-        while True:
-            await self._membership.up.wait()
-            try:
-                word, seed, batches = await self._claim(
-                    keys=[keys.request(asked.request), keys.tokens(asked.request)],
-                    args=[
-                        asked.fingerprint,
-                        self._owner,
-                        self._ttl_ms,
-                        keys.proxies,
-                        mode,
-                        *fields,
-                    ],
-                )
-            except FAILURES as error:
-                self._failed("claim", error)
-            else:
-                return word.decode(), seed, batches
 
     def _assembled(self, asked: Asked, batches: list[bytes]) -> list[Sequence]:
         try:
@@ -154,13 +132,14 @@ class Recorder:
                 self._changed(recording)
 
     async def close(self, timeout_s: float = 1.0) -> None:
-        """Writes what is left, for a limited time."""
+        """Writes what is left, for a limited time. Then nothing is claimed any more."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self.unwritten and self._membership.up.is_set():
                     await self._flush()
         except TimeoutError:
             self.counters.dropped += self.unwritten
+        await self._claims.close()
 
     def _changed(self, recording: Recording) -> None:
         if recording not in self._dirty and not recording.settled.is_set():
@@ -225,7 +204,7 @@ class Recorder:
                     batch.state,
                     batch.data,
                     *("fingerprint", asked.fingerprint),
-                    *_fields(asked, recording.seed),
+                    *fields(asked, recording.seed),
                 ],
             )
         except FAILURES as error:
@@ -255,16 +234,3 @@ class Recorder:
 def _busy(request: str) -> UserError:
     message = f"the request '{request}' is being answered; retry it when its connection has ended"
     return UserError(message, status=409, param="request_id", code="request_in_flight")
-
-
-def _fields(asked: Asked, seed: int) -> list[str | bytes | int]:
-    """What is recorded of a call besides its tokens, its owner and its state."""
-    return [
-        *("model", asked.model),
-        *("arrival_ms", round(time() * 1000)),
-        *("ttft_ms", asked.slo.ttft_ns // NS_PER_MS),
-        *("tbt_ms", asked.slo.tbt_ns // NS_PER_MS),
-        *("sampling", msgspec.json.encode(asked.sampling)),
-        *("seed", seed),
-        *("sequences", asked.sequences),
-    ]

@@ -26,31 +26,42 @@ return 0
 """Gives the lease of the cluster back, if it is still its own."""
 
 CLAIM = """
--- keys: request, tokens; arguments: fingerprint, owner, ttl_ms, what a proxy's key begins with, 'again' or '',
---       then names and values of what else is recorded
-local found = redis.call('HMGET', KEYS[1], 'fingerprint', 'state', 'owner', 'seed')
-local fingerprint, state, owner, seed = found[1], found[2], found[3], found[4]
-if fingerprint and fingerprint ~= ARGV[1] then return {'different', '', {}} end
-if state == 'finished' and ARGV[5] == '' then
-  return {'finished', seed, redis.call('LRANGE', KEYS[2], 0, -1)}
+-- keys: request and tokens of each; arguments: owner, ttl_ms, what a proxy's key begins with, then of each, as many of
+--       one as of another: fingerprint, 'again' or '', names and values of what else is recorded
+local each = (#ARGV - 3) / (#KEYS / 2)
+local function claim(request, tokens, first)
+  local found = redis.call('HMGET', request, 'fingerprint', 'state', 'owner', 'seed')
+  local fingerprint, state, owner, seed = found[1], found[2], found[3], found[4]
+  if fingerprint and fingerprint ~= ARGV[first] then return {'different', '', {}} end
+  if state == 'finished' and ARGV[first + 1] == '' then
+    return {'finished', seed, redis.call('LRANGE', tokens, 0, -1)}
+  end
+  if state == 'running' and owner ~= ARGV[1] and redis.call('EXISTS', ARGV[3] .. owner) == 1 then
+    return {'running', owner, {}}
+  end
+  local word = 'taken'
+  if not fingerprint then
+    word = 'new'
+    redis.call('DEL', tokens)
+    redis.call('HSET', request, 'fingerprint', ARGV[first], unpack(ARGV, first + 2, first + each - 1))
+    seed = redis.call('HGET', request, 'seed')
+  end
+  redis.call('HSET', request, 'state', 'running', 'owner', ARGV[1])
+  redis.call('PEXPIRE', request, ARGV[2])
+  redis.call('PEXPIRE', tokens, ARGV[2])
+  return {word, seed, redis.call('LRANGE', tokens, 0, -1)}
 end
-if state == 'running' and owner ~= ARGV[2] and redis.call('EXISTS', ARGV[4] .. owner) == 1 then
-  return {'running', owner, {}}
+local answers = {}
+for i = 1, #KEYS, 2 do
+  local told, answer = pcall(claim, KEYS[i], KEYS[i + 1], 4 + (i - 1) / 2 * each)
+  -- before Redis 7 an error is its text
+  if not told then answer = {'failed', type(answer) == 'table' and answer.err or answer, {}} end
+  answers[#answers + 1] = answer
 end
-local word = 'taken'
-if not fingerprint then
-  word = 'new'
-  redis.call('DEL', KEYS[2])
-  redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1], unpack(ARGV, 6))
-  seed = redis.call('HGET', KEYS[1], 'seed')
-end
-redis.call('HSET', KEYS[1], 'state', 'running', 'owner', ARGV[2])
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-redis.call('PEXPIRE', KEYS[2], ARGV[3])
-return {word, seed, redis.call('LRANGE', KEYS[2], 0, -1)}
+return answers
 """
-"""Who asks becomes the request's owner, unless it is finished or a living proxy is at work on it. What ended otherwise,
-and what a dead proxy left, goes on from the tokens recorded."""
+"""Who asks becomes the owner of each request, unless it is finished or a living proxy is at work on it. What ended
+otherwise, and what a dead proxy left, goes on from the tokens recorded. One that fails does not disturb the others."""
 
 APPEND = """
 -- keys: request and tokens of each; arguments: owner, ttl_ms, then state and batch of each

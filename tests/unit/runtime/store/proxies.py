@@ -9,11 +9,13 @@ from itertools import count
 from typing import Any
 
 from pydantic import SecretStr
+from redis.asyncio import Redis
 
 from aegis.config import RedisSettings
 from aegis.core.ids import ModelId
 from aegis.core.model import Slo
 from aegis.core.request import FinishReason, Sampling, Token
+from aegis.runtime.store.keys import Keys
 from aegis.runtime.store.recording import Recording
 from aegis.runtime.store.store import Store, StoreSettings, join_store
 from proxy.http.boundary import Delivery, Delta, Finished, PromptScores, Ticket
@@ -21,6 +23,7 @@ from proxy.http.records import Asked
 from tests.redis_server import RedisServer
 
 CLUSTER = "cluster"
+KEYS = Keys("aegis")
 _numbers = count()
 SAMPLING = Sampling(max_tokens=100, seed=7)
 
@@ -34,6 +37,14 @@ async def proxy(server: RedisServer, *, wait_s: float = 5, ttl_s: float = 600) -
     """Of a cluster that all of them belong to."""
     async with join_store(StoreSettings(server.url, "aegis", CLUSTER, wait_s, ttl_s), "proxy", next(_numbers)) as store:
         yield store
+
+
+async def die(server: RedisServer, store: Store) -> None:
+    """What the server sees of a proxy that was killed some seconds ago."""
+    for task in store._tasks:
+        task.cancel()
+    async with Redis.from_url(server.url) as client:
+        await client.delete(*[key async for key in client.scan_iter(KEYS.proxies + "*")])
 
 
 def asked(request: str = "r", *, fingerprint: str = "f", seed: int = 7, sequences: int = 1) -> Asked:

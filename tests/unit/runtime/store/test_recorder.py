@@ -11,24 +11,14 @@ from redis.asyncio import Redis
 from aegis.core.errors import UserError
 from aegis.core.request import FinishReason
 from aegis.core.rng import Stream
-from aegis.runtime.store.keys import Keys
 from aegis.runtime.store.recording import Recording
 from aegis.runtime.store.store import Store
 from proxy.http.boundary import Delta, Finished, PromptScores
 from tests.redis_server import RedisServer
-from tests.unit.runtime.store.proxies import asked, proxy, read, tokens, until, written
+from tests.unit.runtime.store.proxies import KEYS, asked, die, proxy, read, tokens, until, written
 
-KEYS = Keys("aegis")
 CALLERS = 12
 ROUNDS = 20
-
-
-async def die(server: RedisServer, store: Store) -> None:
-    """What the server sees of a proxy that was killed some seconds ago."""
-    for task in store._tasks:
-        task.cancel()
-    async with Redis.from_url(server.url) as client:
-        await client.delete(*[key async for key in client.scan_iter(KEYS.proxies + "*")])
 
 
 async def refusal(store: Store, *args: Any, **asking: Any) -> UserError:
