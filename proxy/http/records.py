@@ -22,6 +22,7 @@ class Asked(Struct, frozen=True):
     slo: Slo
     sampling: Sampling  # of the first sequence
     sequences: int
+    is_new: bool = False  # nobody knows its id yet
 
 
 Submit = Callable[[Sampling, tuple[int, ...]], Ticket]
@@ -42,6 +43,11 @@ class CallRecord(Protocol):
         `submit` raises."""
         ...
 
+    async def opened(self) -> None:
+        """Until it is recorded. Nothing is told of the answer before. Raises UserError: 503 where the records cannot be
+        reached in time."""
+        ...
+
     def close(self) -> None:
         """What has not ended counts as cancelled."""
         ...
@@ -51,7 +57,9 @@ class Records(Protocol):
     """Of all calls, of all proxies."""
 
     async def open(self, asked: Asked) -> CallRecord:
-        """Raises UserError: 409 where the same request is being answered, 422 where another one had its id, 503 where
+        """At once where the request is new, else when it is recorded.
+
+        Raises UserError: 409 where the same request is being answered, 422 where another one had its id, 503 where
         the records cannot be reached in time."""
         ...
 
@@ -62,6 +70,9 @@ class _Nothing:
 
     def ticket(self, sequence: int, sampling: Sampling, submit: Submit) -> Ticket:
         return submit(sampling, ())
+
+    async def opened(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

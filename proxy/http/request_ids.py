@@ -33,5 +33,10 @@ def id_of(scope: Scope) -> str:
 def request_id_for(request: Request, in_body: str | None) -> str:
     """The request's id, once its body is known."""
     if in_body is not None and not request.state.request_id_sent:
-        request.state.request_id = in_body
+        request.state.request_id, request.state.request_id_sent = in_body, True
     return id_of(request.scope)
+
+
+def made_here(request: Request) -> bool:
+    """Whether its id is a new one, which nobody knows yet; once its body is known."""
+    return not request.state.request_id_sent

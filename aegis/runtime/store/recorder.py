@@ -1,13 +1,16 @@
 """Claims calls for this proxy, and writes what becomes of them, in batches and off the path of the tokens.
 
 Nothing waits for a write. What is in flight is in memory anyway; what has ended and cannot be written yet is kept while
-there is room for it. New calls are claimed before they begin, which is the one moment that waits for the server.
+there is room for it. Calls are claimed before anything is told of their answer, which is the one moment that waits for
+the server; those whose ids are new, and nobody else's, are generated meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 import msgspec
@@ -75,18 +78,45 @@ class Recorder:
         present = self._recordings.get(asked.request)
         if asked.request in self._claiming or (present and present.state is CallState.RUNNING):
             raise _busy(asked.request)
+        if asked.is_new and self._membership.up.is_set():
+            return self._begun(asked)
         self._claiming.add(asked.request)
         try:
-            async with asyncio.timeout(self._wait_s):
+            async with self._in_time():
                 if present:
                     await present.settled.wait()
                 return await self._open(asked)
+        finally:
+            self._claiming.discard(asked.request)
+
+    def _begun(self, asked: Asked) -> Recording:
+        """One that nobody can have claimed; it is while its answer begins."""
+        recording = Recording(asked, asked.sampling.seed, self._assembled(asked, []), self._changed)
+        self._recordings[asked.request] = recording
+        recording.claim = asyncio.create_task(self._claim(recording))
+        recording.claim.add_done_callback(lambda claim: claim.cancelled() or claim.exception())  # for `opened`, if ever
+        return recording
+
+    async def _claim(self, recording: Recording) -> None:
+        try:
+            async with self._in_time():
+                await self._claims.claim(recording.asked)
+        except UserError:
+            self._settle(recording)
+            raise
+        recording.claim = None
+        self._changed(recording)
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """Raises UserError where it takes longer than a call may wait."""
+        try:
+            async with asyncio.timeout(self._wait_s):
+                yield
         except TimeoutError:
             self.counters.refused += 1
             message = f"the metadata store did not answer within {self._wait_s:g} s; try again"
             raise UserError(message, status=503, code="store_unavailable", kind="server_error") from None
-        finally:
-            self._claiming.discard(asked.request)
 
     async def _open(self, asked: Asked) -> Recording:
         word, seed, batches = await self._claims.claim(asked)
@@ -142,7 +172,8 @@ class Recorder:
         await self._claims.close()
 
     def _changed(self, recording: Recording) -> None:
-        if recording not in self._dirty and not recording.settled.is_set():
+        """Something of it is to be written, once it is this proxy's."""
+        if recording.claim is None and recording not in self._dirty and not recording.settled.is_set():
             self._dirty[recording] = None
             self._news.set()
 

@@ -51,6 +51,7 @@ class Recording:
         self.seed = seed
         self.state = CallState.RUNNING
         self.settled = asyncio.Event()  # it has ended, and all of it is written or given up
+        self.claim: asyncio.Task[None] | None = None  # on its way, or refused
         self._known = known
         self._written = [_all(sequence) for sequence in known]
         self._changed = changed
@@ -67,6 +68,10 @@ class Recording:
         if known.scores:
             sampling = structs.replace(sampling, prompt_logprobs=None)
         return _RecordedTicket(self, sequence, known, submit(sampling, tuple([token.id for token in known.tokens])))
+
+    async def opened(self) -> None:
+        if self.claim:
+            await asyncio.shield(self.claim)
 
     def note(self, sequence: int, delivery: Delivery) -> None:
         """What is delivered now."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
 from aegis.config import RedisSettings
 from aegis.runtime.store.store import open_store
 from proxy.http.app import create_app
 from proxy.http.fields import Fields
+from tests.redis_server import RedisServer, redis_server
 from tests.unit.proxy.http.scripted import ScriptedMarket, market, says
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -105,6 +108,38 @@ def test_what_was_refused_after_it_was_claimed_can_be_retried() -> None:
         assert (await client.post(COMPLETIONS, json=BODY)).status_code == 200
 
     calling(behind, calls)
+
+
+def test_an_answer_is_recorded_though_its_id_was_made_here() -> None:
+    behind = market(says("hello world"))
+    body = {name: value for name, value in BODY.items() if name != "request_id"}
+
+    async def calls(client: httpx.AsyncClient) -> None:
+        first = await client.post(COMPLETIONS, json=body)
+        retried = {"X-Request-Id": first.headers["X-Request-Id"]}
+        assert told(await client.post(COMPLETIONS, json=body, headers=retried)) == told(first)
+        assert len(behind.submitted) == 1
+
+    calling(behind, calls)
+
+
+def test_nothing_is_told_of_an_answer_that_cannot_be_recorded(tmp_path: Path) -> None:
+    behind = market(says("hello world"))
+    body = {name: value for name, value in BODY.items() if name != "request_id"}
+
+    async def main(server: RedisServer) -> None:
+        async with open_store(RedisSettings(url=SecretStr(server.url), wait_s=0.3)) as store:
+            transport = httpx.ASGITransport(app=create_app(behind, records=store.records))
+            async with httpx.AsyncClient(transport=transport, base_url="http://aegis") as client:
+                server.pause()
+                for stream in (False, True):
+                    reply = await client.post(COMPLETIONS, json=body | {"stream": stream})
+                    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "store_unavailable")
+                assert all(ticket.cancelled for ticket in behind.tickets)
+                server.resume()
+
+    with redis_server("valkey", tmp_path) as server:
+        asyncio.run(main(server))
 
 
 def test_a_fingerprint_knows_neither_order_nor_what_does_not_count() -> None:

@@ -47,8 +47,11 @@ async def die(server: RedisServer, store: Store) -> None:
         await client.delete(*[key async for key in client.scan_iter(KEYS.proxies + "*")])
 
 
-def asked(request: str = "r", *, fingerprint: str = "f", seed: int = 7, sequences: int = 1) -> Asked:
-    return Asked(request, fingerprint, ModelId("m"), Slo(1, 1), Sampling(max_tokens=100, seed=seed), sequences)
+def asked(
+    request: str = "r", *, fingerprint: str = "f", seed: int = 7, sequences: int = 1, is_new: bool = False
+) -> Asked:
+    sampling = Sampling(max_tokens=100, seed=seed)
+    return Asked(request, fingerprint, ModelId("m"), Slo(1, 1), sampling, sequences, is_new)
 
 
 def tokens(*ids: int) -> tuple[Token, ...]:

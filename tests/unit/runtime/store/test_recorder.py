@@ -47,6 +47,55 @@ def test_a_finished_call_is_answered_from_its_record_at_any_proxy(redis: RedisSe
     asyncio.run(main())
 
 
+def test_a_call_with_a_new_id_begins_while_it_is_claimed(redis: RedisServer) -> None:
+    async def main() -> None:
+        async with proxy(redis) as first, proxy(redis) as second:
+            redis.pause()
+            call = await first.records.open(asked(is_new=True))
+            told = await read(call, Delta(tokens(1, 2)), Finished(FinishReason.LENGTH))
+            call.close()
+            assert told.sent == ()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(call.opened(), 0.3)
+            assert first.records.unwritten == 0, "it is not written before it is this proxy's"
+            redis.resume()
+            await call.opened()
+            await written(first)
+            again = await read(await second.records.open(asked(seed=8)))
+            assert (again.sent, again.tokens, again.finish) == (None, told.tokens, told.finish)
+
+    asyncio.run(main())
+
+
+def test_a_call_with_a_new_id_is_refused_where_it_cannot_be_claimed(redis: RedisServer) -> None:
+    async def main() -> None:
+        async with proxy(redis, wait_s=0.3) as store:
+            redis.pause()
+            call = await store.records.open(asked(is_new=True))
+            for _ in range(2):
+                with pytest.raises(UserError) as caught:
+                    await call.opened()
+                assert caught.value.code == "store_unavailable"
+            call.close()
+            assert store.records.counters.refused == 1
+            assert store.records.unwritten == 0
+            redis.resume()
+            again = await store.records.open(asked())
+            assert (await read(again, Finished(FinishReason.STOP))).sent == ()
+
+    asyncio.run(main())
+
+
+def test_no_call_begins_while_the_server_is_known_to_be_away(redis: RedisServer) -> None:
+    async def main() -> None:
+        async with proxy(redis, wait_s=0.3) as store:
+            redis.kill()
+            await until(lambda: not store.membership.up.is_set())
+            assert (await refusal(store, is_new=True)).code == "store_unavailable"
+
+    asyncio.run(main())
+
+
 def test_the_last_tokens_of_a_call_need_not_be_written_when_it_is_retried(redis: RedisServer) -> None:
     async def main() -> None:
         async with proxy(redis) as store:
