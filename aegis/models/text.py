@@ -28,6 +28,7 @@ class TextModel:
         self._tokenizer = tokenizer
         self._special = dict(special)
         self._chat_template = chat_template
+        self.has_rendered = False  # until then its chat template has still to be compiled, which takes long
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
 
@@ -99,6 +100,7 @@ class TextModel:
         except (TemplateError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"the model's chat template refuses the messages: {reason}", param="messages") from error
+        self.has_rendered = True
         text: str = rendered[0]
         return text
 

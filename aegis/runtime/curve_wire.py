@@ -71,9 +71,10 @@ class CurveWires:
         self._poller.unregister(wire.socket)
         wire.socket.close(linger=0)
 
-    def wait(self, timeout_ms: int) -> None:
-        """Until something has come."""
-        self._poller.poll(timeout_ms)
+    def wait(self, timeout_ms: int) -> list[CurveWire]:
+        """Those of which something has come."""
+        ready = dict(self._poller.poll(timeout_ms))
+        return [wire for wire in self._wires if wire.socket in ready]
 
     def close(self) -> None:
         for wire in self._wires:

@@ -43,7 +43,7 @@ class _Wires(Protocol):
 
     def cut(self, wire: Any) -> None: ...
 
-    def wait(self, timeout_ms: int) -> None: ...
+    def wait(self, timeout_ms: int) -> Sequence[_Wire]: ...
 
     def close(self) -> None: ...
 
@@ -75,17 +75,17 @@ class InstanceLink:
                 wire.send(_encoder.encode(its))
 
     def receive(self, timeout_ns: int) -> list[ToInstance]:
-        """All messages that are there; waits up to `timeout_ns`, to the next millisecond, for the first."""
-        self._wires.wait(-(-timeout_ns // NS_PER_MS))
+        """The messages that are there; waits up to `timeout_ns`, to the next millisecond, for the first."""
+        ready = self._wires.wait(-(-timeout_ns // NS_PER_MS))
         messages: list[ToInstance] = []
-        for body in self._node.receive():
-            messages += _to_instance.decode(body)
-        for message in messages:
-            if isinstance(message, DropProxy):
-                self.leave(message.proxy)
+        if self._node in ready:
+            messages += _all(_to_instance, self._node.receive())
+            for message in messages:
+                if isinstance(message, DropProxy):
+                    self.leave(message.proxy)
         for wire in self._proxies.values():
-            for body in wire.receive():
-                messages += _to_instance.decode(body)
+            if wire in ready:
+                messages += _all(_to_instance, wire.receive())
         return messages
 
     def close(self) -> None:

@@ -1,25 +1,33 @@
 """Wires within one machine: Unix stream sockets, each message preceded by its length.
 
 A wire never waits, so a thread that polls and an event loop share it. There is no thread between a sender and the
-socket: what is said is with the kernel when `send` returns, and is heard though who said it dies.
+socket: what the other end has room for is with the kernel when `send` returns, and is heard though who said it dies.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import select
 import socket
 import struct
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from aegis.runtime.wires import path_of
+from aegis.telemetry.logs import log
+
+_logger = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 1 << 16
 _READS = 8  # at a time: others come in between, however much is said
 _LINGER_S = 1.0
+_PAUSE_S = 1.0
+_LATER = {errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM}
 
 
 class LocalWire:
@@ -30,7 +38,9 @@ class LocalWire:
         self._socket = connection
         self._unsent = bytearray()
         self._unread = bytearray()
+        self._torn = False  # nothing can be sent any more
         self.open = True  # the other end may still say something
+        self.more = False  # is to be received at once: a loop may never be told of it again
 
     @classmethod
     def to(cls, address: str, identity: str) -> LocalWire:
@@ -57,7 +67,7 @@ class LocalWire:
         return bool(self._unsent)
 
     def send(self, body: bytes) -> None:
-        if self.open:
+        if self.open and not self._torn:
             self._unsent += _LENGTH.pack(len(body)) + body
             self.flush()
 
@@ -66,24 +76,26 @@ class LocalWire:
         try:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._unsent.clear()
+        except OSError as error:
+            if error.errno not in _LATER:
+                self._torn = True
+                self._unsent.clear()
 
     def receive(self) -> list[bytes]:
-        """All messages that are there."""
+        """The messages that are there; of very many the first."""
+        self.more = True
         for _ in range(_READS):
             try:
                 data = self._socket.recv(_READ_BYTES) if self.open else b""
             except BlockingIOError:
+                self.more = False
                 break
             except OSError:
                 data = b""
-            self.open = bool(data)
-            self._unread += data
-            if len(data) < _READ_BYTES:
+            if not data:
+                self.open = self.more = False
                 break
+            self._unread += data
         return self._messages()
 
     def close(self, linger_s: float = 0.0) -> None:
@@ -125,19 +137,20 @@ class LocalWires:
         self._wires.remove(wire)
         wire.close()
 
-    def wait(self, timeout_ms: int) -> None:
-        """Until something may have come, and sends meanwhile what could not be sent at once."""
-        poll = select.poll()
-        for wire in self._wires:
-            if wire.open:
-                poll.register(wire, select.POLLIN | (select.POLLOUT if wire.unsent else 0))
-        poll.poll(timeout_ms)
-        for wire in self._wires:
+    def wait(self, timeout_ms: int) -> list[LocalWire]:
+        """Those of which something may have come. Sends meanwhile what could not be sent at once."""
+        poll, listening = select.poll(), {wire.fileno(): wire for wire in self._wires if wire.open}
+        for wire in listening.values():
+            poll.register(wire, select.POLLIN | (select.POLLOUT if wire.unsent else 0))
+        ready = [listening[descriptor] for descriptor, _ in poll.poll(timeout_ms)]
+        for wire in ready:
             wire.flush()
+        return ready
 
     def close(self) -> None:
+        end_s = time.monotonic() + _LINGER_S
         for wire in self._wires:
-            wire.close(_LINGER_S)
+            wire.close(linger_s=max(end_s - time.monotonic(), 0.0))
 
 
 class LocalEnd:
@@ -167,7 +180,9 @@ class LocalEnd:
     def _readable(self) -> None:
         if messages := self._wire.receive():
             self._heard(messages)
-        if not self._wire.open:
+        if self._wire.more:
+            self._loop.call_soon(self._readable)
+        elif not self._wire.open and self._wire.fileno() >= 0:
             self.close()
             self._lost()
 
@@ -199,7 +214,8 @@ class LocalPort:
         self._listener.bind(str(path))
         self._listener.listen(socket.SOMAXCONN)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._listener, self._accept)
+        self._pause: asyncio.TimerHandle | None = None
+        self._listen()
 
     def send(self, identity: str, body: bytes) -> None:
         """To one that is gone it is dropped."""
@@ -207,15 +223,27 @@ class LocalPort:
             end.send(body)
 
     def close(self) -> None:
+        if self._pause:
+            self._pause.cancel()
         self._loop.remove_reader(self._listener)
         self._listener.close()
         for end in (*self._nameless, *self._ends.values()):
             end.close()
 
     def _accept(self) -> None:
-        with suppress(BlockingIOError, ConnectionAbortedError):
+        try:
             connection, _ = self._listener.accept()
-            self._serve(LocalWire(connection))
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:  # too many files are open
+            log(_logger, logging.ERROR, "nobody can connect", {"why": str(error)})
+            self._loop.remove_reader(self._listener)
+            self._pause = self._loop.call_later(_PAUSE_S, self._listen)
+            return
+        self._serve(LocalWire(connection))
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._listener, self._accept)
 
     def _serve(self, wire: LocalWire) -> None:
         identity = ""

@@ -18,7 +18,7 @@ from proxy.http.keys import caller_of
 from proxy.http.notes import note
 from proxy.http.records import Asked
 from proxy.http.replies import json_reply
-from proxy.http.request_ids import id_of, made_here
+from proxy.http.request_ids import id_of, is_new
 from proxy.http.sampling import Wish
 from proxy.http.settings import keep_alive_of, market_of, records_of, settings_of
 from proxy.http.sse import DONE, Emit, EventStream, event
@@ -88,7 +88,7 @@ def _asked(request: Request, served: Served, orders: Sequence[Order], wish: Wish
         served.spec.slo,
         structs.replace(wish.sampling, max_tokens=orders[0].max_tokens, seed=wish.seed),
         len(orders) * wish.choices,
-        made_here(request),
+        is_new(request),
     )
 
 

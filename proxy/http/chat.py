@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from time import time
 
 import msgspec
@@ -125,11 +126,14 @@ async def render(fields: Fields, text: TextModel, tools: Tools | None) -> str:
     fields.unsupported("continue_final_message", (False,))
     if tools:
         variables = {**variables, "tools": list(tools.definitions)}
+
+    def work() -> str:
+        return text.render_chat(messages, add_generation_prompt=generation, **variables)
+
     try:
-        return await beside_loop(
-            lambda: text.render_chat(messages, add_generation_prompt=generation, **variables),
-            len(msgspec.json.encode((messages, variables))),
-        )
+        if not text.has_rendered:
+            return await asyncio.to_thread(work)
+        return await beside_loop(work, len(msgspec.json.encode((messages, variables))))
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError) as error:
         message = f"the model's chat template cannot render this conversation ({type(error).__name__})"
         raise UserError(message, param="messages") from None

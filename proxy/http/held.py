@@ -10,6 +10,7 @@ from fastapi import Request, Response
 from proxy.http.boundary import Market
 from proxy.http.connection import while_connected
 from proxy.http.fields import Fields
+from proxy.http.request_ids import tell
 from proxy.http.settings import keep_alive_of, market_of
 from proxy.http.sse import Emit, EventStream, comment
 
@@ -27,6 +28,7 @@ async def held(request: Request, fields: Fields, respond: Callable[[], Awaitable
         return await respond()
 
     async def write(emit: Emit) -> None:
+        tell(request)
         await emit(comment(status()))
         await _come(market, name)
         response = await respond()

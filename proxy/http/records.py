@@ -44,8 +44,7 @@ class CallRecord(Protocol):
         ...
 
     async def opened(self) -> None:
-        """Until it is recorded. Nothing is told of the answer before. Raises UserError: 503 where the records cannot be
-        reached in time."""
+        """Until it is recorded. Nothing is told of the answer before. Raises UserError as `Records.open` does."""
         ...
 
     def close(self) -> None:

@@ -37,6 +37,11 @@ def request_id_for(request: Request, in_body: str | None) -> str:
     return id_of(request.scope)
 
 
-def made_here(request: Request) -> bool:
-    """Whether its id is a new one, which nobody knows yet; once its body is known."""
+def is_new(request: Request) -> bool:
+    """Whether nobody knows its id yet: it was made here, and nothing has been told of it."""
     return not request.state.request_id_sent
+
+
+def tell(request: Request) -> None:
+    """Its id is known from now on."""
+    request.state.request_id_sent = True

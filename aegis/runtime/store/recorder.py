@@ -90,7 +90,7 @@ class Recorder:
             self._claiming.discard(asked.request)
 
     def _begun(self, asked: Asked) -> Recording:
-        """One that nobody can have claimed; it is while its answer begins."""
+        """One that nobody should have claimed; it is while its answer begins."""
         recording = Recording(asked, asked.sampling.seed, self._assembled(asked, []), self._changed)
         self._recordings[asked.request] = recording
         recording.claim = asyncio.create_task(self._claim(recording))
@@ -100,8 +100,11 @@ class Recorder:
     async def _claim(self, recording: Recording) -> None:
         try:
             async with self._in_time():
-                await self._claims.claim(recording.asked)
-        except UserError:
+                word, _, batches = await self._claims.claim(recording.asked)
+            _refuse(recording.asked.request, word)
+            if word == "finished" or batches:  # a claim of ours of which no answer came finds nothing recorded
+                raise _busy(recording.asked.request)
+        except BaseException:
             self._settle(recording)
             raise
         recording.claim = None
@@ -124,11 +127,7 @@ class Recorder:
         if word == "finished" and any(sequence.finish is None for sequence in known):
             word, seed, batches = await self._claims.claim(asked, "again")
             known = self._assembled(asked, batches)
-        if word == "different":
-            message = f"the request id '{asked.request}' was used for another request; send a new one"
-            raise UserError(message, status=422, param="request_id", code="request_id_reused")
-        if word == "running":
-            raise _busy(asked.request)
+        _refuse(asked.request, word)
         recording = Recording(asked, int(seed), known, self._changed)
         if word == "finished":
             self.counters.replayed += 1
@@ -260,6 +259,15 @@ class Recorder:
     def _failed(self, what: str, error: BaseException) -> None:
         log(_logger, logging.DEBUG, "Redis failed", {"what": what, "why": why(error)})
         self._membership.doubt()
+
+
+def _refuse(request: str, word: str) -> None:
+    """Raises UserError where CLAIM says that the request is another's."""
+    if word == "different":
+        message = f"the request id '{request}' was used for another request; send a new one"
+        raise UserError(message, status=422, param="request_id", code="request_id_reused")
+    if word == "running":
+        raise _busy(request)
 
 
 def _busy(request: str) -> UserError:

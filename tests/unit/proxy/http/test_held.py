@@ -9,7 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from aegis.config import RedisSettings
+from aegis.runtime.store.store import open_store
 from aegis.telemetry.registration import Coming
+from proxy.http.app import create_app
 from tests.unit.proxy.http.scripted import ScriptedMarket, ScriptedModel, calling, market, says, spec
 
 PATHS = {
@@ -77,3 +80,69 @@ def test_models_on_their_way_are_listed() -> None:
     assert [card["id"] for card in listed["data"]] == ["m"]
     (coming,) = listed["coming"]
     assert (coming["id"], coming["state"], coming["detail"]) == ("new", "registering", "reading")
+
+
+def test_a_retry_of_a_stream_that_waits_is_not_answered_twice() -> None:
+    """Its id is known to the client before its answer begins."""
+    behind = expecting()
+    body = json.dumps(PATHS["/v1/completions"] | {"model": "new", "stream": True}).encode()
+
+    async def main() -> None:
+        async with open_store(RedisSettings()) as store:
+            app, stream = create_app(behind, records=store.records), Stream(body)
+            waiting = asyncio.create_task(app(SCOPE, stream.receive, stream.send))
+            await stream.begun.wait()
+            behind.served["new"] = ScriptedModel(spec("new"), says("hello"))
+            transport = httpx.ASGITransport(app=app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://aegis") as client:
+                retry = await client.post("/v1/completions", content=body, headers={"X-Request-Id": stream.request_id})
+            del behind.registering["new"]
+            await waiting
+        assert "data: [DONE]" in retry.text
+        assert len(behind.submitted) == 1
+        assert stream.texts() == texts(retry.text)
+
+    asyncio.run(main())
+
+
+SCOPE: dict[str, Any] = {
+    "type": "http",
+    "http_version": "1.1",
+    "method": "POST",
+    "path": "/v1/completions",
+    "raw_path": b"/v1/completions",
+    "query_string": b"",
+    "headers": [(b"content-type", b"application/json")],
+    "client": ("127.0.0.1", 1),
+    "server": ("aegis", 80),
+    "scheme": "http",
+}
+
+
+class Stream:
+    """A client that sees the head of its answer before the rest, as httpx does not within a process."""
+
+    def __init__(self, body: bytes) -> None:
+        self.begun = asyncio.Event()
+        self.request_id = ""
+        self._bodies = [body]
+        self._read = b""
+
+    async def receive(self) -> dict[str, Any]:
+        if not self._bodies:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": self._bodies.pop(), "more_body": False}
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.request_id = dict(message["headers"])[b"x-request-id"].decode()
+            self.begun.set()
+        self._read += message.get("body", b"")
+
+    def texts(self) -> list[str]:
+        return texts(self._read.decode())
+
+
+def texts(stream: str) -> list[str]:
+    events = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: {")]
+    return [json.loads(event)["choices"][0]["text"] for event in events]

@@ -86,6 +86,36 @@ def test_a_call_with_a_new_id_is_refused_where_it_cannot_be_claimed(redis: Redis
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("begun", "fingerprint", "refused"),
+    [
+        ("running", "f", "request_in_flight"),
+        ("finished", "f", "request_in_flight"),
+        ("cancelled", "f", "request_in_flight"),
+        ("finished", "g", "request_id_reused"),
+    ],
+)
+def test_no_second_answer_is_told_under_an_id_that_was_not_new(
+    redis: RedisServer, begun: str, fingerprint: str, refused: str
+) -> None:
+    async def main() -> None:
+        async with proxy(redis) as first, proxy(redis) as second:
+            call = await first.records.open(asked())
+            end = [Finished(FinishReason.STOP)] if begun == "finished" else []
+            await read(call, Delta(tokens(1, 2)), *end)
+            if begun != "running":
+                call.close()
+                await written(first)
+            again = await second.records.open(asked(fingerprint=fingerprint, is_new=True))
+            with pytest.raises(UserError) as caught:
+                await again.opened()
+            assert caught.value.code == refused
+            again.close()
+            assert second.records.unwritten == 0
+
+    asyncio.run(main())
+
+
 def test_no_call_begins_while_the_server_is_known_to_be_away(redis: RedisServer) -> None:
     async def main() -> None:
         async with proxy(redis, wait_s=0.3) as store:
