@@ -141,7 +141,7 @@ class Hub(Generic[T]):
         self._port.send(identity, _encoder.encode(messages))
 
     async def receive(self) -> tuple[str, list[T]]:
-        """What somebody sent, in one piece or in several, and who."""
+        """What somebody sent, all that has come of it, and who."""
         identity, bodies = await self._inbox.take()
         return identity, _all(self._decoder, bodies)
 

@@ -61,7 +61,7 @@ end
 return answers
 """
 """Who asks becomes the owner of each request, unless it is finished or a living proxy is at work on it. What ended
-otherwise, and what a dead proxy left, goes on from the tokens recorded. One that fails does not disturb the others."""
+otherwise, and what a dead proxy left, goes on from the tokens recorded. One that fails, fails alone."""
 
 APPEND = """
 -- keys: request and tokens of each; arguments: owner, ttl_ms, then state and batch of each
