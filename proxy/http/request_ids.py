@@ -21,8 +21,8 @@ def assign(scope: Scope) -> None:
     """Gives the request its id, before anything else is known of it."""
     state = scope.setdefault("state", {})
     sent = next((value.decode("latin-1") for name, value in scope["headers"] if name == HEADER), "")
-    state["request_id_sent"] = is_request_id(sent)
-    state["request_id"] = sent if state["request_id_sent"] else uuid4().hex
+    state["request_id_known"] = is_request_id(sent)
+    state["request_id"] = sent if state["request_id_known"] else uuid4().hex
 
 
 def id_of(scope: Scope) -> str:
@@ -32,16 +32,16 @@ def id_of(scope: Scope) -> str:
 
 def request_id_for(request: Request, in_body: str | None) -> str:
     """The request's id, once its body is known."""
-    if in_body is not None and not request.state.request_id_sent:
-        request.state.request_id, request.state.request_id_sent = in_body, True
+    if in_body is not None and not request.state.request_id_known:
+        request.state.request_id, request.state.request_id_known = in_body, True
     return id_of(request.scope)
 
 
 def is_new(request: Request) -> bool:
     """Whether nobody knows its id yet: it was made here, and nothing has been told of it."""
-    return not request.state.request_id_sent
+    return not request.state.request_id_known
 
 
 def tell(request: Request) -> None:
     """Its id is known from now on."""
-    request.state.request_id_sent = True
+    request.state.request_id_known = True
