@@ -2,6 +2,9 @@
 
 A claim that finds no command on its way is sent at once. Those that come while one is go together in the next: what a
 command costs this process hardly depends on how many are in it.
+
+Who waits for a claim may leave before it is answered. The server may have carried it out, or may yet: as soon as it can
+be asked, what such a claim made this proxy's is given back, so that a retry at another proxy is served.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from redis.exceptions import ResponseError
 from aegis.core.clock import NS_PER_MS
 from aegis.runtime.store.connection import FAILURES
 from aegis.runtime.store.keys import Keys
-from aegis.runtime.store.scripts import CLAIM
+from aegis.runtime.store.scripts import CLAIM, GIVE_BACK
 from aegis.runtime.watched import cancelled
 from proxy.http.records import Asked
 
@@ -29,11 +32,12 @@ Answer = tuple[str, bytes, list[bytes]]
 """A word of CLAIM's, the seed, and the batches recorded."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Claim:
     keys: tuple[str, str]
     words: tuple[str | bytes | int, ...]
     answer: asyncio.Future[Answer]
+    sent: bool = False
 
 
 class Claims:
@@ -48,14 +52,19 @@ class Claims:
         *,
         up: asyncio.Event,
         failed: Callable[[BaseException], None],
+        wanted: Callable[[str], bool],
     ) -> None:
-        """`up` is set while the server can be used; `failed` is told why a command did, and clears it."""
+        """`up` is set while the server can be used; `failed` is told why a command did, and clears it. `wanted` says
+        whether a request is being claimed or answered here."""
         self._keys = keys
         self._common = (owner, ttl_ms, keys.proxies)
         self._up = up
         self._failed = failed
+        self._wanted = wanted
         self._script = redis.register_script(CLAIM)
+        self._give_back_script = redis.register_script(GIVE_BACK)
         self._waiting: dict[_Claim, None] = {}  # on their way, and to be sent
+        self._left: dict[str, None] = {}  # requests whose claim was sent and is not waited for any more
         self._sending: asyncio.Task[None] | None = None
 
     async def claim(self, asked: Asked, mode: str = "") -> Answer:
@@ -67,13 +76,21 @@ class Claims:
             asyncio.get_running_loop().create_future(),
         )
         self._waiting[claim] = None
-        if self._sending is None or self._sending.done():
-            # A task of its own: whoever is cancelled takes no command of others along.
-            self._sending = asyncio.create_task(self._send_all())
+        self._go_on()
         try:
             return await claim.answer
+        except asyncio.CancelledError:
+            if claim.sent:
+                self._left[asked.request] = None
+                self._go_on()
+            raise
         finally:
             self._waiting.pop(claim, None)
+
+    def _go_on(self) -> None:
+        """A task of its own: whoever is cancelled takes no command of others along."""
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send_all())
 
     async def close(self) -> None:
         """Who still waits is told nothing any more."""
@@ -81,13 +98,17 @@ class Claims:
             await cancelled(self._sending)
 
     async def _send_all(self) -> None:
-        while self._waiting:
+        while self._waiting or self._left:
             await self._up.wait()
             if claims := list(islice(self._waiting, _AT_ONCE)):
                 await self._send(claims)
+            if self._left and self._up.is_set():
+                await self._give_back(list(islice(self._left, _AT_ONCE)))
 
     async def _send(self, claims: list[_Claim]) -> None:
         """What fails stays to be sent."""
+        for claim in claims:
+            claim.sent = True
         try:
             answers = await self._script(
                 keys=[key for claim in claims for key in claim.keys],
@@ -102,6 +123,18 @@ class Claims:
                 self._waiting.pop(claim, None)
                 if not claim.answer.done():
                     claim.answer.set_exception(error)
+
+    async def _give_back(self, requests: list[str]) -> None:
+        """What fails stays to be given back."""
+        keys = [self._keys.request(request) for request in requests if not self._wanted(request)]
+        try:
+            if keys:
+                await self._give_back_script(keys=keys, args=[self._common[0]])
+        except FAILURES as error:
+            self._failed(error)
+            return
+        for request in requests:
+            del self._left[request]
 
     def _answered(self, claim: _Claim, word: str, seed: bytes, batches: list[bytes]) -> None:
         if word == "failed":

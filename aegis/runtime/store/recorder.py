@@ -59,9 +59,10 @@ class Recorder:
         self._wait_s = wait_s
         self._append = redis.register_script(APPEND)
         self._restore = redis.register_script(RESTORE)
-        self._claims = Claims(redis, keys, owner, self._ttl_ms, up=membership.up, failed=partial(self._failed, "claim"))
         self._claiming: set[str] = set()
         self._recordings: dict[str, Recording] = {}  # running, or ended and not all written
+        failed, wanted = partial(self._failed, "claim"), self._is_here
+        self._claims = Claims(redis, keys, owner, self._ttl_ms, up=membership.up, failed=failed, wanted=wanted)
         self._dirty: dict[Recording, None] = {}
         self._writing = 0  # requests that the present command is about
         self._one_writer = asyncio.Lock()
@@ -88,6 +89,9 @@ class Recorder:
                 return await self._open(asked)
         finally:
             self._claiming.discard(asked.request)
+
+    def _is_here(self, request: str) -> bool:
+        return request in self._claiming or request in self._recordings
 
     def _begun(self, asked: Asked) -> Recording:
         """One that nobody should have claimed; it is while its answer begins."""

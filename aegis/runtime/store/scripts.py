@@ -63,6 +63,15 @@ return answers
 """Who asks becomes the owner of each request, unless it is finished or a living proxy is at work on it. What ended
 otherwise, and what a dead proxy left, goes on from the tokens recorded. One that fails, fails alone."""
 
+GIVE_BACK = """
+-- keys: requests; arguments: owner
+for _, request in ipairs(KEYS) do
+  local found = redis.call('HMGET', request, 'owner', 'state')
+  if found[1] == ARGV[1] and found[2] == 'running' then redis.call('HSET', request, 'state', 'cancelled') end
+end
+"""
+"""Whoever claims one of them next may go on with it."""
+
 APPEND = """
 -- keys: request and tokens of each; arguments: owner, ttl_ms, then state and batch of each
 local answers = {}

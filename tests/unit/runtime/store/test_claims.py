@@ -56,6 +56,12 @@ async def outcomes(store: Store, *requests: str) -> dict[str, Recording | BaseEx
     return dict(zip(requests, answers, strict=True))
 
 
+async def state_is(client: Redis, request: str, state: bytes) -> None:
+    async with asyncio.timeout(20):
+        while await client.hget(KEYS.request(request), "state") != state:
+            await asyncio.sleep(0.002)
+
+
 def code(outcome: Recording | BaseException) -> str | None:
     assert isinstance(outcome, UserError)
     return outcome.code
@@ -182,6 +188,66 @@ def test_what_a_failed_command_claimed_is_claimed_again(redis: RedisServer, capl
     with caplog.at_level(logging.DEBUG, logger="aegis.runtime.store"):
         asyncio.run(main())
     assert "claim" in {record.__dict__.get("fields", {}).get("what") for record in caplog.records}
+
+
+def test_what_was_claimed_for_nobody_is_given_back(redis: RedisServer) -> None:
+    """The server stands still until the proxy has told the client to try again, and carries the claim out then."""
+
+    async def main() -> None:
+        async with proxy(redis, wait_s=0.3) as store, proxy(redis) as other:
+            await store.records.open(own("kept"))
+            commands = Commands(store)
+            redis.pause()
+            (slow,) = await claimed(store, "slow")
+            await until(lambda: commands.sizes == [1])
+            (waiting,) = await claimed(store, "not sent")
+            refused = await asyncio.gather(slow, waiting, return_exceptions=True)
+            assert [code(outcome) for outcome in refused] == ["store_unavailable"] * 2
+            redis.resume()
+            async with Redis.from_url(redis.url) as client:
+                await state_is(client, "slow", b"cancelled")
+                assert not await client.exists(KEYS.request("not sent"))
+                assert await client.hget(KEYS.request("kept"), "state") == b"running"
+            assert [(await other.records.open(own(request))).asked.request for request in ("slow", "not sent")]
+
+    asyncio.run(main())
+
+
+def test_who_leaves_as_the_answer_comes_leaves_nothing_claimed(redis: RedisServer) -> None:
+    async def main() -> None:
+        async with proxy(redis) as store:
+            claims: Any = store.records._claims
+            (leaver,) = await claimed(store, "r")
+            answered = claims._answered
+
+            def answer(*words: Any) -> None:
+                answered(*words)
+                leaver.cancel()
+
+            claims._answered = answer
+            assert await asyncio.gather(leaver, return_exceptions=True) != [None]
+            assert leaver.cancelled()
+            async with Redis.from_url(redis.url) as client:
+                await state_is(client, "r", b"cancelled")
+
+    asyncio.run(main())
+
+
+def test_what_is_claimed_again_here_is_not_given_back(redis: RedisServer) -> None:
+    async def main() -> None:
+        async with proxy(redis, wait_s=2) as store:
+            await store.records.open(own("kept"))
+            redis.pause()
+            (first,) = await claimed(store, "r")
+            assert code((await asyncio.gather(first, return_exceptions=True))[0]) == "store_unavailable"
+            (again,) = await claimed(store, "r")
+            redis.resume()
+            await again
+            await store.records.open(own("another"))  # which is sent after whatever was given back
+            async with Redis.from_url(redis.url) as client:
+                assert await client.hget(KEYS.request("r"), "state") == b"running"
+
+    asyncio.run(main())
 
 
 def test_a_bug_costs_the_claims_of_its_command_only(redis: RedisServer) -> None:
