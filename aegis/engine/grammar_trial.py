@@ -10,6 +10,8 @@ import resource
 import signal
 import sys
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from aegis.engine.grammar import GrammarRefused, Vocabulary, compile_grammar, read_vocabulary
@@ -19,6 +21,7 @@ from aegis.engine.grammar_sentences import derives_a_text
 VOCABULARIES_MAX = 16
 MEMORY_BYTES = 4 << 30  # beyond what the libraries take
 COMPILED_BYTES_MAX = 64 << 20
+_SAID_BYTES = 4096
 ALONE_S = 60  # the longest that it outlives a proxy that was killed
 
 
@@ -43,7 +46,10 @@ def _problem(vocabulary: Vocabulary | None, asked: Try) -> str | None:
         return "cannot be tried out: the model's vocabulary is not known"
     signal.alarm(ALONE_S)
     try:
-        compiled = compile_grammar(vocabulary, asked.grammar)
+        with _overhearing() as said:
+            compiled = compile_grammar(vocabulary, asked.grammar)
+        if warning := said[0].partition("Warning: ")[2].partition("\n")[0]:
+            return f"would not be held to as it is written: {warning}"
         if not derives_a_text(asked.grammar):
             return "has no output that ends: every way through it needs one of its rules again"
     except GrammarRefused as error:
@@ -53,6 +59,22 @@ def _problem(vocabulary: Vocabulary | None, asked: Try) -> str | None:
     if compiled.nbytes > COMPILED_BYTES_MAX:
         return f"takes more than {COMPILED_BYTES_MAX >> 20} MiB when it is compiled"
     return None
+
+
+@contextmanager
+def _overhearing() -> Iterator[list[str]]:
+    """Gets the beginning of what a library writes to standard error meanwhile. XGrammar says there, and only there,
+    what it ignores, a line for each."""
+    said: list[str] = []
+    file, stderr = os.memfd_create("stderr"), os.dup(2)
+    os.dup2(file, 2)
+    try:
+        yield said
+    finally:
+        os.dup2(stderr, 2)
+        said.append(os.pread(file, _SAID_BYTES, 0).decode(errors="replace"))
+        os.close(stderr)
+        os.close(file)
 
 
 def _limit_memory() -> None:

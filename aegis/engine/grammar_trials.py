@@ -1,53 +1,79 @@
 """Whether grammars compile, and soon enough: asked of a process beside the server, which is killed where they do not.
 
-The process is started by the first grammar. It knows what it was told of vocabularies until it is killed.
+The process is started by the first grammar. It knows what it was told of vocabularies until it is killed. It tries one
+grammar at a time; callers take turns, so nobody waits longer for what others ask than for one grammar of each.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from threading import Lock
+from hashlib import blake2b
+from math import inf
 from time import monotonic
 
 from aegis.core.errors import UserError
 from aegis.core.model import Manifest
 from aegis.core.request import Grammar
+from aegis.engine.fair_thread import Crowded, FairThread
 from aegis.engine.grammar_messages import Tried, Try, read, write
 
 COMPILE_S = 5.0
 START_S = 60.0
-PASSED_MAX = 4096
+KNOWN_MAX = 16384
+SLOW_KNOWN_S = 60.0  # another time it may be faster
 VOCABULARIES_MAX = 16
+WAITING_MAX = 16  # grammars of one caller
 
 
 class GrammarTrials:
-    """Threads may share it; grammars are tried one by one."""
+    """Event loops and threads may share it."""
 
     def __init__(self, compile_s: float = COMPILE_S) -> None:
         self._compile_s = compile_s
-        self._lock = Lock()
+        self._thread = FairThread(most_waiting=WAITING_MAX)
         self._process: subprocess.Popen[bytes] | None = None
         self._told: OrderedDict[str, None] = OrderedDict()  # vocabularies that the process knows
-        self._passed: OrderedDict[tuple[str, Grammar], None] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[str | None, float]] = OrderedDict()  # problems, and until when
 
-    def problem(self, manifest: Manifest, tokenizer_json: Callable[[], str], grammar: Grammar) -> str | None:
+    async def problem(
+        self, manifest: Manifest, tokenizer_json: Callable[[], str], grammar: Grammar, caller: str = ""
+    ) -> str | None:
         """What there is against the grammar for this model, if anything, from a verb on. Waits as long as trying
-        takes; raises UserError where that cannot be done."""
-        key = (manifest.fingerprint, grammar)
-        if key in self._passed:
-            return None
-        with self._lock:
-            problem = self._ask(manifest, tokenizer_json, grammar)
-            if problem is None:
-                self._passed[key] = None
-                if len(self._passed) > PASSED_MAX:
-                    self._passed.popitem(last=False)
-            return problem
+        takes, after what other callers wait for. One that nobody waits for any more is not tried.
+
+        Raises UserError where it cannot be tried, or the caller has many waiting.
+        """
+        key = _key(manifest, grammar)
+        known = self._known.get(key)
+        if known and monotonic() < known[1]:
+            return known[0]
+        try:
+            trying = self._thread.submit(caller, lambda: self._found(key, manifest, tokenizer_json, grammar))
+        except Crowded:
+            message = f"{WAITING_MAX} grammars of yours are waiting to be tried out; try again when they were"
+            raise UserError(message, status=429, code="too_many_grammars", kind="rate_limit_error") from None
+        return await asyncio.wrap_future(trying)
+
+    def _found(self, key: bytes, manifest: Manifest, tokenizer_json: Callable[[], str], grammar: Grammar) -> str | None:
+        known = self._known.get(key)
+        if known and monotonic() < known[1]:  # the same was tried for another request
+            return known[0]
+        tried = self._ask(manifest, tokenizer_json, grammar)
+        if tried:
+            problem, until_s = tried.problem, inf
+        else:
+            problem = f"takes more than {self._compile_s:g} s or too much memory to compile"
+            until_s = monotonic() + SLOW_KNOWN_S
+        self._known[key] = problem, until_s
+        if len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
+        return problem
 
     def close(self) -> None:
         """Ends the process."""
@@ -57,7 +83,8 @@ class GrammarTrials:
         self._process = None
         self._told.clear()
 
-    def _ask(self, manifest: Manifest, tokenizer_json: Callable[[], str], grammar: Grammar) -> str | None:
+    def _ask(self, manifest: Manifest, tokenizer_json: Callable[[], str], grammar: Grammar) -> Tried | None:
+        """None where it takes too long."""
         if self._process and self._process.poll() is not None:
             self.close()
         process = self._process or self._start()
@@ -71,8 +98,7 @@ class GrammarTrials:
         tried = self._answer(process, self._compile_s)
         if tried is None:
             self.close()
-            return f"takes more than {self._compile_s:g} s or too much memory to compile"
-        return tried.problem
+        return tried
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "aegis.engine.grammar_trial"]
@@ -90,3 +116,7 @@ class GrammarTrials:
         until = monotonic() + timeout_s
         ready, _, _ = select.select([process.stdout], [], [], max(until - monotonic(), 0))
         return read(process.stdout, Tried) if ready else None
+
+
+def _key(manifest: Manifest, grammar: Grammar) -> bytes:
+    return blake2b("\0".join((manifest.fingerprint, grammar.kind, grammar.text)).encode(), digest_size=16).digest()

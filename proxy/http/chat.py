@@ -25,7 +25,7 @@ from proxy.http.prompts import beside_loop, check_characters, encode, known, max
 from proxy.http.reasoning import marks_of
 from proxy.http.request_ids import request_id_for
 from proxy.http.sampling import LOGPROBS_MAX, held_to, read_max_tokens, read_wish
-from proxy.http.settings import market_of, settings_of, trials_of
+from proxy.http.settings import market_of, settings_of
 from proxy.http.structured import check_grammar
 from proxy.http.tools import Tools, read_tools
 
@@ -92,7 +92,7 @@ async def _converse(request: Request, fields: Fields) -> Response:
     if not prompt:
         raise fields.refusal("messages", "make an empty prompt")
     if wish.held_to:
-        await check_grammar(trials_of(request), served, wish.held_to)
+        await check_grammar(request, served, wish.held_to)
     order = Order(prompt, max_tokens_for(served, len(prompt), wish, default=None, param="messages"))
     shape = ChatShape(
         id=f"chatcmpl-{request_id_for(request, wish.request_id)}",

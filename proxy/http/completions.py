@@ -18,7 +18,7 @@ from proxy.http.models import find_servable
 from proxy.http.prompts import Prompt, beside_loop, max_tokens_for, read_prompts
 from proxy.http.request_ids import request_id_for
 from proxy.http.sampling import LOGPROBS_MAX, Wish, check_sequences, read_max_tokens, read_wish
-from proxy.http.settings import market_of, settings_of, trials_of
+from proxy.http.settings import market_of, settings_of
 from proxy.http.structured import check_grammar
 
 DEFAULT_MAX_TOKENS = 16
@@ -44,7 +44,7 @@ async def _complete(request: Request, fields: Fields) -> Response:
     fields.end()
     check_sequences(len(prompts), wish)
     if wish.held_to:
-        await check_grammar(trials_of(request), served, wish.held_to)
+        await check_grammar(request, served, wish.held_to)
     tokens = sum(len(prompt.tokens) for prompt in prompts)
     orders = await beside_loop(lambda: [_order(served, prompt, wish, echo) for prompt in prompts], tokens)
     shape = CompletionShape(

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import msgspec
+from fastapi import Request
 
 from aegis.core.errors import UserError
 from aegis.core.request import Grammar
-from aegis.engine.grammar_trials import GrammarTrials
 from proxy.http.boundary import Served
+from proxy.http.connection import while_connected
 from proxy.http.errors import shown
 from proxy.http.fields import Fields
 from proxy.http.json_schemas import check_schema
+from proxy.http.keys import caller_of
+from proxy.http.settings import trials_of
 
 GRAMMAR_CHARACTERS_MAX = 1 << 17
 CHOICES_MAX = 4096
@@ -39,8 +41,8 @@ def read_structured(fields: Fields) -> Wanted | None:
     return response or outputs
 
 
-async def check_grammar(trials: GrammarTrials, served: Served, wanted: Wanted) -> None:
-    """Raises UserError where the model's output cannot be held to it."""
+async def check_grammar(request: Request, served: Served, wanted: Wanted) -> None:
+    """Raises UserError where the model's output cannot be held to it, ClientGone where nobody waits any more."""
     text, manifest = served.text, served.spec.manifest
     if text is None or not manifest.eos_token_ids:
         lacks = "tokenizer" if text is None else "end token"
@@ -48,9 +50,14 @@ async def check_grammar(trials: GrammarTrials, served: Served, wanted: Wanted) -
         raise UserError(message, param=wanted.param, code="unsupported_parameter")
     if len(wanted.grammar.text) > GRAMMAR_CHARACTERS_MAX:
         raise UserError(f"{wanted.param!r} is larger than {GRAMMAR_CHARACTERS_MAX} characters", param=wanted.param)
-    problem = await asyncio.to_thread(trials.problem, manifest, text.to_json, wanted.grammar)
-    if problem:
+    trying = trials_of(request).problem(manifest, text.to_json, wanted.grammar, _who(request))
+    if problem := await while_connected(request.receive, trying):
         raise UserError(f"{wanted.param!r} {problem}", param=wanted.param, code="invalid_grammar")
+
+
+def _who(request: Request) -> str:
+    """Those without a key are told apart by their addresses."""
+    return caller_of(request).name or (request.client.host if request.client else "")
 
 
 def _read_response_format(fields: Fields) -> Wanted | None:
