@@ -23,24 +23,29 @@ class _Key(str):
 async def read_fields(request: Request, bytes_max: int) -> Fields:
     """The parameters of the request.
 
-    Raises UserError: 413 beyond `bytes_max`, 400 where it is no JSON object; ClientGone where the client leaves.
+    Raises UserError: 413 beyond `bytes_max`, 415 where it is compressed, 400 where it is no JSON object; ClientGone
+    where the client leaves.
     """
     return Fields(parse_object(await _read(request, bytes_max)))
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """Raises UserError where `body` is not one JSON object, or names a parameter twice."""
-    seen: set[str] = set()
+    seen: dict[str, None] = {}
 
     def once(_: type, name: str) -> _Key:
         if name in seen:
             raise UserError(f"{shown(name)} is given more than once", param=name[:200])
-        seen.add(name)
+        seen[name] = None
         return _Key(name)
 
     try:
         parsed = msgspec.json.decode(body, type=dict[_Key, Any], dec_hook=once)
     except msgspec.ValidationError as error:
+        if seen and "out of range" in str(error):
+            last = next(reversed(seen))
+            message = f"{shown(last)} has a number that is too large"
+            raise UserError(message, param=last[:200], code="invalid_json") from None
         raise UserError(f"the body must be a JSON object: {error}", code="invalid_json") from None
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else shown(str(error))
@@ -49,6 +54,10 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 async def _read(request: Request, bytes_max: int) -> bytes:
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        message = f"Content-Encoding {shown(encoding)} is not understood: send the body as it is"
+        raise UserError(message, status=415, param="Content-Encoding", code="unsupported_encoding")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared[:20]) > bytes_max:
         raise _too_large(bytes_max)

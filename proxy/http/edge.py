@@ -3,6 +3,7 @@ says which proxy it is from, as `X-Aegis-Proxy`."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from time import monotonic_ns
@@ -10,13 +11,16 @@ from time import monotonic_ns
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aegis.core.clock import NS_PER_MS
+from aegis.core.errors import UserError
 from aegis.telemetry.logs import Value, log
+from proxy.http.errors import error_reply
 from proxy.http.notes import notes_of
 from proxy.http.refusals import refusal_of
 from proxy.http.request_ids import HEADER, assign, id_of
 
 _logger = logging.getLogger(__name__)
 _PROXY = b"x-aegis-proxy"
+_ENDING = UserError("the server is shutting down; try another one", status=503, kind="server_error")
 _QUIET = frozenset({"/debug/live", "/health", "/metrics", "/ready"})
 
 
@@ -49,6 +53,9 @@ class Edge:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # the server, which ends, has waited for it as long as it may
+            if not status:
+                await error_reply(_ENDING)(scope, receive, send_with_id)
         except Exception:  # noqa: BLE001 - the client was answered; the server goes on
             log(_logger, logging.ERROR, "request broke", {"request_id": id_of(scope)}, exc_info=True)
         self._answered(getattr(scope.get("route"), "path", "other"), status, refusal_of(scope))

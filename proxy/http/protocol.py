@@ -1,7 +1,9 @@
-"""HTTP/1.1 as uvicorn speaks it, with what it lacks: a bound on heads, errors in our form, a connection cut at once."""
+"""HTTP/1.1 as uvicorn speaks it, with what it lacks: bounds on heads and on waiting for the rest of a request, errors
+in our form, a connection cut at once."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from starlette.types import Scope
@@ -12,8 +14,10 @@ from proxy.http.errors import error_body
 from proxy.http.replies import encode
 
 HEAD_BYTES_MAX = 64 << 10
+PATIENCE_S = 60.0
 _CUT = "aegis.cut"
-_REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
+_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+_BETWEEN_FIELDS = len(": \r\n")
 
 
 def cut(scope: Scope) -> None:
@@ -26,30 +30,83 @@ def cut(scope: Scope) -> None:
 class Protocol(HttpToolsProtocol):
     """One connection."""
 
+    patience_s = PATIENCE_S  # for a head, and between two pieces of a body
+    _awaits_request = True  # the rest of one, or all of the first
     _in_head = False
-    _head_bytes = 0
+    _head_bytes = 0  # of what is complete, and
+    _unread_bytes = 0  # of all that came, while the head is not
+    _heard_s = 0.0
+    _patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._heard_s = self.loop.time()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._patience:
+            self._patience.cancel()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
-                self._refuse(UserError(f"the head is larger than {HEAD_BYTES_MAX} bytes", status=431))
+        if not self._in_head:
+            self._heard_s = self.loop.time()
+            return
+        self._unread_bytes += len(data)
+        if self._unread_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
+            self._refuse(_head_too_large())
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self._awaits_request = self._in_head = True
+        self._head_bytes = self._unread_bytes = 0
+        self._heard_s = self.loop.time()
         self.scope["extensions"] = {_CUT: self.transport.abort}  # type: ignore[dict-item]
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._head_bytes += len(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._head_bytes += len(name) + len(value) + _BETWEEN_FIELDS
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        if self._head_bytes > HEAD_BYTES_MAX:
+            raise _head_too_large()  # the parser stops, and `send_400_response` is called
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        self._awaits_request = False
+        super().on_message_complete()
+
     def send_400_response(self, msg: str) -> None:
-        self._refuse(UserError("this is no HTTP/1.1 request", code="invalid_http"))
+        too_large = self._head_bytes > HEAD_BYTES_MAX
+        self._refuse(_head_too_large() if too_large else UserError("this is no HTTP/1.1 request", code="invalid_http"))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """What is asked is answered without."""
+
+    def _watch(self) -> None:
+        """One timer for a connection: it looks again when patience would end, if nothing were to come."""
+        left_s = self._heard_s + self.patience_s - self.loop.time()
+        waits = self._awaits_request and not self.flow.read_paused
+        if not waits or left_s > 0:
+            self._patience = self.loop.call_later(left_s if waits else self.patience_s, self._watch)
+        elif self.scope is None:
+            self.transport.close()
+        else:
+            message = f"the rest of the request did not come within {self.patience_s:g} s"
+            self._refuse(UserError(message, status=408, code="request_timeout"))
 
     def _refuse(self, error: UserError) -> None:
         body = encode(error_body(error))
         head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n" % (error.status, _REASONS[error.status])
         self.transport.write(head + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body)
         self.transport.close()
+
+
+def _head_too_large() -> UserError:
+    return UserError(f"the head is larger than {HEAD_BYTES_MAX} bytes", status=431)

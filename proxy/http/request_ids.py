@@ -1,5 +1,5 @@
-"""Every request has an id: the client's `X-Request-Id`, else its `request_id`, else a random one. It comes back as
-`X-Request-Id`, stands in the reply's `id` and in the log."""
+"""Every request has an id: the client's `X-Request-Id`, which something before us may have set, else its `request_id`,
+else a random one. It comes back as `X-Request-Id`, stands in the reply's `id` and in the log."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from uuid import uuid4
 
 from fastapi import Request
 from starlette.types import Scope
+
+from aegis.core.errors import UserError
 
 HEADER = b"x-request-id"
 _CHARACTERS_MAX = 128
@@ -23,6 +25,7 @@ def assign(scope: Scope) -> None:
     sent = next((value.decode("latin-1") for name, value in scope["headers"] if name == HEADER), "")
     state["request_id_known"] = is_request_id(sent)
     state["request_id"] = sent if state["request_id_known"] else uuid4().hex
+    state["request_id_refused"] = bool(sent) and not state["request_id_known"]
 
 
 def id_of(scope: Scope) -> str:
@@ -31,7 +34,11 @@ def id_of(scope: Scope) -> str:
 
 
 def request_id_for(request: Request, in_body: str | None) -> str:
-    """The request's id, once its body is known."""
+    """The request's id, once its body is known. Raises UserError where the header holds what cannot be one: a retry
+    with it would be another request."""
+    if request.state.request_id_refused:
+        message = f"'X-Request-Id' must be 1 to {_CHARACTERS_MAX} printable ASCII characters without spaces"
+        raise UserError(message, param="X-Request-Id")
     if in_body is not None and not request.state.request_id_known:
         request.state.request_id, request.state.request_id_known = in_body, True
     return id_of(request.scope)

@@ -17,6 +17,7 @@ import pytest
 
 from aegis.core.request import FinishReason
 from proxy.http.boundary import Delta, Finished
+from proxy.http.protocol import Protocol
 from tests.unit.proxy.http.live import serving
 from tests.unit.proxy.http.scripted import ScriptedMarket, market, says, tokens
 
@@ -181,27 +182,90 @@ def test_a_client_that_reads_nothing_is_cut_off_and_nobody_else_waits() -> None:
     assert not behind.tickets[0].ended
 
 
-def test_heads_are_bounded_and_what_is_no_http_is_told_so() -> None:
-    def said(*parts: bytes) -> tuple[int, Any]:
-        with socket.create_connection(("127.0.0.1", port)) as client:
-            client.settimeout(WAIT_S)
-            with contextlib.suppress(ConnectionError):
-                for part in parts:
-                    client.sendall(part)
-            reply = b""
-            with contextlib.suppress(ConnectionError):
-                while part := client.recv(1 << 16):
-                    reply += part
-        head, _, body = reply.partition(b"\r\n\r\n")
-        return int(head.split()[1]), json.loads(body)
+def said(port: int, *parts: bytes) -> tuple[int, Any]:
+    """What is answered to a client that sends these and waits for the end; nothing is status 0."""
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.settimeout(WAIT_S)
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                client.sendall(part)
+        reply = b""
+        with contextlib.suppress(ConnectionError):
+            while part := client.recv(1 << 16):
+                reply += part
+    head, _, body = reply.partition(b"\r\n\r\n")
+    return (int(head.split()[1]), json.loads(body)) if reply else (0, None)
 
+
+LONG_HEADS = {
+    "one field, in parts": (b"GET /health HTTP/1.1\r\nx-long: ", *[b"y" * 8192] * 16),
+    "one field, at once": (b"GET /health HTTP/1.1\r\nx-long: " + b"y" * 70_000 + b"\r\n\r\n",),
+    "many fields, at once": (b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 12_000 + b"\r\n",),
+    "an address": (b"GET /" + b"y" * 70_000 + b" HTTP/1.1\r\n\r\n",),
+}
+
+
+@pytest.mark.parametrize("parts", LONG_HEADS.values(), ids=LONG_HEADS)
+def test_heads_are_bounded(parts: tuple[bytes, ...]) -> None:
     with serving(market()) as url:
-        port = int(url.rpartition(":")[2])
-        status, body = said(b"GET /health HTTP/1.1\r\nx-long: ", *[b"y" * 8192] * 16)
+        status, body = said(int(url.rpartition(":")[2]), *parts)
         assert (status, list(body["error"])) == (431, ["message", "type", "param", "code"])
-        status, body = said(b"\x16\x03\x01 hello\r\n\r\n")
+        assert httpx.get(url + "/health", headers={"x-long": "y" * 60_000}).status_code == 200
+
+
+def test_what_is_no_http_is_told_so() -> None:
+    with serving(market()) as url:
+        status, body = said(int(url.rpartition(":")[2]), b"\x16\x03\x01 hello\r\n\r\n")
         assert (status, body["error"]["code"]) == (400, "invalid_http")
         assert httpx.get(url + "/health").status_code == 200
+
+
+COMPLETE = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", COMPLETE, COMPLETE + b'{"model": '], ids=str)
+def test_the_rest_of_a_request_is_not_waited_for_for_ever(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Protocol, "patience_s", 0.2)
+    with serving(market()) as url:
+        status, body = said(int(url.rpartition(":")[2]), sent)
+        assert (status, body and body["error"]["code"]) == ((408, "request_timeout") if sent else (0, None))
+        assert httpx.get(url + "/health").status_code == 200
+
+
+def test_a_request_that_is_there_is_not_hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is the next one on its connection, which waits for its answer."""
+    monkeypatch.setattr(Protocol, "patience_s", 0.1)
+
+    def script(prompt: Any, sampling: Any) -> list[Any]:
+        return [asyncio.sleep(0.5), Delta(tokens("x")), Finished(FinishReason.STOP)]
+
+    body = json.dumps({"model": "m", "prompt": "x"}).encode()
+    request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    last = request.replace(b"host: x", b"host: x\r\nconnection: close")
+    with (
+        serving(market(script)) as url,
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client,
+    ):
+        client.settimeout(WAIT_S)
+        client.sendall(request + last)
+        reply = b""
+        while part := client.recv(1 << 16):
+            reply += part
+    assert reply.count(b"HTTP/1.1 200 OK") == 2
+
+
+def test_what_is_under_way_when_the_server_ends_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    """An upload of which a part is still to come."""
+    with socket.socket() as client:
+        with serving(market()) as url:
+            client.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+            client.sendall(COMPLETE + b'{"model": ')
+            assert httpx.get(url + "/health").status_code == 200
+        client.settimeout(WAIT_S)
+        reply = client.recv(1 << 16)
+    assert reply.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after" in reply and b"shutting down" in reply
+    assert not [record for record in caplog.records if "Exception" in record.message]
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -220,6 +220,17 @@ def test_what_is_no_json_object_is_refused(body: bytes) -> None:
     assert "\n" not in reply.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("number", [b"1e999", b"1" + b"0" * 5000])
+def test_a_number_that_is_too_large_is_named(number: bytes) -> None:
+    reply = post(market(), "/v1/completions", content=b'{"model": "m", "max_tokens": ' + number + b', "n": 1}')
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "max_tokens")
+
+
+def test_a_compressed_body_is_told_so() -> None:
+    reply = post(market(), "/v1/completions", content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (415, "Content-Encoding")
+
+
 def test_a_parameter_given_twice_is_named() -> None:
     reply = post(market(), "/v1/completions", content=b'{"model": "m", "prompt": "x", "n": 1, "n": 2}')
     assert reply.json()["error"]["param"] == "n"

@@ -88,6 +88,8 @@ def test_every_reply_has_the_request_s_id_or_one_of_its_own() -> None:
     assert len(drawn) == 2
     for unfit in ("a b", "x" * 200, "é".encode()):
         assert get(market(), "/health", headers={"x-request-id": unfit}).headers["x-request-id"] != unfit
+        refused = post(market(), "/v1/completions", {"model": "m", "prompt": "x"}, headers={"x-request-id": unfit})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "X-Request-Id")
     body = {"model": "m", "prompt": "x", "request_id": "from-body"}
     assert post(market(), "/v1/completions", body).headers["x-request-id"] == "from-body"
     both = post(market(), "/v1/completions", body, headers={"x-request-id": "from-header"})
