@@ -1,16 +1,19 @@
-"""One thread that works for several callers: of those that wait each has its turn, however much one of them wants."""
+"""One thread that works for several callers: of those that wait each has its turn, however much one of them wants, and
+of its jobs the smallest is done."""
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from heapq import heapify, heappop, heappush
+from itertools import count
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_Job = tuple["Future[Any]", Callable[[], Any]]
+_Job = tuple[int, int, "Future[Any]", Callable[[], Any]]  # its size, and its number
 
 
 class Crowded(Exception):
@@ -25,19 +28,22 @@ class FairThread:
         """`most_waiting` jobs of one caller, besides the one that runs."""
         self._most_waiting = most_waiting
         self._lock = Lock()
-        self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()  # by caller, whose turn is next first
+        self._numbers = count()
+        self._waiting: OrderedDict[str, list[_Job]] = OrderedDict()  # heaps by caller, whose turn is next first
+        self._served = ""  # last
         self._running = False
 
-    def submit(self, caller: str, work: Callable[[], T]) -> Future[T]:
+    def submit(self, caller: str, size: int, work: Callable[[], T]) -> Future[T]:
         """Raises Crowded."""
         future: Future[T] = Future()
         with self._lock:
-            jobs = self._waiting.setdefault(caller, deque())
-            for job in [job for job in jobs if job[0].cancelled()]:
-                jobs.remove(job)
+            jobs = self._waiting.setdefault(caller, [])
+            if len(jobs) >= self._most_waiting:
+                jobs[:] = [job for job in jobs if not job[2].cancelled()]
+                heapify(jobs)
             if len(jobs) >= self._most_waiting:
                 raise Crowded
-            jobs.append((future, work))
+            heappush(jobs, (size, next(self._numbers), future, work))
             if not self._running:
                 self._running = True
                 Thread(target=self._run, daemon=True).start()
@@ -45,7 +51,7 @@ class FairThread:
 
     def _run(self) -> None:
         while job := self._next():
-            future, work = job
+            _, _, future, work = job
             if not future.set_running_or_notify_cancel():
                 continue
             try:
@@ -58,8 +64,10 @@ class FairThread:
             if not self._waiting:
                 self._running = False
                 return None
-            caller, jobs = self._waiting.popitem(last=False)
-            job = jobs.popleft()
+            # Whoever had the last turn may have come again before the others did.
+            self._served = next((caller for caller in self._waiting if caller != self._served), self._served)
+            jobs = self._waiting.pop(self._served)
+            job = heappop(jobs)
             if jobs:
-                self._waiting[caller] = jobs
+                self._waiting[self._served] = jobs
             return job

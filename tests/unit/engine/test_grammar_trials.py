@@ -59,6 +59,8 @@ def test_nobody_waits_for_more_than_one_grammar_of_another(trials: GrammarTrials
         await asyncio.sleep(0)
         assert await problem(trials, regex("a"), "other") is None
         assert sum(task.done() for task in greedy) <= 1
+        assert await problem(trials, regex("c"), "greedy") is None
+        assert sum(task.done() for task in greedy) <= 2
         for task in greedy:
             task.cancel()  # who leaves is waited for by nobody
         await asyncio.gather(*greedy, return_exceptions=True)
