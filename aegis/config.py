@@ -267,7 +267,8 @@ class RayCluster(Section):
 
     address: Annotated[str, AfterValidator(of_a_ray_cluster)] | None = Field(
         default=None,
-        description="auto: the cluster that this machine is part of, else an own one; local: an own one; or HOST:PORT",
+        description="auto: the cluster that this machine is part of, else an own one; local: an own one; or HOST:PORT; "
+        "needs aegis-serve[ray]",
     )
     cpus: Positive = Field(default=1.0, description="CPUs that Ray reserves for each process of an instance on CPUs")
 

@@ -33,6 +33,7 @@ from aegis.runtime.opening import LiveMarket, log_settings, open_market
 from aegis.runtime.processes import follow_launcher
 from aegis.runtime.proxies import Proxies, open_proxies
 from aegis.runtime.proxy_settings import ProxySettings
+from aegis.runtime.ray.cluster import refuse_without_ray
 from aegis.runtime.services import Services, open_services
 from aegis.runtime.serving import CLOSE_S, drained, http_server, running
 from aegis.runtime.sizes import host_slabs_of, instances_of, slab_shortage
@@ -58,6 +59,8 @@ def main(config: Config, reading: Reading | None = None) -> int:
     listener = listen(config.server.host, config.server.port, shared=config.server.proxies > 1)
     _check_sizes(config)
     _refuse_without_engine(config)
+    if config.ray.address:
+        refuse_without_ray()
     _refuse_to_change_mixed(config)
     sources = sources_of(config, demo=config.serves_demo)
     return uvloop.run(_serve_to_the_end(config, reading, keys, http, listener, sources))

@@ -42,7 +42,6 @@ class Cluster:
 async def connected(address: str, *, cpus: float) -> AsyncIterator[Cluster]:
     """To the cluster at the address; `auto`: to one that this machine is in, else `local`: to an own one, which has so
     many `cpus` at least and ends with it. Raises UserError."""
-    refuse_without_ray()
     with tempfile.TemporaryDirectory(prefix="aegis-ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
         await asyncio.to_thread(_join, address, cpus, directory)  # paths of sockets have to be short
         import ray
@@ -54,9 +53,9 @@ async def connected(address: str, *, cpus: float) -> AsyncIterator[Cluster]:
 
 
 def refuse_without_ray() -> None:
-    """Raises UserError."""
+    """To be asked before anything else of this package is imported. Raises UserError."""
     if importlib.util.find_spec("ray") is None:
-        raise UserError("--ray needs Ray: pip install 'aegis-serve[ray]'", param="ray")
+        raise UserError("--ray needs more packages: pip install 'aegis-serve[ray]'", param="ray")
 
 
 def _join(address: str, cpus: float, directory: str) -> None:

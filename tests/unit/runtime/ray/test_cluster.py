@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,10 +20,23 @@ def test_nobody_answers() -> None:
         cluster._refuse_silence(f"127.0.0.1:{port}")
 
 
-def test_without_ray_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'aegis-serve\[ray\]'"):
-        cluster.refuse_without_ray()
+LAUNCH = """
+import sys
+sys.modules["ray"] = None  # as where it is not installed
+from aegis.cli import main
+sys.argv = ["aegis", "launch", "--port", "0", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize("by", ["option", "file"])
+def test_without_ray_it_is_told_what_to_install(tmp_path: Path, by: str) -> None:
+    file = tmp_path / "aegis.yaml"
+    file.write_text("ray: {address: auto}")
+    asked = ["--ray", "local"] if by == "option" else [str(file)]
+    done = subprocess.run([sys.executable, "-c", LAUNCH, *asked], capture_output=True, text=True)
+    assert done.stderr == "aegis: --ray needs more packages: pip install 'aegis-serve[ray]'\n"
+    assert (done.stdout, done.returncode) == ("", 2)
 
 
 def test_ray_is_not_imported_where_nobody_asks_for_it() -> None:
