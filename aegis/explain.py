@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _LAST = 20
+_NAMED = 8
+_NOTHING = "no decision is remembered: none was made yet, or none is kept (telemetry.decisions)"
 
 
 def explain(
@@ -46,21 +49,25 @@ def explain(
     \b
     Examples:
       aegis explain
-      aegis explain --model qwen --last 50
+      aegis explain --model bakery-qwen2 --last 50
       aegis explain --request 12
       aegis explain --instance mixed-0 --follow
       aegis explain decisions.jsonl.gz --request 12
     """
     if file is not None and (url is not None or follow):
         raise UserError("--url and --follow are of a running server: leave out FILE")
+    asked = {"instance": instance, "model": model, "request": request}
     wanted = _filter(instance, model, request)
     if file is not None:
         from aegis.telemetry.files import read_decisions
 
-        _show([each for each in read_decisions(file) if wanted(each)][-last:], json=json)
-        return 0
-    for number, decisions in enumerate(_told(AdminClient(url or DEFAULT_URL), follow=follow)):
+        told: Iterable[list[Decision]] = [read_decisions(file)]
+    else:
+        told = _told(AdminClient(url or DEFAULT_URL), follow=follow)
+    for number, decisions in enumerate(told):
         found = [each for each in decisions if wanted(each)]
+        if not found and not follow:
+            _say_why_nothing(decisions, {name: value for name, value in asked.items() if value is not None})
         _show(found if number else found[-last:], json=json)
     return 0
 
@@ -74,6 +81,26 @@ def _filter(instance: str | None, model: str | None, request: int | None) -> Cal
         )
 
     return wanted
+
+
+def _say_why_nothing(decisions: Sequence[Decision], asked: Mapping[str, object]) -> None:
+    """Raises UserError where something was asked for in particular."""
+    if not decisions:
+        if asked:
+            raise UserError(_NOTHING)
+        print("aegis:", _NOTHING, file=sys.stderr)
+        return
+    names: dict[str, set[Any]] = {
+        "instance": {each.instance for each in decisions},
+        "model": {each.model for each in decisions},
+        "request": {number for each in decisions for number in each.requests},
+    }
+    for option, value in asked.items():
+        if value not in names[option]:
+            last = ", ".join(map(str, sorted(names[option])[-_NAMED:]))
+            hint = f"; there are some about {last}" if last else ""
+            raise UserError(f"no decision is about {option} {value}{hint}", param=option)
+    raise UserError(f"no decision is about {' and '.join(f'{option} {value}' for option, value in asked.items())}")
 
 
 def _told(server: AdminClient, *, follow: bool) -> Iterator[list[Decision]]:

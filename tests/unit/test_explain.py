@@ -49,7 +49,6 @@ def test_a_line_has_the_time_the_place_and_the_reason(file: Path, capsys: pytest
         ({"instance": "mixed-0"}, "ab"),
         ({"model": "b"}, "ab"),
         ({"request": 2}, "b"),
-        ({"model": "b", "instance": "mixed-1"}, ""),
     ],
 )
 def test_what_is_asked_for_is_told(
@@ -59,6 +58,34 @@ def test_what_is_asked_for_is_told(
     told = msgspec.json.Decoder(Decision).decode_lines(capsys.readouterr().out)
     assert "".join(each.model for each in told) == models
     assert all(each in DECISIONS for each in told)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"model": "x"}, "no decision is about model x; there are some about a, b, c"),
+        ({"request": 999}, "no decision is about request 999; there are some about 1, 2"),
+        ({"instance": "nosuch"}, "no decision is about instance nosuch; there are some about mixed-0, mixed-1"),
+        ({"model": "b", "instance": "mixed-1"}, "no decision is about instance mixed-1 and model b"),
+    ],
+)
+def test_what_there_is_nothing_about_is_refused_with_what_there_is(
+    file: Path, wanted: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError) as refusal:
+        explain(file, last=20, **wanted)  # type: ignore[arg-type]
+    assert refusal.value.message == message
+
+
+def test_that_there_is_no_decision_at_all_is_said_beside_what_programs_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files.write(tmp_path / "none.jsonl", [])
+    assert explain(tmp_path / "none.jsonl") == 0
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("aegis: no decision is remembered") and err.count("\n") == 1
+    with pytest.raises(UserError, match="no decision is remembered"):
+        explain(tmp_path / "none.jsonl", model="a")
 
 
 TOLD = {"since=0": ([DECISIONS[1], DECISIONS[0]], 2), "since=2": ([DECISIONS[2]], 3)}
