@@ -145,7 +145,7 @@ def _asking() -> dict[str, Any]:
 def _looking() -> dict[str, Any]:
     name = {"name": "model", "in": "path", "required": True, "schema": MODEL}
     status = {"get": _operation("200: it is well", "Status")}
-    status["get"]["responses"]["503"] = {"description": "It is not", "content": {_JSON: {"schema": _ref("Status")}}}
+    status["get"]["responses"]["503"] = {"description": "It is not", "content": {_JSON: {"schema": _ref("ErrorBody")}}}
     return {
         "/v1/models": {"get": _operation("The models that are served", "ModelList")},
         "/v1/models/{model}": {"get": _operation("One of them", "ModelCard", problems=(401, 404), parameters=(name,))},

@@ -7,6 +7,8 @@ from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 
 import aegis
+from aegis.core.errors import UserError
+from proxy.http.errors import error_reply
 from proxy.http.replies import json_reply
 from proxy.http.settings import desk_of
 
@@ -15,7 +17,6 @@ router = APIRouter()
 
 class Status(Struct, frozen=True):
     status: str
-    reason: str | None = None
 
 
 class Version(Struct, frozen=True):
@@ -35,7 +36,10 @@ async def ready(request: Request) -> Response:
 
 
 def _status(well: bool, reason: str) -> Response:
-    return json_reply(Status("ok")) if well else json_reply(Status("unavailable", reason), 503)
+    """Whoever looks is no request that is turned away, so what is not well is answered and not raised."""
+    if well:
+        return json_reply(Status("ok"))
+    return error_reply(UserError(reason, status=503, code="unavailable", kind="server_error"))
 
 
 @router.get("/metrics")

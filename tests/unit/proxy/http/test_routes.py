@@ -14,11 +14,13 @@ from tests.unit.proxy.http.scripted import byte_text, get, market, post
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 def test_health_and_readiness_are_the_market_s(path: str) -> None:
     behind = market()
-    assert get(behind, path).json() == {"status": "ok", "reason": None}
+    assert get(behind, path).json() == {"status": "ok"}
     behind.unwell = "decode-0 is starting"
     reply = get(behind, path)
     assert reply.status_code == 503
-    assert reply.json()["reason"] == "decode-0 is starting"
+    assert reply.headers["retry-after"] == "1"
+    error = {"message": "decode-0 is starting", "type": "server_error", "param": None, "code": "unavailable"}
+    assert reply.json() == {"error": error}
 
 
 def test_metrics_are_the_market_s_registry() -> None:
