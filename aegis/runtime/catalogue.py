@@ -181,7 +181,10 @@ class Catalogue:
 
     async def add(self, source: str, name: str | None) -> LiveModel:
         """One model, under another name if given. Raises UserError."""
-        sources = await asyncio.to_thread(read_sources, [source], default_slo=self._default_slo)
+        try:
+            sources = await asyncio.to_thread(read_sources, [source], default_slo=self._default_slo)
+        except UserError as error:  # which names the option of the command line
+            raise UserError(error.message, param="source") from None
         if len(sources) != 1:
             raise UserError(f"{source} holds {len(sources)} models; add them one at a time", param="source")
         model = check_name(name) if name is not None else sources[0].model

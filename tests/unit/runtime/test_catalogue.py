@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,3 +57,10 @@ def test_a_long_request_that_was_promised_still_fits() -> None:
     with pytest.raises(UserError, match=r"with 3 instances host memory holds KV of .* tokens of .* were promised"):
         catalogue.share_among(3)
     assert catalogue.budget.instances == 2
+
+
+@pytest.mark.parametrize("source", ["/etc", "../../x", "a\0b"])
+def test_what_is_no_checkpoint_is_refused_by_the_parameter_s_name(source: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        asyncio.run(_catalogue(host_slabs=10, context_tokens=16).add(source, None))
+    assert refusal.value.param == "source" and refusal.value.message
