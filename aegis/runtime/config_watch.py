@@ -52,7 +52,7 @@ class ConfigWatch:
         while True:
             await asyncio.sleep(LOOK_S)
             before, seen = seen, self._look()
-            if seen[self._file] is not None and seen == before and seen != self._stamps:
+            if seen == before and seen != self._stamps:
                 self._stamps = seen
                 await self._reload()
 
@@ -60,6 +60,9 @@ class ConfigWatch:
         return {file: _stamp(file) for file in (self._file, *self._key_files)}
 
     async def _reload(self) -> None:
+        if self._stamps[self._file] is None:  # nothing in it would mean that no model is left
+            _logger.warning("the configuration stays as it was: %s %s", self._file, _why_away(self._file))
+            return
         try:
             config = await asyncio.to_thread(self._read)
             self._watch_keys(key_files_of(config))
@@ -153,3 +156,11 @@ def _stamp(file: Path) -> _Stamp:
     except OSError:
         return None
     return (stat.st_mtime_ns, stat.st_size, stat.st_ino) if stat.st_size else None
+
+
+def _why_away(file: Path) -> str:
+    try:
+        file.stat()
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return "is empty"

@@ -51,6 +51,11 @@ class Edited:
         return [message.keys for message in end.told if isinstance(message, KeysSet)]
 
 
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
 def reloaded(edited: Edited) -> None:
     asyncio.run(edited.watch._reload())
 
@@ -147,10 +152,6 @@ def test_a_key_s_own_file_is_watched_also_one_that_was_refused(
     monkeypatch.setattr(config_watch, "LOOK_S", 0.001)
     caplog.set_level(logging.WARNING)
 
-    async def until(condition: Callable[[], object]) -> None:
-        while not condition():
-            await asyncio.sleep(0)
-
     async def main() -> None:
         watching = asyncio.create_task(edited.watch.run())
         async with asyncio.timeout(20):
@@ -162,6 +163,35 @@ def test_a_key_s_own_file_is_watched_also_one_that_was_refused(
             (edited.file.parent / "carol").write_text("sk-carol")
             await until(lambda: edited.node.keys.find("sk-carol"))
         assert edited.node.keys.find("sk-robert") is None
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+
+    asyncio.run(main())
+
+
+def test_a_file_that_is_gone_or_emptied_changes_nothing_and_is_told_once(
+    edited: Edited, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(config_watch, "LOOK_S", 0.001)
+    before = edited.node.keys
+    stays = f"the configuration stays as it was: {edited.file} "
+
+    async def main() -> None:
+        watching = asyncio.create_task(edited.watch.run())
+        async with asyncio.timeout(20):
+            edited.file.unlink()
+            await until(lambda: caplog.messages)
+            await asyncio.sleep(0.05)
+            assert caplog.messages == [f"{stays}cannot be read: No such file or directory"]
+            edited.write(carol={"key": "sk-carol"})
+            await until(lambda: edited.node.keys is not before)
+            caplog.clear()
+            edited.file.write_text("")
+            await until(lambda: caplog.messages)
+            await asyncio.sleep(0.05)
+            assert caplog.messages == [f"{stays}is empty"]
+            assert edited.node.keys.find("sk-carol")
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
