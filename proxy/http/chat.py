@@ -71,6 +71,7 @@ async def create_chat_completion(request: Request) -> Response:
 async def _converse(request: Request, fields: Fields) -> Response:
     served = find_servable(market_of(request), fields)
     text = needs_chat_template(served)
+    fields.elsewhere("prompt", "send 'messages' here, or 'prompt' to /v1/completions")
     logprobs = _read_logprobs(fields)
     wish = read_wish(fields, served, max_tokens=_read_max_tokens(fields), logprobs=logprobs)
     for name, neutral in _UNSUPPORTED.items():

@@ -35,6 +35,7 @@ async def create_completion(request: Request) -> Response:
 
 async def _complete(request: Request, fields: Fields) -> Response:
     served = find_servable(market_of(request), fields)
+    fields.elsewhere("messages", "send 'prompt' here, or 'messages' to /v1/chat/completions")
     logprobs = fields.integer("logprobs", None, low=0, high=LOGPROBS_MAX)
     wish = read_wish(fields, served, max_tokens=read_max_tokens(fields, "max_tokens"), logprobs=logprobs)
     echo = fields.flag("echo")

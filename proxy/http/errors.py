@@ -36,10 +36,10 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
 
 
-def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """Up to three known names like `name`, the best first, whatever their case."""
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> list[str]:
+    """Up to three known names like `name`, the best first, whatever their case; alike by `cutoff` at least, of 1."""
     by_fold = {candidate.casefold(): candidate for candidate in sorted(known)}
-    matches = get_close_matches(name[:200].casefold(), by_fold, n=3, cutoff=0.5)
+    matches = get_close_matches(name[:200].casefold(), by_fold, n=3, cutoff=cutoff)
     return [by_fold[match] for match in matches]
 
 

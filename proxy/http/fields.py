@@ -20,6 +20,7 @@ D = TypeVar("D")
 
 INT64_MAX = (1 << 63) - 1
 _SIZE_CHARACTERS = 64
+_ALIKE = 0.6  # `best_of` is no slip for `stop`
 
 
 class Fields:
@@ -144,11 +145,17 @@ class Fields:
             code="unsupported_parameter",
         )
 
+    def elsewhere(self, name: str, instead: str) -> None:
+        """Refuses `name`, which another route takes: nothing that is like it here is meant."""
+        if name in self._values:
+            path = self._prefix + name
+            raise UserError(f"unknown parameter {path!r}; {instead}", param=path, code="unknown_parameter")
+
     def end(self) -> None:
         """Raises UserError where a parameter was given that nobody took."""
         for name in self._values:
             if name not in self._known:
-                near = nearest(name, self._known)
+                near = nearest(name, self._known, cutoff=_ALIKE)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 path = self._prefix + name
                 raise UserError(f"unknown parameter {shown(path)}{hint}", param=path[:200], code="unknown_parameter")

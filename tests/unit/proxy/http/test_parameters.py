@@ -147,6 +147,30 @@ def test_an_unknown_parameter_is_named_with_its_nearest() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "name", "message"),
+    [
+        (
+            "/v1/chat/completions",
+            "prompt",
+            "unknown parameter 'prompt'; send 'messages' here, or 'prompt' to /v1/completions",
+        ),
+        (
+            "/v1/completions",
+            "messages",
+            "unknown parameter 'messages'; send 'prompt' here, or 'messages' to /v1/chat/completions",
+        ),
+        ("/v1/chat/completions", "best_of", "unknown parameter 'best_of'"),
+        ("/v1/chat/completions", "max_token", "unknown parameter 'max_token'; did you mean 'max_tokens'?"),
+    ],
+)
+def test_what_another_route_takes_or_nothing_is_like_is_not_taken_for_a_slip(
+    path: str, name: str, message: str
+) -> None:
+    error = refused(path, {name: "x"})
+    assert (error["message"], error["param"], error["code"]) == (message, name, "unknown_parameter")
+
+
 @pytest.mark.parametrize("path", BOTH)
 def test_null_is_as_good_as_nothing(path: str) -> None:
     names = {name for name, _ in WRONG} | {"logprobs", "suffix" if path == "/v1/completions" else "tools"}
