@@ -16,6 +16,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
+from aegis.client import API_KEY
 from aegis.config import Config
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import ProxyId
@@ -273,8 +274,13 @@ def _announce(console: Console, market: LiveMarket, listener: socket.socket) -> 
         manifest = model.spec.manifest
         out.print(f"  {model.spec.model:24} {manifest.architecture:24} {manifest.image_bytes / (1 << 20):8.1f} MiB")
     out.print("try it:")
-    wish = {"model": models[0].spec.model, "prompt": "Tell me a story.", "max_tokens": 64, "temperature": 0}
-    body = json.dumps(wish | {"stream": True})
-    out.print(f"  curl -N {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'", markup=False)
+    out.print(f"  {_example(url, models[0].spec.model, needs_key=market.node.keys.asks)}", markup=False)
     out.print("Ctrl-C stops everything.")
     sys.stdout.flush()
+
+
+def _example(url: str, model: str, *, needs_key: bool) -> str:
+    """A request, for a shell; the key is the user's to have in a variable, and in no terminal's history."""
+    wish = {"model": model, "prompt": "Tell me a story.", "max_tokens": 64, "temperature": 0, "stream": True}
+    key = f' -H "Authorization: Bearer ${API_KEY}"' if needs_key else ""
+    return f"curl -N {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{json.dumps(wish)}'"

@@ -66,6 +66,7 @@ def statuses(replies: list[httpx.Response]) -> Counter[int]:
 def test_who_has_no_key_is_told_so_and_the_official_client_has_one(served: Server) -> None:
     assert served.get("/v1/models").status_code == 401
     assert served.get("/health").status_code == 200
+    assert '-H "Authorization: Bearer $AEGIS_API_KEY"' in served.output()
     client = openai.OpenAI(base_url=served.url + "/v1", api_key=BOB, max_retries=0)
     assert client.completions.create(**BODY, extra_body=ENDLESS).usage.completion_tokens == 4  # type: ignore[union-attr]
     with pytest.raises(openai.AuthenticationError):
