@@ -15,7 +15,7 @@ from proxy.http.refusals import note_refusal
 STATUS = frozenset({"/health", "/metrics", "/ready", "/version"})
 """Paths that need no key, unless the server is told so."""
 
-PAGE = "/dashboard"
+ROOT, PAGE = "/", "/dashboard"
 """Open to all: a browser sends no key with an address that is typed in, and its files tell nothing of this server."""
 
 ADMIN = ("/debug/", "/models/")
@@ -51,7 +51,7 @@ class Guard:
         return ANYONE if self._is_open(scope["path"]) else None
 
     def _is_open(self, path: str) -> bool:
-        return path in self._open or path == PAGE or path.startswith((f"{PAGE}/", *ADMIN))
+        return path in self._open or path in (ROOT, PAGE) or path.startswith((f"{PAGE}/", *ADMIN))
 
 
 def caller_of(request: Request) -> Caller:

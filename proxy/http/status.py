@@ -13,6 +13,7 @@ from proxy.http.replies import json_reply
 from proxy.http.settings import desk_of
 
 router = APIRouter()
+_LOOKED_AT = ["GET", "HEAD"]  # probes of some load balancers send HEAD
 
 
 class Status(Struct, frozen=True):
@@ -23,13 +24,13 @@ class Version(Struct, frozen=True):
     version: str
 
 
-@router.get("/health")
+@router.api_route("/health", methods=_LOOKED_AT)
 async def health(request: Request) -> Response:
     """200 while the server can go on."""
     return _status(*await desk_of(request).healthy())
 
 
-@router.get("/ready")
+@router.api_route("/ready", methods=_LOOKED_AT)
 async def ready(request: Request) -> Response:
     """200 only when every launched instance serves."""
     return _status(*await desk_of(request).ready())
@@ -47,6 +48,6 @@ async def metrics(request: Request) -> Response:
     return Response(await desk_of(request).metrics(), media_type=CONTENT_TYPE_LATEST)
 
 
-@router.get("/version")
+@router.api_route("/version", methods=_LOOKED_AT)
 async def version(request: Request) -> Response:
     return json_reply(Version(aegis.__version__))

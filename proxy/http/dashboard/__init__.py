@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 from msgspec import Struct
+from starlette.responses import RedirectResponse
 
 from aegis.core.errors import UserError
 
@@ -40,6 +41,12 @@ class _File(Struct, frozen=True):
     content: bytes
     kind: str
     tag: str
+
+
+@router.get("/")
+async def root() -> Response:
+    """Of a browser that was given no more than the server's address."""
+    return RedirectResponse("dashboard")
 
 
 @router.get("/dashboard")

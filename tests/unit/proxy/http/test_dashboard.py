@@ -24,6 +24,11 @@ def test_the_page_is_there() -> None:
     assert reply.text == (FOLDER / "index.html").read_text()
 
 
+def test_the_bare_address_leads_to_the_page_also_where_keys_are_asked_for() -> None:
+    reply = calling(market(), lambda client: client.get("/", follow_redirects=True), keys=keyring(alice="sk-alice"))
+    assert (reply.status_code, reply.url.path) == (200, "/dashboard")
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_every_part_is_there_and_may_use_nothing_but_this_server(name: str) -> None:
     reply = get(market(), f"/dashboard/{name}")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 
+import httpx
 import pytest
 from prometheus_client import Counter
 
 import aegis
+from tests.unit.proxy.http.live import serving
 from tests.unit.proxy.http.scripted import byte_text, get, market, post
 
 
@@ -21,6 +23,13 @@ def test_health_and_readiness_are_the_market_s(path: str) -> None:
     assert reply.headers["retry-after"] == "1"
     error = {"message": "decode-0 is starting", "type": "server_error", "param": None, "code": "unavailable"}
     assert reply.json() == {"error": error}
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/version"])
+def test_probes_that_want_no_body_have_none(path: str) -> None:
+    with serving(market()) as url:
+        reply = httpx.head(url + path, trust_env=False)
+    assert (reply.status_code, reply.content) == (200, b"")
 
 
 def test_metrics_are_the_market_s_registry() -> None:
