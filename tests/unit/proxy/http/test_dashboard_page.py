@@ -133,6 +133,14 @@ def test_models_are_told_with_what_they_do(page: Page) -> None:
 
 
 @on_both_screens
+def test_every_column_of_the_models_can_be_seen(page: Page) -> None:
+    column = page.get_by_role("button", name="First token")
+    column.scroll_into_view_if_needed()
+    box = column.bounding_box()
+    assert box and box["x"] >= 0 and box["x"] + box["width"] <= page.viewport_size["width"]  # type: ignore[index]
+
+
+@on_both_screens
 def test_memory_is_told_in_squares_and_words(page: Page) -> None:
     first = page.locator("#devices .group canvas").first
     expect(first).to_have_attribute("aria-label", re.compile("weights of model-0 6 MiB.*KV 6 MiB"))
@@ -186,6 +194,17 @@ def test_a_server_without_work_and_without_models_says_so(browser: Browser) -> N
     with serving(WatchedMarket(0)) as url, opened(browser, f"{url}/dashboard") as page:
         expect(page.locator("#timeline-empty")).to_be_visible()
         expect(page.locator("#models-note")).to_contain_text("No model is served yet")
+
+
+def test_what_says_that_nothing_ran_covers_no_instance_on_a_phone(browser: Browser) -> None:
+    with serving(WatchedMarket(0)) as url, opened(browser, f"{url}/dashboard", LOOKS[0]) as page:
+        told = page.locator("#timeline-empty")
+        expect(told).to_be_visible()
+        names = page.locator(".lane-name")
+        expect(names).to_have_count(2)
+        boxes = [each.bounding_box() for each in (told, *names.all())]
+        for box in boxes[1:]:
+            assert boxes[0] and box and boxes[0]["y"] >= box["y"] + box["height"]
 
 
 def test_a_server_that_is_away_is_waited_for(browser: Browser) -> None:
