@@ -114,3 +114,10 @@ def test_a_wrong_file_is_refused_by_key(old: str, new: str, message: str, tmp_pa
     file.write_text(FILE.replace(old, new))
     with pytest.raises(UserError, match=message):
         models(str(file))
+
+
+def test_the_example_of_the_docs_is_a_market(tmp_path: Path) -> None:
+    docs = Path(__file__).parents[3] / "docs/simulate.md"
+    file = tmp_path / "market.yaml"
+    file.write_text(docs.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0])
+    assert [(spec.model, spec.root) for spec in models(str(file))] == [("chat", "qwen2.5-7b"), ("code", "mine")]
