@@ -106,7 +106,11 @@ class GrammarTrials:
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "aegis.engine.grammar_trial"]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"OMP_NUM_THREADS": "1", **os.environ}
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={"OMP_NUM_THREADS": "1", **os.environ},
+            process_group=0,  # Ctrl-C in a terminal is not for it
         )
         if self._answer(self._process, START_S) is None:
             self.close()

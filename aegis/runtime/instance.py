@@ -159,7 +159,7 @@ class Instance:
 
 def main() -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when it ends
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=InstanceSettings)
     logs.setup(settings.logs)
     pulse = Pulse()

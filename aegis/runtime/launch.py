@@ -31,7 +31,7 @@ from aegis.runtime.configured import sources_of
 from aegis.runtime.keyring import http_settings, read_keyring
 from aegis.runtime.listening import listen
 from aegis.runtime.opening import LiveMarket, log_settings, open_market
-from aegis.runtime.processes import follow_launcher
+from aegis.runtime.processes import end_with_launcher
 from aegis.runtime.proxies import Proxies, open_proxies
 from aegis.runtime.proxy_settings import ProxySettings
 from aegis.runtime.ray.cluster import refuse_without_ray
@@ -213,11 +213,6 @@ def _refuse_to_change_mixed(config: Config) -> None:
         )
 
 
-def _follow_interruptible() -> None:
-    follow_launcher()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 async def _make_demo() -> None:
     """In a process of its own, for it takes a minute, in which what is open wants to be attended to."""
     from aegis.models.demo import demo_models
@@ -230,7 +225,7 @@ async def _make_demo() -> None:
         "aegis.cli",
         "demo",
         stdout=asyncio.subprocess.DEVNULL,
-        preexec_fn=_follow_interruptible,
+        preexec_fn=end_with_launcher,
     )
     try:
         if await making.wait():

@@ -19,9 +19,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def follow_launcher() -> None:
-    """In a child, before all else: Ctrl-C reaches the whole group, and the launcher decides what it means; one that is
-    killed outright leaves no orphans (prctl PR_SET_PDEATHSIG, Linux)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """In a child, before all else: Ctrl-C in a terminal is for the launcher, which decides what it means. So the child
+    is in a group of its own; to ignore the signal would not do, for what uvloop starts gets its default back."""
+    os.setpgid(0, 0)
+    end_with_launcher()
+
+
+def end_with_launcher() -> None:
+    """In a child: a launcher that is killed outright leaves no orphans (prctl PR_SET_PDEATHSIG, Linux)."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -156,7 +156,7 @@ async def _serve(settings: ProxySettings) -> None:
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when it ends
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=ProxySettings)
     logs.setup(settings.logs)
     try:

@@ -87,7 +87,8 @@ class Protocol(HttpToolsProtocol):
         self._refuse(_head_too_large() if too_large else UserError("this is no HTTP/1.1 request", code="invalid_http"))
 
     def _unsupported_upgrade_warning(self) -> None:
-        """What is asked is answered without."""
+        """Who asks for a WebSocket is answered as if it had not. uvicorn's warning names packages to install, with
+        which there would be no more WebSockets here than without."""
 
     def _watch(self) -> None:
         """One timer for a connection: it looks again when patience would end, if nothing were to come."""

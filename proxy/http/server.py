@@ -8,13 +8,6 @@ from starlette.types import ASGIApp
 from proxy.http.protocol import Protocol
 
 
-class _Connection(Protocol):
-    """Who asks for a WebSocket is answered as if it had not."""
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """uvicorn's names packages to install, with which there would be no more WebSockets here than without."""
-
-
 def make_server(app: ASGIApp, *, host: str, port: int, shutdown_s: int = 30) -> uvicorn.Server:
     """A server that is not running yet: `await server.serve(sockets)`, end it with `server.should_exit = True`.
 
@@ -24,7 +17,7 @@ def make_server(app: ASGIApp, *, host: str, port: int, shutdown_s: int = 30) -> 
         app,
         host=host,
         port=port,
-        http=_Connection,
+        http=Protocol,
         ws="none",
         lifespan="off",
         log_config=None,

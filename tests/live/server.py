@@ -93,8 +93,8 @@ class Server:
         return eventually(self._freed, "memory is free again")
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
-        """Ends it as a user does and returns the exit code."""
-        self.process.send_signal(number)
+        """Ends it as a user does, in a terminal with Ctrl-C, and returns the exit code."""
+        _signal(self.process, number)
         return self.process.wait(STOP_S)
 
     def _is_up(self) -> bool:
@@ -158,8 +158,15 @@ def leaves_nothing(server: Server) -> None:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
-        process.send_signal(signal.SIGINT)
+        _signal(process, signal.SIGINT)
         process.wait(STOP_S)
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
 
 
 def _end_by_force(process: subprocess.Popen[bytes]) -> None:

@@ -128,9 +128,10 @@ def test_a_signal_ends_the_server_and_tells_every_client(
         assert stream.error and stream.error["message"] == "the server is shutting down; try another one"
 
 
-def test_a_signal_during_the_start_ends_it_at_once(tmp_path: Path, checkpoint: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_start_ends_it_at_once(tmp_path: Path, checkpoint: Path, number: signal.Signals) -> None:
     with launched(tmp_path / "server", tmp_path / "cache", "--models", str(checkpoint)) as server:
         eventually(lambda: len(processes_of(server.process.pid)) >= 3 + INSTANCES, "its processes are starting")
-        assert server.stop(signal.SIGTERM) == 130
+        assert server.stop(number) == 130
         leaves_nothing(server)
         assert "Traceback" not in server.output()

