@@ -93,10 +93,11 @@ class Protocol(HttpToolsProtocol):
     def _watch(self) -> None:
         """One timer for a connection: it looks again when patience would end, if nothing were to come."""
         left_s = self._heard_s + self.patience_s - self.loop.time()
-        waits = self._awaits_request and not self.flow.read_paused
+        behind_another = self._in_head and self.cycle is not None and not self.cycle.response_complete
+        waits = self._awaits_request and not self.flow.read_paused and not behind_another
         if not waits or left_s > 0:
             self._patience = self.loop.call_later(left_s if waits else self.patience_s, self._watch)
-        elif self.scope is None:
+        elif self.scope is None or (not self._in_head and self.cycle.response_started):
             self.transport.close()
         else:
             message = f"the rest of the request did not come within {self.patience_s:g} s"

@@ -232,14 +232,16 @@ def test_the_rest_of_a_request_is_not_waited_for_for_ever(sent: bytes, monkeypat
         assert httpx.get(url + "/health").status_code == 200
 
 
-def test_a_request_that_is_there_is_not_hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is the next one on its connection, which waits for its answer."""
+@pytest.mark.parametrize("more", ["all of the next", "its beginning"])
+def test_a_request_that_is_there_is_not_hurried(more: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does what follows on its connection, and waits for its answer, get into that."""
     monkeypatch.setattr(Protocol, "patience_s", 0.1)
 
     def script(prompt: Any, sampling: Any) -> list[Any]:
-        return [asyncio.sleep(0.5), Delta(tokens("x")), Finished(FinishReason.STOP)]
+        waited = [asyncio.sleep(0.3), Delta(tokens("x"))]
+        return [*waited, asyncio.sleep(0.3), Delta(tokens("y")), Finished(FinishReason.STOP)]
 
-    body = json.dumps({"model": "m", "prompt": "x"}).encode()
+    body = json.dumps({"model": "m", "prompt": "x", "stream": True}).encode()
     request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
     last = request.replace(b"host: x", b"host: x\r\nconnection: close")
     with (
@@ -247,11 +249,13 @@ def test_a_request_that_is_there_is_not_hurried(monkeypatch: pytest.MonkeyPatch)
         socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client,
     ):
         client.settimeout(WAIT_S)
-        client.sendall(request + last)
+        client.sendall(request + (last if more == "all of the next" else last[:20]))
         reply = b""
         while part := client.recv(1 << 16):
             reply += part
-    assert reply.count(b"HTTP/1.1 200 OK") == 2
+    first, _, second = reply.partition(b"data: [DONE]")
+    assert first.startswith(b"HTTP/1.1 200 OK") and b"408" not in first
+    assert (b"data: [DONE]" if more == "all of the next" else b"HTTP/1.1 408 ") in second
 
 
 def test_what_is_under_way_when_the_server_ends_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
