@@ -30,7 +30,7 @@ START_S = 60.0
 KNOWN_MAX = 16384
 SLOW_KNOWN_S = 60.0  # another time it may be faster
 VOCABULARIES_MAX = 16
-WAITING_MAX = 16  # grammars of one caller
+WAITING_MAX = 256  # grammars of one caller: what a program may ask at once
 
 
 class GrammarTrials:

@@ -80,7 +80,8 @@ def test_what_took_too_long_is_not_tried_again_at_once(trials: GrammarTrials) ->
 
 def test_who_has_many_waiting_is_told_so(trials: GrammarTrials) -> None:
     async def main() -> None:
-        waiting = [asyncio.create_task(problem(trials, slow(200 + i), "greedy")) for i in range(WAITING_MAX + 2)]
+        grammars = [slow(200), *(regex(f"a{i}") for i in range(WAITING_MAX + 1))]
+        waiting = [asyncio.create_task(problem(trials, grammar, "greedy")) for grammar in grammars]
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         refused = done.pop().exception()
         assert isinstance(refused, UserError) and (refused.status, refused.code) == (429, "too_many_grammars")
