@@ -52,8 +52,7 @@ class GrammarTrials:
         Raises UserError where it cannot be tried, or the caller has many waiting.
         """
         key = _key(manifest, grammar)
-        known = self._known.get(key)
-        if known and monotonic() < known[1]:
+        if known := self._remembered(key):
             return known[0]
         try:
             work = partial(self._found, key, manifest, tokenizer_json, grammar)
@@ -63,9 +62,12 @@ class GrammarTrials:
             raise UserError(message, status=429, code="too_many_grammars", kind="rate_limit_error") from None
         return await asyncio.wrap_future(trying)
 
-    def _found(self, key: bytes, manifest: Manifest, tokenizer_json: Callable[[], str], grammar: Grammar) -> str | None:
+    def _remembered(self, key: bytes) -> tuple[str | None, float] | None:
         known = self._known.get(key)
-        if known and monotonic() < known[1]:  # the same was tried for another request
+        return known if known and monotonic() < known[1] else None
+
+    def _found(self, key: bytes, manifest: Manifest, tokenizer_json: Callable[[], str], grammar: Grammar) -> str | None:
+        if known := self._remembered(key):  # the same was tried for another request
             return known[0]
         tried = self._ask(manifest, tokenizer_json, grammar)
         if tried:
