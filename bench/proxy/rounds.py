@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from msgspec import Struct
 
@@ -29,8 +32,9 @@ class Plan(Struct, frozen=True):
     seconds: float = 2.0  # for a rate
     concurrency: int = 32
     idle_streams: int = 2000
-    idle_rounds: int = 3
-    idle_asks: int = 1500
+    idle_rounds: int = 4  # in which the two proxies hold the streams in turn
+    idle_pairs: int = 10  # of latencies, in each
+    idle_asks: int = 100
 
 
 class Latency(Struct, frozen=True):
@@ -59,11 +63,11 @@ class Round(Struct, frozen=True):
 
 
 class Idle(Struct, frozen=True):
-    """What a proxy holds before and with the streams, and latencies in turns: without them, with them."""
+    """What each proxy grew by when it held the streams for the first time, and latencies in pairs: of the one that held
+    none, of the one that held them."""
 
     streams: int
-    before_bytes: int
-    with_bytes: int
+    grown_bytes: tuple[int, ...]
     without: tuple[Latency, ...]
     beside: tuple[Latency, ...]
 
@@ -91,19 +95,35 @@ async def measure(side: Side, plan: Plan) -> Round:
     )
 
 
-async def measure_idle(side: Side, plan: Plan) -> Idle:
-    """Raises UserError where a stream does not begin."""
-    held, without, beside = list[int](), list[Latency](), list[Latency]()
-    before = resident_bytes(side.pid)
-    for _ in range(plan.idle_rounds):
-        without.append(await _latency(side, plan.idle_asks, stream=False))
-        streams = await _open_idle(side, plan.idle_streams)
-        held.append(resident_bytes(side.pid))
-        beside.append(await _latency(side, plan.idle_asks, stream=False))
+async def measure_idle(sides: tuple[Side, Side], plan: Plan) -> Idle:
+    """Two proxies alike, of which one holds the streams. A latency takes half a second and the next is the other's, for
+    a machine's pace changes within seconds by more than the streams cost; who is not measured is stopped, lest its
+    comments into the streams come in between. Raises UserError where a stream does not begin."""
+    grown, without, beside = list[int](), list[Latency](), list[Latency]()
+    for turn in range(plan.idle_rounds):
+        holder, free = sides if turn % 2 == 0 else reversed(sides)
+        before = resident_bytes(holder.pid)
+        streams = await _open_idle(holder, plan.idle_streams)
+        if turn < len(sides):
+            grown.append(resident_bytes(holder.pid) - before)
+        for pair in range(plan.idle_pairs):
+            order = ((free, holder, without), (holder, free, beside))
+            for side, other, latencies in order if pair % 2 else reversed(order):
+                with _stopped(other.pid):
+                    latencies.append(await _latency(side, plan.idle_asks, stream=False))
         for stream in streams:
             stream.close()
-        await _rest(side)
-    return Idle(plan.idle_streams, before, max(held), tuple(without), tuple(beside))
+        await _rest(holder)
+    return Idle(plan.idle_streams, tuple(grown), tuple(without), tuple(beside))
+
+
+@contextmanager
+def _stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 async def _latency(side: Side, asks: int, *, stream: bool) -> Latency:

@@ -82,9 +82,10 @@ async def _measure(litellm: Path | None, cores: Cores, plan: Plan) -> tuple[list
         for number in range(plan.rounds):
             for side, rounds in sides if number % 2 else reversed(sides):
                 rounds.append(await measure(side, plan))
-    async with aegis_side(cores.proxy) as fresh:
-        await warm_up(fresh, _warm_up(plan))
-        idle = await measure_idle(fresh, plan)
+    async with aegis_side(cores.proxy) as one, aegis_side(cores.proxy) as other:
+        for fresh in (one, other):
+            await warm_up(fresh, _warm_up(plan))
+        idle = await measure_idle((one, other), plan)
     return sides[0][1], sides[1][1] if litellm else [], idle
 
 
@@ -121,7 +122,7 @@ def _compared(ours: Sequence[Round], theirs: Sequence[Round]) -> list[Row]:
 
 
 def _idle_rows(idle: Idle) -> list[Row]:
-    more = (idle.with_bytes - idle.before_bytes) / _MIB
+    more = max(idle.grown_bytes) / _MIB
     pairs = list(zip(idle.beside, idle.without, strict=True))
     p50, p99 = (
         median((b.direct_ms + b.added_p50_ms) / (a.direct_ms + a.added_p50_ms) for b, a in pairs),

@@ -15,7 +15,7 @@ from bench.proxy.rounds import Plan
 from bench.proxy.sides import litellm_version
 from bench.proxy.suite import Result, run
 
-TINY = Plan(rounds=1, asks=5, seconds=0.2, concurrency=4, idle_streams=20, idle_rounds=1, idle_asks=5)
+TINY = Plan(rounds=1, asks=5, seconds=0.2, concurrency=4, idle_streams=20, idle_rounds=2, idle_pairs=1, idle_asks=5)
 
 
 def test_a_tiny_run_measures_every_figure_of_aegis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,7 +25,7 @@ def test_a_tiny_run_measures_every_figure_of_aegis(tmp_path: Path, capsys: pytes
     (measured,) = result.aegis_rounds
     assert measured.whole.direct_ms > 0 and measured.stream.direct_ms > 0
     assert measured.requests.per_s > 0 and measured.tokens.per_s > 0
-    assert min(result.idle.before_bytes, result.idle.with_bytes) > 1 << 20
+    assert len(result.idle.grown_bytes) == len(result.idle.without) == len(result.idle.beside) == 2
     assert (result.litellm, result.litellm_rounds) == (None, ())
     assert all(row.litellm is None and row.ratio is None for row in result.figures)
     printed = capsys.readouterr().out
