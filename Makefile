@@ -146,7 +146,7 @@ $(VLLM)/.installed: pyproject.toml constraints.txt
 
 test-vllm: $(VLLM)/.installed
 	$(VLLM)/bin/python -m pytest tests/unit/engine/test_vllm_version.py tests/unit/engine/test_packed_linear.py \
-		tests/unit/engine/test_vllm_engine.py
+		tests/unit/engine/test_vllm_engine.py tests/unit/engine/test_vllm_norms.py
 	AEGIS_TEST_ENGINE=vllm $(VLLM)/bin/python -m pytest tests/live/test_exactness.py
 
 test-long: $(TOOLS) compiled

@@ -1,4 +1,4 @@
-"""All that is taken from vLLM: model classes, weight loaders, attention. Nothing else imports it.
+"""All that is taken from vLLM: model classes, weight loaders, attention. Nothing else but `vllm_norms` imports it.
 
 Its engine, scheduler, workers and model runners are not used. What a worker does to its process is done here once, and
 two things are undone that belong to a process with one model: linear layers on a CPU do not move their weights into
@@ -43,6 +43,8 @@ from vllm.model_executor.models import registry
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.attention.backend import CommonAttentionMetadata
+
+from aegis.engine import vllm_norms
 
 _TRANSFORMERS = "vllm.model_executor.models.transformers"
 _REFUSALS = (
@@ -230,6 +232,8 @@ def _initialise(config: VllmConfig) -> None:
         with tempfile.TemporaryDirectory() as directory, set_current_vllm_config(config):
             init_distributed_environment(1, 0, f"file://{directory}/store", 0, "gloo" if on_cpu() else "nccl")
             ensure_model_parallel_initialized(1, 1)
+    if on_cpu():
+        vllm_norms.prefer(config)
     config.kernel_config.ir_op_priority.set_default()
     vllm.ir.set_default_torch_wrap(config.compilation_config.ir_enable_torch_wrap)
 
@@ -247,6 +251,7 @@ if on_cpu():
     gemm.dispatch_cpu_unquantized_gemm = _plain
     for name in ("empty_cache", "synchronize"):  # as its own runner does
         setattr(torch.accelerator, name, _nothing)
+    vllm_norms.register()
 
 
 def _line(error: BaseException) -> str:

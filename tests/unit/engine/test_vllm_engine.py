@@ -109,6 +109,15 @@ def test_equals_transformers_beside_another_model(name: str, llama: Built, tmp_p
     assert len({token for run in mine for token in run.ids}) > 4, "degenerate weights prove nothing"
 
 
+def test_equals_transformers_where_rows_are_not_of_eights(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("llama", **(_BASE | {"hidden_size": 132}))
+    built = build(config, tmp_path / "odd", engine="vllm")
+    engine, memory = attached(built)
+    run = begin(engine, memory, built, 1, prompts(11)[3], room=NEW_TOKENS)
+    step(engine, [run], NEW_TOKENS - 1)
+    assert run.ids == built.greedy(run.prompt, NEW_TOKENS)
+
+
 def test_models_take_turns_in_the_same_weight_memory_while_kv_leaves_and_returns(llama: Built, qwen: Built) -> None:
     weights = np.zeros(max(len(llama.image), len(qwen.image)), dtype=np.uint8)
     memory, models = arena(), (llama, qwen)
@@ -143,7 +152,7 @@ def test_what_one_engine_prefilled_another_decodes(llama: Built) -> None:
         for mine, theirs in zip(run.blocks, blocks, strict=True):
             target.content(llama.manifest.kv, theirs)[:] = source.content(llama.manifest.kv, mine)
         run.blocks = blocks
-        decode.start(RequestId(i), prompt, run.ids, Sampling(max_tokens=NEW_TOKENS, temperature=0.0))
+        decode.start(llama.spec.model, RequestId(i), prompt, run.ids, Sampling(max_tokens=NEW_TOKENS, temperature=0.0))
         step(decode, [run], NEW_TOKENS - 1)
         assert run.ids == llama.greedy(prompt, NEW_TOKENS)
 
