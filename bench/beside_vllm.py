@@ -1,7 +1,8 @@
 """Decoding, and replacing one model by another, beside stock vLLM: same checkpoints, dtype and threads.
 
 Stock vLLM runs in a process of its own (`stock_vllm`), with its defaults; our loop runs here, once for each engine.
-Runs of the sides alternate and medians are taken. A run of vLLM's is timed from the step after which all sequences have
+Runs of the sides alternate; told are the median of each, and of the ratios of runs that follow each other, for a shared
+machine's pace changes meanwhile. A run of vLLM's is timed from the step after which all sequences have
 a token to the last; KV of the prompt is there then, as it is when ours begins. In float32 all sides must produce the
 same tokens.
 
@@ -138,11 +139,14 @@ class _Contest:
         with self._stock(self._places[0]) as stock:
             for batch in plan.batches:
                 rates = self._race(stock, prompt, batch)
+                theirs = rates[""]
                 for engine in plan.engines:
-                    yield Case(self._dtype, engine, batch, rates[engine], rates[""], rates[engine] / rates[""])
+                    ours = rates[engine]
+                    ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+                    yield Case(self._dtype, engine, batch, statistics.median(ours), statistics.median(theirs), ratio)
 
-    def _race(self, stock: _Stock, prompt: list[int], batch: int) -> dict[str, float]:
-        """Median tokens/s of each engine, and of stock vLLM under the empty name."""
+    def _race(self, stock: _Stock, prompt: list[int], batch: int) -> dict[str, list[float]]:
+        """Tokens/s of each engine in each run, and of stock vLLM under the empty name."""
         plan = self._plan
         rows = {engine: side.fill(prompt, batch) for engine, side in self._sides.items()}
         rates: dict[str, list[float]] = {name: [] for name in ("", *rows)}
@@ -154,7 +158,7 @@ class _Contest:
                 rates[engine].append(batch * (plan.tokens - 1) / seconds)
                 if self._dtype == "float32":
                     assert [tuple(row) for row in tokens] == list(answer.tokens), f"{engine} disagrees with stock vLLM"
-        return {name: statistics.median(measured[1:]) for name, measured in rates.items()}  # the first warms up
+        return {name: measured[1:] for name, measured in rates.items()}  # the first warms up
 
     def replace(self) -> Iterator[Replacement]:
         vllm_s = self._restart()

@@ -27,6 +27,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_PLUGINS", "")  # code that another package brings would be run
 
 import torch
+import vllm.envs
 import vllm.ir
 import vllm.model_executor.layers.rotary_embedding as rotary
 import vllm.model_executor.layers.utils as gemm
@@ -106,8 +107,9 @@ def skeleton(config: VllmConfig) -> torch.nn.Module:
     for layer in model.modules():
         if hasattr(layer, "quant_method"):
             layer.cpu_linear = linear
-        if isinstance(layer, Attention):  # sets what is no weight
-            layer.process_weights_after_loading(config.model_config.dtype)
+        if isinstance(layer, Attention):
+            layer.process_weights_after_loading(config.model_config.dtype)  # sets what is no weight
+            layer.use_direct_call |= on_cpu()  # nothing compiles here
     return model.eval()
 
 
@@ -234,6 +236,7 @@ def _initialise(config: VllmConfig) -> None:
             ensure_model_parallel_initialized(1, 1)
     if on_cpu():
         vllm_norms.prefer(config)
+    vllm.envs.enable_envs_cache()  # each linear layer asks for one at each call
     config.kernel_config.ir_op_priority.set_default()
     vllm.ir.set_default_torch_wrap(config.compilation_config.ir_enable_torch_wrap)
 
