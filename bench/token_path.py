@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from http import HTTPStatus
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -38,7 +39,7 @@ STILL_MIN = 0.5
 _SERVICES = (REDIS, MQTT, RAY)
 _INSTANCE = "-m aegis.runtime.instance"
 _SERVING = ("-m aegis.cli launch", "-m aegis.runtime.proxy_process", _INSTANCE)
-_MAX_TOKENS = 3000
+_PROMPT_ROOM = 64  # tokens of the context
 _BEGUN_S = 120.0
 _POLL_S = 0.01
 
@@ -194,27 +195,39 @@ async def _running(url: str, streams: int) -> AsyncIterator[list[float]]:
     begun: set[int] = set()
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=_BEGUN_S, limits=limits, trust_env=False) as client:
-        model = (await client.get("/v1/models")).json()["data"][0]["id"]
-        tasks = [asyncio.create_task(_stream(client, model, n, arrivals, begun)) for n in range(streams)]
+        card = (await client.get("/v1/models")).json()["data"][0]
+        model, tokens = card["id"], card["max_model_len"] - _PROMPT_ROOM
+        tasks = [asyncio.create_task(_stream(client, model, n, tokens, arrivals, begun)) for n in range(streams)]
         try:
-            async with asyncio.timeout(_BEGUN_S):
-                while len(begun) < streams:
-                    await asyncio.sleep(_POLL_S)
+            deadline_s = time.monotonic() + _BEGUN_S
+            while len(begun) < streams:
+                await _go_on(tasks)
+                if time.monotonic() > deadline_s:
+                    raise UserError(f"only {len(begun)} of {streams} streams began within {_BEGUN_S:.0f} s")
+                await asyncio.sleep(_POLL_S)
             yield arrivals
-            if ended := [task for task in tasks if task.done()]:
-                await asyncio.gather(*ended)  # raises what went wrong
-                raise UserError(f"{len(ended)} answers ended while they were watched")
+            await _go_on(tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _stream(client: httpx.AsyncClient, model: str, number: int, arrivals: list[float], begun: set[int]) -> None:
-    body = {"model": model, "prompt": f"Tell me story {number}.", "max_tokens": _MAX_TOKENS, "temperature": 0}
+async def _go_on(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Raises UserError where a stream has ended."""
+    if ended := [task for task in tasks if task.done()]:
+        await asyncio.gather(*ended)  # raises what went wrong
+        raise UserError(f"{len(ended)} answers ended while they were watched")
+
+
+async def _stream(
+    client: httpx.AsyncClient, model: str, number: int, tokens: int, arrivals: list[float], begun: set[int]
+) -> None:
+    body = {"model": model, "prompt": f"Tell me story {number}.", "max_tokens": tokens, "temperature": 0}
     more = {"stream": True, "ignore_eos": True, "return_token_ids": True}
     async with client.stream("POST", "/v1/completions", json=body | more) as reply:
-        reply.raise_for_status()
+        if reply.status_code != HTTPStatus.OK:
+            raise UserError(f"the server answers {reply.status_code}: {(await reply.aread()).decode()}")
         async for line in reply.aiter_lines():
             if line.startswith("data: {"):
                 arrivals.append(time.time())
