@@ -19,6 +19,7 @@ from rich.console import Console
 from bench import result_files
 from bench.machine import Machine, describe
 from bench.proxy.child import Cores, kept_to
+from bench.proxy.pace import Pace, pace
 from bench.proxy.rounds import Idle, Plan, Round, measure, measure_idle, warm_up
 from bench.proxy.sides import aegis_side, litellm_side, litellm_version
 
@@ -52,6 +53,7 @@ class Result(Struct, frozen=True):
     figures: tuple[Row, ...]
     aegis_rounds: tuple[Round, ...]
     litellm_rounds: tuple[Round, ...]
+    paces: tuple[Pace, ...]  # of the proxies' core, after each round
     idle: Idle
 
 
@@ -63,16 +65,17 @@ def run(json_path: Path | None = None, *, litellm: Path | None = None, plan: Pla
     plan, version = plan or Plan(), litellm_version(litellm) if litellm else None
     machine, cores = describe(), Cores.of_this_process()
     with kept_to(cores.rest):
-        ours, theirs, idle = uvloop.run(_measure(litellm, cores, plan))
-    rows = (*_compared(ours, theirs), *_idle_rows(idle))
-    result = Result(machine, version, plan, rows, tuple(ours), tuple(theirs), idle)
+        ours, theirs, paces, idle = uvloop.run(_measure(litellm, cores, plan))
+    rows = (*_compared(ours, theirs), _pace_row(paces), *_idle_rows(idle))
+    result = Result(machine, version, plan, rows, tuple(ours), tuple(theirs), tuple(paces), idle)
     _print(result)
     if json_path:
         result_files.write_json(json_path, result)
     return result
 
 
-async def _measure(litellm: Path | None, cores: Cores, plan: Plan) -> tuple[list[Round], list[Round], Idle]:
+async def _measure(litellm: Path | None, cores: Cores, plan: Plan) -> tuple[list[Round], list[Round], list[Pace], Idle]:
+    paces: list[Pace] = []
     async with AsyncExitStack() as stack:
         sides = [(await stack.enter_async_context(aegis_side(cores.proxy)), list[Round]())]
         if litellm:
@@ -82,11 +85,12 @@ async def _measure(litellm: Path | None, cores: Cores, plan: Plan) -> tuple[list
         for number in range(plan.rounds):
             for side, rounds in sides if number % 2 else reversed(sides):
                 rounds.append(await measure(side, plan))
+            paces.append(pace(cores.proxy, sides[0][1][-1].whole.added_p50_ms, plan.asks))
     async with aegis_side(cores.proxy) as one, aegis_side(cores.proxy) as other:
         for fresh in (one, other):
             await warm_up(fresh, _warm_up(plan))
         idle = await measure_idle((one, other), plan)
-    return sides[0][1], sides[1][1] if litellm else [], idle
+    return sides[0][1], sides[1][1] if litellm else [], paces, idle
 
 
 def _warm_up(plan: Plan) -> int:
@@ -119,6 +123,10 @@ def _compared(ours: Sequence[Round], theirs: Sequence[Round]) -> list[Row]:
         row("core used with requests", "", lambda r: r.requests.busy, None, None),
         row("core used with streams", "", lambda r: r.tokens.busy, None, None),
     ]
+
+
+def _pace_row(paces: Sequence[Pace]) -> Row:
+    return Row("a loop as long as that request, p99 less p50", "ms", median(p.p99_ms - p.p50_ms for p in paces))
 
 
 def _idle_rows(idle: Idle) -> list[Row]:
