@@ -83,7 +83,7 @@ def _log_prompts(request: Request, served: Served, orders: Sequence[Order]) -> N
 def _asked(request: Request, served: Served, orders: Sequence[Order], wish: Wish) -> Asked:
     return Asked(
         id_of(request.scope),
-        f"{caller_of(request).name} {request.url.path} {wish.fingerprint}",
+        f"{caller_of(request).name} {request.scope['path']} {wish.fingerprint}",
         served.spec.model,
         served.spec.slo,
         structs.replace(wish.sampling, max_tokens=orders[0].max_tokens, seed=wish.seed),

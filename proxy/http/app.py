@@ -8,7 +8,20 @@ from starlette.types import ASGIApp
 
 import aegis
 from aegis.engine.grammar_trials import GrammarTrials
-from proxy.http import admin, chat, completions, dashboard, errors, history, memory, models, status, tokens, unsupported
+from proxy.http import (
+    admin,
+    chat,
+    completions,
+    dashboard,
+    errors,
+    history,
+    memory,
+    models,
+    plain,
+    status,
+    tokens,
+    unsupported,
+)
 from proxy.http.boundary import Market
 from proxy.http.edge import Edge
 from proxy.http.keep_alive import KeepAlive
@@ -32,7 +45,9 @@ def create_app(
     app.state.keep_alive = KeepAlive(app.state.settings.keep_alive_s, app.state.settings.reader_timeout_s)
     app.state.records = records or NoRecords()
     app.state.trials = trials or GrammarTrials()
-    for part in (completions, chat, models, admin, memory, history, dashboard, tokens, status, unsupported):
+    for busy in (chat, completions):
+        plain.include(app, busy.router)
+    for part in (models, admin, memory, history, dashboard, tokens, status, unsupported):
         app.include_router(part.router)
     errors.install(app)
     app.openapi = document  # type: ignore[method-assign]

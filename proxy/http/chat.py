@@ -6,7 +6,7 @@ import asyncio
 from time import time
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from msgspec import structs
 
 from aegis.core.errors import UserError
@@ -21,6 +21,7 @@ from proxy.http.fields import Fields
 from proxy.http.held import held
 from proxy.http.messages import read_messages
 from proxy.http.models import find_servable
+from proxy.http.plain import plain_router
 from proxy.http.prompts import beside_loop, check_characters, encode, known, max_tokens_for, needs_tokenizer
 from proxy.http.reasoning import marks_of
 from proxy.http.request_ids import request_id_for
@@ -59,7 +60,7 @@ _NOT_VARIABLES = frozenset(
     }
 )
 
-router = APIRouter()
+router = plain_router()
 
 
 @router.post("/v1/chat/completions")

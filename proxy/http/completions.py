@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import time
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from aegis.core.errors import UserError
 from proxy.http.answer import answer
@@ -15,6 +15,7 @@ from proxy.http.completion_shape import CompletionShape
 from proxy.http.fields import Fields
 from proxy.http.held import held
 from proxy.http.models import find_servable
+from proxy.http.plain import plain_router
 from proxy.http.prompts import Prompt, beside_loop, max_tokens_for, read_prompts
 from proxy.http.request_ids import request_id_for
 from proxy.http.sampling import LOGPROBS_MAX, Wish, check_sequences, read_max_tokens, read_wish
@@ -24,7 +25,7 @@ from proxy.http.structured import check_grammar
 DEFAULT_MAX_TOKENS = 16
 PROMPT_LOGITS_MAX = 1 << 28  # of one prompt, all tokens' together: 1 GiB in float32
 
-router = APIRouter()
+router = plain_router()
 
 
 @router.post("/v1/completions")

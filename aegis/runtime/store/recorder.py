@@ -30,7 +30,7 @@ from proxy.http.records import Asked
 _logger = logging.getLogger(__name__)
 
 _FLUSH_S = 0.1
-_AT_ONCE = 256  # requests in one command
+_AT_ONCE = 16  # requests in one command: what is asked meanwhile waits for it
 _ENDED_MAX = 4096  # that wait to be written
 
 
@@ -181,15 +181,19 @@ class Recorder:
             self._news.set()
 
     async def _flush(self) -> None:
-        """One command for up to `_AT_ONCE` requests; what fails stays to be written."""
+        """One command after the other, each for up to `_AT_ONCE` requests; what fails stays to be written, and with it
+        what would have come after it."""
         async with self._one_writer:
-            recordings = list(self._dirty)[:_AT_ONCE]
-            self._writing = len(recordings)
-            for recording in recordings:
-                del self._dirty[recording]
-            if recordings:
-                await self._write(recordings)
-            self._writing = 0
+            due = list(self._dirty)
+            while due and self._membership.up.is_set():
+                recordings = [recording for recording in due[:_AT_ONCE] if recording in self._dirty]
+                del due[:_AT_ONCE]
+                self._writing = len(recordings)
+                for recording in recordings:
+                    del self._dirty[recording]
+                if recordings:
+                    await self._write(recordings)
+                self._writing = 0
         self._drop_surplus()
         if self._dirty:
             self._news.set()

@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from aegis.core.errors import UserError
 from aegis.core.request import FinishReason
 from aegis.core.rng import Stream
+from aegis.runtime.store import recorder
 from aegis.runtime.store.recording import Recording
 from aegis.runtime.store.store import Store
 from proxy.http.boundary import Delta, Finished, PromptScores
@@ -18,6 +19,7 @@ from tests.redis_server import RedisServer
 from tests.unit.runtime.store.proxies import KEYS, asked, die, proxy, read, tokens, until, written
 
 CALLERS = 12
+CALLS = 100  # many commands' worth
 ROUNDS = 20
 
 
@@ -133,6 +135,21 @@ def test_the_last_tokens_of_a_call_need_not_be_written_when_it_is_retried(redis:
             told = await read(call, Delta(tokens(1, 2)), Finished(FinishReason.LENGTH))
             call.close()
             assert (await read(await store.records.open(asked()))).tokens == told.tokens
+
+    asyncio.run(main())
+
+
+def test_all_that_waits_is_written_before_the_next_wait(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with proxy(redis) as store:
+            for number in range(CALLS):
+                call = await store.records.open(asked(f"r{number}"))
+                await read(call, Delta(tokens(number)), Finished(FinishReason.LENGTH))
+                call.close()
+            await until(lambda: store.records.counters.written_batches > 0)
+            monkeypatch.setattr(recorder, "_FLUSH_S", 3600)
+            await written(store)
+            assert store.records.counters.written_batches >= CALLS
 
     asyncio.run(main())
 
