@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import islice
 
 import msgspec
 from redis.asyncio import Redis
@@ -31,6 +32,7 @@ _logger = logging.getLogger(__name__)
 
 _FLUSH_S = 0.1
 _AT_ONCE = 16  # requests in one command: what is asked meanwhile waits for it
+_COMMANDS_MAX = 16  # in that time: of very many requests each is written more seldom
 _ENDED_MAX = 4096  # that wait to be written
 
 
@@ -152,7 +154,7 @@ class Recorder:
     async def write_for_ever(self) -> None:
         while True:
             await self._news.wait()
-            await asyncio.sleep(_FLUSH_S)
+            await asyncio.sleep(pause_s(len(self._dirty)))
             await self._membership.up.wait()
             self._news.clear()
             await self._flush()
@@ -181,19 +183,15 @@ class Recorder:
             self._news.set()
 
     async def _flush(self) -> None:
-        """One command after the other, each for up to `_AT_ONCE` requests; what fails stays to be written, and with it
-        what would have come after it."""
+        """One command for up to `_AT_ONCE` requests; what fails stays to be written."""
         async with self._one_writer:
-            due = list(self._dirty)
-            while due and self._membership.up.is_set():
-                recordings = [recording for recording in due[:_AT_ONCE] if recording in self._dirty]
-                del due[:_AT_ONCE]
-                self._writing = len(recordings)
-                for recording in recordings:
-                    del self._dirty[recording]
-                if recordings:
-                    await self._write(recordings)
-                self._writing = 0
+            recordings = list(islice(self._dirty, _AT_ONCE))
+            self._writing = len(recordings)
+            for recording in recordings:
+                del self._dirty[recording]
+            if recordings:
+                await self._write(recordings)
+            self._writing = 0
         self._drop_surplus()
         if self._dirty:
             self._news.set()
@@ -267,6 +265,11 @@ class Recorder:
     def _failed(self, what: str, error: BaseException) -> None:
         log(_logger, logging.DEBUG, "Redis failed", {"what": what, "why": why(error)})
         self._membership.doubt()
+
+
+def pause_s(waiting: int) -> float:
+    """Before the next command, where so many requests are to be written: evenly all of them in `_FLUSH_S`."""
+    return _FLUSH_S / min(max(waiting / _AT_ONCE, 1), _COMMANDS_MAX)
 
 
 def _refuse(request: str, word: str) -> None:

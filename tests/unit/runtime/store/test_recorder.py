@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from aegis.core.errors import UserError
 from aegis.core.request import FinishReason
 from aegis.core.rng import Stream
-from aegis.runtime.store import recorder
+from aegis.runtime.store.recorder import pause_s
 from aegis.runtime.store.recording import Recording
 from aegis.runtime.store.store import Store
 from proxy.http.boundary import Delta, Finished, PromptScores
@@ -139,15 +139,20 @@ def test_the_last_tokens_of_a_call_need_not_be_written_when_it_is_retried(redis:
     asyncio.run(main())
 
 
-def test_all_that_waits_is_written_before_the_next_wait(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_requests_are_written_in_small_commands_and_no_later_than_few() -> None:
+    seldom_s = pause_s(1)
+    assert pause_s(16) == seldom_s
+    assert pause_s(160) == pytest.approx(seldom_s / 10), "of 16 each, all in the same time"
+    assert pause_s(100_000) == pause_s(10_000) == pytest.approx(seldom_s / 16), "a bound on what writing costs"
+
+
+def test_all_of_many_calls_are_written(redis: RedisServer) -> None:
     async def main() -> None:
         async with proxy(redis) as store:
             for number in range(CALLS):
                 call = await store.records.open(asked(f"r{number}"))
                 await read(call, Delta(tokens(number)), Finished(FinishReason.LENGTH))
                 call.close()
-            await until(lambda: store.records.counters.written_batches > 0)
-            monkeypatch.setattr(recorder, "_FLUSH_S", 3600)
             await written(store)
             assert store.records.counters.written_batches >= CALLS
 
