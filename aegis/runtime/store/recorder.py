@@ -30,9 +30,10 @@ from proxy.http.records import Asked
 
 _logger = logging.getLogger(__name__)
 
-_FLUSH_S = 0.1
+_ROUND_S = 0.1
 _AT_ONCE = 16  # requests in one command: what is asked meanwhile waits for it
-_COMMANDS_MAX = 16  # in that time: of very many requests each is written more seldom
+_COMMANDS_MAX = 16  # in a round: of very many requests each is written more seldom
+_AT_LAST = 256  # requests in one command when nobody is served any more
 _ENDED_MAX = 4096  # that wait to be written
 
 
@@ -152,12 +153,17 @@ class Recorder:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     async def write_for_ever(self) -> None:
+        """What is to be written when a round begins is written in it, evenly."""
+        now_s = asyncio.get_running_loop().time
         while True:
             await self._news.wait()
-            await asyncio.sleep(pause_s(len(self._dirty)))
-            await self._membership.up.wait()
-            self._news.clear()
-            await self._flush()
+            began_s, commands = now_s(), commands_for(len(self._dirty))
+            for number in range(1, commands + 1):
+                await asyncio.sleep(began_s + _ROUND_S * number / commands - now_s())
+                await self._membership.up.wait()
+                self._news.clear()
+                await self._flush(_AT_ONCE)
+            self._drop_surplus()
 
     async def keep_for_ever(self) -> None:
         """Records of requests that have no token for long do not expire."""
@@ -171,7 +177,7 @@ class Recorder:
         try:
             async with asyncio.timeout(timeout_s):
                 while self.unwritten and self._membership.up.is_set():
-                    await self._flush()
+                    await self._flush(_AT_LAST)
         except TimeoutError:
             self.counters.dropped += self.unwritten
         await self._claims.close()
@@ -182,17 +188,16 @@ class Recorder:
             self._dirty[recording] = None
             self._news.set()
 
-    async def _flush(self) -> None:
-        """One command for up to `_AT_ONCE` requests; what fails stays to be written."""
+    async def _flush(self, most: int) -> None:
+        """One command for up to `most` requests; what fails stays to be written."""
         async with self._one_writer:
-            recordings = list(islice(self._dirty, _AT_ONCE))
+            recordings = list(islice(self._dirty, most))
             self._writing = len(recordings)
             for recording in recordings:
                 del self._dirty[recording]
             if recordings:
                 await self._write(recordings)
             self._writing = 0
-        self._drop_surplus()
         if self._dirty:
             self._news.set()
 
@@ -267,9 +272,9 @@ class Recorder:
         self._membership.doubt()
 
 
-def pause_s(waiting: int) -> float:
-    """Before the next command, where so many requests are to be written: evenly all of them in `_FLUSH_S`."""
-    return _FLUSH_S / min(max(waiting / _AT_ONCE, 1), _COMMANDS_MAX)
+def commands_for(waiting: int) -> int:
+    """How many commands write so many requests in a round, or as many of them as a round may."""
+    return min(max(-(-waiting // _AT_ONCE), 1), _COMMANDS_MAX)
 
 
 def _refuse(request: str, word: str) -> None:

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from aegis.core.errors import UserError
 from aegis.core.request import FinishReason
 from aegis.core.rng import Stream
-from aegis.runtime.store.recorder import pause_s
+from aegis.runtime.store.recorder import commands_for
 from aegis.runtime.store.recording import Recording
 from aegis.runtime.store.store import Store
 from proxy.http.boundary import Delta, Finished, PromptScores
@@ -139,11 +139,8 @@ def test_the_last_tokens_of_a_call_need_not_be_written_when_it_is_retried(redis:
     asyncio.run(main())
 
 
-def test_many_requests_are_written_in_small_commands_and_no_later_than_few() -> None:
-    seldom_s = pause_s(1)
-    assert pause_s(16) == seldom_s
-    assert pause_s(160) == pytest.approx(seldom_s / 10), "of 16 each, all in the same time"
-    assert pause_s(100_000) == pause_s(10_000) == pytest.approx(seldom_s / 16), "a bound on what writing costs"
+def test_a_round_has_as_many_commands_as_it_takes_up_to_a_bound() -> None:
+    assert [commands_for(waiting) for waiting in (0, 1, 16, 17, 160, 256, 100_000)] == [1, 1, 1, 2, 10, 16, 16]
 
 
 def test_all_of_many_calls_are_written(redis: RedisServer) -> None:
