@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
+from operator import attrgetter
 
 from aegis.core.decision import Plan, Why
 from aegis.core.ids import InstanceId
@@ -15,6 +16,7 @@ from decode.slack import begin_by_ns
 
 _RULES = TurnRules(renewal=Renewal.ARRIVAL, later_ttfts=4.0)
 _PPM = 1_000_000
+_IN_ORDER_OF_MAKING = attrgetter("batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class LeastSlack:
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         spoken_for = _spoken_for(batches)
         quantum_ns = self._quantum_ns(batches, spoken_for)
-        order = sorted(batches, key=_relaxed_by_ns if spoken_for > 1 else _begin_by_ns)
+        order = sorted(batches, key=_IN_ORDER_OF_MAKING)  # where they have to begin at the same time
+        order.sort(key=_relaxed_by_ns if spoken_for > 1 else _begin_by_ns)
         running = next((batch for batch in batches if batch.turn_ns is not None), None)
         if running and running.turn_ns is not None and running.turn_ns < quantum_ns:
             order.remove(running)
@@ -83,7 +86,7 @@ class LeastSlack:
         second_ns = _slack_ns(second, now_ns)
         overloaded = _spoken_for(plan.batches) > 1
         order = _relaxed_by_ns if overloaded else _begin_by_ns
-        if chosen.turn_ns is not None and quota_ns is not None and order(second)[0] < order(chosen)[0]:
+        if chosen.turn_ns is not None and quota_ns is not None and order(second) < order(chosen):
             least_ns = quota_ns - chosen.prefill_ns
             because = f"has had {duration(chosen.turn_ns)} of at least {duration(least_ns)}; {because}"
         elif overloaded and second_ns < slack_ns:
@@ -112,7 +115,7 @@ class LeastSlack:
         return Why(f"{freer} than its model's home {home}, more than {limit}", lost=home)
 
     def _quantum_ns(self, batches: Sequence[BatchView], spoken_for: float) -> int:
-        changes_ns = [max(b.switch_ns + b.change_ns, b.step_ns) for b in batches]
+        changes_ns = [ns if (ns := b.switch_ns + b.change_ns) > (step_ns := b.step_ns) else step_ns for b in batches]
         change_ns = sum(changes_ns) / len(batches)
         quantum_ns = round(self.turn_factor * sqrt(change_ns * min([batch.ttft_ns for batch in batches])))
         if spoken_for >= self.calm_share:
@@ -132,21 +135,20 @@ def _free_until_ns(batches: Sequence[BatchView]) -> int | None:
     return min([due_ns - step_ns for due_ns, step_ns in there if due_ns is not None], default=None)
 
 
-def _begin_by_ns(batch: BatchView) -> tuple[int, int]:
-    """Batches in order of their making where they have to begin at the same time."""
+def _begin_by_ns(batch: BatchView) -> int:
     by_ns = begin_by_ns(batch)
     assert by_ns is not None
-    return by_ns, batch.batch
+    return by_ns
 
 
-def _relaxed_by_ns(batch: BatchView) -> tuple[int, int]:
+def _relaxed_by_ns(batch: BatchView) -> int:
     """The same where deadlines that cannot be met any more count later."""
     by_ns = batch.relaxed_by_ns
-    return _begin_by_ns(batch)[0] if by_ns is None else by_ns, batch.batch
+    return _begin_by_ns(batch) if by_ns is None else by_ns
 
 
 def _slack_ns(batch: BatchView, now_ns: int) -> int:
-    return _begin_by_ns(batch)[0] - now_ns
+    return _begin_by_ns(batch) - now_ns
 
 
 def _share(load_ppm: int) -> str:
