@@ -11,11 +11,13 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.model import KvLayer
+from aegis.engine.recorded_steps import RecordedSteps
 from aegis.engine.vllm_version import refusal
 from aegis.engine.vllm_weights import Use
 
@@ -31,7 +33,8 @@ import vllm.envs
 import vllm.ir
 import vllm.model_executor.layers.rotary_embedding as rotary
 import vllm.model_executor.layers.utils as gemm
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
+from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
 from vllm.engine.arg_utils import EngineArgs
@@ -163,6 +166,22 @@ def uses(model: torch.nn.Module) -> dict[str, Use]:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Row r runs tokens `[starts[r], starts[r + 1])` of `ids` at the end of its `lengths[r]`; `slots` say where each
+    token's KV goes, `blocks [rows, most blocks]` where all of it is. All are in host memory. `longest` is at least the
+    greatest length, `most_new` the most tokens of a row."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    starts: torch.Tensor
+    lengths: torch.Tensor
+    slots: torch.Tensor
+    blocks: torch.Tensor
+    longest: int
+    most_new: int
+
+
 class Attending:
     """Runs one model's forward passes over its KV."""
 
@@ -180,44 +199,50 @@ class Attending:
                 builder = layers[names[0]].get_attn_backend().get_builder_cls()
                 self._names[builder(spec, names, config, device)] = names
         self._layers = layers
+        whole = any(isinstance(part, TorchCompileWithNoGuardsWrapper) for part in model.modules())
+        self._recorded = RecordedSteps() if whole and on_cpu() else None  # on GPUs it was not tried
 
     def bind(self, caches: Sequence[torch.Tensor]) -> None:
         """One `[units, heads, block_tokens, key_dim + value_dim]` per layer."""
         for layer, cache in zip(self._layers.values(), caches, strict=True):
             layer.bind_kv_cache(cache)
 
-    def hidden(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        *,
-        starts: torch.Tensor,
-        lengths: torch.Tensor,
-        longest: int,
-        most_new: int,
-        slots: torch.Tensor,
-        blocks: torch.Tensor,
-    ) -> torch.Tensor:
-        """Last hidden states `[tokens, hidden]`. Row r runs tokens `[starts[r], starts[r + 1])` at the end of its
-        `lengths[r]`; `slots` say where each token's KV goes, `blocks [rows, most blocks]` where all of it is. All
-        arguments are in host memory."""
-        slots = self._sent(slots)
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """Last hidden states `[tokens, hidden]`."""
+        return self._hidden(batch, self._metadata(batch))
+
+    def next_logits(self, batch: Batch) -> torch.Tensor:
+        """`[rows, vocab]`, of rows of one token each."""
+        if self._recorded is None:
+            return self.logits(self.hidden(batch))
+        if not self._recorded.begun(len(batch.ids)):  # so that what hangs on lengths differs from the next recording
+            batch = replace(batch, longest=batch.longest + 1, blocks=pad(batch.blocks, (0, 1)))
+        metadata = self._metadata(batch)
+        seen = (value for data in metadata.values() for value in vars(data).values())
+        inputs = [batch.ids, batch.positions, *(value for value in seen if isinstance(value, torch.Tensor))]
+        return self._recorded.run(len(batch.ids), inputs, lambda: self.logits(self._hidden(batch, metadata)))
+
+    def _metadata(self, batch: Batch) -> dict[Any, Any]:
+        """By builder."""
         common = CommonAttentionMetadata(
-            query_start_loc=self._sent(starts),
-            query_start_loc_cpu=starts,
-            seq_lens=self._sent(lengths),
-            num_reqs=len(lengths),
-            num_actual_tokens=len(ids),
-            max_query_len=most_new,
-            max_seq_len=longest,
-            block_table_tensor=self._sent(blocks),
-            slot_mapping=slots,
+            query_start_loc=self._sent(batch.starts),
+            query_start_loc_cpu=batch.starts,
+            seq_lens=self._sent(batch.lengths),
+            num_reqs=len(batch.lengths),
+            num_actual_tokens=len(batch.ids),
+            max_query_len=batch.most_new,
+            max_seq_len=batch.longest,
+            block_table_tensor=self._sent(batch.blocks),
+            slot_mapping=self._sent(batch.slots),
             causal=True,
         )
-        built = {name: data for b, names in self._names.items() for data in [b.build(0, common)] for name in names}
-        mapping = dict.fromkeys(built, slots)
-        with set_forward_context(built, self._config, num_tokens=len(ids), slot_mapping=mapping):
-            states: torch.Tensor = self._model(self._sent(ids), self._sent(positions))
+        return {builder: builder.build(0, common) for builder in self._names}
+
+    def _hidden(self, batch: Batch, metadata: dict[Any, Any]) -> torch.Tensor:
+        built = {name: metadata[builder] for builder, names in self._names.items() for name in names}
+        slots = {name: data.slot_mapping for name, data in built.items()}
+        with set_forward_context(built, self._config, num_tokens=len(batch.ids), slot_mapping=slots):
+            states: torch.Tensor = self._model(self._sent(batch.ids), self._sent(batch.positions))
         return states
 
     def _sent(self, values: torch.Tensor) -> torch.Tensor:

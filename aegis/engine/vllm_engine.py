@@ -79,7 +79,8 @@ class VllmEngine(SamplingEngine):
 
     @torch.inference_mode()
     def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None:
-        self._run(self._models[model], tokens[start:], [start], [len(tokens)], [blocks])
+        attached = self._models[model]
+        attached.attending.hidden(_batch(attached.views, tokens[start:], [start], [len(tokens)], [blocks]))
 
     @torch.inference_mode()
     def prefill(
@@ -88,7 +89,7 @@ class VllmEngine(SamplingEngine):
         attached = self._models[model]
         wants_prompt = self._sampler.wants_prompt(request)
         assert start == 0 or not wants_prompt
-        states = self._run(attached, tokens[start:], [start], [len(tokens)], [blocks])
+        states = attached.attending.hidden(_batch(attached.views, tokens[start:], [start], [len(tokens)], [blocks]))
         logits = attached.attending.logits(states if wants_prompt else states[-1:])
         prompt = self._sampler.prompt_logprobs(request, logits, tokens) if wants_prompt else ()
         return Sampled(self._sampler.sample([request], logits[-1:])[0], prompt)
@@ -98,39 +99,38 @@ class VllmEngine(SamplingEngine):
         attached = self._models[model]
         positions = [row.position for row in rows]
         lengths = [position + 1 for position in positions]
-        states = self._run(attached, [row.token for row in rows], positions, lengths, [row.blocks for row in rows])
-        logits = attached.attending.logits(states)
+        batch = _batch(attached.views, [row.token for row in rows], positions, lengths, [row.blocks for row in rows])
+        logits = attached.attending.next_logits(batch)
         return [Sampled(token) for token in self._sampler.sample([row.request for row in rows], logits)]
 
-    def _run(
-        self,
-        attached: _Attached,
-        ids: Sequence[int],
-        first: Sequence[int],
-        lengths: Sequence[int],
-        blocks: Sequence[BlockTable],
-    ) -> torch.Tensor:
-        """Last hidden states of all `ids`: row r's are those of positions `[first[r], lengths[r])`."""
-        views = attached.views
-        begins, ends = np.array(first), np.array(lengths)
-        new, held = ends - begins, -(-ends // views.block_tokens)
-        starts = np.concatenate(([0], new.cumsum()))
-        owner = np.repeat(np.arange(len(new)), new)
-        positions = np.arange(starts[-1]) - starts[owner] + begins[owner]
-        table = _table(views, blocks, held)
-        units = table[owner, positions // views.block_tokens]
-        offsets = positions % views.block_tokens
-        _clear(views, units[offsets == 0])
-        return attached.attending.hidden(
-            torch.from_numpy(np.array(ids)),
-            torch.from_numpy(positions),
-            starts=torch.from_numpy(starts.astype(np.int32)),
-            lengths=torch.from_numpy(ends.astype(np.int32)),
-            longest=int(ends.max()),
-            most_new=int(new.max()),
-            slots=torch.from_numpy(units * views.block_tokens + offsets),
-            blocks=torch.from_numpy(table.astype(np.int32)),
-        )
+
+def _batch(
+    views: KvViews,
+    ids: Sequence[int],
+    first: Sequence[int],
+    lengths: Sequence[int],
+    blocks: Sequence[BlockTable],
+) -> adapter.Batch:
+    """Of all `ids`: row r's are those of positions `[first[r], lengths[r])`. Blocks that are begun are cleared."""
+    begins, ends = np.array(first), np.array(lengths)
+    new, held = ends - begins, -(-ends // views.block_tokens)
+    starts = np.concatenate(([0], new.cumsum()))
+    owner = np.repeat(np.arange(len(new)), new)
+    positions = np.arange(starts[-1]) - starts[owner] + begins[owner]
+    table = _table(views, blocks, held)
+    units = table[owner, positions // views.block_tokens]
+    offsets = positions % views.block_tokens
+    _clear(views, units[offsets == 0])
+    return adapter.Batch(
+        ids=torch.from_numpy(np.array(ids)),
+        positions=torch.from_numpy(positions),
+        starts=torch.from_numpy(starts.astype(np.int32)),
+        lengths=torch.from_numpy(ends.astype(np.int32)),
+        slots=torch.from_numpy(units * views.block_tokens + offsets),
+        blocks=torch.from_numpy(table.astype(np.int32)),
+        longest=int(ends.max()),
+        most_new=int(new.max()),
+    )
 
 
 def _clear(views: KvViews, units: _Numbers) -> None:
