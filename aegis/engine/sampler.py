@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
+import numpy as np
 import torch
 
 from aegis.core.ids import ModelId, RequestId
@@ -207,13 +207,23 @@ def _adjust(states: Sequence[_State], raw: torch.Tensor) -> torch.Tensor:
 
 def _likeliest(logits: torch.Tensor, raw: torch.Tensor, masks: Masks | None) -> list[int]:
     """Of each row. `logits` are those of `raw` that were adjusted and masked."""
-    most, best = logits.max(-1)  # as fast as `argmax`, in bfloat16 five times as fast; a NaN is the largest
-    ids: list[int]
     if logits.is_cpu:
-        ids, fine = best.tolist(), map(isfinite, most.tolist())
+        values = logits.float().numpy()
+        best = values.argmax(1)  # a NaN is the largest
+        ids: list[int] = best.tolist()
+        fine = bool(np.isfinite(values[np.arange(len(best)), best]).all())
     else:
-        ids, fine = torch.stack((best, most.isfinite())).tolist()
-    return ids if all(fine) else _drawable(logits, raw, masks).argmax(-1).tolist()
+        most, first = logits.max(-1)
+        ids, finite = torch.stack((first, most.isfinite())).tolist()
+        fine = all(finite)
+    return ids if fine else _argmax(_drawable(logits, raw, masks)).tolist()
+
+
+def _argmax(logits: torch.Tensor) -> torch.Tensor:
+    """`[rows]`. On a CPU numpy's takes a tenth of the time that torch's does."""
+    if not logits.is_cpu:
+        return logits.argmax(-1)
+    return torch.from_numpy(logits.float().numpy().argmax(1))
 
 
 def _drawable(logits: torch.Tensor, raw: torch.Tensor, masks: Masks | None) -> torch.Tensor:
@@ -254,7 +264,7 @@ def _count(state: _State, vocab: int, device: torch.device) -> None:
 
 
 def _choose(states: Sequence[_State], logits: torch.Tensor) -> torch.Tensor:
-    chosen = logits.argmax(-1)
+    chosen = _argmax(logits)
     rows = [row for row, state in enumerate(states) if state.sampling.temperature > 0]
     if rows:
         drawn = _draw([states[row] for row in rows], _rows(logits, rows))
@@ -276,7 +286,7 @@ def _draw(states: Sequence[_State], logits: torch.Tensor) -> torch.Tensor:
         scores = scores.where(scores.exp() >= column(sampling.min_p for sampling in samplings), -torch.inf)
     if any(sampling.top_k or sampling.top_p < 1 for sampling in samplings):
         scores = _cut(samplings, scores, column)
-    return (scores + _gumbels(states, logits)).argmax(-1)
+    return _argmax(scores + _gumbels(states, logits))
 
 
 def _cut(

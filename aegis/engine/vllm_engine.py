@@ -114,9 +114,12 @@ def _batch(
     """Of all `ids`: row r's are those of positions `[first[r], lengths[r])`. Blocks that are begun are cleared."""
     begins, ends = np.array(first), np.array(lengths)
     new, held = ends - begins, -(-ends // views.block_tokens)
-    starts = np.concatenate(([0], new.cumsum()))
-    owner = np.repeat(np.arange(len(new)), new)
-    positions = np.arange(starts[-1]) - starts[owner] + begins[owner]
+    if len(ids) == len(new):  # one each
+        starts, owner, positions = np.arange(len(new) + 1), np.arange(len(new)), begins
+    else:
+        starts = np.concatenate(([0], new.cumsum()))
+        owner = np.repeat(np.arange(len(new)), new)
+        positions = np.arange(starts[-1]) - starts[owner] + begins[owner]
     table = _table(views, blocks, held)
     units = table[owner, positions // views.block_tokens]
     offsets = positions % views.block_tokens

@@ -109,6 +109,25 @@ def test_equals_transformers_beside_another_model(name: str, llama: Built, tmp_p
     assert len({token for run in mine for token in run.ids}) > 4, "degenerate weights prove nothing"
 
 
+@pytest.mark.parametrize("name", ["gemma2", "gpt2", "llama"])
+def test_a_batchs_third_step_and_those_after_it_run_no_modules(name: str, tmp_path: Path) -> None:
+    """Those of another size do, twice, and those of the first size still do not."""
+    built = make(name, tmp_path / name, engine="vllm")
+    engine, memory = attached(built)
+    runs = [begin(engine, memory, built, i, prompt, room=NEW_TOKENS) for i, prompt in enumerate(prompts(7))]
+    called: list[bool] = []
+    ran = [0]
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda *_: ran.__setitem__(0, ran[0] + 1))
+    for rows in (3, 3, 3, 3, 5, 5, 5, 3, 5):
+        ran[0] = 0
+        step(engine, runs[:rows])
+        called.append(ran[0] > 0)
+    hook.remove()
+    assert called == [True, True, False, False, True, True, False, False, False]
+    for run in runs:
+        assert run.ids == built.greedy(run.prompt, len(run.ids))
+
+
 def test_equals_transformers_where_rows_are_not_of_eights(tmp_path: Path) -> None:
     config = AutoConfig.for_model("llama", **(_BASE | {"hidden_size": 132}))
     built = build(config, tmp_path / "odd", engine="vllm")
