@@ -14,7 +14,7 @@ def begin_by_ns(batch: BatchView) -> int | None:
         return None
     if due is not None and due < by_ns:
         by_ns = due
-    by_ns -= batch.step_ns  # and its change, without a call: with many models this is most of a plan
+    by_ns -= batch.step_ns  # and `change_ns`, without a call: with many models this is most of a plan
     if not batch.resident:
         by_ns -= batch.switch_ns
     return by_ns if batch.active else by_ns - batch.change_ns

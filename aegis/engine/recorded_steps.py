@@ -1,123 +1,194 @@
 """A model's steps on a CPU as the flat lists of operations that they are.
 
 Between two products a model of many modules runs hundreds of lines of Python, and because weights stream through the
-caches meanwhile, all that these lines need comes from memory again: a tenth of a small model's step. Which operations a
-step is made of hangs on its number of rows alone, wherever a model may be compiled as one graph. So steps are recorded
-while they run, once for each number of rows, and from then on their operations are run without the modules.
+caches meanwhile, all that these lines need comes from memory again: a tenth of a small model's step. Yet the operations
+of one decode step are those of the next as long as it has as many rows: vLLM relies on that where it compiles a model
+between its attentions, and its attention on CPUs is the same operation each time. So steps are recorded while they run,
+once for each number of rows, and from then on their operations are run without the modules.
 
-No recording is trusted by itself: a step is replayed once two, made one after the other, agree in every operation and
-every argument that is not among the inputs. Where they do not, or where an operation answers with something that Python
-can decide upon, steps run as before.
+No recording is trusted by itself: a step is replayed once two of them, which know other lengths, agree in every
+operation and every argument that is not among the inputs. Where they do not, or where Python gets to see a value or a
+shape that hangs on values, steps run as before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
-from typing import Any
+from operator import eq, getitem, itemgetter
+from typing import Any, cast
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 Step = Callable[[], torch.Tensor]
 Replay = Callable[..., torch.Tensor]
 
-_WRITTEN_OUT = (bool, int, str, type(None))  # and finite floats: arguments that stand in a line as they are
+_UNTOLD = {torch.Tag.inplace_view, torch.Tag.dynamic_output_shape}  # by arguments: which shapes there are afterwards
+_LEAVING = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
 
 
 class RecordedSteps:
-    """Of one model. What it reads besides the inputs of a step lies where it lies for life."""
+    """Of one model. What it reads besides the inputs of a step lies where it lies for life, and while a step runs it is
+    written by operations of torch alone."""
 
-    __slots__ = ("_as_before", "_first", "_replays")
+    __slots__ = ("_as_before", "_first", "_replays", "_shared")
 
     def __init__(self) -> None:
-        self._first: dict[int, _Recording] = {}
+        self._first: dict[int, tuple[tuple[int, ...], _Recording]] = {}
         self._replays: dict[int, Replay] = {}
         self._as_before: set[int] = set()
+        self._shared: dict[tuple[Any, ...], torch.Tensor] = {}  # constants of replays
 
-    def begun(self, rows: int) -> bool:
-        """Whether a step of so many rows has run."""
-        return rows in self._replays or rows in self._first or rows in self._as_before
+    def first_lengths(self, rows: int) -> tuple[int, ...] | None:
+        """Those that a step of so many rows knew which was recorded, and is to be recorded again with others."""
+        return self._first[rows][0] if rows in self._first else None
 
     def replayed(self, rows: int) -> bool:
         return rows in self._replays
 
-    def run(self, rows: int, inputs: Sequence[torch.Tensor], step: Step) -> torch.Tensor:
+    def run(self, rows: int, inputs: Sequence[torch.Tensor], lengths: tuple[int, ...], step: Step) -> torch.Tensor:
         """What `step()` returns, which reads `inputs` and changes none of them in shape. Where some of them are one
-        tensor, they are so in each step of as many rows."""
+        tensor, they are so in each step of as many rows. `lengths` are all numbers that it knows and that may be others
+        in the next one; two recordings are compared where each of them differs."""
         if (replay := self._replays.get(rows)) is not None:
             return replay(*inputs)
-        if rows in self._as_before:
+        known, first = self._first.get(rows, (None, None))
+        if rows in self._as_before or (known and any(map(eq, lengths, known))):
             return step()
         recorder = _Recorder(inputs)
-        with recorder:
+        with recorder, _Watch(recorder):
             result = step()
-        recording, first = recorder.recording(result), self._first.pop(rows, None)
-        if recording is None or (first is not None and not recording.like(first)):
+        recording = recorder.recording(result)
+        if recording is not None and first is None:
+            self._first[rows] = lengths, recording
+            return result
+        self._first.pop(rows, None)
+        if recording is None or first is None or not recording.like(first):
             self._as_before.add(rows)
-        elif first is None:
-            self._first[rows] = recording
         else:
-            self._replays[rows] = recording.compiled()
+            self._replays[rows] = recording.compiled(self._shared)
         return result
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """An operation, `call` in Python's words, `reads` the names in it, `makes` those of its results."""
+    """An operation on values, which have numbers. The last of those it `takes` are given by these `keys`."""
 
-    makes: tuple[str, ...]
-    call: str
-    reads: frozenset[str]
-    changes: bool  # one of its arguments, so that it is needed even if no result is
+    operation: Any
+    keys: tuple[str, ...]
+    takes: tuple[int, ...]
+    makes: int | None
+    changes: bool  # one of its arguments, so that it is needed even if its result is not
 
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
+    """The values of the least numbers are the `inputs`."""
+
     inputs: int
     lines: list[_Line]
-    constants: Mapping[str, Any]
-    result: str
+    constants: Mapping[int, Any]
+    result: int
 
     def like(self, other: _Recording) -> bool:
         if (self.lines, self.result) != (other.lines, other.result) or self.constants.keys() != other.constants.keys():
             return False
-        return all(_same(constant, other.constants[name]) for name, constant in self.constants.items())
+        return all(_same(constant, other.constants[number]) for number, constant in self.constants.items())
 
-    def compiled(self) -> Replay:
-        """A function of the inputs. What a line makes is forgotten after the last line that reads it."""
-        needed, body = {self.result}, []
-        for line in reversed(self.lines):
-            if not line.changes and needed.isdisjoint(line.makes):
-                continue
-            over = sorted(name for name in {*line.makes, *line.reads} - needed if name.startswith("made"))
-            if over:
-                body.append(f"del {', '.join(over)}")
-            body.append(f"{', '.join(line.makes)} = {line.call}" if line.makes else line.call)
-            needed |= line.reads
-        taken = ", ".join(f"given{at}" for at in range(self.inputs))
-        source = "\n    ".join([f"def replay({taken}):", *reversed(body), f"return {self.result}"])
-        names = dict(self.constants)
-        exec(source, names)
-        replay: Replay = names["replay"]
+    def compiled(self, shared: dict[tuple[Any, ...], torch.Tensor]) -> Replay:
+        """A function of the inputs. Constants are those of `shared` where there are such, and else are put there."""
+        places = {number: number for number in range(self.inputs)}
+        constants: list[Any] = []
+        for number, value in self.constants.items():
+            places[number] = self.inputs + len(constants)
+            constants.append(shared.setdefault(_geometry(value), value) if isinstance(value, torch.Tensor) else value)
+        nowhere = self.inputs + len(constants)
+        most, free, program = nowhere + 1, list[int](), []
+        for line, over in self._needed():
+            taken = [places[number] for number in line.takes]
+            free += [places[number] for number in over]
+            if line.makes is not None and line.makes not in places:
+                places[line.makes] = free.pop() if free else most
+                most = max(most, places[line.makes] + 1)
+            makes = nowhere if line.makes is None else places[line.makes]
+            program.append((_keyed(line.operation, line.keys), _taking(taken), makes))
+        there, result = [*constants, *[None] * (most - nowhere)], places[self.result]
+
+        def replay(*inputs: torch.Tensor) -> torch.Tensor:
+            values = [*inputs, *there]
+            for operation, taking, makes in program:
+                values[makes] = operation(*taking(values))
+            made: torch.Tensor = values[result]
+            return made
+
         return replay
+
+    def _needed(self) -> list[tuple[_Line, list[int]]]:
+        """Lines without which the result, or what is changed, would be another; and the numbers of values, made by
+        lines, that none reads later."""
+        needed, found = {self.result}, []
+        made = {line.makes for line in self.lines}
+        for line in reversed(self.lines):
+            if line.makes is not None and not line.changes and line.makes not in needed:
+                continue
+            over = {*line.takes} - needed
+            found.append((line, sorted(over & made)))
+            needed |= over
+        return found[::-1]
+
+
+def _taking(places: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
+    """What is at these places of a list."""
+    if len(places) == 1:
+        return itemgetter(slice(places[0], places[0] + 1))
+    return itemgetter(*places) if places else _nothing
+
+
+def _nothing(_: list[Any]) -> Sequence[Any]:
+    return ()
+
+
+def _listed(*values: Any) -> list[Any]:
+    return list(values)
+
+
+def _keyed(operation: Any, keys: Sequence[str]) -> Callable[..., Any]:
+    if not keys:
+        return cast(Callable[..., Any], operation)
+    count = len(keys)
+    return lambda *args: operation(*args[:-count], **dict(zip(keys, args[-count:], strict=True)))
+
+
+class _Watch(TorchFunctionMode):
+    """For values that leave without an operation."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _LEAVING:
+            self._recorder.flat = False
+        return function(*args, **(kwargs or {}))
 
 
 class _Recorder(TorchDispatchMode):
-    """Names every tensor that an operation takes or makes; a tensor that none has made is a constant."""
+    """Numbers every tensor that an operation takes or makes; one that none has made is a constant."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.flat = True
         self._inputs = len(inputs)
         self._lines: list[_Line] = []
-        self._constants: dict[str, Any] = {}
-        self._names: dict[int, str] = {}  # by identity
-        self._named: list[Any] = []  # whose identity nothing else gets meanwhile
-        self._flat = True
-        for at, tensor in enumerate(inputs):
-            self._call(tensor, f"given{at}")
+        self._constants: dict[int, Any] = {}
+        self._words: dict[tuple[type, Any], int] = {}  # constants that are no tensors
+        self._numbers: dict[int, int] = {}  # of tensors, by identity
+        self._numbered: list[Any] = list(inputs)  # whose identity nothing else gets meanwhile
+        for number, tensor in enumerate(inputs):
+            self._numbers[id(tensor)] = number
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -127,75 +198,81 @@ class _Recorder(TorchDispatchMode):
 
     def recording(self, result: torch.Tensor) -> _Recording | None:
         """None: what ran cannot be replayed."""
-        name = self._names.get(id(result), "")
-        if not self._flat or not name.startswith("made"):
+        number = self._numbers.get(id(result))
+        if not self.flat or number is None or number < self._inputs or number in self._constants:
             return None
-        return _Recording(self._inputs, self._lines, self._constants, name)
+        return _Recording(self._inputs, self._lines, self._constants, number)
 
     def _note(self, operation: Any, args: Any, kwargs: Any, result: Any) -> None:
         results = result if isinstance(result, list | tuple) else [result]
         made = [each for each in results if isinstance(each, torch.Tensor)]
-        if torch.Tag.inplace_view in operation.tags or len(made) + results.count(None) < len(results):
-            self._flat = False
-            return
-        if operation.is_view and self._known_view(args, kwargs, made):
-            return
-        reads: set[str] = set()
-        written = [self._written(value, reads) for value in args]
-        written += [f"{key}={self._written(value, reads)}" for key, value in kwargs.items()]
-        call = f"{self._name(operation)}({', '.join(written)})"
-        makes: tuple[str, ...] = ()
-        if any(id(each) not in self._names for each in made):
-            makes = tuple(self._made(each) for each in results)
-            call = call if isinstance(result, torch.Tensor) or len(makes) > 1 else f"{call}[0]"
-        self._lines.append(_Line(makes, call, frozenset(reads), bool(operation._schema.is_mutable)))
-
-    def _known_view(self, args: Any, kwargs: Any, made: Sequence[torch.Tensor]) -> bool:
-        """Whether it sees nothing but constants, and so is one, or all that another tensor does, whose name it gets."""
         taken = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
-        names = [self._name(tensor) for tensor in taken]
-        if all(name.startswith("constant") for name in names):
+        if not (taken or made):
+            return  # what is said of dtypes is always the same
+        if not _UNTOLD.isdisjoint(operation.tags) or len(made) + results.count(None) < len(results):
+            self.flat = False
+        elif not (operation.is_view and self._known_view(taken, made)):
+            takes = tuple(self._number(value) for value in (*args, *kwargs.values()))
+            alone = isinstance(result, torch.Tensor)
+            fresh = any(id(each) not in self._numbers for each in made)
+            makes = self._new(result) if fresh else None
+            self._lines.append(_Line(operation, tuple(kwargs), takes, makes, bool(operation._schema.is_mutable)))
+            if makes is not None and not alone:
+                self._take_apart(makes, results)
+
+    def _known_view(self, taken: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> bool:
+        """Whether its results need no line: they see constants alone, and so are constants, or the only one sees all
+        that the argument does, whose number it gets."""
+        numbers = [self._number(tensor) for tensor in taken]
+        if all(number in self._constants for number in numbers):
             for tensor in made:
-                self._name(tensor)
+                self._number(tensor)
             return True
-        alike = len(made) == 1 and id(made[0]) not in self._names and _geometry(made[0]) == _geometry(taken[0])
+        alike = len(made) == 1 and id(made[0]) not in self._numbers and _geometry(made[0]) == _geometry(taken[0])
         if alike:
-            self._call(made[0], names[0])
+            self._numbers[id(made[0])] = numbers[0]
+            self._numbered.append(made[0])
         return alike
 
-    def _written(self, value: Any, reads: set[str]) -> str:
-        if isinstance(value, list | tuple):
-            return f"[{', '.join(self._written(each, reads) for each in value)}]"
-        if type(value) in _WRITTEN_OUT or (type(value) is float and isfinite(value)):
-            return repr(value)
-        reads.add(self._name(value))
-        return self._name(value)
+    def _take_apart(self, several: int, results: Sequence[torch.Tensor | None]) -> None:
+        for at, each in enumerate(results):
+            if each is not None and id(each) not in self._numbers:
+                takes = several, self._number(at)
+                self._lines.append(_Line(getitem, (), takes, self._new(each), False))
 
-    def _name(self, value: Any) -> str:
+    def _number(self, value: Any) -> int:
         """A constant's, if it has none."""
-        if id(value) not in self._names:
-            name = f"constant{len(self._constants)}"
-            self._constants[name] = self._call(value, name)
-        return self._names[id(value)]
+        if isinstance(value, torch.Tensor):
+            known = self._numbers.get(id(value))
+            return self._constant(value) if known is None else known
+        if isinstance(value, list | tuple) and any(isinstance(each, torch.Tensor) for each in tree_leaves(value)):
+            takes = tuple(self._number(each) for each in value)
+            number = self._new(None)
+            self._lines.append(_Line(_listed, (), takes, number, False))
+            return number
+        word = type(value), str(value) if isinstance(value, list | tuple | float) else value
+        if word not in self._words:
+            self._words[word] = self._constant(value)
+        return self._words[word]
 
-    def _made(self, value: torch.Tensor | None) -> str:
-        name = f"made{len(self._named)}"
-        self._named.append(value)
-        if value is not None:
-            self._names.setdefault(id(value), name)
-        return name
+    def _constant(self, value: Any) -> int:
+        number = self._new(value)
+        self._constants[number] = value
+        return number
 
-    def _call(self, value: Any, name: str) -> Any:
-        self._named.append(value)
-        self._names[id(value)] = name
-        return value
+    def _new(self, value: Any) -> int:
+        self._numbered.append(value)
+        if isinstance(value, torch.Tensor):
+            self._numbers[id(value)] = len(self._numbered) - 1
+        return len(self._numbered) - 1
 
 
 def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Which bytes it sees and how."""
     if tensor.layout != torch.strided:
         return (id(tensor),)
-    return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+    sees = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+    return (*sees, tensor.is_conj(), tensor.is_neg())
 
 
 def _same(one: Any, other: Any) -> bool:

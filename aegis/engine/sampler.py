@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from aegis.core.ids import ModelId, RequestId
@@ -208,7 +209,7 @@ def _adjust(states: Sequence[_State], raw: torch.Tensor) -> torch.Tensor:
 def _likeliest(logits: torch.Tensor, raw: torch.Tensor, masks: Masks | None) -> list[int]:
     """Of each row. `logits` are those of `raw` that were adjusted and masked."""
     if logits.is_cpu:
-        values = logits.float().numpy()
+        values = _known_to_numpy(logits)
         best = values.argmax(1)  # a NaN is the largest
         ids: list[int] = best.tolist()
         fine = bool(np.isfinite(values[np.arange(len(best)), best]).all())
@@ -216,14 +217,18 @@ def _likeliest(logits: torch.Tensor, raw: torch.Tensor, masks: Masks | None) -> 
         most, first = logits.max(-1)
         ids, finite = torch.stack((first, most.isfinite())).tolist()
         fine = all(finite)
-    return ids if fine else _argmax(_drawable(logits, raw, masks)).tolist()
+    return ids if fine else argmax(_drawable(logits, raw, masks)).tolist()
 
 
-def _argmax(logits: torch.Tensor) -> torch.Tensor:
-    """`[rows]`. On a CPU numpy's takes a tenth of the time that torch's does."""
-    if not logits.is_cpu:
-        return logits.argmax(-1)
-    return torch.from_numpy(logits.float().numpy().argmax(1))
+def argmax(logits: torch.Tensor) -> torch.Tensor:
+    """`[rows]`. On a CPU numpy's takes a fourth of the time that torch's does, or a tenth."""
+    return torch.from_numpy(_known_to_numpy(logits).argmax(1)) if logits.is_cpu else logits.argmax(-1)
+
+
+def _known_to_numpy(logits: torch.Tensor) -> npt.NDArray[np.floating[Any]]:
+    """In their own precision, or a greater one."""
+    values: npt.NDArray[np.floating[Any]] = (logits.float() if logits.dtype == torch.bfloat16 else logits).numpy()
+    return values
 
 
 def _drawable(logits: torch.Tensor, raw: torch.Tensor, masks: Masks | None) -> torch.Tensor:
@@ -264,7 +269,7 @@ def _count(state: _State, vocab: int, device: torch.device) -> None:
 
 
 def _choose(states: Sequence[_State], logits: torch.Tensor) -> torch.Tensor:
-    chosen = _argmax(logits)
+    chosen = argmax(logits)
     rows = [row for row, state in enumerate(states) if state.sampling.temperature > 0]
     if rows:
         drawn = _draw([states[row] for row in rows], _rows(logits, rows))
@@ -286,7 +291,7 @@ def _draw(states: Sequence[_State], logits: torch.Tensor) -> torch.Tensor:
         scores = scores.where(scores.exp() >= column(sampling.min_p for sampling in samplings), -torch.inf)
     if any(sampling.top_k or sampling.top_p < 1 for sampling in samplings):
         scores = _cut(samplings, scores, column)
-    return _argmax(scores + _gumbels(states, logits))
+    return argmax(scores + _gumbels(states, logits))
 
 
 def _cut(

@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -215,12 +217,16 @@ class Attending:
         """`[rows, vocab]`, of rows of one token each."""
         if self._recorded is None:
             return self.logits(self.hidden(batch))
-        if not self._recorded.begun(len(batch.ids)):  # so that what hangs on lengths differs from the next recording
-            batch = replace(batch, longest=batch.longest + 1, blocks=pad(batch.blocks, (0, 1)))
+        if (first := self._recorded.first_lengths(len(batch.ids))) is not None:
+            batch = _apart(batch, first)
         metadata = self._metadata(batch)
         seen = (value for data in metadata.values() for value in vars(data).values())
         inputs = [batch.ids, batch.positions, *(value for value in seen if isinstance(value, torch.Tensor))]
-        return self._recorded.run(len(batch.ids), inputs, lambda: self.logits(self._hidden(batch, metadata)))
+        step = partial(self._logits_of, batch, metadata)
+        return self._recorded.run(len(batch.ids), inputs, _lengths(batch), step)
+
+    def _logits_of(self, batch: Batch, metadata: dict[Any, Any]) -> torch.Tensor:
+        return self.logits(self._hidden(batch, metadata))
 
     def _metadata(self, batch: Batch) -> dict[Any, Any]:
         """By builder."""
@@ -252,6 +258,17 @@ class Attending:
         """`[tokens, vocab]`."""
         logits: torch.Tensor = self._model.compute_logits(states)
         return logits
+
+
+def _lengths(batch: Batch) -> tuple[int, int]:
+    """All that is known of lengths beside what tensors hold."""
+    return batch.longest, batch.blocks.shape[1]
+
+
+def _apart(batch: Batch, first: Sequence[int]) -> Batch:
+    """The same, with other lengths than the `first`."""
+    longest, width = map(eq, _lengths(batch), first)
+    return replace(batch, longest=batch.longest + longest, blocks=pad(batch.blocks, (0, int(width))))
 
 
 def _initialise(config: VllmConfig) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -23,7 +25,7 @@ class Asked:
 
     def __init__(self, make: Made) -> None:
         self.steps = RecordedSteps()
-        self.times = 0
+        self.times = self.lengths = 0
         self._make = make
 
     @torch.inference_mode()
@@ -32,7 +34,13 @@ class Asked:
             self.times += 1
             return self._make(inputs)
 
-        return self.steps.run(len(inputs[0]), inputs, step)
+        self.lengths += 1
+        return self.steps.run(len(inputs[0]), inputs, (self.lengths,), step)
+
+
+def _run(model: torch.nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+    result: Tensor = model(inputs[0])
+    return result
 
 
 def drawn(rows: int, seed: int) -> Tensor:
@@ -55,7 +63,7 @@ def test_each_number_of_rows_has_its_own() -> None:
             x = drawn(rows, seed)
             torch.testing.assert_close(asked(x), x.view(-1, 2).sum(1).view(rows, -1) * 2)
     assert asked.times == 4
-    assert [asked.steps.begun(rows) for rows in (1, 2, 3)] == [True, False, True]
+    assert [asked.steps.replayed(rows) for rows in (1, 2, 3)] == [True, False, True]
 
 
 def test_what_a_step_changes_is_changed_by_its_replay() -> None:
@@ -86,13 +94,14 @@ def test_inputs_that_are_one_tensor() -> None:
 
 
 def test_results_of_which_some_are_not_read() -> None:
-    """And lists of one, and views that see all of what they are of."""
+    """And lists of one, views that see all of what they are of, and what is asked of dtypes."""
 
     def odd(inputs: Sequence[Tensor]) -> Tensor:
         _, second, _ = inputs[0].split([1, 3, 4], 1)
         (only,) = second.split([3], 1)
         only.exp()
-        return torch.cat([only[:], inputs[0].detach().view_as(inputs[0])], 1)
+        wide = torch.promote_types(only.dtype, torch.float16)
+        return torch.cat([only[:], inputs[0].detach().view_as(inputs[0])], dim=1).to(wide)
 
     asked = Asked(odd)
     for seed in range(4):
@@ -107,6 +116,47 @@ def test_a_step_that_hangs_on_lengths_runs_as_before() -> None:
         x, table = drawn(2, length), torch.ones(2, length)
         torch.testing.assert_close(asked(x, table), torch.full((2,), length - 1.0))
     assert asked.times == 4 and not asked.steps.replayed(2)
+
+
+def test_recordings_are_compared_where_each_length_differs() -> None:
+    """So that a step which is made of one is not taken for one that is not."""
+    steps, ran = RecordedSteps(), []
+    for lengths in ((5, 1), (5, 2), (6, 1), (6, 2), (7, 3), (8, 4)):
+        x = drawn(2, lengths[0])
+
+        def step(x: Tensor = x, length: int = lengths[0]) -> Tensor:
+            ran.append(length)
+            return x * length
+
+        assert steps.first_lengths(2) == ((5, 1) if 0 < len(ran) < 4 else None)
+        torch.testing.assert_close(steps.run(2, [x], lengths, step), x * lengths[0])
+    assert ran == [5, 5, 6, 6, 7, 8] and not steps.replayed(2)
+
+
+@pytest.mark.parametrize(
+    "leak",
+    [
+        lambda x: sum(x.view(-1).tolist()),
+        lambda x: float(x.numpy().sum()),
+        lambda x: float(np.asarray(x).sum()),
+        lambda x: x.nonzero().shape[0],
+    ],
+    ids=["tolist", "numpy", "array", "nonzero"],
+)
+def test_a_step_that_lets_python_see_values_runs_as_before(leak: Callable[[Tensor], float]) -> None:
+    asked = Asked(lambda inputs: inputs[0] * leak(inputs[0]))
+    for value in (1.0, 1.0, 2.0, 0.0):
+        x = torch.full((2, _WIDTH), value)
+        torch.testing.assert_close(asked(x), x * leak(x))
+    assert asked.times == 4
+
+
+def test_a_conjugate_is_not_what_it_is_of() -> None:
+    asked = Asked(lambda inputs: torch.view_as_real((inputs[0] * 1j).conj().resolve_conj()))
+    for seed in range(4):
+        x = drawn(2, seed)
+        torch.testing.assert_close(asked(x), torch.view_as_real((x * 1j).conj().resolve_conj()))
+    assert asked.steps.replayed(2)
 
 
 def test_a_step_that_decides_by_what_it_reads_runs_as_before() -> None:
@@ -162,11 +212,26 @@ def test_a_step_that_fails_leaves_nothing_behind() -> None:
     asked = Asked(fails)
     with pytest.raises(ValueError, match="True"):
         asked(torch.zeros(2, _WIDTH))
-    assert not asked.steps.begun(2)
+    assert asked.steps.first_lengths(2) is None
     for seed in range(3):
         x = drawn(2, seed)
         torch.testing.assert_close(asked(x), x + 1)
     assert asked.steps.replayed(2)
+
+
+def test_what_is_dropped_is_gone_at_once() -> None:
+    """Without a collection of garbage, which is seldom."""
+    model = torch.nn.Linear(_WIDTH, 3).eval()
+    asked, kept = Asked(partial(_run, model)), weakref.ref(model.weight)
+    for seed in range(3):
+        asked(drawn(2, seed))
+    assert asked.steps.replayed(2)
+    gc.disable()
+    try:
+        del asked, model
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_nothing_that_a_step_made_is_kept() -> None:

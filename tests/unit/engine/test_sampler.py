@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.request import Sampling
 from aegis.core.rng import Stream
-from aegis.engine.sampler import Sampler
+from aegis.engine.sampler import Sampler, argmax
 
 MODEL = ModelId("m")
 VOCAB = 24
@@ -144,6 +144,14 @@ def test_frequencies_match_the_reference(wish: Sampling) -> None:
     assert all(expected[token] > 0 for token in drawn)
     chi2 = sum((drawn[t] - expected[t] * DRAWS) ** 2 / (expected[t] * DRAWS) for t in likely)
     assert chi2 < len(likely) + 5 * math.sqrt(2 * len(likely))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_the_largest_is_told_to_the_last_bit(dtype: torch.dtype) -> None:
+    """The first of equals, and a NaN where there is one."""
+    near = 1 + torch.finfo(dtype).eps
+    rows = [[1, near, 0, near], [-torch.inf, 3, -torch.inf, 3], [-torch.inf] * 4, [2, torch.inf, torch.nan, 5]]
+    assert argmax(torch.tensor(rows, dtype=torch.float64).to(dtype)).tolist() == [1, 1, 0, 2]
 
 
 def test_errors_of_the_last_bits_hardly_ever_change_a_draw() -> None:
