@@ -23,7 +23,7 @@ from bench.processes import children, cpu_s
 from bench.served import served
 
 STREAMS = 64
-PAIRS = 8
+PAIRS = 32
 RATE_MIN = 0.97
 _TOKENS = 192
 _WAIT_S = 600.0

@@ -7,6 +7,7 @@ take turns, and the order is decided there; here it is only counted what there i
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -35,7 +36,7 @@ class _Sums:
 @dataclass(slots=True)
 class _Waiting:
     requests: list[RequestId] = field(default_factory=list)  # in order of coming
-    models: dict[ModelId, _Sums] = field(default_factory=dict)
+    models: defaultdict[ModelId, _Sums] = field(default_factory=lambda: defaultdict(_Sums))
     beside_ns: int = 0  # what other proxies have put there
 
 
@@ -46,13 +47,13 @@ class FirstTokens:
 
     def __init__(self, latency: Mapping[ModelId, Latency]) -> None:
         self._latency = latency
-        self._waiting: dict[InstanceId, _Waiting] = {}
+        self._waiting: defaultdict[InstanceId, _Waiting] = defaultdict(_Waiting)
         self._places: dict[RequestId, tuple[InstanceId, Work]] = {}
 
     def add(self, instance: InstanceId, request: RequestId, work: Work) -> None:
-        waiting = self._waiting.setdefault(instance, _Waiting())
+        waiting = self._waiting[instance]
         insort(waiting.requests, request)
-        waiting.models.setdefault(work.model, _Sums()).count(1, work.tokens)
+        waiting.models[work.model].count(1, work.tokens)
         self._places[request] = (instance, work)
 
     def remove(self, request: RequestId) -> None:
@@ -69,7 +70,7 @@ class FirstTokens:
 
     def beside(self, instance: InstanceId, prefill_ns: int) -> None:
         """What other proxies have put there takes so long."""
-        self._waiting.setdefault(instance, _Waiting()).beside_ns = prefill_ns
+        self._waiting[instance].beside_ns = prefill_ns
 
     def before(self, request: RequestId) -> int | None:
         """How many that came earlier wait at the same place; None where it does not wait there."""

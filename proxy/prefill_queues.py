@@ -23,7 +23,8 @@ class _Queue:
     """Of one instance. Its groups are linked: any may leave, however many there are."""
 
     instance: InstanceId
-    listed: Load
+    listed: Load  # as it stands in order
+    housed: PrefillHome  # likewise
     load_ns: int = 0
     beside_ns: int = 0  # of it, what other proxies have put there
     active: ModelId | None = None
@@ -76,17 +77,19 @@ class PrefillQueues:
         "_max_group_size",
         "_moved",
         "_open",
+        "_by_homes",
         "_order",
         "_queues",
+        "_rehoused",
         "_ttft_ns",
-        "by_homes",
     )
 
     def __init__(
         self, max_group_size: int, latency: Mapping[ModelId, Latency], ttft_ns: Mapping[ModelId, int] | None = None
     ) -> None:
         """`latency` and `ttft_ns` have every model that waits. When estimates move, `reprice` is to be called."""
-        self.by_homes: list[PrefillHome] = []
+        self._by_homes: list[PrefillHome] = []
+        self._rehoused: dict[InstanceId, _Queue] = {}  # which have another place among those by now
         self._last_home: dict[ModelId, InstanceId] = {}
         self._ttft_ns = {} if ttft_ns is None else ttft_ns  # one that is empty now may fill
         self._order: list[Load] = []
@@ -112,6 +115,14 @@ class PrefillQueues:
             renew(self._order, listed, queue.listed)
         self._moved.clear()
         return self._order
+
+    @property
+    def by_homes(self) -> Sequence[PrefillHome]:
+        for queue in self._rehoused.values():
+            housed, queue.housed = queue.housed, PrefillHome(queue.homes, queue.instance)
+            renew(self._by_homes, housed, queue.housed)
+        self._rehoused.clear()
+        return self._by_homes
 
     def load_ns(self, instance: InstanceId) -> int:
         return self._queues[instance].load_ns
@@ -158,9 +169,9 @@ class PrefillQueues:
     # --- what changes them ----------------------------------------------------------------------------------------
 
     def up(self, instance: InstanceId) -> None:
-        queue = self._queues[instance] = _Queue(instance, Load(0, instance))
+        queue = self._queues[instance] = _Queue(instance, Load(0, instance), PrefillHome(0, instance))
         insort(self._order, queue.listed)
-        insort(self.by_homes, PrefillHome(0, instance))
+        insort(self._by_homes, queue.housed)
 
     def down(self, instance: InstanceId) -> None:
         """With all that waits there."""
@@ -169,9 +180,11 @@ class PrefillQueues:
         self.switched(instance, None)
         for model in [model for model, home in self._last_home.items() if home == instance]:
             self._settle(model, None)
-        renew(self.by_homes, PrefillHome(0, instance), None)
         self._moved.pop(instance, None)
-        renew(self._order, self._queues.pop(instance).listed, None)
+        self._rehoused.pop(instance, None)
+        queue = self._queues.pop(instance)
+        renew(self._order, queue.listed, None)
+        renew(self._by_homes, queue.housed, None)
 
     def add(self, placement: PrefillPlacement, request: RequestId, work: Work) -> int:
         """Returns the group joined."""
@@ -244,24 +257,27 @@ class PrefillQueues:
             self._house(self._queues[home], 1)
 
     def _house(self, queue: _Queue, models: int) -> None:
-        before, queue.homes = queue.homes, queue.homes + models
-        renew(self.by_homes, PrefillHome(before, queue.instance), PrefillHome(queue.homes, queue.instance))
+        queue.homes += models
+        self._rehoused[queue.instance] = queue
 
     # --- groups ---------------------------------------------------------------------------------------------------
 
     def _append(self, queue: _Queue, model: ModelId) -> _Group:
+        """It has no price until there is a job in it."""
         backlogs = self._backlogs[model]
         backlog = backlogs.get(queue.instance)
         if backlog is None:
             backlog = backlogs[queue.instance] = _Backlog(queue, model)
         queue.made += 1
-        group = queue.groups[queue.made] = _Group(queue.made, backlog, queue.back)
-        if queue.back:
-            queue.back.after = group
+        back = queue.back
+        group = queue.groups[queue.made] = _Group(queue.made, backlog, back)
+        if back:
+            back.after = group
         else:
             queue.front = group
         queue.back = group
-        self._follow(queue, group)
+        group.switches = model != (back.backlog.model if back else queue.active)
+        backlog.switches += group.switches
         return group
 
     def _unlink(self, queue: _Queue, group: _Group) -> None:
