@@ -72,12 +72,12 @@ class PrefillQueues:
     __slots__ = (
         "_active",
         "_backlogs",
+        "_by_homes",
         "_last_home",
         "_latency",
         "_max_group_size",
         "_moved",
         "_open",
-        "_by_homes",
         "_order",
         "_queues",
         "_rehoused",
