@@ -72,5 +72,5 @@ def cost_ns(batch: BatchView) -> int:
 
 def slack_ns(batch: BatchView, now_ns: int) -> int | None:
     """Until it has to begin so that none of its tokens is late; None where it waits for none."""
-    by_ns = begin_by_ns(batch)
-    return None if by_ns is None else by_ns - now_ns
+    waits = batch.first_due_ns is not None or batch.due_ns is not None
+    return begin_by_ns(batch) - now_ns if waits else None

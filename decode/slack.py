@@ -5,15 +5,14 @@ from __future__ import annotations
 from aegis.core.views import BatchView
 
 
-def begin_by_ns(batch: BatchView) -> int | None:
-    """The latest start with which none of its tokens is late: before its next deadline by what a change to its model,
-    its prefills where it is a first token's, and a step take. None: it waits for no token."""
+def begin_by_ns(batch: BatchView) -> int:
+    """The latest start with which none of the tokens that it waits for is late: before its next deadline by what a
+    change to its model, its prefills where it is a first token's, and a step take."""
     first, due = batch.first_due_ns, batch.due_ns
     by_ns = first - batch.prefill_ns if first is not None else due
-    if by_ns is None:
-        return None
-    if due is not None and due < by_ns:
+    if by_ns is None or (due is not None and due < by_ns):
         by_ns = due
+    assert by_ns is not None, "a batch that waits for no token"
     by_ns -= batch.step_ns  # and `change_ns`, without a call: with many models this is most of a plan
     if not batch.resident:
         by_ns -= batch.switch_ns

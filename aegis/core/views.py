@@ -258,9 +258,9 @@ class Turn(Struct, frozen=True):
 
     batch: int
     quota_ns: int | None
+    free_until_ns: int | None = None
     prefills: bool = True
     decodes: bool = True
-    free_until_ns: int | None = None
 
 
 class Renewal(StrEnum):

@@ -68,13 +68,13 @@ class LeastSlack:
         spoken_for = _spoken_for(batches)
         quantum_ns = self._quantum_ns(batches, spoken_for)
         order = sorted(batches, key=_IN_ORDER_OF_MAKING)  # where they have to begin at the same time
-        order.sort(key=_relaxed_by_ns if spoken_for > 1 else _begin_by_ns)
+        order.sort(key=_relaxed_by_ns if spoken_for > 1 else begin_by_ns)
         running = next((batch for batch in batches if batch.turn_ns is not None), None)
         if running and running.turn_ns is not None and running.turn_ns < quantum_ns:
             order.remove(running)
             order.insert(0, running)
         free_until_ns = _free_until_ns(batches) if self.rules.chunk_tokens is not None else None
-        return [Turn(b.batch, quantum_ns + b.prefill_ns, free_until_ns=free_until_ns) for b in order]
+        return [Turn(b.batch, quantum_ns + b.prefill_ns, free_until_ns) for b in order]
 
     def why_turn(self, plan: Plan, at: int) -> Why:
         chosen, second, now_ns = plan.batch(at), plan.batch(at + 1), plan.made_ns
@@ -85,7 +85,7 @@ class LeastSlack:
             return Why(because, slack_ns, cost_ns(chosen))
         second_ns = _slack_ns(second, now_ns)
         overloaded = _spoken_for(plan.batches) > 1
-        order = _relaxed_by_ns if overloaded else _begin_by_ns
+        order = _relaxed_by_ns if overloaded else begin_by_ns
         if chosen.turn_ns is not None and quota_ns is not None and order(second) < order(chosen):
             least_ns = quota_ns - chosen.prefill_ns
             because = f"has had {duration(chosen.turn_ns)} of at least {duration(least_ns)}; {because}"
@@ -135,20 +135,14 @@ def _free_until_ns(batches: Sequence[BatchView]) -> int | None:
     return min([due_ns - step_ns for due_ns, step_ns in there if due_ns is not None], default=None)
 
 
-def _begin_by_ns(batch: BatchView) -> int:
-    by_ns = begin_by_ns(batch)
-    assert by_ns is not None
-    return by_ns
-
-
 def _relaxed_by_ns(batch: BatchView) -> int:
     """The same where deadlines that cannot be met any more count later."""
     by_ns = batch.relaxed_by_ns
-    return _begin_by_ns(batch) if by_ns is None else by_ns
+    return begin_by_ns(batch) if by_ns is None else by_ns
 
 
 def _slack_ns(batch: BatchView, now_ns: int) -> int:
-    return _begin_by_ns(batch) - now_ns
+    return begin_by_ns(batch) - now_ns
 
 
 def _share(load_ppm: int) -> str:

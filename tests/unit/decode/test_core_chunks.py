@@ -35,9 +35,7 @@ class Cutting:
 
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         self.seen.append(tuple(batches))
-        return [
-            Turn(batch, None, self.prefills, self._decodes, free_until_ns=self._free_until_ns) for batch in self.order
-        ]
+        return [Turn(batch, None, self._free_until_ns, self.prefills, self._decodes) for batch in self.order]
 
 
 def chunked(driven: Driven[DecodeCore], duration_ns: int = 1_000_000) -> None:

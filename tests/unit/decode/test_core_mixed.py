@@ -40,7 +40,7 @@ class Planned:
 
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         self.seen.append(tuple(batches))
-        return [Turn(batch, None, prefills, decodes) for batch, prefills, decodes in self.turns]
+        return [Turn(batch, None, prefills=prefills, decodes=decodes) for batch, prefills, decodes in self.turns]
 
 
 def submit(driven: Driven[DecodeCore], request: int, spec: ModelSpec, **sizes: int) -> None:
