@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from aegis.core.errors import UserError
 from aegis.mqtt_address import Address, parse
 from aegis.runtime.bus.control import Bus, open_bus
 from aegis.runtime.clock import MonotonicClock
+from aegis.runtime.scratch import scratch
 from aegis.runtime.store.store import Store, open_store
 
 
@@ -30,12 +30,12 @@ class Services:
 async def open_services(config: Config) -> AsyncIterator[Services]:
     """Raises UserError where one of them cannot be used."""
     async with AsyncExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="aegis-"))
+        directory = stack.enter_context(scratch("aegis-"))
         bus = await stack.enter_async_context(
-            open_bus(_broker(config.mqtt), config.mqtt.prefix, Path(directory), MonotonicClock())
+            open_bus(_broker(config.mqtt), config.mqtt.prefix, directory, MonotonicClock())
         )
         store = None if config.redis.off else await stack.enter_async_context(open_store(config.redis))
-        yield Services(directory, bus, store)
+        yield Services(str(directory), bus, store)
 
 
 def _broker(mqtt: Mqtt) -> Address | None:

@@ -109,7 +109,8 @@ def _running(directory: Path, checkpoint: Path, act: Callable[[Server, Sequence[
     options = ["--models", str(checkpoint), "--dtype", "float32", "--device-memory", "64MiB"]
     with launched(directory / "server", directory.parent / "cache", *options) as server:
         server.wait_for_ready()
-        assert len(processes_of(server.process.pid)) == 3 + INSTANCES  # and the embedded broker and Redis
+        # The launcher, the embedded broker and Redis, and who would remove their directories.
+        assert len(processes_of(server.process.pid)) == 5 + INSTANCES
         assert set(server.metrics().instances()) == {"mixed-0", "mixed-1"}
         asyncio.run(main(server))
         leaves_nothing(server)

@@ -7,8 +7,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
@@ -17,6 +15,7 @@ from redis.asyncio import Redis
 from aegis.config import RedisSettings
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId
+from aegis.runtime.scratch import scratch
 from aegis.runtime.store.connection import FAILURES, connect, shown
 from aegis.runtime.store.keys import Keys
 from aegis.runtime.store.loads import Load, Loads
@@ -114,7 +113,7 @@ async def open_store(config: RedisSettings) -> AsyncIterator[Store]:
     async with contextlib.AsyncExitStack() as stack:
         server: EmbeddedServer | None = None
         if config.url is None:
-            server = EmbeddedServer(Path(stack.enter_context(TemporaryDirectory(prefix="aegis-redis-"))))
+            server = EmbeddedServer(stack.enter_context(scratch("aegis-redis-")))
             stack.push_async_callback(server.close)
             await server.start()
         url = server.url if server else config.url.get_secret_value() if config.url else ""

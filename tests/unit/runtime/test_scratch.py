@@ -1,0 +1,43 @@
+"""A directory that is gone when its process is, however that ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aegis.runtime.scratch import scratch
+from tests.live.server import eventually
+
+GONE_S = 10.0
+
+HOLDER = """
+from aegis.runtime.scratch import scratch
+with scratch("held-") as directory:
+    (directory / "socket").touch()
+    print(directory, flush=True)
+    input()
+"""
+
+
+def test_it_is_gone_on_leaving() -> None:
+    with scratch("left-") as directory:
+        (directory / "within").mkdir()
+        (directory / "within" / "file").touch()
+        assert directory.name.startswith("left-")
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT, signal.SIGTERM])
+def test_it_is_gone_when_its_process_is_killed(tmp_path: Path, number: signal.Signals) -> None:
+    command, environment = [sys.executable, "-c", HOLDER], {"PYTHONPATH": ":".join(sys.path), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True) as holder:
+        assert holder.stdout
+        directory = Path(holder.stdout.readline().strip())
+        assert (directory / "socket").exists() and directory.parent == tmp_path
+        holder.send_signal(number)
+        assert holder.wait(GONE_S) == -number
+    eventually(lambda: not directory.exists(), "the directory is gone", GONE_S)
