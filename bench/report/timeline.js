@@ -89,6 +89,7 @@ class Timeline {
     pen.textBaseline = "middle";
     this.axis(pen, wide, high);
     data.instances.forEach((instance, row) => this.row(pen, instance, HEAD + row * ROW));
+    this.figure.dataset.ready = "yes";
   }
 
   axis(pen, wide, high) {
@@ -267,7 +268,7 @@ class Timeline {
 
 for (const figure of document.querySelectorAll(".timeline")) {
   unpacked(figure.querySelector("script.spans").textContent).then(
-    (data) => { figure.timeline = new Timeline(figure, data); figure.dataset.ready = "yes"; },
+    (data) => { figure.timeline = new Timeline(figure, data); },
     () => { figure.querySelector(".tip").textContent = "This browser cannot unpack the schedule."; },
   );
 }
