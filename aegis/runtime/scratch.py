@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_AT_THE_END_OF_INPUT = 'read -r _; rm -rf -- "$0"'
+# Twice: what dies with this process may still have put something there.
+_AT_THE_END_OF_INPUT = 'read -r _; rm -rf -- "$0" || { sleep 1; rm -rf -- "$0"; }'
 
 
 @contextmanager
@@ -20,14 +22,15 @@ def scratch(prefix: str) -> Iterator[Path]:
 
 @contextmanager
 def _removed_after_us(directory: str) -> Iterator[None]:
-    """By a shell, whose input ends with this process. Where there is no shell nobody does it."""
+    """By a shell, whose input ends with this process. Where none can be started nobody does it."""
     try:
         shell = subprocess.Popen(
             ["/bin/sh", "-c", _AT_THE_END_OF_INPUT, directory],
             stdin=subprocess.PIPE,
+            env={"PATH": os.defpath},
             process_group=0,  # Ctrl-C in a terminal is not for it
         )
-    except FileNotFoundError:
+    except OSError:
         yield
         return
     with shell:

@@ -132,7 +132,7 @@ def test_a_signal_ends_the_server_and_tells_every_client(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_the_start_ends_it_at_once(tmp_path: Path, checkpoint: Path, number: signal.Signals) -> None:
     with launched(tmp_path / "server", tmp_path / "cache", "--models", str(checkpoint)) as server:
-        eventually(lambda: len(processes_of(server.process.pid)) >= 3 + INSTANCES, "its processes are starting")
+        eventually(lambda: len(processes_of(server.process.pid)) >= 5 + INSTANCES, "its processes are starting")
         assert server.stop(number) == 130
         leaves_nothing(server)
         assert "Traceback" not in server.output()
