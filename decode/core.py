@@ -419,7 +419,7 @@ class DecodeCore:
         turn = self._work.turn
         assert turn is not None
         self._preempt(turn.batch)
-        self._work.turn = None
+        self._work.end_turn()
         self._room.leave(turn.batch)
 
     def _try(self, turn: RunningTurn, now_ns: int) -> bool:

@@ -276,14 +276,13 @@ class RoomMaker:
     def _expendable(self, needed: ModelId | None) -> list[ModelId]:
         """Resident models whose weights may go, those needed last first: those that nobody waits for in the order of
         their last use, then those whose turns come after that of the `needed` one, the furthest first."""
-        position: dict[ModelId, int] = {}
-        for index, batch in enumerate(self._work.upcoming()):
-            position.setdefault(batch.model, index)
-        never = len(position)
-        sooner = -1 if needed is None else position.get(needed, never)
-        keep = {needed} | {s.job.model for s in self._work.stepping}
-        idle = [m for m in self._ledger.weights.resident() if m not in keep and position.get(m, never) >= sooner]
-        return sorted(idle, key=lambda model: -position.get(model, never))  # the order of use remains
+        places, stepping = self._work.places(), self._work.stepping
+        never = len(places)
+        sooner = -1 if needed is None else places.get(needed, never)
+        running = stepping[0].job.model if stepping else None
+        resident = self._ledger.weights.resident()
+        idle = [m for m in resident if m != needed and m != running and places.get(m, never) >= sooner]
+        return sorted(idle, key=lambda model: -places.get(model, never))  # the order of use remains
 
     def _evict_all(self, *, but: ModelId) -> bool:
         """Whether there was anything to evict."""

@@ -72,8 +72,10 @@ class WorkList:
         "_by_id",
         "_news",
         "_next_batch",
+        "_places",
         "_policy",
         "_round",
+        "_upcoming",
         "batches",
         "plan",
         "rules",
@@ -91,6 +93,8 @@ class WorkList:
         self.plan = Plan((), (), 0)  # the last one
         self.batches: list[Batch] = []
         self._by_id: dict[int, Batch] = {}
+        self._upcoming: list[Batch] | None = None  # while no turn is given and no batch comes or goes
+        self._places: dict[ModelId, int] | None = None
         self.turn: RunningTurn | None = None
         self.stepping: tuple[Sequence, ...] = ()  # in the run under way, or about to begin
         self.under_way = False  # the run has begun: its blocks are not to be touched
@@ -106,6 +110,7 @@ class WorkList:
                     batch.add(sequence)
                     return
         self._next_batch += 1
+        self._reordered()
         batch = self._by_id[self._next_batch] = Batch(self._next_batch, model, [])
         self.batches.append(batch)
         batch.add(sequence)
@@ -117,6 +122,7 @@ class WorkList:
         if not batch.sequences:
             self.batches.remove(batch)
             del self._by_id[batch.batch]
+            self._reordered()
 
     def cut(self) -> None:
         """A prefill was, for somebody may need the next step sooner."""
@@ -133,6 +139,7 @@ class WorkList:
         goes_on = turn is not None and not turn.used_up(now_ns) and _has_work(turn, turn.batch)
         if goes_on and not self.outdated:
             return turn
+        self._reordered()
         if not self.batches:
             self.turn = None
             return None
@@ -150,6 +157,11 @@ class WorkList:
         elif planned.decodes:
             batch.decoded_ns = now_ns
         return self.turn
+
+    def end_turn(self) -> None:
+        """Before its time."""
+        self.turn = None
+        self._reordered()
 
     def had_turn_ns(self, batch: Batch, now_ns: int) -> int | None:
         """For how long the batch has had the turn, from the first step on; None: it has it not, or has used it up."""
@@ -194,12 +206,26 @@ class WorkList:
         return (batch for batch in self.upcoming() if batch.model != model)
 
     def upcoming(self) -> list[Batch]:
-        """Batches in the order of their next turns, as far as it is known; the running one first."""
-        by_id = self._by_id
-        order = [self.turn.batch.batch] if self.turn else []
-        order += [turn.batch for turn in self._round]
-        order += by_id
-        return [by_id[i] for i in dict.fromkeys(order) if i in by_id]
+        """Batches in the order of their next turns, as far as it is known; the running one first. Asked several times
+        for each event, and seldom another one."""
+        if self._upcoming is None:
+            by_id = self._by_id
+            order = [self.turn.batch.batch] if self.turn else []
+            order += [turn.batch for turn in self._round]
+            order += by_id
+            self._upcoming = [by_id[i] for i in dict.fromkeys(order) if i in by_id]
+        return self._upcoming
+
+    def places(self) -> dict[ModelId, int]:
+        """Each model's first place in that order."""
+        if self._places is None:
+            self._places = {}
+            for place, batch in enumerate(self.upcoming()):
+                self._places.setdefault(batch.model, place)
+        return self._places
+
+    def _reordered(self) -> None:
+        self._upcoming = self._places = None
 
 
 def _has_work(turn: Turn | RunningTurn, batch: Batch) -> bool:
