@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 from math import log
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from msgspec import Struct
 from rich.console import Console
@@ -56,7 +57,8 @@ LARGE = Size(1000, 1000, 1_000_000)
 
 
 class Case(Struct, frozen=True):
-    """Medians over the repetitions, the making of instances and models included, that of arrivals not."""
+    """Medians over the repetitions, of what growth is told by means; the making of instances and models included, that
+    of arrivals not."""
 
     size: Size
     requests: int  # that there were
@@ -94,10 +96,10 @@ def run(
     machine = describe()
     at_80 = _measured(first, repetitions)
     scales = (*scales, *([LARGE] if large else []))
-    cases = {size: _measured(size, 1) for scale in scales for size in (scale.small, scale)}
+    pairs = [_grown(scale) for scale in scales]
     figures = [at_least("simulated requests per second of process time", at_80.per_s, "1/s", LEAST_PER_S)]
-    figures += [_growth(cases[scale.small], cases[scale]) for scale in scales]
-    result = Result(machine, compiled(), tuple(figures), (at_80, *cases.values()))
+    figures += [_growth(small, large) for small, large in pairs]
+    result = Result(machine, compiled(), tuple(figures), (at_80, *dict.fromkeys(chain.from_iterable(pairs))))
     _show(result)
     if json_path is not None:
         result_files.write_json(json_path, result)
@@ -110,14 +112,32 @@ def compiled() -> bool:
 
 
 def _measured(size: Size, repetitions: int) -> Case:
-    arrivals, process_s, wall_s = _arrivals(size), list[float](), list[float]()
-    for _ in range(repetitions):
-        gc.collect()  # what an earlier one left behind
-        process, wall = time.process_time(), time.perf_counter()
-        simulate(_pool(size, arrivals), arrivals)
-        process_s.append(time.process_time() - process)
-        wall_s.append(time.perf_counter() - wall)
-    return Case(size, len(arrivals), repetitions, median(process_s), median(wall_s))
+    return _case(size, [_run(size) for _ in range(repetitions)], median)
+
+
+def _grown(size: Size) -> tuple[Case, Case]:
+    """The small market of its kind and the large one. A machine that has other guests may be half as fast from one
+    second to the next, so both are measured for about as long: half of the small ones before the large one."""
+    small, times = size.small, max(size.requests // size.small.requests // 2, 1)
+    if small == size:
+        case = _measured(size, 1)
+        return case, case
+    before, large = [_run(small) for _ in range(times)], _run(size)
+    return _case(small, [*before, *(_run(small) for _ in range(times))], fmean), _case(size, [large], fmean)
+
+
+def _run(size: Size) -> tuple[int, float, float]:
+    """How many requests there were, process time and wall time."""
+    arrivals = _arrivals(size)
+    gc.collect()  # what an earlier one left behind
+    process, wall = time.process_time(), time.perf_counter()
+    simulate(_pool(size, arrivals), arrivals)
+    return len(arrivals), time.process_time() - process, time.perf_counter() - wall
+
+
+def _case(size: Size, runs: Sequence[tuple[int, float, float]], usual: Callable[[Sequence[float]], float]) -> Case:
+    requests, process_s, wall_s = zip(*runs, strict=True)
+    return Case(size, requests[0], len(runs), usual(process_s), usual(wall_s))
 
 
 def _arrivals(size: Size) -> list[Wanted]:

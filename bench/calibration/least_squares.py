@@ -55,8 +55,9 @@ def quality(
 ) -> Quality:
     """Of a fit to the rest on every `HELD_OUT`-th observation; R² is 0 where there is nothing to explain.
 
-    `counts`: of what each duration is the sum; R² is then that of the mean of each. `occasions` number when each was
-    made: what disturbs one observation disturbs others of the same occasion. None: each has its own.
+    `counts`: of how many parts each duration is the sum; R² is then that of parts, each as long as the mean of its
+    duration. `occasions` number when each was made: what disturbs one observation disturbs others of the same occasion.
+    None: each has its own.
     """
     held = np.arange(len(durations)) % HELD_OUT == HELD_OUT - 1
     if not held.any() or held.all():
@@ -64,13 +65,17 @@ def quality(
     counts = np.ones(len(durations)) if counts is None else counts
     expected = features @ fit(features[~held], durations[~held])
     errors = np.abs(expected / durations - 1)[held]
-    left, seen = (durations - expected) / counts, (durations / counts)[held]
-    spread = float(((seen - seen.mean()) ** 2).mean())
-    r2 = 1 - float((left[held] ** 2).mean()) / spread if spread else 0.0
+    left, seen, parts = (durations - expected) / counts, (durations / counts)[held], counts[held]
+    spread = _mean((seen - _mean(seen, parts)) ** 2, parts)
+    r2 = 1 - _mean(left[held] ** 2, parts) / spread if spread else 0.0
     noise = _noise(left, features / counts[:, None], occasions)[held]
     repeated = ~np.isnan(noise)
-    ceiling = 1 - float(noise[repeated].mean()) / spread if spread and repeated.any() else None
+    ceiling = 1 - _mean(noise[repeated], parts[repeated]) / spread if spread and repeated.any() else None
     return Quality(len(seen), r2, float(errors.max()), float(np.median(errors)), ceiling)
+
+
+def _mean(values: Vector, weights: Vector) -> float:
+    return float(np.average(values, weights=weights))
 
 
 def _noise(left: Vector, features: Matrix, occasions: Vector | None) -> Vector:

@@ -2,17 +2,20 @@
 
 Where runs share processors, how long one waits for them says nothing of its model. So where spans tell for how long a
 run had a processor, costs are fitted to that, and what it waited besides to how many others were under way.
+
+A scheduler ends a run when another batch may need its time, after a few steps or after hundreds. So what is observed of
+decoding is not a run but all of a batch's that follow each other while nobody joins it or leaves.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from aegis.core.ids import ModelId
+from aegis.core.ids import InstanceId, ModelId
 from aegis.telemetry.spans import Span, SpanKind
 from bench.calibration.least_squares import Matrix, Quality, Vector, fit, quality
 
@@ -37,7 +40,7 @@ class StepFit:
 class _Runs:
     """Of one kind and model: what decides how much work they are, for which shares of their time how many others were
     beside them, and what they took: of a processor's time where that is known, and from their start to their end. Runs
-    of one occasion were made within `_OCCASION_NS`."""
+    of one occasion were begun within `_OCCASION_NS`."""
 
     features: Matrix
     shares: Matrix
@@ -78,8 +81,8 @@ def _costs(runs: _Runs, contention: float, factor: float) -> tuple[float, float,
 
 
 def _judged(runs: _Runs, contention: float) -> Quality:
-    """By the time of a step, or a prompt: decode runs end with their turn, so most are about as long as any other, and
-    what differs is how many steps they had."""
+    """By the time of a step, or a prompt, each of which counts once: decode runs end with their turn, so most are about
+    as long as any other, and what differs is how many steps they had."""
     return quality(runs.slowed(contention), runs.durations, runs.features[:, 0], runs.occasions)
 
 
@@ -138,22 +141,51 @@ class _Busy:
 
 
 def _runs(spans: Iterable[Span], kind: SpanKind, busy: _Busy) -> Mapping[ModelId, _Runs]:
-    found: defaultdict[ModelId, list[Span]] = defaultdict(list)
-    for span in spans:
-        if span.kind is kind and span.stop_ns > span.start_ns and (span.steps or kind is SpanKind.PREFILL):
-            found[span.model].append(span)
+    found: defaultdict[ModelId, list[list[Span]]] = defaultdict(list)
+    for together in _steady(spans) if kind is SpanKind.DECODE else ([s] for s in spans if s.kind is kind):
+        if all(span.stop_ns > span.start_ns for span in together):
+            found[together[0].model].append(together)
     features = _decode_features if kind is SpanKind.DECODE else _prefill_features
     return {
         model: _Runs(
-            np.array([features(span) for span in these], dtype=np.float64),
-            np.array([busy.shares(span) for span in these], dtype=np.float64),
-            np.array([span.processor_ns or span.stop_ns - span.start_ns for span in these], dtype=np.float64),
-            np.array([span.stop_ns - span.start_ns for span in these], dtype=np.float64),
-            np.array([span.start_ns // _OCCASION_NS for span in these], dtype=np.float64),
+            np.array([np.sum([features(span) for span in these], axis=0) for these in all_of_it], dtype=np.float64),
+            np.array([_shares(these, busy) for these in all_of_it], dtype=np.float64),
+            np.array([sum(s.processor_ns or _length_ns(s) for s in these) for these in all_of_it], dtype=np.float64),
+            np.array([sum(map(_length_ns, these)) for these in all_of_it], dtype=np.float64),
+            np.array([these[0].start_ns // _OCCASION_NS for these in all_of_it], dtype=np.float64),
         )
-        for model, these in found.items()
-        if len(these) >= _FEWEST
+        for model, all_of_it in found.items()
+        if len(all_of_it) >= _FEWEST
     }
+
+
+def _steady(spans: Iterable[Span]) -> Iterator[list[Span]]:
+    """Decode runs of a batch that is the same in all of them: each begins with the tokens that the one before left."""
+    going_on: dict[tuple[InstanceId, ModelId], list[Span]] = {}
+    for span in spans:
+        if span.kind is SpanKind.DECODE and span.steps:
+            batch = span.instance, span.model
+            before = going_on.get(batch)
+            if before and _goes_on(before[-1], span):
+                before.append(span)
+                continue
+            if before:
+                yield before
+            going_on[batch] = [span]
+    yield from going_on.values()
+
+
+def _goes_on(before: Span, span: Span) -> bool:
+    return (span.requests, span.tokens) == (before.requests, before.tokens + before.steps * before.requests)
+
+
+def _length_ns(span: Span) -> int:
+    return span.stop_ns - span.start_ns
+
+
+def _shares(these: Sequence[Span], busy: _Busy) -> Vector:
+    result: Vector = np.average([busy.shares(span) for span in these], axis=0, weights=[_length_ns(s) for s in these])
+    return result
 
 
 def _decode_features(span: Span) -> tuple[float, float, float]:

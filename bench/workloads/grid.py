@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from aegis.core.rng import Stream
+from aegis.core.views import MAX_BATCH
 from bench.workloads.arrival import Arrival, model_name
 
 _SHORTER = (64, 4, 1)  # prompts are the longest divided by these
@@ -18,7 +19,7 @@ class Grid:
     """Groups of 1, 2, 4, … requests of one model at once, each size with short, middling and long prompts."""
 
     models: int = 8
-    rows: int = 32
+    rows: int = MAX_BATCH
     prompt: int = 1920
     answer: int = 64
     repeats: int = 3

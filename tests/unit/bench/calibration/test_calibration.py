@@ -46,6 +46,28 @@ def test_noise_and_hiccups_leave_the_costs_what_they_are() -> None:
     )
 
 
+def test_runs_that_a_batch_has_one_after_the_other_are_one() -> None:
+    """However often a scheduler ends them, and whoever runs in between."""
+    truth = Truth(noise=0.5)
+    whole = [span for span in past(truth)[0] if span.kind is SpanKind.PREFILL or span.steps > 1]
+    parts = []
+    for span in whole:
+        if span.kind is SpanKind.DECODE:
+            length_ns, first = span.stop_ns - span.start_ns, span.steps // 2
+            middle_ns = span.start_ns + length_ns // 3
+            left = span.tokens + first * span.requests
+            parts += [
+                replace(span, stop_ns=middle_ns, steps=first),
+                replace(span, start_ns=middle_ns, steps=span.steps - first, tokens=left),
+            ]
+        else:
+            parts.append(span)
+    (_, expected), (_, found) = fit_steps(whole), fit_steps(parts)
+    for model in MODELS:
+        assert found[model].decode == pytest.approx(expected[model].decode, rel=1e-3)
+        assert found[model].decode_quality.observations == expected[model].decode_quality.observations
+
+
 def test_waiting_for_processors_is_told_from_what_models_cost() -> None:
     """Each run waits, half as long as it runs or three times as long."""
     truth, draws = Truth(), random.Random(1)

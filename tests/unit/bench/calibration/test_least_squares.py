@@ -76,6 +76,16 @@ def test_sums_that_are_all_alike_are_judged_by_their_parts() -> None:
     assert quality(x, sums, counts).r2 > 0.95
 
 
+def test_each_part_counts_once() -> None:
+    """Sums of few parts are far off here, and those of many are not."""
+    draws = np.random.default_rng(1)
+    x = np.stack([np.ones(400), draws.uniform(1, 20, size=400)], axis=1)
+    counts = np.where(draws.random(400) < 0.5, 1.0, 100.0)
+    parts = (x @ np.array([500.0, 100.0])) * draws.normal(1, 0.4 / np.sqrt(counts))
+    assert quality(x, parts).r2 < 0.8
+    assert quality(x * counts[:, None], parts * counts, counts).r2 > 0.95
+
+
 def repeated(occasions: int = 6, sizes: int = 40) -> tuple[np.ndarray, np.ndarray]:
     """Features of `sizes` sizes on each of so many occasions, in an order that is drawn; and which occasion it was."""
     draws = np.random.default_rng(2)

@@ -52,7 +52,7 @@ def test_a_short_context_has_short_prompts() -> None:
 
 
 def test_no_size_is_always_at_the_same_place() -> None:
-    """Every fifth observation is held out of a fit, and there are six sizes."""
+    """Every fifth observation is held out of a fit, and there are seven sizes."""
     sizes = [len(group) for group in groups(Grid())]
-    assert set(sizes[4::5]) == {1, 2, 4, 8, 16, 32}
+    assert set(sizes[4::5]) == {1, 2, 4, 8, 16, 32, 64}
     assert sizes != [len(group) for group in groups(Grid(), seed=2)]
