@@ -14,7 +14,7 @@ Matrix = NDArray[np.float64]
 Vector = NDArray[np.float64]
 
 HELD_OUT = 5
-"""Every so many-th observation is for judging a fit, not for making it."""
+"""A fit is judged by so many others: each to all but every so many-th observation, and by those."""
 
 _OUTLIER = 5.0  # times what is usual: what takes longer counts as if it had taken so long
 _ROUNDS = 12
@@ -53,22 +53,23 @@ def fit(features: Matrix, durations: Vector) -> Vector:
 def quality(
     features: Matrix, durations: Vector, counts: Vector | None = None, occasions: Vector | None = None
 ) -> Quality:
-    """Of a fit to the rest on every `HELD_OUT`-th observation; R² is 0 where there is nothing to explain.
+    """Of each observation by a fit that has not seen it; R² is 0 where there is nothing to explain.
 
     `counts`: of how many parts each duration is the sum; R² is then that of parts, each as long as the mean of its
     duration. `occasions` number when each was made: what disturbs one observation disturbs others of the same occasion.
     None: each has its own.
     """
-    held = np.arange(len(durations)) % HELD_OUT == HELD_OUT - 1
-    if not held.any() or held.all():
+    if len(durations) < HELD_OUT:
         return Quality(0, 0.0, 0.0, 0.0)
-    counts = np.ones(len(durations)) if counts is None else counts
-    expected = features @ fit(features[~held], durations[~held])
-    errors = np.abs(expected / durations - 1)[held]
-    left, seen, parts = (durations - expected) / counts, (durations / counts)[held], counts[held]
+    parts = np.ones(len(durations)) if counts is None else counts
+    expected, fold = np.empty(len(durations)), np.arange(len(durations)) % HELD_OUT
+    for held in (fold == number for number in range(HELD_OUT)):
+        expected[held] = features[held] @ fit(features[~held], durations[~held])
+    errors = np.abs(expected / durations - 1)
+    left, seen = (durations - expected) / parts, durations / parts
     spread = _mean((seen - _mean(seen, parts)) ** 2, parts)
-    r2 = 1 - _mean(left[held] ** 2, parts) / spread if spread else 0.0
-    noise = _noise(left, features / counts[:, None], occasions)[held]
+    r2 = 1 - _mean(left**2, parts) / spread if spread else 0.0
+    noise = _noise(left, features / parts[:, None], occasions)
     repeated = ~np.isnan(noise)
     ceiling = 1 - _mean(noise[repeated], parts[repeated]) / spread if spread and repeated.any() else None
     return Quality(len(seen), r2, float(errors.max()), float(np.median(errors)), ceiling)

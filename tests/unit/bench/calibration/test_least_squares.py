@@ -48,11 +48,11 @@ def test_quality_is_of_what_the_fit_has_not_seen() -> None:
     x = features(100)
     seen = x @ np.array([400.0, 100.0, 300.0])
     perfect = quality(x, seen)
-    assert (perfect.observations, perfect.r2) == (20, pytest.approx(1.0))
+    assert (perfect.observations, perfect.r2) == (100, pytest.approx(1.0))
     assert perfect.worst < 1e-3
-    seen[4::5] *= 2  # just those that are held out
-    spoilt = quality(x, seen)
-    assert spoilt.r2 < 0.5 and spoilt.typical == pytest.approx(0.5, rel=1e-3)
+    known = np.stack([np.ones(100), np.arange(100) == 7], axis=1)  # that one has a cost of its own
+    spoilt = quality(known, known @ np.array([100.0, 900.0]))
+    assert spoilt.worst == pytest.approx(0.9) and spoilt.r2 < 0.1 and spoilt.typical < 1e-3
 
 
 def test_too_few_observations_have_no_quality() -> None:
