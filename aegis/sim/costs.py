@@ -17,7 +17,8 @@ _PS_PER_MS = 1_000_000_000
 class StepCosts:
     """Durations of one model's steps on one device. Picoseconds add up exactly; only a total is rounded up to ns.
 
-    A decode step over a batch takes `decode_ps + context_token_ps * context tokens + row_ps * rows`. A prefill takes
+    A decode step over a batch takes `decode_ps + context_token_ps * context tokens + row_ps * rows`, and `batch_ps`
+    more where there is more than one row: a matrix takes other kernels than a vector. A prefill takes
     `prefill_ps + token_ps * t + token2_ps * t²`, and never less than a decode step over as many tokens: both have to
     read all the weights. So does each chunk of one, of which the squares share out those of the whole.
     """
@@ -25,26 +26,34 @@ class StepCosts:
     decode_ps: int
     context_token_ps: int = 0
     row_ps: int = 0
+    batch_ps: int = 0
     prefill_ps: int = 0
     token_ps: int = 0
     token2_ps: int = 0
 
     def __post_init__(self) -> None:
         assert self.decode_ps > 0, "a step that takes no time would never end a turn"
-        assert min(self.context_token_ps, self.row_ps, self.prefill_ps, self.token_ps, self.token2_ps) >= 0
+        others = (self.context_token_ps, self.row_ps, self.batch_ps, self.prefill_ps, self.token_ps, self.token2_ps)
+        assert min(others) >= 0
 
     @classmethod
     def of_ms(
-        cls, *, decode: tuple[float, float, float], prefill: tuple[float, float, float] = (0.0, 0.0, 0.0)
+        cls,
+        *,
+        decode: tuple[float, float, float],
+        prefill: tuple[float, float, float] = (0.0, 0.0, 0.0),
+        batch: float = 0.0,
     ) -> StepCosts:
-        """From milliseconds: `decode` per step, per 1 000 context tokens and per row; `prefill` per prompt, per 1 000
-        tokens and per 1 000 000 squared tokens. Each is rounded to the nearest picosecond per unit."""
+        """From milliseconds: `decode` per step, per 1 000 context tokens and per row; `batch` per step of more than one
+        row; `prefill` per prompt, per 1 000 tokens and per 1 000 000 squared tokens. Each is rounded to the nearest
+        picosecond per unit."""
         step, context_ktoken, row = decode
         prompt, ktoken, mtoken2 = prefill
         return cls(
             decode_ps=round(step * _PS_PER_MS),
             context_token_ps=round(context_ktoken * _PS_PER_MS / 1e3),
             row_ps=round(row * _PS_PER_MS),
+            batch_ps=round(batch * _PS_PER_MS),
             prefill_ps=round(prompt * _PS_PER_MS),
             token_ps=round(ktoken * _PS_PER_MS / 1e3),
             token2_ps=round(mtoken2 * _PS_PER_MS / 1e6),
@@ -65,8 +74,7 @@ class StepCosts:
         Exact but for one rounding, up to the next nanosecond: less than the sum of single steps by under 1 ns a step.
         Step k of a run ends at `start + run_ns(.., k)`.
         """
-        first_ps = self.decode_ps + self.context_token_ps * context_tokens + self.row_ps * batch
-        growth_ps = self.context_token_ps * batch
+        first_ps, growth_ps = self._first_step_ps(context_tokens, batch), self.context_token_ps * batch
         return -(-(steps * first_ps + growth_ps * (steps * (steps - 1) // 2)) // _PS_PER_NS)
 
     def steps_within(self, context_tokens: int, batch: int, budget_ns: int) -> int:
@@ -109,7 +117,8 @@ class StepCosts:
         return high - low + 1 if low <= high else 0
 
     def _first_step_ps(self, context_tokens: int, batch: int) -> int:
-        return self.decode_ps + self.context_token_ps * context_tokens + self.row_ps * batch
+        step_ps = self.decode_ps + self.context_token_ps * context_tokens + self.row_ps * batch
+        return step_ps + self.batch_ps if batch > 1 else step_ps
 
 
 def _whole_ns(ps: int) -> int:

@@ -172,6 +172,7 @@ class _Decode(Section):
     step: Positive
     ktoken: _Ms = 0.0
     row: _Ms = 0.0
+    batch: _Ms = 0.0
 
 
 class _Prefill(Section):
@@ -181,7 +182,8 @@ class _Prefill(Section):
 
 
 class _Fit(Section):
-    """Milliseconds: per step or prompt, per 1 000 tokens, per row, per 1 000 000 squared tokens."""
+    """Milliseconds: per step or prompt, per 1 000 tokens, per row, per step of more than one, per 1 000 000 squared
+    tokens."""
 
     decode_ms: _Decode
     prefill_ms: _Prefill = _Prefill()
@@ -265,4 +267,5 @@ def _costs(fit: _Fit) -> StepCosts:
     return StepCosts.of_ms(
         decode=(decode.step, decode.ktoken, decode.row),
         prefill=(prefill.step, prefill.ktoken, prefill.ktoken2),
+        batch=decode.batch,
     )

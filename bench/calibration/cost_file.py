@@ -13,7 +13,7 @@ from bench.calibration.steps import StepFit
 
 _HEAD = (
     "# Measured by `aegis calibrate`, for `aegis simulate --costs`. Bytes per second; milliseconds, of costs per step\n"
-    "# or prompt, per 1 000 tokens, per row of a batch, per 1 000 000 squared tokens.\n"
+    "# or prompt, per 1 000 tokens, per row of a batch, per step of more than one row, per 1 000 000 squared tokens.\n"
 )
 
 
@@ -35,9 +35,9 @@ def written(contention: float, fits: Mapping[ModelId, StepFit], rates: Rates) ->
 
 
 def _costs(fit: StepFit) -> dict[str, dict[str, float]]:
-    (step, token, row), (prompt, linear, square) = fit.decode, fit.prefill
+    (step, token, row, batch), (prompt, linear, square) = fit.decode, fit.prefill
     return {
-        "decode_ms": {"step": max(_ms(step), 0.001), "ktoken": _ms(1e3 * token), "row": _ms(row)},
+        "decode_ms": {"step": max(_ms(step), 0.001), "ktoken": _ms(1e3 * token), "row": _ms(row), "batch": _ms(batch)},
         "prefill_ms": {"step": _ms(prompt), "ktoken": _ms(1e3 * linear), "ktoken2": _ms(1e6 * square)},
     }
 

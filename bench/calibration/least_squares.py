@@ -18,6 +18,7 @@ HELD_OUT = 5
 
 _OUTLIER = 5.0  # times what is usual: what takes longer counts as if it had taken so long
 _ROUNDS = 12
+_AS_MUCH = 1e-10
 _PER_OCTAVE = 4  # features are alike where they differ by less than 19 %
 
 
@@ -109,17 +110,18 @@ def usual_mean(durations: Sequence[float]) -> float:
 
 
 def _weighted(features: Matrix, durations: Vector, deviations: Vector) -> Vector:
-    """Non-negative least squares of `(features @ c - durations) / deviations`. Few features: every subset is tried."""
+    """Non-negative least squares of `(features @ c - durations) / deviations`. Few features: every subset is tried, and
+    of those that explain as much, as where two features are always the same, the smallest and first one is taken."""
     rows, aims = features / deviations[:, None], durations / deviations
     products, targets = rows.T @ rows, rows.T @ aims
     count = features.shape[1]
     best: Vector = np.zeros(count)
     most = 0.0  # of the squares, explained
-    for size in range(count, 0, -1):
+    for size in range(1, count + 1):
         for chosen in map(list, combinations(range(count), size)):
             found = np.linalg.lstsq(products[np.ix_(chosen, chosen)], targets[chosen], rcond=None)[0]
             explained = float(2 * found @ targets[chosen] - found @ products[np.ix_(chosen, chosen)] @ found)
-            if (found >= 0).all() and explained > most * (1 + 1e-12):
+            if (found >= 0).all() and explained > most * (1 + _AS_MUCH):
                 most, best = explained, np.zeros(count)
                 best[chosen] = found
     return best

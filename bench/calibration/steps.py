@@ -27,10 +27,10 @@ _FEWEST = 10  # runs, below which nothing is fitted
 
 @dataclass(frozen=True, slots=True)
 class StepFit:
-    """Nanoseconds of a run that no other is beside: decode per step, context token and row; prefill per prompt, token
-    and squared token. Their quality is that of processor time where that is known."""
+    """Nanoseconds of a run that no other is beside: decode per step, context token, row, and step of more than one row;
+    prefill per prompt, token and squared token. Their quality is that of processor time where that is known."""
 
-    decode: tuple[float, float, float]
+    decode: tuple[float, float, float, float]
     prefill: tuple[float, float, float]
     decode_quality: Quality
     prefill_quality: Quality
@@ -66,18 +66,19 @@ def fit_steps(spans: Sequence[Span]) -> tuple[float, dict[ModelId, StepFit]]:
     fits = {}
     for model in sorted(decodes.keys() & prefills.keys()):
         decode, prefill = decodes[model], prefills[model]
+        step, token, row, batch = _costs(decode, contention, waits.alone)
+        prompt, linear, square = _costs(prefill, contention, waits.alone)
         fits[model] = StepFit(
-            _costs(decode, contention, waits.alone),
-            _costs(prefill, contention, waits.alone),
+            (step, token, row, batch),
+            (prompt, linear, square),
             _judged(decode, contention),
             _judged(prefill, contention),
         )
     return waits.with_contention(contention), fits
 
 
-def _costs(runs: _Runs, contention: float, factor: float) -> tuple[float, float, float]:
-    a, b, c = factor * fit(runs.slowed(contention), runs.durations)
-    return float(a), float(b), float(c)
+def _costs(runs: _Runs, contention: float, factor: float) -> list[float]:
+    return [float(cost) for cost in factor * fit(runs.slowed(contention), runs.durations)]
 
 
 def _judged(runs: _Runs, contention: float) -> Quality:
@@ -188,13 +189,13 @@ def _shares(these: Sequence[Span], busy: _Busy) -> Vector:
     return result
 
 
-def _decode_features(span: Span) -> tuple[float, float, float]:
-    """Of all steps: their number, the cached tokens they read, and their rows."""
+def _decode_features(span: Span) -> tuple[float, ...]:
+    """Of all steps: their number, the cached tokens they read, their rows, and their number where these are several."""
     steps, rows = span.steps, span.requests
-    return steps, span.tokens * steps + rows * (steps * (steps - 1) // 2), rows * steps
+    return steps, span.tokens * steps + rows * (steps * (steps - 1) // 2), rows * steps, steps * (rows > 1)
 
 
-def _prefill_features(span: Span) -> tuple[float, float, float]:
+def _prefill_features(span: Span) -> tuple[float, ...]:
     return 1, span.tokens, (span.cached + span.tokens) ** 2 - span.cached**2
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from aegis.core.ids import ModelId
 from bench.calibration.least_squares import Quality
@@ -17,14 +17,14 @@ def lines(contention: float, fits: Mapping[ModelId, StepFit], rates: Rates) -> I
     """One line for each model and kind of step, then the rest. Errors are of runs that no fit has seen; `at best` is
     the R² that no function exceeds, for runs that are alike differ."""
     width = max([5, *map(len, fits)])
-    yield f"{'model':{width}} {'':7} {'constant':>10} {'1 000 tok':>10} {'row, tok2':>10} {'runs':>6} {'R2':>6} " + (
-        f"{'at best':>8} {'typical':>8} {'worst':>8}"
+    yield f"{'model':{width}} {'':7} {'constant':>10} {'1 000 tok':>10} {'row, tok2':>10} {'rows > 1':>10} " + (
+        f"{'runs':>6} {'R2':>6} {'at best':>8} {'typical':>8} {'worst':>8}"
     )
     for model, fit in fits.items():
-        step, token, row = fit.decode
-        yield _line(f"{model:{width}} decode ", step, 1e3 * token, row, fit.decode_quality)
+        step, token, row, batch = fit.decode
+        yield _line(f"{model:{width}} decode ", (step, 1e3 * token, row, batch), fit.decode_quality)
         prompt, linear, square = fit.prefill
-        yield _line(f"{model:{width}} prefill", prompt, 1e3 * linear, 1e6 * square, fit.prefill_quality)
+        yield _line(f"{model:{width}} prefill", (prompt, 1e3 * linear, 1e6 * square), fit.prefill_quality)
     yield ""
     yield from _rest(contention, rates)
     yield from _poor(fits)
@@ -48,10 +48,11 @@ def _at_ceiling(judged: Quality) -> bool:
     return judged.ceiling is not None and judged.r2 >= judged.ceiling - _NEAR
 
 
-def _line(head: str, constant_ns: float, ktoken_ns: float, other_ns: float, judged: Quality) -> str:
+def _line(head: str, costs_ns: Sequence[float], judged: Quality) -> str:
     best = "" if judged.ceiling is None else f"{judged.ceiling:.3f}"
+    costs = " ".join(f"{cost_ns / 1e6:10.4f}" for cost_ns in costs_ns)
     return (
-        f"{head} {constant_ns / 1e6:10.4f} {ktoken_ns / 1e6:10.4f} {other_ns / 1e6:10.4f} {judged.observations:6} "
+        f"{head} {costs:43} {judged.observations:6} "
         f"{judged.r2:6.3f} {best:>8} {judged.typical:8.1%} {judged.worst:8.0%}"
     )
 

@@ -13,6 +13,7 @@ COSTS = st.builds(
     decode_ps=st.integers(1, 10**12),
     context_token_ps=st.integers(0, 10**7),
     row_ps=st.integers(0, 10**9),
+    batch_ps=st.integers(0, 10**9),
     prefill_ps=st.integers(0, 10**11),
     token_ps=st.integers(0, 10**9),
     token2_ps=st.integers(0, 10**5),

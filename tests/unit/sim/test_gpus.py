@@ -19,7 +19,7 @@ tflops: 181
 switch_ms: 5
 costs:
   qwen2.5-7b:
-    decode_ms: {step: 20.5, ktoken: 0.1, row: 0.2}
+    decode_ms: {step: 20.5, ktoken: 0.1, row: 0.2, batch: 0.7}
     prefill_ms: {step: 3, ktoken: 90}
 """
 

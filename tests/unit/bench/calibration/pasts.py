@@ -17,7 +17,7 @@ MODELS = (ModelId("a"), ModelId("b"))
 class Truth:
     """Nanoseconds, but for the shares. Runs beside each other do not slow each other."""
 
-    decode: tuple[float, float, float] = (2_000_000, 400, 300_000)
+    decode: tuple[float, float, float, float] = (2_000_000, 400, 300_000, 600_000)
     prefill: tuple[float, float, float] = (4_000_000, 30_000, 20)
     noise: float = 0.0  # each run takes up to so much more or less
     hiccups: float = 0.0  # this share of runs takes fifty times as long
@@ -56,8 +56,9 @@ def _decodes(truth: Truth, draws: random.Random, spans: list[Span], scale: dict[
         model, rows, steps = draws.choice(MODELS), draws.randrange(1, 9), draws.randrange(1, 65)
         context = rows * draws.randrange(16, 1800)
         now_ns += truth.run_ns + (truth.switch_ns if model != before else 0)
-        a, b, c = truth.decode
+        a, b, c, d = truth.decode
         alone_ns = a * steps + b * (context * steps + rows * steps * (steps - 1) / 2) + c * rows * steps
+        alone_ns += d * steps * (rows > 1)
         duration_ns = round(scale[model] * alone_ns * _noise(truth, draws))
         spans.append(Span(DECODE, SpanKind.DECODE, model, now_ns, now_ns + duration_ns, rows, steps, context))
         now_ns, before = now_ns + duration_ns, model

@@ -20,7 +20,7 @@ from bench.calibration.steps import fit_steps
 from tests.unit.bench.calibration.pasts import DECODE, MODELS, PREFILL, Truth, past
 
 
-def scaled(costs: tuple[float, float, float], by: float) -> tuple[float, ...]:
+def scaled(costs: tuple[float, ...], by: float) -> tuple[float, ...]:
     return tuple(cost * by for cost in costs)
 
 
@@ -39,11 +39,19 @@ def test_noise_and_hiccups_leave_the_costs_what_they_are() -> None:
     _, fits = fit_steps(past(truth, runs=1500)[0])
     steps, rows, context = 20, 4, 4000
     tokens = context * steps + rows * steps * (steps - 1) / 2
-    a, b, c = fits[MODELS[0]].decode
-    x, y, z = truth.decode
-    assert a * steps + b * tokens + c * rows * steps == pytest.approx(
-        x * steps + y * tokens + z * rows * steps, rel=0.1
+    a, b, c, d = fits[MODELS[0]].decode
+    x, y, z, more = truth.decode
+    assert (a + d) * steps + b * tokens + c * rows * steps == pytest.approx(
+        (x + more) * steps + y * tokens + z * rows * steps, rel=0.1
     )
+
+
+def test_where_all_steps_have_several_rows_the_constant_is_of_all_steps() -> None:
+    """What is more for several rows cannot be told from it, and is none."""
+    truth = Truth()
+    step_ns, token_ns, row_ns, more_ns = truth.decode
+    _, fits = fit_steps([span for span in past(truth)[0] if span.kind is SpanKind.PREFILL or span.requests > 1])
+    assert fits[MODELS[0]].decode == pytest.approx((step_ns + more_ns, token_ns, row_ns, 0), rel=1e-3)
 
 
 def test_runs_that_a_batch_has_one_after_the_other_are_one() -> None:
@@ -97,7 +105,7 @@ def test_runs_are_longer_by_what_they_wait_beside_others() -> None:
         spans.append(replace(other, tokens=had_ns, steps=1))
     contention, fits = fit_steps(spans)
     assert contention == pytest.approx(1, rel=0.01)
-    step_ns, _, row_ns = fits[MODELS[0]].decode
+    step_ns, _, row_ns, _ = fits[MODELS[0]].decode
     assert step_ns + row_ns == pytest.approx(2e6, rel=0.01)
     assert fits[MODELS[0]].prefill[1] == pytest.approx(2, rel=0.01)
 
@@ -182,8 +190,9 @@ def test_the_file_is_what_a_simulation_reads(tmp_path: Path) -> None:
     assert spec.run_ns == pytest.approx(truth.run_ns, rel=0.01)
     assert spec.switch_ns == pytest.approx(truth.switch_ns, rel=0.01)
     assert spec.handover_ns == pytest.approx(2 * truth.message_ns, rel=0.01)
-    a, b, c = truth.decode
-    assert spec.fits["a"].decode_ns(1_000, 2) == pytest.approx(a + 1_000 * b + 2 * c, rel=0.01)
+    a, b, c, d = truth.decode
+    assert spec.fits["a"].decode_ns(1_000, 1) == pytest.approx(a + 1_000 * b + c, rel=0.01)
+    assert spec.fits["a"].decode_ns(1_000, 2) == pytest.approx(a + 1_000 * b + 2 * c + d, rel=0.01)
     assert spec.in_bytes_per_s == gpu("h100").in_bytes_per_s  # not seen
     assert any("prefill" in line for line in told)
 
