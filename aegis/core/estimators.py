@@ -12,15 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
 
 from aegis.core.model import Manifest
 
-_DECAY = 0.98  # an observation's weight halves after 34 newer ones
-_PRIOR_WEIGHT = 0.05
-_FLOOR_NS = 1_000
-_FRESH_SHARE = 1 / 4  # of the weight of all observations: so much that is new is worth a fit
-_TOLERANCE = 0.01  # an estimate that moves by less stays as it was
-_DEPENDENT = 1e-12  # of a feature's square is left: the others explain it
+_DECAY: Final = 0.98  # an observation's weight halves after 34 newer ones
+_PRIOR_WEIGHT: Final = 0.05
+_FLOOR_NS: Final = 1_000
+_FRESH_SHARE: Final = 1 / 4  # of the weight of all observations: so much that is new is worth a fit
+_TOLERANCE: Final = 0.01  # an estimate that moves by less stays as it was
+_DEPENDENT: Final = 1e-12  # of a feature's square is left: the others explain it
 
 Features = tuple[float, float, float]
 """What a cost is linear in. One that is not used is 0 everywhere."""
@@ -36,6 +38,34 @@ class Hardware:
     overhead_ns: int = 1_000_000  # of a step, whatever its size
 
 
+class Prior:
+    """What is believed of a cost before it was observed. All fits of that cost share one: it never changes."""
+
+    __slots__ = ("bound", "coefficients", "points", "scale", "squares")
+
+    def __init__(self, pairs: Sequence[tuple[Features, float]]) -> None:
+        """`(features, cost)`; at least as many as there are features, linearly independent."""
+        self.points = [features for features, _ in pairs]
+        x, y, z = (1 / (max(map(abs, column)) or 1.0) for column in zip(*self.points, strict=True))
+        self.scale: Features = (x, y, z)  # features of about 1 keep the equations well conditioned
+        self.squares = _Squares()
+        for features, cost in pairs:
+            self.squares.add(*self.relative(features, cost), 1.0)
+        self.bound = self.squares.solve(_Squares(), 0.0, 1.0)
+        self.coefficients = self.unscaled(self.bound)
+
+    def relative(self, features: Features, cost: float) -> Features:
+        x, y, z = features
+        a, b, c = self.scale
+        cost = max(cost, float(_FLOOR_NS))
+        return x * a / cost, y * b / cost, z * c / cost
+
+    def unscaled(self, coefficients: Features) -> Features:
+        x, y, z = coefficients
+        a, b, c = self.scale
+        return x * a, y * b, z * c
+
+
 class LinearFit:
     """cost ≈ Σ cᵢ·xᵢ by exponentially weighted least squares on relative errors.
 
@@ -43,26 +73,20 @@ class LinearFit:
     its bound is so at every length.
     """
 
-    __slots__ = ("_bound", "_data", "_fresh", "_level", "_points", "_prior", "_scale", "_total", "coefficients")
+    __slots__ = ("_data", "_fresh", "_level", "_prior", "_total", "coefficients")
 
-    def __init__(self, prior: Sequence[tuple[Features, float]]) -> None:
-        """`prior` holds `(features, cost)` pairs; at least as many as there are features, linearly independent."""
-        self._points = [features for features, _ in prior]
-        x, y, z = (1 / (max(map(abs, column)) or 1.0) for column in zip(*self._points, strict=True))
-        self._scale: Features = (x, y, z)  # features of about 1 keep the equations well conditioned
-        self._prior, self._data = _Squares(), _Squares()
-        for features, cost in prior:
-            self._prior.add(*self._relative(features, cost), 1.0)
-        self._bound = self._prior.solve(self._data, 0.0, 1.0)
+    def __init__(self, prior: Prior) -> None:
+        self._prior = prior
+        self._data = _Squares()
         self._level = (0.0, 0.0)  # what the bound says of the observations: Σ of the squares, Σ
         self._fresh, self._total = 0, 0.0
-        self.coefficients = self._unscaled(self._bound)
+        self.coefficients = prior.coefficients
 
     def observe(self, features: Features, cost: float) -> bool:
         """Whether estimates moved."""
-        x, y, z = self._relative(features, cost)
+        x, y, z = self._prior.relative(features, cost)
         self._data.add(x, y, z, _DECAY)
-        a, b, c = self._bound
+        a, b, c = self._prior.bound
         bound = a * x + b * y + c * z
         squares, linear = self._level
         self._level = (_DECAY * squares + bound * bound, _DECAY * linear + bound)
@@ -75,25 +99,14 @@ class LinearFit:
 
     def _refit(self) -> bool:
         self._fresh = 0
-        squares, linear = self._level
-        fitted = self._unscaled(self._data.solve(self._prior, _PRIOR_WEIGHT, linear / squares))
-        for point in self._points:
+        prior, (squares, linear) = self._prior, self._level
+        fitted = prior.unscaled(self._data.solve(prior.squares, _PRIOR_WEIGHT, linear / squares))
+        for point in prior.points:
             before = _dot(self.coefficients, point)
             if abs(_dot(fitted, point) - before) > _TOLERANCE * abs(before):
                 self.coefficients = fitted
                 return True
         return False
-
-    def _relative(self, features: Features, cost: float) -> Features:
-        x, y, z = features
-        a, b, c = self._scale
-        cost = max(cost, float(_FLOOR_NS))
-        return x * a / cost, y * b / cost, z * c / cost
-
-    def _unscaled(self, coefficients: Features) -> Features:
-        x, y, z = coefficients
-        a, b, c = self._scale
-        return x * a, y * b, z * c
 
 
 class _Squares:
@@ -154,15 +167,10 @@ class Latency:
         h, m = manifest.hidden_size, manifest.intermediate_size
         self._linear, self._quadratic = 4.0 * h * h + 2.0 * h * m, 3.0 * h
         self._bytes = float(manifest.image_bytes)
-        self._switch = LinearFit([((self._bytes, 0.0, 0.0), 1e9 * self._bytes / hardware.copy_bytes_per_s)])
-        per_token_ns = 2e9 * manifest.parameters / hardware.flops_per_s
-        self._prefill = LinearFit(
-            [(self._prefill_features(t), hardware.overhead_ns + t * per_token_ns) for t in (1, 64, 512, 2048)]
+        switch, prefill, decode = _priors(
+            self._linear, self._quadratic, self._bytes, manifest.parameters, manifest.kv.token_bytes, hardware
         )
-        step_ns = 1e9 * self._bytes / hardware.memory_bytes_per_s + hardware.overhead_ns
-        kv_ns = 1e9 * manifest.kv.token_bytes / hardware.memory_bytes_per_s
-        points = ((1, 1), (1024, 1), (8192, 1), (8192, 64))  # rows cost nothing until steps show it
-        self._decode = LinearFit([(self._decode_features(t, rows), step_ns + t * kv_ns) for t, rows in points])
+        self._switch, self._prefill, self._decode = LinearFit(switch), LinearFit(prefill), LinearFit(decode)
 
     def switch_ns(self) -> int:
         """Eq. 4: model bytes over link bandwidth, the factor β being what is fitted."""
@@ -187,13 +195,31 @@ class Latency:
         return self._switch.observe((self._bytes, 0.0, 0.0), duration_ns)
 
     def saw_prefill(self, stop: int, duration_ns: int, start: int = 0) -> bool:
-        return self._prefill.observe(self._prefill_features(stop, start), duration_ns)
+        return self._prefill.observe(_prefill_features(self._linear, self._quadratic, stop, start), duration_ns)
 
     def saw_decode(self, context_tokens: int, duration_ns: int, rows: int = 1) -> bool:
-        return self._decode.observe(self._decode_features(context_tokens, rows), duration_ns)
+        return self._decode.observe(_decode_features(self._linear, self._quadratic, context_tokens, rows), duration_ns)
 
-    def _prefill_features(self, stop: int, start: int = 0) -> Features:
-        return (self._linear * (stop - start), self._quadratic * (stop * stop - start * start), 1.0)
 
-    def _decode_features(self, t: int, rows: int) -> Features:
-        return (self._linear, self._quadratic * t, float(rows))
+def _prefill_features(linear: float, quadratic: float, stop: int, start: int = 0) -> Features:
+    return (linear * (stop - start), quadratic * (stop * stop - start * start), 1.0)
+
+
+def _decode_features(linear: float, quadratic: float, t: int, rows: int) -> Features:
+    return (linear, quadratic * t, float(rows))
+
+
+@lru_cache(maxsize=1024)
+def _priors(
+    linear: float, quadratic: float, nbytes: float, parameters: int, token_bytes: int, hardware: Hardware
+) -> tuple[Prior, Prior, Prior]:
+    """Of a switch, a prefill and a decode step."""
+    switch = Prior([((nbytes, 0.0, 0.0), 1e9 * nbytes / hardware.copy_bytes_per_s)])
+    per_token_ns = 2e9 * parameters / hardware.flops_per_s
+    prompts = [(_prefill_features(linear, quadratic, t), t) for t in (1, 64, 512, 2048)]
+    prefill = Prior([(features, hardware.overhead_ns + t * per_token_ns) for features, t in prompts])
+    step_ns = 1e9 * nbytes / hardware.memory_bytes_per_s + hardware.overhead_ns
+    kv_ns = 1e9 * token_bytes / hardware.memory_bytes_per_s
+    points = ((1, 1), (1024, 1), (8192, 1), (8192, 64))  # rows cost nothing until steps show it
+    decode = Prior([(_decode_features(linear, quadratic, t, rows), step_ns + t * kv_ns) for t, rows in points])
+    return switch, prefill, decode

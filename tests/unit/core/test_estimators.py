@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aegis.core.estimators import Hardware, Latency, LinearFit
+from aegis.core.estimators import Hardware, Latency, LinearFit, Prior, _decode_features, _prefill_features
 from aegis.core.model import Manifest
 from aegis.core.rng import Stream
 from aegis.sim.faults.pretended import make_shape
@@ -202,8 +202,9 @@ def test_many_prefills_take_as_long_as_each(lengths: list[int]) -> None:
 
 def test_the_features_are_those_of_equations_5_and_6() -> None:
     latency = Latency(manifest(), HARDWARE)
-    assert latency._prefill_features(100) == (4 * 100 * H * H + 2 * 100 * H * M, 3 * H * 100**2, 1)
-    assert latency._decode_features(100, 8) == (4 * H * H + 2 * H * M, 3 * H * 100, 8)
+    terms = latency._linear, latency._quadratic
+    assert _prefill_features(*terms, 100) == (4 * 100 * H * H + 2 * 100 * H * M, 3 * H * 100**2, 1)
+    assert _decode_features(*terms, 100, 8) == (4 * H * H + 2 * H * M, 3 * H * 100, 8)
 
 
 @given(st.lists(st.floats(0.1, 100), min_size=3, max_size=3))
@@ -212,7 +213,7 @@ def test_a_fit_without_noise_is_exact(coefficients: list[float]) -> None:
         return 1e6 * sum(c * v for c, v in zip(coefficients, x, strict=True))
 
     points = [(1.0, 0.0, 2.0), (0.0, 3.0, 1.0), (5.0, 1.0, 0.0), (2.0, 2.0, 2.0), (7.0, 0.5, 1.0)]
-    fit = LinearFit([(x, cost(x)) for x in points[:3]])
+    fit = LinearFit(Prior([(x, cost(x)) for x in points[:3]]))
     for x in points:
         fit.observe(x, cost(x))
     assert fit.at((4.0, 4.0, 4.0)) == pytest.approx(cost((4.0, 4.0, 4.0)), rel=1e-6)
