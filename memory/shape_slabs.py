@@ -8,14 +8,15 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from aegis.core.block_runs import append_run
 from aegis.core.errors import LawBroken
 from aegis.core.ids import BlockRun, SlabId
 from memory.slab import Slab
 
-_SLAB_BITS = 32
-_SLAB = (1 << _SLAB_BITS) - 1
+_SLAB_BITS: Final = 32
+_SLAB: Final = (1 << _SLAB_BITS) - 1
 
 
 @dataclass(slots=True)
@@ -38,13 +39,19 @@ class ShapeSlabs:
     def pieces(self, runs: Iterable[BlockRun]) -> list[tuple[Slab, int]]:
         """Which blocks of which slab, each slab once."""
         masks: dict[int, int] = {}
-        size = self.per_slab
+        size, last, mask = self.per_slab, -1, 0
         for start, stop in runs:
             while start < stop:
                 slab, at = start // size, start % size
-                end = stop if stop - start <= size - at else start + size - at
-                masks[slab] = masks.get(slab, 0) | (1 << at + end - start) - (1 << at)
-                start = end
+                count = stop - start if stop - start <= size - at else size - at
+                if slab != last:  # seldom
+                    if mask:
+                        masks[last] = mask
+                    last, mask = slab, masks.get(slab, 0)
+                mask |= (1 << count) - 1 << at
+                start += count
+        if mask:
+            masks[last] = mask
         return [(self.slabs[SlabId(slab)], mask) for slab, mask in masks.items()]
 
     def draw(self, count: int, into: list[BlockRun], *, used: bool) -> int:
@@ -55,7 +62,7 @@ class ShapeSlabs:
             at = min(bisect_left(order, left << _SLAB_BITS), len(order) - 1)
             slab = self.slabs[SlabId(order.pop(at) & _SLAB)]
             left -= slab.draw(left, into, used=used)
-            if slab.free:
+            if slab.vacant:
                 insort(order, _rank(slab))
         self.free -= count - left
         return count - left
@@ -73,22 +80,23 @@ class ShapeSlabs:
         size, first = self.per_slab, slab_id * self.per_slab
         count = min(count, size)
         taken = (1 << count) - 1
-        slab = self.slabs[slab_id] = Slab(slab_id, first, (1 << size) - 1 ^ taken)
+        slab = self.slabs[slab_id] = Slab(slab_id, first, (1 << size) - 1 ^ taken, size - count)
         slab.reserved, slab.used = (0, taken) if used else (taken, 0)
         append_run(into, first, first + count)
-        if slab.free:
-            self.free += size - count
+        if slab.vacant:
+            self.free += slab.vacant
             insort(self.order, _rank(slab))
         return count
 
     def put_back(self, slab: Slab, blocks: int) -> bool:
         """Blocks of the slab that are in no other state are free now. True: all its blocks are, it is not held any
         more."""
-        if slab.free:
+        before = slab.vacant
+        if before:
             self._delist(slab)
-        slab.free |= blocks
-        self.free += blocks.bit_count()
-        if slab.reserved or slab.used or slab.moving:
+        taken = slab.take_back(blocks)
+        self.free += slab.vacant - before
+        if taken:
             insort(self.order, _rank(slab))
             return False
         del self.slabs[slab.slab]
@@ -99,9 +107,9 @@ class ShapeSlabs:
         """Raises LawBroken where a law does not hold."""
         for slab in self.slabs.values():
             slab.check(self.per_slab)
-        if self.free != sum(slab.free.bit_count() for slab in self.slabs.values()):
+        if self.free != sum(slab.vacant for slab in self.slabs.values()):
             raise LawBroken("S1: the count of free blocks is off")
-        if self.order != sorted(_rank(slab) for slab in self.slabs.values() if slab.free):
+        if self.order != sorted(_rank(slab) for slab in self.slabs.values() if slab.vacant):
             raise LawBroken("S4: the order of filling is off")
 
     def _delist(self, slab: Slab) -> None:
@@ -110,4 +118,4 @@ class ShapeSlabs:
 
 def _rank(slab: Slab) -> int:
     """In their order: the fullest first, of equal ones the lowest."""
-    return slab.free.bit_count() << _SLAB_BITS | slab.slab
+    return slab.vacant << _SLAB_BITS | slab.slab

@@ -19,28 +19,32 @@ class Slab:
     slab: SlabId
     first: int
     free: int
+    vacant: int  # blocks that are free
     reserved: int = 0
     used: int = 0
     moving: int = 0
 
     def draw(self, count: int, into: list[BlockRun], *, used: bool) -> int:
         """Reserves, or uses, the lowest free blocks, at most `count`. Returns how many."""
-        rest, at, left = self.free, 0, count  # the free ones from number `at` on
+        free, left = self.free, count
+        rest, stop = free, 0
         while rest and left:
-            gap = (rest & -rest).bit_length() - 1
-            rest >>= gap
-            run = (~rest & rest + 1).bit_length() - 1  # adjacent ones: a carry runs through them
-            length = run if run < left else left
-            at += gap + length
-            append_run(into, self.first + at - length, self.first + at)
-            rest >>= length
-            left -= length
-        drawn = self.free & (1 << at) - 1
+            lowest = rest & -rest
+            start = lowest.bit_length() - 1
+            others = rest & rest + lowest  # adjacent ones: a carry runs through them
+            stop = (rest ^ others).bit_length()
+            if stop - start > left:
+                stop = start + left
+            append_run(into, self.first + start, self.first + stop)
+            left -= stop - start
+            rest = others
+        drawn = free & (1 << stop) - 1 if left == 0 else free
         if used:
             self.used |= drawn
         else:
             self.reserved |= drawn
         self.free ^= drawn
+        self.vacant -= count - left
         return count - left
 
     def commit(self, blocks: int) -> None:
@@ -55,6 +59,12 @@ class Slab:
         assert self.used & used == used, "free, or moving"
         self.reserved ^= reserved
         self.used ^= used
+
+    def take_back(self, blocks: int) -> bool:
+        """Blocks that are in no other state are free now. Whether any is left that is not."""
+        self.free |= blocks
+        self.vacant += blocks.bit_count()
+        return bool(self.reserved or self.used or self.moving)
 
     def reclaim(self, blocks: int) -> None:
         """They move no more, likewise."""
@@ -80,3 +90,5 @@ class Slab:
             raise LawBroken(f"S3: slab {self.slab} has blocks in two states")
         if blocks != per_slab:
             raise LawBroken(f"S1: slab {self.slab}: {blocks} blocks are in a state, there are {per_slab}")
+        if self.vacant != self.free.bit_count():
+            raise LawBroken(f"S4: slab {self.slab} counts {self.vacant} free blocks, and has {self.free.bit_count()}")
