@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 
-from aegis.core.block_runs import append_run, blocks_after, count_blocks, count_within, first_blocks, moved
+from aegis.core.block_runs import append_run, count_blocks, count_within, cut_off, first_blocks, moved
 from aegis.core.effects import StreamName
 from aegis.core.ids import InstanceId, ProxyId, RequestId, SlabId, proxy_of
 from aegis.core.messages import (
@@ -178,10 +178,10 @@ class KvStore:
 
     def shrink(self, sequence: Sequence) -> None:
         """Frees what the next step does not need."""
-        held, needed = sequence.device, sequence.blocks_now()
+        needed = sequence.blocks_now()
         if sequence.held > needed:
-            sequence.device, sequence.held = list(first_blocks(held, needed)), needed
-            self._ledger.device.free(sequence.shape, blocks_after(held, needed))
+            self._ledger.device.free(sequence.shape, cut_off(sequence.device, sequence.held - needed))
+            sequence.held = needed
 
     def compact(self, sequences: Collection[Sequence]) -> None:
         """Closes holes in the device's slabs: empties at most one slab of each shape. No step may be under way; while

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from aegis.core.decision import Plan
 from aegis.core.ids import ModelId
@@ -12,11 +13,11 @@ from aegis.core.switching import Switching
 from aegis.core.views import BatchView, Renewal, RoundPolicy, Turn
 from decode.sequences import Sequence
 
-LOOKAHEAD_BLOCKS = 4  # room for growth a sequence is counted with when it joins a batch (Aegaeon's artifact)
-AHEAD_BLOCKS = 16  # that a run is given where they lie idle in slabs, so that it ends for better reasons
+LOOKAHEAD_BLOCKS: Final = 4  # room for growth a sequence is counted with when it joins a batch (Aegaeon's artifact)
+AHEAD_BLOCKS: Final = 16  # that a run is given where they lie idle in slabs, so that it ends for better reasons
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Batch:
     """Sequences of one model that are decoded together; never empty. `waiting` of them are to be prefilled first, of
     which a part may be done. Where it was `chunked`, who decodes has a step before the next chunk."""

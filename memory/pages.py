@@ -9,8 +9,9 @@ Laws: (P1) free + used == capacity; (P2) no page is in two places; (P3) what cou
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+from msgspec import Struct
 
 from aegis.core.errors import LawBroken
 from aegis.core.ids import PageRun
@@ -23,8 +24,7 @@ def count_pages(runs: Iterable[PageRun]) -> int:
     return sum(stop - start for start, stop in runs)
 
 
-@dataclass(frozen=True, slots=True)
-class NoPages:
+class NoPages(Struct, frozen=True):
     """A refusal: so many pages were wanted, so few are free."""
 
     wanted: int

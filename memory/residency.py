@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from aegis.core.errors import LawBroken
 from aegis.core.ids import ModelId
 from aegis.core.request import EventHandle
@@ -24,8 +26,7 @@ class _Weights:
     abandoned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(Struct, frozen=True):
     """Pages for a model, and the models that had to leave for it."""
 
     runs: Runs

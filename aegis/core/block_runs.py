@@ -57,6 +57,21 @@ def first_blocks(runs: Sequence[BlockRun], count: int) -> Blocks:
     return tuple(taken)
 
 
+def cut_off(runs: list[BlockRun], count: int) -> Blocks:
+    """Takes the last `count` blocks off `runs`, which must have so many; returns them."""
+    cut: list[BlockRun] = []
+    while count:
+        assert runs, f"{count} blocks too few"
+        start, stop = runs.pop()
+        if stop - start > count:
+            runs.append((start, stop - count))
+            start = stop - count
+        cut.append((start, stop))
+        count -= stop - start
+    cut.reverse()
+    return tuple(cut)
+
+
 def blocks_after(runs: Iterable[BlockRun], count: int) -> Blocks:
     """All but the first `count` blocks."""
     rest: list[BlockRun] = []

@@ -13,6 +13,7 @@ from aegis.core.block_runs import (
     blocks_after,
     count_blocks,
     count_within,
+    cut_off,
     first_blocks,
     moved,
     paired,
@@ -41,6 +42,16 @@ def test_the_first_ones(blocks: list[int], data: st.DataObject) -> None:
     assert list(block_ids(blocks_after(runs_of(blocks), count))) == blocks[count:]
     with pytest.raises(AssertionError, match="too few"):
         first_blocks(runs_of(blocks), len(blocks) + 1)
+
+
+@given(places, st.data())
+def test_the_last_ones_are_cut_off(blocks: list[int], data: st.DataObject) -> None:
+    count, runs = data.draw(st.integers(0, len(blocks))), list(runs_of(blocks))
+    kept = blocks[: len(blocks) - count]
+    assert list(block_ids(cut_off(runs, count))) == blocks[len(kept) :]
+    assert list(block_ids(runs)) == kept
+    with pytest.raises(AssertionError, match="too few"):
+        cut_off(runs, len(kept) + 1)
 
 
 @given(places, places)
