@@ -17,7 +17,7 @@ COMPILED = (
     "aegis/sim/copies.py",
     "aegis/sim/costs.py",
     "aegis/sim/flows.py",
-    "aegis/sim/heap.py",
+    "aegis/sim/agenda.py",
     "aegis/sim/instance.py",
     "aegis/sim/market.py",
     "aegis/sim/pace.py",

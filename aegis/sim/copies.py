@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from aegis.core.copy_order import NOW, served, urgency
 from aegis.core.effects import CopyBlocks, LoadWeights, StreamName, WipePages
@@ -13,7 +14,7 @@ from aegis.core.request import EventHandle
 from aegis.sim.flows import Flow, Link
 from aegis.sim.words import Words
 
-_NAMES = tuple(StreamName)
+_NAMES: Final = tuple(StreamName)
 
 
 class Copy:

@@ -7,10 +7,11 @@ many steps fit into a time is its exact inverse.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isqrt
+from math import isqrt, sqrt
+from typing import Final
 
-_PS_PER_NS = 1_000
-_PS_PER_MS = 1_000_000_000
+_PS_PER_NS: Final = 1_000
+_PS_PER_MS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ class StepCosts:
         Step k of a run ends at `start + run_ns(.., k)`.
         """
         first_ps, growth_ps = self._first_step_ps(context_tokens, batch), self.context_token_ps * batch
-        return -(-(steps * first_ps + growth_ps * (steps * (steps - 1) // 2)) // _PS_PER_NS)
+        return _whole_ns(_run_ps(first_ps, growth_ps, steps))
 
     def steps_within(self, context_tokens: int, batch: int, budget_ns: int) -> int:
         """The most steps n with `run_ns(.., n) <= budget_ns`."""
@@ -86,21 +87,25 @@ class StepCosts:
             self.context_token_ps * batch,
             budget_ns * _PS_PER_NS,
         )
-        if not growth_ps:
-            return budget_ps // first_ps
-        # The larger root of growth·n² + (2·first - growth)·n - 2·budget. For a whole n the integer root decides as the
-        # real one would: n·2·growth + linear is whole, so it is at most √d just when it is at most ⌊√d⌋.
-        linear = 2 * first_ps - growth_ps
-        return (isqrt(linear * linear + 8 * growth_ps * budget_ps) - linear) // (2 * growth_ps)
+        # The larger root of growth·n² + (2·first - growth)·n - 2·budget is nearly it, and integers say what it is.
+        linear, twice = float(2 * first_ps - growth_ps), 2.0 * budget_ps
+        steps = int(2 * twice / (sqrt(linear * linear + 4 * growth_ps * twice) + linear))
+        while _run_ps(first_ps, growth_ps, steps) > budget_ps:
+            steps -= 1
+        while _run_ps(first_ps, growth_ps, steps + 1) <= budget_ps:
+            steps += 1
+        return steps
 
     def steps_in_time(self, context_tokens: int, batch: int, steps: int, *, budget_ns: int, each_ns: int) -> int:
         """How many n of `1 … steps` have `run_ns(.., n) <= budget_ns + n * each_ns`."""
         first_ps = self._first_step_ps(context_tokens, batch) - each_ns * _PS_PER_NS
         growth_ps, budget_ps = self.context_token_ps * batch, budget_ns * _PS_PER_NS
         low, high = 1, steps
-        if first_ps <= budget_ps and steps * first_ps + growth_ps * (steps * (steps - 1) // 2) <= budget_ps:
+        if first_ps <= budget_ps and _run_ps(first_ps, growth_ps, steps) <= budget_ps:
             return steps  # what is in time at both ends is so between them: time grows ever faster
-        if growth_ps:  # between the roots of the polynomial of `steps_within`
+        if growth_ps:
+            # Between the roots of the polynomial of `steps_within`. For a whole n the integer root decides as the real
+            # one would: n·2·growth + linear is whole, so it is at most √d just when it is at most ⌊√d⌋.
             linear = 2 * first_ps - growth_ps
             square = linear * linear + 8 * growth_ps * budget_ps
             if square < 0:
@@ -119,6 +124,10 @@ class StepCosts:
     def _first_step_ps(self, context_tokens: int, batch: int) -> int:
         step_ps = self.decode_ps + self.context_token_ps * context_tokens + self.row_ps * batch
         return step_ps + self.batch_ps if batch > 1 else step_ps
+
+
+def _run_ps(first_ps: int, growth_ps: int, steps: int) -> int:
+    return steps * first_ps + growth_ps * (steps * (steps - 1) // 2)
 
 
 def _whole_ns(ps: int) -> int:

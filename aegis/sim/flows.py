@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.copy_order import NOW, served
-from aegis.sim.heap import Heap
+from aegis.sim.agenda import Agenda
 
 
 class Flow:
@@ -30,10 +30,10 @@ class Flow:
 class Bus:
     """A node's memory bus. `bytes_per_s` 0: as much as anybody wants."""
 
-    __slots__ = ("_busy", "bytes_per_s", "heap")
+    __slots__ = ("_busy", "agenda", "bytes_per_s")
 
-    def __init__(self, heap: Heap, bytes_per_s: int) -> None:
-        self.heap = heap
+    def __init__(self, agenda: Agenda, bytes_per_s: int) -> None:
+        self.agenda = agenda
         self.bytes_per_s = bytes_per_s
         self._busy: dict[Link, None] = {}  # in order
 
@@ -86,10 +86,10 @@ class Link:
 
     def start(self, nbytes: int, done: Callable[[Flow], None], *, urgency: int = NOW) -> Flow:
         """`done` is called when the last byte has arrived."""
-        heap = self.bus.heap
-        flow = Flow(nbytes, done, heap.now_ns, NOW if self._equal else urgency)
+        agenda = self.bus.agenda
+        flow = Flow(nbytes, done, agenda.now_ns, NOW if self._equal else urgency)
         if self.overhead_ns:
-            heap.at(heap.now_ns + self.overhead_ns, self._enter, flow)
+            agenda.at(agenda.now_ns + self.overhead_ns, self._enter, flow)
         else:
             self._enter(flow)
         return flow
@@ -114,15 +114,15 @@ class Link:
     def reshare(self) -> None:
         """Goes on with a new rate for each flow that is served, until the first of them ends."""
         self._advance()
-        heap, rate = self.bus.heap, self.bus.share(self) // len(self._served) or 1
+        agenda, rate = self.bus.agenda, self.bus.share(self) // len(self._served) or 1
         self._rate = rate
         self._version += 1
         left_ns = [-(-flow.left // rate) if flow.left > 0 else 0 for flow in self._served]
         soonest_ns = min(left_ns)
-        heap.at(heap.now_ns + soonest_ns, self._finish, self._served[left_ns.index(soonest_ns)], self._version)
+        agenda.at(agenda.now_ns + soonest_ns, self._finish, self._served[left_ns.index(soonest_ns)], self._version)
 
     def _advance(self) -> None:
-        now_ns = self.bus.heap.now_ns
+        now_ns = self.bus.agenda.now_ns
         copied = self._rate * (now_ns - self._since_ns)
         self._since_ns = now_ns
         for flow in self._served:

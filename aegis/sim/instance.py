@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from aegis.core.decision import Decision
 from aegis.core.effects import (
@@ -29,10 +29,10 @@ from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.messages import AddModel, Adopt, FromInstance, Submit, SwitchDone, ToInstance, Tokens
 from aegis.core.model import ModelSpec
 from aegis.core.request import Token
+from aegis.sim.agenda import NEVER_NS, Agenda
 from aegis.sim.copies import Copy, Streams
 from aegis.sim.costs import StepCosts
 from aegis.sim.flows import Link
-from aegis.sim.heap import NEVER_NS, Heap
 from aegis.sim.pace import Cores, Pace
 from aegis.sim.times import Once, Times
 from aegis.sim.words import Words
@@ -41,12 +41,13 @@ from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.spans import Span, SpanKind
 from memory.balloon import OWING_NS
 
-END = 1
+END: Final = 1
 """The token that every model ends with, here."""
 
-_WITH_JOB = (Submit, Adopt)
-_TOKEN, _LAST = Token(0), Token(END)
-_COPIES = {
+_WITH_JOB: Final = (Submit, Adopt)
+_TOKEN: Final = Token(0)
+_LAST: Final = Token(END)
+_COPIES: Final = {
     StreamName.WEIGHTS: SpanKind.LOAD,
     StreamName.PREFETCH: SpanKind.PREFETCH,
     StreamName.SWAP_IN: SpanKind.SWAP_IN,
@@ -87,7 +88,7 @@ class SimInstance:
         instance: InstanceId,
         core: Core,
         *,
-        heap: Heap,
+        agenda: Agenda,
         watch: Watch,
         words: Words,
         to_device: Link,
@@ -101,7 +102,7 @@ class SimInstance:
     ) -> None:
         self.instance = instance
         self.core = core
-        self._heap = heap
+        self._agenda = agenda
         self._watch = watch
         self._streams = Streams(words, to_device=to_device, to_host=to_host, done=self._copied)
         self._costs = costs
@@ -162,10 +163,10 @@ class SimInstance:
         if self._run is None:
             self._tell(None)
         elif times is not None and not self._looking:
-            steps = max(times.boundary(self._heap.now_ns), self._heard_at + 1)
+            steps = max(times.boundary(self._agenda.now_ns), self._heard_at + 1)
             if steps < times.steps:
                 self._looking = True
-                self._heap.at(times.of(steps - 1), self._between_steps, self._version, steps)
+                self._agenda.at(times.of(steps - 1), self._between_steps, self._version, steps)
 
     def _between_steps(self, version: int, steps: int) -> None:
         if version != self._version or steps <= self._heard_at:
@@ -201,7 +202,7 @@ class SimInstance:
 
     def _tell_core(self, event: InstanceEvent) -> None:
         """What it asks for is done; messages leave together."""
-        now_ns = self._heap.now_ns
+        now_ns = self._agenda.now_ns
         effects = self.core.on(event, now_ns)
         if self._reporter:
             self._reporter.told()
@@ -220,7 +221,7 @@ class SimInstance:
 
     def _report(self) -> None:
         """As a live instance does, at the end of each step and when there is nothing else to do."""
-        now_ns = self._heap.now_ns
+        now_ns = self._agenda.now_ns
         if self._reporter and self._reporter.due(now_ns):
             report = self._reporter.report(now_ns)
             if report:
@@ -228,7 +229,7 @@ class SimInstance:
 
     def _report_later(self) -> None:
         """Comes back when a report is due, or pages are owed for long."""
-        reporter, times, now_ns = self._reporter, self._times, self._heap.now_ns
+        reporter, times, now_ns = self._reporter, self._times, self._agenda.now_ns
         if reporter is None:
             return
         due_ns = reporter.due_ns
@@ -238,19 +239,19 @@ class SimInstance:
         elif times is not None and due_ns is not None:
             steps = max(times.boundary(max(due_ns, now_ns)), self._heard_at + 1)
             if steps < times.steps:
-                self._heap.at(times.of(steps - 1), self._between_steps, self._version, steps)
+                self._agenda.at(times.of(steps - 1), self._between_steps, self._version, steps)
 
     def _wake(self, at_ns: int) -> None:
         if at_ns < self._wakes_ns:
             self._wakes_ns = at_ns
-            self._heap.at(at_ns, self._idle, at_ns)
+            self._agenda.at(at_ns, self._idle, at_ns)
 
     def _idle(self, at_ns: int) -> None:
         if at_ns != self._wakes_ns:
             return
         self._wakes_ns = NEVER_NS
         if self._run is None:
-            if self.core.ledger.balloon.owes and self._heap.now_ns >= self._told_ns + OWING_NS:
+            if self.core.ledger.balloon.owes and self._agenda.now_ns >= self._told_ns + OWING_NS:
                 self._unheard.append(Tick())
             self._tell(None)
 
@@ -262,13 +263,13 @@ class SimInstance:
         self._outbox.append(message)
         if type(message) is SwitchDone:
             self._switched = True
-            self._span(SpanKind.SWITCH, message.model, self._heap.now_ns - switch_ns(message), nbytes=message.nbytes)
+            self._span(SpanKind.SWITCH, message.model, self._agenda.now_ns - switch_ns(message), nbytes=message.nbytes)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def _start_ns(self) -> int:
         late_ns, self._switched = self._switch_ns if self._switched else 0, False
-        start_ns = self._heap.now_ns + late_ns + self._run_ns
+        start_ns = self._agenda.now_ns + late_ns + self._run_ns
         if self._cores:
             self._cores.enter(self._slowed)
             self._pace = Pace(start_ns, self._cores.slowness)
@@ -276,18 +277,18 @@ class SimInstance:
 
     def _slowed(self, slowness: int) -> None:
         """Others began or ended a run on the processors: this one ends at another time."""
-        times, looked, now_ns = self._times, self._looking, self._heap.now_ns
+        times, looked, now_ns = self._times, self._looking, self._agenda.now_ns
         assert self._pace is not None
         self._pace.change(now_ns, slowness)
         self._version += 1
         if times is None:
-            self._heap.at(self._pace.at(self._prefill_ns), self._prefilled, self._version)
+            self._agenda.at(self._pace.at(self._prefill_ns), self._prefilled, self._version)
             return
         assert isinstance(self._run, RunDecode)
         times.steps = self._most_steps
         times.steps = times.boundary(self._run.until_ns)
         self._looking = False
-        self._heap.at(max(times.of(times.steps - 1), now_ns), self._decoded, self._version)
+        self._agenda.at(max(times.of(times.steps - 1), now_ns), self._decoded, self._version)
         if looked:
             self._look()
         self._report_later()
@@ -305,7 +306,7 @@ class SimInstance:
         self._prefill_start_ns = start_ns
         self._version += 1
         stop_ns = self._pace.at(self._prefill_ns) if self._pace else start_ns + self._prefill_ns
-        self._heap.at(stop_ns, self._prefilled, self._version)
+        self._agenda.at(stop_ns, self._prefilled, self._version)
 
     def _prefilled(self, version: int) -> None:
         if version != self._version:
@@ -313,7 +314,7 @@ class SimInstance:
         effect, start_ns, self._run = self._run, self._prefill_start_ns, None
         self._over()
         assert isinstance(effect, RunPrefill)
-        job, now_ns = effect.job, self._heap.now_ns
+        job, now_ns = effect.job, self._agenda.now_ns
         steps: tuple[tuple[Token, ...], ...] = ()
         if effect.ends:
             index = len(job.sent)
@@ -334,7 +335,7 @@ class SimInstance:
         self._version += 1
         self._looking = self._ends = False
         self._heard_at = 0
-        self._heap.at(times.of(steps - 1), self._decoded, self._version)
+        self._agenda.at(times.of(steps - 1), self._decoded, self._version)
 
     def _decoded(self, version: int) -> None:
         if version != self._version:
@@ -346,18 +347,20 @@ class SimInstance:
         steps, watch, finished = times.steps, self._watch, []
         tokens = (_TOKEN,) * steps
         for row, left in zip(effect.rows, self._left, strict=True):
-            job, index, last = row.job, row.index, _LAST if left <= steps else _TOKEN
+            job, index = row.job, row.index
+            request, last = job.request, _LAST if left <= steps else _TOKEN
             finished.append(last)
-            watch.made(job.request, index, times)
+            watch.made(request, index, times)
             made = tokens if last is _TOKEN else (*tokens[:-1], _LAST)
-            self._outbox.append(Tokens(job.request, job.attempt, index, made, job.finish(index + steps - 1, last.id)))
+            finish = job.sampling.finish(index + steps - 1, last.id)
+            self._outbox.append(Tokens(request, job.attempt, index, made, finish))
         if watch.spans is not None:
             context = sum([row.position for row in effect.rows])
             self._span(
                 SpanKind.DECODE, effect.model, times.start_ns, requests=len(effect.rows), steps=steps, tokens=context
             )
         before = ((_TOKEN,) * len(effect.rows),) * (steps - 1)
-        self._tell(Stepped((*before, tuple(finished)), self._heap.now_ns - times.start_ns))
+        self._tell(Stepped((*before, tuple(finished)), self._agenda.now_ns - times.start_ns))
 
     # --- copies -------------------------------------------------------------------------------------------------------
 
@@ -387,7 +390,7 @@ class SimInstance:
         cached: int = 0,
     ) -> None:
         if self._watch.spans is not None:
-            now_ns = self._heap.now_ns
+            now_ns = self._agenda.now_ns
             span = Span(self.instance, kind, model, start_ns, now_ns, requests, steps, tokens, nbytes, cached)
             self._watch.spans.append(span)
 

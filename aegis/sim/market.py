@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import cast, get_args
+from typing import Final, cast, get_args
 
 from aegis.core.decision import Decision
 from aegis.core.errors import LawBroken
@@ -28,7 +28,7 @@ from aegis.core.messages import (
 )
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job, Sampling
-from aegis.sim.heap import Heap
+from aegis.sim.agenda import Agenda
 from aegis.sim.instance import END, SimInstance
 from aegis.sim.times import Times
 from aegis.sim.words import Words
@@ -40,10 +40,10 @@ from memory.host import ForHost, HostKv
 from proxy.events import Arrived, ClientLeft, Ended, Event, Heard, To
 from proxy.sessions import SessionCore
 
-_FOR_THE_BOOKS = frozenset({NeedPages, GaveBack, Telemetry, ModelAdded, *get_args(ForHost)})
+_FOR_THE_BOOKS: Final = frozenset({NeedPages, GaveBack, Telemetry, ModelAdded, *get_args(ForHost)})
 """Messages that the session core is not told of."""
 
-_ENDED = {State.FINISHED: "finished", State.FAILED: "failed", State.CANCELLED: "cancelled"}
+_ENDED: Final = {State.FINISHED: "finished", State.FAILED: "failed", State.CANCELLED: "cancelled"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class _Fate:
             self.times += [times.of(step) + late_ns for step in range(times.steps)]
 
 
-_SAMPLING = Sampling(max_tokens=4096, stop_token_ids=(END,))
+_SAMPLING: Final = Sampling(max_tokens=4096, stop_token_ids=(END,))
 """What a client asks for. Whose answer is longer asks for all that the context has room for."""
 
 
@@ -95,7 +95,7 @@ class SimMarket:
     def __init__(
         self,
         session: SessionCore,
-        heap: Heap,
+        agenda: Agenda,
         *,
         specs: Mapping[ModelId, ModelSpec],
         host_slabs: int,
@@ -107,7 +107,7 @@ class SimMarket:
         reuses: bool = False,
     ) -> None:
         """`slab_bytes` matter where it `reuses` KV."""
-        self.heap = heap
+        self.agenda = agenda
         self.words = Words()
         self.instances: dict[InstanceId, SimInstance] = {}
         self.records: list[Record] = []
@@ -139,7 +139,7 @@ class SimMarket:
 
     def watch(self) -> None:
         """From now on its arbiters are told that time passes, as long as there are requests."""
-        self.heap.at(self.heap.now_ns + TICK_NS, self._tick)
+        self.agenda.at(self.agenda.now_ns + TICK_NS, self._tick)
 
     def tell(self, event: Event) -> None:
         """An event from outside the instances."""
@@ -149,7 +149,7 @@ class SimMarket:
     def run(self, arrivals: Iterable[Wanted]) -> None:
         """Until every request has ended."""
         self._next(iter(arrivals))
-        self.heap.run()
+        self.agenda.run()
         if self._fates:
             raise LawBroken(f"{len(self._fates)} requests never ended")
 
@@ -170,7 +170,7 @@ class SimMarket:
             fate.made(index, times, self._message_ns)
 
     def hear(self, instance: InstanceId, messages: list[FromInstance]) -> None:
-        self.heap.at(self.heap.now_ns + self._message_ns, self._heard, instance, messages)
+        self.agenda.at(self.agenda.now_ns + self._message_ns, self._heard, instance, messages)
 
     # --- arrivals and ends --------------------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class SimMarket:
         wanted = next(arrivals, None)
         self._awaited = wanted is not None
         if wanted is not None:
-            self.heap.at(wanted.at_ns, self._arrive, wanted, arrivals)
+            self.agenda.at(wanted.at_ns, self._arrive, wanted, arrivals)
 
     def _arrive(self, wanted: Wanted, arrivals: Iterator[Wanted]) -> None:
         self._arrived += 1
@@ -187,11 +187,11 @@ class SimMarket:
         sampling = _SAMPLING
         if wanted.output_tokens > sampling.max_tokens:
             sampling = Sampling(max_tokens=spec.manifest.context_tokens - len(prompt), stop_token_ids=(END,))
-        job = Job(request, 1, wanted.model, prompt, sampling, self.heap.now_ns, priority=wanted.priority)
+        job = Job(request, 1, wanted.model, prompt, sampling, self.agenda.now_ns, priority=wanted.priority)
         self._fates[request] = _Fate(job, spec, wanted.output_tokens, keep=self._keep_times)
         self.tell(Arrived(job))
         if wanted.leaves_ns is not None:
-            self.heap.at(wanted.leaves_ns, self.tell, ClientLeft(request))
+            self.agenda.at(wanted.leaves_ns, self.tell, ClientLeft(request))
         self._next(arrivals)
 
     def _prompt(self, tokens: int) -> tuple[int, ...]:
@@ -224,7 +224,7 @@ class SimMarket:
 
     def _perform(self, event: Event) -> None:
         """What the session core decides is done."""
-        for effect in self._session.on(event, self.heap.now_ns):
+        for effect in self._session.on(event, self.agenda.now_ns):
             if type(effect) is To:
                 self._put(effect.instance, effect.message)
             elif type(effect) is Ended:
@@ -237,7 +237,7 @@ class SimMarket:
             message = self._host.looked_up(message)
         self._outbox[instance].append(message)
         if self.decisions:
-            self.decisions.told(instance, message, self.heap.now_ns)
+            self.decisions.told(instance, message, self.agenda.now_ns)
 
     def _decided(self, decision: Decision) -> None:
         self.decided.append(decision)
@@ -249,7 +249,7 @@ class SimMarket:
         if not self._outbox:
             return
         for instance, messages in self._outbox.items():
-            self.heap.at(self.heap.now_ns + self._message_ns, self.instances[instance].tell, messages)
+            self.agenda.at(self.agenda.now_ns + self._message_ns, self.instances[instance].tell, messages)
         self._outbox.clear()
 
     def _heard(self, instance: InstanceId, messages: list[FromInstance]) -> None:
@@ -270,7 +270,7 @@ class SimMarket:
                 self._arbitrate(self._arbiters[instance].gave_back(instance, message))
             case Telemetry(queued=queued, running=running):
                 busy = queued + running > 0
-                self._arbiters[instance].seen(instance, busy=busy, now_ns=self.heap.now_ns)
+                self._arbiters[instance].seen(instance, busy=busy, now_ns=self.agenda.now_ns)
             case ModelAdded():
                 pass
             case _:
@@ -279,7 +279,7 @@ class SimMarket:
 
     def _tick(self) -> None:
         for arbiter in dict.fromkeys(self._arbiters.values()):
-            self._arbitrate(arbiter.tick(self.heap.now_ns))
+            self._arbitrate(arbiter.tick(self.agenda.now_ns))
         if self._fates or self._awaited:
             self.watch()
 

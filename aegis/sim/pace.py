@@ -6,8 +6,9 @@ A run that has `n` others beside it takes `1 + contention * n` times as long as 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
-_ALONE = 1_000  # per mille
+_ALONE: Final = 1_000  # per mille
 
 
 class Pace:

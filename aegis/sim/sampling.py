@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aegis.core.model import KvShape
-from aegis.sim.heap import Heap
+from aegis.sim.agenda import Agenda
 from memory.ledger import Ledger
 
 
@@ -24,12 +24,12 @@ class HostUse:
 class Sampler:
     """Begins at once and ends when nothing else is left to happen."""
 
-    def __init__(self, heap: Heap, every_ns: int, ledgers: Sequence[Ledger]) -> None:
+    def __init__(self, agenda: Agenda, every_ns: int, ledgers: Sequence[Ledger]) -> None:
         self.samples: list[HostUse] = []
-        self._heap = heap
+        self._agenda = agenda
         self._every_ns = every_ns
         self._ledgers = ledgers
-        heap.at(heap.now_ns, self._sample)
+        agenda.at(agenda.now_ns, self._sample)
 
     def _sample(self) -> None:
         held: defaultdict[KvShape, int] = defaultdict(int)
@@ -38,6 +38,6 @@ class Sampler:
             for shape, use in ledger.host.use().items():
                 held[shape] += use.slabs * use.slab_bytes
                 taken[shape] += (use.reserved + use.used + use.moving) * use.block_bytes
-        self.samples += [HostUse(self._heap.now_ns, shape, held[shape], taken[shape]) for shape in held]
-        if len(self._heap):
-            self._heap.at(self._heap.now_ns + self._every_ns, self._sample)
+        self.samples += [HostUse(self._agenda.now_ns, shape, held[shape], taken[shape]) for shape in held]
+        if len(self._agenda):
+            self._agenda.at(self._agenda.now_ns + self._every_ns, self._sample)

@@ -15,9 +15,9 @@ from aegis.core.messages import SwitchDone
 from aegis.core.model import ModelSpec
 from aegis.core.role import Role
 from aegis.policies import Policy, Recipe, Site
+from aegis.sim.agenda import NEVER_NS, Agenda
 from aegis.sim.flows import Bus, Link
 from aegis.sim.gpus import GpuSpec
-from aegis.sim.heap import NEVER_NS, Heap
 from aegis.sim.instance import SimInstance
 from aegis.sim.market import SimMarket, Wanted
 from aegis.sim.pace import Cores
@@ -98,13 +98,13 @@ class _Device:
     cores: Cores
 
 
-def _devices(heap: Heap, pool: Pool) -> list[_Device]:
+def _devices(agenda: Agenda, pool: Pool) -> list[_Device]:
     gpu, pages, equal = pool.gpu_as_wanted(), pool.budget().pages, pool.recipe.equal_copies
     idle_ns = NEVER_NS if pool.idle_ns is None else pool.idle_ns
     devices: list[_Device] = []
     for at in range(pool.devices or len(pool.instances())):
         if at % gpu.gpus_per_node == 0:
-            bus, cores = Bus(heap, gpu.host_bytes_per_s), Cores(gpu.contention)
+            bus, cores = Bus(agenda, gpu.host_bytes_per_s), Cores(gpu.contention)
         to_device = Link(bus, gpu.in_bytes_per_s, overhead_ns=gpu.copy_ns, equal=equal)
         to_host = Link(bus, gpu.out_bytes_per_s, overhead_ns=gpu.copy_ns, equal=equal)
         devices.append(_Device(PageArbiter(pages, idle_ns=idle_ns, patience_ns=PATIENCE_NS), to_device, to_host, cores))
@@ -124,7 +124,7 @@ class Outcome:
 
 def simulate(pool: Pool, arrivals: Iterable[Wanted], *, decisions: DecisionLog | None = None) -> Outcome:
     """Until all requests have ended."""
-    heap, gpu, budget = Heap(), pool.gpu_as_wanted(), pool.budget()
+    agenda, gpu, budget = Agenda(), pool.gpu_as_wanted(), pool.budget()
     hardware = pool.hardware or gpu.hardware()
     site = Site(memory_bytes=gpu.memory_bytes, left=lambda request: market.left(request))
     policy = pool.recipe.policy(site)
@@ -138,7 +138,7 @@ def simulate(pool: Pool, arrivals: Iterable[Wanted], *, decisions: DecisionLog |
     )
     market = SimMarket(
         session,
-        heap,
+        agenda,
         specs={spec.model: spec for spec in pool.specs},
         host_slabs=budget.host_slabs,
         message_ns=gpu.handover_ns // 2,  # to the proxy, and from there
@@ -152,23 +152,26 @@ def simulate(pool: Pool, arrivals: Iterable[Wanted], *, decisions: DecisionLog |
         market.tell(ModelUp(spec, budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)))
     cores = _cores(pool, policy, hardware)
     _bring_up(pool, market, cores, at_once=decisions is not None)
-    sampler = Sampler(heap, pool.sample_ns, [core.ledger for core in cores.values()]) if pool.sample_ns else None
+    sampler = Sampler(agenda, pool.sample_ns, [core.ledger for core in cores.values()]) if pool.sample_ns else None
     with _uncollected():
         market.run(arrivals)
     counters = {name: asdict(core.counters) for name, core in cores.items()}
     samples = sampler.samples if sampler else []
     spans = market.spans or []
-    return Outcome(market.records, market.switches, spans, counters, heap.now_ns, samples, market.decided)
+    return Outcome(market.records, market.switches, spans, counters, agenda.now_ns, samples, market.decided)
 
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Nothing here is cyclic: Python would look for garbage in more and more that is alive, and find none."""
+    """Nothing here is cyclic: Python would look for garbage in more and more that is alive, and find none. Nor is it
+    to look at all of that when this is over."""
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
+        gc.unfreeze()  # into the oldest generation
         if enabled:
             gc.enable()
 
@@ -193,14 +196,14 @@ def _bring_up(
     gpu, roles = pool.gpu_as_wanted(), pool.instances()
     specs = {spec.model: spec for spec in pool.specs}
     costs = {spec.model: gpu.costs(spec) for spec in pool.specs}
-    devices = _devices(market.heap, pool)
+    devices = _devices(market.agenda, pool)
     reports = pool.idle_ns is not None or len(devices) < len(roles)
     for at, (name, role) in enumerate(roles.items()):
         device = devices[at % len(devices)]
         instance = SimInstance(
             name,
             cores[name],
-            heap=market.heap,
+            agenda=market.agenda,
             watch=market,
             words=market.words,
             to_device=device.to_device,

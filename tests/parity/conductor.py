@@ -5,20 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from aegis.sim.heap import Heap
+from aegis.sim.agenda import Agenda
 
 _PATIENCE_S = 60.0
 
 
 class Conductor:
-    """Lets what is on the heap happen, and with it its actors run. Implements `aegis.core.clock.Clock`."""
+    """Lets what is on the agenda happen, and with it its actors run. Implements `aegis.core.clock.Clock`."""
 
     def __init__(self) -> None:
-        self.heap = Heap()
+        self.agenda = Agenda()
         self.back = threading.Semaphore(0)  # an actor waits again, or has ended
 
     def now_ns(self) -> int:
-        return self.heap.now_ns
+        return self.agenda.now_ns
 
 
 class Actor:
@@ -42,7 +42,7 @@ class Actor:
         self._waits += 1
         self._listening = listening
         if until_ns is not None:
-            self._conductor.heap.at(until_ns, self._wake, self._waits)
+            self._conductor.agenda.at(until_ns, self._wake, self._waits)
         self._conductor.back.release()
         self._turn.acquire()
 

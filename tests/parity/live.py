@@ -24,8 +24,8 @@ from aegis.runtime.near import NearNode
 from aegis.runtime.node import Node
 from aegis.runtime.proxy import Proxy
 from aegis.runtime.tickets import LiveTicket
+from aegis.sim.agenda import NEVER_NS
 from aegis.sim.flows import Bus, Link
-from aegis.sim.heap import NEVER_NS
 from aegis.sim.instance import END
 from aegis.sim.market import Wanted
 from aegis.sim.words import Words
@@ -91,8 +91,8 @@ class LiveRun:
         Actor(self._conductor, self._serve_market).start()
         self._start_instances()
         for wanted in self._arrivals:
-            self._conductor.heap.at(wanted.at_ns, self._loop.happen, self._arrive, wanted)
-        self._conductor.heap.run(until_ns)
+            self._conductor.agenda.at(wanted.at_ns, self._loop.happen, self._arrive, wanted)
+        self._conductor.agenda.run(until_ns)
         for end in self._wire.ends:
             end.deliver([Shutdown()])
         self._loop.happen(self._serving.cancel)
@@ -170,7 +170,7 @@ class LiveRun:
         answer = self.answers[RequestId(len(self.answers) + 1)] = Answer()
         self._clients.append(asyncio.create_task(self._read(ticket, answer)))
         if wanted.leaves_ns is not None:
-            self._conductor.heap.at(wanted.leaves_ns, self._loop.happen, ticket.cancel)
+            self._conductor.agenda.at(wanted.leaves_ns, self._loop.happen, ticket.cancel)
 
     async def _read(self, ticket: LiveTicket, answer: Answer) -> None:
         async for delivery in ticket:
@@ -187,7 +187,7 @@ class LiveRun:
 
     def _start_instances(self) -> None:
         gpu = self._pool.gpu
-        bus = Bus(self._conductor.heap, gpu.host_bytes_per_s)
+        bus = Bus(self._conductor.agenda, gpu.host_bytes_per_s)
         devices = [
             (Link(bus, gpu.in_bytes_per_s), Link(bus, gpu.out_bytes_per_s))
             for _ in range(self._pool.devices or len(self._names))

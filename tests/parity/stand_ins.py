@@ -59,20 +59,20 @@ class Wire:
         return end
 
     def send(self, identity: str, messages: Sequence[ToInstance]) -> None:
-        heap = self._conductor.heap
-        heap.at(heap.now_ns + self._message_ns, self._ends[identity.partition("/")[0]].deliver, list(messages))
+        agenda = self._conductor.agenda
+        agenda.at(agenda.now_ns + self._message_ns, self._ends[identity.partition("/")[0]].deliver, list(messages))
 
     def greet(self, identity: str, proxy: ProxyId, greeting: Greeting) -> None:
-        heap = self._conductor.heap
+        agenda = self._conductor.agenda
         arrived = self._hubs[proxy].arrived
-        heap.at(heap.now_ns + self._message_ns, self._loop.happen, arrived.put_nowait, (identity, [greeting]))
+        agenda.at(agenda.now_ns + self._message_ns, self._loop.happen, arrived.put_nowait, (identity, [greeting]))
 
     def from_instance(self, identity: str, messages: Sequence[FromInstance]) -> None:
-        heap = self._conductor.heap
+        agenda = self._conductor.agenda
         for each in messages:
             for proxy, its in addressed([each], self._hubs.keys() - {None}).items():
                 arrived = self._hubs[proxy].arrived
-                heap.at(heap.now_ns + self._message_ns, self._loop.happen, arrived.put_nowait, (identity, its))
+                agenda.at(agenda.now_ns + self._message_ns, self._loop.happen, arrived.put_nowait, (identity, its))
 
 
 class HubEnd:

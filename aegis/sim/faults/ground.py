@@ -9,8 +9,8 @@ from aegis.core.ids import BlockId, InstanceId, ModelId, SlabId
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle
 from aegis.core.rng import Stream
+from aegis.sim.agenda import Agenda
 from aegis.sim.faults.pretended import PAGE
-from aegis.sim.heap import Heap
 from aegis.sim.words import Words
 
 MESSAGE_NS = 50_000
@@ -35,7 +35,7 @@ class Ground:
         self.images: dict[int, ModelId] = {}  # whose image is in an extent of the node's model cache
         self.pages: dict[int, InstanceId] = {}  # of the device they all share, by whom they were granted to
         self.dirty: set[int] = set()  # pages that were mapped and not wiped since
-        self._heap = Heap()
+        self._agenda = Agenda()
         self._words = Words()
         self._jitter_ns = jitter_ns
         self._arrives_ns: defaultdict[str, int] = defaultdict(int)  # the last message of a link
@@ -43,13 +43,13 @@ class Ground:
 
     @property
     def now_ns(self) -> int:
-        return self._heap.now_ns
+        return self._agenda.now_ns
 
     def note(self, what: str) -> None:
         self.log.append(f"{self.now_ns} {what}")
 
     def after(self, delay_ns: int, action: Action) -> None:
-        self._heap.at(self.now_ns + delay_ns, action)
+        self._agenda.at(self.now_ns + delay_ns, action)
 
     def send(self, link: str, action: Action) -> None:
         """A message takes its time, and none overtakes another on the same link."""
@@ -69,8 +69,8 @@ class Ground:
 
     def run(self) -> None:
         """Until nothing is left to happen."""
-        self._heap.run(_FOR_EVER_NS)
-        assert not self._heap, "something goes on for ever"
+        self._agenda.run(_FOR_EVER_NS)
+        assert not self._agenda, "something goes on for ever"
 
     def lease(self, slabs: Collection[SlabId]) -> None:
         """They have a new owner, who finds nothing in them."""

@@ -11,10 +11,10 @@ from aegis.core.effects import CopyBlocks, LoadWeights, StreamName, WipePages
 from aegis.core.events import Progress
 from aegis.core.ids import ModelId, PageRun
 from aegis.core.request import EventHandle
+from aegis.sim.agenda import Agenda
 from aegis.sim.copies import Copy, Streams
 from aegis.sim.faults.pretended import make_shape
 from aegis.sim.flows import Bus, Link
-from aegis.sim.heap import Heap
 from aegis.sim.words import Words
 
 SHAPE = make_shape(1 << 10)
@@ -27,8 +27,8 @@ class Stand:
     """A link of a byte per nanosecond each way. `ended` are the copies that have, with their times."""
 
     def __init__(self, *, equal: bool = False) -> None:
-        self.heap, self.words = Heap(), Words()
-        bus = Bus(self.heap, 0)
+        self.agenda, self.words = Agenda(), Words()
+        bus = Bus(self.agenda, 0)
         self.ended: list[tuple[StreamName, int]] = []
         inwards = Link(bus, 10**9, equal=equal)
         self.streams = Streams(self.words, to_device=inwards, to_host=Link(bus, 10**9), done=self._ended)
@@ -43,24 +43,24 @@ class Stand:
         self.streams.copy(CopyBlocks(StreamName.SWAP_IN, SHAPE, ((0, 0, blocks),), after, event, ahead))
 
     def _ended(self, copy: Copy) -> None:
-        self.ended.append((copy.stream, self.heap.now_ns))
+        self.ended.append((copy.stream, self.agenda.now_ns))
 
 
 def test_a_stream_copies_in_order_and_says_how_far_it_is() -> None:
     stand = Stand()
     first, second = stand.load(1, 500), stand.load(2, 300)
-    stand.heap.run(until_ns=501)
+    stand.agenda.run(until_ns=501)
     assert stand.words.passed(first) and not stand.words.passed(second)
     assert stand.streams.progress() == [Progress(StreamName.WEIGHTS, 1)]
     assert stand.streams.progress() == [] and stand.streams.in_flight
-    stand.heap.run()
+    stand.agenda.run()
     assert stand.ended == [(StreamName.WEIGHTS, 500), (StreamName.WEIGHTS, 800)]
 
 
 def test_what_has_not_been_told_is_in_flight() -> None:
     stand = Stand()
     stand.streams.wipe(WipePages((PageRun(0, 3),), EventHandle(4, 1)))
-    stand.heap.run()
+    stand.agenda.run()
     assert stand.streams.in_flight
     assert stand.streams.progress() == [Progress(StreamName.SCRUB, 1)]
     assert not stand.streams.in_flight
@@ -70,8 +70,8 @@ def test_a_copy_begins_when_what_it_waits_for_has_passed() -> None:
     stand = Stand()
     peer = EventHandle(PEER_WORD, 5)
     stand.swap_in(1, 2, after=peer)
-    stand.heap.at(100, stand.words.signal, peer)
-    stand.heap.run()
+    stand.agenda.at(100, stand.words.signal, peer)
+    stand.agenda.run()
     assert stand.ended == [(StreamName.SWAP_IN, 100 + 2 * SHAPE.block_bytes)]
 
 
@@ -82,16 +82,16 @@ def test_equals_share_the_link() -> None:
     published.load(1, 2 * BLOCK)
     published.swap_in(1, 1)
     for each, weights in ((stand, PREFETCH), (published, StreamName.WEIGHTS)):
-        each.heap.run()
+        each.agenda.run()
         assert each.ended == [(StreamName.SWAP_IN, 2 * BLOCK), (weights, 3 * BLOCK)]
 
 
 def test_kv_that_is_wanted_comes_first_then_weights_then_what_is_for_later() -> None:
     stand = Stand()
     stand.load(1, 4 * BLOCK, PREFETCH)
-    stand.heap.at(BLOCK, stand.load, 1, 3 * BLOCK)
-    stand.heap.at(2 * BLOCK, stand.swap_in, 1, 1)
-    stand.heap.run()
+    stand.agenda.at(BLOCK, stand.load, 1, 3 * BLOCK)
+    stand.agenda.at(2 * BLOCK, stand.swap_in, 1, 1)
+    stand.agenda.run()
     assert stand.ended == [(StreamName.SWAP_IN, 3 * BLOCK), (StreamName.WEIGHTS, 5 * BLOCK), (PREFETCH, 8 * BLOCK)]
 
 
@@ -99,8 +99,8 @@ def test_what_is_in_front_of_something_urgent_is_as_urgent() -> None:
     stand = Stand()
     stand.swap_in(1, 2, ahead=True)
     stand.load(1, 2 * BLOCK)
-    stand.heap.at(BLOCK, stand.swap_in, 2, 1)
-    stand.heap.run()
+    stand.agenda.at(BLOCK, stand.swap_in, 2, 1)
+    stand.agenda.run()
     assert stand.ended == [
         (StreamName.SWAP_IN, 3 * BLOCK),
         (StreamName.SWAP_IN, 4 * BLOCK),
@@ -112,8 +112,8 @@ def test_what_is_abandoned_while_it_waits_ends_at_once() -> None:
     stand = Stand()
     prefetched = stand.load(1, 2 * BLOCK, PREFETCH)
     stand.load(1, 3 * BLOCK)
-    stand.heap.at(BLOCK, stand.streams.abandon, prefetched)
-    stand.heap.run()
+    stand.agenda.at(BLOCK, stand.streams.abandon, prefetched)
+    stand.agenda.run()
     assert stand.ended == [(PREFETCH, BLOCK), (StreamName.WEIGHTS, 3 * BLOCK)]
 
 
@@ -122,11 +122,11 @@ def test_order_costs_no_bandwidth(copies: list[tuple[int, int, int]]) -> None:
     """When all have ended does not depend on which went first, but for the rounding of each share."""
     last_ns = []
     for equal in (False, True):
-        heap, ended = Heap(), list[int]()
-        link = Link(Bus(heap, 0), 10**9, equal=equal)
+        agenda, ended = Agenda(), list[int]()
+        link = Link(Bus(agenda, 0), 10**9, equal=equal)
         for at_ns, nbytes, urgency in copies:
-            heap.at(at_ns, partial(link.start, nbytes, lambda _: ended.append(heap.now_ns), urgency=urgency))  # noqa: B023
-        heap.run()
+            agenda.at(at_ns, partial(link.start, nbytes, lambda _: ended.append(agenda.now_ns), urgency=urgency))  # noqa: B023
+        agenda.run()
         assert len(ended) == len(copies)
         last_ns.append(max(ended))
     assert abs(last_ns[0] - last_ns[1]) <= 2 * len(copies)
@@ -135,7 +135,7 @@ def test_order_costs_no_bandwidth(copies: list[tuple[int, int, int]]) -> None:
 def test_what_is_left_of_an_abandoned_copy_is_not_copied() -> None:
     stand = Stand()
     first, second = stand.load(1, 1000), stand.load(2, 1000)
-    stand.heap.at(100, stand.streams.abandon, first)
-    stand.heap.at(150, stand.streams.abandon, second)
-    stand.heap.run()
+    stand.agenda.at(100, stand.streams.abandon, first)
+    stand.agenda.at(150, stand.streams.abandon, second)
+    stand.agenda.run()
     assert stand.ended == [(StreamName.WEIGHTS, 100), (StreamName.WEIGHTS, 150)]

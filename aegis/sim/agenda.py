@@ -1,0 +1,39 @@
+"""Time in the simulator: what is to happen, in order of time, then of scheduling."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+from typing import Any, Final
+
+NEVER_NS: Final = 1 << 60
+
+
+class Agenda:
+    """Integer nanoseconds. Nothing is ever taken off: what was overtaken by events finds so itself.
+
+    A sorted list rather than a heap: what is soonest is taken off its end, so that only putting something in compares.
+    To move what comes sooner costs less than that, be it thousands."""
+
+    __slots__ = ("_entries", "_order", "now_ns")
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self._order = 0
+        self._entries: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []  # by -time, -order
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def at(self, time_ns: int, action: Callable[..., None], *arguments: Any) -> None:
+        assert time_ns >= self.now_ns, f"{time_ns} is past, it is {self.now_ns}"
+        self._order += 1
+        insort(self._entries, (-time_ns, -self._order, action, arguments))
+
+    def run(self, until_ns: int | None = None) -> None:
+        """Until nothing is left to happen, or before that time."""
+        entries = self._entries
+        while entries and (until_ns is None or -entries[-1][0] < until_ns):
+            before_ns, _, action, arguments = entries.pop()
+            self.now_ns = -before_ns
+            action(*arguments)
