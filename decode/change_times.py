@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-_NEWEST_SHARE = 1 / 8
-_LEAST_NS = 5_000_000  # less makes no difference to turns, and may be noise
+from typing import Final
+
+_NEWEST_SHARE: Final = 1 / 8
+_LEAST_NS: Final = 5_000_000  # less makes no difference to turns, and may be noise
 
 
 class ChangeTimes:

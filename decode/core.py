@@ -17,6 +17,8 @@ turn, and what is there of the sequence's KV may be put away and brought back li
 
 from __future__ import annotations
 
+from typing import Final
+
 from aegis.core.block_runs import first_blocks
 from aegis.core.effects import DecodeRow, Effect, EndRun, RunDecode, RunPrefill, Send, Track, Untrack
 from aegis.core.estimators import Hardware
@@ -73,7 +75,7 @@ from decode.sequences import Counters, Room, Sequence, Where
 from decode.worklist import Batch, RunningTurn, WorkList
 from memory.ledger import Ledger
 
-_FOR_EVER_NS = (1 << 63) - 1
+_FOR_EVER_NS: Final = (1 << 63) - 1
 
 
 def _unserved(job: Job) -> Broken:
@@ -273,7 +275,7 @@ class DecodeCore:
             sequence.last = token.id
             if self._kv.reuses:
                 sequence.made += [made[row].id for made in event.steps]
-            if sequence.job.finish(sequence.generated - 1, token.id):
+            if sequence.job.sampling.finish(sequence.generated - 1, token.id):
                 self._leave(sequence, keep=True)
 
     def _prefilled(self, sequence: Sequence, run: RunPrefill, event: Stepped) -> None:

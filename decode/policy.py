@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
+from typing import Final
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.decision import Plan, Why
@@ -13,8 +14,8 @@ from aegis.core.views import BatchView, DecodeView, Turn, TurnRules, Work
 from aegis.core.wording import duration
 from decode.reasons import why
 
-_ALPHA_FLOOR = 0.5
-_RULES = TurnRules()
+_ALPHA_FLOOR: Final = 0.5
+_RULES: Final = TurnRules()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from aegis.core.clock import NS_PER_S
 from aegis.core.estimators import Latency
 from aegis.core.ids import ModelId
 from aegis.core.messages import StepsTook
 
-_AGAIN_NS = NS_PER_S
+_AGAIN_NS: Final = NS_PER_S
 """So seldom about one model. Said again where nothing has changed, too: a proxy may be new."""
 
 

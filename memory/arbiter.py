@@ -18,16 +18,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from aegis.core.errors import LawBroken
 from aegis.core.ids import InstanceId, PageRun
 from aegis.core.messages import GaveBack, GrantPages, NeedPages, TakeBack
 from memory.pages import NoPages, PagePool, Runs
 
-PATIENCE_NS = 1_000_000_000
+PATIENCE_NS: Final = 1_000_000_000
 """How long an instance may take to give pages back that another one needs."""
 
-TICK_NS = 500_000_000
+TICK_NS: Final = 500_000_000
 """Arbiters are told so often that time passes."""
 
 

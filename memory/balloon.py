@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from aegis.core.effects import AcceptPages, Effect, RevokePages, Send, StreamName, WipePages
 from aegis.core.errors import LawBroken
@@ -22,7 +23,7 @@ from aegis.core.request import EventHandle
 from memory.pages import PagePool, Runs, count_pages
 from memory.transfers import Transfers
 
-OWING_NS = 5_000_000
+OWING_NS: Final = 5_000_000
 """While pages are owed, a core that hears nothing else for so long is told that time passes."""
 
 

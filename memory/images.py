@@ -20,16 +20,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from aegis.core.errors import LawBroken
 from aegis.core.ids import InstanceId, ModelId, PageRun
 from aegis.core.messages import EvictImage, ImageCached
 from memory.pages import NoPages, PagePool, Runs
 
-ONE_USE_NS = 1_000_000_000
+ONE_USE_NS: Final = 1_000_000_000
 """Uses so soon after another do not show that a model is in demand: one client may send them."""
 
-_NEVER_NS = -1
+_NEVER_NS: Final = -1
 
 
 class State(StrEnum):

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from typing import Final
 
 from aegis.core.effects import Effect, MapKv, UnmapKv
 from aegis.core.ids import SlabId
 from memory.pages import NoPages, PagePool, Runs
 
-_KV_OWNER = "(kv)"  # no model is named so
+_KV_OWNER: Final = "(kv)"  # no model is named so
 
 
 class DeviceSlabs:

@@ -10,13 +10,14 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from aegis.core.estimators import Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import Work
 
-_PPM = 1_000_000
-_LEAST_SHARE_PPM = 100_000  # of an instance's time goes to prefills, however much its decode steps want
+_PPM: Final = 1_000_000
+_LEAST_SHARE_PPM: Final = 100_000  # of an instance's time goes to prefills, however much its decode steps want
 
 
 @dataclass(slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from aegis.core.estimators import Latency
 from aegis.core.model import ModelSpec
 
-_PPM = 1_000_000
+_PPM: Final = 1_000_000
 
 
 class Wants(NamedTuple):
@@ -33,7 +33,7 @@ class Wants(NamedTuple):
         return self.steps_ppm + (self.loads_ppm * over_ppm // self.memory_ppm if over_ppm > 0 else 0)
 
 
-NOTHING = Wants(0, 0, 0)
+NOTHING: Final = Wants(0, 0, 0)
 
 
 def wants(spec: ModelSpec, latency: Latency, capacity_tokens: int, tokens: int) -> Wants:

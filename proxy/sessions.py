@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -70,10 +71,10 @@ from proxy.prefill_queues import PrefillQueues
 from proxy.pressure import Wants, wants
 from proxy.reasons import PlaceReasons, refusal
 
-MAX_LOSSES = 3
+MAX_LOSSES: Final = 3
 """A request that has seen so many instances die while it was running on them is failed: it may be what kills them."""
 
-MAX_REPLAYS = 10
+MAX_REPLAYS: Final = 10
 """The same for deaths of whatever it was waiting on: what was running may not have had the time to say so."""
 
 
@@ -92,7 +93,7 @@ class _Session:
     deaths: int = 0
 
 
-_BEFORE_FIRST_TOKEN = (State.QUEUED, State.PREFILLING)
+_BEFORE_FIRST_TOKEN: Final = (State.QUEUED, State.PREFILLING)
 """A batch that has the turn is not one of a request in these: what says so is about an attempt that was given up."""
 
 
@@ -146,8 +147,8 @@ class SessionCore:
         """Takes one event; returns what to do, in order."""
         self._now_ns = now_ns
         match event:
-            case Heard(instance, message):
-                self._heard(instance, message, now_ns)
+            case Heard():
+                self._heard(event.instance, event.message, now_ns)
             case Arrived(job, beside):
                 assert job.request not in self._sessions
                 self._sessions[job.request] = _Session(job, beside=beside, sent=list(map(Token, job.sent)))
@@ -359,29 +360,31 @@ class SessionCore:
         self._out.append(Deliver(request, first, tokens))
 
     def _tokens(self, message: Tokens) -> None:
-        session = self._current(message.request, message.attempt)
+        request, finish = message.request, message.finish
+        session = self._current(request, message.attempt)
         if session is None:
             return
-        self._deliver(message.request, session, message.first, message.tokens)
-        if message.finish:
-            self._unmirror(message.request, session)
-            self._end(message.request, Step.FINISH, reason=message.finish)
+        self._deliver(request, session, message.first, message.tokens)
+        if finish:
+            self._unmirror(request, session)
+            self._end(request, Step.FINISH, reason=finish)
 
     def _prefilled(self, message: Prefilled) -> None:
-        session = self._current(message.request, message.attempt)
-        if session is None or (message.kv and session.prefill is None):
-            if message.kv:
-                self._release(message.kv.owner, message.request, message.attempt)
+        request, kv = message.request, message.kv
+        session = self._current(request, message.attempt)
+        if session is None or (kv and session.prefill is None):
+            if kv:
+                self._release(kv.owner, request, message.attempt)
             return
-        model = session.job.model
+        job, model = session.job, session.job.model
         if session.prefill is not None:
-            self._prefills.remove(session.prefill, message.request)
-        if self._latency[model].saw_prefill(session.job.prefill_tokens, message.duration_ns, session.reused):
+            self._prefills.remove(session.prefill, request)
+        if self._latency[model].saw_prefill(job.prefill_tokens, message.duration_ns, session.reused):
             self._prefills.reprice(model)
         session.state = advance(session.state, Step.FIRST_TOKEN)
-        session.kv = message.kv
-        self._deliver(message.request, session, len(session.job.sent), (message.token,))
-        self._place_decode(message.request)
+        session.kv = kv
+        self._deliver(request, session, len(job.sent), (message.token,))
+        self._place_decode(request)
 
     def _reused(self, message: Reused) -> None:
         """A replay is no news to the client."""

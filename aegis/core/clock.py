@@ -1,9 +1,9 @@
 """Time is an argument: cores receive integer nanoseconds with every event. Only shells hold a clock."""
 
-from typing import Protocol
+from typing import Final, Protocol
 
-NS_PER_S = 1_000_000_000
-NS_PER_MS = 1_000_000
+NS_PER_S: Final = 1_000_000_000
+NS_PER_MS: Final = 1_000_000
 
 
 class Clock(Protocol):

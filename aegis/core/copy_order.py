@@ -16,7 +16,7 @@ NOW: Final = 0
 WEIGHTS: Final = 1
 AHEAD: Final = 2
 
-_OF_WEIGHTS = {StreamName.WEIGHTS: WEIGHTS, StreamName.PREFETCH: AHEAD}
+_OF_WEIGHTS: Final = {StreamName.WEIGHTS: WEIGHTS, StreamName.PREFETCH: AHEAD}
 
 
 def urgency(stream: StreamName, *, ahead: bool = False) -> int:

@@ -9,6 +9,7 @@ state does not list is a bug, and `advance` says so.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 
 class State(StrEnum):
@@ -33,11 +34,11 @@ class Step(StrEnum):
     REPLAY = "replay"  # its instance was lost, or its KV given up: from prompt and tokens sent
 
 
-TERMINAL = frozenset({State.FINISHED, State.FAILED, State.CANCELLED})
+TERMINAL: Final = frozenset({State.FINISHED, State.FAILED, State.CANCELLED})
 
 _ENDS = {Step.FINISH: State.FINISHED, Step.FAIL: State.FAILED, Step.CANCEL: State.CANCELLED, Step.REPLAY: State.QUEUED}
 
-TABLE: dict[State, dict[Step, State]] = {
+TABLE: Final[dict[State, dict[Step, State]]] = {
     State.QUEUED: {Step.START: State.PREFILLING, **_ENDS},
     State.PREFILLING: {Step.FIRST_TOKEN: State.HANDED_OFF, **_ENDS},
     State.HANDED_OFF: {Step.RESUME: State.DECODING, Step.PREEMPT: State.PREEMPTED, **_ENDS},
@@ -51,5 +52,6 @@ TABLE: dict[State, dict[Step, State]] = {
 
 def advance(state: State, step: Step) -> State:
     """The state after `step`. An impossible step is a bug of ours, hence an assertion."""
-    assert step in TABLE[state], f"{step} is impossible in {state}"
-    return TABLE[state][step]
+    after = TABLE[state].get(step)
+    assert after is not None, f"{step} is impossible in {state}"
+    return after

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
 from aegis.core.ids import InstanceId, ModelId, RequestId
 
-MAX_BATCH = 64
+MAX_BATCH: Final = 64
 """Sequences in a decode batch, whatever room there is."""
 
 
