@@ -18,7 +18,7 @@ HELD_OUT = 5
 
 _OUTLIER = 5.0  # times what is usual: what takes longer counts as if it had taken so long
 _ROUNDS = 12
-_AS_MUCH = 1e-10
+_AS_MUCH = 1e-10  # of what is explained: by so much less, fewer costs explain as much
 _PER_OCTAVE = 4  # features are alike where they differ by less than 19 %
 
 
