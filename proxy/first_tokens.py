@@ -49,21 +49,26 @@ class FirstTokens:
     def __init__(self, latency: Mapping[ModelId, Latency]) -> None:
         self._latency = latency
         self._waiting: defaultdict[InstanceId, _Waiting] = defaultdict(_Waiting)
-        self._places: dict[RequestId, tuple[InstanceId, Work]] = {}
+        self._places: dict[RequestId, tuple[InstanceId, Work | None]] = {}
 
-    def add(self, instance: InstanceId, request: RequestId, work: Work) -> None:
+    def add(self, instance: InstanceId, request: RequestId, work: Work | None = None) -> None:
+        """`work` where its time is counted here: on a mixed instance."""
         waiting = self._waiting[instance]
         insort(waiting.requests, request)
-        waiting.models[work.model].count(1, work.tokens)
+        if work is not None:
+            waiting.models[work.model].count(1, work.tokens)
         self._places[request] = (instance, work)
 
     def remove(self, request: RequestId) -> None:
         """It has its first token, or waits no more; it may be here or not."""
-        if request not in self._places:
+        place = self._places.pop(request, None)
+        if place is None:
             return
-        instance, work = self._places.pop(request)
+        instance, work = place
         waiting = self._waiting[instance]
         del waiting.requests[bisect_left(waiting.requests, request)]
+        if work is None:
+            return
         sums = waiting.models[work.model]
         sums.count(-1, work.tokens)
         if not sums.jobs:

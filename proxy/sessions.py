@@ -233,7 +233,7 @@ class SessionCore:
                 self._out.append(self._reasons.group(request, work, self._prefills, chosen, self._now_ns))
             group = self._prefills.add(chosen, request, work)
             session.prefill = chosen.instance
-            self._first_tokens.add(chosen.instance, request, work)
+            self._first_tokens.add(chosen.instance, request)
             self._out.append(To(chosen.instance, Submit(job, group)))
         elif self._mixed:
             beside_at = first.decode if first and first.decode in self._mixed else None

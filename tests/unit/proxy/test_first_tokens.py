@@ -32,6 +32,16 @@ def test_a_place_is_told_among_those_that_came_earlier_there() -> None:
     assert tokens.before(RequestId(3)) == 0
 
 
+def test_work_that_is_counted_elsewhere_takes_no_time_here() -> None:
+    tokens = waiting((1, HERE, A, 100))
+    tokens.add(HERE, RequestId(2))
+    assert tokens.before(RequestId(2)) == 1
+    assert tokens.own_ns(HERE, [A]) == LATENCY[A].prefill_ns(100)
+    tokens.remove(RequestId(2))
+    tokens.remove(RequestId(1))
+    assert tokens.own_ns(HERE) == 0
+
+
 def test_the_estimate_is_all_prefills_and_the_switches_they_take() -> None:
     tokens = waiting((1, HERE, A, 100), (2, HERE, A, 50))
     a, b = LATENCY[A], LATENCY[B]
