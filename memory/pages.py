@@ -25,7 +25,7 @@ def count_pages(runs: Iterable[PageRun]) -> int:
 
 
 class NoPages(Struct, frozen=True):
-    """A refusal: so many pages were wanted, so few are free."""
+    """A refusal: so many pages were wanted, so few are free. Most looks ahead end in one, hence no dataclass."""
 
     wanted: int
     free: int

@@ -19,7 +19,7 @@ class Slab:
     slab: SlabId
     first: int
     free: int
-    vacant: int  # blocks that are free
+    vacant: int  # how many these are
     reserved: int = 0
     used: int = 0
     moving: int = 0
@@ -61,7 +61,7 @@ class Slab:
         self.used ^= used
 
     def take_back(self, blocks: int) -> bool:
-        """Blocks that are in no other state are free now. Whether any is left that is not."""
+        """Blocks that were given up, or reclaimed, are free now. Whether any block still is not."""
         self.free |= blocks
         self.vacant += blocks.bit_count()
         return bool(self.reserved or self.used or self.moving)
@@ -91,4 +91,4 @@ class Slab:
         if blocks != per_slab:
             raise LawBroken(f"S1: slab {self.slab}: {blocks} blocks are in a state, there are {per_slab}")
         if self.vacant != self.free.bit_count():
-            raise LawBroken(f"S4: slab {self.slab} counts {self.vacant} free blocks, and has {self.free.bit_count()}")
+            raise LawBroken(f"S1: slab {self.slab} counts {self.vacant} free blocks, and has {self.free.bit_count()}")

@@ -10,8 +10,9 @@ Blocks come and go as runs; an operation costs what it touches of runs and slabs
 Sequences end in any order and leave holes. Filling the fullest slabs first does not close them; `compact` does, by
 emptying a slab into the holes of others.
 
-Laws: (S1) free + reserved + used + moving == blocks of all slabs held; (S2) a slab has one shape and at least one
-block taken; (S3) a block is in one state only; (S4) slabs with free blocks are known in the order of their filling.
+Laws: (S1) free + reserved + used + moving == blocks of all slabs held, and those that are free are counted; (S2) a slab
+has one shape and at least one block taken; (S3) a block is in one state only; (S4) slabs with free blocks are known in
+the order of their filling.
 """
 
 from __future__ import annotations

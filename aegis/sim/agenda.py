@@ -10,10 +10,10 @@ NEVER_NS: Final = 1 << 60
 
 
 class Agenda:
-    """Integer nanoseconds. Nothing is ever taken off: what was overtaken by events finds so itself.
+    """Integer nanoseconds. Nothing is ever cancelled: what was overtaken by events finds so itself.
 
-    A sorted list rather than a heap: what is soonest is taken off its end, so that only putting something in compares.
-    To move what comes sooner costs less than that, be it thousands."""
+    A sorted list rather than a heap: its end is what is next, so that only putting something in compares. That moves
+    all that is to happen before it, which takes less time than comparing, be it thousands."""
 
     __slots__ = ("_entries", "_order", "now_ns")
 

@@ -87,7 +87,8 @@ class StepCosts:
             self.context_token_ps * batch,
             budget_ns * _PS_PER_NS,
         )
-        # The larger root of growth·n² + (2·first - growth)·n - 2·budget is nearly it, and integers say what it is.
+        # The larger root of growth·n² + (2·first - growth)·n - 2·budget, in a form that also holds where nothing grows.
+        # Floats are right but for a few steps, at the very most.
         linear, twice = float(2 * first_ps - growth_ps), 2.0 * budget_ps
         steps = int(2 * twice / (sqrt(linear * linear + 4 * growth_ps * twice) + linear))
         while _run_ps(first_ps, growth_ps, steps) > budget_ps:

@@ -163,15 +163,12 @@ def simulate(pool: Pool, arrivals: Iterable[Wanted], *, decisions: DecisionLog |
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Nothing here is cyclic: Python would look for garbage in more and more that is alive, and find none. Nor is it
-    to look at all of that when this is over."""
+    """Nothing here is cyclic: Python would look for garbage in more and more that is alive, and find none."""
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
-        gc.unfreeze()  # into the oldest generation
         if enabled:
             gc.enable()
 

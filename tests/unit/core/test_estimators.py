@@ -219,6 +219,20 @@ def test_a_fit_without_noise_is_exact(coefficients: list[float]) -> None:
     assert fit.at((4.0, 4.0, 4.0)) == pytest.approx(cost((4.0, 4.0, 4.0)), rel=1e-6)
 
 
+def test_what_one_instance_sees_another_one_does_not() -> None:
+    """They believe the same at first."""
+    one, other = Latency(manifest(), HARDWARE), Latency(manifest(), HARDWARE)
+    before = other.prefill_ns(100), other.decode_ns(100), other.switch_ns()
+    for _ in range(50):
+        one.saw_prefill(100, 3 * before[0])
+        one.saw_decode(100, 3 * before[1])
+        one.saw_switch(3 * before[2])
+    assert one.prefill_ns(100) == pytest.approx(3 * before[0], rel=0.05)
+    assert before == (other.prefill_ns(100), other.decode_ns(100), other.switch_ns())
+    fresh = Latency(manifest(), HARDWARE)
+    assert before == (fresh.prefill_ns(100), fresh.decode_ns(100), fresh.switch_ns())
+
+
 @cache
 def taught() -> Latency:
     """That long prompts cost more than their tokens."""

@@ -67,6 +67,19 @@ def test_bring_in_reserves_the_next_position_too() -> None:
     assert desk.counters.swap_in_bytes == 2 * SHAPE.block_bytes
 
 
+def test_what_is_ahead_of_the_next_step_is_given_up() -> None:
+    desk = Desk()
+    sequence = desk.arrived()
+    before = sequence.device.copy()
+    assert desk.kv.grow(sequence, 3)
+    assert (count_blocks(sequence.device), desk.ledger.device.use()[SHAPE].used) == (5, 5)
+    desk.kv.shrink(sequence)
+    assert (sequence.device, sequence.held) == (before, 2) and desk.ledger.device.use()[SHAPE].used == 2
+    desk.kv.shrink(sequence)
+    assert sequence.device == before
+    desk.ledger.check()
+
+
 def test_settle_waits_for_the_sequences_own_copy() -> None:
     desk, first, second = Desk(), new(), new()
     desk.kv.bring_in(first)

@@ -270,8 +270,11 @@ def broken(law: str) -> SlabPool:
     held = pool._shapes[SHAPES[1]]
     slab = next(iter(held.slabs.values()))
     match law:
-        case "S1: slab":
+        case "S1: slab 0: ":
             slab.free = 0b1000
+        case "S1: slab 0 counts":
+            slab.vacant += 1
+            held.free += 1
         case "S1: the count":
             held.free += 1
         case "S1: the move list":
@@ -288,7 +291,8 @@ def broken(law: str) -> SlabPool:
 
 
 @pytest.mark.parametrize(
-    "law", ["S1: slab", "S1: the count", "S1: the move list", "S2: slab 0", "S2: slabs", "S3", "S4"]
+    "law",
+    ["S1: slab 0: ", "S1: slab 0 counts", "S1: the count", "S1: the move list", "S2: slab 0", "S2: slabs", "S3", "S4"],
 )
 def test_check_finds_what_is_broken(law: str) -> None:
     with pytest.raises(LawBroken, match=law):

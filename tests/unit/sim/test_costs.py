@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aegis.sim.costs import StepCosts, copy_ns
@@ -42,6 +42,7 @@ def test_whole_nanosecond_coefficients_lose_nothing(costs: StepCosts, context: i
 
 
 @given(COSTS, CONTEXTS, BATCHES, st.integers(-5, 10**12))
+@example(StepCosts(decode_ps=1), 0, 1, 1 << 50)  # more of them than a float tells apart
 def test_the_steps_that_fit_are_the_most_that_do(costs: StepCosts, context: int, batch: int, budget_ns: int) -> None:
     steps = costs.steps_within(context, batch, budget_ns)
     assert steps >= 0
