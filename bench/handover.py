@@ -62,7 +62,7 @@ def run(json_path: Path | None = None, *, sizes_mib: tuple[int, ...] = SIZES_MIB
     if json_path:
         result_files.check(json_path)
     if find_spec("ray") is None:
-        raise UserError("there is no Ray here; pip install 'aegis-serve[ray]'")
+        raise UserError("there is no Ray here; where aegis was cloned: pip install -e '.[ray]'")
     from bench.ray_cluster import ray_cluster
 
     with ray_cluster() as cluster, _stand(cluster, max(sizes_mib) << 20) as stand:

@@ -195,7 +195,7 @@ def _validator() -> Any:
         from jsonschema import Draft202012Validator
     except ImportError:
         raise UserError(
-            "answers are judged by jsonschema, which is not installed: pip install 'aegis-serve[bench]'"
+            "answers are judged by jsonschema, which is missing; where aegis was cloned: pip install -e '.[bench]'"
         ) from None
     return Draft202012Validator
 

@@ -86,7 +86,7 @@ def run(
         result_files.check(json_path)
     sends.check()
     if ray and find_spec("ray") is None:
-        raise UserError("there is no Ray here; pip install 'aegis-serve[ray]'")
+        raise UserError("there is no Ray here; where aegis was cloned: pip install -e '.[ray]'")
     before = children()
     with served([*options, *(("--ray", "local") if ray else ())]) as url:
         (launcher,) = children() - before

@@ -28,9 +28,9 @@ def refusal() -> str | None:
     found = installed()
     if found is None:
         return (
-            f"vLLM is not installed: pip install 'aegis-serve[vllm]' brings {PINNED}; "
+            f"vLLM is not installed; where aegis was cloned, pip install -e '.[vllm]' brings {PINNED}; "
             "docs/vllm.md says how on a machine without a GPU"
         )
     if found.split()[1].partition("+")[0] != PINNED:
-        return f"vLLM {PINNED} is needed, {found} is installed: pip install 'aegis-serve[vllm]'"
+        return f"vLLM {PINNED} is needed, {found} is installed; where aegis was cloned: pip install -e '.[vllm]'"
     return None

@@ -12,7 +12,7 @@ import aegis
 from aegis.core.errors import UserError
 from aegis.telemetry.request_stages import Lived
 
-_EXTRA = "--otlp needs more packages: pip install 'aegis-serve[otel]'"
+_EXTRA = "--otlp needs more packages; where aegis was cloned: pip install -e '.[otel]'"
 
 
 class Traces:

@@ -24,10 +24,6 @@ def check(file: Path) -> None:
     """Before hours are spent on what cannot be drawn. Raises UserError."""
     if file.suffix not in _KINDS:
         raise UserError(f"--plot {file}: should end in {' or '.join(_KINDS)}")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ModuleNotFoundError:
-        raise UserError("--plot needs matplotlib: pip install 'aegis-serve[plots]'") from None
 
 
 def sheet(panels: int, title: str = "") -> tuple[Figure, list[Axes]]:

@@ -55,7 +55,7 @@ async def connected(address: str, *, cpus: float) -> AsyncIterator[Cluster]:
 def refuse_without_ray() -> None:
     """To be asked before anything else of this package is imported. Raises UserError."""
     if importlib.util.find_spec("ray") is None:
-        raise UserError("--ray needs more packages: pip install 'aegis-serve[ray]'", param="ray")
+        raise UserError("--ray needs more packages; where aegis was cloned: pip install -e '.[ray]'", param="ray")
 
 
 def _join(address: str, cpus: float, directory: str) -> None:

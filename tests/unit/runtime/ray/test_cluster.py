@@ -35,7 +35,7 @@ def test_without_ray_it_is_told_what_to_install(tmp_path: Path, by: str) -> None
     file.write_text("ray: {address: auto}")
     asked = ["--ray", "local"] if by == "option" else [str(file)]
     done = subprocess.run([sys.executable, "-c", LAUNCH, *asked], capture_output=True, text=True)
-    assert done.stderr == "aegis: --ray needs more packages: pip install 'aegis-serve[ray]'\n"
+    assert done.stderr == "aegis: --ray needs more packages; where aegis was cloned: pip install -e '.[ray]'\n"
     assert (done.stdout, done.returncode) == ("", 2)
 
 
