@@ -164,7 +164,8 @@ class AdminClient:
 
 
 def _refused(status: int, content: dict[str, Any]) -> Refused:
-    return Refused(_reason(content) or f"the server answered {status}", status=status)
+    reason = _reason(content) or f"the server answered {status}"
+    return Refused(f"{reason} (commands take it from {ADMIN_KEY})" if status == 401 else reason, status=status)
 
 
 def _reason(content: dict[str, Any]) -> str | None:

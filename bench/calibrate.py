@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from aegis.client import AdminClient
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
+from aegis.telemetry.spans import SpanKind
 from bench.calibration import cost_file, past
 from bench.calibration.past import Past
 from bench.calibration.probe import probed
@@ -43,7 +44,14 @@ def calibrate(seen: Past, out: Path) -> Learned:
         raise UserError("too few runs of any model to learn from: at least 10 prefills and 10 decode runs are needed")
     rates = measure_rates(seen.spans, seen.records)
     write(out, cost_file.written(contention, fits, rates).encode())
-    return Learned(fits, list(lines(contention, fits, rates)))
+    seen_models = {span.model for span in seen.spans if span.kind in (SpanKind.DECODE, SpanKind.PREFILL)}
+    left_out = sorted(seen_models - fits.keys())
+    return Learned(fits, [*lines(contention, fits, rates), *_left_out(left_out)])
+
+
+def _left_out(models: Sequence[ModelId]) -> list[str]:
+    """What a simulation would miss in the file."""
+    return [f"too few runs, so not in the file: {', '.join(models)}; send more requests to them"] if models else []
 
 
 def _seen(url: str, probe: bool, seconds: float | None, spans: Path | None, records: Path | None) -> Past:

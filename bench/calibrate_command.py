@@ -31,8 +31,8 @@ def calibrate(
 ) -> int:
     """Learn what steps, copies and messages cost, from what a running server did.
 
-    Costs are fitted model by model and judged on every fifth run, which no fit has seen. The server should be under
-    load of all kinds meanwhile, or else --probe makes it: docs/calibrate.md.
+    Costs are fitted model by model and judged on runs that the fit has not seen. The server should be under load of all
+    kinds meanwhile, or else --probe makes it: docs/calibrate.md.
 
     \b
     Examples:

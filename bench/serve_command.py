@@ -9,6 +9,8 @@ import typer
 
 from aegis.client import DEFAULT_URL
 
+_TOKENS_MAX = 10_000_000
+
 
 def serve(
     base_url: Annotated[str, typer.Option(metavar="URL", help="Address of the server.")] = DEFAULT_URL,
@@ -43,8 +45,12 @@ def serve(
     timed_trace_sec_multiplier: Annotated[
         float, typer.Option(metavar="X", help="Seconds of a `timestamp` of a timed_trace; 0.001 for milliseconds.")
     ] = 1.0,
-    random_input_len: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of a random prompt.")] = 1024,
-    random_output_len: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of its answer.")] = 128,
+    random_input_len: Annotated[
+        int, typer.Option(metavar="N", min=1, max=_TOKENS_MAX, help="Tokens of a random prompt.")
+    ] = 1024,
+    random_output_len: Annotated[
+        int, typer.Option(metavar="N", min=1, max=_TOKENS_MAX, help="Tokens of its answer.")
+    ] = 128,
     random_range_ratio: Annotated[
         float, typer.Option(metavar="R", min=0, max=1, help="Both are drawn from [n(1 - R), n(1 + R)].")
     ] = 0.0,
@@ -104,7 +110,8 @@ def serve(
 ) -> int:
     """Measure a server with OpenAI's API under requests to many models.
 
-    Each request is sent at its time, whatever became of the others. docs/benchmarking.md explains what is measured.
+    Each request is sent at its time, whatever became of the others. Exits 1 where all of them failed.
+    docs/benchmarking.md explains what is measured.
 
     \b
     Examples:
@@ -116,5 +123,4 @@ def serve(
     from bench.serve import run
     from bench.serve_options import settings_of
 
-    run(settings_of(given))
-    return 0
+    return 0 if run(settings_of(given))["completed"] else 1

@@ -28,6 +28,10 @@ class Budget:
         """Without so many pages no token of the model can be made: its weights and one slab."""
         return self.weight_pages(image_bytes) + self.pages_per_slab
 
+    def holds(self, image_bytes: int, shape: KvShape) -> bool:
+        """Whether an instance can make tokens of the model."""
+        return self.least_pages(image_bytes) <= self.pages and shape.block_bytes <= self.slab_bytes
+
     def sequence_tokens(self, image_bytes: int, shape: KvShape) -> int:
         """The longest sequence whose KV fits on the device beside the model's weights, and in the host region while
         every other instance keeps a slab. 0 or less: the model cannot be served."""

@@ -262,6 +262,11 @@ def with_costs(spec: GpuSpec, file: Path) -> GpuSpec:
     return replace(spec, **measured, fits={**spec.fits, **fits})
 
 
+def costed(file: Path) -> frozenset[str]:
+    """The models, or shapes, that such a file has costs of. Raises UserError."""
+    return frozenset(read(file, _CostsFile).costs)
+
+
 def _costs(fit: _Fit) -> StepCosts:
     decode, prefill = fit.decode_ms, fit.prefill_ms
     return StepCosts.of_ms(

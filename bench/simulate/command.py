@@ -9,6 +9,8 @@ import typer
 
 from bench.simulate.asked import Costs, Gpu, Jobs, Link, Models, SloText, Trace, Workload
 
+_INSTANCES_MAX = 10_000
+
 
 def simulate(
     workload: Workload = None,
@@ -27,14 +29,18 @@ def simulate(
         bool, typer.Option("--as-published", help="Policies with their papers' own settings, handicaps included.")
     ] = False,
     prefill: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Prefill instances, a GPU each. [default: 6]")
+        int | None,
+        typer.Option(metavar="N", min=1, max=_INSTANCES_MAX, help="Prefill instances, a GPU each. [default: 6]"),
     ] = None,
     decode: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Decode instances, a GPU each. [default: 10]")
+        int | None,
+        typer.Option(metavar="N", min=1, max=_INSTANCES_MAX, help="Decode instances, a GPU each. [default: 10]"),
     ] = None,
     mixed: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Instances where all prefill and decode. [default: P + D]"),
+        typer.Option(
+            metavar="N", min=1, max=_INSTANCES_MAX, help="Instances where all prefill and decode. [default: P + D]"
+        ),
     ] = None,
     roles: Annotated[
         str | None,

@@ -20,7 +20,7 @@ from bench.simulate import plots, sweep, table
 from bench.simulate.cells import SEARCHES
 from bench.simulate.figures import figures
 from bench.simulate.search_options import OF_A_SEARCH, is_given, search
-from bench.simulate.setting import Setting
+from bench.simulate.setting import Setting, check_asked, tell_uncosted
 from bench.simulate.setting import run as run_setting
 from bench.simulate.study import Curve, Point, Study, curves
 from bench.simulate.suite_run import Choice
@@ -65,6 +65,9 @@ def run(given: Mapping[str, Any]) -> None:
         raise UserError(f"{_option(unused[0])} is of a --suite")
     _check_not_searched(given)
     study = _study(given)
+    if study.sweep is None:
+        check_asked(study.base)
+    tell_uncosted(study.base)
     if given["plot"]:
         plots.check(given["plot"])
     if any(given[name] for name in _OF_ONE):

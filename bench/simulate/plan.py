@@ -12,11 +12,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
-from aegis.sim.world import Pool
 from aegis.telemetry.records import Record
-from bench.report.numbers import size
 from bench.report.usage import INWARDS, instances, link
 from bench.simulate.cells import OURS, Contender, gpus
 from bench.simulate.cells_figures import value
@@ -80,7 +77,6 @@ def plan(question: Question) -> Plan:
     """Raises UserError."""
     setting = replace(question.setting, policy=question.policies[0], seed=question.seeds[0])
     pool = pool_of(setting)
-    _check_fits(pool)
     policies = tuple(dict.fromkeys((*question.policies, DEDICATED)))
     contenders = [each for each in gpus(setting, "plan").contenders if each.policy in policies]
     searches = [_search(question, each, seed) for each in contenders for seed in question.seeds]
@@ -102,18 +98,6 @@ def plan(question: Question) -> Plan:
         largest_bytes=max(weights),
         needs=sorted(needs, key=lambda need: (policies.index(need.policy), need.gpus.at is None, value(need.gpus))),
     )
-
-
-def _check_fits(pool: Pool) -> None:
-    """Raises UserError where no GPU can hold one of the models."""
-    budget = pool.budget()
-    for spec in pool.specs:
-        weights = spec.manifest.image_bytes
-        if budget.sequence_tokens(weights, spec.manifest.kv) <= 0:
-            raise UserError(
-                f"{spec.model} ({spec.root}) has {size(weights)} of weights, and {pool.gpu.name} holds "
-                f"{size(pool.gpu.memory_bytes)}, KV included; give a group like {pool.gpu.name}x4, or a larger GPU"
-            )
 
 
 def _search(question: Question, contender: Contender, seed: int) -> Search:

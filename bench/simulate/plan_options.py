@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from aegis.core.errors import UserError
@@ -12,7 +13,7 @@ from bench.simulate.cells import OURS
 from bench.simulate.options import chosen
 from bench.simulate.plan import Question, plan
 from bench.simulate.plan_show import show
-from bench.simulate.setting import Setting
+from bench.simulate.setting import Setting, check_asked, tell_uncosted
 from bench.simulate.workers import cores
 
 _SEEDS = 3
@@ -22,7 +23,11 @@ def run(given: Mapping[str, Any]) -> None:
     """Raises UserError."""
     if given["json"]:
         result_files.check(given["json"])
-    answer = plan(question(given))
+    asked = question(given)
+    for seed in asked.seeds:
+        check_asked(replace(asked.setting, seed=seed))
+    tell_uncosted(asked.setting)
+    answer = plan(asked)
     show(answer)
     if given["json"]:
         result_files.write_json(given["json"], answer)

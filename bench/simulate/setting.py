@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -10,20 +11,23 @@ from typing import Any
 
 import msgspec
 
+from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.role import Roles
 from aegis.policies import Recipe, recipe
 from aegis.sim.catalogue import models
-from aegis.sim.gpus import GpuSpec, gpu, with_costs
+from aegis.sim.gpus import GpuSpec, costed, gpu, with_costs
 from aegis.sim.market import Wanted
 from aegis.sim.world import Outcome, Pool, simulate
+from bench.report.numbers import size
 from bench.workloads import spec, traces
 from bench.workloads.arrival import Arrival
 
 _DEFAULT_SLO = Slo()
 _SPARE_TOKENS = 32
 _KEPT_WORKLOADS = 32  # of some megabytes each
+_NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +72,10 @@ def run(setting: Setting, *, keep_times: bool = False, sample_ns: int = 0, expla
 
 
 def pool_of(setting: Setting) -> Pool:
-    """Its instances and models. Raises UserError."""
+    """Its instances and models. Raises UserError, also where a GPU cannot hold one of the models."""
     known, asked = _recipe(setting), _arrivals_of(setting)
     mixed = known.roles_of(setting.roles, counted=setting.counted) is Roles.AUTO
-    return Pool(
+    pool = Pool(
         gpu=_gpu(setting),
         specs=tuple(models(setting.models, asked={arrival.model for arrival in asked}, slo=setting.slo)),
         prefills=0 if mixed else setting.prefill,
@@ -80,11 +84,59 @@ def pool_of(setting: Setting) -> Pool:
         recipe=known,
         slab_bytes=setting.slab_bytes,
     )
+    _check_fits(pool)
+    _uncosted(setting, pool.specs)
+    return pool
+
+
+def check_asked(setting: Setting) -> None:
+    """Raises UserError where there is no request: its figures would be of nothing."""
+    if not _arrivals_of(setting):
+        raise UserError(
+            f"workload {setting.workload!r}: no request with seed {setting.seed}; raise models, rps or duration"
+        )
+
+
+def tell_uncosted(setting: Setting) -> None:
+    """One line to stderr where costs that were given are not those of all models. Raises UserError."""
+    missing = _uncosted(setting, pool_of(setting).specs)
+    if missing:
+        said = f"--costs {setting.costs} has no costs of {_some(missing)}; those of --gpu {setting.gpu} stand in"
+        print(f"aegis: {said}", file=sys.stderr)
 
 
 def models_of(setting: Setting) -> int:
     """How many models its workload or trace asks for. Raises UserError."""
     return len({arrival.model for arrival in _arrivals_of(setting)})
+
+
+def _uncosted(setting: Setting, specs: Sequence[ModelSpec]) -> list[ModelId]:
+    """The models that its file of costs does not name. UserError: it names none, being of another market."""
+    if setting.costs is None:
+        return []
+    known = costed(Path(setting.costs))
+    missing = [each.model for each in specs if each.model not in known and each.root not in known]
+    if len(missing) == len(specs):
+        raise UserError(
+            f"--costs {setting.costs}: has costs of {_some(sorted(known))}, but of no model here: {_some(missing)}"
+        )
+    return missing
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"
+
+
+def _check_fits(pool: Pool) -> None:
+    budget = pool.budget()
+    for model in pool.specs:
+        weights = model.manifest.image_bytes
+        if not budget.holds(weights, model.manifest.kv):
+            raise UserError(
+                f"{model.model} ({model.root}) has {size(weights)} of weights, and {pool.gpu.name} holds "
+                f"{size(pool.gpu.memory_bytes)}, KV included; give a group like {pool.gpu.name}x4, or a larger GPU"
+            )
 
 
 def _gpu(setting: Setting) -> GpuSpec:
@@ -106,9 +158,9 @@ def _arrivals_of(setting: Setting) -> list[Arrival]:
 @lru_cache(_KEPT_WORKLOADS)
 def _arrivals(workload: str | None, trace: str | None, seed: int) -> list[Arrival]:
     """Policies of a sweep are given the same arrivals one after the other."""
-    if trace:
+    if trace is not None:
         return traces.read(Path(trace))
-    assert workload
+    assert workload is not None
     return spec.parse(workload, seed)
 
 

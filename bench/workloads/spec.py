@@ -167,8 +167,9 @@ def _lengths(keys: dict[str, str]) -> Lengths:
 
 
 def _number(key: str, text: str, about: _Key) -> float:
+    plain = text.isascii() and "_" not in text  # no digits of other scripts, nor Python's own groups of them
     try:
-        value = int(text) if about.whole else float(text)
+        value = nan if not plain else int(text) if about.whole else float(text)
     except ValueError:
         value = nan
     if not about.low <= value <= about.high:

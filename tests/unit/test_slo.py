@@ -34,6 +34,7 @@ def test_what_is_not_named_keeps_its_default(text: str, slo: Slo) -> None:
         "ttft=nan",
         "ttft=inf",
         "ttft=1,",
+        "ttft=1,ttft=2",
     ],
 )
 def test_nonsense_is_refused(text: str) -> None:

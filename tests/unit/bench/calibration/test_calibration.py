@@ -197,6 +197,14 @@ def test_the_file_is_what_a_simulation_reads(tmp_path: Path) -> None:
     assert any("prefill" in line for line in told)
 
 
+def test_a_model_with_too_few_runs_is_named(tmp_path: Path) -> None:
+    spans, records = past(Truth())
+    rare = [replace(span, model=ModelId("rare")) for span in spans if span.kind is SpanKind.PREFILL][:9]
+    told = calibrate(Past([*spans, *rare], records), tmp_path / "costs.yaml").table
+    assert told[-1] == "too few runs, so not in the file: rare; send more requests to them"
+    assert not any("too few" in line for line in calibrate(Past(spans, records), tmp_path / "costs.yaml").table)
+
+
 def test_records_without_spans_are_not_left_out_in_silence(tmp_path: Path) -> None:
     file = tmp_path / "records.jsonl"
     with pytest.raises(UserError, match="--records is a file beside one of --spans"):

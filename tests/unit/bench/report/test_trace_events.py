@@ -143,7 +143,7 @@ def test_a_server_is_asked_with_the_key() -> None:
         try:
             url = f"http://127.0.0.1:{server.server_port}"
             run = read(None, None, url, KEY)
-            with pytest.raises(UserError, match="no such key"):
+            with pytest.raises(UserError, match=r"no such key \(commands take it from AEGIS_ADMIN_KEY\)"):
                 read(None, None, url, "other")
         finally:
             server.shutdown()

@@ -67,6 +67,19 @@ def test_a_trace_a_gpu_costs_and_deadlines_are_taken(simulate: Any, tmp_path: Pa
     assert " 100.00 " in simulate(*plain, "--costs", costs, "--slo", "ttft=1,tbt=0.2")[1]
 
 
+def test_models_that_costs_say_nothing_of_are_named(simulate: Any, tmp_path: Path) -> None:
+    costs = tmp_path / "costs.yaml"
+    given = ("--workload", SMALL, "--gpu", "h100", "--costs", costs)
+    costs.write_text("costs: {m001: {decode_ms: {step: 3}}}")
+    code, _, err = simulate(*given)
+    named = f"aegis: --costs {costs} has no costs of m000, m002, m003; those of --gpu h100 stand in\n"
+    assert (code, err) == (0, named)
+    costs.write_text("costs: {bakery: {decode_ms: {step: 3}}}")
+    code, out, err = simulate(*given)
+    assert (code, out) == (2, "")
+    assert err == f"aegis: --costs {costs}: has costs of bakery, but of no model here: m000, m001, m002 and 1 more\n"
+
+
 def test_mixed_instances_are_as_many_as_the_others_unless_said(simulate: Any, tmp_path: Path) -> None:
     json = tmp_path / "out.json"
     for words, mixed in ((("--prefill", 2, "--decode", 3), 5), (("--mixed", 7, "--prefill", 2), 7), ((), 16)):
@@ -142,6 +155,10 @@ def test_the_gpus_that_a_trace_needs_are_told_and_written(simulate: Any, tmp_pat
         ([], "give one of --workload, --trace and --suite"),
         (["--workload", SMALL, "--trace", "x.csv"], "give one of --workload, --trace and --suite"),
         (["--workload", "posson"], "unknown workload 'posson'"),
+        (["--workload", ""], "unknown workload ''"),
+        (["--workload", "poisson:rps=1e-6,duration=0.001"], "no request with seed 0"),
+        (["--workload", SMALL, "--models", "qwen2.5-72b:4"], "m000 (qwen2.5-72b) has 145 GB of weights"),
+        (["--workload", SMALL, "--mixed", "99999999"], "Invalid value for '--mixed'"),
         (["--trace", "/nowhere.csv"], "/nowhere.csv: No such file"),
         (["--trace", "x.csv", "--sweep", "rps=1:2:1"], "--sweep changes a key of --workload; a trace has none"),
         (["--workload", SMALL, "--sweep", "rps=1:2"], "should be KEY=LOW:HIGH:STEP"),

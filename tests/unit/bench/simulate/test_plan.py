@@ -91,6 +91,8 @@ def test_kv_is_counted_from_the_first_token_to_the_last() -> None:
         ({"workload": WORKLOAD, "slo": "ttft=never"}, "--slo: 'ttft=never' is no limit"),
         ({"workload": WORKLOAD, "gpu": "b9000"}, "--gpu b9000: should be h100"),
         ({"workload": "poison:models=4"}, "unknown workload 'poison'"),
+        ({"workload": ""}, "unknown workload ''"),
+        ({"workload": "poisson:models=1,rps=0.2,duration=10"}, "no request with seed 0"),
         ({"trace": Path("away.csv")}, "away.csv: No such file"),
         ({"workload": WORKLOAD, "json": Path("away/plan.json")}, "away is no directory"),
     ],

@@ -71,6 +71,8 @@ def test_lengths_do_not_follow_from_times() -> None:
         ("gamma:alpha=1", "alpha", "workload gamma has no key 'alpha'; expected one of models, rps, duration, cv,"),
         ("poisson:rps=abc", "rps", "workload key 'rps': expected a number from 1e-06 to 1e+06, got 'abc'"),
         ("poisson:rps=nan", "rps", "got 'nan'"),
+        ("poisson:models=٣", "models", "expected a whole number from 1 to 100000, got '٣'"),
+        ("poisson:rps=1_0", "rps", "got '1_0'"),
         ("poisson:rps=-1", "rps", "got '-1'"),
         ("poisson:models=2.5", "models", "expected a whole number from 1 to 100000, got '2.5'"),
         ("gamma:cv=0", "cv", "workload key 'cv': expected a number from 0.01 to 100, got '0'"),
