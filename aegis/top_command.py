@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
 from aegis.client import DEFAULT_URL, AdminClient
+from aegis.core.errors import UserError
 
 
 def top(
@@ -23,6 +25,8 @@ def top(
       aegis top
       aegis top --url http://10.0.0.7:8000 --every 5
     """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UserError("aegis top needs a terminal; programs read /metrics, or `aegis memory` and `aegis models list`")
     from aegis.top.app import Top
 
     Top(AdminClient(url), url, every).run()

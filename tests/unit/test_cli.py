@@ -117,6 +117,7 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
         (["memory", "limit", "decode-0", "lots"], "SIZE: 'lots' is no size"),
         (["memory", "trim", "decode-0", "--timeout", "soon"], "Invalid value for '--timeout'"),
         (["memory", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
+        (["top"], "aegis top needs a terminal"),
         (["explain", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
         (["explain", "decisions.jsonl", "--follow"], "are of a running server: leave out FILE"),
         (["explain", "/nowhere/decisions.jsonl"], "/nowhere/decisions.jsonl: No such file"),
