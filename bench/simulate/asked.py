@@ -13,7 +13,7 @@ Gpu = Annotated[
     str | None, typer.Option(metavar="GPU", help="h100, h800, h20, a10, h800x4, or a .yaml file. [default: h800]")
 ]
 Models = Annotated[
-    str | None, typer.Option(metavar="SPEC", help="mix:80, qwen2.5-72b:4, or a .yaml file. [default: mix]")
+    str | None, typer.Option(metavar="SPEC", help="mix:80, qwen2.5-32b:4, or a .yaml file. [default: mix]")
 ]
 SloText = Annotated[
     str | None, typer.Option(metavar="SLO", help="When tokens are due, in seconds. [default: ttft=10,tbt=0.1]")
