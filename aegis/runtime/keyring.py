@@ -20,6 +20,7 @@ _KEY_CHARACTERS_MAX = 4096
 def http_settings(config: Config) -> Settings:
     server = config.server
     return Settings(
+        host=server.host,
         status_needs_key=server.status_needs_key,
         cors_origins=server.cors_origins,
         body_bytes_max=server.body_max,

@@ -2,17 +2,22 @@
 
 With an admin key those that send it, without one those on this machine, but no web page that a browser shows there and
 nobody a reverse proxy stands for.
+
+A page may have a name of its own that leads here (DNS rebinding): to the browser it is a page of this server then, and
+only the name in `Host` tells. Nobody else can have localhost, an address, or the name that the server listens on.
 """
 
 from __future__ import annotations
 
 from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from fastapi import Request
 
 from aegis.core.errors import UserError
+from proxy.http.errors import shown
 from proxy.http.keys import caller_of, no_such_key
-from proxy.http.settings import market_of
+from proxy.http.settings import market_of, settings_of
 
 _FOR_SOMEONE_ELSE = ("origin", "forwarded", "via", "x-forwarded-for", "x-real-ip")
 
@@ -28,6 +33,24 @@ async def authorise(request: Request) -> None:
     elif not _is_local(request):
         message = f"{request.url.path} is for the server's own machine only, as no admin key is set"
         raise UserError(message, status=403, code="forbidden")
+    elif not is_own_name(host := request.headers.get("host", ""), settings_of(request).host):
+        message = f"{request.url.path} is not for {shown(host)}, as no admin key is set; ask localhost or an IP address"
+        raise UserError(message, status=403, code="forbidden")
+
+
+def is_own_name(host: str, listens_on: str) -> bool:
+    """Whether no web page of elsewhere can be at this `Host`, which clients other than browsers may leave out."""
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+    except ValueError:
+        return False
+    if not host or name in ("localhost", listens_on.lower()) or name.endswith(".localhost"):
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_local(request: Request) -> bool:

@@ -17,6 +17,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     """The same for all proxies of a server, but for `proxy`."""
 
     proxy: str = "proxy-0"  # who answers, as every reply says
+    host: str = ""  # what the server was told to listen on
     status_needs_key: bool = False
     cors_origins: tuple[str, ...] = ()
     body_bytes_max: int = 4 << 20

@@ -329,7 +329,7 @@ def calling(
 
     async def run() -> Any:
         transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://aegis") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await calls(client)
 
     return asyncio.run(run())

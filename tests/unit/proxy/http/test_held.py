@@ -94,7 +94,7 @@ def test_a_retry_of_a_stream_that_waits_is_not_answered_twice() -> None:
             await stream.begun.wait()
             behind.served["new"] = ScriptedModel(spec("new"), says("hello"))
             transport = httpx.ASGITransport(app=app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://aegis") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 retry = await client.post("/v1/completions", content=body, headers={"X-Request-Id": stream.request_id})
             del behind.registering["new"]
             await waiting

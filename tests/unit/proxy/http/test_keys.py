@@ -91,6 +91,49 @@ def test_commands_need_the_admin_s_key(path: str) -> None:
     assert ask(path, method="GET", keys=keyring(alice="sk-alice")).status_code == 200, "this machine's users"
 
 
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [
+        ("localhost:8000", True),
+        ("LOCALHOST.", True),
+        ("aegis.localhost", True),
+        ("127.0.0.1:8000", True),
+        ("127.8.9.1", True),
+        ("192.168.1.7:8000", True),
+        ("[::1]:8000", True),
+        ("models.lan:8000", True),
+        ("evil.com:8000", False),
+        ("localhost.evil.com", False),
+        ("127.0.0.1.evil.com", False),
+        ("localhost@evil.com", False),
+        ("evil.com@[", False),
+        ("[::1", False),
+    ],
+)
+def test_a_page_whose_name_leads_to_this_machine_commands_nothing(host: str, own: bool) -> None:
+    """To a browser that page and this server are of one origin."""
+    sent = {"host": host, "sec-fetch-site": "same-origin"}
+    for method, path, keys, allowed in (
+        ("GET", "/debug/node", keyring(), own),
+        ("GET", "/debug/live", keyring(alice="sk-alice"), own),
+        ("POST", "/models/unload", keyring(), own),
+        ("GET", "/debug/node", keyring(admin="boss"), True),
+        ("GET", "/v1/models", keyring(), True),
+    ):
+        headers = sent | ({"authorization": "Bearer boss"} if keys.admin else {})
+        reply: httpx.Response = calling(
+            market(),
+            lambda client, method=method, path=path, headers=headers: client.request(
+                method, path, headers=headers, json={"model": "m"} if method == "POST" else None
+            ),
+            keys=keys,
+            host="models.lan",
+        )
+        assert (reply.status_code != 403) == allowed, (path, reply.text)
+        if not allowed:
+            assert "localhost" in reply.json()["error"]["message"]
+
+
 def test_refusals_are_counted_by_what_they_are_for() -> None:
     behind = market()
     ask("/v1/completions", behind=behind)

@@ -81,7 +81,7 @@ def test_memory_is_for_those_who_may_command(method: str, path: str) -> None:
 
     async def from_elsewhere(_: httpx.AsyncClient) -> int:
         transport = httpx.ASGITransport(app=create_app(market()), client=("192.0.2.7", 1))
-        async with httpx.AsyncClient(transport=transport, base_url="http://aegis") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await ask(client)
 
     assert calling(market(), from_elsewhere) == 403

@@ -125,7 +125,7 @@ def test_without_a_key_only_local_clients_that_are_no_web_page_may_change_models
 
     async def from_elsewhere() -> httpx.Response:
         transport = httpx.ASGITransport(app=create_app(market()), client=("192.0.2.7", 1))
-        async with httpx.AsyncClient(transport=transport, base_url="http://aegis") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.post(path, json={})
 
     assert calling(market(), lambda _: from_elsewhere()).status_code == 403

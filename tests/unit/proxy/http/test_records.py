@@ -27,7 +27,7 @@ def calling(behind: ScriptedMarket, calls: Callable[[httpx.AsyncClient], Awaitab
     async def main() -> None:
         async with open_store(RedisSettings()) as store:
             transport = httpx.ASGITransport(app=create_app(behind, records=store.records))
-            async with httpx.AsyncClient(transport=transport, base_url="http://aegis") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 await calls(client)
 
     asyncio.run(main())
@@ -130,7 +130,7 @@ def test_nothing_is_told_of_an_answer_that_cannot_be_recorded(tmp_path: Path) ->
     async def main(server: RedisServer) -> None:
         async with open_store(RedisSettings(url=SecretStr(server.url), wait_s=0.3)) as store:
             transport = httpx.ASGITransport(app=create_app(behind, records=store.records))
-            async with httpx.AsyncClient(transport=transport, base_url="http://aegis") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 server.pause()
                 for stream in (False, True):
                     reply = await client.post(COMPLETIONS, json=body | {"stream": stream})
