@@ -12,6 +12,7 @@ from aegis.core.errors import UserError
 from proxy.http.connection import ClientGone
 from proxy.http.errors import shown
 from proxy.http.fields import Fields
+from proxy.http.protocol import broken_off
 
 
 class _Key(str):
@@ -23,8 +24,8 @@ class _Key(str):
 async def read_fields(request: Request, bytes_max: int) -> Fields:
     """The parameters of the request.
 
-    Raises UserError: 413 beyond `bytes_max`, 415 where it is compressed, 400 where it is no JSON object; ClientGone
-    where the client leaves.
+    Raises UserError: 413 beyond `bytes_max`, 415 where it is compressed, 408 where its rest does not come, 400 where it
+    is no JSON object; ClientGone where the client leaves.
     """
     return Fields(parse_object(await _read(request, bytes_max)))
 
@@ -70,6 +71,8 @@ async def _read(request: Request, bytes_max: int) -> bytes:
             chunks.append(chunk)
     except ClientDisconnect:
         raise ClientGone from None
+    if error := broken_off(request.scope):
+        raise error
     return b"".join(chunks)
 
 

@@ -12,10 +12,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from aegis.core.errors import UserError
 from proxy.http.errors import error_body
 from proxy.http.replies import encode
+from proxy.http.request_ids import HEADER, new_id
 
 HEAD_BYTES_MAX = 64 << 10
 PATIENCE_S = 60.0
 _CUT = "aegis.cut"
+_BROKEN_OFF = "aegis.broken-off"
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 _BETWEEN_FIELDS = len(": \r\n")
 
@@ -27,6 +29,12 @@ def cut(scope: Scope) -> None:
         aborts[_CUT]()
 
 
+def broken_off(scope: Scope) -> UserError | None:
+    """Why the rest of the request's body is not waited for any more; what is there of it ends as if it were whole."""
+    error: UserError | None = scope.get("extensions", {}).get(_BROKEN_OFF)
+    return error
+
+
 class Protocol(HttpToolsProtocol):
     """One connection."""
 
@@ -36,6 +44,7 @@ class Protocol(HttpToolsProtocol):
     _head_bytes = 0  # of what is complete, and
     _unread_bytes = 0  # of all that came, while the head is not
     _heard_s = 0.0
+    _broke_off = False
     _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -97,15 +106,32 @@ class Protocol(HttpToolsProtocol):
         waits = self._awaits_request and not self.flow.read_paused and not behind_another
         if not waits or left_s > 0:
             self._patience = self.loop.call_later(left_s if waits else self.patience_s, self._watch)
-        elif self.scope is None or (not self._in_head and self.cycle.response_started):
+        elif self.scope is None:
+            self.transport.close()
+        elif self._in_head:
+            self._refuse(self._late())
+        elif self.cycle.response_started or self._broke_off:
             self.transport.close()
         else:
-            message = f"the rest of the request did not come within {self.patience_s:g} s"
-            self._refuse(UserError(message, status=408, code="request_timeout"))
+            self._break_off(self._late())
+            self._patience = self.loop.call_later(self.patience_s, self._watch)
+
+    def _late(self) -> UserError:
+        message = f"the rest of the request did not come within {self.patience_s:g} s"
+        return UserError(message, status=408, code="request_timeout")
+
+    def _break_off(self, error: UserError) -> None:
+        """Who reads the body answers with the error, like with any other: under the request's id, logged and counted.
+        The connection ends with that."""
+        cycle, self._broke_off = self.cycle, True
+        cycle.scope["extensions"][_BROKEN_OFF] = error  # type: ignore[assignment]
+        cycle.keep_alive = cycle.more_body = False
+        cycle.message_event.set()
 
     def _refuse(self, error: UserError) -> None:
         body = encode(error_body(error))
         head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n" % (error.status, _REASONS[error.status])
+        head += b"%s: %s\r\n" % (HEADER, new_id().encode())
         self.transport.write(head + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body)
         self.transport.close()
 

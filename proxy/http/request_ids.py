@@ -19,12 +19,16 @@ def is_request_id(value: str) -> bool:
     return 0 < len(value) <= _CHARACTERS_MAX and value.isascii() and value.isprintable() and " " not in value
 
 
+def new_id() -> str:
+    return uuid4().hex
+
+
 def assign(scope: Scope) -> None:
     """Gives the request its id, before anything else is known of it."""
     state = scope.setdefault("state", {})
     sent = next((value.decode("latin-1") for name, value in scope["headers"] if name == HEADER), "")
     state["request_id_known"] = is_request_id(sent)
-    state["request_id"] = sent if state["request_id_known"] else uuid4().hex
+    state["request_id"] = sent if state["request_id_known"] else new_id()
     state["request_id_refused"] = bool(sent) and not state["request_id_known"]
 
 

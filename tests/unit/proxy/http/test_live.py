@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ import openai
 import pytest
 
 from aegis.core.request import FinishReason
+from aegis.telemetry.logs import LineFormatter
 from proxy.http.boundary import Delta, Finished
 from proxy.http.protocol import Protocol
 from tests.unit.proxy.http.live import serving
@@ -230,6 +232,39 @@ def test_the_rest_of_a_request_is_not_waited_for_for_ever(sent: bytes, monkeypat
         status, body = said(int(url.rpartition(":")[2]), sent)
         assert (status, body and body["error"]["code"]) == ((408, "request_timeout") if sent else (0, None))
         assert httpx.get(url + "/health").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+def test_a_body_that_does_not_come_is_a_request_like_any_other(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under its id, logged and counted as what its client is told."""
+    monkeypatch.setattr(Protocol, "patience_s", 0.2)
+    behind = market()
+    sent = COMPLETE.replace(b"/v1/completions", path.encode()).replace(b"host: x", b"host: x\r\nx-request-id: mine")
+    with caplog.at_level(logging.INFO), serving(behind) as url, socket.socket() as client:
+        client.settimeout(WAIT_S)
+        client.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+        client.sendall(sent + b'{"model": ')
+        reply = b""
+        while part := client.recv(1 << 16):
+            reply += part
+        until(lambda: bool(behind.answers))
+    assert reply.startswith(b"HTTP/1.1 408 ") and reply.count(b"HTTP/1.1") == 1
+    assert b"\r\nx-request-id: mine\r\n" in reply and b"\r\nconnection: close\r\n" in reply
+    assert behind.answers == [(path, 408)]
+    (line,) = [LineFormatter().format(record) for record in caplog.records if record.message == "request"]
+    assert "request_id=mine" in line and "status=408" in line
+
+
+@pytest.mark.parametrize("sent", [b"POST /v1/comp", b"\x16\x03\x01 hello\r\n\r\n"], ids=["late", "no HTTP"])
+def test_what_is_no_request_yet_is_answered_under_an_id_too(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Protocol, "patience_s", 0.2)
+    with serving(market()) as url, socket.socket() as client:
+        client.settimeout(WAIT_S)
+        client.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+        client.sendall(sent)
+        assert b"\r\nx-request-id: " in client.recv(1 << 16)
 
 
 @pytest.mark.parametrize("more", ["all of the next", "its beginning"])
