@@ -83,7 +83,7 @@ class _Session:
     job: Job
     beside: RequestId | None = None
     state: State = State.QUEUED
-    sent: list[Token] = field(default_factory=list)
+    sent: list[int] = field(default_factory=list)  # no logprobs: they are told once, and take much more memory
     prefill: InstanceId | None = None
     decode: InstanceId | None = None
     kv: KvHandle | None = None  # handed over and not adopted yet
@@ -100,10 +100,6 @@ _BEFORE_FIRST_TOKEN: Final = (State.QUEUED, State.PREFILLING)
 class _Handle(Struct, frozen=True):
     owner: InstanceId
     adopter: InstanceId
-
-
-def _ids(tokens: list[Token]) -> tuple[int, ...]:
-    return tuple([token.id for token in tokens])
 
 
 class SessionCore:
@@ -151,7 +147,7 @@ class SessionCore:
                 self._heard(event.instance, event.message, now_ns)
             case Arrived(job, beside):
                 assert job.request not in self._sessions
-                self._sessions[job.request] = _Session(job, beside=beside, sent=list(map(Token, job.sent)))
+                self._sessions[job.request] = _Session(job, beside=beside, sent=list(job.sent))
                 self._give_up_late(job.request, now_ns)
                 self._place(job.request)
             case ClientLeft(request, satisfied):
@@ -264,7 +260,7 @@ class SessionCore:
             return
         self._put(session.decode, request, work)
         self._handles[(request, job.attempt)] = _Handle(session.kv.owner, session.decode)
-        self._out.append(To(session.decode, Adopt(job, _ids(session.sent), session.kv)))
+        self._out.append(To(session.decode, Adopt(job, tuple(session.sent), session.kv)))
         session.kv = None
 
     def _put(self, instance: InstanceId, request: RequestId, work: Work) -> None:
@@ -355,7 +351,7 @@ class SessionCore:
 
     def _deliver(self, request: RequestId, session: _Session, first: int, tokens: tuple[Token, ...]) -> None:
         assert first == len(session.sent), f"tokens from {first}, {len(session.sent)} were sent"
-        session.sent += tokens
+        session.sent += [token.id for token in tokens]
         self._first_tokens.remove(request)
         self._out.append(Deliver(request, first, tokens))
 
@@ -500,7 +496,7 @@ class SessionCore:
         session = self._sessions[request]
         self._unmirror(request, session)
         session.state = advance(session.state, Step.REPLAY)
-        session.job = replace(session.job, attempt=session.job.attempt + 1, sent=_ids(session.sent))
+        session.job = replace(session.job, attempt=session.job.attempt + 1, sent=tuple(session.sent))
         session.prefill = session.decode = session.kv = None
         session.reused = 0
         self._out.append(Replayed(request))

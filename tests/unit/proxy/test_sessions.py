@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sys import getrefcount
+
 import pytest
 
 from aegis.core.ids import InstanceId, ModelId, RequestId
@@ -68,6 +70,17 @@ def test_logprobs_of_the_prompt_are_delivered_once() -> None:
     proxy.heard(P1, Started(R, 2))
     proxy.heard(P1, PromptLogprobs(R, 2, prompt))
     assert proxy.last == []
+
+
+def test_of_a_token_that_was_told_no_logprobs_are_kept() -> None:
+    proxy = Proxy(P0, D0)
+    proxy.reach("decoding")
+    token = Token(12, -1.0, ((12, -1.0),))
+    held = getrefcount(token)
+    proxy.heard(D0, Tokens(R, 1, 2, (token,)))
+    assert getrefcount(token) > held
+    proxy.heard(D0, Tokens(R, 1, 3, (Token(13),)))
+    assert getrefcount(token) == held
 
 
 def test_groups_fill_up_and_load_is_spread() -> None:
