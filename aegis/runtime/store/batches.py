@@ -7,6 +7,7 @@ Each entry says where it begins, so that a batch written twice (an answer that g
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 
 import msgspec
@@ -37,6 +38,14 @@ class Sequence:
 
 encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Entry]).decode
+_entries = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+
+
+def joined(batches: Several[bytes]) -> bytes:
+    """One batch with all that these have; of none, none."""
+    if len(batches) < 2:
+        return b"".join(batches)
+    return encode([entry for batch in batches for entry in _entries(batch)])
 
 
 def assemble(batches: Iterable[bytes], sequences: int) -> list[Sequence]:

@@ -255,7 +255,7 @@ class Recorder:
         return answer.decode()
 
     def _settle(self, recording: Recording) -> None:
-        recording.settled.set()
+        recording.settle()
         self._dirty.pop(recording, None)
         if self._recordings.get(recording.asked.request) is recording:
             del self._recordings[recording.asked.request]

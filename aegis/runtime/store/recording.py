@@ -1,4 +1,7 @@
-"""The record of one call while it is answered, as this proxy has it: what is known, and how much of it is written."""
+"""The record of one call while it is answered, as this proxy has it: what is known, and how much of it is written.
+
+What was written is kept as it was written, since the server may lose it: with logprobs that takes a tenth of the memory
+that the tokens do."""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from enum import StrEnum
 
 from msgspec import structs
 
-from aegis.core.request import FinishReason, Sampling
-from aegis.runtime.store.batches import Entry, Sequence, encode
+from aegis.core.request import FinishReason, Sampling, Token
+from aegis.runtime.store.batches import Entry, Sequence, encode, joined
 from proxy.http.boundary import Delivery, Delta, Failed, Finished, PromptScores, Ticket
 from proxy.http.records import Asked, Submit
 
@@ -25,21 +28,22 @@ class CallState(StrEnum):
 
 
 @dataclass(slots=True)
-class Written:
-    """How much of a sequence has been written."""
+class _News:
+    """What no batch has yet of a sequence, from its token number `first` on."""
 
-    tokens: int = 0
-    finish: bool = False
-    scores: bool = False
+    first: int = 0
+    tokens: list[Token] = field(default_factory=list)
+    finish: FinishReason | None = None
+    scores: tuple[Token, ...] = ()
 
 
 @dataclass(slots=True)
 class Batch:
-    """What is to be written next; `marks` is how much is written then."""
+    """What is to be written next; so many `parts` are written then."""
 
     state: CallState
     data: bytes
-    marks: list[tuple[int, Written]] = field(default_factory=list)
+    parts: int
 
 
 class Recording:
@@ -52,17 +56,22 @@ class Recording:
         self.state = CallState.RUNNING
         self.settled = asyncio.Event()  # it has ended, and all of it is written or given up
         self.claim: asyncio.Task[None] | None = None  # on its way, or refused
-        self._known = known
-        self._written = [_all(sequence) for sequence in known]
+        self._known = known  # until there is a ticket of it
+        self._unfinished = {number for number, sequence in enumerate(known) if sequence.finish is None}
         self._changed = changed
-        self._news: dict[int, None] = {}  # sequences of which something is to be written
+        self._news = [_News(len(sequence.tokens)) for sequence in known]
+        self._new: dict[int, None] = {}  # sequences of which there are
+        entries = [_entry(number, sequence) for number, sequence in enumerate(known) if sequence != Sequence()]
+        self._parts = [encode(entries)] if entries else []
+        self._written = len(self._parts)  # the first of them
         self._failed = False
 
     def ticket(self, sequence: int, sampling: Sampling, submit: Submit) -> Ticket:
-        known = self._known[sequence]
+        known, self._known[sequence] = self._known[sequence], Sequence()
         if known.finish is None and known.tokens:
             known.finish = sampling.finish(len(known.tokens) - 1, known.tokens[-1].id)
-            self._news[sequence] = None
+            if known.finish is not None:
+                self._finished(sequence, known.finish)
         if known.finish is not None:
             return _RecordedTicket(self, sequence, known, None)
         if known.scores:
@@ -75,23 +84,24 @@ class Recording:
 
     def note(self, sequence: int, delivery: Delivery) -> None:
         """What is delivered now."""
-        known = self._known[sequence]
+        if self.settled.is_set():
+            return
         match delivery:
             case Delta(tokens):
-                known.tokens += tokens
+                self._news[sequence].tokens += tokens
             case Finished(reason):
-                known.finish = reason
+                self._finished(sequence, reason)
             case PromptScores(tokens):
-                known.scores = tokens
+                self._news[sequence].scores = tokens
             case Failed():
                 self._failed = True
-        self._news[sequence] = None
+        self._new[sequence] = None
         self._changed(self)
 
     def close(self) -> None:
         if self.state is not CallState.RUNNING:
             return
-        if all(known.finish is not None for known in self._known):
+        if not self._unfinished:
             self.state = CallState.FINISHED
         else:
             self.state = CallState.FAILED if self._failed else CallState.CANCELLED
@@ -100,33 +110,39 @@ class Recording:
     def batch(self) -> Batch:
         """What has not been written yet."""
         entries: list[Entry] = []
-        marks: list[tuple[int, Written]] = []
-        for sequence in self._news:
-            known, written = self._known[sequence], self._written[sequence]
-            tokens = tuple(known.tokens[written.tokens :])
-            finish = None if written.finish else known.finish
-            scores = () if written.scores else known.scores
-            if tokens or finish or scores:
-                entries.append(Entry(sequence, written.tokens, tokens, finish, scores))
-                marks.append((sequence, _all(known)))
-        return Batch(self.state, encode(entries) if entries else b"", marks)
+        for sequence in self._new:
+            news = self._news[sequence]
+            if news.tokens or news.finish or news.scores:
+                entries.append(Entry(sequence, news.first, tuple(news.tokens), news.finish, news.scores))
+                self._news[sequence] = _News(news.first + len(news.tokens))
+        self._new.clear()
+        if entries:
+            self._parts.append(encode(entries))
+        return Batch(self.state, joined(self._parts[self._written :]), len(self._parts))
 
     def wrote(self, batch: Batch) -> bool:
         """Whether nothing is left to be written."""
-        for sequence, written in batch.marks:
-            self._written[sequence] = written
-        for sequence in [s for s in self._news if self._written[s] == _all(self._known[s])]:
-            del self._news[sequence]
-        return not self._news and batch.state is self.state
+        self._written = batch.parts
+        return not self._new and batch.parts == len(self._parts) and batch.state is self.state
 
     def forget_written(self) -> None:
         """The record is gone: all is to be written again."""
-        self._written = [Written() for _ in self._known]
-        self._news = dict.fromkeys(range(len(self._known)))
+        self._written = 0
+
+    def settle(self) -> None:
+        """Nothing of it is written any more, so nothing is kept for that."""
+        self.settled.set()
+        self._parts.clear()
+        self._news = [_News() for _ in self._news]
+
+    def _finished(self, sequence: int, reason: FinishReason) -> None:
+        self._news[sequence].finish = reason
+        self._new[sequence] = None
+        self._unfinished.discard(sequence)
 
 
-def _all(known: Sequence) -> Written:
-    return Written(len(known.tokens), known.finish is not None, bool(known.scores))
+def _entry(sequence: int, known: Sequence) -> Entry:
+    return Entry(sequence, 0, tuple(known.tokens), known.finish, known.scores)
 
 
 class _RecordedTicket:
@@ -142,7 +158,9 @@ class _RecordedTicket:
         if self._scores:
             yield PromptScores(self._scores)
         if self._tokens:
-            yield Delta(self._tokens)
+            tokens, self._tokens = self._tokens, ()
+            yield Delta(tokens)
+            del tokens
         if self._ticket is None:
             assert self._finish is not None
             yield Finished(self._finish)
