@@ -23,6 +23,7 @@ from aegis.core.messages import Adopt, FromInstance, Greeting, Phase, Started, S
 from aegis.core.model import ModelSpec
 from aegis.core.request import PRIORITY_MAX, Job, Sampling
 from aegis.core.role import Role
+from aegis.runtime.backlog import Backlog
 from aegis.runtime.link import Hub
 from aegis.runtime.outbox import Outbox
 from aegis.runtime.permits import ProxyPermits, too_many
@@ -129,6 +130,7 @@ class Proxy:
         self._permits = ProxyPermits(node.tell)
         self._refuses_late = refuses_late
         self._tickets: dict[RequestId, LiveTicket] = {}
+        self._backlog = Backlog()
         self._next_request = 0
         self._unserved = ""  # why, where nothing can be served any more
         self._identities: dict[InstanceId, str] = {}  # the processes of those that are up
@@ -173,6 +175,7 @@ class Proxy:
         priority: int = 0,
         sent: tuple[int, ...] = (),
         beside: Ticket | None = None,
+        among: Ticket | None = None,
     ) -> LiveTicket:
         served = self._node.models().get(model)
         if served is None:
@@ -185,7 +188,13 @@ class Proxy:
             self._refuse_late(served.spec, len(prompt))
         self._next_request += 1
         request, now_ns = nth_request(self.number, self._next_request), self._clock.now_ns()
-        ticket = self._tickets[request] = LiveTicket(request, self._happened, self._core.waiting_before)
+        ticket = self._tickets[request] = LiveTicket(
+            request,
+            self._happened,
+            self._core.waiting_before,
+            self._backlog,
+            among if isinstance(among, LiveTicket) else None,
+        )
         self._node.tell(ModelUsed(model))
         slo = served.spec.slo
         for watcher in (self._metrics, self._history.requests):

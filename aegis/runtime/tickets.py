@@ -7,25 +7,38 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from aegis.core.ids import RequestId
+from aegis.runtime.backlog import Backlog, Share, bytes_of
 from proxy.events import ClientLeft
 from proxy.http.boundary import Delivery, Failed, Finished
 
 UNREAD_MAX = 4096
 """So many deliveries wait for a client that reads more slowly than its answer is made; then it gets no more."""
 
+_GIVEN_UP = 499
+
 
 class LiveTicket:
-    """One sequence's deliveries. Implements `proxy.http.boundary.Ticket`."""
+    """One sequence's deliveries. Implements `proxy.http.boundary.Ticket` and `aegis.runtime.backlog.Waiting`."""
 
     def __init__(
-        self, request: RequestId, leave: Callable[[ClientLeft], None], before: Callable[[RequestId], int | None]
+        self,
+        request: RequestId,
+        leave: Callable[[ClientLeft], None],
+        before: Callable[[RequestId], int | None],
+        backlog: Backlog,
+        among: LiveTicket | None = None,
     ) -> None:
+        """`among`: another one of the same answer."""
         self.request = request
+        self.share: Share = among.share if among else Share()
         self._leave = leave
         self._before = before
+        self._backlog = backlog
         self._unread: deque[Delivery] = deque()
         self._reader: asyncio.Future[None] | None = None  # waits for more
         self._fell_behind = False
+        self._given_up = False
+        backlog.join(self)
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
         while True:
@@ -33,6 +46,7 @@ class LiveTicket:
                 self._reader = asyncio.get_running_loop().create_future()
                 await self._reader
             delivery = self._unread.popleft()
+            self._backlog.grow(self.share, -bytes_of(delivery))
             yield delivery
             if isinstance(delivery, Finished | Failed):
                 return
@@ -42,13 +56,33 @@ class LiveTicket:
 
     def cancel(self, *, satisfied: bool = False) -> None:
         self._leave(ClientLeft(self.request, satisfied))
+        if self._unread:
+            self._keep(self._unread[-1])
+
+    def give_up(self, why: str) -> None:
+        if not self._given_up:
+            self._given_up = True
+            self._keep(Failed(f"the answer was given up: {why}", _GIVEN_UP))
+            self._leave(ClientLeft(self.request))
 
     def put(self, delivery: Delivery) -> None:
+        if self._given_up:
+            return
         if self._fell_behind and isinstance(delivery, Failed):
-            delivery = Failed(f"the answer was given up: {UNREAD_MAX} parts of it were not read", 499)
-        self._unread.append(delivery)
-        if self._reader and not self._reader.done():
-            self._reader.set_result(None)
+            delivery = Failed(f"the answer was given up: {UNREAD_MAX} parts of it were not read", _GIVEN_UP)
+        self._add(delivery)
         if len(self._unread) > UNREAD_MAX and not self._fell_behind:
             self._fell_behind = True
             asyncio.get_running_loop().call_soon(self._leave, ClientLeft(self.request))
+
+    def _add(self, delivery: Delivery) -> None:
+        self._unread.append(delivery)
+        if self._reader and not self._reader.done():
+            self._reader.set_result(None)
+        self._backlog.grow(self.share, bytes_of(delivery))
+
+    def _keep(self, last: Delivery) -> None:
+        """Nothing else."""
+        self._backlog.grow(self.share, -sum(map(bytes_of, self._unread)))
+        self._unread.clear()
+        self._add(last)

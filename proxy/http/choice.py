@@ -116,6 +116,7 @@ class Call:
         self.orders = orders
         self.choices: list[Choice] = []
         self._first: Ticket | None = None  # of the prompt at hand
+        self._any: Ticket | None = None
 
     @classmethod
     async def submit(
@@ -146,8 +147,10 @@ class Call:
 
         def submit(sampling: Sampling, sent: tuple[int, ...]) -> Ticket:
             model, first = self.served.spec.model, self._first
-            ticket = market.submit(model, order.prompt, sampling, priority=wish.priority, sent=sent, beside=first)
-            self._first = first or ticket
+            ticket = market.submit(
+                model, order.prompt, sampling, priority=wish.priority, sent=sent, beside=first, among=self._any
+            )
+            self._first, self._any = first or ticket, ticket
             return ticket
 
         index = len(self.choices)

@@ -14,12 +14,25 @@ from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ProxyId, RequestId, nth_request
-from aegis.core.messages import Broken, Cancel, FromInstance, Greeting, Phase, Prefilled, Started, Submit, ToInstance
+from aegis.core.messages import (
+    Broken,
+    Cancel,
+    FromInstance,
+    Greeting,
+    Phase,
+    Prefilled,
+    Started,
+    Submit,
+    ToInstance,
+    Tokens,
+)
 from aegis.core.messages import Reused as ReusedTokens
 from aegis.core.request import Job, KeptPrefix, Sampling, Token
 from aegis.core.role import Role
+from aegis.runtime.backlog import ANSWER_BYTES_MAX
 from aegis.runtime.proxy import Proxy
 from aegis.runtime.seam import Drain, Found, FromProxy, InstanceLost, KeysSet, ModelUsed, Noted, Unserved
+from aegis.runtime.tickets import UNREAD_MAX, LiveTicket
 from aegis.sim.faults.pretended import make_spec
 from aegis.telemetry.history import History
 from decode.policy import WeightedRoundRobin
@@ -134,6 +147,34 @@ def test_what_is_submitted_together_is_sent_at_once() -> None:
     assert stand.wires.posts[before:] == [2] and stand.sent(Submit) == ["mixed-0/1"] * 3
     stand.submit()
     assert stand.wires.posts[before:] == [2, 1]
+
+
+def test_an_answer_whose_logprobs_nobody_reads_is_given_up_and_holds_nothing() -> None:
+    """All its choices, together long before one of them is as far behind as it may be in parts; no other answer."""
+    top = tuple((token, -1.0 - token) for token in range(20))
+
+    async def main() -> None:
+        stand = Stand()
+        stand.greet(D0)
+        sampling = Sampling(max_tokens=UNREAD_MAX, logprobs=20)
+        tickets: list[LiveTicket] = []
+        for _ in range(4):
+            tickets.append(stand.proxy.submit(SPEC.model, [1, 2], sampling, among=tickets[-1] if tickets else None))
+        other = stand.proxy.submit(SPEC.model, [1, 2], sampling)
+        for ticket in (*tickets, other):
+            stand.start(D0, ticket.request)
+        for index in range(1, 4000):
+            for ticket in (*tickets, other):
+                stand.hear(D0, 1, Tokens(ticket.request, 1, index, (Token(7, -1.0, top),)))
+            await asyncio.sleep(0)
+        assert stand.sent(Cancel) == ["mixed-0/1"] * 4
+        for ticket in tickets:
+            (failed,) = ticket._unread
+            assert isinstance(failed, Failed) and "were not read" in failed.message
+        assert len(other._unread) == 4000
+        assert stand.proxy._backlog.nbytes < ANSWER_BYTES_MAX / 2
+
+    asyncio.run(main())
 
 
 def test_nothing_is_heard_of_a_process_that_is_lost() -> None:

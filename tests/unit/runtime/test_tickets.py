@@ -6,6 +6,7 @@ import asyncio
 
 from aegis.core.ids import RequestId
 from aegis.core.request import Token
+from aegis.runtime.backlog import Backlog
 from aegis.runtime.tickets import UNREAD_MAX, LiveTicket
 from proxy.events import ClientLeft
 from proxy.http.boundary import Delivery, Delta, Failed
@@ -17,7 +18,7 @@ def test_what_is_not_read_is_kept_up_to_a_bound_then_the_request_ends() -> None:
     left: list[ClientLeft] = []
 
     async def main() -> list[Delivery]:
-        ticket = LiveTicket(RequestId(7), left.append, lambda request: None)
+        ticket = LiveTicket(RequestId(7), left.append, lambda request: None, Backlog())
         for _ in range(UNREAD_MAX):
             ticket.put(DELTA)
         await asyncio.sleep(0)

@@ -181,6 +181,7 @@ class ScriptedMarket:
     priorities: list[int] = field(default_factory=list)
     tickets: list[ScriptedTicket] = field(default_factory=list)
     beside: list[object] = field(default_factory=list)
+    among: list[object] = field(default_factory=list)
     refusals: list[UserError | None] = field(default_factory=list)
     registering: dict[str, Coming] = field(default_factory=dict)
     permits: list[ScriptedPermit] = field(default_factory=list)
@@ -225,6 +226,7 @@ class ScriptedMarket:
         priority: int = 0,
         sent: tuple[int, ...] = (),
         beside: object = None,
+        among: object = None,
     ) -> ScriptedTicket:
         refusal = self.refusals.pop(0) if self.refusals else None
         if refusal:
@@ -232,6 +234,7 @@ class ScriptedMarket:
         self.submitted.append((model, tuple(prompt), sampling))
         self.priorities.append(priority)
         self.beside.append(beside)
+        self.among.append(among)
         self.tickets.append(ScriptedTicket(self.served[model].script(prompt, sampling)))
         return self.tickets[-1]
 

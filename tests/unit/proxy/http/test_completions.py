@@ -321,6 +321,7 @@ def test_choices_are_submitted_beside_the_first_one_of_their_prompt() -> None:
     post(behind, PATH, ask(prompt=["a", "b"], n=3))
     first, second = behind.tickets[0], behind.tickets[3]
     assert behind.beside == [None, first, first, None, second, second]
+    assert behind.among == [None, *behind.tickets[:5]], "what waits to be read of them is bounded together"
 
 
 def test_cached_tokens_are_what_the_first_choice_of_each_prompt_found() -> None:
