@@ -1,5 +1,5 @@
 """HTTP/1.1 as uvicorn speaks it, with what it lacks: bounds on heads and on waiting for the rest of a request, errors
-in our form, a connection cut at once."""
+in our form, a connection cut at once, or where nobody reads what is left of an answer."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ class Protocol(HttpToolsProtocol):
     _unread_bytes = 0  # of all that came, while the head is not
     _heard_s = 0.0
     _broke_off = False
+    _unsent_bytes = 0  # when it was looked at
+    _taken_s = 0.0  # when there were less, or more
     _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -101,6 +103,9 @@ class Protocol(HttpToolsProtocol):
 
     def _watch(self) -> None:
         """One timer for a connection: it looks again when patience would end, if nothing were to come."""
+        if self._is_left_unread():
+            self.transport.abort()
+            return
         left_s = self._heard_s + self.patience_s - self.loop.time()
         behind_another = self._in_head and self.cycle is not None and not self.cycle.response_complete
         waits = self._awaits_request and not self.flow.read_paused and not behind_another
@@ -115,6 +120,15 @@ class Protocol(HttpToolsProtocol):
         else:
             self._break_off(self._late())
             self._patience = self.loop.call_later(self.patience_s, self._watch)
+
+    def _is_left_unread(self) -> bool:
+        """Whether nothing was taken for so long of what remains of an answer that is made: it could be all of it, and
+        nobody else looks. `KeepAlive` does at a stream that is under way."""
+        unsent_bytes, now_s = self.transport.get_write_buffer_size(), self.loop.time()
+        made = self.cycle is None or self.cycle.response_complete
+        if not unsent_bytes or unsent_bytes != self._unsent_bytes or not made:
+            self._unsent_bytes, self._taken_s = unsent_bytes, now_s
+        return now_s - self._taken_s >= self.patience_s
 
     def _late(self) -> UserError:
         message = f"the rest of the request did not come within {self.patience_s:g} s"

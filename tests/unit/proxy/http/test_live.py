@@ -184,6 +184,27 @@ def test_a_client_that_reads_nothing_is_cut_off_and_nobody_else_waits() -> None:
     assert not behind.tickets[0].ended
 
 
+@pytest.mark.parametrize("ends", [b"keep-alive", b"close"])
+def test_an_answer_that_is_made_and_not_read_is_not_kept_for_ever(ends: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Protocol, "patience_s", 0.2)
+    lost, let_go = threading.Event(), Protocol.connection_lost
+
+    def seen(connection: Protocol, error: Exception | None) -> None:
+        let_go(connection, error)
+        lost.set()
+
+    monkeypatch.setattr(Protocol, "connection_lost", seen)
+    behind = market(lambda prompt, sampling: [*[Delta(tokens("x" * 100))] * 1_500, Finished(FinishReason.LENGTH)])
+    body = json.dumps({"model": "m", "prompt": "x", "logprobs": 20}).encode()
+    with serving(behind) as url, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        client.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: %s\r\ncontent-length: %d\r\n\r\n"
+        client.sendall(head % (ends, len(body)) + body)
+        until(lambda: behind.answers == [("/v1/completions", 200)])
+        assert lost.wait(WAIT_S)
+
+
 def said(port: int, *parts: bytes) -> tuple[int, Any]:
     """What is answered to a client that sends these and waits for the end; nothing is status 0."""
     with socket.create_connection(("127.0.0.1", port)) as client:
