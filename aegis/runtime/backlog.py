@@ -7,7 +7,6 @@ import asyncio
 from typing import Protocol
 from weakref import WeakSet
 
-from aegis.core.request import Token
 from proxy.http.boundary import Delivery, Delta, PromptScores
 
 ANSWER_BYTES_MAX = 32 << 20
@@ -16,6 +15,7 @@ ALL_BYTES_MAX = 256 << 20
 _DELIVERY_BYTES = 96
 _TOKEN_BYTES = 112
 _ALTERNATIVE_BYTES = 136  # a pair of numbers, each an object
+_WITH_TOKENS = (Delta, PromptScores)
 
 
 class Share:
@@ -77,14 +77,11 @@ class Backlog:
 
 
 def bytes_of(delivery: Delivery) -> int:
-    """About what it takes in memory."""
-    if isinstance(delivery, Delta | PromptScores) and delivery.tokens:
-        return _DELIVERY_BYTES + len(delivery.tokens) * _bytes_of(delivery.tokens[-1])
-    return _DELIVERY_BYTES
-
-
-def _bytes_of(token: Token) -> int:
-    return _TOKEN_BYTES + _ALTERNATIVE_BYTES * len(token.top)
+    """About what it takes in memory. Its tokens all have as many alternatives."""
+    if not isinstance(delivery, _WITH_TOKENS) or not delivery.tokens:
+        return _DELIVERY_BYTES
+    tokens = delivery.tokens
+    return _DELIVERY_BYTES + len(tokens) * (_TOKEN_BYTES + _ALTERNATIVE_BYTES * len(tokens[-1].top))
 
 
 def _mib(nbytes: int) -> str:

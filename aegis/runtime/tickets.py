@@ -36,6 +36,7 @@ class LiveTicket:
         self._backlog = backlog
         self._unread: deque[Delivery] = deque()
         self._reader: asyncio.Future[None] | None = None  # waits for more
+        self._awaited = False  # the first that is unread: it is not counted, its reader is on the way
         self._fell_behind = False
         self._given_up = False
         backlog.join(self)
@@ -46,7 +47,10 @@ class LiveTicket:
                 self._reader = asyncio.get_running_loop().create_future()
                 await self._reader
             delivery = self._unread.popleft()
-            self._backlog.grow(self.share, -bytes_of(delivery))
+            if self._awaited:
+                self._awaited = False
+            else:
+                self._backlog.grow(self.share, -bytes_of(delivery))
             yield delivery
             if isinstance(delivery, Finished | Failed):
                 return
@@ -79,10 +83,15 @@ class LiveTicket:
         self._unread.append(delivery)
         if self._reader and not self._reader.done():
             self._reader.set_result(None)
-        self._backlog.grow(self.share, bytes_of(delivery))
+            self._awaited = True
+        else:
+            self._backlog.grow(self.share, bytes_of(delivery))
 
     def _keep(self, last: Delivery) -> None:
         """Nothing else."""
+        if self._awaited:
+            self._unread.popleft()
+            self._awaited = False
         self._backlog.grow(self.share, -sum(map(bytes_of, self._unread)))
         self._unread.clear()
         self._add(last)

@@ -124,6 +124,25 @@ def test_nothing_waits_for_who_has_left() -> None:
     run(main)
 
 
+def test_the_count_is_right_also_where_a_reader_is_stopped_on_its_way() -> None:
+    async def main() -> None:
+        for ends in (LiveTicket.cancel, lambda ticket: ticket.give_up("why")):
+            stand = Stand(answer_parts=10, all_parts=20)
+            ticket = stand.ticket()
+            reading = asyncio.create_task(all_of(ticket))
+            await asyncio.sleep(0)
+            ticket.put(delta())
+            ticket.put(delta())
+            reading.cancel()
+            await asyncio.wait([reading])
+            ends(ticket)
+            ticket.put(Failed("cancelled", 499))
+            assert isinstance((await all_of(ticket))[-1], Failed)
+            assert stand.backlog.nbytes == 0
+
+    run(main)
+
+
 def test_what_a_given_up_answer_still_gets_is_not_kept() -> None:
     async def main() -> None:
         stand = Stand(answer_parts=10, all_parts=20)
