@@ -143,6 +143,23 @@ def test_the_count_is_right_also_where_a_reader_is_stopped_on_its_way() -> None:
     run(main)
 
 
+def test_what_tickets_that_are_gone_left_unread_does_not_count_against_others() -> None:
+    async def main() -> None:
+        stand = Stand(answer_parts=10, all_parts=20)
+        for _ in range(50):
+            gone = stand.ticket()
+            await put(gone, 3)
+            gone.cancel()
+        del gone
+        gc.collect()
+        ticket = stand.ticket()
+        await put(ticket, 9)
+        assert ticket.request not in stand.left
+        assert stand.backlog.nbytes == 9 * PART
+
+    run(main)
+
+
 def test_what_a_given_up_answer_still_gets_is_not_kept() -> None:
     async def main() -> None:
         stand = Stand(answer_parts=10, all_parts=20)
