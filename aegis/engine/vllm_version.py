@@ -28,7 +28,7 @@ def refusal() -> str | None:
     found = installed()
     if found is None:
         return (
-            f"vLLM is not installed; where aegis was cloned, pip install -e '.[vllm]' brings {PINNED}; "
+            f"vLLM is not installed: pip install -e '.[vllm]' where aegis was cloned brings {PINNED}; "
             "docs/vllm.md says how on a machine without a GPU"
         )
     if found.split()[1].partition("+")[0] != PINNED:
