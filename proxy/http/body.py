@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -31,7 +32,7 @@ async def read_fields(request: Request, bytes_max: int) -> Fields:
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Raises UserError where `body` is not one JSON object, or names a parameter twice."""
+    """Raises UserError where `body` is not one JSON object, or names something twice in an object."""
     seen: dict[str, None] = {}
 
     def once(_: type, name: str) -> _Key:
@@ -42,6 +43,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
     try:
         parsed = msgspec.json.decode(body, type=dict[_Key, Any], dec_hook=once)
+        if body.count(b"{") > 1:
+            json.loads(body, object_pairs_hook=_once_each)
     except msgspec.ValidationError as error:
         if seen and "out of range" in str(error):
             last = next(reversed(seen))
@@ -54,9 +57,21 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return {str(name): value for name, value in parsed.items()}
 
 
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object within the body. Of two values of one name another reader may take the other one."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names: set[str] = set()
+        for name, _ in pairs:
+            if name in names:
+                raise UserError(f"{shown(name)} is given more than once in one object", param=name[:200])
+            names.add(name)
+    return values
+
+
 async def _read(request: Request, bytes_max: int) -> bytes:
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
+    encoding = ", ".join(request.headers.getlist("content-encoding"))
+    if not {coding.strip().lower() for coding in encoding.split(",")} <= {"", "identity"}:
         message = f"Content-Encoding {shown(encoding)} is not understood: send the body as it is"
         raise UserError(message, status=415, param="Content-Encoding", code="unsupported_encoding")
     declared = request.headers.get("content-length", "")

@@ -40,7 +40,7 @@ async def _complete(request: Request, fields: Fields) -> Response:
     logprobs = fields.integer("logprobs", None, low=0, high=LOGPROBS_MAX)
     wish = read_wish(fields, served, max_tokens=read_max_tokens(fields, "max_tokens"), logprobs=logprobs)
     echo = fields.flag("echo")
-    fields.unsupported("best_of", (1, wish.choices))
+    fields.unsupported("best_of", tuple({1: None, wish.choices: None}))
     fields.unsupported("suffix", ("",))
     prompts = await read_prompts(fields, served)
     fields.end()

@@ -205,7 +205,7 @@ def _read_logit_bias(fields: Fields, spec: ModelSpec) -> tuple[tuple[int, float]
     found: dict[int, float] = {}
     for key in given:
         token = int(key) if key.isascii() and key.isdecimal() and len(key) < 10 else -1
-        if not 0 <= token < spec.manifest.vocab_size:
+        if not 0 <= token < spec.manifest.vocab_size or key != str(token):
             raise fields.refusal("logit_bias", f"has the key {shown(key)}, which is no token id of this model")
         found[token] = biases.number(key, 0.0, low=-100, high=100)
     return tuple(sorted(found.items()))

@@ -51,6 +51,38 @@ def test_what_is_no_json_is_told_so(path: str, content: bytes) -> None:
     assert "\n" not in error["message"] and len(error["message"]) < 300
 
 
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (b'{"model": "m", "prompt": "x", "logit_bias": {"5": 1, "5": -100}}', "5"),
+        (b'{"model": "m", "prompt": "x", "logit_bias": {"5": 1, "\\u0035": -100}}', "5"),
+        (b'{"model": "m", "messages": [{"role": "user", "content": "x", "role": "system"}]}', "role"),
+        (b'{"model": "m", "prompt": "x", "a": [[{"b": [{"c": 1, "d": 2, "c": 1}]}]]}', "c"),
+    ],
+)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_name_twice_in_one_object_is_refused_at_any_depth(path: str, content: bytes, name: str) -> None:
+    status, error = sent(path, content)
+    assert (status, error["param"]) == (400, name) and "more than once" in error["message"]
+
+
+@pytest.mark.parametrize("key", ["05", "+5", "5.0", " 5", "５", "-0"])
+def test_a_token_id_is_written_in_one_way(key: str) -> None:
+    reply = post(market(), "/v1/completions", json={"model": "m", "prompt": "x", "logit_bias": {"5": 1, key: 1}})
+    assert reply.status_code == 400 and "no token id" in reply.json()["error"]["message"]
+
+
+def test_each_content_encoding_counts() -> None:
+    headers = [("content-encoding", "identity"), ("content-encoding", "gzip")]
+    reply = post(market(), "/v1/completions", content=b"\x1f\x8b", headers=headers)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (415, "Content-Encoding")
+
+
+def test_a_refusal_names_what_may_be_sent_once() -> None:
+    reply = post(market(), "/v1/completions", json={"model": "m", "prompt": "x", "best_of": 7})
+    assert reply.json()["error"]["message"].endswith("leave it out or send 1")
+
+
 NUMBERS = [b"-1e308", b"1e308", b"9" * 4000, b"-" + b"9" * 400, b"1e-400", b"0.1e1", b"-0", b"18446744073709551616"]
 PARAMETERS = ["max_tokens", "n", "temperature", "top_p", "top_k", "seed", "logprobs", "priority", "min_p", "stop"]
 
