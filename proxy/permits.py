@@ -1,9 +1,10 @@
 """Who may begin a request now: the books of all limits of a server, whichever of its proxies asks.
 
 A minute's worth may be used at once and comes back evenly (the generic cell rate algorithm, ITU-T I.371): all there is
-to keep of a rate is the time at which what was used so far is paid for. A prompt's tokens are paid for when its request
-begins, those of the answer when it has ended, for nobody knows before how many it will have. So what is used may exceed
-a limit by the answers that are under way; it is paid for before anybody else may begin.
+to keep of a rate is the time at which what was used so far is paid for. A request has its permit before its prompt is
+tokenized, which is work already. The prompt's tokens are paid for when they are known, those of the answer when it has
+ended, for nobody knows before how many there will be. So what is used may exceed a limit by the requests that are under
+way; it is paid for before anybody else may begin.
 
 Laws: (P1) a request that is refused uses nothing; (P2) in any time t no more requests begin than a minute's worth and
 t's; (P3) no more run at once than may; (P4) what a lost proxy's requests held is free.
@@ -46,8 +47,8 @@ class Permits:
         self._meters: dict[tuple[str, str], _Meter] = {}
         self._held: dict[ProxyId, dict[int, tuple[Scope, ...]]] = {}
 
-    def ask(self, proxy: ProxyId, number: int, scopes: Sequence[Scope], tokens: int, now_ns: int) -> TooMany | None:
-        """For a request with a prompt of so many tokens, which `close` will name by the same number. None: it may."""
+    def ask(self, proxy: ProxyId, number: int, scopes: Sequence[Scope], now_ns: int) -> TooMany | None:
+        """For a request that `use` and `close` will name by the same number. None: it may."""
         refusals = [refusal for scope in scopes if (refusal := self._refusal(scope, now_ns))]
         if refusals:
             return max(refusals, key=lambda refusal: refusal.wait_ns)
@@ -59,8 +60,12 @@ class Permits:
             meter.running += 1
             if rate := scope.limits.requests_per_minute:
                 meter.requests_paid_ns = max(meter.requests_paid_ns, now_ns) + WINDOW_NS // rate
-            _use(meter, scope, tokens, now_ns)
         return None
+
+    def use(self, proxy: ProxyId, number: int, tokens: int, now_ns: int) -> None:
+        """The request, if it has a permit, has a prompt of so many tokens."""
+        for scope in self._held.get(proxy, {}).get(number, ()):
+            _use(self._meters[(scope.kind, scope.name)], scope, tokens, now_ns)
 
     def close(self, proxy: ProxyId, number: int, tokens: int, now_ns: int) -> None:
         """The request, if it had a permit, has ended, with an answer of so many tokens."""

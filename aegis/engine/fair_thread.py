@@ -1,23 +1,17 @@
-"""One thread that works for several callers: of those that wait each has its turn, however much one of them wants, and
-of its jobs the smallest is done."""
+"""One thread that works for several callers, by turns."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from heapq import heapify, heappop, heappush
-from itertools import count
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
+from aegis.core.fair_queue import FairQueue
+
 T = TypeVar("T")
 
-_Job = tuple[int, int, "Future[Any]", Callable[[], Any]]  # its size, and its number
-
-
-class Crowded(Exception):
-    """The caller has as many jobs waiting as it may have."""
+_Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class FairThread:
@@ -26,24 +20,15 @@ class FairThread:
 
     def __init__(self, *, most_waiting: int) -> None:
         """`most_waiting` jobs of one caller, besides the one that runs."""
-        self._most_waiting = most_waiting
         self._lock = Lock()
-        self._numbers = count()
-        self._waiting: OrderedDict[str, list[_Job]] = OrderedDict()  # heaps by caller, whose turn is next first
-        self._served = ""  # last
+        self._queue = FairQueue[_Job](most_waiting=most_waiting, is_left=lambda job: job[0].cancelled())
         self._running = False
 
     def submit(self, caller: str, size: int, work: Callable[[], T]) -> Future[T]:
         """Raises Crowded."""
         future: Future[T] = Future()
         with self._lock:
-            jobs = self._waiting.setdefault(caller, [])
-            if len(jobs) >= self._most_waiting:
-                jobs[:] = [job for job in jobs if not job[2].cancelled()]
-                heapify(jobs)
-            if len(jobs) >= self._most_waiting:
-                raise Crowded
-            heappush(jobs, (size, next(self._numbers), future, work))
+            self._queue.put(caller, size, (future, work))
             if not self._running:
                 self._running = True
                 Thread(target=self._run, daemon=True).start()
@@ -51,7 +36,7 @@ class FairThread:
 
     def _run(self) -> None:
         while job := self._next():
-            _, _, future, work = job
+            future, work = job
             if not future.set_running_or_notify_cancel():
                 continue
             try:
@@ -61,13 +46,6 @@ class FairThread:
 
     def _next(self) -> _Job | None:
         with self._lock:
-            if not self._waiting:
-                self._running = False
-                return None
-            # Whoever had the last turn may have come again before the others did.
-            self._served = next((caller for caller in self._waiting if caller != self._served), self._served)
-            jobs = self._waiting.pop(self._served)
-            job = heappop(jobs)
-            if jobs:
-                self._waiting[self._served] = jobs
+            job = self._queue.take()
+            self._running = job is not None
             return job

@@ -20,9 +20,10 @@ from math import inf
 from time import monotonic
 
 from aegis.core.errors import UserError
+from aegis.core.fair_queue import Crowded
 from aegis.core.model import Manifest
 from aegis.core.request import Grammar
-from aegis.engine.fair_thread import Crowded, FairThread
+from aegis.engine.fair_thread import FairThread
 from aegis.engine.grammar_messages import Tried, Try, read, write
 
 COMPILE_S = 5.0

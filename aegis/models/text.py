@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
 from tokenizers import Tokenizer
 
 from aegis.core.errors import UserError
@@ -21,14 +23,31 @@ _FEW_TOKENS = 1024
 """More are decoded as a batch of one, which, slower for a few, lets other Python threads run meanwhile."""
 
 
+_TOLD_CHARACTERS = 300
+"""A template's own words, which may be of any length."""
+
+_keys = count()
+
+
+class TextSource(Struct, frozen=True):
+    """What another process needs to have the same."""
+
+    tokenizer_json: str
+    special: dict[str, str]
+    chat_template: str | None
+
+
 class TextModel:
-    """The tokenizer of one model. Threads may share it."""
+    """The tokenizer of one model. Threads may share it. `key` is its own in this process.
+
+    What a client wrote is encoded and rendered by another process (`text_process`), for both take as much time and
+    memory as the checkpoint wants; tokens are decoded here."""
 
     def __init__(self, tokenizer: Tokenizer, special: Mapping[str, str], chat_template: str | None) -> None:
+        self.key = next(_keys)
         self._tokenizer = tokenizer
         self._special = dict(special)
         self._chat_template = chat_template
-        self.has_rendered = False  # until then its chat template has still to be compiled, which takes long
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
 
@@ -40,7 +59,16 @@ class TextModel:
         tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        return cls(tokenizer, _special_tokens(directory), _chat_template(directory))
+        text = cls(tokenizer, _special_tokens(directory), _chat_template(directory))
+        _ = text.token_characters_max  # looks at the whole vocabulary: here, not when a request comes
+        return text
+
+    @classmethod
+    def of(cls, source: TextSource) -> TextModel:
+        return cls(Tokenizer.from_str(source.tokenizer_json), source.special, source.chat_template)
+
+    def source(self) -> TextSource:
+        return TextSource(self.to_json(), self._special, self._chat_template)
 
     @cached_property
     def token_characters_max(self) -> int:
@@ -98,9 +126,8 @@ class TextModel:
                 **{**self._special, **variables},
             )
         except (TemplateError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())
+            reason = " ".join(str(error)[: 2 * _TOLD_CHARACTERS].split())[:_TOLD_CHARACTERS]
             raise UserError(f"the model's chat template refuses the messages: {reason}", param="messages") from error
-        self.has_rendered = True
         text: str = rendered[0]
         return text
 

@@ -59,6 +59,7 @@ from aegis.runtime.seam import (
     Noted,
     PermitAnswer,
     PermitOver,
+    PermitUsed,
     PermitWanted,
     ProxyEnd,
     Registering,
@@ -221,10 +222,12 @@ class Node:
             case ModelUsed(model):
                 self.catalogue.used(model, self.clock.now_ns())
                 self._outbox.flush()
-            case PermitWanted(number, scopes, tokens):
-                refusal = self._permits.ask(proxy, number, scopes, tokens, self.clock.now_ns())
+            case PermitWanted(number, scopes):
+                refusal = self._permits.ask(proxy, number, scopes, self.clock.now_ns())
                 refused = (refusal.what, refusal.wait_ns, refusal.kind) if refusal else ()
                 self.proxies.answer(proxy, PermitAnswer(number, *refused))
+            case PermitUsed(number, tokens):
+                self._permits.use(proxy, number, tokens, self.clock.now_ns())
             case PermitOver(number, tokens):
                 self._permits.close(proxy, number, tokens, self.clock.now_ns())
             case Told(loads, records, decisions):

@@ -12,7 +12,7 @@ from itertools import count
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.limits import Scope
-from aegis.runtime.seam import FromProxy, PermitAnswer, PermitOver, PermitWanted
+from aegis.runtime.seam import FromProxy, PermitAnswer, PermitOver, PermitUsed, PermitWanted
 
 
 class LivePermit:
@@ -22,12 +22,18 @@ class LivePermit:
         self._number = number
         self._tell = tell
 
+    def use(self, tokens: int) -> None:
+        self._tell(PermitUsed(self._number, tokens))
+
     def close(self, tokens: int) -> None:
         self._tell(PermitOver(self._number, tokens))
 
 
 class Unlimited:
     """Implements `proxy.http.boundary.Permit`: nobody keeps books of it."""
+
+    def use(self, tokens: int) -> None:
+        pass
 
     def close(self, tokens: int) -> None:
         pass
@@ -41,7 +47,7 @@ class ProxyPermits:
         self._numbers = count()
         self._asked: dict[int, asyncio.Future[PermitAnswer]] = {}
 
-    async def ask(self, scopes: tuple[Scope, ...], tokens: int) -> LivePermit | Unlimited:
+    async def ask(self, scopes: tuple[Scope, ...]) -> LivePermit | Unlimited:
         """Raises UserError: 429."""
         limited = tuple(scope for scope in scopes if scope.limits)
         if not limited:
@@ -49,7 +55,7 @@ class ProxyPermits:
         number = next(self._numbers)
         asked = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
-            self._tell(PermitWanted(number, limited, tokens))
+            self._tell(PermitWanted(number, limited))
             answer = await asked
         except asyncio.CancelledError:
             self._tell(PermitOver(number, 0))  # it may have been given

@@ -150,12 +150,12 @@ class Proxy:
     def coming(self) -> Mapping[str, Coming]:
         return self._node.coming()
 
-    async def permit(self, caller: Caller, model: ModelId, tokens: int) -> Permit:
+    async def permit(self, caller: Caller, model: ModelId) -> Permit:
         served = self._node.models().get(model)
         scopes = [Scope("key", caller.name, caller.limits)]
         if served:
             scopes.append(Scope("model", model, served.limits))
-        return await self._permits.ask(tuple(scopes), tokens)
+        return await self._permits.ask(tuple(scopes))
 
     @contextmanager
     def together(self) -> Iterator[None]:

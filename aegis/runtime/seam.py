@@ -219,7 +219,13 @@ class PermitWanted(Struct, frozen=True, tag=True):
 
     number: int
     scopes: tuple[Scope, ...]
-    tokens: int  # of its prompt
+
+
+class PermitUsed(Struct, frozen=True, tag=True):
+    """Its prompt turned out to have so many tokens."""
+
+    number: int
+    tokens: int
 
 
 class PermitOver(Struct, frozen=True, tag=True):
@@ -229,7 +235,20 @@ class PermitOver(Struct, frozen=True, tag=True):
     tokens: int
 
 
-FromProxy = Joined | Serves | Noted | ModelUsed | Told | Alive | Scraped | Asked | LookUp | PermitWanted | PermitOver
+FromProxy = (
+    Joined
+    | Serves
+    | Noted
+    | ModelUsed
+    | Told
+    | Alive
+    | Scraped
+    | Asked
+    | LookUp
+    | PermitWanted
+    | PermitUsed
+    | PermitOver
+)
 
 Found = Callable[[KeptPrefix | None], None]
 """Told what is kept, if anything."""

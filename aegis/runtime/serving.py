@@ -16,14 +16,17 @@ from aegis.runtime.watched import cancelled, watched
 from proxy.http.app import create_app
 from proxy.http.server import make_server
 from proxy.http.settings import Settings
+from proxy.http.texts import Texts
 
 CLOSE_S = 5  # that replies are given when the server is ended, besides what their requests are
 
 
 def http_server(proxy: Proxy, listener: socket.socket, store: Store | None, settings: Settings) -> uvicorn.Server:
     """Not running yet. Without a store a retry is a new request. Signals are left to whoever runs it."""
+    texts = Texts()
+    watched(texts.start())
     server = make_server(
-        create_app(proxy, settings, store.records if store else None),
+        create_app(proxy, settings, store.records if store else None, texts=texts),
         host=listener.getsockname()[0],
         port=listener.getsockname()[1],
         shutdown_s=CLOSE_S,

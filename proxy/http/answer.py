@@ -11,6 +11,7 @@ from fastapi import Request, Response
 from msgspec import Struct, structs
 
 from aegis.telemetry.logs import log_text
+from proxy.http.admission import Admitted
 from proxy.http.boundary import Served
 from proxy.http.choice import Call, Choice, Order, Usage
 from proxy.http.connection import while_connected
@@ -43,20 +44,22 @@ class Shape(Protocol):
         ...
 
 
-async def answer(request: Request, served: Served, orders: Sequence[Order], wish: Wish, shape: Shape) -> Response:
+async def answer(
+    request: Request, served: Served, orders: Sequence[Order], wish: Wish, shape: Shape, admitted: Admitted
+) -> Response:
     """Submits the sequences and answers with them. Raises UserError; ClientGone where nobody waits any more."""
-    caller, model, settings = caller_of(request), served.spec.model, settings_of(request)
+    model, settings = served.spec.model, settings_of(request)
     if settings.logs_prompts:
         _log_prompts(request, served, orders)
+    admitted.permit.use(sum(len(order.prompt) for order in orders))
     with ExitStack() as undoing:
-        permit = await market_of(request).permit(caller, model, sum(len(order.prompt) for order in orders))
-        undoing.callback(permit.close, 0)
         record = await records_of(request).open(_asked(request, served, orders, wish))
         undoing.callback(record.close)
         call = await Call.submit(market_of(request), served, orders, wish, record)
         undoing.callback(call.cancel)
         await record.opened()
         undoing.pop_all()
+        permit = admitted.keep()
 
     def close() -> None:
         call.cancel()

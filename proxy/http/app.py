@@ -29,6 +29,7 @@ from proxy.http.keys import Guard
 from proxy.http.openapi import document
 from proxy.http.records import NoRecords, Records
 from proxy.http.settings import Settings
+from proxy.http.texts import Texts
 
 
 def create_app(
@@ -36,15 +37,17 @@ def create_app(
     settings: Settings | None = None,
     records: Records | None = None,
     trials: GrammarTrials | None = None,
+    texts: Texts | None = None,
 ) -> ASGIApp:
-    """The ASGI application that serves `market`. Without `records` a retry is a new request; `trials` are shared with
-    others where they are given."""
+    """The ASGI application that serves `market`. Without `records` a retry is a new request; `trials` and `texts` are
+    shared with others where they are given."""
     app = FastAPI(title="Aegis", version=aegis.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.market = market
     app.state.settings = settings or Settings()
     app.state.keep_alive = KeepAlive(app.state.settings.keep_alive_s, app.state.settings.reader_timeout_s)
     app.state.records = records or NoRecords()
     app.state.trials = trials or GrammarTrials()
+    app.state.texts = texts or Texts()
     for busy in (chat, completions):
         plain.include(app, busy.router)
     for part in (models, admin, memory, history, dashboard, tokens, status, unsupported):

@@ -191,6 +191,10 @@ class Desk(Protocol):
 class Permit(Protocol):
     """Of one request, to begin."""
 
+    def use(self, tokens: int) -> None:
+        """Its prompts have so many tokens."""
+        ...
+
     def close(self, tokens: int) -> None:
         """It has ended, with an answer of so many tokens."""
         ...
@@ -220,9 +224,9 @@ class Market(Protocol):
         """Models that are being registered, by the names clients will use."""
         ...
 
-    async def permit(self, caller: Caller, model: ModelId, tokens: int) -> Permit:
-        """For a request with prompts of so many tokens. Raises UserError: 429 where a limit of the caller or the model
-        is reached."""
+    async def permit(self, caller: Caller, model: ModelId) -> Permit:
+        """For a request, before anything is made of its prompts. Raises UserError: 429 where a limit of the caller or
+        the model is reached."""
         ...
 
     def together(self) -> AbstractContextManager[None]:

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
 from time import time
+from typing import Any
 
-import msgspec
 from fastapi import Request, Response
 from msgspec import structs
 
 from aegis.core.errors import UserError
 from aegis.models.text import TextModel
+from aegis.models.text_messages import Rendered, TooManyCharacters, TooManyTokens
+from proxy.http.admission import Admitted, admitted, who
 from proxy.http.answer import answer
 from proxy.http.body import read_fields
 from proxy.http.boundary import Served
 from proxy.http.chat_reader import Reading
 from proxy.http.chat_shape import ChatShape
 from proxy.http.choice import Order
+from proxy.http.connection import while_connected
 from proxy.http.fields import Fields
 from proxy.http.held import held
 from proxy.http.messages import read_messages
 from proxy.http.models import find_servable
 from proxy.http.plain import plain_router
-from proxy.http.prompts import beside_loop, check_characters, encode, known, max_tokens_for, needs_tokenizer
+from proxy.http.prompts import (
+    characters_max,
+    known,
+    max_tokens_for,
+    needs_tokenizer,
+    tokens_max,
+    too_many_characters,
+    too_many_tokens,
+)
 from proxy.http.reasoning import marks_of
 from proxy.http.request_ids import request_id_for
-from proxy.http.sampling import LOGPROBS_MAX, held_to, read_max_tokens, read_wish
-from proxy.http.settings import market_of, settings_of
+from proxy.http.sampling import LOGPROBS_MAX, Wish, held_to, read_max_tokens, read_wish
+from proxy.http.settings import market_of, settings_of, texts_of
 from proxy.http.structured import check_grammar
+from proxy.http.texts import characters_of
 from proxy.http.tools import Tools, read_tools
 
 _UNSUPPORTED: dict[str, tuple[object, ...]] = {
@@ -77,8 +88,22 @@ async def _converse(request: Request, fields: Fields) -> Response:
     wish = read_wish(fields, served, max_tokens=_read_max_tokens(fields), logprobs=logprobs)
     for name, neutral in _UNSUPPORTED.items():
         fields.unsupported(name, neutral)
+    async with admitted(request, served) as admission:
+        return await _generate(request, fields, served, text, wish, admission, logprobs=logprobs is not None)
+
+
+async def _generate(
+    request: Request,
+    fields: Fields,
+    served: Served,
+    text: TextModel,
+    wish: Wish,
+    admission: Admitted,
+    *,
+    logprobs: bool,
+) -> Response:
     tools = read_tools(fields, text)
-    rendered = await render(fields, text, tools)
+    rendered, tokens = await render(request, fields, served, text, tools)
     fields.end()
     if wanted := tools.held_to() if tools else None:
         if wish.held_to:
@@ -89,8 +114,7 @@ async def _converse(request: Request, fields: Fields) -> Response:
     marks = marks_of(text.chat_template or "") if free else None
     reading = Reading(rendered, marks, tools)
     wish = structs.replace(wish, shown=reading.markers)
-    await beside_loop(lambda: check_characters("messages", len(rendered), served.spec, text), len(rendered))
-    prompt = known(fields, "messages", await encode(text, rendered, special=False), served.spec)
+    prompt = known(fields, "messages", tokens, served.spec)
     if not prompt:
         raise fields.refusal("messages", "make an empty prompt")
     if wish.held_to:
@@ -102,11 +126,11 @@ async def _converse(request: Request, fields: Fields) -> Response:
         model=served.spec.model,
         text=text,
         reading=reading,
-        logprobs=logprobs is not None,
+        logprobs=logprobs,
         token_ids=wish.return_token_ids,
         include_usage=wish.include_usage,
     )
-    return await answer(request, served, [order], wish, shape)
+    return await answer(request, served, [order], wish, shape, admission)
 
 
 def needs_chat_template(served: Served) -> TextModel:
@@ -118,27 +142,44 @@ def needs_chat_template(served: Served) -> TextModel:
     return text
 
 
-async def render(fields: Fields, text: TextModel, tools: Tools | None) -> str:
-    """The prompt that `messages` make. Raises UserError."""
+async def render(
+    request: Request, fields: Fields, served: Served, text: TextModel, tools: Tools | None
+) -> tuple[str, tuple[int, ...]]:
+    """The prompt that `messages` make, and its tokens. Raises UserError; ClientGone where nobody waits any more."""
+    messages, variables = read_conversation(fields, tools)
+    size = characters_of(messages) + characters_of(list(variables.values()))
+    rendering = texts_of(request).render(
+        who(request),
+        text,
+        messages,
+        variables,
+        size=size,
+        add_generation_prompt=read_generation(fields),
+        characters_max=characters_max(served.spec, text),
+        tokens_max=tokens_max(served.spec),
+    )
+    is_quick = texts_of(request).is_quick(text, size)
+    match await (rendering if is_quick else while_connected(request.receive, rendering)):
+        case Rendered(rendered, tokens):
+            return rendered, tokens
+        case TooManyTokens(count):
+            raise too_many_tokens("messages", count, served.spec)
+        case TooManyCharacters(count):
+            raise too_many_characters("messages", count, served.spec)
+
+
+def read_conversation(fields: Fields, tools: Tools | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """`messages`, and the variables of the template. Raises UserError."""
     messages = read_messages(fields)
     variables = fields.mapping("chat_template_kwargs") or {}
     for name in _NOT_VARIABLES & variables.keys():
         raise fields.refusal("chat_template_kwargs", f"may not set {name!r}")
-    generation = fields.flag("add_generation_prompt", True)
     fields.unsupported("continue_final_message", (False,))
-    if tools:
-        variables = {**variables, "tools": list(tools.definitions)}
+    return messages, {**variables, "tools": list(tools.definitions)} if tools else variables
 
-    def work() -> str:
-        return text.render_chat(messages, add_generation_prompt=generation, **variables)
 
-    try:
-        if not text.has_rendered:
-            return await asyncio.to_thread(work)
-        return await beside_loop(work, len(msgspec.json.encode((messages, variables))))
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError) as error:
-        message = f"the model's chat template cannot render this conversation ({type(error).__name__})"
-        raise UserError(message, param="messages") from None
+def read_generation(fields: Fields) -> bool:
+    return fields.flag("add_generation_prompt", True)
 
 
 def _read_max_tokens(fields: Fields) -> int | None:

@@ -7,6 +7,7 @@ from time import time
 from fastapi import Request, Response
 
 from aegis.core.errors import UserError
+from proxy.http.admission import Admitted, admitted
 from proxy.http.answer import answer
 from proxy.http.body import read_fields
 from proxy.http.boundary import Served
@@ -42,7 +43,14 @@ async def _complete(request: Request, fields: Fields) -> Response:
     echo = fields.flag("echo")
     fields.unsupported("best_of", tuple({1: None, wish.choices: None}))
     fields.unsupported("suffix", ("",))
-    prompts = await read_prompts(fields, served)
+    async with admitted(request, served) as admission:
+        return await _generate(request, fields, served, wish, admission, echo=echo, logprobs=logprobs is not None)
+
+
+async def _generate(
+    request: Request, fields: Fields, served: Served, wish: Wish, admission: Admitted, *, echo: bool, logprobs: bool
+) -> Response:
+    prompts = await read_prompts(request, fields, served)
     fields.end()
     check_sequences(len(prompts), wish)
     if wish.held_to:
@@ -54,11 +62,11 @@ async def _complete(request: Request, fields: Fields) -> Response:
         created_s=int(time()),
         model=served.spec.model,
         text=served.text,
-        logprobs=logprobs is not None,
+        logprobs=logprobs,
         token_ids=wish.return_token_ids,
         include_usage=wish.include_usage,
     )
-    return await answer(request, served, orders, wish, shape)
+    return await answer(request, served, orders, wish, shape, admission)
 
 
 def _order(served: Served, prompt: Prompt, wish: Wish, echo: bool) -> Order:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from fastapi import Request
 from msgspec import Struct
 
 from aegis.core.errors import UserError
 from aegis.core.model import ModelSpec
 from aegis.models.text import TextModel
+from aegis.models.text_messages import TooManyTokens
+from proxy.http.admission import who
 from proxy.http.boundary import Served
+from proxy.http.connection import while_connected
 from proxy.http.fields import Fields
 from proxy.http.sampling import Wish, checked_token_ids
+from proxy.http.settings import texts_of
 
 PROMPTS_MAX = 1024
 PROMPT_TOKENS_MAX = 1 << 22
 _IN_LOOP = 2048  # characters or tokens that are worked on in a fraction of a millisecond
 
+_COUNTED_MAX = 1 << 16
 _SHRINKS = 4  # what normalizers may take out of a text that is worth tokenizing
 
 T = TypeVar("T")
@@ -31,16 +37,17 @@ class Prompt(Struct, frozen=True):
     text: str | None = None
 
 
-async def read_prompts(fields: Fields, served: Served) -> list[Prompt]:
-    """`prompt` as a string, a list of strings, token ids, or a list of lists of them. Raises UserError."""
+async def read_prompts(request: Request, fields: Fields, served: Served) -> list[Prompt]:
+    """`prompt` as a string, a list of strings, token ids, or a list of lists of them. Raises UserError; ClientGone
+    where nobody waits any more."""
     value = fields.take("prompt")
     special = fields.flag("add_special_tokens", True)
     if value is None:
         raise fields.refusal("prompt", "is required")
     entries = _entries(fields, value)
-    return await beside_loop(
-        lambda: [_read_one(fields, entry, served, special) for entry in entries], sum(map(len, entries))
-    )
+    if isinstance(entries[0], str):
+        return await _tokenized(request, fields, served, cast("list[str]", entries), special=special)
+    return await beside_loop(lambda: [_checked(fields, entry, served) for entry in entries], sum(map(len, entries)))
 
 
 def _entries(fields: Fields, value: Any) -> list[str | list[Any]]:
@@ -61,31 +68,54 @@ def _entries(fields: Fields, value: Any) -> list[str | list[Any]]:
     return value
 
 
-def _read_one(fields: Fields, entry: str | list[Any], served: Served, special: bool) -> Prompt:
-    if isinstance(entry, list):
-        prompt = Prompt(checked_token_ids(fields, "prompt", entry, served.spec))
-    else:
-        text = needs_tokenizer(served, "prompt")
-        check_characters("prompt", len(entry), served.spec, text)
-        tokens = text.encode(entry, add_special_tokens=special) if entry else ()
-        prompt = Prompt(known(fields, "prompt", tokens, served.spec), entry)
+def _checked(fields: Fields, entry: str | list[Any], served: Served) -> Prompt:
+    assert isinstance(entry, list)
+    return _not_empty(fields, Prompt(checked_token_ids(fields, "prompt", entry, served.spec)))
+
+
+async def _tokenized(
+    request: Request, fields: Fields, served: Served, strings: list[str], *, special: bool
+) -> list[Prompt]:
+    text = needs_tokenizer(served, "prompt")
+    for string in strings:
+        if len(string) > characters_max(served.spec, text):
+            raise too_many_characters("prompt", len(string), served.spec)
+    encoding = texts_of(request).encode(
+        who(request), text, strings, special=special, tokens_max=tokens_max(served.spec)
+    )
+    is_quick = texts_of(request).is_quick(text, sum(map(len, strings)))
+    encoded = await (encoding if is_quick else while_connected(request.receive, encoding))
+    if isinstance(encoded, TooManyTokens):
+        raise too_many_tokens("prompt", encoded.count, served.spec)
+    pairs = zip(strings, encoded, strict=True)
+    return [_not_empty(fields, Prompt(known(fields, "prompt", ids, served.spec), string)) for string, ids in pairs]
+
+
+def _not_empty(fields: Fields, prompt: Prompt) -> Prompt:
     if not prompt.tokens:
         raise fields.refusal("prompt", "is empty")
     return prompt
 
 
-def check_characters(param: str, count: int, spec: ModelSpec, text: TextModel) -> None:
-    """Before a text is tokenized, which takes long where it is. Raises UserError where the model cannot hold it."""
+def characters_max(spec: ModelSpec, text: TextModel) -> int:
+    """Of a text that is tokenized at all, which takes long where it is long: no model could hold a longer one."""
+    return _SHRINKS * spec.manifest.context_tokens * max(text.token_characters_max, 1)
+
+
+def tokens_max(spec: ModelSpec) -> int:
+    """Of a prompt that is looked at any further."""
+    return max(spec.manifest.context_tokens, _COUNTED_MAX)
+
+
+def too_many_characters(param: str, count: int, spec: ModelSpec) -> UserError:
     context = spec.manifest.context_tokens
-    bound = _SHRINKS * context
-    if count > bound and count > bound * text.token_characters_max:
-        message = f"{count} characters are more than {spec.model!r}, which has a context of {context} tokens, can hold"
-        raise UserError(message, param=param, code="context_length_exceeded")
+    message = f"{count} characters are more than {spec.model!r}, which has a context of {context} tokens, can hold"
+    return UserError(message, param=param, code="context_length_exceeded")
 
 
-async def encode(text: TextModel, string: str, *, special: bool) -> tuple[int, ...]:
-    """Token ids of `string`, with the tokens the tokenizer adds around any text where `special`."""
-    return await beside_loop(lambda: tuple(text.encode(string, add_special_tokens=special)), len(string))
+def too_many_tokens(param: str, count: int, spec: ModelSpec) -> UserError:
+    message = f"the prompt has {count} tokens; {spec.model!r} has a context of {spec.manifest.context_tokens} tokens"
+    return UserError(message, param=param, code="context_length_exceeded")
 
 
 async def beside_loop(work: Callable[[], T], size: int) -> T:

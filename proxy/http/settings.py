@@ -11,6 +11,7 @@ from aegis.engine.grammar_trials import GrammarTrials
 from proxy.http.boundary import Desk, Market
 from proxy.http.keep_alive import KeepAlive
 from proxy.http.records import Records
+from proxy.http.texts import Texts
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -40,6 +41,10 @@ def records_of(request: Request) -> Records:
 
 def trials_of(request: Request) -> GrammarTrials:
     return cast(GrammarTrials, request.app.state.trials)
+
+
+def texts_of(request: Request) -> Texts:
+    return cast(Texts, request.app.state.texts)
 
 
 def keep_alive_of(request: Request) -> KeepAlive:

@@ -10,12 +10,12 @@ from fastapi import Request
 
 from aegis.core.errors import UserError
 from aegis.core.request import Grammar
+from proxy.http.admission import who
 from proxy.http.boundary import Served
 from proxy.http.connection import while_connected
 from proxy.http.errors import shown
 from proxy.http.fields import Fields
 from proxy.http.json_schemas import check_schema
-from proxy.http.keys import caller_of
 from proxy.http.settings import trials_of
 
 GRAMMAR_CHARACTERS_MAX = 1 << 17
@@ -50,14 +50,9 @@ async def check_grammar(request: Request, served: Served, wanted: Wanted) -> Non
         raise UserError(message, param=wanted.param, code="unsupported_parameter")
     if len(wanted.grammar.text) > GRAMMAR_CHARACTERS_MAX:
         raise UserError(f"{wanted.param!r} is larger than {GRAMMAR_CHARACTERS_MAX} characters", param=wanted.param)
-    trying = trials_of(request).problem(manifest, text.to_json, wanted.grammar, _who(request))
+    trying = trials_of(request).problem(manifest, text.to_json, wanted.grammar, who(request))
     if problem := await while_connected(request.receive, trying):
         raise UserError(f"{wanted.param!r} {problem}", param=wanted.param, code="invalid_grammar")
-
-
-def _who(request: Request) -> str:
-    """Those without a key are told apart by their addresses."""
-    return caller_of(request).name or (request.client.host if request.client else "")
 
 
 def _read_response_format(fields: Fields) -> Wanted | None:

@@ -1,18 +1,29 @@
-"""`POST /tokenize` and `POST /detokenize`."""
+"""`POST /tokenize` and `POST /detokenize`: they serve no sequence, and wait for those that do."""
 
 from __future__ import annotations
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Struct
 
+from aegis.models.text import TextModel
+from aegis.models.text_messages import Rendered
+from proxy.http.admission import admitted, who
 from proxy.http.body import read_fields
-from proxy.http.chat import needs_chat_template, render
+from proxy.http.boundary import Served
+from proxy.http.chat import needs_chat_template, read_conversation, read_generation
+from proxy.http.connection import while_connected
+from proxy.http.fields import Fields
 from proxy.http.models import find_servable
-from proxy.http.prompts import PROMPT_TOKENS_MAX, beside_loop, encode, needs_tokenizer
+from proxy.http.prompts import PROMPT_TOKENS_MAX, beside_loop, needs_tokenizer
 from proxy.http.replies import json_reply
 from proxy.http.sampling import checked_token_ids
-from proxy.http.settings import market_of, settings_of
+from proxy.http.settings import market_of, settings_of, texts_of
+from proxy.http.texts import characters_of
 from proxy.http.tools import read_tools
+
+BYTES_MAX = 1 << 20
+"""Of a body, here: longer texts have no use but work."""
 
 router = APIRouter()
 
@@ -20,7 +31,7 @@ router = APIRouter()
 class Tokenized(Struct, frozen=True):
     count: int
     max_model_len: int
-    tokens: tuple[int, ...]
+    tokens: msgspec.Raw
 
 
 class Detokenized(Struct, frozen=True):
@@ -31,36 +42,56 @@ class Detokenized(Struct, frozen=True):
 async def tokenize(request: Request) -> Response:
     """`prompt` or `messages` as token ids, just as a completion would begin."""
     settings = settings_of(request)
-    fields = await read_fields(request, settings.body_bytes_max)
+    fields = await read_fields(request, min(settings.body_bytes_max, BYTES_MAX))
     served = find_servable(market_of(request), fields)
     text = needs_tokenizer(served, "model")
     special = fields.flag("add_special_tokens", True)
-    prompt = fields.text("prompt", None, most_characters=settings.body_bytes_max)
+    prompt = fields.text("prompt", None, most_characters=BYTES_MAX)
     if prompt is None and not fields.given("messages"):
         raise fields.refusal("prompt", "is required, or 'messages'")
     if prompt is not None and fields.given("messages"):
         raise fields.refusal("messages", "and 'prompt' are both given: send one of them")
-    if prompt is None:
-        needs_chat_template(served)
-        tools = read_tools(fields, text)
-        prompt, special = await render(fields, text, tools), False
-    fields.end()
-    tokens = await encode(text, prompt, special=special)
-    return json_reply(Tokenized(len(tokens), served.spec.manifest.context_tokens, tokens))
+    async with admitted(request, served):
+        if prompt is None:
+            prompt, special = await _rendered(request, fields, served, text), False
+        fields.end()
+        counting = texts_of(request).count(who(request), text, prompt, special=special)
+        counted = await while_connected(request.receive, counting)
+    tokens = msgspec.Raw(counted.tokens_json)
+    return json_reply(Tokenized(counted.count, served.spec.manifest.context_tokens, tokens))
+
+
+async def _rendered(request: Request, fields: Fields, served: Served, text: TextModel) -> str:
+    needs_chat_template(served)
+    messages, variables = read_conversation(fields, read_tools(fields, text))
+    rendering = texts_of(request).render(
+        who(request),
+        text,
+        messages,
+        variables,
+        size=characters_of(messages) + characters_of(list(variables.values())),
+        add_generation_prompt=read_generation(fields),
+        characters_max=BYTES_MAX,
+        tokens_max=0,
+        aside=True,
+    )
+    rendered = await while_connected(request.receive, rendering)
+    if not isinstance(rendered, Rendered):
+        raise fields.refusal("messages", f"become {rendered.count} characters, at most {BYTES_MAX} are tokenized here")
+    return rendered.text
 
 
 @router.post("/detokenize")
 async def detokenize(request: Request) -> Response:
     """The text of `tokens`."""
-    fields = await read_fields(request, settings_of(request).body_bytes_max)
+    fields = await read_fields(request, min(settings_of(request).body_bytes_max, BYTES_MAX))
     served = find_servable(market_of(request), fields)
     text = needs_tokenizer(served, "model")
     if not fields.given("tokens"):
         raise fields.refusal("tokens", "is required")
     tokens = fields.items("tokens", most=PROMPT_TOKENS_MAX)
     fields.end()
-
-    def decoded() -> str:
-        return text.decode(checked_token_ids(fields, "tokens", tokens, served.spec))
-
-    return json_reply(Detokenized(await beside_loop(decoded, len(tokens))))
+    async with admitted(request, served):
+        checked = await beside_loop(lambda: checked_token_ids(fields, "tokens", tokens, served.spec), len(tokens))
+        decoding = texts_of(request).decode(who(request), text, checked)
+        return json_reply(Detokenized(await while_connected(request.receive, decoding)))

@@ -7,7 +7,8 @@ from threading import Event
 
 import pytest
 
-from aegis.engine.fair_thread import Crowded, FairThread
+from aegis.core.fair_queue import Crowded
+from aegis.engine.fair_thread import FairThread
 
 WAIT_S = 10
 

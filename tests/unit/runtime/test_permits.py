@@ -10,7 +10,7 @@ from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.limits import UNLIMITED, Limits, Scope
 from aegis.runtime.permits import ProxyPermits
-from aegis.runtime.seam import FromProxy, PermitAnswer, PermitOver, PermitWanted
+from aegis.runtime.seam import FromProxy, PermitAnswer, PermitOver, PermitUsed, PermitWanted
 
 SCOPES = (Scope("key", "alice", Limits(concurrent=1)), Scope("model", "m", UNLIMITED))
 
@@ -20,15 +20,17 @@ def test_only_what_is_limited_is_asked_about() -> None:
 
     async def main() -> None:
         permits = ProxyPermits(told.append)
-        (await permits.ask(SCOPES[1:], 5)).close(3)
+        (await permits.ask(SCOPES[1:])).close(3)
         assert told == []
-        asking = asyncio.create_task(permits.ask(SCOPES, 5))
+        asking = asyncio.create_task(permits.ask(SCOPES))
         await asyncio.sleep(0)
         permits.answered(PermitAnswer(0))
-        (await asking).close(3)
+        permit = await asking
+        permit.use(5)
+        permit.close(3)
 
     asyncio.run(main())
-    assert told == [PermitWanted(0, SCOPES[:1], 5), PermitOver(0, 3)]
+    assert told == [PermitWanted(0, SCOPES[:1]), PermitUsed(0, 5), PermitOver(0, 3)]
 
 
 def test_a_refusal_says_when_to_come_again_in_whole_seconds() -> None:
@@ -37,7 +39,7 @@ def test_a_refusal_says_when_to_come_again_in_whole_seconds() -> None:
             lambda message: permits.answered(PermitAnswer(0, "key 'alice' is busy", NS_PER_S + 1, "key"))
         )
         with pytest.raises(UserError, match="key 'alice' is busy; try again in 2 s") as caught:
-            await permits.ask(SCOPES, 5)
+            await permits.ask(SCOPES)
         assert (caught.value.status, caught.value.retry_after_s, caught.value.reason) == (429, 2, "key_limit")
 
     asyncio.run(main())
@@ -48,7 +50,7 @@ def test_who_leaves_before_the_answer_gives_it_back() -> None:
 
     async def main() -> None:
         permits = ProxyPermits(told.append)
-        asking = asyncio.create_task(permits.ask(SCOPES, 5))
+        asking = asyncio.create_task(permits.ask(SCOPES))
         await asyncio.sleep(0)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):

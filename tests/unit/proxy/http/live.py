@@ -12,14 +12,14 @@ from proxy.http.app import create_app
 from proxy.http.callers import Keyring
 from proxy.http.server import make_server
 from proxy.http.settings import Settings
-from tests.unit.proxy.http.scripted import ScriptedMarket
+from tests.unit.proxy.http.scripted import TEXTS, ScriptedMarket
 
 
 @contextmanager
 def serving(behind: ScriptedMarket, keys: Keyring | None = None, **settings: Any) -> Iterator[str]:
     """The address of the server, which answers as soon as this is entered."""
     behind.keys = keys or behind.keys
-    server = make_server(create_app(behind, Settings(**settings)), host="127.0.0.1", port=0, shutdown_s=1)
+    server = make_server(create_app(behind, Settings(**settings), texts=TEXTS), host="127.0.0.1", port=0, shutdown_s=1)
     started = threading.Event()
     address: list[str] = []
 

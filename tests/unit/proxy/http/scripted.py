@@ -37,8 +37,12 @@ from proxy.http.app import create_app
 from proxy.http.boundary import Delivery, Delta, Finished, PromptScores
 from proxy.http.callers import Caller, Key, Keyring, digest_of
 from proxy.http.settings import Settings
+from proxy.http.texts import Texts
 
 BOS, EOS = 256, 257
+TEXTS = Texts()
+"""Shared by all tests: starting its processes takes seconds."""
+
 CONTEXT_TOKENS = 512
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant', 'developer'] %}"
@@ -156,8 +160,11 @@ class ScriptedModel:
 class ScriptedPermit:
     caller: str
     model: ModelId
-    prompt_tokens: int
+    prompt_tokens: int = 0
     answer_tokens: int | None = None  # None: it is not closed
+
+    def use(self, tokens: int) -> None:
+        self.prompt_tokens += tokens
 
     def close(self, tokens: int) -> None:
         assert self.answer_tokens is None
@@ -207,11 +214,11 @@ class ScriptedMarket:
     def coming(self) -> Mapping[str, Coming]:
         return self.registering
 
-    async def permit(self, caller: Caller, model: ModelId, tokens: int) -> ScriptedPermit:
+    async def permit(self, caller: Caller, model: ModelId) -> ScriptedPermit:
         refusal = self.permit_refusals.pop(0) if self.permit_refusals else None
         if refusal:
             raise refusal
-        self.permits.append(ScriptedPermit(caller.name, model, tokens))
+        self.permits.append(ScriptedPermit(caller.name, model))
         return self.permits[-1]
 
     def together(self) -> AbstractContextManager[None]:
@@ -323,12 +330,13 @@ def calling(
     behind: ScriptedMarket,
     calls: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]],
     trials: GrammarTrials | None = None,
+    texts: Texts | None = None,
     keys: Keyring | None = None,
     **settings: Any,
 ) -> Any:
     """What `calls` makes of a client of this market, within the process, with other keys if given."""
     behind.keys = keys or behind.keys
-    app: ASGIApp = create_app(behind, Settings(**settings), trials=trials)
+    app: ASGIApp = create_app(behind, Settings(**settings), trials=trials, texts=texts or TEXTS)
 
     async def run() -> Any:
         transport = httpx.ASGITransport(app=app)

@@ -9,57 +9,73 @@ from typing import Any
 import httpx
 import pytest
 
-from aegis.models.text import TextModel
+from proxy.http import prompts, tokens
 from tests.unit.proxy.http.scripted import byte_text, calling, market
 
 
-class Watched(TextModel):
-    """Notes which threads it worked in."""
+class Watched:
+    """Notes which threads its function is called in."""
 
-    token_characters_max = 20
-
-    def __init__(self) -> None:
-        self._of = byte_text()
+    def __init__(self, of: Any) -> None:
+        self._of = of
         self.threads: set[int] = set()
 
-    @property
-    def chat_template(self) -> str:
-        return "{{ messages }}"
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def __call__(self, *arguments: Any) -> Any:
         self.threads.add(threading.get_ident())
-        return self._of.encode(text, add_special_tokens=add_special_tokens)
+        return self._of(*arguments)
 
-    def decode(self, tokens: Any, *, skip_special_tokens: bool = True) -> str:
-        self.threads.add(threading.get_ident())
-        return self._of.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+@pytest.mark.parametrize(
+    ("path", "module", "body"),
+    [
+        ("/v1/completions", prompts, {"prompt": [120] * 4000}),
+        ("/v1/completions", prompts, {"prompt": [[120] * 40] * 100}),
+        ("/detokenize", tokens, {"tokens": [120] * 4000}),
+    ],
+    ids=["a long prompt", "many prompts", "detokenize"],
+)
+def test_many_token_ids_are_checked_in_another_thread(
+    path: str, module: Any, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(module.checked_token_ids)
+    monkeypatch.setattr(module, "checked_token_ids", watched)
+
+    async def call(client: httpx.AsyncClient) -> None:
+        await client.post(path, json=body | {"model": "m"})
+
+    calling(market(), call)
+    assert len(watched.threads) == 1
+    assert threading.get_ident() not in watched.threads
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/completions", {"prompt": ["x" * 20] * 200}),
-        ("/v1/completions", {"prompt": "x" * 4000}),
-        ("/tokenize", {"prompt": "x" * 4000}),
-        ("/detokenize", {"tokens": [120] * 4000}),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/tokenize", {"prompt": "x"}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x"}]}),
     ],
-    ids=["many prompts", "a long prompt", "tokenize", "detokenize"],
 )
-def test_long_texts_are_worked_on_in_one_other_thread(path: str, body: dict[str, Any]) -> None:
-    text = Watched()
-    behind = market(text=text)
-    behind.served["m"].script = lambda prompt, sampling: []
+def test_no_text_of_a_client_is_tokenized_or_rendered_in_this_process(path: str, body: dict[str, Any]) -> None:
+    text = byte_text()
+    source = text.source()
 
-    async def call(client: httpx.AsyncClient) -> set[int]:
-        task = asyncio.create_task(client.post(path, json=body | {"model": "m"}))
-        while not text.threads and not task.done():
+    class Elsewhere(type(text)):  # type: ignore[misc]
+        encode = render_chat = None
+
+    text.__class__ = Elsewhere
+    assert text.source() == source
+    behind = market(lambda prompt, sampling: [], text=text)
+
+    async def call(client: httpx.AsyncClient) -> int:
+        asking = asyncio.create_task(client.post(path, json=body | {"model": "m"}))
+        while not behind.submitted and not asking.done():
             await asyncio.sleep(0)
-        task.cancel()
-        return text.threads
+        asking.cancel()
+        return asking.result().status_code if asking.done() else 200
 
-    threads = calling(behind, call)
-    assert len(threads) == 1
-    assert threading.get_ident() not in threads
+    assert calling(behind, call) == 200
 
 
 def test_others_come_in_between_the_sequences_of_one_call() -> None:

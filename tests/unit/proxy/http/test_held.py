@@ -13,7 +13,7 @@ from aegis.config import RedisSettings
 from aegis.runtime.store.store import open_store
 from aegis.telemetry.registration import Coming
 from proxy.http.app import create_app
-from tests.unit.proxy.http.scripted import ScriptedMarket, ScriptedModel, calling, market, says, spec
+from tests.unit.proxy.http.scripted import TEXTS, ScriptedMarket, ScriptedModel, calling, market, says, spec
 
 PATHS = {
     "/v1/completions": {"prompt": "x"},
@@ -89,7 +89,7 @@ def test_a_retry_of_a_stream_that_waits_is_not_answered_twice() -> None:
 
     async def main() -> None:
         async with open_store(RedisSettings()) as store:
-            app, stream = create_app(behind, records=store.records), Stream(body)
+            app, stream = create_app(behind, records=store.records, texts=TEXTS), Stream(body)
             waiting = asyncio.create_task(app(SCOPE, stream.receive, stream.send))
             await stream.begun.wait()
             behind.served["new"] = ScriptedModel(spec("new"), says("hello"))

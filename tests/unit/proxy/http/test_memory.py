@@ -7,7 +7,7 @@ import pytest
 
 from aegis.core.errors import UserError
 from proxy.http.app import create_app
-from tests.unit.proxy.http.scripted import calling, get, keyring, market, post
+from tests.unit.proxy.http.scripted import TEXTS, calling, get, keyring, market, post
 
 
 def test_the_report_is_shown_as_json() -> None:
@@ -80,7 +80,7 @@ def test_memory_is_for_those_who_may_command(method: str, path: str) -> None:
         return (await client.request(method, f"/debug/memory{path}", json=sent, headers=headers)).status_code
 
     async def from_elsewhere(_: httpx.AsyncClient) -> int:
-        transport = httpx.ASGITransport(app=create_app(market()), client=("192.0.2.7", 1))
+        transport = httpx.ASGITransport(app=create_app(market(), texts=TEXTS), client=("192.0.2.7", 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await ask(client)
 

@@ -7,6 +7,7 @@ import pytest
 
 from proxy.http.app import create_app
 from tests.unit.proxy.http.scripted import (
+    TEXTS,
     ScriptedMarket,
     ScriptedModel,
     calling,
@@ -124,7 +125,7 @@ def test_without_a_key_only_local_clients_that_are_no_web_page_may_change_models
         assert post(market(), path, {}, headers={name: "http://elsewhere.example"}).status_code == 403
 
     async def from_elsewhere() -> httpx.Response:
-        transport = httpx.ASGITransport(app=create_app(market()), client=("192.0.2.7", 1))
+        transport = httpx.ASGITransport(app=create_app(market(), texts=TEXTS), client=("192.0.2.7", 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.post(path, json={})
 

@@ -17,7 +17,7 @@ from aegis.runtime.store.store import open_store
 from proxy.http.app import create_app
 from proxy.http.fields import Fields
 from tests.redis_server import RedisServer, redis_server
-from tests.unit.proxy.http.scripted import ScriptedMarket, market, says
+from tests.unit.proxy.http.scripted import TEXTS, ScriptedMarket, market, says
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "m", "prompt": "hi", "max_tokens": 20, "request_id": "mine"}
@@ -26,7 +26,7 @@ BODY: dict[str, Any] = {"model": "m", "prompt": "hi", "max_tokens": 20, "request
 def calling(behind: ScriptedMarket, calls: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
     async def main() -> None:
         async with open_store(RedisSettings()) as store:
-            transport = httpx.ASGITransport(app=create_app(behind, records=store.records))
+            transport = httpx.ASGITransport(app=create_app(behind, records=store.records, texts=TEXTS))
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 await calls(client)
 
@@ -129,7 +129,7 @@ def test_nothing_is_told_of_an_answer_that_cannot_be_recorded(tmp_path: Path) ->
 
     async def main(server: RedisServer) -> None:
         async with open_store(RedisSettings(url=SecretStr(server.url), wait_s=0.3)) as store:
-            transport = httpx.ASGITransport(app=create_app(behind, records=store.records))
+            transport = httpx.ASGITransport(app=create_app(behind, records=store.records, texts=TEXTS))
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 server.pause()
                 for stream in (False, True):

@@ -1,0 +1,116 @@
+"""The proxy's end of a process that works on texts (`text_worker`), which is killed when a job takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections import OrderedDict
+from threading import Thread
+
+from aegis.models.text import TextModel
+from aegis.models.text_messages import KNOWN_MAX, LENGTH_BYTES, Answer, Exhausted, Job, Know, framed, read_answer
+from aegis.models.text_worker import READY
+
+START_S = 60.0
+LOAD_S = 30.0
+"""Besides a job that is the first of its model: the process has to load the tokenizer."""
+
+_READ_BYTES = 1 << 18
+
+
+class TextProcess:
+    """Does one job at a time, which the caller sees to. Started by the first, and anew after each that had to be
+    killed. Event loops may use it one after the other."""
+
+    def __init__(self, *, memory_bytes: int, niceness: int = 0) -> None:
+        """`memory_bytes` beyond what its libraries take."""
+        self._command = [sys.executable, "-m", "aegis.models.text_worker", str(memory_bytes), str(niceness)]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._told: OrderedDict[int, None] = OrderedDict()  # models that the process knows
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def ask(self, text: TextModel, job: Job, within_s: float) -> Answer | None:
+        """None where it takes longer, or more memory than there is for it. Raises RecursionError and OverflowError
+        where no message holds the job."""
+        message = framed(job)
+        try:
+            end = self._socket if self._socket and self._is_alive() else await self._start()
+            if text.key not in self._told:
+                message = framed(Know(text.key, await asyncio.to_thread(text.source))) + message
+                within_s += LOAD_S
+                self._told[text.key] = None
+                if len(self._told) > KNOWN_MAX:
+                    self._told.popitem(last=False)
+            async with asyncio.timeout(within_s):
+                await asyncio.get_running_loop().sock_sendall(end, message)
+                answer = await _message(end)
+        except (OSError, EOFError, TimeoutError):
+            self.close()
+            return None
+        except BaseException:  # the process may be in the middle of the job
+            self.close()
+            raise
+        if isinstance(answer, Exhausted):
+            self.close()
+            return None
+        return answer
+
+    async def start(self) -> None:
+        """Before there is a job. Raises OSError, EOFError or TimeoutError."""
+        if self._socket is None:
+            await self._start()
+
+    def close(self) -> None:
+        """Ends the process, if there is one."""
+        if self._process:
+            self._process.kill()
+            Thread(target=self._process.wait, daemon=True).start()  # what took much memory takes a moment to go
+        if self._socket:
+            self._socket.close()
+        self._process = self._socket = None
+        self._told.clear()
+
+    def _is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    async def _start(self) -> socket.socket:
+        self.close()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            ours.setblocking(False)
+            self._socket = ours
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env={"OMP_NUM_THREADS": "1", **os.environ, "TOKENIZERS_PARALLELISM": "false"},
+                process_group=0,  # Ctrl-C in a terminal is not for it
+            )
+        async with asyncio.timeout(START_S):
+            if await asyncio.get_running_loop().sock_recv(ours, len(READY)) != READY:
+                raise EOFError
+        return ours
+
+
+async def _message(end: socket.socket) -> Answer:
+    """Raises EOFError."""
+    loop, parts, missing = asyncio.get_running_loop(), list[bytes](), LENGTH_BYTES
+    length = 0
+    while missing > 0:
+        part = await loop.sock_recv(end, _READ_BYTES)
+        if not part:
+            raise EOFError
+        parts.append(part)
+        missing -= len(part)
+        if missing <= 0 and not length:
+            parts = [b"".join(parts)]
+            length = int.from_bytes(parts[0][:LENGTH_BYTES], "little")
+            missing += length
+    return read_answer(b"".join(parts)[LENGTH_BYTES:])
