@@ -16,6 +16,7 @@ from proxy.http.boundary import Served
 from proxy.http.choice import Call, Choice, Order, Usage
 from proxy.http.connection import while_connected
 from proxy.http.keys import caller_of
+from proxy.http.large_bodies import release
 from proxy.http.notes import note
 from proxy.http.records import Asked
 from proxy.http.replies import json_reply
@@ -51,6 +52,7 @@ async def answer(
     model, settings = served.spec.model, settings_of(request)
     if settings.logs_prompts:
         _log_prompts(request, served, orders)
+    release(request.scope)
     admitted.permit.use(sum(len(order.prompt) for order in orders))
     with ExitStack() as undoing:
         record = await records_of(request).open(_asked(request, served, orders, wish))

@@ -26,6 +26,7 @@ from proxy.http.boundary import Market
 from proxy.http.edge import Edge
 from proxy.http.keep_alive import KeepAlive
 from proxy.http.keys import Guard
+from proxy.http.large_bodies import LargeBodies
 from proxy.http.openapi import document
 from proxy.http.records import NoRecords, Records
 from proxy.http.settings import Settings
@@ -45,6 +46,7 @@ def create_app(
     app.state.market = market
     app.state.settings = settings or Settings()
     app.state.keep_alive = KeepAlive(app.state.settings.keep_alive_s, app.state.settings.reader_timeout_s)
+    app.state.large_bodies = LargeBodies(app.state.settings.body_bytes_max)
     app.state.records = records or NoRecords()
     app.state.trials = trials or GrammarTrials()
     app.state.texts = texts or Texts()

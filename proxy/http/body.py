@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -13,7 +14,9 @@ from aegis.core.errors import UserError
 from proxy.http.connection import ClientGone
 from proxy.http.errors import shown
 from proxy.http.fields import Fields
+from proxy.http.large_bodies import SMALL_BYTES, sent_in_time
 from proxy.http.protocol import broken_off
+from proxy.http.settings import large_bodies_of
 
 
 class _Key(str):
@@ -77,18 +80,32 @@ async def _read(request: Request, bytes_max: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared[:20]) > bytes_max:
         raise _too_large(bytes_max)
-    chunks, size = [], 0
+    pieces = request.stream()
     try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > bytes_max:
-                raise _too_large(bytes_max)
-            chunks.append(chunk)
+        body = await _pieces(pieces, bytes_max, SMALL_BYTES)
+        if len(body) > SMALL_BYTES:
+            expected = int(declared[:20]) if declared.isdigit() else bytes_max
+            await large_bodies_of(request).hold(request.scope, expected)
+            async with sent_in_time(expected):
+                body = b"".join((body, await _pieces(pieces, bytes_max - len(body), bytes_max)))
     except ClientDisconnect:
         raise ClientGone from None
     if error := broken_off(request.scope):
         raise error
-    return b"".join(chunks)
+    return body
+
+
+async def _pieces(pieces: AsyncIterator[bytes], bytes_max: int, enough: int) -> bytes:
+    """Those that still come, until there are more than `enough` of them."""
+    read, size = list[bytes](), 0
+    async for piece in pieces:
+        size += len(piece)
+        read.append(piece)
+        if size > bytes_max:
+            raise _too_large(bytes_max)
+        if size > enough:
+            break
+    return b"".join(read)
 
 
 def _too_large(bytes_max: int) -> UserError:

@@ -14,6 +14,7 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
 from aegis.telemetry.logs import Value, log
 from proxy.http.errors import error_reply
+from proxy.http.large_bodies import release
 from proxy.http.notes import notes_of
 from proxy.http.refusals import refusal_of
 from proxy.http.request_ids import HEADER, assign, id_of
@@ -58,6 +59,7 @@ class Edge:
                 await error_reply(_ENDING)(scope, receive, send_with_id)
         except Exception:  # noqa: BLE001 - the client was answered; the server goes on
             log(_logger, logging.ERROR, "request broke", {"request_id": id_of(scope)}, exc_info=True)
+        release(scope)
         self._answered(getattr(scope.get("route"), "path", "other"), status, refusal_of(scope))
         level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
         log(_logger, level, "request", _line(scope, status, monotonic_ns() - began_ns))

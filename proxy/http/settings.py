@@ -10,6 +10,7 @@ from msgspec import Struct
 from aegis.engine.grammar_trials import GrammarTrials
 from proxy.http.boundary import Desk, Market
 from proxy.http.keep_alive import KeepAlive
+from proxy.http.large_bodies import LargeBodies
 from proxy.http.records import Records
 from proxy.http.texts import Texts
 
@@ -41,6 +42,10 @@ def records_of(request: Request) -> Records:
 
 def trials_of(request: Request) -> GrammarTrials:
     return cast(GrammarTrials, request.app.state.trials)
+
+
+def large_bodies_of(request: Request) -> LargeBodies:
+    return cast(LargeBodies, request.app.state.large_bodies)
 
 
 def texts_of(request: Request) -> Texts:

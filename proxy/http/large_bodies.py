@@ -1,0 +1,86 @@
+"""How many bytes of large bodies a proxy has in hand, so that nobody can fill its memory by sending many at a time.
+
+A body is some times its size in memory until its text is tokenized. Those that wait are not read, so they take nothing
+but what their connections buffer. Whose turn it is has to send, or makes room for others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.types import Scope
+
+from aegis.core.errors import UserError
+
+SMALL_BYTES = 64 << 10
+"""A body up to this is read at once."""
+
+LARGE_BYTES_MAX = 8 << 20
+WAIT_S = 30.0
+SEND_S = 10.0
+SEND_BYTES_PER_S = 256 << 10
+_HELD = "aegis.body"
+
+
+class LargeBodies:
+    """Of one proxy. First come, first served."""
+
+    def __init__(self, bytes_max: int, *, wait_s: float = WAIT_S) -> None:
+        """Room for one of `bytes_max` at least, the largest there is."""
+        self._free = max(LARGE_BYTES_MAX, bytes_max)
+        self._wait_s = wait_s
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def hold(self, scope: Scope, nbytes: int) -> None:
+        """Returns when there is room for the body of this request, which `release` gives back. Raises UserError: 503
+        where that takes too long."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((nbytes, turn))
+        self._give()
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():
+                self.give_back(nbytes)
+            turn.cancel()
+            self._give()
+            if isinstance(error, TimeoutError):
+                message = "too many large bodies at once; try again later"
+                raise UserError(message, status=503, code="large_bodies", kind="server_error") from None
+            raise
+        scope["state"][_HELD] = (self, nbytes)
+
+    def give_back(self, nbytes: int) -> None:
+        """`release` does for a request."""
+        self._free += nbytes
+        self._give()
+
+    def _give(self) -> None:
+        while self._waiting and (self._waiting[0][1].done() or self._waiting[0][0] <= self._free):
+            nbytes, turn = self._waiting.popleft()
+            if not turn.done():
+                self._free -= nbytes
+                turn.set_result(None)
+
+
+@asynccontextmanager
+async def sent_in_time(nbytes: int) -> AsyncIterator[None]:
+    """Raises UserError: 408 where the block, which reads so much, takes too long while others wait for room."""
+    within_s = SEND_S + nbytes / SEND_BYTES_PER_S
+    try:
+        async with asyncio.timeout(within_s):
+            yield
+    except TimeoutError:
+        message = f"a body of {nbytes} bytes has to be there within {within_s:.0f} s"
+        raise UserError(message, status=408, code="request_timeout") from None
+
+
+def release(scope: Scope) -> None:
+    """Nothing of the request's body is needed any more. Harmless where that was said before, or it was small."""
+    bodies, nbytes = scope["state"].pop(_HELD, (None, 0))
+    if bodies:
+        bodies.give_back(nbytes)
