@@ -15,11 +15,15 @@ KNOWN_MAX = 32
 
 
 class Know(Struct, frozen=True, tag=True):
-    """A model's tokenizer and chat template, under a number that later jobs name. Not answered. Of more than
-    `KNOWN_MAX` the one that was told first is forgotten."""
+    """A model's tokenizer and chat template, under a number that later jobs name. Of more than `KNOWN_MAX`
+    the one that was told first is forgotten."""
 
     key: int
     source: TextSource
+
+
+class Known(Struct, frozen=True, tag=True):
+    """It is."""
 
 
 class Encode(Struct, frozen=True, tag=True):
@@ -93,7 +97,7 @@ class Exhausted(Struct, frozen=True, tag=True):
     """It took more memory than there is for it; the process ends."""
 
 
-Answer = Encoded | Counted | Decoded | Rendered | TooManyTokens | TooManyCharacters | Refused | Exhausted
+Answer = Known | Encoded | Counted | Decoded | Rendered | TooManyTokens | TooManyCharacters | Refused | Exhausted
 
 _encoder = msgspec.msgpack.Encoder()
 _answers = msgspec.msgpack.Decoder(Answer)

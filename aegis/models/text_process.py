@@ -11,12 +11,12 @@ from collections import OrderedDict
 from threading import Thread
 
 from aegis.models.text import TextModel
-from aegis.models.text_messages import KNOWN_MAX, LENGTH_BYTES, Answer, Exhausted, Job, Know, framed, read_answer
+from aegis.models.text_messages import KNOWN_MAX, LENGTH_BYTES, Answer, Exhausted, Job, Know, Known, framed, read_answer
 from aegis.models.text_worker import READY
 
 START_S = 60.0
-LOAD_S = 30.0
-"""Besides a job that is the first of its model: the process has to load the tokenizer."""
+LOAD_S = 20.0
+"""Before the first job of a model: the process has to load the tokenizer, as this one did."""
 
 _READ_BYTES = 1 << 18
 
@@ -43,14 +43,13 @@ class TextProcess:
         try:
             end = self._socket if self._socket and self._is_alive() else await self._start()
             if text.key not in self._told:
-                message = framed(Know(text.key, await asyncio.to_thread(text.source))) + message
-                within_s += LOAD_S
+                known = await _answer(end, framed(Know(text.key, await asyncio.to_thread(text.source))), LOAD_S)
+                if not isinstance(known, Known):
+                    raise EOFError
                 self._told[text.key] = None
                 if len(self._told) > KNOWN_MAX:
                     self._told.popitem(last=False)
-            async with asyncio.timeout(within_s):
-                await asyncio.get_running_loop().sock_sendall(end, message)
-                answer = await _message(end)
+            answer = await _answer(end, message, within_s)
         except (OSError, EOFError, TimeoutError):
             self.close()
             return None
@@ -97,6 +96,13 @@ class TextProcess:
             if await asyncio.get_running_loop().sock_recv(ours, len(READY)) != READY:
                 raise EOFError
         return ours
+
+
+async def _answer(end: socket.socket, message: bytes, within_s: float) -> Answer:
+    """Raises TimeoutError, EOFError, OSError."""
+    async with asyncio.timeout(within_s):
+        await asyncio.get_running_loop().sock_sendall(end, message)
+        return await _message(end)
 
 
 async def _message(end: socket.socket) -> Answer:

@@ -34,6 +34,7 @@ from aegis.models.text_messages import (
     Exhausted,
     Job,
     Know,
+    Known,
     Refused,
     Render,
     Rendered,
@@ -72,9 +73,8 @@ def main(memory_bytes: int, niceness: int) -> None:
             signal.alarm(JOB_S)
             answer = _answer(known, reader.read(nbytes))
             signal.alarm(0)
-            if answer:
-                asked.sendall(answer)
-            if isinstance(answer, bytes) and answer == _EXHAUSTED:
+            asked.sendall(answer)
+            if answer == _EXHAUSTED:
                 return
             if nbytes > _TRIMMED_BYTES:
                 del answer
@@ -84,14 +84,14 @@ def main(memory_bytes: int, niceness: int) -> None:
 _EXHAUSTED = framed(Exhausted())
 
 
-def _answer(known: OrderedDict[int, TextModel], data: bytes) -> bytes | None:
+def _answer(known: OrderedDict[int, TextModel], data: bytes) -> bytes:
     try:
         asked = read_asked(data)
         if isinstance(asked, Know):
             known[asked.key] = TextModel.of(asked.source)
             if len(known) > KNOWN_MAX:
                 known.popitem(last=False)
-            return None
+            return framed(Known())
         return framed(_done(known[asked.key], asked))
     except MemoryError:
         return _EXHAUSTED
