@@ -11,12 +11,15 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from aegis.core.errors import UserError
+from proxy.http.beside_loop import beside_loop
 from proxy.http.connection import ClientGone
 from proxy.http.errors import shown
 from proxy.http.fields import Fields
 from proxy.http.large_bodies import SMALL_BYTES, sent_in_time
 from proxy.http.protocol import broken_off
 from proxy.http.settings import large_bodies_of
+
+PARAMETERS_MAX = 256
 
 
 class _Key(str):
@@ -31,7 +34,8 @@ async def read_fields(request: Request, bytes_max: int) -> Fields:
     Raises UserError: 413 beyond `bytes_max`, 415 where it is compressed, 408 where its rest does not come, 400 where it
     is no JSON object; ClientGone where the client leaves.
     """
-    return Fields(parse_object(await _read(request, bytes_max)))
+    body = await _read(request, bytes_max)
+    return Fields(await beside_loop(lambda: parse_object(body), len(body), few=SMALL_BYTES), nbytes=len(body))
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -41,6 +45,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
     def once(_: type, name: str) -> _Key:
         if name in seen:
             raise UserError(f"{shown(name)} is given more than once", param=name[:200])
+        if len(seen) >= PARAMETERS_MAX:
+            raise UserError(f"the body has more than {PARAMETERS_MAX} parameters", code="invalid_json")
         seen[name] = None
         return _Key(name)
 

@@ -13,6 +13,7 @@ from aegis.models.text import TextModel
 from aegis.models.text_messages import Rendered, TooManyCharacters, TooManyTokens
 from proxy.http.admission import Admitted, admitted, who
 from proxy.http.answer import answer
+from proxy.http.beside_loop import beside_loop
 from proxy.http.body import read_fields
 from proxy.http.boundary import Served
 from proxy.http.chat_reader import Reading
@@ -21,6 +22,7 @@ from proxy.http.choice import Order
 from proxy.http.connection import while_connected
 from proxy.http.fields import Fields
 from proxy.http.held import held
+from proxy.http.large_bodies import SMALL_BYTES
 from proxy.http.messages import read_messages
 from proxy.http.models import find_servable
 from proxy.http.plain import plain_router
@@ -85,7 +87,10 @@ async def _converse(request: Request, fields: Fields) -> Response:
     text = needs_chat_template(served)
     fields.elsewhere("prompt", "send 'messages' here, or 'prompt' to /v1/completions")
     logprobs = _read_logprobs(fields)
-    wish = read_wish(fields, served, max_tokens=_read_max_tokens(fields), logprobs=logprobs)
+    max_tokens = _read_max_tokens(fields)
+    wish = await beside_loop(
+        lambda: read_wish(fields, served, max_tokens=max_tokens, logprobs=logprobs), fields.nbytes, few=SMALL_BYTES
+    )
     for name, neutral in _UNSUPPORTED.items():
         fields.unsupported(name, neutral)
     async with admitted(request, served) as admission:
@@ -102,7 +107,7 @@ async def _generate(
     *,
     logprobs: bool,
 ) -> Response:
-    tools = read_tools(fields, text)
+    tools = await beside_loop(lambda: read_tools(fields, text), fields.nbytes, few=SMALL_BYTES)
     rendered, tokens = await render(request, fields, served, text, tools)
     fields.end()
     if wanted := tools.held_to() if tools else None:
@@ -146,7 +151,7 @@ async def render(
     request: Request, fields: Fields, served: Served, text: TextModel, tools: Tools | None
 ) -> tuple[str, tuple[int, ...]]:
     """The prompt that `messages` make, and its tokens. Raises UserError; ClientGone where nobody waits any more."""
-    messages, variables = read_conversation(fields, tools)
+    messages, variables = await beside_loop(lambda: read_conversation(fields, tools), fields.nbytes, few=SMALL_BYTES)
     size = characters_of(messages) + characters_of(list(variables.values()))
     rendering = texts_of(request).render(
         who(request),

@@ -9,15 +9,17 @@ from fastapi import Request, Response
 from aegis.core.errors import UserError
 from proxy.http.admission import Admitted, admitted
 from proxy.http.answer import answer
+from proxy.http.beside_loop import beside_loop
 from proxy.http.body import read_fields
 from proxy.http.boundary import Served
 from proxy.http.choice import Order
 from proxy.http.completion_shape import CompletionShape
 from proxy.http.fields import Fields
 from proxy.http.held import held
+from proxy.http.large_bodies import SMALL_BYTES
 from proxy.http.models import find_servable
 from proxy.http.plain import plain_router
-from proxy.http.prompts import Prompt, beside_loop, max_tokens_for, read_prompts
+from proxy.http.prompts import Prompt, max_tokens_for, read_prompts
 from proxy.http.request_ids import request_id_for
 from proxy.http.sampling import LOGPROBS_MAX, Wish, check_sequences, read_max_tokens, read_wish
 from proxy.http.settings import market_of, settings_of
@@ -39,7 +41,10 @@ async def _complete(request: Request, fields: Fields) -> Response:
     served = find_servable(market_of(request), fields)
     fields.elsewhere("messages", "send 'prompt' here, or 'messages' to /v1/chat/completions")
     logprobs = fields.integer("logprobs", None, low=0, high=LOGPROBS_MAX)
-    wish = read_wish(fields, served, max_tokens=read_max_tokens(fields, "max_tokens"), logprobs=logprobs)
+    max_tokens = read_max_tokens(fields, "max_tokens")
+    wish = await beside_loop(
+        lambda: read_wish(fields, served, max_tokens=max_tokens, logprobs=logprobs), fields.nbytes, few=SMALL_BYTES
+    )
     echo = fields.flag("echo")
     fields.unsupported("best_of", tuple({1: None, wish.choices: None}))
     fields.unsupported("suffix", ("",))

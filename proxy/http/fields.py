@@ -24,11 +24,12 @@ _ALIKE = 0.6  # `best_of` is no slip for `stop`
 
 
 class Fields:
-    """`prefix` is the path of a nested object, as in `stream_options.`."""
+    """`prefix` is the path of a nested object, as in `stream_options.`; `nbytes` is what all of it came as."""
 
-    __slots__ = ("_known", "_prefix", "_values")
+    __slots__ = ("_known", "_prefix", "_values", "nbytes")
 
-    def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
+    def __init__(self, values: Mapping[str, Any], prefix: str = "", *, nbytes: int = 0) -> None:
+        self.nbytes = nbytes
         self._values = values
         self._prefix = prefix
         self._known: set[str] = set()

@@ -7,10 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from aegis.core.errors import UserError
 from proxy.http.errors import shown
 
 DEPTH_MAX = 64
+SCHEMA_BYTES_MAX = 1 << 17
 
 _ANNOTATIONS = frozenset(
     {
@@ -58,7 +61,9 @@ _NAMES: dict[str, type | tuple[type, ...]] = {
 
 
 def check_schema(schema: Any, param: str) -> None:
-    """Raises UserError naming the keyword, by its path from `param`."""
+    """Raises UserError naming the keyword, by its path from `param`; of a larger one none is looked for."""
+    if len(msgspec.json.encode(schema)) > SCHEMA_BYTES_MAX:
+        raise UserError(f"{param!r} is larger than {SCHEMA_BYTES_MAX} characters", param=param)
     _check(schema, param, 0)
 
 

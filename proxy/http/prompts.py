@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 from fastapi import Request
 from msgspec import Struct
@@ -14,6 +13,7 @@ from aegis.core.model import ModelSpec
 from aegis.models.text import TextModel
 from aegis.models.text_messages import TooManyTokens
 from proxy.http.admission import who
+from proxy.http.beside_loop import beside_loop
 from proxy.http.boundary import Served
 from proxy.http.connection import while_connected
 from proxy.http.fields import Fields
@@ -22,12 +22,8 @@ from proxy.http.settings import texts_of
 
 PROMPTS_MAX = 1024
 PROMPT_TOKENS_MAX = 1 << 22
-_IN_LOOP = 2048  # characters or tokens that are worked on in a fraction of a millisecond
-
 _COUNTED_MAX = 1 << 16
 _SHRINKS = 4  # what normalizers may take out of a text that is worth tokenizing
-
-T = TypeVar("T")
 
 
 class Prompt(Struct, frozen=True):
@@ -116,11 +112,6 @@ def too_many_characters(param: str, count: int, spec: ModelSpec) -> UserError:
 def too_many_tokens(param: str, count: int, spec: ModelSpec) -> UserError:
     message = f"the prompt has {count} tokens; {spec.model!r} has a context of {spec.manifest.context_tokens} tokens"
     return UserError(message, param=param, code="context_length_exceeded")
-
-
-async def beside_loop(work: Callable[[], T], size: int) -> T:
-    """What `work` makes of `size` characters or tokens: in a thread, unless they are few."""
-    return work() if size <= _IN_LOOP else await asyncio.to_thread(work)
 
 
 def known(fields: Fields, param: str, tokens: Sequence[int], spec: ModelSpec) -> tuple[int, ...]:

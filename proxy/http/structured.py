@@ -15,10 +15,10 @@ from proxy.http.boundary import Served
 from proxy.http.connection import while_connected
 from proxy.http.errors import shown
 from proxy.http.fields import Fields
-from proxy.http.json_schemas import check_schema
+from proxy.http.json_schemas import SCHEMA_BYTES_MAX, check_schema
 from proxy.http.settings import trials_of
 
-GRAMMAR_CHARACTERS_MAX = 1 << 17
+GRAMMAR_CHARACTERS_MAX = SCHEMA_BYTES_MAX
 CHOICES_MAX = 4096
 ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")

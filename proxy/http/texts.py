@@ -44,6 +44,7 @@ SUSPECTED_S = 60.0
 WAITING_MAX = 4096  # of one caller, for a process
 ASIDE_WAITING_MAX = 64
 _MIB = 1 << 20
+_COUNTED_MAX = 1 << 16
 
 _logger = logging.getLogger(__name__)
 
@@ -196,9 +197,9 @@ class Texts:
 
 
 def characters_of(value: Any) -> int:
-    """About how many there are in what a client sent as JSON. Its depth is bounded by what parsed it."""
+    """About how many there are in what a client sent as JSON; where it has very many parts, only that they are many."""
     count, rest = 0, [value]
-    while rest:
+    while rest and count <= _COUNTED_MAX:
         match rest.pop():
             case str() as text:
                 count += len(text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Struct
@@ -9,13 +11,15 @@ from msgspec import Struct
 from aegis.models.text import TextModel
 from aegis.models.text_messages import Rendered
 from proxy.http.admission import admitted, who
+from proxy.http.beside_loop import beside_loop
 from proxy.http.body import read_fields
 from proxy.http.boundary import Served
 from proxy.http.chat import needs_chat_template, read_conversation, read_generation
 from proxy.http.connection import while_connected
 from proxy.http.fields import Fields
+from proxy.http.large_bodies import SMALL_BYTES
 from proxy.http.models import find_servable
-from proxy.http.prompts import PROMPT_TOKENS_MAX, beside_loop, needs_tokenizer
+from proxy.http.prompts import PROMPT_TOKENS_MAX, needs_tokenizer
 from proxy.http.replies import json_reply
 from proxy.http.sampling import checked_token_ids
 from proxy.http.settings import market_of, settings_of, texts_of
@@ -63,7 +67,11 @@ async def tokenize(request: Request) -> Response:
 
 async def _rendered(request: Request, fields: Fields, served: Served, text: TextModel) -> str:
     needs_chat_template(served)
-    messages, variables = read_conversation(fields, read_tools(fields, text))
+
+    def read() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        return read_conversation(fields, read_tools(fields, text))
+
+    messages, variables = await beside_loop(read, fields.nbytes, few=SMALL_BYTES)
     rendering = texts_of(request).render(
         who(request),
         text,

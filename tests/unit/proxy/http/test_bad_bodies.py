@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
@@ -145,3 +146,39 @@ def test_a_prompt_beyond_the_limit_is_refused_without_its_length_too() -> None:
 
     reply = calling(market(), lambda client: client.post("/v1/completions", content=chunked()))
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")
+
+
+DENSE = {
+    "a schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"x": 1}}}},
+    "a tool": {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"x": 1}}}]},
+    "variables": {"chat_template_kwargs": {"x": 1}},
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_a_body_of_many_parts_keeps_nobody_else_waiting(name: str) -> None:
+    """It is parsed and read beside the loop."""
+    inner = '"x": {' + ", ".join(f'"p{i}": {{"type": "string"}}' for i in range(100_000)) + "}"
+    content = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **DENSE[name]})
+    content = content.replace('"x": 1', inner)
+
+    async def call(client: httpx.AsyncClient) -> tuple[int, float]:
+        loop, worst_s, asking = (
+            asyncio.get_running_loop(),
+            0.0,
+            asyncio.create_task(client.post("/v1/chat/completions", content=content)),
+        )
+        while not asking.done():
+            began_s = loop.time()
+            await asyncio.sleep(0)
+            worst_s = max(worst_s, loop.time() - began_s)
+        return asking.result().status_code, worst_s
+
+    status, worst_s = calling(market(says("x")), call)
+    assert status in (200, 400)
+    assert worst_s < 0.25
+
+
+def test_parameters_are_so_many_at_most() -> None:
+    status, error = sent("/v1/completions", json.dumps({f"p{i}": 1 for i in range(257)}).encode())
+    assert (status, error["code"]) == (400, "invalid_json") and "256 parameters" in error["message"]
