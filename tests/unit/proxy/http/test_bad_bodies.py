@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.unit.proxy.http.scripted import byte_text, calling, market, post
+from tests.unit.proxy.http.scripted import byte_text, calling, market, post, says
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/models/update")
 
