@@ -1,0 +1,32 @@
+"""The server that attacks share, with no key, and what they saw of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.harness import REPORTS, attacked
+from tests.live.server import Server
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path) -> Iterator[Server]:
+    with attacked(tmp_path_factory.mktemp("attacked"), cache, "--models", str(checkpoints_dir)) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_held_afterwards(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever was done to the shared server, its memory is free again."""
+    yield
+    if "server" in request.fixturenames:
+        request.getfixturevalue("server").wait_for_freed_memory()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if REPORTS:
+        terminalreporter.section("attacks")
+        for report in REPORTS:
+            terminalreporter.write_line(str(report))
