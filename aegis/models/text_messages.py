@@ -1,4 +1,5 @@
-"""What is said to a process that works on texts, and what it answers, each message behind its length."""
+"""What is said to a process that works on texts, and what it answers: messages that are sent together are answered
+together, behind their length."""
 
 from __future__ import annotations
 
@@ -93,28 +94,28 @@ class Refused(Struct, frozen=True, tag=True):
     message: str
 
 
-class Exhausted(Struct, frozen=True, tag=True):
-    """It took more memory than there is for it; the process ends."""
-
-
-Answer = Known | Encoded | Counted | Decoded | Rendered | TooManyTokens | TooManyCharacters | Refused | Exhausted
+Answer = Known | Encoded | Counted | Decoded | Rendered | TooManyTokens | TooManyCharacters | Refused
 
 _encoder = msgspec.msgpack.Encoder()
-_answers = msgspec.msgpack.Decoder(Answer)
-_asked = msgspec.msgpack.Decoder(Know | Job)
+_answers = msgspec.msgpack.Decoder(tuple[Answer, ...])
+_asked = msgspec.msgpack.Decoder(tuple[Know | Job, ...])
 
 
-def framed(message: Struct) -> bytes:
+def encoded(message: Struct) -> msgspec.Raw:
     """Raises RecursionError and OverflowError for values of a client that no message holds."""
-    data = _encoder.encode(message)
+    return msgspec.Raw(_encoder.encode(message))
+
+
+def framed(messages: Sequence[Struct | msgspec.Raw]) -> bytes:
+    data = _encoder.encode(messages)
     return len(data).to_bytes(LENGTH_BYTES, "little") + data
 
 
-def read_asked(data: bytes) -> Know | Job:
-    asked: Know | Job = _asked.decode(data)
+def read_asked(data: bytes) -> tuple[Know | Job, ...]:
+    asked: tuple[Know | Job, ...] = _asked.decode(data)
     return asked
 
 
-def read_answer(data: bytes) -> Answer:
-    answer: Answer = _answers.decode(data)
-    return answer
+def read_answers(data: bytes) -> tuple[Answer, ...]:
+    answers: tuple[Answer, ...] = _answers.decode(data)
+    return answers

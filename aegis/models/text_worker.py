@@ -1,14 +1,15 @@
 """The process that tokenizes texts and renders chat templates for a proxy, which kills it when a job takes too long:
 tokenizers and templates are a checkpoint's, and texts a client's.
 
-Started as `python -m aegis.models.text_worker MEMORY_BYTES NICENESS`, with a socket as standard input, which it answers
-on; ends when that does, or its parent.
+Started as `python -m aegis.models.text_worker MEMORY_BYTES NICENESS PROGRESS`, with a socket as standard input, which
+it answers on, and a file to share, which says at which of the jobs it is; ends when the socket does, or its parent.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import resource
 import signal
@@ -31,7 +32,6 @@ from aegis.models.text_messages import (
     Decoded,
     Encode,
     Encoded,
-    Exhausted,
     Job,
     Know,
     Known,
@@ -48,6 +48,7 @@ JOB_S = 60
 """The longest that a job runs on where the proxy was killed and could not end it."""
 
 READY = b"\1"
+PROGRESS_BYTES = 4
 _TRIMMED_BYTES = 1 << 18
 """A message that is larger may leave much memory behind that is free and still the process's."""
 
@@ -55,14 +56,16 @@ _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
 
-def main(memory_bytes: int, niceness: int) -> None:
+def main(memory_bytes: int, niceness: int, progress_file: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(niceness)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     import transformers.utils.chat_template_utils  # noqa: F401 - which the first conversation would wait for
 
+    progress = mmap.mmap(progress_file, PROGRESS_BYTES)
     _limit_memory(memory_bytes)
     asked = socket.socket(fileno=os.dup(0))
     asked.sendall(READY)
@@ -71,30 +74,29 @@ def main(memory_bytes: int, niceness: int) -> None:
         while length := reader.read(LENGTH_BYTES):
             nbytes = int.from_bytes(length, "little")
             signal.alarm(JOB_S)
-            answer = _answer(known, reader.read(nbytes))
+            try:
+                answers = _answers(known, reader.read(nbytes), progress)
+            except MemoryError:
+                os._exit(1)
             signal.alarm(0)
-            asked.sendall(answer)
-            if answer == _EXHAUSTED:
-                return
-            if nbytes > _TRIMMED_BYTES:
-                del answer
+            asked.sendall(answers)
+            if nbytes + len(answers) > _TRIMMED_BYTES:
+                del answers
                 _libc.malloc_trim(0)
 
 
-_EXHAUSTED = framed(Exhausted())
-
-
-def _answer(known: OrderedDict[int, TextModel], data: bytes) -> bytes:
-    try:
-        asked = read_asked(data)
+def _answers(known: OrderedDict[int, TextModel], data: bytes, progress: mmap.mmap) -> bytes:
+    answers = list[Answer]()
+    for index, asked in enumerate(read_asked(data)):
+        progress[:] = index.to_bytes(PROGRESS_BYTES, "little")
         if isinstance(asked, Know):
             known[asked.key] = TextModel.of(asked.source)
             if len(known) > KNOWN_MAX:
                 known.popitem(last=False)
-            return framed(Known())
-        return framed(_done(known[asked.key], asked))
-    except MemoryError:
-        return _EXHAUSTED
+            answers.append(Known())
+        else:
+            answers.append(_done(known[asked.key], asked))
+    return framed(answers)
 
 
 def _done(text: TextModel, job: Job) -> Answer:
@@ -143,4 +145,4 @@ def _limit_memory(nbytes: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

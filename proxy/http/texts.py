@@ -1,7 +1,7 @@
 """Tokenizing and rendering for clients, in processes beside the proxy: what a checkpoint's tokenizer or template makes
 of a client's text may take any time and memory, and must take neither from others.
 
-1. A job of a short text is done by the process for short ones, within `SHORT_S`.
+1. Jobs of short texts are done by the process for short ones, some at a time, within `SHORT_S`.
 2. A longer one, and one of a model that lately took longer than that over a short one, by the process for long ones.
 3. What serves no request (`/tokenize`, `/detokenize`), by a third, so that it delays none.
 
@@ -15,7 +15,9 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from aegis.core.errors import UserError
 from aegis.core.fair_queue import Crowded, FairQueue
@@ -34,12 +36,16 @@ from aegis.models.text_messages import (
     Rendered,
     TooManyCharacters,
     TooManyTokens,
+    encoded,
 )
 from aegis.models.text_process import TextProcess
 from aegis.telemetry.logs import log
 
 SHORT_CHARACTERS = 1 << 14
-SHORT_S, LONG_S = 2.0, 20.0
+SHORT_S, LONG_S = 0.5, 20.0
+SHORT_AT_ONCE = 32
+"""Of one at a time most of the processor's time would go into changing from one process to the other."""
+
 SUSPECTED_S = 60.0
 WAITING_MAX = 4096  # of one caller, for a process
 ASIDE_WAITING_MAX = 64
@@ -49,74 +55,92 @@ _COUNTED_MAX = 1 << 16
 _logger = logging.getLogger(__name__)
 
 
+class _Waiting(NamedTuple):
+    text: TextModel
+    job: msgspec.Raw
+    answer: asyncio.Future[Answer | None]
+
+
 class Lane:
     """One process and those that wait for it. Event loops may use it one after the other."""
 
-    def __init__(self, process: TextProcess, within_s: float, most_waiting: int = WAITING_MAX) -> None:
+    def __init__(
+        self, process: TextProcess, within_s: float, *, at_once: int = 1, most_waiting: int = WAITING_MAX
+    ) -> None:
+        """The process gets up to `at_once` jobs at a time, which it has `within_s` for."""
         self.process = process
         self.within_s = within_s
-        self._queue = FairQueue[asyncio.Future[None]](most_waiting=most_waiting, is_left=asyncio.Future.done)
-        self._is_busy = False
-        self._working: set[asyncio.Task[Answer | None]] = set()
+        self._at_once = at_once
+        self._queue = FairQueue[_Waiting](most_waiting=most_waiting, is_left=lambda waiting: waiting.answer.done())
+        self._working: asyncio.Task[None] | None = None
 
     async def do(self, caller: str, size: int, text: TextModel, job: Job) -> Answer | None:
         """None where it takes more time or memory than there is for it. One that is begun is ended though nobody waits
         for it any more. Raises UserError where the caller has many waiting, or no message holds the job."""
-        await self._turn(caller, size)
-        working = asyncio.create_task(self._work(text, job))
-        self._working.add(working)
-        working.add_done_callback(self._working.discard)
         try:
-            return await asyncio.shield(working)
+            message = encoded(job)
         except OverflowError:
             raise UserError("a number is too large", code="invalid_json") from None
+        waiting = _Waiting(text, message, asyncio.get_running_loop().create_future())
+        try:
+            self._queue.put(caller, size, waiting)
+        except Crowded:
+            refusal = "many prompts of yours are waiting to be tokenized; try again when they were"
+            raise UserError(refusal, status=429, code="too_many_prompts", kind="rate_limit_error") from None
+        if self._working is None:
+            self._working = asyncio.create_task(self._work())
+        return await waiting.answer
 
     async def start(self) -> None:
-        """Before there is a job."""
-        await self._turn("", 0)
+        """The process, before there is a job."""
+        if self._working is None:
+            self._working = asyncio.create_task(self._work(starts=True))
+            await self._working
+
+    async def _work(self, *, starts: bool = False) -> None:
+        """While there are jobs."""
+        batch: list[_Waiting] = []
         try:
-            with contextlib.suppress(OSError, EOFError, TimeoutError):  # the first job tries again
-                await self.process.start()
+            if starts:
+                with contextlib.suppress(OSError, EOFError, TimeoutError):  # the first job tries again
+                    await self.process.start()
+            while batch := self._batch():
+                while batch:
+                    batch = await self._answer(batch)
         finally:
-            self._next()
+            self._working = None
+            for waiting in batch:
+                waiting.answer.cancel()
 
-    async def _work(self, text: TextModel, job: Job) -> Answer | None:
-        try:
-            return await self.process.ask(text, job, self.within_s)
-        finally:
-            self._next()
+    def _batch(self) -> list[_Waiting]:
+        batch = list[_Waiting]()
+        while len(batch) < self._at_once and (waiting := self._queue.take()):
+            batch.append(waiting)
+        return batch
 
-    async def _turn(self, caller: str, size: int) -> None:
-        if not self._is_busy:
-            self._is_busy = True
-            return
-        turn = asyncio.get_running_loop().create_future()
-        try:
-            self._queue.put(caller, size, turn)
-        except Crowded:
-            message = "many prompts of yours are waiting to be tokenized; try again when they were"
-            raise UserError(message, status=429, code="too_many_prompts", kind="rate_limit_error") from None
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it came at the same moment
-                self._next()
-            raise
+    async def _answer(self, batch: list[_Waiting]) -> list[_Waiting]:
+        """What of the batch has still to be done: all but the one that took too much."""
+        answers = await self.process.ask([(waiting.text, waiting.job) for waiting in batch], self.within_s)
+        if isinstance(answers, int):
+            _tell(batch.pop(answers), None)
+            return batch
+        for waiting, answer in zip(batch, answers, strict=True):
+            _tell(waiting, answer)
+        return []
 
-    def _next(self) -> None:
-        turn = self._queue.take()
-        self._is_busy = turn is not None
-        if turn:
-            turn.set_result(None)
+
+def _tell(waiting: _Waiting, answer: Answer | None) -> None:
+    if not waiting.answer.done():
+        waiting.answer.set_result(answer)
 
 
 class Texts:
     """All of one proxy's. Processes are started by their first jobs."""
 
     def __init__(self, *, short_s: float = SHORT_S, long_s: float = LONG_S) -> None:
-        self._short = Lane(TextProcess(memory_bytes=512 * _MIB), short_s)
+        self._short = Lane(TextProcess(memory_bytes=512 * _MIB), short_s, at_once=SHORT_AT_ONCE)
         self._long = Lane(TextProcess(memory_bytes=2048 * _MIB, niceness=5), long_s)
-        self._aside = Lane(TextProcess(memory_bytes=2048 * _MIB, niceness=10), long_s, ASIDE_WAITING_MAX)
+        self._aside = Lane(TextProcess(memory_bytes=2048 * _MIB, niceness=10), long_s, most_waiting=ASIDE_WAITING_MAX)
         self._suspected_until_s: dict[int, float] = {}
 
     async def start(self) -> None:
