@@ -1,0 +1,123 @@
+"""What has no end takes no memory: trailers, chunk extensions, sizes, heads, bodies that nobody wants."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from itertools import repeat
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.harness import at_once, attacked, under_attack
+from tests.attacks.wire import Heard, Wire, request
+from tests.live.server import Server
+
+KEY = "sk-honest"
+ATTACKERS = 4
+SENT_MAX = 96 << 20
+"""Of each attacker that is not stopped before."""
+SEND_S = 3.0
+PIECE = 64 << 10
+MAIN = "/v1/completions"
+CHUNKED = b"Transfer-Encoding: chunked"
+
+
+def head(path: str = MAIN, *headers: bytes, length: bytes = CHUNKED) -> bytes:
+    return b"\r\n".join([b"POST %s HTTP/1.1" % path.encode(), b"Host: localhost", length, *headers, b"", b""])
+
+
+def filled(unit: bytes) -> bytes:
+    return unit * (PIECE // len(unit))
+
+
+ENDLESS: dict[str, tuple[bytes, bytes]] = {
+    "trailers of many lines": (head() + b"0\r\n", filled(b"X-A: b\r\n")),
+    "a trailer of one line": (head() + b"0\r\nX-A: ", filled(b"b")),
+    "a trailer's name": (head() + b"0\r\n", filled(b"b")),
+    "a chunk extension": (head() + b"1;", filled(b"a")),
+    "chunk extensions": (head() + b"1;", filled(b"a=b;")),
+    "a quoted chunk extension": (head() + b'1;a="', filled(b"b")),
+    "zeros of a chunk's size": (head(), filled(b"0")),
+    "extensions of small chunks": (head(), filled(b"1;" + b"a" * 100 + b"\r\nb\r\n")),
+    "an URL": (b"GET /", filled(b"a")),
+    "a header": (b"GET / HTTP/1.1\r\nHost: localhost\r\nX-A: ", filled(b"b")),
+    "headers": (b"GET / HTTP/1.1\r\nHost: localhost\r\n", filled(b"X-A: b\r\n")),
+    "a method": (b"", filled(b"G")),
+    "line ends before a request": (b"", filled(b"\r\n")),
+    "requests that no answer is awaited of": (b"", filled(request("/health"))),
+    "a body that is too large": (head(), filled(b"400\r\n" + b"a" * 1024 + b"\r\n")),
+    "a body for nobody": (head("/nowhere"), filled(b"400\r\n" + b"a" * 1024 + b"\r\n")),
+    "a body of a GET": (b"GET /health HTTP/1.1\r\nHost: localhost\r\n%s\r\n\r\n" % CHUNKED, filled(b"1\r\na\r\n")),
+    "a body behind Upgrade": (
+        head(MAIN, b"Connection: Upgrade", b"Upgrade: h2c"),
+        filled(b"400\r\n" + b"a" * 1024 + b"\r\n"),
+    ),
+    "a body whose length is told": (head(length=b"Content-Length: 9000000000"), filled(b"a")),
+}
+
+
+def flood(url: str, begin: bytes, unit: bytes) -> tuple[int, Heard]:
+    """How much it took, until it stopped reading or the time is over, and what it said."""
+    until_s, sent = time.monotonic() + SEND_S, 0
+    with Wire(url) as wire:
+        wire.send(begin)
+        wire.socket.settimeout(1.0)
+        for piece in repeat(unit, SENT_MAX // len(unit)):
+            if not wire.send(piece) or time.monotonic() > until_s:
+                break
+            sent += len(piece)
+        return sent, wire.hear(within_s=2.0, silence_s=0.1)
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_what_has_no_end_is_cut_off(server: Server, name: str) -> None:
+    begin, unit = ENDLESS[name]
+    with under_attack(server, f"endless {name}"):
+        for _, heard in at_once(lambda _: flood(server.url, begin, unit), ATTACKERS):
+            assert all(status < 500 for status in heard.statuses), heard
+
+
+@pytest.mark.parametrize("name", [name for name in ENDLESS if not name.startswith(("a body", "requests", "line ends"))])
+def test_framing_has_a_bound(server: Server, name: str) -> None:
+    """Whatever is no body is refused after 64 KiB, or a few times that where much comes at once."""
+    sent, heard = flood(server.url, *ENDLESS[name])
+    assert heard.closed and sent < 16 << 20, (sent, heard)
+    assert not heard.statuses or heard.statuses[-1] in (400, 431), heard
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path) -> Iterator[Server]:
+    directory = tmp_path_factory.mktemp("guarded")
+    options = ["--models", str(checkpoints_dir / "llama")]
+    with attacked(directory / "server", cache, *options, environment={"AEGIS_API_KEY": KEY}) as running:
+        yield running
+
+
+def test_a_body_of_one_that_may_not_ask_is_not_kept(guarded: Server) -> None:
+    begin, unit = head(), filled(b"400\r\n" + b"a" * 1024 + b"\r\n")
+    with under_attack(guarded, "bodies behind a 401", key=KEY):
+        for _, heard in at_once(lambda _: flood(guarded.url, begin, unit), ATTACKERS):
+            assert heard.statuses in ([401], []), heard
+
+
+def test_a_megabyte_in_chunks_of_one_byte_is_read(server: Server) -> None:
+    body = json.dumps({"model": "llama", "prompt": [5, 6], "max_tokens": 2}).encode().ljust(1 << 20)
+    pieces = [b"".join(b"1\r\n%c\r\n" % byte for byte in body[at : at + 4096]) for at in range(0, len(body), 4096)]
+    with under_attack(server, "a megabyte in chunks of one byte"), Wire(server.url) as wire:
+        assert wire.send(head(MAIN, b"Content-Type: application/json"), *pieces, b"0\r\n\r\n")
+        assert wire.hear(count=1).statuses == [200]
+
+
+def test_many_that_send_a_byte_at_a_time_disturb_nobody(server: Server) -> None:
+    """Each byte renews its patience; what bounds the whole is told time in the tests of the protocol."""
+    body = request(MAIN, json.dumps({"model": "llama", "prompt": [5], "max_tokens": 1}).encode())
+
+    def trickle(_: int) -> list[int]:
+        with Wire(server.url) as wire:
+            wire.send(*(body[at : at + 1] for at in range(len(body))), pause_s=0.005)
+            return wire.hear(count=1).statuses
+
+    with under_attack(server, "bytes one at a time"):
+        assert at_once(trickle, 32) == [[200]] * 32
