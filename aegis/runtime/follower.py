@@ -29,6 +29,7 @@ from aegis.runtime import garbage
 from aegis.runtime.instance_parts import Body, open_body, poll
 from aegis.runtime.instance_settings import InstanceSettings
 from aegis.runtime.ranks import Command, Discard, Extend, Lead, Prefill, Prepare, Step, Touch, unpacked
+from aegis.telemetry import logs
 from aegis.telemetry.logs import log
 
 _NOBODY = RequestId(0)
@@ -122,6 +123,8 @@ def _key(spec: ModelSpec) -> tuple[ModelId, str]:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=InstanceSettings)
+    logs.guard_streams(settings.logs)
+    logs.setup(settings.logs)
     sampler = Silent()
     try:
         body = open_body(settings)
@@ -142,5 +145,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     code = main()
-    sys.stderr.flush()
+    logs.finish()
     os._exit(code)

@@ -161,6 +161,7 @@ def main() -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when it ends
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=InstanceSettings)
+    logs.guard_streams(settings.logs)
     logs.setup(settings.logs)
     pulse = Pulse()
     try:
@@ -184,5 +185,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     code = main()
-    sys.stderr.flush()
+    logs.finish()
     os._exit(code)  # taking torch down in order takes seconds

@@ -55,6 +55,7 @@ Reading = tuple[Path, Callable[[], Config]]
 def main(config: Config, reading: Reading | None = None) -> int:
     """Serves until SIGINT or SIGTERM; with a `reading` the file is watched. Returns the exit code; raises UserError for
     what the user can mend."""
+    logs.guard_streams(log_settings(config))
     logs.setup(log_settings(config))
     keys, http = read_keyring(config), http_settings(config)
     listener = listen(config.server.host, config.server.port, shared=config.server.proxies > 1)
@@ -84,7 +85,7 @@ async def _serve_to_the_end(
     except Exception:  # noqa: BLE001 - a bug of ours: what it left running is not waited for
         logs.log(_logger, logging.ERROR, "ended by a bug", {}, exc_info=True)
         code = 1
-    sys.stdout.flush()
+    logs.finish()
     os._exit(code)
 
 

@@ -158,6 +158,7 @@ async def _serve(settings: ProxySettings) -> None:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when it ends
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=ProxySettings)
+    logs.guard_streams(settings.logs)
     logs.setup(settings.logs)
     try:
         uvloop.run(_serve(settings))
@@ -169,5 +170,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     code = main()
-    sys.stderr.flush()
+    logs.finish()
     os._exit(code)  # a thread may still be busy with what a client sent

@@ -7,18 +7,22 @@ exception the type and the frames are told but not its message, which may quote 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from time import gmtime, strftime
 from traceback import extract_tb
-from typing import TextIO
+from typing import TextIO, cast
 
 import msgspec
 
+from aegis.telemetry.log_writer import LogWriter
+
 _VALUE_CHARACTERS = 160
 _TEXT_CHARACTERS = 10_000
+_FINISH_S = 0.5
 _SECRET = frozenset({"api_key", "authorization", "content", "key", "messages", "password", "prompt", "text", "token"})
 Value = str | int | float | bool | None
 
@@ -34,10 +38,40 @@ class LogSettings(msgspec.Struct, frozen=True):
 def setup(settings: LogSettings, stream: TextIO | None = None) -> None:
     """Sends every logger of this process to `stream`, stderr by default."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if settings.format == "json" else LineFormatter())
+    handler.setFormatter(_formatter(settings))
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(settings.level.upper())
+
+
+def guard_streams(settings: LogSettings) -> None:
+    """From now on who does not read what this process writes keeps it from nothing: `setup` comes after this."""
+    sys.stdout, sys.stderr = _guarded(sys.stdout, settings), _guarded(sys.stderr, settings)
+
+
+def _guarded(stream: TextIO, settings: LogSettings) -> TextIO:
+    def told(lines: int) -> str:
+        record = logging.LogRecord(__name__, logging.WARNING, "", 0, "the log was not read", None, None)
+        record.fields = {"lines_dropped": lines}
+        return _formatter(settings).format(record) + "\n"
+
+    with contextlib.suppress(OSError):
+        return cast(TextIO, LogWriter(stream, told))
+    return stream
+
+
+def lines_dropped() -> int:
+    """That nobody read, since the start of this process."""
+    return sum(stream.dropped for stream in (sys.stdout, sys.stderr) if isinstance(stream, LogWriter))
+
+
+def finish() -> None:
+    """Before the process ends without further ado: gives a reader a moment for what it has not read."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, LogWriter):
+            stream.finish(_FINISH_S)
+        else:
+            stream.flush()
 
 
 def log(logger: logging.Logger, level: int, event: str, fields: Mapping[str, Value], *, exc_info: bool = False) -> None:
@@ -49,6 +83,10 @@ def log(logger: logging.Logger, level: int, event: str, fields: Mapping[str, Val
 def log_text(logger: logging.Logger, event: str, fields: Mapping[str, Value], text: str) -> None:
     """Logs what a client wrote, of which this is the one way into a line."""
     logger.info("%s", event, extra={"fields": fields, "written": text})
+
+
+def _formatter(settings: LogSettings) -> logging.Formatter:
+    return JsonFormatter() if settings.format == "json" else LineFormatter()
 
 
 class LineFormatter(logging.Formatter):

@@ -15,6 +15,7 @@ from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import Slo
 from aegis.core.request import FinishReason
 from aegis.telemetry.attainment import AttainmentMetrics
+from aegis.telemetry.log_metrics import LogMetrics
 from aegis.telemetry.series import Families, Series
 from aegis.telemetry.tally import Tally
 
@@ -61,6 +62,7 @@ class Metrics:
         self._changed: set[ModelId] = set()  # since `news` was last called
         self._families = Families(self.registry)
         self.registry.register(self._attainment)
+        self.registry.register(LogMetrics())
 
     def arrived(
         self, request: RequestId, model: ModelId, slo: Slo, now_ns: int, *, prompt_tokens: int, max_tokens: int

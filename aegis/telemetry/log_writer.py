@@ -1,0 +1,129 @@
+"""Standard output and error that keep nobody waiting: a reader that stalls costs lines, never the server.
+
+A pipe or a terminal is written to without blocking, by a file description of its own, so that nobody else who has it is
+changed. What does not fit waits in memory, up to a bound, for a thread that writes when there is room; what is beyond
+that is dropped and counted. A file on a disk is written to as ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import select
+import socket
+import stat
+from collections import deque
+from collections.abc import Callable
+from threading import Condition, Thread
+from typing import TextIO
+
+WAITING_BYTES_MAX = 1 << 20
+_AGAIN_MS = 1000
+
+
+class LogWriter(io.TextIOBase):
+    """In front of a stream that has a file. Threads may share it."""
+
+    def __init__(self, stream: TextIO, told: Callable[[int], str]) -> None:
+        """`told` is the line for so many that were dropped. Raises OSError where the stream has no file."""
+        self.told = told
+        self.dropped = 0
+        self._stream = stream
+        self._file = _unblocked(stream.fileno())
+        self._socket = _socket_of(self._file)
+        self._dropped_told = 0
+        self._is_cut = False  # the rest of a line that was dropped is dropped, too
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._changed = Condition()
+        self._writing = False
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def writable(self) -> bool:
+        return True
+
+    def flush(self) -> None:
+        """What was written is as far as it gets without waiting."""
+
+    def write(self, text: str) -> int:
+        data = text.encode("utf-8", "replace")
+        with self._changed:
+            if not self._waiting:
+                data = data[self._write(data) :]
+            if data:
+                self._wait(data)
+        return len(text)
+
+    def finish(self, within_s: float) -> None:
+        """Gives what waits so long to be written."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting, within_s)
+
+    def _wait(self, data: bytes) -> None:
+        if self._is_cut or self._waiting_bytes + len(data) > WAITING_BYTES_MAX:
+            self.dropped += data.count(b"\n")
+            self._is_cut = not data.endswith(b"\n")
+            return
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        if not self._writing:
+            self._writing = True
+            Thread(target=self._write_waiting, name="log", daemon=True).start()
+
+    def _write_waiting(self) -> None:
+        poll = select.poll()
+        poll.register(self._file, select.POLLOUT)
+        while True:
+            poll.poll(_AGAIN_MS)
+            with self._changed:
+                while self._waiting and (written := self._write(self._waiting[0])):
+                    self._waiting_bytes -= written
+                    self._waiting[0] = self._waiting[0][written:]
+                    if not self._waiting[0]:
+                        self._waiting.popleft()
+                    self._tell_dropped()
+                if not self._waiting:
+                    self._writing = False
+                    self._changed.notify_all()
+                    return
+
+    def _tell_dropped(self) -> None:
+        """Behind what waits, which came before."""
+        if self.dropped > self._dropped_told and self._waiting_bytes < WAITING_BYTES_MAX // 2:
+            line = self.told(self.dropped - self._dropped_told).encode()
+            self._dropped_told = self.dropped
+            self._waiting.append(line)
+            self._waiting_bytes += len(line)
+
+    def _write(self, data: bytes) -> int:
+        """How much there was room for. Where there is no reader any more it counts as written."""
+        try:
+            return self._socket.send(data, socket.MSG_DONTWAIT) if self._socket else os.write(self._file, data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(data)
+
+
+def _unblocked(file: int) -> int:
+    """A file description of its own that does not block. Where it cannot be had, the one there is."""
+    kind = os.fstat(file).st_mode
+    if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):
+        with contextlib.suppress(OSError):
+            return os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    return file
+
+
+def _socket_of(file: int) -> socket.socket | None:
+    """As services of systemd have one."""
+    return socket.socket(fileno=os.dup(file)) if stat.S_ISSOCK(os.fstat(file).st_mode) else None

@@ -1,0 +1,70 @@
+"""A log that nobody reads: the server serves on, tells how much was lost once somebody reads, and can be ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.attacks.harness import END_S, MEMORY, under_attack
+from tests.live.server import ROOT, Server, eventually, processes_of
+
+REQUESTS = 12_000
+"""Their lines are more than what a pipe holds and what waits to be read."""
+
+
+def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path, cache: Path, checkpoints_dir: Path) -> None:
+    reading, writing = os.pipe()
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    options = ["--port", "0", "--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", MEMORY]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aegis.cli", "launch", *options, "--mixed", "1", "--log-level", "debug"],
+        stdout=writing,
+        stderr=writing,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "AEGIS_CACHE": str(cache), "TMPDIR": str(scratch)},
+        start_new_session=True,
+    )
+    os.close(writing)
+    server = Server(process, tmp_path / "log", scratch)
+    try:
+        read = _read_until(reading, b"Ctrl-C stops everything.\n")
+        server.url = "http://" + read.split(b" models on http://")[1].split()[0].decode()
+        eventually(server.ready, "/ready answers 200")
+        with under_attack(server, "a log that nobody reads"), ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: _ask(server), range(4)))
+        dropped = server.metrics().total("log_lines_dropped_total")
+        assert dropped > 0, "the pipe was full"
+        told = _read_until(reading, b"the log was not read lines_dropped=") + os.read(reading, 100)
+        assert told.count(b" request request_id=") > 1000
+        _ask(server)  # and it is full again
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(END_S) == 0
+        eventually(lambda: not processes_of(process.pid), "no orphans")
+    finally:
+        for pid in processes_of(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+        os.close(reading)
+
+
+def _ask(server: Server) -> None:
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as client:
+        for _ in range(REQUESTS // 4):
+            assert client.get("/v1/models/none", headers={"x-request-id": "x" * 128}).status_code == 404
+
+
+def _read_until(reading: int, end: bytes) -> bytes:
+    read = b""
+    while end not in read:
+        part = os.read(reading, 1 << 16)
+        if not part:
+            pytest.fail(read.decode()[-2000:])
+        read += part
+    return read
