@@ -13,9 +13,12 @@ from msgspec import Struct
 from safetensors import SafetensorError, safe_open
 
 from aegis.core.errors import ModelRefused
+from aegis.models.checkpoint_files import refuse_odd_files
+from aegis.models.failures import one_line
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_LAYER_COUNTS = ("hidden_layers", "n_layer", "n_layers", "num_layers")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -30,6 +33,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     truncated or not what their headers or their index say. The reason does not repeat the directory."""
     if not directory.is_dir():
         raise ModelRefused("no such directory")
+    refuse_odd_files(directory)
     if not (directory / "config.json").is_file():
         raise ModelRefused("there is no config.json, so it is not a checkpoint")
     config = _read_json(directory / "config.json")
@@ -40,8 +44,8 @@ def open_checkpoint(directory: Path) -> Checkpoint:
         expected = _read_index(index)
     else:
         raise ModelRefused(_why_no_weights(directory))
-    for file, tensors in expected.items():
-        _check_weights(file, tensors)
+    tensors = sum(_check_weights(file, named) for file, named in expected.items())
+    _refuse_more_layers(config, tensors)
     return Checkpoint(directory, config, tuple(sorted(expected)))
 
 
@@ -67,7 +71,17 @@ def _read_index(index: Path) -> dict[Path, set[str]]:
     return expected
 
 
-def _check_weights(file: Path, expected: set[str]) -> None:
+def _refuse_more_layers(config: dict[str, Any], tensors: int) -> None:
+    """Making the model would take time and memory for each of them."""
+    inner = [part for part in config.values() if isinstance(part, dict)]
+    for part in [config, *inner]:
+        for name, value in part.items():
+            if name.endswith(_LAYER_COUNTS) and isinstance(value, int) and value > tensors:
+                raise ModelRefused(f"config.json: {name} is {value}, and there are {tensors} tensors in all")
+
+
+def _check_weights(file: Path, expected: set[str]) -> int:
+    """How many tensors it holds."""
     try:
         with safe_open(file, framework="numpy") as opened:
             found = set(opened.keys())
@@ -78,13 +92,14 @@ def _check_weights(file: Path, expected: set[str]) -> None:
         raise ModelRefused(f"{file.name}: the tensor {missing[0]}, which {_INDEX} places here, is not in it")
     if not found:
         raise ModelRefused(f"{file.name}: it holds no tensors")
+    return len(found)
 
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         tree = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelRefused(f"{file.name}: not readable as JSON: {error}") from error
+    except (OSError, RecursionError, ValueError) as error:
+        raise ModelRefused(f"{file.name}: not readable as JSON: {one_line(error)}") from error
     if not isinstance(tree, dict):
         raise ModelRefused(f"{file.name}: expected a JSON object")
     return tree

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from safetensors import SafetensorError
 
+_CHARACTERS_MAX = 300
+
 LIBRARY_ERRORS = (
     AttributeError,
     ImportError,
@@ -18,6 +20,8 @@ LIBRARY_ERRORS = (
 
 
 def one_line(error: BaseException) -> str:
-    """The first line, without the advice that follows."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
+    """The first line, without the advice that follows; of a key that is missing, that it is."""
+    if isinstance(error, KeyError):
+        return f"it lacks {str(error)[:_CHARACTERS_MAX]}"
+    lines = [line.strip() for line in str(error)[: 4 * _CHARACTERS_MAX].splitlines() if line.strip()]
+    return lines[0][:_CHARACTERS_MAX] if lines else type(error).__name__

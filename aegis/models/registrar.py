@@ -7,7 +7,9 @@ to compare with calls `main(check)` from a module of its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import sys
 import traceback
 from pathlib import Path
@@ -19,8 +21,14 @@ from msgspec import Struct
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import EngineName, ModelSpec
+from aegis.models.failures import one_line
 from aegis.models.registry import Check, register
 from aegis.models.sources import Source
+
+MEMORY_BYTES = 6 << 30
+MEMORY_RATIO = 8
+"""Beside what the process has already, for each byte of weights: they are mapped, loaded in a wider type, converted,
+and run beside a second engine."""
 
 
 class Job(Struct, frozen=True):
@@ -34,8 +42,11 @@ class Job(Struct, frozen=True):
 
 
 class Progress(Struct, frozen=True, tag=True):
+    """`within_s` it will have got further, or is not waited for any more."""
+
     model: ModelId
     text: str
+    within_s: float
 
 
 class Registered(Struct, frozen=True, tag=True):
@@ -51,10 +62,25 @@ Answer = Progress | Registered | Refused
 
 
 def main(check: Check | None = None) -> None:
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # of all processes it is the one to lose
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     out = _claim_stdout()
     for line in sys.stdin.buffer:
         job = msgspec.json.decode(line, type=Job)
         _write(out, _run(job, check, out))
+
+
+def _limit_memory(stored_bytes: int) -> None:
+    """Of this process, to what an honest checkpoint of so many bytes takes."""
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY_BYTES + MEMORY_RATIO * stored_bytes, most))
+
+
+def _exhausted() -> str:
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return f"registering it takes more memory than the {limit_bytes / (1 << 30):.0f} GiB that it may"
 
 
 def _run(job: Job, check: Check | None, out: BinaryIO) -> Registered | Refused:
@@ -66,19 +92,24 @@ def _run(job: Job, check: Check | None, out: BinaryIO) -> Registered | Refused:
             cache_dir=Path(job.cache_dir),
             limit_bytes=job.limit_bytes,
             check=check,
-            report=lambda text: _write(out, Progress(model, text)),
+            report=lambda text, within_s: _write(out, Progress(model, text, within_s)),
+            weigh=_limit_memory,
             renew=job.renew,
             engine=job.engine,
             ranks=job.ranks,
         )
     except UserError as refusal:
         return Refused(model, refusal.message)
+    except MemoryError:
+        return Refused(model, f"{job.source.root}: {_exhausted()}")
     except OSError as error:
         why = error.strerror or str(error)
         return Refused(model, f"{job.source.root}: its weight image cannot be made in {job.cache_dir}: {why}")
     except Exception as error:  # noqa: BLE001 - whatever a checkpoint did to a library, the next job is served
+        if "not enough memory" in str(error):  # as torch has it
+            return Refused(model, f"{job.source.root}: {_exhausted()}")
         traceback.print_exc()
-        return Refused(model, f"{job.source.root}: {type(error).__name__} while it was registered: {error}")
+        return Refused(model, f"{job.source.root}: {type(error).__name__} while it was registered: {one_line(error)}")
     return Registered(spec)
 
 

@@ -15,6 +15,7 @@ from aegis.core.errors import ModelRefused
 from aegis.core.model import EngineName, Manifest, ModelSpec, image_name
 from aegis.engine import vllm_version
 from aegis.models.cache import locked, replacing
+from aegis.models.chat_template import try_chat_template
 from aegis.models.checkpoint import Checkpoint, open_checkpoint
 from aegis.models.fingerprint import fingerprint
 from aegis.models.image_directory import read_manifest
@@ -26,8 +27,16 @@ if TYPE_CHECKING:
 Check = Callable[[ModelSpec, "PreTrainedModel"], None]
 """Compares the image, served by an engine, with the model as transformers runs it. Raises ModelRefused."""
 
-Report = Callable[[str], None]
-"""Receives one line on what is being done."""
+Report = Callable[[str, float], None]
+"""Receives one line on what is being done, and how long it may take until the next one, in seconds."""
+
+STAGE_S = 120.0
+BYTES_PER_S = 16 << 20
+"""Of weights, at the least: slow disks have less than a tenth of what others have."""
+
+TEMPLATE_S = 20.0
+FETCH_S = 600.0
+LOCK_S = 3600.0
 
 
 def register(
@@ -37,17 +46,20 @@ def register(
     cache_dir: Path,
     limit_bytes: int | None = None,
     check: Check | None = None,
-    report: Report = lambda _: None,
+    report: Report = lambda _text, _within_s: None,
+    weigh: Callable[[int], None] = lambda _nbytes: None,
     renew: bool = False,
     engine: EngineName = "transformers",
     ranks: int = 1,
 ) -> ModelSpec:
     """`dtype` and `engine` hold unless the source has its own; `ranks` share each model out. A checkpoint that cannot
-    be made to fit in `limit_bytes` of each rank is not even loaded. With `renew` an image that is there already is made
-    again. Raises ModelRefused: one line that names the checkpoint and why."""
+    be made to fit in `limit_bytes` of each rank is not even loaded. `weigh` is told the bytes of its weights before
+    they are. With `renew` an image that is there already is made again. Raises ModelRefused: one line that names the
+    checkpoint and why."""
     try:
-        report("finding the checkpoint")
-        checkpoint = open_checkpoint(fetch(source, report))
+        report("finding the checkpoint", STAGE_S)
+        checkpoint = open_checkpoint(fetch(source, lambda text: report(text, FETCH_S)))
+        weigh(_stored_bytes(checkpoint))
         _refuse_too_large(checkpoint, limit_bytes and limit_bytes * ranks)
         dtype, engine = source.dtype or dtype, source.engine or engine
         _refuse_without(engine, ranks)
@@ -58,12 +70,16 @@ def register(
 
 def _refuse_too_large(checkpoint: Checkpoint, limit_bytes: int | None) -> None:
     """Only what is sure already: stored in half the bytes, or with tied weights stored twice, it might still fit."""
-    stored = sum(file.stat().st_size for file in checkpoint.weights)
+    stored = _stored_bytes(checkpoint)
     if limit_bytes is not None and stored > 2 * limit_bytes:
         raise ModelRefused(
             f"its weights are {stored / (1 << 20):.0f} MiB, a device holds {limit_bytes / (1 << 20):.0f} MiB; "
             "raise --device-memory"
         )
+
+
+def _stored_bytes(checkpoint: Checkpoint) -> int:
+    return sum(file.stat().st_size for file in checkpoint.weights)
 
 
 def _refuse_without(engine: EngineName, ranks: int) -> None:
@@ -89,6 +105,7 @@ def _register(
 ) -> ModelSpec:
     name = fingerprint(checkpoint, dtype, engine, ranks)
     directory = cache_dir / "images" / name
+    report("finding the image", LOCK_S)  # another process may be making it
     with locked(directory):
         manifest = None if renew else read_manifest(directory, name)
         if manifest is None:
@@ -109,16 +126,20 @@ def _convert(
     from aegis.models.loading import load
     from aegis.models.tokenizer_files import write_tokenizer
 
-    report("loading the weights")
+    within_s = STAGE_S + _stored_bytes(checkpoint) / BYTES_PER_S
+    report("reading the chat template", TEMPLATE_S)
+    try_chat_template(checkpoint.directory)
+    report("loading the weights", within_s)
     model = load(checkpoint, dtype)
     write = _writer(engine, ranks, model)
     with replacing(directory) as draft:
-        report("writing the weight image")
+        report("writing the weight image", within_s)
         manifest = write(directory.name, checkpoint.directory, draft)
+        report("reading the tokenizer", STAGE_S)
         if note := write_tokenizer(checkpoint.directory, draft):
-            report(f"{note}: only token ids can be sent")
+            report(f"{note}: only token ids can be sent", STAGE_S)
         if check is not None:
-            report("comparing its output with transformers'")
+            report("comparing its output with transformers'", within_s)
             check(_spec(source, manifest, draft), model)
     return manifest
 

@@ -28,7 +28,7 @@ from aegis.runtime.image_caches import ImageCaches
 from aegis.runtime.registering import Register, Report
 from aegis.runtime.seam import Registering
 from aegis.runtime.sizes import slab_shortage
-from aegis.runtime.watched import watched
+from aegis.runtime.watched import cancelled, watched
 from aegis.telemetry.logs import log
 from aegis.telemetry.registration import Coming
 from memory.budget import Budget
@@ -131,6 +131,7 @@ class Catalogue:
         self._leaving: dict[ModelId, _Leaving] = {}
         self._unloading = Unloading()
         self._coming: dict[ModelId, Coming] = {}
+        self._adding: dict[ModelId, asyncio.Task[LiveModel]] = {}  # what users are waiting for
         self._admitting = asyncio.Lock()
         self._damaged: dict[ModelId, LiveModel] = {}  # whose images are to be made again
         self._renewer: asyncio.Task[None] | None = None
@@ -192,15 +193,35 @@ class Catalogue:
             raise UserError(f"there is already a model named '{model}'", status=409, param="name")
         (found,) = sources
         own = Source(model, found.path, found.hub, found.slo, found.dtype, engine=found.engine)
-        async for _, outcome in self.register([own]):
+        if model in self._adding:
+            raise UserError(f"'{model}' is being registered already", status=409, param="name")
+        adding = self._adding[model] = asyncio.create_task(self._add(own))
+        try:
+            await asyncio.wait((adding,))
+        finally:
+            del self._adding[model]
+            await cancelled(adding)  # who asked may have left
+        if adding.cancelled():
+            raise UserError(f"'{model}' was unloaded while it was registered", status=409, param="name")
+        return adding.result()
+
+    async def _add(self, source: Source) -> LiveModel:
+        """Raises UserError."""
+        async for _, outcome in self.register([source]):
             if isinstance(outcome, ModelRefused):
                 raise outcome
             return outcome
         raise AssertionError("a source was registered and nothing came of it")
 
     def remove(self, name: str) -> None:
-        """Its requests end at once. Raises UserError."""
+        """Its requests end at once, or its registration. Raises UserError."""
         model = ModelId(name)
+        if model in self._adding and model not in self._models:
+            self._adding[model].cancel()
+            return
+        if model not in self._models and model in self._coming:
+            message = f"'{name}' is being registered from the server's file; take it out of there"
+            raise UserError(message, status=409, param="model")
         if model not in self._models:
             raise UserError(f"there is no model named '{name}'", status=404, param="model")
         self._forget(model)

@@ -24,6 +24,7 @@ from aegis.runtime.questions import QUESTIONS
 from aegis.runtime.seam import (
     Answer,
     Asked,
+    AskedNoMore,
     Card,
     CardGone,
     Found,
@@ -229,6 +230,9 @@ class FarDesk:
         try:
             self._node.tell(Asked(ticket, what, Raw(msgspec.msgpack.encode(arguments))))
             answer = await asked
+        except asyncio.CancelledError:
+            self._node.tell(AskedNoMore(ticket))
+            raise
         finally:
             del self._asked[ticket]
         if answer.refusal:

@@ -21,6 +21,7 @@ from aegis.runtime.questions import QUESTIONS
 from aegis.runtime.seam import (
     Answer,
     Asked,
+    AskedNoMore,
     Card,
     CardGone,
     FromProxy,
@@ -51,7 +52,7 @@ class FarProxy:
         self._lean: dict[ModelId, tuple[ModelSpec, ModelSpec]] = {}  # and what it was made from
         self._tickets = count()
         self._scrapes: dict[int, asyncio.Future[tuple[Family, ...]]] = {}
-        self._answering: set[asyncio.Task[None]] = set()
+        self._answering: dict[int, asyncio.Task[None]] = {}  # by their tickets
         self._tallies: dict[ModelId, Tally] = {}
 
     def tell(self, message: ToProxy) -> None:
@@ -88,16 +89,18 @@ class FarProxy:
                 if scraped and not scraped.done():
                     scraped.set_result(families)
             case Asked():
-                task = asyncio.create_task(self._answer(message))
-                self._answering.add(task)
-                task.add_done_callback(self._answering.discard)
+                task = self._answering[message.ticket] = asyncio.create_task(self._answer(message))
+                task.add_done_callback(lambda _: self._answering.pop(message.ticket))
+            case AskedNoMore(ticket):
+                if ticket in self._answering:
+                    self._answering[ticket].cancel()
 
     def lost(self) -> None:
         """Nobody waits for an answer of it, or to it."""
         for scraped in self._scrapes.values():
             if not scraped.done():
                 scraped.set_result(())
-        for task in self._answering:
+        for task in list(self._answering.values()):
             task.cancel()
 
     async def _answer(self, asked: Asked) -> None:

@@ -206,6 +206,12 @@ class Asked(Struct, frozen=True, tag=True):
     arguments: Raw
 
 
+class AskedNoMore(Struct, frozen=True, tag=True):
+    """Nobody waits for the answer any more."""
+
+    ticket: int
+
+
 class LookUp(Struct, frozen=True, tag=True):
     """What is kept, where the instance is, of what this job prefills? Answered by `PrefixFound`."""
 
@@ -244,6 +250,7 @@ FromProxy = (
     | Alive
     | Scraped
     | Asked
+    | AskedNoMore
     | LookUp
     | PermitWanted
     | PermitUsed

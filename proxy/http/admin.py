@@ -17,6 +17,7 @@ from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, ModelChange
 from aegis.core.request import PRIORITY_MAX
 from proxy.http.authorise import authorise
 from proxy.http.body import read_fields
+from proxy.http.connection import while_connected
 from proxy.http.fields import Fields
 from proxy.http.models import ComingCard, ModelCard, card_of, coming_cards, find
 from proxy.http.replies import json_reply
@@ -50,7 +51,8 @@ async def load_model(request: Request) -> Response:
     fields.end()
     if source is None:
         raise fields.refusal("source", "is required")
-    return json_reply(card_of(await desk_of(request).add_model(source, name)))
+    adding = desk_of(request).add_model(source, name)  # which ends when nobody waits for it any more
+    return json_reply(card_of(await while_connected(request.receive, adding)))
 
 
 @router.get("/models/sse")
@@ -117,15 +119,18 @@ async def evict_model(request: Request) -> Response:
 
 @router.post("/models/unload")
 async def unload_model(request: Request) -> Response:
-    name = await _named(request)
+    """One that is served, or being registered."""
+    name = await _named(request, may_come=True)
     await desk_of(request).remove_model(name)
     return json_reply(Removed(name))
 
 
-async def _named(request: Request) -> str:
-    """The model that the body names, and nothing else. Raises UserError."""
+async def _named(request: Request, *, may_come: bool = False) -> str:
+    """The model that the body names, and nothing else; with `may_come` one that is being registered, too. Raises
+    UserError."""
     fields = await read_fields(request, settings_of(request).body_bytes_max)
     name = fields.required_text("model")
     fields.end()
-    find(market_of(request), name)
+    if not (may_come and name in market_of(request).coming()):
+        find(market_of(request), name)
     return name

@@ -135,11 +135,12 @@ class Desk(Protocol):
         ...
 
     async def add_model(self, source: str, name: str | None) -> Served:
-        """Registers a checkpoint directory or hub id; returns when it is served. Raises UserError."""
+        """Registers a checkpoint directory or hub id; returns when it is served. Cancelled, it is not registered.
+        Raises UserError: 409 where it was unloaded meanwhile."""
         ...
 
     async def remove_model(self, name: str) -> None:
-        """Raises UserError."""
+        """One that is served, or being added. Raises UserError."""
         ...
 
     async def unload_model(self, name: str) -> Served:

@@ -37,13 +37,15 @@ def test_a_model_is_registered_under_its_name(source: Source, tmp_path: Path) ->
 
 def test_the_second_time_the_image_is_found(source: Source, tmp_path: Path) -> None:
     said: list[str] = []
-    first = register(source, dtype="auto", cache_dir=tmp_path / "cache", report=said.append)
+    first = register(source, dtype="auto", cache_dir=tmp_path / "cache", report=lambda text, _: said.append(text))
     written_ns = image_of(first).stat().st_mtime_ns
     assert "writing the weight image" in said
     said.clear()
-    assert register(source, dtype="auto", cache_dir=tmp_path / "cache", report=said.append) == first
+    assert (
+        register(source, dtype="auto", cache_dir=tmp_path / "cache", report=lambda text, _: said.append(text)) == first
+    )
     assert image_of(first).stat().st_mtime_ns == written_ns
-    assert said == ["finding the checkpoint"]
+    assert said == ["finding the checkpoint", "finding the image"]
 
 
 @pytest.mark.parametrize("damaged", ["image.bin", "manifest.json", "config.json"])
@@ -98,7 +100,10 @@ def test_a_checkpoint_without_tokenizer_is_served_by_token_ids(tmp_path: Path) -
     path = checkpoints.write(tmp_path / "bare", "llama")
     said: list[str] = []
     spec = register(
-        Source(ModelId("m"), path=str(path)), dtype="auto", cache_dir=tmp_path / "cache", report=said.append
+        Source(ModelId("m"), path=str(path)),
+        dtype="auto",
+        cache_dir=tmp_path / "cache",
+        report=lambda text, _: said.append(text),
     )
     assert not (Path(spec.directory) / "tokenizer.json").exists()
     assert "the checkpoint has no tokenizer: only token ids can be sent" in said
@@ -176,5 +181,11 @@ def test_a_checkpoint_far_too_large_is_not_even_loaded(tmp_path: Path) -> None:
     source = Source(ModelId("m"), path=str(checkpoints.write(tmp_path / "m", "llama")))
     said: list[str] = []
     with pytest.raises(ModelRefused, match=r"its weights are \d+ MiB, a device holds 0 MiB"):
-        register(source, dtype="auto", cache_dir=tmp_path / "cache", limit_bytes=1000, report=said.append)
+        register(
+            source,
+            dtype="auto",
+            cache_dir=tmp_path / "cache",
+            limit_bytes=1000,
+            report=lambda text, _: said.append(text),
+        )
     assert "loading the weights" not in said
