@@ -97,7 +97,13 @@ def attacked(
 
 @contextmanager
 def under_attack(
-    server: Server, name: str = "", *, key: str = "", honest: dict[str, Any] | None = None, growth_kib: int = GROWTH_KIB
+    server: Server,
+    name: str = "",
+    *,
+    key: str = "",
+    honest: dict[str, Any] | None = None,
+    growth_kib: int = GROWTH_KIB,
+    health_s: float = HEALTH_S,
 ) -> Iterator[Report]:
     """Fails at the end of the block where its proxies grew by more than `growth_kib`, at any time or for good; where
     its health was asked and not told in time; where an honest stream beside got other tokens than alone, or late ones.
@@ -115,7 +121,7 @@ def under_attack(
         finally:
             watching.kill()
     report.took_s = time.monotonic() - began_s
-    _judge(report, json.loads(told), expected, growth_kib)
+    _judge(report, json.loads(told), expected, growth_kib, health_s)
     REPORTS.append(report)
     assert not report.faults, f"{report.faults}\n{report}"
 
@@ -136,7 +142,7 @@ def recorded(server: Server, body: dict[str, Any] = HONEST, key: str = "") -> li
     return _recorded[known]
 
 
-def _judge(report: Report, seen: dict[str, Any], expected: Sequence[int], growth_kib: int) -> None:
+def _judge(report: Report, seen: dict[str, Any], expected: Sequence[int], growth_kib: int, health_s: float) -> None:
     faults = report.faults
     faults += seen["errors"]
     memory: list[dict[str, int]] = seen["memory"]
@@ -153,7 +159,7 @@ def _judge(report: Report, seen: dict[str, Any], expected: Sequence[int], growth
             faults.append("a proxy ended")
     report.fresh_s, report.kept_s = max(seen["fresh_s"], default=0.0), max(seen["kept_s"], default=0.0)
     report.asked, report.late_s = len(seen["fresh_s"]) + len(seen["kept_s"]), seen["late_s"]
-    limit_s = HEALTH_S + min(report.late_s, HEALTH_S)
+    limit_s = health_s + min(report.late_s, health_s)
     for what, worst_s in (("fresh", report.fresh_s), ("kept", report.kept_s)):
         if worst_s > limit_s:
             faults.append(f"/health took {1e3 * worst_s:.0f} ms on a {what} connection")
