@@ -21,7 +21,8 @@ LIBRARY_ERRORS = (
 
 def one_line(error: BaseException) -> str:
     """The first line, without the advice that follows; of a key that is missing, that it is."""
-    if isinstance(error, KeyError):
-        return f"it lacks {str(error)[:_CHARACTERS_MAX]}"
-    lines = [line.strip() for line in str(error)[: 4 * _CHARACTERS_MAX].splitlines() if line.strip()]
+    said = error.args[0] if isinstance(error, KeyError) and error.args else error
+    if isinstance(said, str) and said.isidentifier():
+        return f"it lacks {said[:_CHARACTERS_MAX]!r}"
+    lines = [line.strip() for line in str(said)[: 4 * _CHARACTERS_MAX].splitlines() if line.strip()]
     return lines[0][:_CHARACTERS_MAX] if lines else type(error).__name__

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from aegis.core.errors import ModelRefused
@@ -48,5 +48,7 @@ def _refuse_early(checkpoint: Checkpoint) -> None:
     except LIBRARY_ERRORS as error:
         kind = checkpoint.config.get("model_type")
         known = f"transformers knows no such model (model_type {kind!r})" if kind else "config.json has no model_type"
+        if kind in CONFIG_MAPPING:
+            known = f"config.json is not of a {kind}"
         raise ModelRefused(f"{known}: {one_line(error)}") from error
     refuse_by_config(config)

@@ -31,6 +31,10 @@ MEMORY_RATIO = 8
 and run beside a second engine."""
 
 
+_NICENESS = 10
+"""Those that serve come first."""
+
+
 class Job(Struct, frozen=True):
     source: Source
     dtype: str
@@ -65,6 +69,7 @@ def main(check: Check | None = None) -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")  # of all processes it is the one to lose
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(_NICENESS)
     out = _claim_stdout()
     for line in sys.stdin.buffer:
         job = msgspec.json.decode(line, type=Job)

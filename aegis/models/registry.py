@@ -34,7 +34,7 @@ STAGE_S = 120.0
 BYTES_PER_S = 16 << 20
 """Of weights, at the least: slow disks have less than a tenth of what others have."""
 
-TEMPLATE_S = 20.0
+TEMPLATE_S = 10.0
 FETCH_S = 600.0
 LOCK_S = 3600.0
 

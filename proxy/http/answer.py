@@ -94,6 +94,7 @@ def _asked(request: Request, served: Served, orders: Sequence[Order], wish: Wish
         structs.replace(wish.sampling, max_tokens=orders[0].max_tokens, seed=wish.seed),
         len(orders) * wish.choices,
         is_new(request),
+        caller_of(request).name,
     )
 
 

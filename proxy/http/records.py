@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
+from urllib.parse import quote
 
 from msgspec import Struct
 
@@ -14,7 +15,7 @@ from proxy.http.boundary import Ticket
 
 
 class Asked(Struct, frozen=True):
-    """A call as far as it is recorded: no prompt and no text is."""
+    """A call as far as it is recorded: no prompt and no text is. Its id is its caller's: others may have the same."""
 
     request: str
     fingerprint: str  # of what was asked: a retry has the same
@@ -23,6 +24,12 @@ class Asked(Struct, frozen=True):
     sampling: Sampling  # of the first sequence
     sequences: int
     is_new: bool = False  # nobody knows its id yet
+    caller: str = ""
+
+    @property
+    def key(self) -> str:
+        """Of all callers' calls it is the only one with that."""
+        return f"{quote(self.caller, safe='')}/{self.request}"
 
 
 Submit = Callable[[Sampling, tuple[int, ...]], Ticket]

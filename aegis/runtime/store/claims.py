@@ -64,14 +64,14 @@ class Claims:
         self._script = redis.register_script(CLAIM)
         self._give_back_script = redis.register_script(GIVE_BACK)
         self._waiting: dict[_Claim, None] = {}  # on their way, and to be sent
-        self._left: dict[str, None] = {}  # requests whose claim was sent and is not waited for any more
+        self._left: dict[str, None] = {}  # keys of calls whose claim was sent and is not waited for any more
         self._sending: asyncio.Task[None] | None = None
 
     async def claim(self, asked: Asked, mode: str = "") -> Answer:
         """Tries until it is told; who calls has a time limit, and claims no request a second time meanwhile. `again`:
         also what is finished."""
         claim = _Claim(
-            (self._keys.request(asked.request), self._keys.tokens(asked.request)),
+            (self._keys.request(asked.key), self._keys.tokens(asked.key)),
             (asked.fingerprint, mode, *fields(asked, asked.sampling.seed)),
             asyncio.get_running_loop().create_future(),
         )
@@ -81,7 +81,7 @@ class Claims:
             return await claim.answer
         except asyncio.CancelledError:
             if claim.sent:
-                self._left[asked.request] = None
+                self._left[asked.key] = None
                 self._go_on()
             raise
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-SCHEMA = 1
+SCHEMA = 2
 """Of the layout in docs/distribution.md; a store of another one is refused."""
 
 

@@ -79,19 +79,19 @@ class Recorder:
     # --- claiming -----------------------------------------------------------------------------------------------------
 
     async def open(self, asked: Asked) -> Recording:
-        present = self._recordings.get(asked.request)
-        if asked.request in self._claiming or (present and present.state is CallState.RUNNING):
+        present = self._recordings.get(asked.key)
+        if asked.key in self._claiming or (present and present.state is CallState.RUNNING):
             raise _busy(asked.request)
         if asked.is_new and self._membership.up.is_set():
             return self._begun(asked)
-        self._claiming.add(asked.request)
+        self._claiming.add(asked.key)
         try:
             async with self._in_time():
                 if present:
                     await present.settled.wait()
                 return await self._open(asked)
         finally:
-            self._claiming.discard(asked.request)
+            self._claiming.discard(asked.key)
 
     def _is_here(self, request: str) -> bool:
         return request in self._claiming or request in self._recordings
@@ -99,7 +99,7 @@ class Recorder:
     def _begun(self, asked: Asked) -> Recording:
         """One that nobody should have claimed; it is while its answer begins."""
         recording = Recording(asked, asked.sampling.seed, self._assembled(asked, []), self._changed)
-        self._recordings[asked.request] = recording
+        self._recordings[asked.key] = recording
         recording.claim = asyncio.create_task(self._claim(recording))
         recording.claim.add_done_callback(lambda claim: claim.cancelled() or claim.exception())  # for `opened`, if ever
         return recording
@@ -141,7 +141,7 @@ class Recorder:
             recording.state = CallState.FINISHED
             return recording
         self.counters.taken_over += word == "taken"
-        self._recordings[asked.request] = recording
+        self._recordings[asked.key] = recording
         return recording
 
     def _assembled(self, asked: Asked, batches: list[bytes]) -> list[Sequence]:
@@ -206,8 +206,8 @@ class Recorder:
         keys: list[str] = []
         words: list[str | bytes] = []
         for recording, batch in zip(recordings, batches, strict=True):
-            request = recording.asked.request
-            keys += (self._keys.request(request), self._keys.tokens(request))
+            key = recording.asked.key
+            keys += (self._keys.request(key), self._keys.tokens(key))
             words += (batch.state, batch.data)
         try:
             answers = await self._append(keys=keys, args=[self._owner, self._ttl_ms, *words])
@@ -238,7 +238,7 @@ class Recorder:
         asked = recording.asked
         try:
             answer: bytes = await self._restore(
-                keys=[self._keys.request(asked.request), self._keys.tokens(asked.request)],
+                keys=[self._keys.request(asked.key), self._keys.tokens(asked.key)],
                 args=[
                     self._owner,
                     self._ttl_ms,
@@ -257,8 +257,8 @@ class Recorder:
     def _settle(self, recording: Recording) -> None:
         recording.settle()
         self._dirty.pop(recording, None)
-        if self._recordings.get(recording.asked.request) is recording:
-            del self._recordings[recording.asked.request]
+        if self._recordings.get(recording.asked.key) is recording:
+            del self._recordings[recording.asked.key]
 
     def _drop_surplus(self) -> None:
         """The oldest of what has ended goes: a retry of it is generated again, from what was written."""

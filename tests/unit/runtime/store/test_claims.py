@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from aegis.core.errors import UserError
@@ -58,7 +59,7 @@ async def outcomes(store: Store, *requests: str) -> dict[str, Recording | BaseEx
 
 async def state_is(client: Redis, request: str, state: bytes) -> None:
     async with asyncio.timeout(20):
-        while await client.hget(KEYS.request(request), "state") != state:
+        while await client.hget(KEYS.request(f"/{request}"), "state") != state:
             await asyncio.sleep(0.002)
 
 
@@ -79,8 +80,8 @@ def test_claims_that_come_while_one_is_on_its_way_go_together(redis: RedisServer
             redis.resume()
             calls = await asyncio.gather(*first, *rest)
             assert commands.sizes == [1, AT_ONCE, 40]
-            owners = {await client.hget(KEYS.request(call.asked.request), "owner") for call in calls}
-            assert owners == {await client.hget(KEYS.request("r"), "owner")}
+            owners = {await client.hget(KEYS.request(call.asked.key), "owner") for call in calls}
+            assert owners == {await client.hget(KEYS.request("/r"), "owner")}
 
     asyncio.run(main())
 
@@ -133,7 +134,7 @@ def test_each_claim_of_a_command_gets_its_own_answer(redis: RedisServer) -> None
 def test_a_record_that_cannot_be_claimed_does_not_disturb_the_others(redis: RedisServer) -> None:
     async def main() -> None:
         async with proxy(redis, wait_s=0.5) as store, Redis.from_url(redis.url) as client:
-            await client.set(KEYS.request("broken"), "of a foreign type")
+            await client.set(KEYS.request("/broken"), "of a foreign type")
             commands = Commands(store)
             told = await outcomes(store, "before", "broken", "after")
             assert isinstance(told["before"], Recording)
@@ -163,7 +164,7 @@ def test_who_leaves_does_not_disturb_the_others(redis: RedisServer) -> None:
             redis.resume()
             await asyncio.gather(stayer, late_stayer, again)
             assert commands.sizes == [2, 2]
-            assert not await client.exists(KEYS.request("late leaver"))
+            assert not await client.exists(KEYS.request("/late leaver"))
 
     asyncio.run(main())
 
@@ -206,8 +207,8 @@ def test_what_was_claimed_for_nobody_is_given_back(redis: RedisServer) -> None:
             redis.resume()
             async with Redis.from_url(redis.url) as client:
                 await state_is(client, "slow", b"cancelled")
-                assert not await client.exists(KEYS.request("not sent"))
-                assert await client.hget(KEYS.request("kept"), "state") == b"running"
+                assert not await client.exists(KEYS.request("/not sent"))
+                assert await client.hget(KEYS.request("/kept"), "state") == b"running"
             assert [(await other.records.open(own(request))).asked.request for request in ("slow", "not sent")]
 
     asyncio.run(main())
@@ -245,7 +246,7 @@ def test_what_is_claimed_again_here_is_not_given_back(redis: RedisServer) -> Non
             await again
             await store.records.open(own("another"))  # which is sent after whatever was given back
             async with Redis.from_url(redis.url) as client:
-                assert await client.hget(KEYS.request("r"), "state") == b"running"
+                assert await client.hget(KEYS.request("/r"), "state") == b"running"
 
     asyncio.run(main())
 
@@ -291,5 +292,22 @@ def test_nothing_is_claimed_after_the_end(redis: RedisServer) -> None:
         with pytest.raises(UserError) as caught:
             await claiming
         assert caught.value.code == "store_unavailable"
+
+    asyncio.run(main())
+
+
+def test_an_id_is_its_caller_s_own(redis: RedisServer) -> None:
+    """Neither may take another's, nor learn that it is there, wherever names and ids are cut."""
+
+    async def main() -> None:
+        async with proxy(redis) as store:
+            calls = [replace(own(request), caller=caller) for caller, request in (("a", "r"), ("b", "r"), ("a/r", "r"))]
+            calls += [replace(own("r/r"), caller="a"), own("r"), own("a/r")]
+            assert len({call.key for call in calls}) == len(calls)
+            opened = await asyncio.gather(*(store.records.open(call) for call in calls))
+            assert all(each.seed == 7 for each in opened)
+            with pytest.raises(UserError) as caught:
+                await store.records.open(calls[0])
+            assert caught.value.status == 409 and "a/r" not in caught.value.message
 
     asyncio.run(main())

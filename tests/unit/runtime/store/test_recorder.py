@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from aegis.core.errors import UserError
 from aegis.core.request import FinishReason
 from aegis.core.rng import Stream
+from aegis.runtime.store.keys import SCHEMA
 from aegis.runtime.store.recorder import commands_for
 from aegis.runtime.store.recording import Recording
 from aegis.runtime.store.store import Store
@@ -289,7 +290,7 @@ def test_who_lost_a_call_does_not_write_to_it(redis: RedisServer) -> None:
             await written(second)
             slow.note(0, Delta(tokens(5)))
             await until(slow.settled.is_set)
-            assert await client.llen(KEYS.tokens("r")) == 2
+            assert await client.llen(KEYS.tokens("/r")) == 2
 
     asyncio.run(main())
 
@@ -306,7 +307,7 @@ def test_a_server_that_lost_everything_is_told_again(redis: RedisServer) -> None
             call.note(0, Finished(FinishReason.STOP))
             call.close()
             await written(store)
-            while await client.get(KEYS.schema) != b"1":
+            while await client.get(KEYS.schema) != str(SCHEMA).encode():
                 await asyncio.sleep(0.002)
             assert store.records.counters.restored == 1
             answer = await read(await store.records.open(asked()))
@@ -343,7 +344,7 @@ def test_a_record_of_which_the_server_dropped_a_part_is_generated_again(redis: R
             await read(call, Delta(tokens(1, 2)), Finished(FinishReason.STOP))
             call.close()
             await written(store)
-            await client.delete(KEYS.tokens("r"))
+            await client.delete(KEYS.tokens("/r"))
             call = await store.records.open(asked(seed=9))
             answer = await read(call, Delta(tokens(1, 2)), Finished(FinishReason.STOP))
             call.close()
@@ -359,7 +360,7 @@ def test_records_expire(redis: RedisServer) -> None:
             await read(call, Delta(tokens(1)))
             call.close()
             await written(store)
-            for key in (KEYS.request("r"), KEYS.tokens("r")):
+            for key in (KEYS.request("/r"), KEYS.tokens("/r")):
                 assert 55_000 < await client.pttl(key) <= 60_000
 
     asyncio.run(main())
@@ -369,7 +370,7 @@ def test_no_prompt_and_no_password_is_recorded(redis: RedisServer) -> None:
     async def main() -> None:
         async with proxy(redis) as store, Redis.from_url(redis.url) as client:
             (await store.records.open(asked())).close()
-            assert {name.decode() for name in await client.hgetall(KEYS.request("r"))} == {
+            assert {name.decode() for name in await client.hgetall(KEYS.request("/r"))} == {
                 *("fingerprint", "model", "state", "owner", "arrival_ms", "ttft_ms", "tbt_ms"),
                 *("sampling", "seed", "sequences"),
             }
