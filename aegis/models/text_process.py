@@ -107,6 +107,7 @@ class TextProcess:
                 pass_fds=[progress],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # what libraries say when they break, a hundred lines of it
                 env={"OMP_NUM_THREADS": "1", **os.environ, "TOKENIZERS_PARALLELISM": "false"},
                 process_group=0,  # Ctrl-C in a terminal is not for it
             )

@@ -44,6 +44,8 @@ def is_own_name(host: str, listens_on: str) -> bool:
         name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
     except ValueError:
         return False
+    if "@" in host:
+        return False
     if not host or name in ("localhost", listens_on.lower()) or name.endswith(".localhost"):
         return True
     try:

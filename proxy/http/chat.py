@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from time import time
 from typing import Any
 
@@ -162,9 +163,9 @@ async def render(
         add_generation_prompt=read_generation(fields),
         characters_max=characters_max(served.spec, text),
         tokens_max=tokens_max(served.spec),
+        watch=partial(while_connected, request.receive),
     )
-    is_quick = texts_of(request).is_quick(text, size)
-    match await (rendering if is_quick else while_connected(request.receive, rendering)):
+    match await rendering:
         case Rendered(rendered, tokens):
             return rendered, tokens
         case TooManyTokens(count):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 from fastapi import Request
@@ -77,10 +78,14 @@ async def _tokenized(
         if len(string) > characters_max(served.spec, text):
             raise too_many_characters("prompt", len(string), served.spec)
     encoding = texts_of(request).encode(
-        who(request), text, strings, special=special, tokens_max=tokens_max(served.spec)
+        who(request),
+        text,
+        strings,
+        special=special,
+        tokens_max=tokens_max(served.spec),
+        watch=partial(while_connected, request.receive),
     )
-    is_quick = texts_of(request).is_quick(text, sum(map(len, strings)))
-    encoded = await (encoding if is_quick else while_connected(request.receive, encoding))
+    encoded = await encoding
     if isinstance(encoded, TooManyTokens):
         raise too_many_tokens("prompt", encoded.count, served.spec)
     pairs = zip(strings, encoded, strict=True)

@@ -30,6 +30,8 @@ PATIENCE_S = 60.0
 BODY_S = 300.0
 ANSWERED_S = 30.0
 PIPELINED_MAX = 64
+CHUNKS_MAX = 4096
+"""Of a body, that are parsed without giving others their turn."""
 _CUT = "aegis.cut"
 _BROKEN_OFF = "aegis.broken-off"
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
@@ -62,6 +64,7 @@ class Protocol(HttpToolsProtocol):
     _unread_bytes = 0  # of all that came, while the head is not
     _requests = 0
     _body_bytes = 0  # in what is being parsed, its chunks' sizes included
+    _chunks = 0  # in what is being parsed
     _framing_bytes = 0  # of this body
     _heard_s = 0.0
     _body_until_s = inf
@@ -85,7 +88,7 @@ class Protocol(HttpToolsProtocol):
         if self._is_deaf:
             return
         self._unset_keepalive_if_required()
-        requests, self._body_bytes = self._requests, 0
+        requests, self._body_bytes, self._chunks = self._requests, 0, 0
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
@@ -97,6 +100,8 @@ class Protocol(HttpToolsProtocol):
                 self._refuse(_head_too_large())
             return
         self._heard_s = self.loop.time()
+        if self._chunks > CHUNKS_MAX and not self.flow.read_paused:
+            self._yield()
         if self._requests == requests:  # all of it is of one body, or behind it
             self._framing_bytes += max(len(data) - self._body_bytes, 0)
             if self._framing_bytes > FRAMING_BYTES_MAX:
@@ -162,7 +167,16 @@ class Protocol(HttpToolsProtocol):
         if self._version == b"1.0":
             _without_chunks(self.cycle)
 
+    def _yield(self) -> None:
+        """Others have their turn before more of so many chunks is parsed. Of what was answered already no more is."""
+        if self.cycle.response_complete and self._awaits_request:
+            self.transport.close()
+        else:
+            self.flow.pause_reading()
+            self.loop.call_soon(self.flow.resume_reading)
+
     def on_chunk_header(self) -> None:
+        self._chunks += 1
         self._body_bytes += _CHUNK_BYTES
 
     def on_body(self, body: bytes) -> None:

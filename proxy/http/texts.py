@@ -2,8 +2,10 @@
 of a client's text may take any time and memory, and must take neither from others.
 
 1. Jobs of short texts are done by the process for short ones, some at a time, within `SHORT_S`.
-2. A longer one, and one of a model that lately took longer than that over a short one, by the process for long ones.
-3. What serves no request (`/tokenize`, `/detokenize`), by a third, so that it delays none.
+2. Those of a model that took longer than that lately, by a process for such models, within `SUSPECT_S`. One that takes
+   longer than that, too, is given up for `BARRED_S`.
+3. Those of longer texts, by the process for long ones, within `LONG_S`.
+4. What serves no request (`/tokenize`, `/detokenize`), by one of its own, so that it delays none.
 
 In each, callers take turns, and of one caller's jobs the smallest is next.
 """
@@ -13,9 +15,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -46,16 +49,26 @@ SHORT_S, LONG_S = 0.5, 20.0
 SHORT_AT_ONCE = 32
 """Of one at a time most of the processor's time would go into changing from one process to the other."""
 
-SUSPECTED_S = 60.0
+SUSPECT_S = 5.0
+BARRED_S = 60.0
 WAITING_MAX = 4096  # of one caller, for a process
 ASIDE_WAITING_MAX = 64
 _MIB = 1 << 20
 _COUNTED_MAX = 1 << 16
 
+_NOTHING = msgspec.Raw()
 _logger = logging.getLogger(__name__)
 
+Watch = Callable[[Coroutine[Any, Any, "Answer | None"]], Awaitable["Answer | None"]]
+"""Ends what it is given when nobody waits for it any more."""
 
-class _Waiting(NamedTuple):
+
+async def _unwatched(work: Coroutine[Any, Any, Answer | None]) -> Answer | None:
+    return await work
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
     text: TextModel
     job: msgspec.Raw
     answer: asyncio.Future[Answer | None]
@@ -71,17 +84,23 @@ class Lane:
         self.process = process
         self.within_s = within_s
         self._at_once = at_once
+        self._barred_until_s: dict[int, float] = {}
         self._queue = FairQueue[_Waiting](most_waiting=most_waiting, is_left=lambda waiting: waiting.answer.done())
         self._working: asyncio.Task[None] | None = None
 
+    def bars(self, text: TextModel) -> bool:
+        """Whether a job of the model took more than there is lately."""
+        return self._barred_until_s.get(text.key, 0.0) > monotonic()
+
     async def do(self, caller: str, size: int, text: TextModel, job: Job) -> Answer | None:
-        """None where it takes more time or memory than there is for it. One that is begun is ended though nobody waits
-        for it any more. Raises UserError where the caller has many waiting, or no message holds the job."""
+        """None where it takes more time or memory than there is for it, or is of a model that is barred. Raises
+        UserError where the caller has many waiting, or no message holds the job."""
         try:
             message = encoded(job)
         except OverflowError:
             raise UserError("a number is too large", code="invalid_json") from None
-        waiting = _Waiting(text, message, asyncio.get_running_loop().create_future())
+        future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(text, message, future)
         try:
             self._queue.put(caller, size, waiting)
         except Crowded:
@@ -89,7 +108,10 @@ class Lane:
             raise UserError(refusal, status=429, code="too_many_prompts", kind="rate_limit_error") from None
         if self._working is None:
             self._working = asyncio.create_task(self._work())
-        return await waiting.answer
+        try:
+            return await waiting.answer
+        finally:
+            waiting.job = _NOTHING  # it may be large, and its place in the queue stays
 
     async def start(self) -> None:
         """The process, before there is a job."""
@@ -115,15 +137,32 @@ class Lane:
     def _batch(self) -> list[_Waiting]:
         batch = list[_Waiting]()
         while len(batch) < self._at_once and (waiting := self._queue.take()):
-            batch.append(waiting)
+            if self.bars(waiting.text):
+                _tell(waiting, None)
+            else:
+                batch.append(waiting)
         return batch
 
     async def _answer(self, batch: list[_Waiting]) -> list[_Waiting]:
-        """What of the batch has still to be done: all but the one that took too much."""
-        answers = await self.process.ask([(waiting.text, waiting.job) for waiting in batch], self.within_s)
+        """What of the batch has still to be done: all but those of the model of which one took too much."""
+        jobs = [(waiting.text, waiting.job) for waiting in batch]
+        asking = asyncio.create_task(self.process.ask(jobs, self.within_s))
+        if len(batch) == 1:  # whose client may leave meanwhile
+            batch[0].answer.add_done_callback(lambda _: asking.cancel())
+        try:
+            await asyncio.wait((asking,))
+        finally:
+            asking.cancel()
+        if asking.cancelled():
+            return []
+        answers = asking.result()
         if isinstance(answers, int):
-            _tell(batch.pop(answers), None)
-            return batch
+            guilty = batch[answers].text
+            self._barred_until_s[guilty.key] = monotonic() + BARRED_S
+            for waiting in batch:
+                if waiting.text is guilty:
+                    _tell(waiting, None)
+            return [waiting for waiting in batch if waiting.text is not guilty]
         for waiting, answer in zip(batch, answers, strict=True):
             _tell(waiting, answer)
         return []
@@ -137,26 +176,33 @@ def _tell(waiting: _Waiting, answer: Answer | None) -> None:
 class Texts:
     """All of one proxy's. Processes are started by their first jobs."""
 
-    def __init__(self, *, short_s: float = SHORT_S, long_s: float = LONG_S) -> None:
+    def __init__(self, *, short_s: float = SHORT_S, suspect_s: float = SUSPECT_S, long_s: float = LONG_S) -> None:
         self._short = Lane(TextProcess(memory_bytes=512 * _MIB), short_s, at_once=SHORT_AT_ONCE)
         self._long = Lane(TextProcess(memory_bytes=2048 * _MIB, niceness=5), long_s)
         self._aside = Lane(TextProcess(memory_bytes=2048 * _MIB, niceness=10), long_s, most_waiting=ASIDE_WAITING_MAX)
-        self._suspected_until_s: dict[int, float] = {}
+        self._suspects = Lane(TextProcess(memory_bytes=512 * _MIB, niceness=5), suspect_s)
 
     async def start(self) -> None:
         """The process that serves most, so that the first request does not wait for it."""
         await self._short.start()
 
     def close(self) -> None:
-        for lane in (self._short, self._long, self._aside):
+        for lane in (self._short, self._suspects, self._long, self._aside):
             lane.process.close()
 
     async def encode(
-        self, caller: str, text: TextModel, strings: Sequence[str], *, special: bool, tokens_max: int
+        self,
+        caller: str,
+        text: TextModel,
+        strings: Sequence[str],
+        *,
+        special: bool,
+        tokens_max: int,
+        watch: Watch = _unwatched,
     ) -> tuple[tuple[int, ...], ...] | TooManyTokens:
-        """Token ids of each; no tokens of an empty one. Raises UserError."""
+        """Token ids of each; no tokens of an empty one. `watch` is given what may take long. Raises UserError."""
         job = Encode(text.key, tuple(strings), special, tokens_max)
-        answer = await self._serve(caller, sum(map(len, strings)), text, job)
+        answer = await self._serve(caller, sum(map(len, strings)), text, job, watch)
         if isinstance(answer, TooManyTokens):
             return answer
         if not isinstance(answer, Encoded):
@@ -175,11 +221,12 @@ class Texts:
         characters_max: int,
         tokens_max: int,
         aside: bool = False,
+        watch: Watch = _unwatched,
     ) -> Rendered | TooManyTokens | TooManyCharacters:
         """A conversation as text and tokens. `aside`: no request is served with it. Raises UserError."""
         job = Render(text.key, messages, dict(variables), add_generation_prompt, characters_max, tokens_max)
-        work = self._aside.do if aside else self._serve
-        match await work(caller, size, text, job):
+        work = self._aside.do(caller, size, text, job) if aside else self._serve(caller, size, text, job, watch)
+        match await work:
             case Refused(message):
                 raise UserError(message, param="messages")
             case Rendered() | TooManyTokens() | TooManyCharacters() as answer:
@@ -200,23 +247,19 @@ class Texts:
             raise self._given_up("tokens", "detokenize")
         return answer.text
 
-    def is_quick(self, text: TextModel, size: int) -> bool:
-        """Whether a job over so many characters takes so little that nobody need look whether its client is gone."""
-        return size <= SHORT_CHARACTERS and self._suspected_until_s.get(text.key, 0.0) <= monotonic()
-
-    async def _serve(self, caller: str, size: int, text: TextModel, job: Job) -> Answer | None:
-        if self.is_quick(text, size):
-            self._suspected_until_s.pop(text.key, None)
+    async def _serve(self, caller: str, size: int, text: TextModel, job: Job, watch: Watch) -> Answer | None:
+        if size > SHORT_CHARACTERS:
+            return await watch(self._long.do(caller, size, text, job))
+        if not self._short.bars(text):
             answer = await self._short.do(caller, size, text, job)
             if answer is not None:
                 return answer
-            self._suspected_until_s[text.key] = monotonic() + SUSPECTED_S
             fields = {"characters": size, "limit_s": self._short.within_s}
-            log(_logger, logging.WARNING, "a short text took too long", fields)
-        return await self._long.do(caller, size, text, job)
+            log(_logger, logging.WARNING, "a short text took too much", fields)
+        return await watch(self._suspects.do(caller, size, text, job))
 
     def _given_up(self, param: str, what: str) -> UserError:
-        message = f"{param!r} takes more than {self._long.within_s:g} s or too much memory to {what}"
+        message = f"{param!r} cannot be served: it takes too much time or memory to {what}, or breaks what does"
         return UserError(message, param=param, code="text_too_costly")
 
 
