@@ -2,8 +2,7 @@
 of a client's text may take any time and memory, and must take neither from others.
 
 1. Jobs of short texts are done by the process for short ones, some at a time, within `SHORT_S`.
-2. Those of a model that took longer than that lately, by a process for such models, within `SUSPECT_S`. One that takes
-   longer than that, too, is given up for `BARRED_S`.
+2. Those of a model that took longer than that lately, by a process for such models, within `SUSPECT_S`, one at a time.
 3. Those of longer texts, by the process for long ones, within `LONG_S`.
 4. What serves no request (`/tokenize`, `/detokenize`), by one of its own, so that it delays none.
 
@@ -49,7 +48,7 @@ SHORT_S, LONG_S = 0.5, 20.0
 SHORT_AT_ONCE = 32
 """Of one at a time most of the processor's time would go into changing from one process to the other."""
 
-SUSPECT_S = 5.0
+SUSPECT_S = 2.0
 BARRED_S = 60.0
 WAITING_MAX = 4096  # of one caller, for a process
 ASIDE_WAITING_MAX = 64
@@ -78,12 +77,20 @@ class Lane:
     """One process and those that wait for it. Event loops may use it one after the other."""
 
     def __init__(
-        self, process: TextProcess, within_s: float, *, at_once: int = 1, most_waiting: int = WAITING_MAX
+        self,
+        process: TextProcess,
+        within_s: float,
+        *,
+        at_once: int = 1,
+        most_waiting: int = WAITING_MAX,
+        barred_s: float = 0.0,
     ) -> None:
-        """The process gets up to `at_once` jobs at a time, which it has `within_s` for."""
+        """The process gets up to `at_once` jobs at a time, which it has `within_s` for. For `barred_s` after one took
+        too much none of its model is done."""
         self.process = process
         self.within_s = within_s
         self._at_once = at_once
+        self._barred_s = barred_s
         self._barred_until_s: dict[int, float] = {}
         self._queue = FairQueue[_Waiting](most_waiting=most_waiting, is_left=lambda waiting: waiting.answer.done())
         self._working: asyncio.Task[None] | None = None
@@ -158,7 +165,7 @@ class Lane:
         answers = asking.result()
         if isinstance(answers, int):
             guilty = batch[answers].text
-            self._barred_until_s[guilty.key] = monotonic() + BARRED_S
+            self._barred_until_s[guilty.key] = monotonic() + self._barred_s
             for waiting in batch:
                 if waiting.text is guilty:
                     _tell(waiting, None)
@@ -177,7 +184,7 @@ class Texts:
     """All of one proxy's. Processes are started by their first jobs."""
 
     def __init__(self, *, short_s: float = SHORT_S, suspect_s: float = SUSPECT_S, long_s: float = LONG_S) -> None:
-        self._short = Lane(TextProcess(memory_bytes=512 * _MIB), short_s, at_once=SHORT_AT_ONCE)
+        self._short = Lane(TextProcess(memory_bytes=512 * _MIB), short_s, at_once=SHORT_AT_ONCE, barred_s=BARRED_S)
         self._long = Lane(TextProcess(memory_bytes=2048 * _MIB, niceness=5), long_s)
         self._aside = Lane(TextProcess(memory_bytes=2048 * _MIB, niceness=10), long_s, most_waiting=ASIDE_WAITING_MAX)
         self._suspects = Lane(TextProcess(memory_bytes=512 * _MIB, niceness=5), suspect_s)
