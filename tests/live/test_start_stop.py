@@ -109,8 +109,8 @@ def _running(directory: Path, checkpoint: Path, act: Callable[[Server, Sequence[
     options = ["--models", str(checkpoint), "--dtype", "float32", "--device-memory", "64MiB"]
     with launched(directory / "server", directory.parent / "cache", *options) as server:
         server.wait_for_ready()
-        # The launcher, the embedded broker and Redis, and who would remove their directories.
-        assert len(processes_of(server.process.pid)) == 5 + INSTANCES
+        # The launcher, what tokenizes for it, the embedded broker and Redis, and who would remove their directories.
+        eventually(lambda: len(processes_of(server.process.pid)) == 6 + INSTANCES, "all processes are there")
         assert set(server.metrics().instances()) == {"mixed-0", "mixed-1"}
         asyncio.run(main(server))
         leaves_nothing(server)
