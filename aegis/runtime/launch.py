@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import logging
 import os
@@ -45,6 +46,7 @@ from proxy.http.callers import Keyring
 from proxy.http.settings import Settings
 
 _START_S = 120.0
+_LAST_S = 30.0  # for what takes longest in an orderly end: a Ray cluster
 _logger = logging.getLogger(__name__)
 
 
@@ -125,6 +127,7 @@ async def _serve(
         _announce(console, market, listener)
         await _first(serving, stop)
         stop.clear()
+        _end_whatever_hangs(drain_s + CLOSE_S + _LAST_S)
         market.node.drain(drain_s)
         await drained(market.proxy, stop, within_s=drain_s)  # who comes meanwhile is answered 503
         server.should_exit = True
@@ -165,6 +168,12 @@ def _proxy_template(
         otlp=config.telemetry.otlp,
         store=services.store.settings if services.store else None,
     )
+
+
+def _end_whatever_hangs(within_s: float) -> None:
+    """By a thread that needs no Python to run: another one may keep the interpreter to itself."""
+    nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    faulthandler.dump_traceback_later(within_s, exit=True, file=nowhere)
 
 
 def _end_by_signals(stop: asyncio.Event) -> None:

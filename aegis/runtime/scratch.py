@@ -1,13 +1,23 @@
-"""A directory that is gone when this process is, however that ends."""
+"""A directory that is gone when this process is, however that ends.
+
+A shell removes it where this process is killed. Where the shell was killed, too, the next one that makes such a
+directory does: who lives holds a lock on a file in it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_OWNER = ".owner"
 
 # Twice: what dies with this process may still have put something there.
 _AT_THE_END_OF_INPUT = 'read -r _; rm -rf -- "$0" || { sleep 1; rm -rf -- "$0"; }'
@@ -16,8 +26,39 @@ _AT_THE_END_OF_INPUT = 'read -r _; rm -rf -- "$0" || { sleep 1; rm -rf -- "$0"; 
 @contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
     """Removed on leaving, and by somebody else where this process is killed."""
-    with tempfile.TemporaryDirectory(prefix=prefix) as directory, _removed_after_us(directory):
+    _remove_abandoned(prefix)
+    with tempfile.TemporaryDirectory(prefix=prefix) as directory, _owned(Path(directory)), _removed_after_us(directory):
         yield Path(directory)
+
+
+@contextmanager
+def _owned(directory: Path) -> Iterator[None]:
+    """Under its name the file is locked from its first moment on."""
+    with (directory / f"{_OWNER}-new").open("w") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        (directory / f"{_OWNER}-new").rename(directory / _OWNER)
+        yield
+
+
+def _remove_abandoned(prefix: str) -> None:
+    """Those of this user only, and none that a link leads to."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            found = directory.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not _is_owned(directory / _OWNER):
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_owned(file: Path) -> bool:
+    """Raises OSError where there is no such file: then nobody can tell."""
+    owner = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(owner)
+    return False
 
 
 @contextmanager

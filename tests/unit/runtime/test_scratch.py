@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,22 @@ def test_it_is_gone_when_its_process_is_killed(tmp_path: Path, number: signal.Si
         holder.send_signal(number)
         assert holder.wait(GONE_S) == -number
     eventually(lambda: not directory.exists(), "the directory is gone", GONE_S)
+
+
+def test_what_nobody_removed_the_next_one_does_and_leaves_what_is_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    abandoned, older, elsewhere = tmp_path / "aegis-abandoned", tmp_path / "aegis-older", tmp_path / "elsewhere"
+    for directory in (abandoned, older, elsewhere):
+        directory.mkdir()
+    for directory in (abandoned, elsewhere):
+        (directory / ".owner").touch()
+    (tmp_path / "aegis-link").symlink_to(elsewhere)
+    with scratch("aegis-") as living:
+        assert not abandoned.exists()
+        with scratch("aegis-"):
+            assert living.exists(), "its owner lives"
+        assert older.exists(), "nobody can tell whether its owner does"
+        assert (elsewhere / ".owner").exists()
+    assert not living.exists()
