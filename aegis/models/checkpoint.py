@@ -6,6 +6,7 @@ Everything here is decided without torch, from a few kilobytes: what is broken i
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from aegis.models.failures import one_line
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_LAYER_COUNTS = ("hidden_layers", "n_layer", "n_layers", "num_layers")
+_LAYER_COUNT = re.compile(r"(?:n|num)_(?:\w+_)?layers?|(?:de|en)coder_layers")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -37,6 +38,8 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     if not (directory / "config.json").is_file():
         raise ModelRefused("there is no config.json, so it is not a checkpoint")
     config = _read_json(directory / "config.json")
+    if named := config.get("transformers_weights"):
+        raise ModelRefused(f"config.json: transformers_weights is {named!r}; only {_SINGLE} or {_INDEX} are read")
     index = directory / _INDEX
     if (directory / _SINGLE).is_file():
         expected: dict[Path, set[str]] = {directory / _SINGLE: set()}
@@ -76,7 +79,7 @@ def _refuse_more_layers(config: dict[str, Any], tensors: int) -> None:
     inner = [part for part in config.values() if isinstance(part, dict)]
     for part in [config, *inner]:
         for name, value in part.items():
-            if name.endswith(_LAYER_COUNTS) and isinstance(value, int) and value > tensors:
+            if _LAYER_COUNT.fullmatch(name) and isinstance(value, int) and value > tensors:
                 raise ModelRefused(f"config.json: {name} is {value}, and there are {tensors} tensors in all")
 
 

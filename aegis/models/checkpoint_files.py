@@ -10,22 +10,34 @@ from aegis.core.errors import ModelRefused
 JSON_BYTES_MAX = 64 << 20
 TOKENIZER_BYTES_MAX = 512 << 20
 _TOKENIZERS = ("tokenizer.json", "vocab.json")
-_BESIDE_WEIGHTS = (".jinja", ".json", ".model", ".py", ".txt")
+_VOCABULARIES = (".bpe", ".model", ".spm", ".tiktoken", ".vocab")
+_BESIDE_WEIGHTS = (".jinja", ".json", ".py", ".txt", *_VOCABULARIES)
+_TEMPLATES = "additional_chat_templates"
+"""The one directory of a checkpoint that transformers looks into."""
 
 
 def refuse_odd_files(directory: Path) -> None:
     """Raises ModelRefused where an entry is neither a file nor a directory, wherever links lead, or a file beside the
     weights is too large. Opens none."""
-    for entry in sorted(directory.iterdir()):
-        try:
-            found = entry.stat()
-        except OSError as error:
-            raise ModelRefused(f"{entry.name}: {error.strerror}") from None
-        if stat.S_ISDIR(found.st_mode):
-            continue
-        if not stat.S_ISREG(found.st_mode):
-            raise ModelRefused(f"{entry.name} is no file; take it out of the directory")
-        if entry.suffix in _BESIDE_WEIGHTS:
-            most = TOKENIZER_BYTES_MAX if entry.name in _TOKENIZERS or entry.suffix == ".model" else JSON_BYTES_MAX
-            if found.st_size > most:
-                raise ModelRefused(f"{entry.name} has {found.st_size >> 20} MiB, at most {most >> 20} are read")
+    within = directory / _TEMPLATES
+    entries = [*directory.iterdir(), *(within.iterdir() if within.is_dir() else ())]
+    for entry in sorted(entries):
+        _refuse_odd(entry, str(entry.relative_to(directory)))
+
+
+def _refuse_odd(entry: Path, name: str) -> None:
+    try:
+        found = entry.stat()
+    except FileNotFoundError:  # a link to nothing, which nobody can open
+        return
+    except OSError as error:
+        raise ModelRefused(f"{name}: {error.strerror}") from None
+    if stat.S_ISDIR(found.st_mode):
+        return
+    if not stat.S_ISREG(found.st_mode):
+        raise ModelRefused(f"{name} is no file; take it out of the directory")
+    if entry.suffix in _BESIDE_WEIGHTS:
+        large = entry.name in _TOKENIZERS or entry.suffix in _VOCABULARIES
+        most = TOKENIZER_BYTES_MAX if large else JSON_BYTES_MAX
+        if found.st_size > most:
+            raise ModelRefused(f"{name} has {found.st_size >> 20} MiB, at most {most >> 20} are read")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
@@ -11,18 +14,14 @@ from aegis.models.checkpoint import Checkpoint
 from aegis.models.failures import LIBRARY_ERRORS, one_line
 from aegis.models.probe import refuse_by_config
 
-_UNRESOLVED = ("missing_keys", "mismatched_keys")
-
 
 def load(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
     """The model on the CPU with eager attention, which is the standard others are compared with.
 
-    `dtype` is torch's name for one, or `auto` for the checkpoint's own. float16 stays float16: it works on every
-    device, if slowly where a CPU has no arithmetic for it. Raises ModelRefused.
+    To be called after `refuse_by_configuration`. `dtype` is torch's name for one, or `auto` for the checkpoint's own.
+    float16 stays float16: it works on every device, if slowly where a CPU has no arithmetic for it. Raises
+    ModelRefused.
     """
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    _refuse_early(checkpoint)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             checkpoint.directory,
@@ -32,20 +31,31 @@ def load(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # it is told which; otherwise only that there are some
         )
     except LIBRARY_ERRORS as error:
         raise ModelRefused(f"transformers cannot load it: {one_line(error)}") from error
-    if lacking := sorted(str(key) for kind in _UNRESOLVED for key in report[kind]):
-        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-        raise ModelRefused(f"the weights lack {lacking[0]}{more}, or have it in another shape")
+    if missing := sorted(report["missing_keys"]):
+        raise ModelRefused(f"the weights lack {missing[0]}{_and_more(missing)}")
+    if mismatched := sorted(report["mismatched_keys"]):
+        name, stored, expected = mismatched[0]
+        told = f"{name} in another shape, {list(stored)} instead of {list(expected)}"
+        raise ModelRefused(f"the weights have {told}{_and_more(mismatched)}")
     loaded: PreTrainedModel = model.eval()
     return loaded
 
 
-def _refuse_early(checkpoint: Checkpoint) -> None:
+def _and_more(found: Sequence[object]) -> str:
+    return f", and {len(found) - 1} more" if len(found) > 1 else ""
+
+
+def refuse_by_configuration(checkpoint: Checkpoint) -> None:
+    """Raises ModelRefused for what transformers, or paged attention, cannot make of it whatever the weights are."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(checkpoint.directory, trust_remote_code=False, local_files_only=True)
-    except LIBRARY_ERRORS as error:
+    except (*LIBRARY_ERRORS, StrictDataclassError) as error:
         kind = checkpoint.config.get("model_type")
         known = f"transformers knows no such model (model_type {kind!r})" if kind else "config.json has no model_type"
         if kind in CONFIG_MAPPING:

@@ -21,18 +21,23 @@ from msgspec import Struct
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import EngineName, ModelSpec
-from aegis.models.failures import one_line
+from aegis.models.failures import one_line, out_of_memory, refused
 from aegis.models.registry import Check, register
 from aegis.models.sources import Source
 
+LIBRARIES_BYTES = 16 << 30
+"""Of address space, beside what the process has already, until a checkpoint is known: what is imported maps much of it
+and uses little, with CUDA above all."""
+
 MEMORY_BYTES = 6 << 30
 MEMORY_RATIO = 8
-"""Beside what the process has already, for each byte of weights: they are mapped, loaded in a wider type, converted,
-and run beside a second engine."""
-
+"""Beside what the process has then, for each byte of weights: they are mapped, loaded in a wider type, converted, and
+run beside a second engine."""
 
 _NICENESS = 10
 """Those that serve come first."""
+
+_TRACE_CHARACTERS = 8192
 
 
 class Job(Struct, frozen=True):
@@ -76,20 +81,26 @@ def main(check: Check | None = None) -> None:
         _write(out, _run(job, check, out))
 
 
-def _limit_memory(stored_bytes: int) -> None:
-    """Of this process, to what an honest checkpoint of so many bytes takes."""
+def _limit_memory(nbytes: int) -> None:
+    """Of this process, to so many bytes of address space beside what it has; who started it may have set less."""
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY_BYTES + MEMORY_RATIO * stored_bytes, most))
+    limit = taken + nbytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+
+
+def _limit_by_weights(stored_bytes: int) -> None:
+    _limit_memory(MEMORY_BYTES + MEMORY_RATIO * stored_bytes)
 
 
 def _exhausted() -> str:
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return f"registering it takes more memory than the {limit_bytes / (1 << 30):.0f} GiB that it may"
+    return f"registering it takes more memory than the {limit_bytes / (1 << 30):.0f} GiB that it may have"
 
 
 def _run(job: Job, check: Check | None, out: BinaryIO) -> Registered | Refused:
-    model = job.source.model
+    model, root = job.source.model, job.source.root
+    _limit_memory(LIBRARIES_BYTES)
     try:
         spec = register(
             job.source,
@@ -98,24 +109,25 @@ def _run(job: Job, check: Check | None, out: BinaryIO) -> Registered | Refused:
             limit_bytes=job.limit_bytes,
             check=check,
             report=lambda text, within_s: _write(out, Progress(model, text, within_s)),
-            weigh=_limit_memory,
+            weigh=_limit_by_weights,
             renew=job.renew,
             engine=job.engine,
             ranks=job.ranks,
         )
-    except UserError as refusal:
-        return Refused(model, refusal.message)
-    except MemoryError:
-        return Refused(model, f"{job.source.root}: {_exhausted()}")
-    except OSError as error:
-        why = error.strerror or str(error)
-        return Refused(model, f"{job.source.root}: its weight image cannot be made in {job.cache_dir}: {why}")
     except Exception as error:  # noqa: BLE001 - whatever a checkpoint did to a library, the next job is served
-        if "not enough memory" in str(error):  # as torch has it
-            return Refused(model, f"{job.source.root}: {_exhausted()}")
-        traceback.print_exc()
-        return Refused(model, f"{job.source.root}: {type(error).__name__} while it was registered: {one_line(error)}")
+        if isinstance(error, UserError) and not out_of_memory(error):
+            return Refused(model, error.message)
+        return Refused(model, refused(root, _why(error, job)).message)
     return Registered(spec)
+
+
+def _why(error: Exception, job: Job) -> str:
+    if out_of_memory(error):
+        return _exhausted()
+    if isinstance(error, OSError):
+        return f"its weight image cannot be made in {job.cache_dir}: {error.strerror or error}"
+    sys.stderr.write(traceback.format_exc()[-_TRACE_CHARACTERS:])
+    return f"{type(error).__name__} while it was registered: {one_line(error)}"
 
 
 def _write(out: BinaryIO, answer: Answer) -> None:

@@ -17,9 +17,11 @@ from aegis.engine import vllm_version
 from aegis.models.cache import locked, replacing
 from aegis.models.chat_template import try_chat_template
 from aegis.models.checkpoint import Checkpoint, open_checkpoint
+from aegis.models.failures import refused
 from aegis.models.fingerprint import fingerprint
 from aegis.models.image_directory import read_manifest
 from aegis.models.sources import Source, fetch
+from aegis.models.text import TextModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,18 +56,17 @@ def register(
 ) -> ModelSpec:
     """`dtype` and `engine` hold unless the source has its own; `ranks` share each model out. A checkpoint that cannot
     be made to fit in `limit_bytes` of each rank is not even loaded. `weigh` is told the bytes of its weights before
-    they are. With `renew` an image that is there already is made again. Raises ModelRefused: one line that names the
-    checkpoint and why."""
+    anything of it but its configuration is read, and after everything is imported. With `renew` an image that is there
+    already is made again. Raises ModelRefused: one line that names the checkpoint and why."""
     try:
         report("finding the checkpoint", STAGE_S)
         checkpoint = open_checkpoint(fetch(source, lambda text: report(text, FETCH_S)))
-        weigh(_stored_bytes(checkpoint))
         _refuse_too_large(checkpoint, limit_bytes and limit_bytes * ranks)
         dtype, engine = source.dtype or dtype, source.engine or engine
         _refuse_without(engine, ranks)
-        return _register(source, checkpoint, dtype, engine, ranks, cache_dir, check, report, renew)
+        return _register(source, checkpoint, dtype, engine, ranks, cache_dir, check, report, weigh, renew)
     except ModelRefused as refusal:
-        raise ModelRefused(f"{source.root}: {refusal.message}") from refusal
+        raise refused(source.root, refusal.message) from refusal
 
 
 def _refuse_too_large(checkpoint: Checkpoint, limit_bytes: int | None) -> None:
@@ -101,6 +102,7 @@ def _register(
     cache_dir: Path,
     check: Check | None,
     report: Report,
+    weigh: Callable[[int], None],
     renew: bool,
 ) -> ModelSpec:
     name = fingerprint(checkpoint, dtype, engine, ranks)
@@ -109,7 +111,7 @@ def _register(
     with locked(directory):
         manifest = None if renew else read_manifest(directory, name)
         if manifest is None:
-            manifest = _convert(source, checkpoint, dtype, engine, ranks, directory, check, report)
+            manifest = _convert(source, checkpoint, dtype, engine, ranks, directory, check, report, weigh)
     return _spec(source, manifest, directory)
 
 
@@ -122,22 +124,30 @@ def _convert(
     directory: Path,
     check: Check | None,
     report: Report,
+    weigh: Callable[[int], None],
 ) -> Manifest:
-    from aegis.models.loading import load
+    from aegis.models.loading import load, refuse_by_configuration
     from aegis.models.tokenizer_files import write_tokenizer
 
-    within_s = STAGE_S + _stored_bytes(checkpoint) / BYTES_PER_S
-    report("reading the chat template", TEMPLATE_S)
-    try_chat_template(checkpoint.directory)
-    report("loading the weights", within_s)
-    model = load(checkpoint, dtype)
-    write = _writer(engine, ranks, model)
+    if engine == "vllm":
+        import aegis.models.vllm_image  # noqa: F401 - whose libraries are not the checkpoint's doing
+
+    stored_bytes = _stored_bytes(checkpoint)
+    within_s = STAGE_S + stored_bytes / BYTES_PER_S
+    weigh(stored_bytes)
+    report("reading the configuration", STAGE_S)
+    refuse_by_configuration(checkpoint)
     with replacing(directory) as draft:
-        report("writing the weight image", within_s)
-        manifest = write(directory.name, checkpoint.directory, draft)
         report("reading the tokenizer", STAGE_S)
         if note := write_tokenizer(checkpoint.directory, draft):
             report(f"{note}: only token ids can be sent", STAGE_S)
+        if text := TextModel.load(draft):
+            report("trying the chat template", TEMPLATE_S)
+            try_chat_template(text)
+        report("loading the weights", within_s)
+        model = load(checkpoint, dtype)
+        report("writing the weight image", within_s)
+        manifest = _writer(engine, ranks, model)(directory.name, checkpoint.directory, draft)
         if check is not None:
             report("comparing its output with transformers'", within_s)
             check(_spec(source, manifest, draft), model)

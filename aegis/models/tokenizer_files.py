@@ -9,20 +9,27 @@ from transformers import AutoTokenizer
 
 from aegis.models.failures import LIBRARY_ERRORS, one_line
 from aegis.models.image_directory import TOKENIZER
+from aegis.models.text_growth import refuse_growing
 
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt")
 _SAMPLES = ("The quick brown fox, 1234.", " naïve — 東京\n\tx += 1")
 
 
 def write_tokenizer(checkpoint: Path, into: Path) -> str | None:
-    """Returns why there is none, None if there is. Without one a model is served by token ids."""
+    """Returns why there is none, None if there is. Without one a model is served by token ids. Raises ModelRefused
+    where texts would grow without measure."""
     if not any(found for pattern in _VOCABULARIES for found in checkpoint.glob(pattern)):
         return "the checkpoint has no tokenizer"
     try:
+        if (checkpoint / TOKENIZER).is_file():
+            refuse_growing(checkpoint / TOKENIZER)
         tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
         tokenizer.save_pretrained(into)
         if (into / TOKENIZER).is_file():
+            refuse_growing(into / TOKENIZER)  # which transformers may have made of other files
             written = Tokenizer.from_file(str(into / TOKENIZER))
+            written.no_padding()
+            written.no_truncation()
             if all(written.encode(sample).ids == tokenizer(sample)["input_ids"] for sample in _SAMPLES):
                 return None
             (into / TOKENIZER).unlink()

@@ -55,21 +55,24 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
         _edit("config.json", rope_parameters={"rope_type": "yarn"}),
         "config.json is not of a llama: Missing required keys",
     ),
-    "a growing tokenizer": (_edit("tokenizer.json", normalizer=_GROWING), "ended abruptly|memory"),
+    "a growing tokenizer": (
+        _edit("tokenizer.json", normalizer=_GROWING),
+        "its normalizer may make a text over 10^9 times as long",
+    ),
     "fifo": (_fifo, "is no file"),
     "device": (_device, "is no file"),
     "sparse": (_sparse, "tokenizer_config.json has 1048576 MiB"),
     "syntax": (_template("{% for m in messages %}"), "its chat template, line 1"),
     "loops": (
         _template("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"),
-        "reading the chat template took more than",
+        "trying the chat template took more than",
     ),
-    "a power": (_template("{{ 10 ** (10 ** 9) }}"), "reading the chat template took more than"),
+    "a power": (_template("{{ 10 ** (10 ** 9) }}"), "trying the chat template took more than"),
     "a list": (_template("{{ [0] * 10 ** 11 }}"), "chat template cannot be rendered"),
 }
 
 
-LONG = {"a growing tokenizer", "a power"}
+LONG = {"a power"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,6 +46,11 @@ def truncate(directory: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def edit_config(directory: Path, **changes: Any) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
 def pickle_only(directory: Path) -> None:
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
 
@@ -67,6 +73,20 @@ SINGLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda at: (at / "model.safetensors").unlink(), "there are no weights: expected model.safetensors"),
     "no config": (lambda at: (at / "config.json").unlink(), "there is no config.json"),
     "bad config": (lambda at: (at / "config.json").write_text("{"), "config.json: not readable as JSON"),
+    "deep config": (lambda at: (at / "config.json").write_text("[" * 10**6), "config.json: not readable as JSON"),
+    "layers": (lambda at: edit_config(at, num_hidden_layers=10**7), "num_hidden_layers is 10000000, and there are 21"),
+    "layers of another name": (
+        lambda at: edit_config(at, n_layer=10**7),
+        "n_layer is 10000000, and there are 21 tensors",
+    ),
+    "inner layers": (
+        lambda at: edit_config(at, text_config={"num_decoder_layers": 22}),
+        "num_decoder_layers is 22, and there are 21 tensors",
+    ),
+    "weights elsewhere": (
+        lambda at: edit_config(at, transformers_weights="x.safetensors.index.json"),
+        "transformers_weights is 'x.safetensors.index.json'; only",
+    ),
     "list config": (lambda at: (at / "config.json").write_text("[]"), "config.json: expected a JSON object"),
 }
 
@@ -101,6 +121,11 @@ def test_a_broken_sharded_checkpoint_is_refused(fault: str, sharded: Path, tmp_p
     damage(copy(sharded, tmp_path))
     with pytest.raises(ModelRefused, match=said):
         open_checkpoint(tmp_path)
+
+
+def test_as_many_layers_as_tensors_are_not_too_many(single: Path, tmp_path: Path) -> None:
+    edit_config(copy(single, tmp_path), num_hidden_layers=21, max_window_layers=28, n_layers=None)
+    open_checkpoint(tmp_path)
 
 
 def test_pickled_weights_are_never_opened(single: Path, tmp_path: Path) -> None:
