@@ -29,7 +29,7 @@ HOSTILE = {
 
 @pytest.fixture
 def texts() -> Iterator[Texts]:
-    texts = Texts(short_s=0.5, suspect_s=1.0, long_s=1.0)
+    texts = Texts(short_s=0.5, suspect_s=2.0, long_s=2.0)
     yield texts
     texts.close()
 
@@ -100,7 +100,7 @@ def test_who_took_too_long_over_a_short_text_keeps_none_of_the_short_ones_waitin
         await asyncio.gather(*again, return_exceptions=True)
         return worst_s
 
-    assert run(work) < 0.4, "none waits until the process is killed"
+    assert run(work) < 1.5, "none waits until the process is killed"
 
 
 def test_templates_are_told_what_they_say_and_no_more(texts: Texts) -> None:
