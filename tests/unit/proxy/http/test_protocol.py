@@ -156,6 +156,12 @@ def test_what_is_no_request_does_not_get_into_a_reply_under_way(port: int) -> No
     assert json.loads(body)["object"] == "text_completion", head
 
 
+def test_a_head_behind_a_large_body_is_not_taken_for_a_large_head(port: int) -> None:
+    body = BODY + b" " * 200_000
+    received = reply(port, [post(body=body) + INNER[:20], INNER[20:].replace(b"host", b"connection: close\r\nhost")])
+    assert statuses(received) == [200, 200]
+
+
 def test_so_many_requests_wait_on_a_connection_and_no_more(port: int) -> None:
     """Those before are answered, in order."""
     received = reply(port, itertools.repeat(post(), 500))
