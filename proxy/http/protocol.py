@@ -95,8 +95,7 @@ class Protocol(HttpToolsProtocol):
             self._refuse(error.__context__ if isinstance(error.__context__, UserError) else _no_request())
             return
         if self._in_head:
-            if self._requests == requests:  # else what is before the head may be most of it
-                self._unread_bytes += len(data)
+            self._unread_bytes += max(len(data) - self._body_bytes, 0)  # a body may come before it
             if self._unread_bytes > HEAD_BYTES_MAX:
                 self._refuse(_head_too_large())
             return
