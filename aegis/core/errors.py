@@ -36,8 +36,8 @@ class UserError(Exception):
 class ModelRefused(UserError):
     """A checkpoint that cannot be served; the message says why and names the checkpoint."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, code="model_refused", param="model")
+    def __init__(self, message: str, *, status: int = 400) -> None:
+        super().__init__(message, status=status, code="model_refused", param="model")
 
 
 class LawBroken(AssertionError):

@@ -25,10 +25,10 @@ from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo
 from aegis.models.sources import Source, check_name, read_sources
 from aegis.models.text import TextModel
 from aegis.runtime.image_caches import ImageCaches
-from aegis.runtime.registering import Register, Report
+from aegis.runtime.registering import Register, Report, Unwanted, was_unloaded
 from aegis.runtime.seam import Registering
 from aegis.runtime.sizes import slab_shortage
-from aegis.runtime.watched import cancelled, watched
+from aegis.runtime.watched import watched
 from aegis.telemetry.logs import log
 from aegis.telemetry.registration import Coming
 from memory.budget import Budget
@@ -131,7 +131,7 @@ class Catalogue:
         self._leaving: dict[ModelId, _Leaving] = {}
         self._unloading = Unloading()
         self._coming: dict[ModelId, Coming] = {}
-        self._adding: dict[ModelId, asyncio.Task[LiveModel]] = {}  # what users are waiting for
+        self._unwanted: dict[ModelId, Unwanted] = {}  # of those that are coming, to be told
         self._admitting = asyncio.Lock()
         self._damaged: dict[ModelId, LiveModel] = {}  # whose images are to be made again
         self._renewer: asyncio.Task[None] | None = None
@@ -193,38 +193,25 @@ class Catalogue:
             raise UserError(f"there is already a model named '{model}'", status=409, param="name")
         (found,) = sources
         own = Source(model, found.path, found.hub, found.slo, found.dtype, engine=found.engine)
-        if model in self._adding:
+        if model in self._coming:
             raise UserError(f"'{model}' is being registered already", status=409, param="name")
-        adding = self._adding[model] = asyncio.create_task(self._add(own))
-        try:
-            await asyncio.wait((adding,))
-        finally:
-            del self._adding[model]
-            await cancelled(adding)  # who asked may have left
-        if adding.cancelled():
-            raise UserError(f"'{model}' was unloaded while it was registered", status=409, param="name")
-        return adding.result()
+        [(_, outcome)] = [became async for became in self.register([own])]
+        if isinstance(outcome, ModelRefused):
+            raise outcome
+        return outcome
 
-    async def _add(self, source: Source) -> LiveModel:
-        """Raises UserError."""
-        async for _, outcome in self.register([source]):
-            if isinstance(outcome, ModelRefused):
-                raise outcome
-            return outcome
-        raise AssertionError("a source was registered and nothing came of it")
-
-    def remove(self, name: str) -> None:
+    async def remove(self, name: str) -> None:
         """Its requests end at once, or its registration. Raises UserError."""
         model = ModelId(name)
-        if model in self._adding and model not in self._models:
-            self._adding[model].cancel()
-            return
-        if model not in self._models and model in self._coming:
-            message = f"'{name}' is being registered from the server's file; take it out of there"
-            raise UserError(message, status=409, param="model")
-        if model not in self._models:
+        unwanted = self._unwanted.get(model)
+        if model in self._models:
+            self._forget(model)
+        elif unwanted:
+            unwanted.add(model)
+        else:
             raise UserError(f"there is no model named '{name}'", status=404, param="model")
-        self._forget(model)
+        while unwanted and self._unwanted.get(model) is unwanted:
+            await asyncio.sleep(_POLL_S)
 
     def unload(self, name: str) -> LiveModel:
         """Its weights leave each instance as soon as no request of it is there, and the model caches after that. It is
@@ -264,6 +251,8 @@ class Catalogue:
     ) -> AsyncIterator[tuple[Source, LiveModel | ModelRefused]]:
         """Registers and binds; yields what became of each. Requests to other models go on meanwhile."""
         coming = {source.model: Coming(source.root) for source in sources if source.model not in self._coming}
+        unwanted = Unwanted()
+        self._unwanted |= dict.fromkeys(coming, unwanted)
         self._come(coming)
 
         def told(model: ModelId, text: str) -> None:
@@ -273,10 +262,11 @@ class Catalogue:
             report(model, text)
 
         try:
-            async for source, outcome in self._register(sources, told):
-                yield source, outcome if isinstance(outcome, ModelRefused) else await self._admit(source, outcome)
+            async for source, spec in self._register(sources, told, unwanted):
+                outcome = spec if isinstance(spec, ModelRefused) else await self._admit(source, spec, unwanted)
                 if coming.pop(source.model, None):
                     self._come({}, gone=[source.model])
+                yield source, outcome
         finally:
             self._come({}, gone=coming)
 
@@ -350,7 +340,7 @@ class Catalogue:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _register(
-        self, sources: Sequence[Source], report: Report, *, renew: bool = False
+        self, sources: Sequence[Source], report: Report, unwanted: Unwanted | None = None, *, renew: bool = False
     ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]:
         limit_bytes = self.budget.pages * self.budget.page_bytes
         return self._registering(
@@ -361,11 +351,14 @@ class Catalogue:
             cache_dir=self._cache_dir,
             limit_bytes=limit_bytes,
             report=report,
+            unwanted=unwanted,
             renew=renew,
         )
 
     def _come(self, news: Mapping[ModelId, Coming], *, gone: Collection[ModelId] = ()) -> None:
         """Proxies are told at once: who asked for a model is told that it is coming by any of them."""
+        for model in gone:
+            del self._unwanted[model]
         if news or gone:
             kept = {model: coming for model, coming in self._coming.items() if model not in gone}
             self._coming = kept | dict(news)
@@ -416,7 +409,7 @@ class Catalogue:
             if away and model.state == "ready":
                 self._wire.tell(ModelUp(model.spec, model.kv_limit_tokens))
 
-    async def _admit(self, source: Source, spec: ModelSpec) -> LiveModel | ModelRefused:
+    async def _admit(self, source: Source, spec: ModelSpec, unwanted: Unwanted) -> LiveModel | ModelRefused:
         async with self._admitting:
             while spec.model in self._leaving:  # an instance may be in a step of a model that bore this name
                 await self._leaving[spec.model].gone.wait()
@@ -428,6 +421,8 @@ class Catalogue:
                 await self._images.supply(spec)
             except ModelRefused as refused:
                 return refused
+            if spec.model in unwanted:
+                return was_unloaded(spec.model)
             if not self._images.add(spec, pinned=source.pin):
                 return ModelRefused(f"{source.root}: it is to be pinned, and {_PINS}")
             limit = self.budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
@@ -444,10 +439,16 @@ class Catalogue:
         self._wire.broadcast(AddModel(spec))
         if not self._wire.up:
             self._settle(model)
-        await model.settled.wait()
-        if model.state == "failed":
+        try:
+            await model.settled.wait()
+        except asyncio.CancelledError:  # who asked for it has left
             if self._models.get(spec.model) is model:
                 self._forget(spec.model)
+            raise
+        if self._models.get(spec.model) is not model:
+            return was_unloaded(spec.model)
+        if model.state == "failed":
+            self._forget(spec.model)
             return ModelRefused(f"{source.root}: {model.detail}")
         return model
 

@@ -90,7 +90,7 @@ class ConfigWatch:
         replaced = [model for model, source in after.items() if model in before and _is_another(before[model], source)]
         for model in [*(model for model in before if model not in after), *replaced]:
             if model in self._catalogue.models():
-                self._catalogue.remove(model)
+                await self._catalogue.remove(model)
                 log(_logger, logging.INFO, "model removed", {"model": model})
         for model, source in after.items():
             if model in before and model not in replaced and source != before[model]:

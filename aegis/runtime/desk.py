@@ -51,7 +51,7 @@ class NodeDesk:
         return await self._node.catalogue.add(source, name)
 
     async def remove_model(self, name: str) -> None:
-        self._node.catalogue.remove(name)
+        await self._node.catalogue.remove(name)
 
     async def unload_model(self, name: str) -> LiveModel:
         return self._node.catalogue.unload(name)

@@ -80,7 +80,7 @@ class FarProxy:
     def tallies(self) -> Iterable[Tally]:
         return self._tallies.values()
 
-    def heard(self, message: Scraped | Asked | Told) -> None:
+    def heard(self, message: Scraped | Asked | AskedNoMore | Told) -> None:
         match message:
             case Told():
                 self._tallies.update((tally.model, tally) for tally in message.tallies)

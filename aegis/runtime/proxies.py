@@ -26,7 +26,19 @@ from aegis.runtime.opening import LiveMarket
 from aegis.runtime.processes import follow_launcher
 from aegis.runtime.proxy_settings import ProxySettings
 from aegis.runtime.restarts import Restarts
-from aegis.runtime.seam import TELL_S, Alive, Asked, FromProxy, Joined, LookUp, PrefixFound, Scraped, Serves, Told
+from aegis.runtime.seam import (
+    TELL_S,
+    Alive,
+    Asked,
+    AskedNoMore,
+    FromProxy,
+    Joined,
+    LookUp,
+    PrefixFound,
+    Scraped,
+    Serves,
+    Told,
+)
 from aegis.runtime.serving import running
 from aegis.runtime.silence import LOOK_NS, Silence
 from aegis.runtime.store.store import Store
@@ -137,7 +149,7 @@ class Proxies:
             case LookUp(ticket, instance, job):
                 if place.end:
                     place.end.tell(PrefixFound(ticket, node.prefix_of(instance, job)))
-            case Asked() | Scraped():
+            case Asked() | AskedNoMore() | Scraped():
                 if place.end:
                     place.end.heard(message)
             case _:

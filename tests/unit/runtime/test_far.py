@@ -22,6 +22,7 @@ from aegis.runtime.link import Hub, Spoke
 from aegis.runtime.seam import (
     Answer,
     Asked,
+    AskedNoMore,
     Card,
     CardGone,
     FromProxy,
@@ -58,6 +59,7 @@ class Desk:
     """A node's, as far as these tests ask it."""
 
     served: dict[str, Model] = field(default_factory=dict)
+    ended: bool = False
 
     def models(self) -> Mapping[str, Model]:
         return self.served
@@ -71,6 +73,11 @@ class Desk:
         return nbytes + round(timeout_s)
 
     async def add_model(self, source: str, name: str | None) -> Model:
+        if source == "endless":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.ended = True
         made = Model(make_spec(9, image_pages=1, block_bytes=128))
         self.served[made.spec.model] = made
         return made
@@ -93,7 +100,7 @@ class Pair:
             identity, messages = await self._hub.receive()
             assert identity == WHO
             for message in messages:
-                if isinstance(message, Asked | Scraped):
+                if isinstance(message, Asked | AskedNoMore | Scraped):
                     self.proxy.heard(message)
                 elif isinstance(message, LookUp):
                     kept = KeptPrefix(((0, 1),), 16, len(message.job.prompt)) if message.job.sent else None
@@ -165,6 +172,18 @@ def test_a_bug_costs_the_question_and_nothing_else(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="failed on this request"):
             await pair.node.desk.trim_memory("broken", timeout_s=1.0)
         assert await pair.node.desk.limit_memory("a", 1, timeout_s=1.0) == 2
+
+    paired(tmp_path, work)
+
+
+def test_a_question_ends_with_who_asked_it(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        asking = asyncio.create_task(pair.node.desk.add_model("endless", None))
+        await pair.settle()
+        assert not pair.desk.ended
+        asking.cancel()
+        await pair.settle()
+        assert asking.cancelled() and pair.desk.ended
 
     paired(tmp_path, work)
 
