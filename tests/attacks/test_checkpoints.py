@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.attacks.harness import under_attack
+from tests.attacks.harness import attacked, under_attack
 from tests.live.server import Server, eventually, processes_of
 
 TIME_S = 60.0
@@ -72,7 +73,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-LONG = {"a power"}
+LONG = {"a power", "a list"}
 
 
 @pytest.mark.parametrize(
@@ -114,22 +115,47 @@ def _registrars(server: Server) -> list[int]:
     return [pid for pid, command in processes_of(server.process.pid).items() if "runtime.registrar" in command]
 
 
-def test_unloading_ends_a_registration(server: Server, endless: str) -> None:
-    replies: list[httpx.Response] = []
-    load = {"source": endless, "name": "endless"}
-    loading = threading.Thread(target=lambda: replies.append(server.post("/models/load", load)))
-    loading.start()
-    eventually(lambda: _coming(server) == ["endless"] and _registrars(server), "it is being registered")
-    assert server.post("/models/load", load).status_code == 409
-    assert server.post("/models/unload", {"model": "endless"}).status_code == 200
-    loading.join(TIME_S)
-    (reply,) = replies
-    assert (reply.status_code, "was unloaded" in reply.text) == (409, True)
-    eventually(lambda: not _coming(server) and not _registrars(server), "nothing of it is left")
-    assert server.post("/models/unload", {"model": "endless"}).status_code == 404
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path) -> Iterator[Server]:
+    options = ["--models", str(checkpoints_dir / "llama"), "--proxies", "2"]
+    with attacked(tmp_path_factory.mktemp("of-two"), cache, *options) as running:
+        yield running
 
 
-def test_a_registration_ends_with_who_asked_for_it(server: Server, endless: str) -> None:
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(server.url + "/models/load", json={"source": endless}, timeout=2, trust_env=False)
+def _through(server: Server, proxy: str) -> httpx.Client:
+    """Whose connection is one to this proxy."""
+    while True:
+        client = httpx.Client(base_url=server.url, timeout=TIME_S, trust_env=False)
+        if client.get("/health").headers["x-aegis-proxy"] == proxy:
+            return client
+        client.close()
+
+
+def _is_over(server: Server) -> None:
     eventually(lambda: not _coming(server) and not _registrars(server), "nothing of it is left", 10)
+
+
+@pytest.mark.parametrize("proxy", ["proxy-0", "proxy-1"])
+def test_unloading_ends_a_registration_and_the_requests_that_wait_for_it(
+    of_two: Server, endless: str, proxy: str
+) -> None:
+    load, held = {"source": endless, "name": "endless"}, {"model": "endless", "prompt": [5], "max_tokens": 1}
+    with closing(_through(of_two, proxy)) as client, ThreadPoolExecutor() as threads:
+        loading = threads.submit(client.post, "/models/load", json=load)
+        eventually(lambda: _coming(of_two) == ["endless"] and _registrars(of_two), "it is being registered")
+        waiting = threads.submit(of_two.post, "/v1/completions", held)
+        assert of_two.post("/models/load", load).status_code == 409
+        assert not waiting.done()
+        assert of_two.post("/models/unload", {"model": "endless"}).status_code == 200
+        reply = loading.result(TIME_S)
+        assert (reply.status_code, "was unloaded while it was registered" in reply.text) == (409, True)
+        assert waiting.result(TIME_S).status_code == 404
+    _is_over(of_two)
+    assert of_two.post("/models/unload", {"model": "endless"}).status_code == 404
+
+
+@pytest.mark.parametrize("proxy", ["proxy-0", "proxy-1"])
+def test_a_registration_ends_with_who_asked_for_it(of_two: Server, endless: str, proxy: str) -> None:
+    with closing(_through(of_two, proxy)) as client, pytest.raises(httpx.ReadTimeout):
+        client.post("/models/load", json={"source": endless}, timeout=1)
+    _is_over(of_two)
