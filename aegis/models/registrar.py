@@ -25,7 +25,7 @@ from aegis.models.failures import one_line, out_of_memory, refused
 from aegis.models.registry import Check, register
 from aegis.models.sources import Source
 
-LIBRARIES_BYTES = 16 << 30
+LIBRARIES_BYTES = 64 << 30
 """Of address space, beside what the process has already, until a checkpoint is known: what is imported maps much of it
 and uses little, with CUDA above all."""
 

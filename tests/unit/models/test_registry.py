@@ -1,6 +1,9 @@
 """From a directory to a spec: converted once, found again, rebuilt when damaged, refused in one line."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -107,6 +110,51 @@ def test_a_checkpoint_without_tokenizer_is_served_by_token_ids(tmp_path: Path) -
     )
     assert not (Path(spec.directory) / "tokenizer.json").exists()
     assert "the checkpoint has no tokenizer: only token ids can be sent" in said
+
+
+def _growing(path: Path) -> None:
+    file = path / "tokenizer.json"
+    growing = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 5000}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": growing}))
+
+
+BEFORE_WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "template": (lambda at: (at / "chat_template.jinja").write_text("{% endfor %}"), "its chat template, line 1: "),
+    "tokenizer": (_growing, "its normalizer may make a text 5000 times as long, at most 2048 is accepted"),
+    "configuration": (lambda at: _edit(at, hidden_size="x"), "config.json is not of a llama: .*expected int, got str"),
+    "rope": (
+        lambda at: _edit(at, rope_parameters={"rope_type": "yarn"}),
+        "config.json is not of a llama: Missing required keys in `rope_parameters`.*'factor'",
+    ),
+}
+
+
+def _edit(path: Path, **changes: Any) -> None:
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize("name", BEFORE_WEIGHTS)
+def test_what_cannot_be_served_is_refused_before_weights_are_loaded(name: str, source: Source, tmp_path: Path) -> None:
+    spoil, why = BEFORE_WEIGHTS[name]
+    spoil(Path(source.root))
+    said, weighed = list[str](), list[int]()
+    with pytest.raises(ModelRefused, match=why) as caught:
+        register(
+            source,
+            dtype="auto",
+            cache_dir=tmp_path / "cache",
+            report=lambda text, _: said.append(text),
+            weigh=weighed.append,
+        )
+    assert "loading the weights" not in said and caught.value.message.isprintable()
+    assert weighed == [(Path(source.root) / "model.safetensors").stat().st_size]
+
+
+def test_a_rope_that_is_not_known_is_named(source: Source, tmp_path: Path) -> None:
+    _edit(Path(source.root), rope_parameters={"rope_type": "nope", "rope_theta": 1})
+    with pytest.raises(ModelRefused, match=r"transformers cannot load it: 'nope' is not given, or not known$"):
+        register(source, dtype="auto", cache_dir=tmp_path / "cache")
 
 
 def test_a_model_that_fails_its_check_leaves_no_image(source: Source, tmp_path: Path) -> None:
