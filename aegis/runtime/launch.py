@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import json
 import logging
 import os
@@ -30,6 +29,7 @@ from aegis.runtime.catalogue import LiveModel
 from aegis.runtime.config_watch import ConfigWatch
 from aegis.runtime.configured import sources_of
 from aegis.runtime.keyring import http_settings, read_keyring
+from aegis.runtime.last_resort import killed_after_signal, on_signals
 from aegis.runtime.listening import listen
 from aegis.runtime.opening import LiveMarket, log_settings, open_market
 from aegis.runtime.processes import end_with_launcher
@@ -46,7 +46,7 @@ from proxy.http.callers import Keyring
 from proxy.http.settings import Settings
 
 _START_S = 120.0
-_LAST_S = 30.0  # for what takes longest in an orderly end: a Ray cluster
+_LAST_S, _LAST_WITH_RAY_S = 15.0, 30.0  # for all of an orderly end but the drain and the replies
 _logger = logging.getLogger(__name__)
 
 
@@ -100,18 +100,20 @@ async def _serve(
     sources: list[Source],
 ) -> int:
     stop = asyncio.Event()
-    _end_by_signals(stop)
+    drain_s = config.server.shutdown_timeout_s
+    last_s = _LAST_WITH_RAY_S if config.ray.address else _LAST_S
     console = Console(stderr=True, soft_wrap=True)
     async with AsyncExitStack() as stack:
+        shell = stack.enter_context(killed_after_signal(drain_s + CLOSE_S + last_s))
+        on_signals(stop.set, shell)
         services = await stack.enter_async_context(open_services(config))
         if config.serves_demo and not await _first(asyncio.create_task(_make_demo()), stop):
             return 130
         stages = stack.enter_context(traced(config.telemetry.otlp, "proxy-0"))
         market = await stack.enter_async_context(open_market(config, services, stages=stages))
-        _end_by_signals(stop)  # again, for Ray handles them in its own way from its start on
+        on_signals(stop.set, shell)  # again, for Ray handles them in its own way from its start on
         market.node.keys = keys
         template = _proxy_template(config, http, market, services, listener)
-        drain_s = config.server.shutdown_timeout_s
         proxies = await stack.enter_async_context(
             open_proxies(config.server.proxies - 1, template, market, services.store, drain_s=drain_s + CLOSE_S)
         )
@@ -127,7 +129,6 @@ async def _serve(
         _announce(console, market, listener)
         await _first(serving, stop)
         stop.clear()
-        _end_whatever_hangs(drain_s + CLOSE_S + _LAST_S)
         market.node.drain(drain_s)
         await drained(market.proxy, stop, within_s=drain_s)  # who comes meanwhile is answered 503
         server.should_exit = True
@@ -168,17 +169,6 @@ def _proxy_template(
         otlp=config.telemetry.otlp,
         store=services.store.settings if services.store else None,
     )
-
-
-def _end_whatever_hangs(within_s: float) -> None:
-    """By a thread that needs no Python to run: another one may keep the interpreter to itself."""
-    nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    faulthandler.dump_traceback_later(within_s, exit=True, file=nowhere)
-
-
-def _end_by_signals(stop: asyncio.Event) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
 
 async def _first(task: asyncio.Task[None], stop: asyncio.Event) -> bool:

@@ -109,8 +109,9 @@ def _running(directory: Path, checkpoint: Path, act: Callable[[Server, Sequence[
     options = ["--models", str(checkpoint), "--dtype", "float32", "--device-memory", "64MiB"]
     with launched(directory / "server", directory.parent / "cache", *options) as server:
         server.wait_for_ready()
-        # The launcher, what tokenizes for it, the embedded broker and Redis, and who would remove their directories.
-        eventually(lambda: len(processes_of(server.process.pid)) == 6 + INSTANCES, "all processes are there")
+        # The launcher, what tokenizes for it, the embedded broker and Redis, and who would
+        # remove their directories or kill the launcher.
+        eventually(lambda: len(processes_of(server.process.pid)) == 7 + INSTANCES, "all processes are there")
         assert set(server.metrics().instances()) == {"mixed-0", "mixed-1"}
         asyncio.run(main(server))
         leaves_nothing(server)
@@ -132,7 +133,7 @@ def test_a_signal_ends_the_server_and_tells_every_client(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_the_start_ends_it_at_once(tmp_path: Path, checkpoint: Path, number: signal.Signals) -> None:
     with launched(tmp_path / "server", tmp_path / "cache", "--models", str(checkpoint)) as server:
-        eventually(lambda: len(processes_of(server.process.pid)) >= 5 + INSTANCES, "its processes are starting")
+        eventually(lambda: len(processes_of(server.process.pid)) >= 6 + INSTANCES, "its processes are starting")
         assert server.stop(number) == 130
         leaves_nothing(server)
         assert "Traceback" not in server.output()

@@ -1,0 +1,57 @@
+"""Ends this process some time after SIGINT or SIGTERM, whatever it does then.
+
+A thread may keep the interpreter to itself, or the main one may hang: then no Python runs any more that could end
+anything. What is left is the handler of `faulthandler`, which is C and waits for nobody. It writes to a pipe that a
+shell reads, and the shell kills.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import math
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+# The input ends with this process; where it does in time, nobody is killed. 124 is what `timeout` ends with when time
+# is up, that of busybox with 143.
+_KILL = 'read -r _ || exit; timeout "$0" cat >/dev/null; case $? in 124 | 143) kill -KILL "$PPID" ;; esac'
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def on_signals(do: Callable[[], None], shell: int | None) -> None:
+    """The running loop calls `do` at each of them, and the shell is told first. To be called again after whatever else
+    may have handled them."""
+    for number in _SIGNALS:
+        faulthandler.unregister(number)
+        asyncio.get_running_loop().add_signal_handler(number, do)
+        if shell is not None:
+            faulthandler.register(number, shell, all_threads=False, chain=True)
+
+
+@contextmanager
+def killed_after_signal(within_s: float) -> Iterator[int | None]:
+    """What `on_signals` tells the shell by. None where no shell can be started: then nobody kills."""
+    try:
+        shell = subprocess.Popen(
+            ["/bin/sh", "-c", _KILL, str(math.ceil(within_s))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": os.defpath},
+            process_group=0,  # Ctrl-C in a terminal is not for it
+        )
+    except OSError:
+        yield None
+        return
+    with shell:
+        assert shell.stdin is not None
+        os.set_blocking(shell.stdin.fileno(), False)  # signals by the hundred are not waited for
+        try:
+            yield shell.stdin.fileno()
+        finally:
+            for number in _SIGNALS:
+                faulthandler.unregister(number)
