@@ -74,6 +74,7 @@ SINGLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda at: (at / "config.json").unlink(), "there is no config.json"),
     "bad config": (lambda at: (at / "config.json").write_text("{"), "config.json: not readable as JSON"),
     "deep config": (lambda at: (at / "config.json").write_text("[" * 10**6), "config.json: not readable as JSON"),
+    "device": (lambda at: (at / "tokenizer.json").symlink_to("/dev/zero"), "^tokenizer.json is no file"),
     "layers": (lambda at: edit_config(at, num_hidden_layers=10**7), "num_hidden_layers is 10000000, and there are 21"),
     "layers of another name": (
         lambda at: edit_config(at, n_layer=10**7),

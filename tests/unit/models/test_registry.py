@@ -120,6 +120,10 @@ def _growing(path: Path) -> None:
 
 BEFORE_WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "template": (lambda at: (at / "chat_template.jinja").write_text("{% endfor %}"), "its chat template, line 1: "),
+    "long words": (
+        lambda at: (at / "chat_template.jinja").write_text("{{ 1 | " + "a" * 5000 + " }}"),
+        "its chat template, line 1: No filter named 'aaa",
+    ),
     "tokenizer": (_growing, "its normalizer may make a text 5000 times as long, at most 2048 is accepted"),
     "configuration": (lambda at: _edit(at, hidden_size="x"), "config.json is not of a llama: .*expected int, got str"),
     "rope": (
@@ -147,7 +151,9 @@ def test_what_cannot_be_served_is_refused_before_weights_are_loaded(name: str, s
             report=lambda text, _: said.append(text),
             weigh=weighed.append,
         )
-    assert "loading the weights" not in said and caught.value.message.isprintable()
+    message = caught.value.message
+    assert message.isprintable() and len(message) <= len(f"{source.root}: ") + 300
+    assert "loading the weights" not in said
     assert weighed == [(Path(source.root) / "model.safetensors").stat().st_size]
 
 
