@@ -9,15 +9,19 @@ import yaml
 
 from aegis.core.errors import UserError
 
+BYTES_MAX = 4 << 20
 _NODES_MAX = 100_000
 
 
 def read_mapping(file: Path) -> dict[str, Any]:
     """The mapping a file holds. A key without a value counts as not given.
 
-    Raises UserError, one line with the file's name, where it cannot be read, is no YAML, or gives a key twice.
+    Raises UserError, one line with the file's name, where it cannot be read, is too large or no YAML, or gives a key
+    twice.
     """
     try:
+        if file.stat().st_size > BYTES_MAX:
+            raise UserError(f"{file}: it has {file.stat().st_size >> 20} MiB, at most {BYTES_MAX >> 20} are read")
         content = _content(file.read_bytes())
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from None

@@ -19,7 +19,7 @@ from tests.attacks.harness import attacked, under_attack
 from tests.live.server import Server, eventually, processes_of
 
 TIME_S = 60.0
-MEMORY_KIB = 9 << 20
+MEMORY_KIB = 8 << 20
 _REPLACE = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 1000}
 _GROWING = {"type": "Sequence", "normalizers": [_REPLACE] * 4}
 
@@ -73,7 +73,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-LONG = {"a power", "a list"}
+LONG = {"a power", "a list", "rope"}
 
 
 @pytest.mark.parametrize(

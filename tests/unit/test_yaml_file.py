@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,10 @@ def test_aliases_stand_for_what_they_name(tmp_path: Path) -> None:
     assert read_mapping(file) == {"a": {"b": 1}, "d": {"b": 1, "e": 2}}
     assert lines_of(file)["d", "e"] == 2
     assert read_mapping(written(tmp_path, "")) == {}
+
+
+def test_a_file_without_end_is_not_read(tmp_path: Path) -> None:
+    file = written(tmp_path, "")
+    os.truncate(file, 1 << 40)
+    with pytest.raises(UserError, match=r"file.yaml: it has 1048576 MiB, at most 4 are read$"):
+        read_mapping(file)
