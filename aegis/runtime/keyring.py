@@ -98,9 +98,12 @@ def _read(where: str, file: Path) -> str:
 
 
 def refuse_twins(keys: Sequence[Key]) -> None:
-    """Raises UserError where two are the same."""
+    """Raises UserError where two are the same, or are of the same name: what is a caller's own would be both's."""
     names: dict[bytes, str] = {}
     for key in keys:
+        if key.caller.name in names.values():
+            name = key.caller.name
+            raise UserError(f"the name '{name}' is that of the server's own key; give api_keys.{name} another one")
         if key.digest in names:
             raise UserError(f"'{names[key.digest]}' and '{key.caller.name}' have the same key; give each its own")
         names[key.digest] = key.caller.name

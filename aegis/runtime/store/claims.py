@@ -55,7 +55,7 @@ class Claims:
         wanted: Callable[[str], bool],
     ) -> None:
         """`up` is set while the server can be used; `failed` is told why a command did, and clears it. `wanted` says
-        whether a request is being claimed or answered here."""
+        whether the call of a key is being claimed or answered here."""
         self._keys = keys
         self._common = (owner, ttl_ms, keys.proxies)
         self._up = up
@@ -124,17 +124,17 @@ class Claims:
                 if not claim.answer.done():
                     claim.answer.set_exception(error)
 
-    async def _give_back(self, requests: list[str]) -> None:
+    async def _give_back(self, calls: list[str]) -> None:
         """What fails stays to be given back."""
-        keys = [self._keys.request(request) for request in requests if not self._wanted(request)]
+        keys = [self._keys.request(call) for call in calls if not self._wanted(call)]
         try:
             if keys:
                 await self._give_back_script(keys=keys, args=[self._common[0]])
         except FAILURES as error:
             self._failed(error)
             return
-        for request in requests:
-            del self._left[request]
+        for call in calls:
+            del self._left[call]
 
     def _answered(self, claim: _Claim, word: str, seed: bytes, batches: list[bytes]) -> None:
         if word == "failed":

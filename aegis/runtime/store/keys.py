@@ -33,8 +33,9 @@ class Keys(Struct, frozen=True):
     def proxy(self, owner: str) -> str:
         return self.proxies + owner
 
-    def request(self, request: str) -> str:
-        return f"{self.prefix}:request:{request}"
+    def request(self, call: str) -> str:
+        """`call` is `Asked.key`."""
+        return f"{self.prefix}:request:{call}"
 
-    def tokens(self, request: str) -> str:
-        return f"{self.prefix}:tokens:{request}"
+    def tokens(self, call: str) -> str:
+        return f"{self.prefix}:tokens:{call}"

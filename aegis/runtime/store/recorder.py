@@ -62,8 +62,8 @@ class Recorder:
         self._wait_s = wait_s
         self._append = redis.register_script(APPEND)
         self._restore = redis.register_script(RESTORE)
-        self._claiming: set[str] = set()
-        self._recordings: dict[str, Recording] = {}  # running, or ended and not all written
+        self._claiming: set[str] = set()  # keys of calls
+        self._recordings: dict[str, Recording] = {}  # by the same: running, or ended and not all written
         failed, wanted = partial(self._failed, "claim"), self._is_here
         self._claims = Claims(redis, keys, owner, self._ttl_ms, up=membership.up, failed=failed, wanted=wanted)
         self._dirty: dict[Recording, None] = {}
@@ -93,8 +93,8 @@ class Recorder:
         finally:
             self._claiming.discard(asked.key)
 
-    def _is_here(self, request: str) -> bool:
-        return request in self._claiming or request in self._recordings
+    def _is_here(self, key: str) -> bool:
+        return key in self._claiming or key in self._recordings
 
     def _begun(self, asked: Asked) -> Recording:
         """One that nobody should have claimed; it is while its answer begins."""

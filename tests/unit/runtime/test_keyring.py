@@ -46,6 +46,8 @@ def test_they_come_from_the_environment_and_from_options_too(tmp_path: Path) -> 
         ({"server": {"api_key_file": "/nowhere/at/all"}}, "api_key: /nowhere/at/all cannot be read"),
         ({"server": {"api_key": "s3cret", "admin_key": "s3cret"}}, "'default' and 'admin' have the same key"),
         ({"api_keys": {"a": {"key": "s3cret"}, "b": {"key": "s3cret"}}}, "'a' and 'b' have the same key"),
+        ({"api_keys": {"admin": {"key": "s3cret"}}, "server": {"admin_key": "other"}}, "'admin' is that of the server"),
+        ({"api_keys": {"default": {"key": "s3cret"}}, "server": {"api_key": "other"}}, "'default' is that of the"),
     ],
 )
 def test_what_is_no_key_is_refused_and_not_quoted(changes: dict[str, Any], told: str) -> None:
