@@ -18,7 +18,7 @@ from proxy.http.server import make_server
 from proxy.http.settings import Settings
 from proxy.http.texts import Texts
 
-CLOSE_S = 1  # that replies are given when the server is ended, besides what their requests are
+CLOSE_S = 0.5  # that replies are given when the server is ended, besides what their requests are
 
 
 def http_server(proxy: Proxy, listener: socket.socket, store: Store | None, settings: Settings) -> uvicorn.Server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -20,6 +21,11 @@ from proxy.http.protocol import broken_off
 from proxy.http.settings import large_bodies_of
 
 PARAMETERS_MAX = 256
+PARTS_MAX = 1 << 16
+"""Strings, lists and objects, names counted as strings. The interpreter is let go nowhere while they are decoded, so
+many of them would keep the event loop from running, from a thread too."""
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 class _Key(str):
@@ -50,6 +56,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
         seen[name] = None
         return _Key(name)
 
+    if not _parts_fit(body):
+        raise UserError(f"the body has more than {PARTS_MAX} strings, lists and objects", code="too_many_parts")
     try:
         parsed = msgspec.json.decode(body, type=dict[_Key, Any], dec_hook=once)
         if body.count(b"{") > 1:
@@ -64,6 +72,19 @@ def parse_object(body: bytes) -> dict[str, Any]:
         reason = "nested too deeply" if isinstance(error, RecursionError) else shown(str(error))
         raise UserError(f"the body is not valid JSON: {reason}", code="invalid_json") from None
     return {str(name): value for name, value in parsed.items()}
+
+
+def _parts_fit(body: bytes) -> bool:
+    if body.count(b'"') // 2 + body.count(b"[") + body.count(b"{") <= PARTS_MAX:
+        return True
+    parts = at = 0
+    for string in _STRING.finditer(body):  # what looks like a list within one is none
+        start, end = string.span()
+        parts += 1 + body.count(b"[", at, start) + body.count(b"{", at, start)
+        at = end
+        if parts > PARTS_MAX:
+            return False
+    return parts + body.count(b"[", at) + body.count(b"{", at) <= PARTS_MAX
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -97,8 +97,8 @@ def test_what_cannot_be_had_is_said_in_a_way_that_helps(server: Server, changes:
 
 
 NESTED = 100_000
-GROWTH_KIB = 192 << 10
-"""What 8 MiB of bodies of small parts become while they are read: no more of them are in hand at once."""
+GROWTH_KIB = 96 << 10
+"""What 8 MiB of bodies of numbers become while they are read: no more of them are in hand at once."""
 
 HEAVY: dict[str, bytes] = {
     "nested lists": b'{"model": ' + b"[" * NESTED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -9,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from threading import Thread
 
 import httpx
 import pytest
@@ -58,16 +58,12 @@ def test_nobody_who_hangs_keeps_it_from_ending(
 ) -> None:
     options = ["--models", str(checkpoints_dir / "llama"), "--proxies", str(proxies)]
     with attacked(tmp_path / "server", cache, *options) as server, hanging_connections(server):
-        took_s: list[float] = []
 
         async def end(streams: list[Stream]) -> None:
             await until(lambda: all(stream.tokens for stream in streams), "all stream")
-            thread = Thread(target=lambda: took_s.append(ends_soon(server)))
-            thread.start()
-            await until(lambda: not thread.is_alive(), "it has ended")
+            await asyncio.to_thread(ends_soon, server)
 
         streams = run_all(server.url, [ENDLESS] * proxies, end)  # type: ignore[arg-type]
-        assert took_s
         for stream in streams:
             assert stream.error and stream.error["message"].startswith("the server is shutting down")
     assert "Traceback" not in server.output()

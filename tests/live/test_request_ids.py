@@ -44,6 +44,13 @@ def body_of(caller: str) -> dict[str, Any]:
     return {"model": "llama", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
 
 
+async def settled(server: Server, caller: str) -> None:
+    """Returns when the end of `caller`'s request is stored, which its client may hear of a moment before."""
+    async with client_of(server, caller) as client:
+        while (await client.post("/v1/completions", json=body_of(caller))).status_code == httpx.codes.CONFLICT:
+            await asyncio.sleep(0.01)
+
+
 async def replies(server: Server, caller: str, body: dict[str, Any]) -> list[httpx.Response]:
     async with client_of(server, caller) as client:
         return [await client.post("/v1/completions", json=body | {"return_token_ids": True}) for _ in range(ASKS)]
@@ -60,7 +67,6 @@ async def tokens_alone(server: Server, caller: str) -> list[int]:
 def test_callers_have_the_same_id_at_once_and_each_retries_its_own(served: Server) -> None:
     async def main() -> None:
         alone = {caller: await tokens_alone(served, caller) for caller in KEYS}
-        before = served.metrics().total("store_replayed_total")
         streams = {caller: Stream(body_of(caller)) for caller in ("alice", "bob")}
         async with client_of(served, "alice") as alice, client_of(served, "bob") as bob, asyncio.TaskGroup() as group:
             for caller, client in (("alice", alice), ("bob", bob)):
@@ -72,6 +78,9 @@ def test_callers_have_the_same_id_at_once_and_each_retries_its_own(served: Serve
         assert f"'{ID}'" in busy.json()["error"]["message"]
         assert {caller: stream.tokens for caller, stream in streams.items()} == {c: alone[c] for c in streams}
 
+        for caller in streams:
+            await settled(served, caller)
+        before = served.metrics().total("store_replayed_total")
         proxies: set[str] = set()
         for caller in streams:
             for reply in await replies(served, caller, body_of(caller)):

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from aegis.core.errors import UserError
 from proxy.http import body, chat
 from tests.unit.proxy.http.scripted import byte_text, calling, market, post, says
 
@@ -182,3 +183,32 @@ def test_a_body_of_many_parts_keeps_nobody_else_waiting(name: str, monkeypatch: 
 def test_parameters_are_so_many_at_most() -> None:
     status, error = sent("/v1/completions", json.dumps({f"p{i}": 1 for i in range(257)}).encode())
     assert (status, error["code"]) == (400, "invalid_json") and "256 parameters" in error["message"]
+
+
+PARTS = body.PARTS_MAX - 3  # beside the body itself and the two names
+
+
+@pytest.mark.parametrize(
+    ("inner", "fits"),
+    [
+        ("[" + ",".join(["[]"] * (PARTS - 1)) + "]", True),
+        ("[" + ",".join(["[]"] * PARTS) + "]", False),
+        ("[" + ",".join(["{}"] * PARTS) + "]", False),
+        ("[" + ",".join(['""'] * (PARTS - 1)) + "]", True),
+        ("[" + ",".join(['""'] * PARTS) + "]", False),
+        ("[" * (2 * PARTS), False),
+        (json.dumps("[{" * PARTS), True),
+        (json.dumps('"' * 4 * PARTS), True),
+        (json.dumps("\\" * 4 * PARTS), True),
+        ("[" + ",".join([json.dumps('["')] * (PARTS - 1)) + "]", True),
+        ("[" + ",".join([json.dumps('\\"')] * PARTS) + "]", False),
+    ],
+)
+def test_a_body_has_so_many_parts_at_most_and_what_stands_in_a_text_is_none(inner: str, fits: bool) -> None:
+    content = '{"a": 5, "b": %s}' % inner  # noqa: UP031 - braces
+    if fits:
+        assert body.parse_object(content.encode()) == json.loads(content)
+        return
+    with pytest.raises(UserError, match=f"more than {body.PARTS_MAX} strings, lists and objects") as error:
+        body.parse_object(content.encode())
+    assert error.value.code == "too_many_parts"
