@@ -148,7 +148,7 @@ test: lint
 # Without a GPU both say so, and the second fails.
 test-gpu: $(TOOLS)
 	$(BIN)/python -m pytest tests/gpu
-	$(BIN)/python -m bench.gpu --json bench/results/gpu.json
+	$(BIN)/python -m bench.lab.gpu.suite --json bench/results/gpu.json
 
 # vLLM has requirements of its own, so it gets an environment of its own.
 vllm: $(VLLM)/.installed
@@ -164,13 +164,13 @@ $(VLLM)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-vllm: $(VLLM)/.installed
-	$(VLLM)/bin/python -m pytest tests/unit/engine/test_vllm_version.py tests/unit/engine/test_packed_linear.py \
-		tests/unit/engine/test_vllm_engine.py tests/unit/engine/test_vllm_norms.py
+	$(VLLM)/bin/python -m pytest tests/unit/engine/vllm/test_version.py tests/unit/engine/vllm/test_packed_linear.py \
+		tests/unit/engine/vllm/test_engine.py tests/unit/engine/vllm/test_norms.py
 	AEGIS_TEST_ENGINE=vllm $(VLLM)/bin/python -m pytest tests/live/test_exactness.py
 
 test-long: $(TOOLS) compiled
 	AEGIS_STRESS_SECONDS=60 $(BIN)/python -m pytest tests/live/test_memory_stress.py
-	AEGIS_FUZZ_CASES=2500 $(BIN)/python -m pytest --timeout 1800 tests/unit/proxy/http/test_openapi.py tests/live/test_fuzz.py
+	AEGIS_FUZZ_CASES=2500 $(BIN)/python -m pytest --timeout 1800 tests/unit/proxy/http/schema/test_openapi.py tests/live/test_fuzz.py
 	AEGIS_COMPILED=$(COMPILED) $(BIN)/python -m pytest tests/compiled
 
 test-live: $(TOOLS)

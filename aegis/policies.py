@@ -26,9 +26,9 @@ from decode.policies.serverlessllm_oracle_sjf import (
     ServerlessLlmOracleSjf,
     ServerlessLlmOracleSjfAsPublished,
 )
-from decode.policy import WeightedRoundRobin
+from decode.policies.weighted_round_robin import WeightedRoundRobin
+from prefill.policies.grouped_fcfs import GroupedFcfs
 from prefill.policies.least_slack import LeastSlackPrefill
-from prefill.policy import GroupedFcfs
 
 _PUBLISHED_BYTES_PER_S = 16_600_000_000
 """The artifact's link: it takes 14, 18 and 26 GB at 16 GB/s, which the real images take at this rate on average."""

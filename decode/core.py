@@ -61,11 +61,11 @@ from aegis.core.messages import (
 )
 from aegis.core.request import Job
 from aegis.core.views import BatchView, RoundPolicy
-from decode.arrivals import Arrivals
 from decode.batch_view import view_of
 from decode.change_times import ChangeTimes
 from decode.chunks import chunk_stop
-from decode.kv_store import KvStore
+from decode.kv_arrivals import Arrivals
+from decode.kv_swap import KvStore
 from decode.losses import Losses
 from decode.models import Models
 from decode.reasons import TurnReasons

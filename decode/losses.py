@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from aegis.core.ids import InstanceId, ProxyId
 from aegis.core.messages import FromInstance, PeerForgotten, ProxyDropped
-from decode.arrivals import Arrivals
-from decode.kv_store import KvStore
+from decode.kv_arrivals import Arrivals
+from decode.kv_swap import KvStore
 
 
 class Losses:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 
 from aegis.core.ids import ModelId
 from aegis.core.messages import TakeBack
-from decode.kv_store import KvStore
+from decode.kv_swap import KvStore
 from decode.room_reasons import RoomReasons
 from decode.sequences import Counters, Room, Sequence, Where
 from decode.worklist import AHEAD_BLOCKS, LOOKAHEAD_BLOCKS, Batch, RunningTurn, WorkList
-from memory.balloon import Wish
+from memory.balloon import PageRequest
 from memory.ledger import Ledger
 from memory.pages import NoPages
 
@@ -92,7 +92,7 @@ class RoomMaker:
     def clear(self, turn: RunningTurn) -> Room:
         """When the turn cannot go on: moves others' KV out, and when there is none that of its own youngest sequence.
         With nothing left to move, other instances are to give pages back."""
-        if self._ledger.balloon.wish is Wish.ASKED or self._ledger.device.moving or self._kv.waiting:
+        if self._ledger.balloon.wish is PageRequest.ASKED or self._ledger.device.moving or self._kv.waiting:
             return Room.LATER
         batch, room = turn.batch, self._put_away_others(turn.batch.model)
         if room is Room.NONE and self._abandon_prefetch(batch.model):
@@ -180,7 +180,7 @@ class RoomMaker:
         """Whether they are on their way now. For the first `after` the running one, KV of later ones makes room."""
         started = self.load(batch.model, spare=self._ledger.budget.pages_per_slab, prefetch=True)
         self._counters.prefetches += started
-        waits = self._ledger.balloon.wish is Wish.ASKED or self._ledger.device.moving
+        waits = self._ledger.balloon.wish is PageRequest.ASKED or self._ledger.device.moving
         if not started and after == 0 and not waits and self._fit_together(batch):
             self._put_away_others(batch.model, but=batch)
         return started

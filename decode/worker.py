@@ -11,8 +11,8 @@ from aegis.core.effects import DecodeRow, RunDecode
 from aegis.core.events import Stepped
 from aegis.core.messages import Tokens
 from aegis.core.request import Token
-from aegis.engine.base import Engine, Row, engine_at_work
 from aegis.engine.block_table import BlockTable, block_table
+from aegis.engine.protocol import Engine, Row, engine_at_work
 
 
 class DecodeWorker:

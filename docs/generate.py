@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from aegis.config import OPTIONS, Config, SloTargets, leaves, variable
-from aegis.config_schema import config_schema
+from aegis.config.config import OPTIONS, Config, SloTargets, leaves, variable
+from aegis.config.json_schema import config_schema
+from aegis.config.sizes import format_size
+from aegis.control.messages import json_schema
 from aegis.core.lifecycle import TABLE, TERMINAL, State
-from aegis.runtime.bus.messages import json_schema
-from aegis.sizes import format_size
-from bench.table import cells, crossings, markdown, results
+from bench.common.result_tables import cells, crossings, markdown, results
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = (("memory", "device"), ("memory", "floor"), ("memory", "host"), ("memory", "slab"), ("server", "body_max"))

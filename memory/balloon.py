@@ -27,7 +27,7 @@ OWING_NS: Final = 5_000_000
 """While pages are owed, a core that hears nothing else for so long is told that time passes."""
 
 
-class Wish(Enum):
+class PageRequest(Enum):
     """How the last wish for pages stands."""
 
     NONE = "none"
@@ -66,7 +66,7 @@ class Balloon:
         self._effects = effects
         self._held = 0
         self._asked = NeedPages(0, urgent=False)
-        self.wish = Wish.NONE
+        self.wish = PageRequest.NONE
         self._owed: _Owed | None = None
         self._leaving: list[_Leaving] = []
 
@@ -102,30 +102,30 @@ class Balloon:
         assert pages > 0
         wish, last = NeedPages(pages, urgent=urgent, crowded=crowded), self._asked
         weightier = (urgent and wish != last) or (crowded and not last.crowded and not last.urgent)
-        if self.wish is Wish.NONE or (self.wish is not Wish.ASKED and weightier):
+        if self.wish is PageRequest.NONE or (self.wish is not PageRequest.ASKED and weightier):
             self._ask(wish)
 
     def content(self) -> None:
         """What was urgent has been had otherwise: others need not give anything back for it."""
-        if self.wish in (Wish.REFUSED, Wish.EXCESSIVE) and self._asked.urgent:
+        if self.wish in (PageRequest.REFUSED, PageRequest.EXCESSIVE) and self._asked.urgent:
             self._ask(NeedPages(self._asked.count, urgent=False))
 
     @property
     def stands_still(self) -> bool:
         """Whether nothing can go on before others have given something back."""
-        return self._asked.urgent and self.wish is Wish.REFUSED
+        return self._asked.urgent and self.wish is PageRequest.REFUSED
 
     @property
     def hopeless(self) -> bool:
         """Whether what cannot go on without more pages never gets them: the instance's limit forbids it."""
-        return self._asked.urgent and self.wish is Wish.EXCESSIVE
+        return self._asked.urgent and self.wish is PageRequest.EXCESSIVE
 
     def granted(self, message: GrantPages) -> None:
         if message.refused:
             if self._asked.count:  # else it has been withdrawn meanwhile
-                self.wish = Wish.EXCESSIVE if message.excessive else Wish.REFUSED
+                self.wish = PageRequest.EXCESSIVE if message.excessive else PageRequest.REFUSED
             return
-        self.wish = Wish.NONE
+        self.wish = PageRequest.NONE
         self._held += count_pages(message.runs)
         self._pool.inflate(message.runs)
         self._effects.append(AcceptPages(message.runs))
@@ -178,12 +178,12 @@ class Balloon:
 
     def _withdraw(self) -> None:
         """Who gives what it does not need wants no more; work that stands still keeps its place."""
-        if self.wish in (Wish.REFUSED, Wish.EXCESSIVE) and not self._asked.urgent:
-            self._asked, self.wish = NeedPages(0, urgent=False), Wish.NONE
+        if self.wish in (PageRequest.REFUSED, PageRequest.EXCESSIVE) and not self._asked.urgent:
+            self._asked, self.wish = NeedPages(0, urgent=False), PageRequest.NONE
             self._effects.append(Send(self._asked))
 
     def _ask(self, wish: NeedPages) -> None:
-        self._asked, self.wish = wish, Wish.ASKED
+        self._asked, self.wish = wish, PageRequest.ASKED
         self._effects.append(Send(wish))
 
     def _leave(self, ticket: int, clean: Runs, dirty: Runs) -> None:

@@ -44,7 +44,7 @@ from aegis.core.messages import (
 )
 from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import EventHandle
-from memory.balloon import Balloon, Wish
+from memory.balloon import Balloon, PageRequest
 from memory.budget import Budget
 from memory.bump import BumpBuffer
 from memory.pages import NoPages, PagePool
@@ -138,7 +138,7 @@ class Ledger:
         if pages <= self.pool.free:
             return False
         self.balloon.want(pages - self.pool.free, urgent=False, crowded=crowded)
-        return self.balloon.wish is Wish.ASKED
+        return self.balloon.wish is PageRequest.ASKED
 
     def kv_pages(self, shape: KvShape, blocks: int) -> int:
         """Free pages it takes to give so many more blocks."""

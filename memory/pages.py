@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from aegis.core.errors import LawBroken
 from aegis.core.ids import PageRun
-from memory.runs import RunSet
+from memory.page_runs import RunSet
 
 Runs = tuple[PageRun, ...]
 

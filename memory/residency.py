@@ -26,7 +26,7 @@ class _Weights:
     abandoned: bool = False
 
 
-class Admitted(Struct, frozen=True):
+class WeightsAdmitted(Struct, frozen=True):
     """Pages for a model, and the models that had to leave for it."""
 
     runs: Runs
@@ -70,7 +70,7 @@ class Residency:
         """The least recently used one first."""
         return tuple(self._resident)
 
-    def admit(self, model: ModelId, expendable: Sequence[ModelId], *, spare: int = 0) -> Admitted | NoPages:
+    def admit(self, model: ModelId, expendable: Sequence[ModelId], *, spare: int = 0) -> WeightsAdmitted | NoPages:
         """Takes the model's pages, evicting resident models from `expendable`, first ones first, as far as needed.
 
         All or nothing; `spare` pages must remain free besides.
@@ -91,7 +91,7 @@ class Residency:
         assert not isinstance(runs, NoPages)
         weights.runs = runs
         self._resident[model] = None
-        return Admitted(runs, tuple(evicted))
+        return WeightsAdmitted(runs, tuple(evicted))
 
     def start_loading(self, model: ModelId, event: EventHandle) -> None:
         del self._resident[model]

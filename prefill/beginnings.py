@@ -15,7 +15,7 @@ from aegis.core.ids import ModelId
 from aegis.core.messages import CheckPrefix, FromInstance, PrefixChecked, Reused
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle, Job
-from memory.alike import alike
+from memory.common_prefix import alike
 from memory.ledger import Ledger
 from prefill.queue import Running
 from prefill.room import Counters

@@ -5,8 +5,8 @@ from __future__ import annotations
 from aegis.core.clock import Clock
 from aegis.core.effects import RunPrefill
 from aegis.core.events import Stepped
-from aegis.engine.base import Engine, engine_at_work
 from aegis.engine.block_table import block_table
+from aegis.engine.protocol import Engine, engine_at_work
 
 
 class PrefillWorker:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from aegis.mqtt_address import Address
+from aegis.config.mqtt_address import Address
 
 USER, PASSWORD = "aegis", "open-sesame"
 KINDS = ("embedded", "mosquitto")
@@ -64,7 +64,7 @@ class Broker:
 
     def _command(self) -> list[str]:
         if self._kind == "embedded":
-            return [sys.executable, "-m", "aegis.runtime.bus.broker", self.address.path]
+            return [sys.executable, "-m", "aegis.control.broker_process", self.address.path]
         passwords, config = self._directory / "passwords", self._directory / "mosquitto.conf"
         subprocess.run(["mosquitto_passwd", "-b", "-c", passwords, USER, PASSWORD], check=True, capture_output=True)
         passwords.chmod(0o644)

@@ -1,4 +1,4 @@
-"""Whether a value satisfies a schema of `bench.random_schemas`; written from the specification, not from what enforces
+"""Whether a value satisfies a schema of `bench.lab.random_schemas`; written from the specification, not from what enforces
 it."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from bench.random_schemas import Schema
+from bench.lab.random_schemas import Schema
 
 _TYPES: dict[str, Any] = {"null": type(None), "boolean": bool, "string": str, "array": list, "object": dict}
 

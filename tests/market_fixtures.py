@@ -23,10 +23,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def checkpoints_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The eight models' checkpoints."""
-    from aegis.engine import vllm_version
+    from aegis.engine.vllm import version
     from tests.live import market
 
-    if market.ENGINE == "vllm" and (reason := vllm_version.refusal()):
+    if market.ENGINE == "vllm" and (reason := version.refusal()):
         pytest.skip(reason)
     directory = tmp_path_factory.mktemp("market")
     market.write(directory)
@@ -59,7 +59,7 @@ def cases(references: dict[str, Reference]) -> list[Case]:
 @pytest.fixture(scope="session")
 def tight_memory(specs: list[ModelSpec]) -> str:
     """The most device memory in which no three of the models fit at once."""
-    from aegis.device.cpu_pool import PAGE_BYTES
+    from aegis.device.cpu.pool import PAGE_BYTES
 
     pages = sorted(-(-spec.manifest.image_bytes // PAGE_BYTES) for spec in specs)
     least_of_three = list(accumulate(pages))[2]

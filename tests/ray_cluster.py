@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("ray", reason="no Ray; pip install 'aegis-serve[ray]'")
 
-from bench.ray_cluster import RayCluster, RayNode, ray_cluster
+from bench.lab.cluster.ray_nodes import RayCluster, RayNode, ray_cluster
 
 __all__ = ["RayCluster", "RayNode", "of_ray", "ray_cluster"]
 

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 J = TypeVar("J")
 
 
-class Crowded(Exception):
+class QueueFull(Exception):
     """The caller has as many jobs waiting as it may have."""
 
 
@@ -35,7 +35,7 @@ class FairQueue(Generic[J]):
             jobs[:] = [waiting for waiting in jobs if not self._is_left(waiting[2])]
             heapify(jobs)
         if len(jobs) >= self._most_waiting:
-            raise Crowded
+            raise QueueFull
         self._number += 1
         heappush(jobs, (size, self._number, job))
         self._waiting[caller] = jobs

@@ -41,7 +41,7 @@ class Load(NamedTuple):
     instance: InstanceId
 
 
-class PrefillHome(NamedTuple):
+class PrefillCandidate(NamedTuple):
     """How many models had their last request placed at an instance."""
 
     models: int
@@ -72,7 +72,7 @@ class PrefillView(Protocol):
         ...
 
     @property
-    def by_homes(self) -> Sequence[PrefillHome]:
+    def by_homes(self) -> Sequence[PrefillCandidate]:
         """All instances, the one that is home to the fewest models first."""
         ...
 

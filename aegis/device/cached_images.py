@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aegis.core.ids import PageRun
 from aegis.core.model import IMAGE_EXTENT_BYTES
-from aegis.device.base import Device, HostRegion
-from aegis.device.libc import populate
+from aegis.device.cpu.libc import populate
+from aegis.device.protocol import Device, HostRegion
 
 _AT_ONCE = 8
 """Extents touched at a time: the process's other threads can map nothing meanwhile."""

@@ -6,7 +6,7 @@ import fcntl
 import os
 
 from aegis.core.errors import UserError
-from aegis.device.libc import map_file, release
+from aegis.device.cpu.libc import map_file, release
 
 _POPULATE_BYTES = 16 << 20
 """Faulted in at a time: the process's other threads can map nothing meanwhile (200 ms for a GiB)."""

@@ -7,9 +7,9 @@ from threading import Lock
 
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import EngineName, ModelSpec
-from aegis.engine.base import Engine, KvRegion, Row, Sampled
 from aegis.engine.block_table import BlockTable
-from aegis.engine.group import Group
+from aegis.engine.parallel.group import Group
+from aegis.engine.protocol import Engine, KvRegion, Row, Sampled
 from aegis.engine.sampler import Sampler
 from aegis.engine.sampling_engine import SamplingEngine
 
@@ -18,7 +18,7 @@ def engine_class(name: EngineName) -> Callable[..., Engine]:
     """Called with the KV region and, by name, `device`, `sampler` and, of a rank, `group`. Imports what it needs only.
     Raises UserError."""
     if name == "vllm":
-        from aegis.engine.vllm_engine import VllmEngine
+        from aegis.engine.vllm.engine import VllmEngine
 
         return VllmEngine
     from aegis.engine.transformers_engine import TransformersEngine

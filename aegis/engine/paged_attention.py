@@ -26,9 +26,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from aegis.core.errors import ModelRefused
-from aegis.engine.accepted import attends_causally, strange_arguments
+from aegis.engine.accepted_layers import attends_causally, strange_arguments
 from aegis.engine.block_table import BlockTable
-from aegis.engine.views import KvViews, LayerViews
+from aegis.engine.tensor_views import KvViews, LayerViews
 
 NAME = "aegis_paged"
 

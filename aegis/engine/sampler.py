@@ -32,8 +32,8 @@ import torch
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.request import Sampling, Token
 from aegis.core.rng import FACTORS, STEP, Stream
-from aegis.engine.grammar_position import GrammarPosition, Masks
-from aegis.engine.grammars import Grammars
+from aegis.engine.grammar.cache import Grammars
+from aegis.engine.grammar.token_masks import GrammarPosition, Masks
 
 PROMPT_CHUNK_TOKENS = 256
 """Prompt positions whose distributions are held at a time."""

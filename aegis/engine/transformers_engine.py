@@ -22,19 +22,19 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import Manifest, ModelSpec
-from aegis.engine.accepted import strange_layers
-from aegis.engine.base import KvRegion, Row, Sampled
+from aegis.engine.accepted_layers import strange_layers
 from aegis.engine.block_table import BlockTable
-from aegis.engine.group import Group
-from aegis.engine.linear import use_onednn
+from aegis.engine.onednn_linear import use_onednn
 from aegis.engine.paged_attention import NAME, Decode, Prefill, Scratch, Step, running
+from aegis.engine.parallel.group import Group
+from aegis.engine.parallel.sharding import connect
+from aegis.engine.protocol import KvRegion, Row, Sampled
 from aegis.engine.sampler import Sampler
 from aegis.engine.sampling_engine import SamplingEngine
-from aegis.engine.sharding import connect
-from aegis.engine.views import KvViews, dtype_named, tensor_at
+from aegis.engine.tensor_views import KvViews, dtype_named, tensor_at
 
 if TYPE_CHECKING:
-    from aegis.engine.gpu_decode import GpuDecoder
+    from aegis.engine.gpu.decode import GpuDecoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class TransformersEngine(SamplingEngine):
 def _decoder_for(device: torch.device) -> GpuDecoder | None:
     if device.type == "cpu":
         return None
-    from aegis.engine.gpu_decode import GpuDecoder
+    from aegis.engine.gpu.decode import GpuDecoder
 
     return GpuDecoder.on_cuda(device)
 

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from aegis.core.model import EngineName
-from aegis.engine import vllm_version
+from aegis.engine.vllm import version as vllm_version
 from aegis.models.checkpoint import Checkpoint
 
 IMAGE_FORMAT = 2

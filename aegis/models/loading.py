@@ -12,7 +12,7 @@ from transformers.utils import logging
 from aegis.core.errors import ModelRefused
 from aegis.models.checkpoint import Checkpoint
 from aegis.models.failures import LIBRARY_ERRORS, one_line
-from aegis.models.probe import refuse_by_config
+from aegis.models.kv_probe import refuse_by_config
 
 
 def load(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:

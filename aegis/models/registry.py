@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 from aegis.core.errors import ModelRefused
 from aegis.core.model import EngineName, Manifest, ModelSpec, image_name
-from aegis.engine import vllm_version
+from aegis.engine.vllm import version
 from aegis.models.cache import locked, replacing
-from aegis.models.chat_template import try_chat_template
 from aegis.models.checkpoint import Checkpoint, open_checkpoint
 from aegis.models.failures import refused
 from aegis.models.fingerprint import fingerprint
 from aegis.models.image_directory import read_manifest
 from aegis.models.sources import Source, fetch
-from aegis.models.text import TextModel
+from aegis.models.text.chat_template_check import try_chat_template
+from aegis.models.text.text_model import TextModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -89,7 +89,7 @@ def _refuse_without(engine: EngineName, ranks: int) -> None:
             "the vLLM engine cannot share a model out among ranks yet: leave out --tensor-parallel-size, or use the "
             "transformers engine for it"
         )
-    if engine == "vllm" and (reason := vllm_version.refusal()):
+    if engine == "vllm" and (reason := version.refusal()):
         raise ModelRefused(reason)
 
 
@@ -127,10 +127,10 @@ def _convert(
     weigh: Callable[[int], None],
 ) -> Manifest:
     from aegis.models.loading import load, refuse_by_configuration
-    from aegis.models.tokenizer_files import write_tokenizer
+    from aegis.models.text.tokenizer_files import write_tokenizer
 
     if engine == "vllm":
-        import aegis.models.vllm_image  # noqa: F401 - whose libraries are not the checkpoint's doing
+        import aegis.models.vllm_weight_image  # noqa: F401 - whose libraries are not the checkpoint's doing
 
     stored_bytes = _stored_bytes(checkpoint)
     within_s = STAGE_S + stored_bytes / BYTES_PER_S
@@ -157,11 +157,11 @@ def _convert(
 def _writer(engine: EngineName, ranks: int, model: PreTrainedModel) -> Callable[[str, Path, Path], Manifest]:
     """Of the image that `engine` binds: told its fingerprint, the checkpoint and where to write."""
     if engine == "vllm":
-        from aegis.models.vllm_image import write_vllm_image
+        from aegis.models.vllm_weight_image import write_vllm_image
 
         return partial(write_vllm_image, model)
-    from aegis.models.image import write_image
-    from aegis.models.probe import probe
+    from aegis.models.kv_probe import probe
+    from aegis.models.weight_image import write_image
 
     return partial(write_image, model, probe(model), ranks=ranks)
 

@@ -20,6 +20,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from aegis.config.yaml_file import read_mapping
 from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import MODEL_NAME_PATTERN, ModelId
@@ -27,7 +28,6 @@ from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName, Slo
 from aegis.models import hub_progress
 from aegis.models.failures import one_line
-from aegis.yaml_file import read_mapping
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from aegis.config import ModelSlo
-from aegis.config_values import Count, Section
+from aegis.config.config import ModelSlo
+from aegis.config.values import Count, Section
 from aegis.core.errors import UserError
 from aegis.core.ids import MODEL_NAME_PATTERN, ModelId
 from aegis.core.model import ModelSpec, Slo

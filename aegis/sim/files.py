@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from aegis.config.yaml_file import read_mapping
 from aegis.core.errors import UserError
-from aegis.yaml_file import read_mapping
 
 _Schema = TypeVar("_Schema", bound=BaseModel)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.copy_order import NOW, served
-from aegis.sim.agenda import Agenda
+from aegis.sim.event_queue import Agenda
 
 
 class Flow:

@@ -29,14 +29,14 @@ from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.messages import AddModel, Adopt, FromInstance, Submit, SwitchDone, ToInstance, Tokens
 from aegis.core.model import ModelSpec
 from aegis.core.request import Token
-from aegis.sim.agenda import NEVER_NS, Agenda
 from aegis.sim.copies import Copy, Streams
-from aegis.sim.costs import StepCosts
+from aegis.sim.event_queue import NEVER_NS, Agenda
 from aegis.sim.flows import Link
 from aegis.sim.pace import Cores, Pace
+from aegis.sim.step_costs import StepCosts
 from aegis.sim.times import Once, Times
 from aegis.sim.words import Words
-from aegis.telemetry import reporting
+from aegis.telemetry import instance_reports
 from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.spans import Span, SpanKind
 from memory.balloon import OWING_NS
@@ -55,7 +55,7 @@ _COPIES: Final = {
 }
 
 
-class Core(reporting.Core, Protocol):
+class Core(instance_reports.Core, Protocol):
     """That of an instance that serves."""
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]: ...
@@ -125,7 +125,7 @@ class SimInstance:
         self._ends = False
         self._outbox: list[FromInstance] = []
         self._switched = False
-        self._reporter = reporting.Reporter(core) if reports else None
+        self._reporter = instance_reports.Reporter(core) if reports else None
         self._told_ns = 0
         self._wakes_ns = NEVER_NS
         self._do: dict[type, Callable[[Any], None]] = {

@@ -28,7 +28,7 @@ from aegis.core.messages import (
 )
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job, Sampling
-from aegis.sim.agenda import Agenda
+from aegis.sim.event_queue import Agenda
 from aegis.sim.instance import END, SimInstance
 from aegis.sim.times import Times
 from aegis.sim.words import Words
@@ -36,9 +36,9 @@ from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span
 from memory.arbiter import TICK_NS, ArbiterEffect, PageArbiter
-from memory.host import ForHost, HostKv
-from proxy.events import Arrived, ClientLeft, Ended, Event, Heard, To
-from proxy.sessions import SessionCore
+from memory.host_kv import ForHost, HostKv
+from proxy.routing.events import ClientLeft, Ended, Event, MessageReceived, RequestArrived, To
+from proxy.routing.router import Router
 
 _FOR_THE_BOOKS: Final = frozenset({NeedPages, GaveBack, Telemetry, ModelAdded, *get_args(ForHost)})
 """Messages that the session core is not told of."""
@@ -47,7 +47,7 @@ _ENDED: Final = {State.FINISHED: "finished", State.FAILED: "failed", State.CANCE
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SimRequest:
     """A request as the workload has it. The output length is known to the world alone; `leaves_ns` is when its client
     loses interest, if it does."""
 
@@ -94,7 +94,7 @@ class SimMarket:
 
     def __init__(
         self,
-        session: SessionCore,
+        session: Router,
         agenda: Agenda,
         *,
         specs: Mapping[ModelId, ModelSpec],
@@ -146,7 +146,7 @@ class SimMarket:
         self._perform(event)
         self._flush()
 
-    def run(self, arrivals: Iterable[Wanted]) -> None:
+    def run(self, arrivals: Iterable[SimRequest]) -> None:
         """Until every request has ended."""
         self._next(iter(arrivals))
         self.agenda.run()
@@ -174,13 +174,13 @@ class SimMarket:
 
     # --- arrivals and ends --------------------------------------------------------------------------------------------
 
-    def _next(self, arrivals: Iterator[Wanted]) -> None:
+    def _next(self, arrivals: Iterator[SimRequest]) -> None:
         wanted = next(arrivals, None)
         self._awaited = wanted is not None
         if wanted is not None:
             self.agenda.at(wanted.at_ns, self._arrive, wanted, arrivals)
 
-    def _arrive(self, wanted: Wanted, arrivals: Iterator[Wanted]) -> None:
+    def _arrive(self, wanted: SimRequest, arrivals: Iterator[SimRequest]) -> None:
         self._arrived += 1
         request, spec = RequestId(self._arrived), self._specs[wanted.model]
         prompt = self._prompt(wanted.input_tokens)
@@ -189,7 +189,7 @@ class SimMarket:
             sampling = Sampling(max_tokens=spec.manifest.context_tokens - len(prompt), stop_token_ids=(END,))
         job = Job(request, 1, wanted.model, prompt, sampling, self.agenda.now_ns, priority=wanted.priority)
         self._fates[request] = _Fate(job, spec, wanted.output_tokens, keep=self._keep_times)
-        self.tell(Arrived(job))
+        self.tell(RequestArrived(job))
         if wanted.leaves_ns is not None:
             self.agenda.at(wanted.leaves_ns, self.tell, ClientLeft(request))
         self._next(arrivals)
@@ -259,7 +259,7 @@ class SimMarket:
                 continue
             if type(message) is SwitchDone:
                 self.switches.append(message)
-            self._perform(Heard(instance, message))
+            self._perform(MessageReceived(instance, message))
         self._flush()
 
     def _book(self, instance: InstanceId, message: FromInstance) -> None:

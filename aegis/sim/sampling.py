@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aegis.core.model import KvShape
-from aegis.sim.agenda import Agenda
+from aegis.sim.event_queue import Agenda
 from memory.ledger import Ledger
 
 

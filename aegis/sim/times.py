@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aegis.sim.costs import StepCosts
 from aegis.sim.pace import Pace
+from aegis.sim.step_costs import StepCosts
 
 
 class Times:

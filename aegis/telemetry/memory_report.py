@@ -15,8 +15,8 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import SlabsOfShape, Telemetry
 from aegis.core.model import IMAGE_EXTENT_BYTES
 from memory.arbiter import InstanceUse, PageArbiter
-from memory.hosts import Hosts
-from memory.images import Counters, ImageUse, State
+from memory.image_cache import Counters, ImageUse, State
+from memory.machines_kv import Hosts
 
 _STREAM = "transfers_in_flight_"
 _SILENT = Telemetry(None, (), 0, 0, {}, {})

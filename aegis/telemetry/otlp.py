@@ -10,7 +10,7 @@ import time
 
 import aegis
 from aegis.core.errors import UserError
-from aegis.telemetry.request_stages import Lived
+from aegis.telemetry.request_stages import EndedRequest
 
 _EXTRA = "--otlp needs more packages; where aegis was cloned: pip install -e '.[otel]'"
 
@@ -33,7 +33,7 @@ class Traces:
         self._tracer = self._provider.get_tracer("aegis", aegis.__version__)
         self._offset_ns = time.time_ns() - time.monotonic_ns()
 
-    def ended(self, lived: Lived) -> None:
+    def ended(self, lived: EndedRequest) -> None:
         from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
         root = self._tracer.start_span(
@@ -57,7 +57,7 @@ class Traces:
         self._provider.shutdown()
 
 
-def _attributes(lived: Lived) -> dict[str, str | int]:
+def _attributes(lived: EndedRequest) -> dict[str, str | int]:
     """By OpenTelemetry's conventions for generative AI, as far as there are any."""
     return {
         "gen_ai.request.model": lived.model,

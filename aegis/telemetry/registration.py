@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Coming(Struct, frozen=True):
+class RegisteringModel(Struct, frozen=True):
     """`root` is the checkpoint the user named, `progress` what the registrar said last."""
 
     root: str

@@ -29,7 +29,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Lived:
+class EndedRequest:
     """A request that has ended: `how` is "finished", "failed" or "cancelled"."""
 
     request: RequestId
@@ -64,7 +64,7 @@ class _Life:
 class RequestStages:
     """`ended` gets each request that has. Told like `Metrics`."""
 
-    def __init__(self, ended: Callable[[Lived], None]) -> None:
+    def __init__(self, ended: Callable[[EndedRequest], None]) -> None:
         self._ended = ended
         self._lives: dict[RequestId, _Life] = {}
 
@@ -105,7 +105,7 @@ class RequestStages:
         life = self._lives.pop(request)
         life.enter(life.stage, now_ns)
         self._ended(
-            Lived(
+            EndedRequest(
                 request,
                 life.model,
                 life.arrival_ns,

@@ -1,4 +1,4 @@
-"""The cost file: what `aegis simulate --costs` reads (aegis/sim/gpus.py)."""
+"""The cost file: what `aegis simulate --costs` reads (aegis/sim/gpu_costs.py)."""
 
 from __future__ import annotations
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from aegis.client import AdminClient
+from aegis.cli.admin_client import AdminClient
 from aegis.core.errors import UserError
-from aegis.telemetry.node import NodeReport
-from bench import serve
+from aegis.telemetry.node_report import NodeReport
 from bench.calibration import past
 from bench.calibration.past import Past
-from bench.serve_settings import Settings
+from bench.serve import suite
+from bench.serve.settings import Settings
 from bench.workloads.grid import Grid
 
 
@@ -16,7 +16,7 @@ def probed(url: str) -> Past:
     """What the server did with a grid of requests to each of its models. Raises UserError."""
     client = AdminClient(url)
     start = past.mark(client)
-    serve.run(Settings(base_url=url, workload=grid_for(client.node()), map="round-robin"))
+    suite.run(Settings(base_url=url, workload=grid_for(client.node()), map="round-robin"))
     return past.settled(client, start)
 
 

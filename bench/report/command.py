@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from aegis.client import ADMIN_KEY
+from aegis.cli.admin_client import ADMIN_KEY
 
 
 def report(
@@ -25,9 +25,9 @@ def report(
       aegis bench report results
       aegis bench report results --out comparison.html
     """
+    from bench.common.result_files import write
     from bench.report.folder import read
     from bench.report.page import page
-    from bench.result_files import write
 
     content = page(read(folder)).encode()
     write(out, content)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.compare import ratio
+from bench.compare.runs import ratio
 from bench.report.folder import Folder
 from bench.report.markup import Markup, element, table
 from bench.report.numbers import NONE, number, percent, seconds

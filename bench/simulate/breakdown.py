@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from aegis.core.clock import NS_PER_S
-from aegis.sim.world import Outcome
+from aegis.sim.simulation import Outcome
 from aegis.telemetry.spans import Span, SpanKind
 from bench.simulate.setting import Setting, pool_of, run
 

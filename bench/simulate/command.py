@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.simulate.asked import Costs, Gpu, Jobs, Link, Models, SloText, Trace, Workload
+from bench.simulate.common_options import Costs, Gpu, Jobs, Link, Models, SloText, Trace, Workload
 
 _INSTANCES_MAX = 10_000
 

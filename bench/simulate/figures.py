@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 
 from aegis.core.clock import NS_PER_MS, NS_PER_S
-from aegis.sim.world import Outcome
+from aegis.sim.simulation import Outcome
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import SpanKind
 

@@ -8,18 +8,18 @@ from typing import Any
 
 from msgspec import Struct
 
-from aegis.config_values import DEFAULT_POLICY
+from aegis.config.slo import parse_slo
+from aegis.config.values import DEFAULT_POLICY
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.role import Roles
 from aegis.policies import RECIPES, published, recipe
-from aegis.slo import parse_slo
 from aegis.telemetry import files
-from bench import result_files
+from bench.common import result_files
 from bench.simulate import plots, sweep, table
-from bench.simulate.cells import SEARCHES
+from bench.simulate.cells.options import OF_A_SEARCH, is_given, search
+from bench.simulate.cells.suites import SEARCHES
 from bench.simulate.figures import figures
-from bench.simulate.search_options import OF_A_SEARCH, is_given, search
 from bench.simulate.setting import Setting, check_asked, tell_uncosted
 from bench.simulate.setting import run as run_setting
 from bench.simulate.study import Curve, Point, Study, curves

@@ -17,9 +17,9 @@ from aegis.core.model import ModelSpec, Slo
 from aegis.core.role import Roles
 from aegis.policies import Recipe, recipe
 from aegis.sim.catalogue import models
-from aegis.sim.gpus import GpuSpec, costed, gpu, with_costs
-from aegis.sim.market import Wanted
-from aegis.sim.world import Outcome, Pool, simulate
+from aegis.sim.gpu_costs import GpuSpec, costed, gpu, with_costs
+from aegis.sim.market import SimRequest
+from aegis.sim.simulation import Outcome, Pool, simulate
 from bench.report.numbers import size
 from bench.workloads import spec, traces
 from bench.workloads.arrival import Arrival
@@ -164,7 +164,7 @@ def _arrivals(workload: str | None, trace: str | None, seed: int) -> list[Arriva
     return spec.parse(workload, seed)
 
 
-def _wanted(arrivals: Iterable[Arrival], specs: Mapping[ModelId, ModelSpec]) -> Iterator[Wanted]:
+def _wanted(arrivals: Iterable[Arrival], specs: Mapping[ModelId, ModelSpec]) -> Iterator[SimRequest]:
     """As the model can take them: what is longer than its context is made shorter, input and output alike, as in
     Aegaeon's artifact."""
     for arrival in arrivals:
@@ -173,4 +173,4 @@ def _wanted(arrivals: Iterable[Arrival], specs: Mapping[ModelId, ModelSpec]) -> 
         if tokens_in + tokens_out > context:
             share = context / (tokens_in + tokens_out + _SPARE_TOKENS)
             tokens_in, tokens_out = max(int(tokens_in * share), 1), max(int(tokens_out * share), 1)
-        yield Wanted(arrival.at_ns, arrival.model, tokens_in, tokens_out, priority=arrival.priority)
+        yield SimRequest(arrival.at_ns, arrival.model, tokens_in, tokens_out, priority=arrival.priority)

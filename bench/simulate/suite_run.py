@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from bench import result_files
+from bench.common import result_files
 from bench.simulate import breakdown, fragmentation, plots, switching, table
 from bench.simulate.references import CLAIMS, Comparison, compare
 from bench.simulate.setting import Setting

@@ -9,7 +9,7 @@ from typing import Any
 from aegis.core.errors import UserError
 from aegis.core.model import Slo
 from bench.simulate import sweep
-from bench.simulate.cells import SEARCHES
+from bench.simulate.cells.suites import SEARCHES
 from bench.simulate.setting import Setting
 from bench.simulate.sweep import Sweep
 from bench.workloads import spec

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from aegis.core.ids import InstanceId
 from aegis.core.views import BatchView, DecodeView, Renewal, Turn, TurnRules, Work
-from decode.policy import WeightedRoundRobin
+from decode.policies.weighted_round_robin import WeightedRoundRobin
 
 _TURNS = WeightedRoundRobin()
 _RULES = TurnRules(renewal=Renewal.ROUND)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aegis.core.ids import InstanceId
 from aegis.core.views import BatchView, DecodeView, Renewal, Turn, TurnRules, Work
-from decode.policy import WeightedRoundRobin
+from decode.policies.weighted_round_robin import WeightedRoundRobin
 
 _TURNS = WeightedRoundRobin()
 _RULES = TurnRules(renewal=Renewal.ARRIVAL)

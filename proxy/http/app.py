@@ -7,30 +7,19 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 import aegis
-from aegis.engine.grammar_trials import GrammarTrials
-from proxy.http import (
-    admin,
-    chat,
-    completions,
-    dashboard,
-    errors,
-    history,
-    memory,
-    models,
-    plain,
-    status,
-    tokens,
-    unsupported,
-)
-from proxy.http.boundary import Market
-from proxy.http.edge import Edge
-from proxy.http.keep_alive import KeepAlive
-from proxy.http.keys import Guard
-from proxy.http.large_bodies import LargeBodies
-from proxy.http.openapi import document
-from proxy.http.records import NoRecords, Records
+from aegis.engine.grammar.trials import GrammarTrials
+from proxy.http import dashboard, errors, plain
+from proxy.http.admin import history, memory, model_admin, status
+from proxy.http.call_records import NoRecords, Records
+from proxy.http.market import Market
+from proxy.http.openai import chat, completions, models, tokenize, unsupported
+from proxy.http.request.text_workers import Texts
+from proxy.http.request_middleware import RequestMiddleware
+from proxy.http.schema.openapi import document
+from proxy.http.security.key_guard import Guard
+from proxy.http.security.large_bodies import LargeBodies
 from proxy.http.settings import Settings
-from proxy.http.texts import Texts
+from proxy.http.streaming.keep_alive import KeepAlive
 
 
 def create_app(
@@ -52,11 +41,11 @@ def create_app(
     app.state.texts = texts or Texts()
     for busy in (chat, completions):
         plain.include(app, busy.router)
-    for part in (models, admin, memory, history, dashboard, tokens, status, unsupported):
+    for part in (models, model_admin, memory, history, dashboard, tokenize, status, unsupported):
         app.include_router(part.router)
     errors.install(app)
     app.openapi = document  # type: ignore[method-assign]
-    return Edge(_guarded(app, market, app.state.settings), app.state.settings.proxy, market.answered)
+    return RequestMiddleware(_guarded(app, market, app.state.settings), app.state.settings.proxy, market.answered)
 
 
 def _guarded(app: ASGIApp, market: Market, settings: Settings) -> ASGIApp:

@@ -10,9 +10,9 @@ from msgspec import Struct
 from starlette.exceptions import HTTPException
 
 from aegis.core.errors import UserError
-from proxy.http.connection import ClientGone
-from proxy.http.refusals import note_refusal
 from proxy.http.replies import json_reply
+from proxy.http.security.refusals import note_refusal
+from proxy.http.streaming.connection import ClientGone
 
 _SHOWN_CHARACTERS = 60
 _CLIENT_GONE_STATUS = 499  # nginx's; only the log sees it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uvicorn
 from starlette.types import ASGIApp
 
-from proxy.http.protocol import Protocol
+from proxy.http.security.http_protocol import Protocol
 
 
 def make_server(app: ASGIApp, *, host: str, port: int, shutdown_s: float = 30) -> uvicorn.Server:

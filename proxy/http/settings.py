@@ -7,12 +7,12 @@ from typing import cast
 from fastapi import Request
 from msgspec import Struct
 
-from aegis.engine.grammar_trials import GrammarTrials
-from proxy.http.boundary import Desk, Market
-from proxy.http.keep_alive import KeepAlive
-from proxy.http.large_bodies import LargeBodies
-from proxy.http.records import Records
-from proxy.http.texts import Texts
+from aegis.engine.grammar.trials import GrammarTrials
+from proxy.http.call_records import Records
+from proxy.http.market import Market, ServerQueries
+from proxy.http.request.text_workers import Texts
+from proxy.http.security.large_bodies import LargeBodies
+from proxy.http.streaming.keep_alive import KeepAlive
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -32,8 +32,8 @@ def market_of(request: Request) -> Market:
     return cast(Market, request.app.state.market)
 
 
-def desk_of(request: Request) -> Desk:
-    return market_of(request).desk
+def queries_of(request: Request) -> ServerQueries:
+    return market_of(request).queries
 
 
 def records_of(request: Request) -> Records:

@@ -26,7 +26,7 @@ def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path, cache: Path, chec
     scratch.mkdir()
     options = ["--port", "0", "--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", MEMORY]
     process = subprocess.Popen(
-        [sys.executable, "-m", "aegis.cli", "launch", *options, "--mixed", "1", "--log-level", "debug"],
+        [sys.executable, "-m", "aegis.cli.main", "launch", *options, "--mixed", "1", "--log-level", "debug"],
         stdout=writing,
         stderr=writing,
         env=os.environ | {"PYTHONPATH": str(ROOT), "AEGIS_CACHE": str(cache), "TMPDIR": str(scratch)},

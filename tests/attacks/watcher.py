@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 PERIOD_S = 0.05
 REST_S = 0.2  # between two streams, or the machine is never idle
 WAIT_S = 60.0
-PROXIES = ("aegis.cli launch", "aegis.runtime.proxy_process")
-INSTANCES = "aegis.runtime.instance"
+PROXIES = ("aegis.cli.main launch", "proxy.live.process")
+INSTANCES = "aegis.instance.process"
 
 
 class Watcher:

@@ -14,10 +14,10 @@ import decode.core
 from aegis.core.model import Slo
 from aegis.policies import recipe
 from aegis.sim.catalogue import models
-from aegis.sim.gpus import gpu
+from aegis.sim.gpu_costs import gpu
 from aegis.sim.market import Wanted
-from aegis.sim.world import Pool, simulate
-from bench.simulator import compiled
+from aegis.sim.simulation import Pool, simulate
+from bench.lab.scheduling.simulator_speed import compiled
 from bench.workloads.spec import parse
 
 print(compiled())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from aegis.runtime.local_wire import LocalWire
+from aegis.transport.unix_sockets import LocalWire
 from tests.faults.figures import Figures
 from tests.faults.pool import MARKET_OPTIONS
 from tests.faults.trial import undergo

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from aegis.core.ids import PageRun
-from aegis.device.cuda import CudaDevice
-from aegis.device.cuda_pool import CudaPool
-from aegis.device.shared_words import SharedWords
-from bench.gpu_check import why_no_gpu
+from aegis.device.cuda.device import CudaDevice
+from aegis.device.cuda.pool import CudaPool
+from aegis.device.shared_events import SharedWords
+from bench.lab.gpu.check import why_no_gpu
 
 POOL_BYTES = 1 << 30
 HERE = Path(__file__).parent

@@ -8,11 +8,11 @@ import sys
 
 from aegis.core.ids import PageRun
 from aegis.core.request import EventHandle
-from aegis.device.base import Device
-from aegis.device.cuda import CudaDevice
-from aegis.device.cuda_pool import CudaPool
+from aegis.device.cuda.device import CudaDevice
+from aegis.device.cuda.pool import CudaPool
 from aegis.device.host_memory import SharedMemory
-from aegis.device.shared_words import SharedWords
+from aegis.device.protocol import Device
+from aegis.device.shared_events import SharedWords
 
 LONG_NS = 60_000_000_000
 
@@ -21,8 +21,8 @@ PEER = """
 import sys
 from aegis.core.ids import PageRun
 from aegis.core.request import EventHandle
-from aegis.device.cuda import CudaDevice
-from aegis.device.shared_words import SharedWords
+from aegis.device.cuda.device import CudaDevice
+from aegis.device.shared_events import SharedWords
 device = CudaDevice(sys.argv[2], SharedWords.open(sys.argv[1]), stream_words=[20])
 device.grant([PageRun(0, 2)])
 size = device.page_bytes
@@ -42,9 +42,9 @@ device.close()
 TOUCH = """
 import sys
 from aegis.core.ids import PageRun
-from aegis.device.cuda import CudaDevice
-from aegis.device.cuda_pool import CudaPool
-from aegis.device.shared_words import SharedWords
+from aegis.device.cuda.device import CudaDevice
+from aegis.device.cuda.pool import CudaPool
+from aegis.device.shared_events import SharedWords
 pool = CudaPool(8 << 20)
 device = CudaDevice(pool.address, SharedWords.create(4))
 device.grant([PageRun(0, 4)])
@@ -57,7 +57,7 @@ at = int(sys.argv[1])
 event = stream.wipe([PageRun(3, 4)])
 assert device.wait(event, timeout_ns=10**10)
 import torch
-from aegis.engine.views import tensor_at
+from aegis.engine.tensor_views import tensor_at
 tensor = tensor_at(space.base + at * size, (4,), torch.float32, torch.device("cuda"))
 print("touching", flush=True)
 print((tensor + 1).tolist() != [], flush=True)

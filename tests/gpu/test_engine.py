@@ -10,10 +10,10 @@ import torch
 
 from aegis.core.model import KvLayer, KvShape
 from aegis.core.request import Sampling
-from aegis.engine.gpu_decode import GpuDecoder
+from aegis.engine.gpu.decode import GpuDecoder
 from aegis.engine.paged_attention import Kind, Prefill
+from aegis.engine.tensor_views import KvViews
 from aegis.engine.transformers_engine import TransformersEngine
-from aegis.engine.views import KvViews
 from tests.unit.engine.generation import Generation, begin, step
 from tests.unit.engine.images import Arena, Built
 from tests.unit.engine.test_transformers_engine import ARCHITECTURES, NEW_TOKENS, make, prompts

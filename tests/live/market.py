@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from aegis.core.errors import ModelRefused
 from aegis.core.model import EngineName, ModelSpec
 from aegis.models.sources import read_sources
-from aegis.runtime.registering import register
+from aegis.node.registration import register
 from tests import checkpoints
 
 ENGINE: EngineName = "vllm" if os.environ.get("AEGIS_TEST_ENGINE") == "vllm" else "transformers"

@@ -22,8 +22,8 @@ from msgspec import Struct
 
 from aegis.core.ids import PageRun
 from aegis.core.messages import GaveBack, GrantPages, NeedPages, TakeBack
-from aegis.device.cpu import CpuDevice
-from aegis.device.shared_words import SharedWords
+from aegis.device.cpu.device import CpuDevice
+from aegis.device.shared_events import SharedWords
 
 TIMEOUT_NS = 60_000_000_000
 LONGEST_WISH = 16

@@ -123,7 +123,7 @@ def launched(
     scratch = directory / "tmp"
     scratch.mkdir(parents=True)
     log = directory / "log"
-    command = [sys.executable, "-m", "aegis.cli", "launch", "--port", "0", *options]
+    command = [sys.executable, "-m", "aegis.cli.main", "launch", "--port", "0", *options]
     variables = os.environ | {"PYTHONPATH": str(ROOT), "AEGIS_CACHE": str(cache), "TMPDIR": str(scratch)}
     with log.open("wb") as out:
         process = subprocess.Popen(

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from aegis.models.sources import read_sources
-from bench.churn import churn
-from bench.fragmentation import fragmentation
-from bench.handing_live import handing_live
-from bench.sharing import sharing
-from bench.slab_replay import Load
+from bench.lab.memory.churn import churn
+from bench.lab.memory.fragmentation import fragmentation
+from bench.lab.memory.page_transfer_live import handing_live
+from bench.lab.memory.sharing import sharing
+from bench.lab.memory.slab_replay import Load
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from tests.live.market import RAY
 
 pytest.importorskip("ray")
 
-from bench.handover import Result, run
+from bench.lab.cluster.handover import Result, run
 
 
 @pytest.mark.skipif(not RAY, reason="takes half a minute; make test-ray runs it")

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from aegis.core.errors import UserError
-from bench.proxy.child import running
-from bench.proxy.client import Connection
-from bench.proxy.model import WORD, body
-from bench.proxy.rounds import Plan
-from bench.proxy.sides import litellm_version
-from bench.proxy.suite import Result, run
+from bench.lab.proxy.child import running
+from bench.lab.proxy.client import Connection
+from bench.lab.proxy.model import WORD, body
+from bench.lab.proxy.rounds import Plan
+from bench.lab.proxy.sides import litellm_version
+from bench.lab.proxy.suite import Result, run
 
 TINY = Plan(rounds=1, asks=5, seconds=0.2, concurrency=4, idle_streams=20, idle_rounds=2, idle_pairs=1, idle_asks=5)
 
@@ -46,7 +46,7 @@ def test_the_backend_of_the_peer_answers_one_request_after_the_other(stream: boo
         connection.close()
         return said
 
-    with running([sys.executable, "-m", "bench.proxy.upstream"]) as upstream:
+    with running([sys.executable, "-m", "bench.lab.proxy.upstream"]) as upstream:
         assert asyncio.run(ask(int(upstream.line()))) == [WORD * 3, WORD * 5]
 
 

@@ -22,7 +22,7 @@ KEY = "sk-very-secret"
 
 
 def bench(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "aegis.cli", "bench", *options]
+    command = [sys.executable, "-m", "aegis.cli.main", "bench", *options]
     environment = {"PYTHONPATH": str(ROOT), "OPENAI_API_KEY": KEY}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=COMMAND_S)
     assert KEY not in done.stdout + done.stderr

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.structured import Result, run
+from bench.lab.structured_output import Result, run
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from tests.live.market import MARKET, Reference
 from tests.live.server import ROOT, eventually, launched
 
 BINDINGS = """
-from aegis.device.cuda import CudaDevice
+from aegis.device.cuda.device import CudaDevice
 from tests.unit.device.cuda_driver_model import DriverModel
 CudaDevice.name = property(lambda self: "cpu")
 driver = DriverModel()

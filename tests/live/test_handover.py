@@ -15,14 +15,14 @@ from tests.ray_cluster import RayCluster, ray_cluster
 
 ray = pytest.importorskip("ray")
 
-from aegis.runtime.ray.carrier import (  # noqa: E402
-    Brought,
-    NotBrought,
-    Order,
+from aegis.cluster.carrier import (  # noqa: E402
     Outcome,
-    bring,
+    TransferFailed,
+    Transferred,
+    TransferRequest,
     outcome,
     start_carrier,
+    transfer,
 )
 
 pytestmark = pytest.mark.skipif(not RAY, reason="takes half a minute; make test-ray runs it")
@@ -40,8 +40,8 @@ class Ends(NamedTuple):
     sent: Any
     arrived: Any
 
-    def bring(self, order: Order) -> Outcome:
-        return outcome(ray.get(bring(self.target, order), timeout=60))
+    def transfer(self, order: TransferRequest) -> Outcome:
+        return outcome(ray.get(transfer(self.target, order), timeout=60))
 
 
 @pytest.fixture(scope="module")
@@ -66,15 +66,15 @@ def ends(cluster: RayCluster) -> Iterator[Ends]:
         memory.close()
 
 
-WHOLE = Order("far", "kv", ((0, 0, NBYTES),))
+WHOLE = TransferRequest("far", "kv", ((0, 0, NBYTES),))
 
 
 def test_blocks_get_from_node_to_node(ends: Ends) -> None:
     blocks = NBYTES // BLOCK_BYTES
     mixed = np.random.default_rng(1).permutation(blocks)[: blocks // 2]
     copies = tuple((int(to) * BLOCK_BYTES, at * BLOCK_BYTES, BLOCK_BYTES) for at, to in enumerate(mixed))
-    brought = ends.bring(Order("far", "kv", copies))
-    assert isinstance(brought, Brought) and brought.nbytes == len(copies) * BLOCK_BYTES
+    brought = ends.transfer(TransferRequest("far", "kv", copies))
+    assert isinstance(brought, Transferred) and brought.nbytes == len(copies) * BLOCK_BYTES
     wanted = np.zeros(NBYTES, np.uint8)
     for to, start, nbytes in copies:
         wanted[to : to + nbytes] = ends.sent[start : start + nbytes]
@@ -83,37 +83,37 @@ def test_blocks_get_from_node_to_node(ends: Ends) -> None:
 
 def test_many_at_once(ends: Ends) -> None:
     part = NBYTES // 24
-    orders = [Order("far", "kv", ((at, at, part),)) for at in range(0, NBYTES, part)]
-    answers = ray.get([bring(ends.target, order) for order in orders], timeout=60)
-    assert all(isinstance(outcome(answer), Brought) for answer in answers)
+    orders = [TransferRequest("far", "kv", ((at, at, part),)) for at in range(0, NBYTES, part)]
+    answers = ray.get([transfer(ends.target, order) for order in orders], timeout=60)
+    assert all(isinstance(outcome(answer), Transferred) for answer in answers)
     assert np.array_equal(ends.arrived, ends.sent)
 
 
 def test_what_the_source_has_not_is_told(ends: Ends) -> None:
     assert ray.get(ends.target.reach.remote("more", ends.source, "elsewhere")) == "unknown"
-    assert ends.bring(Order("far", "kv", ((0, NBYTES, 1),))) == NotBrought("unknown")
+    assert ends.transfer(TransferRequest("far", "kv", ((0, NBYTES, 1),))) == TransferFailed("unknown")
     ray.get(ends.source.close.remote("kv"))
-    assert ends.bring(WHOLE) == NotBrought("unknown")
+    assert ends.transfer(WHOLE) == TransferFailed("unknown")
 
 
 def test_a_source_that_is_gone_is_told(ends: Ends) -> None:
-    assert isinstance(ends.bring(WHOLE), Brought)
+    assert isinstance(ends.transfer(WHOLE), Transferred)
     ray.kill(ends.source)
-    assert ends.bring(WHOLE) == NotBrought("lost")
+    assert ends.transfer(WHOLE) == TransferFailed("lost")
     assert ray.get(ends.target.reach.remote("far", ends.source, "kv")) == "lost"
 
 
 def test_a_cut_cable_is_told_and_a_mended_one_serves(cluster: RayCluster, ends: Ends) -> None:
     if not cluster.has_cable:
         pytest.skip("both nodes share one address")
-    assert isinstance(ends.bring(WHOLE), Brought)
+    assert isinstance(ends.transfer(WHOLE), Transferred)
     cluster.cut()
     try:
         began_s = time.monotonic()
-        assert ends.bring(WHOLE) == NotBrought("silent")
+        assert ends.transfer(WHOLE) == TransferFailed("silent")
         assert time.monotonic() - began_s < FAILS_WITHIN_S
     finally:
         cluster.mend()
     ends.arrived[:] = 0
-    assert isinstance(ends.bring(WHOLE), Brought)
+    assert isinstance(ends.transfer(WHOLE), Transferred)
     assert np.array_equal(ends.arrived, ends.sent)

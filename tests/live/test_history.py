@@ -13,7 +13,7 @@ import pytest
 
 from aegis.core.decision import Decision
 from aegis.core.role import Role
-from aegis.telemetry.node import NodeReport
+from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span, SpanKind
 from tests.live.market import MARKET
@@ -69,7 +69,7 @@ def test_a_request_is_found_in_the_reasons(server: Server) -> None:
     assert [each.kind for each in decisions] == ["place", "prefill", "place", "turn"]
     assert [each.instance for each in decisions] == ["prefill-0", "prefill-0", "decode-0", "decode-0"]
     (request,) = {each.requests for each in decisions}
-    command = [sys.executable, "-m", "aegis.cli", "explain", "--url", server.url, "--request", str(request[0])]
+    command = [sys.executable, "-m", "aegis.cli.main", "explain", "--url", server.url, "--request", str(request[0])]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=COMMAND_S).stdout
     assert [line.split(maxsplit=2)[2] for line in shown.splitlines()] == [each.line for each in decisions]
 
@@ -88,7 +88,7 @@ def test_costs_are_learnt_and_the_same_requests_simulated(server: Server, tmp_pa
     options = ["--calibrate-on", f"poisson:models=8,rps=8,duration=4,{lengths}", "--piece", "2"]
     options += ["--workload", f"poisson:models=8,rps=2,duration=2,{lengths}"]
     options += ["--json", str(tmp_path / "out.json"), "--keep", str(tmp_path)]
-    command = [sys.executable, "-m", "aegis.cli", "bench", "fidelity", "--url", server.url, *options]
+    command = [sys.executable, "-m", "aegis.cli.main", "bench", "fidelity", "--url", server.url, *options]
     done = subprocess.run(
         command, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=COMMAND_S, cwd=tmp_path
     )

@@ -21,8 +21,8 @@ import pytest
 
 from aegis.core.ids import InstanceId
 from aegis.core.messages import GaveBack, GrantPages, NeedPages, TakeBack
-from aegis.device.cpu_pool import PAGE_BYTES, CpuPool
-from aegis.device.shared_words import SharedWords
+from aegis.device.cpu.pool import PAGE_BYTES, CpuPool
+from aegis.device.shared_events import SharedWords
 from memory.arbiter import ArbiterEffect, PageArbiter, WipeLost
 from tests.live.page_holder import FromHolder, Report
 

@@ -196,7 +196,7 @@ def test_strangers_neither_see_nor_move_memory(roomy: Server) -> None:
 
 def test_the_command_line_tells_and_moves_the_same(roomy: Server) -> None:
     def aegis(*arguments: str) -> str:
-        command = [sys.executable, "-m", "aegis.cli", "memory", *arguments, "--url", roomy.url]
+        command = [sys.executable, "-m", "aegis.cli.main", "memory", *arguments, "--url", roomy.url]
         return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
     assert aegis("limit", "decode-0", "32MiB").startswith("decode-0 may hold 32MiB; it gave back ")

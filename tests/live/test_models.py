@@ -26,7 +26,7 @@ RecordProperty = Callable[[str, object], None]
 
 async def aegis_models(server: Server, *arguments: str) -> tuple[int, str]:
     """Exit code and output of `aegis models …` against the server."""
-    command = [sys.executable, "-m", "aegis.cli", "models", *arguments, "--url", server.url]
+    command = [sys.executable, "-m", "aegis.cli.main", "models", *arguments, "--url", server.url]
     variables = os.environ | {"PYTHONPATH": str(ROOT)}
     done = await asyncio.to_thread(
         subprocess.run, command, env=variables, capture_output=True, text=True, timeout=COMMAND_S

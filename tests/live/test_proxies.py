@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from aegis.telemetry.live import Live
+from aegis.telemetry.live_view import Live
 from tests.live.cases import Case
 from tests.live.server import SPLIT, Server, eventually, launched
 from tests.live.streams import Stream, client_of, until

@@ -37,7 +37,7 @@ ENDLESS: Body = {"model": "long", "prompt": [5, 6, 7], "max_tokens": 20_000, "ig
 
 def refused(directory: Path, *options: str) -> str:
     """The one line with which `aegis launch` ends."""
-    command = [sys.executable, "-m", "aegis.cli", "launch", "--port", "0", *options]
+    command = [sys.executable, "-m", "aegis.cli.main", "launch", "--port", "0", *options]
     variables = os.environ | {"PYTHONPATH": str(ROOT), "AEGIS_CACHE": str(directory / "cache")}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=COMMAND_S, cwd=directory)
     assert done.returncode == 2, done.stderr

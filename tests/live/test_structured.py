@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from bench.random_schemas import random_schema
+from bench.lab.random_schemas import random_schema
 from tests.json_schemas import satisfies
 from tests.live.server import Server
 

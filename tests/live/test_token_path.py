@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import redis
 
-from bench.token_path import Result, run
+from bench.lab.token_path import Result, run
 from tests import brokers
 from tests.brokers import Broker
 from tests.live.market import MARKET

@@ -6,8 +6,8 @@ import asyncio
 
 from textual.widgets import DataTable
 
-from aegis.client import AdminClient
-from aegis.top.app import Top
+from aegis.cli.admin_client import AdminClient
+from aegis.cli.top.app import Top
 from tests.live.market import MARKET
 from tests.live.server import WAIT_S, Server
 

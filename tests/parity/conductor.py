@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from aegis.sim.agenda import Agenda
+from aegis.sim.event_queue import Agenda
 
 _PATIENCE_S = 60.0
 

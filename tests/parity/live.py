@@ -15,28 +15,28 @@ from aegis.core.messages import Shutdown
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import Sampling
 from aegis.core.role import Role
+from aegis.instance.parts import InstanceParts
+from aegis.instance.process import Instance
 from aegis.models.sources import Source
+from aegis.node.devices import Devices
+from aegis.node.node import Node
 from aegis.policies import Site
-from aegis.runtime.devices import Devices
-from aegis.runtime.instance import Instance
-from aegis.runtime.instance_parts import Parts
-from aegis.runtime.near import NearNode
-from aegis.runtime.node import Node
-from aegis.runtime.proxy import Proxy
-from aegis.runtime.tickets import LiveTicket
-from aegis.sim.agenda import NEVER_NS
+from aegis.sim.event_queue import NEVER_NS
 from aegis.sim.flows import Bus, Link
 from aegis.sim.instance import END
-from aegis.sim.market import Wanted
+from aegis.sim.market import SimRequest
+from aegis.sim.simulation import ADDRESS_PAGES, PAGE_BYTES, Pool, stream_words
 from aegis.sim.words import Words
-from aegis.sim.world import ADDRESS_PAGES, PAGE_BYTES, Pool, stream_words
 from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.history import History
 from decode.core import DecodeCore
 from memory.ledger import Ledger
 from prefill.core import PrefillCore
-from proxy.http.boundary import Delta, Failed, Finished
-from proxy.sessions import SessionCore
+from proxy.http.market import Delta, Failed, Finished
+from proxy.live.local_node import LocalNode
+from proxy.live.proxy import Proxy
+from proxy.live.request_handle import LiveSequenceHandle
+from proxy.routing.router import Router
 from tests.parity.conductor import Actor, Conductor
 from tests.parity.stand_ins import (
     CountedPool,
@@ -66,7 +66,7 @@ class Answer:
 class LiveRun:
     """The same pool as the simulator's, whose decisions are logged."""
 
-    def __init__(self, pool: Pool, arrivals: Sequence[Wanted]) -> None:
+    def __init__(self, pool: Pool, arrivals: Sequence[SimRequest]) -> None:
         self.answers: dict[RequestId, Answer] = {}
         self.log = DecisionLog()
         self._pool = pool
@@ -123,14 +123,14 @@ class LiveRun:
         await asyncio.gather(self._node.listen(), self._proxy.listen(), devices.watch())
 
     def _make_proxy(self, node: Node) -> Proxy:
-        core = SessionCore(
+        core = Router(
             self._pool.recipe.prefill(self._site),
             self._policy,
             self._pool.gpu.hardware(),
             max_batch=self._policy.rules.max_batch,
             explains=self._pool.explains,
         )
-        near, link = NearNode(node, PROXY), self._wire.hub(PROXY)
+        near, link = LocalNode(node, PROXY), self._wire.hub(PROXY)
         return Proxy(PROXY, core, near, link, self._conductor, node.history, decisions=self.log)
 
     def _make_node(self, devices: Devices) -> Node:
@@ -164,16 +164,16 @@ class LiveRun:
 
     # --- clients ------------------------------------------------------------------------------------------------------
 
-    def _arrive(self, wanted: Wanted) -> None:
+    def _arrive(self, wanted: SimRequest) -> None:
         sampling = Sampling(max_tokens=_MOST_TOKENS, stop_token_ids=(END,))
-        ticket = self._proxy.submit(wanted.model, (0,) * wanted.input_tokens, sampling)
+        handle = self._proxy.submit(wanted.model, (0,) * wanted.input_tokens, sampling)
         answer = self.answers[RequestId(len(self.answers) + 1)] = Answer()
-        self._clients.append(asyncio.create_task(self._read(ticket, answer)))
+        self._clients.append(asyncio.create_task(self._read(handle, answer)))
         if wanted.leaves_ns is not None:
-            self._conductor.agenda.at(wanted.leaves_ns, self._loop.happen, ticket.cancel)
+            self._conductor.agenda.at(wanted.leaves_ns, self._loop.happen, handle.cancel)
 
-    async def _read(self, ticket: LiveTicket, answer: Answer) -> None:
-        async for delivery in ticket:
+    async def _read(self, handle: LiveSequenceHandle, answer: Answer) -> None:
+        async for delivery in handle:
             now_ns = self._conductor.now_ns()
             match delivery:
                 case Delta(tokens):
@@ -206,7 +206,7 @@ class LiveRun:
             core = PrefillCore(name, ledger, pool.recipe.order, gpu.hardware(), **how)
         else:
             core = DecodeCore(name, ledger, self._policy, gpu.hardware(), **how)
-        parts = Parts(
+        parts = InstanceParts(
             instance=name,
             role=self._names[name],
             core=core,

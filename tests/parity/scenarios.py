@@ -10,11 +10,11 @@ from aegis.core.rng import Stream
 from aegis.core.role import Roles
 from aegis.core.views import Renewal, TurnRules
 from aegis.policies import Recipe, recipe
-from aegis.sim.costs import StepCosts
 from aegis.sim.faults.pretended import make_spec
-from aegis.sim.gpus import GpuSpec
-from aegis.sim.market import Wanted
-from aegis.sim.world import PAGE_BYTES, Pool
+from aegis.sim.gpu_costs import GpuSpec
+from aegis.sim.market import SimRequest
+from aegis.sim.simulation import PAGE_BYTES, Pool
+from aegis.sim.step_costs import StepCosts
 from decode.policies.least_slack import LeastSlack
 
 _UP_NS = 200 * NS_PER_MS  # live instances have come up
@@ -72,14 +72,14 @@ class Scenario:
             return {"mixed": self.prefills + self.decodes}
         return {"prefills": self.prefills, "decodes": self.decodes}
 
-    def arrivals(self, seed: int) -> list[Wanted]:
+    def arrivals(self, seed: int) -> list[SimRequest]:
         draw = Stream(seed, "parity")
         arrivals = []
         for at_ns in sorted(_UP_NS + draw.below(self.over_s * NS_PER_S) for _ in range(self.requests)):
             model = self._spec(draw.below(self.models)).model
             leaves_ns = at_ns + draw.below(4 * NS_PER_S) if draw.below(100) < self.leaving else None
             prompt, output = 1 + draw.below(self.prompt_max), 1 + draw.below(200)
-            arrivals.append(Wanted(at_ns, model, prompt, output, leaves_ns))
+            arrivals.append(SimRequest(at_ns, model, prompt, output, leaves_ns))
         return arrivals
 
     def _spec(self, index: int) -> ModelSpec:

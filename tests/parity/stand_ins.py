@@ -13,20 +13,20 @@ from aegis.core.messages import FromInstance, Greeting, ToInstance
 from aegis.core.model import ModelSpec
 from aegis.core.request import Sampling, Token
 from aegis.core.role import Role
-from aegis.device.mover import Copied
-from aegis.engine.base import Row, Sampled
+from aegis.device.memory_executor import CopyDone
 from aegis.engine.block_table import BlockTable
-from aegis.runtime.addressing import addressed
-from aegis.runtime.image_cache import ImageCache
-from aegis.runtime.image_caches import ImageCaches
-from aegis.runtime.image_filler import Filled
+from aegis.engine.protocol import Row, Sampled
+from aegis.node.image_cache import ImageCache
+from aegis.node.image_caches import ImageCaches
+from aegis.node.image_filler import Filled
 from aegis.sim.copies import Copy, Streams
-from aegis.sim.costs import StepCosts
 from aegis.sim.flows import Link
 from aegis.sim.instance import END
+from aegis.sim.step_costs import StepCosts
 from aegis.sim.words import Words
+from aegis.transport.recipients import addressed
 from memory.budget import Budget
-from memory.hosts import Hosts
+from memory.machines_kv import Hosts
 from memory.pages import Runs
 from tests.parity.conductor import Actor, Conductor
 from tests.parity.virtual_loop import VirtualLoop
@@ -209,7 +209,7 @@ class ScriptedMover:
     def progress(self) -> list[Progress]:
         return self._streams.progress()
 
-    def copied(self) -> list[Copied]:
+    def copied(self) -> list[CopyDone]:
         return []
 
     def _done(self, copy: Copy) -> None:

@@ -9,7 +9,7 @@ import pytest
 from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.role import Roles
 from aegis.policies import RECIPES
-from aegis.sim.world import simulate
+from aegis.sim.simulation import simulate
 from aegis.telemetry.decisions import DecisionLog
 from tests.parity.live import LiveRun
 from tests.parity.scenarios import Scenario

@@ -24,10 +24,10 @@ from aegis.core.request import EventHandle, Job, KvHandle, Sampling, Token
 from aegis.core.views import PrefillOrder, RoundPolicy
 from aegis.sim.faults.pretended import PAGE
 from decode.core import DecodeCore
-from decode.policy import WeightedRoundRobin
+from decode.policies.weighted_round_robin import WeightedRoundRobin
 from memory.budget import Budget
-from memory.leases import SlabLeases
 from memory.ledger import Ledger
+from memory.slab_leases import SlabLeases
 from prefill.core import PrefillCore
 
 PEER = InstanceId("prefill-9")

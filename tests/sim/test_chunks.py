@@ -9,9 +9,9 @@ from msgspec.structs import replace as with_fields
 from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.ids import RequestId
 from aegis.core.model import Slo
-from aegis.sim.costs import StepCosts
-from aegis.sim.market import Wanted
-from aegis.sim.world import Outcome, simulate
+from aegis.sim.market import SimRequest
+from aegis.sim.simulation import Outcome, simulate
+from aegis.sim.step_costs import StepCosts
 from aegis.telemetry.spans import Span, SpanKind
 from tests.parity.scenarios import Scenario
 
@@ -36,10 +36,12 @@ def play(chunk_tokens: int | None) -> Outcome:
         decodes=0,
         mixed=1,
     )
-    lessons = [Wanted(at * NS_PER_S, spec.model, prompt, 1) for at, prompt in enumerate(LESSONS)]
+    lessons = [SimRequest(at * NS_PER_S, spec.model, prompt, 1) for at, prompt in enumerate(LESSONS)]
     start_ns = len(lessons) * NS_PER_S
-    long = [Wanted(start_ns + (50 + 300 * at) * NS_PER_MS, spec.model, prompt, 3) for at, prompt in enumerate(PROMPTS)]
-    return simulate(pool, [*lessons, Wanted(start_ns, spec.model, 20, TOKENS), *long])
+    long = [
+        SimRequest(start_ns + (50 + 300 * at) * NS_PER_MS, spec.model, prompt, 3) for at, prompt in enumerate(PROMPTS)
+    ]
+    return simulate(pool, [*lessons, SimRequest(start_ns, spec.model, 20, TOKENS), *long])
 
 
 def latest_ns(outcome: Outcome) -> int:

@@ -18,16 +18,16 @@ from aegis.sim.faults.plan import EVERY, Kind
 from aegis.sim.faults.play import play_out
 from aegis.sim.faults.world import World
 from decode.core import DecodeCore
-from decode.kv_store import KvStore
+from decode.kv_swap import KvStore
 from memory.balloon import Balloon
-from memory.kept import KeptKv
-from memory.leases import SlabLeases
+from memory.kept_prefixes import KeptKv
 from memory.ledger import Ledger
-from memory.offers import Offers
+from memory.prefix_offers import Offers
+from memory.slab_leases import SlabLeases
 from memory.slabs import SlabPool
 from prefill.core import PrefillCore
-from proxy.events import InstanceDown
-from proxy.sessions import SessionCore
+from proxy.routing.events import InstanceDown
+from proxy.routing.router import Router
 from tests.sim.starvation import WatchedDecodeCore, WatchedPrefillCore
 
 CHUNK = 25
@@ -101,7 +101,7 @@ def _doubles(owner: type, name: str) -> Patch:
 
 
 def _deaf_to_attempts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SessionCore, "_current", lambda self, request, attempt: self._sessions.get(request))
+    patch.setattr(Router, "_current", lambda self, request, attempt: self._sessions.get(request))
 
 
 def _silent_about_kv(patch: pytest.MonkeyPatch) -> None:
@@ -177,10 +177,10 @@ def _before_the_proxy_knows(patch: pytest.MonkeyPatch) -> None:
     [
         pytest.param(_skips(PrefillCore, "_release"), EVERY, id="handed KV is not freed"),
         pytest.param(_silent_about_kv, EVERY, id="adopted KV is not released"),
-        pytest.param(_skips(SessionCore, "_release"), EVERY, id="releases are not passed on"),
-        pytest.param(_doubles(SessionCore, "_deliver"), EVERY, id="tokens are delivered twice"),
+        pytest.param(_skips(Router, "_release"), EVERY, id="releases are not passed on"),
+        pytest.param(_doubles(Router, "_deliver"), EVERY, id="tokens are delivered twice"),
         pytest.param(_deaf_to_attempts, {Kind.CRASH, Kind.DELAY}, id="attempts are not told apart"),
-        pytest.param(_skips(SessionCore, "_down"), EVERY, id="lost requests are not replayed"),
+        pytest.param(_skips(Router, "_down"), EVERY, id="lost requests are not replayed"),
         pytest.param(_skips(DecodeCore, "_forget"), EVERY, id="peers are not forgotten"),
         pytest.param(_skips(KvStore, "reads_from", False), CRASHES, id="peers are forgotten too early"),
         pytest.param(_orphans_at_once, CRASHES, id="orphaned slabs are leased at once"),

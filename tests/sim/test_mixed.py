@@ -20,7 +20,7 @@ from decode.policies.prefill_first import PrefillFirst
 from decode.policies.qlm import Qlm
 from decode.policies.serverlessllm import ServerlessLlm, ServerlessLlmAsPublished
 from decode.policies.serverlessllm_oracle_sjf import ServerlessLlmOracleSjf, ServerlessLlmOracleSjfAsPublished
-from decode.policy import WeightedRoundRobin
+from decode.policies.weighted_round_robin import WeightedRoundRobin
 from tests.sim.test_cores import LARGE_BLOCKS, SPECS, play
 
 Q_MAX_NS = 30_000_000

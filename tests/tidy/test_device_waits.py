@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from aegis.device.cuda_driver import DEVICE_WIDE
+from aegis.device.cuda.driver import DEVICE_WIDE
 
 ROOT = Path(__file__).parents[2]
 SERVING = ("aegis", "decode", "memory", "prefill", "proxy")
@@ -17,7 +17,7 @@ WAITING = {
     "torch.cuda.synchronize",
     "torch.accelerator.synchronize",
 }
-LISTED = "aegis/device/cuda_driver.py"  # names the driver's calls in order to count them
+LISTED = "aegis/device/cuda/driver.py"  # names the driver's calls in order to count them
 
 
 def waits(tree: ast.AST) -> list[str]:

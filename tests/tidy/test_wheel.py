@@ -65,7 +65,14 @@ def test_the_command_works_from_another_directory(installed: Path, tmp_path: Pat
 
 
 def test_what_is_imported_is_what_was_installed(installed: Path, tmp_path: Path) -> None:
-    names = [*PACKAGES, "aegis.config_sources", "bench.table", "decode.policy", "memory.pages", "prefill.policy"]
+    names = [
+        *PACKAGES,
+        "aegis.config.sources",
+        "bench.common.result_tables",
+        "decode.policies.weighted_round_robin",
+        "memory.pages",
+        "prefill.policies.grouped_fcfs",
+    ]
     code = f"import {', '.join(names)}, sys; print(*[sys.modules[name].__file__ for name in {names}], sep='\\n')"
     places = run(installed / "bin/python", "-c", code, cwd=tmp_path).split()
     assert len(places) == len(names)

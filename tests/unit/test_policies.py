@@ -6,11 +6,11 @@ from typing import get_args
 
 import pytest
 
-from aegis.config_values import PolicyName
+from aegis.config.values import PolicyName
 from aegis.core.errors import UserError
 from aegis.core.role import Roles
 from aegis.policies import RECIPES, Site, recipe
-from decode.policy import WeightedRoundRobin
+from decode.policies.weighted_round_robin import WeightedRoundRobin
 
 SITE = Site(memory_bytes=100)
 PUBLISHED = ("aegaeon", "serverlessllm", "serverlessllm-oracle-sjf", "muxserve")

@@ -12,7 +12,7 @@ from aegis.core.events import InstanceEvent, StepFailed, Stepped
 from aegis.core.ids import ModelId
 from aegis.core.messages import FromInstance, Tokens
 from aegis.core.request import Token
-from aegis.sim.faults.ground import Ground
+from aegis.sim.faults.ground import FaultWorldState
 
 
 class Runner(Protocol):
@@ -34,7 +34,7 @@ class Runner(Protocol):
 class DecodeRun:
     """`fails`: the engine raises in its first step."""
 
-    def __init__(self, node: Runner, ground: Ground, effect: RunDecode, *, fails: bool) -> None:
+    def __init__(self, node: Runner, ground: FaultWorldState, effect: RunDecode, *, fails: bool) -> None:
         self._node = node
         self._ground = ground
         self._effect = effect

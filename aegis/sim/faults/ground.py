@@ -9,7 +9,7 @@ from aegis.core.ids import BlockId, InstanceId, ModelId, SlabId
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle
 from aegis.core.rng import Stream
-from aegis.sim.agenda import Agenda
+from aegis.sim.event_queue import Agenda
 from aegis.sim.faults.pretended import PAGE
 from aegis.sim.words import Words
 
@@ -21,7 +21,7 @@ Action = Callable[[], None]
 Content = list[int | None]  # the tokens whose KV a block holds
 
 
-class Ground:
+class FaultWorldState:
     """Events of one time happen in the order they were scheduled in. `unreadable_share` is of loads from disk."""
 
     def __init__(self, seed: int, *, jitter_ns: int, failing_share: float, unreadable_share: float = 0.0) -> None:

@@ -23,7 +23,7 @@ from aegis.sim.faults.plan import Kind, draw_plan
 from aegis.sim.faults.pretended import PAGE, make_spec
 from aegis.sim.faults.scenario import Scenario
 from decode.policies.least_slack import LeastSlack
-from decode.policy import WeightedRoundRobin
+from decode.policies.weighted_round_robin import WeightedRoundRobin
 
 T = TypeVar("T")
 

@@ -13,12 +13,12 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import AddModel, DropModel, ToInstance, UnloadModel
 from aegis.core.model import ModelSpec
 from aegis.core.role import Role
-from aegis.sim.faults.ground import Ground
+from aegis.sim.faults.ground import FaultWorldState
 from aegis.sim.faults.pretended import PAGE
 from memory.budget import Budget
-from memory.images import AbandonFill, CacheEffect, Fill, Forgotten, ModelCache, Tell
+from memory.image_cache import AbandonFill, CacheEffect, Fill, Forgotten, ModelCache, Tell
 from memory.unloading import Unloading
-from proxy.events import Event, InstanceUp, ModelAway, ModelGone, ModelUp
+from proxy.routing.events import Event, InstanceUp, ModelAway, ModelGone, ModelUp
 
 _RENEWAL_NS = 20_000_000  # that it takes to make an image again
 _HASTE = 100  # of the cache's clock: only uses a second apart show it that a model is in demand
@@ -37,7 +37,7 @@ class Wire(Protocol):
 class Models:
     """`specs` are those that are served; `readded` counts those that came back."""
 
-    def __init__(self, wire: Wire, ground: Ground, budget: Budget, *, extents: int, parted: bool) -> None:
+    def __init__(self, wire: Wire, ground: FaultWorldState, budget: Budget, *, extents: int, parted: bool) -> None:
         self.specs: dict[ModelId, ModelSpec] = {}
         self.readded = 0
         self.cache = ModelCache(extents)

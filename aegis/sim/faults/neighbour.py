@@ -16,7 +16,7 @@ from aegis.core.messages import (
     TakeBack,
     ToInstance,
 )
-from aegis.sim.faults.ground import Ground
+from aegis.sim.faults.ground import FaultWorldState
 from memory.pages import PagePool, Runs
 
 _SLOWNESS_NS = 30_000_000
@@ -26,7 +26,12 @@ class Neighbour:
     """By the same protocol as an instance. `say` brings what it says to the node."""
 
     def __init__(
-        self, ground: Ground, name: InstanceId, say: Callable[[InstanceId, FromInstance], None], *, refuses: bool
+        self,
+        ground: FaultWorldState,
+        name: InstanceId,
+        say: Callable[[InstanceId, FromInstance], None],
+        *,
+        refuses: bool,
     ) -> None:
         self.name = name
         self.alive = True

@@ -42,7 +42,7 @@ from aegis.core.messages import FromInstance, ToInstance
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle, Token
 from aegis.sim.faults.decode_run import DecodeRun
-from aegis.sim.faults.ground import Action, Content, Ground, slab_of
+from aegis.sim.faults.ground import Action, Content, FaultWorldState, slab_of
 from aegis.sim.faults.pretended import BLOCK_TOKENS, next_token
 from decode.core import DecodeCore
 from memory.balloon import OWING_NS
@@ -70,7 +70,7 @@ class Node:
 
     def __init__(
         self,
-        ground: Ground,
+        ground: FaultWorldState,
         instance: InstanceId,
         core: PrefillCore | DecodeCore,
         words: Mapping[StreamName, int],

@@ -9,9 +9,9 @@ from aegis.core.views import PrefillOrder, PrefillPolicy
 from aegis.policies import Policy
 from aegis.sim.faults.plan import NOTHING, Plan
 from decode.core import DecodeCore
-from decode.policy import WeightedRoundRobin
+from decode.policies.weighted_round_robin import WeightedRoundRobin
 from prefill.core import PrefillCore
-from prefill.policy import GroupedFcfs
+from prefill.policies.grouped_fcfs import GroupedFcfs
 
 _POLICY = WeightedRoundRobin(30_000_000)
 _GROUPED = GroupedFcfs()

@@ -31,7 +31,7 @@ from aegis.core.messages import (
 )
 from aegis.core.request import Job, Sampling
 from aegis.core.role import Role
-from aegis.sim.faults.ground import Action, Ground
+from aegis.sim.faults.ground import Action, FaultWorldState
 from aegis.sim.faults.models import Models
 from aegis.sim.faults.neighbour import Neighbour
 from aegis.sim.faults.node import Node
@@ -41,22 +41,22 @@ from decode.core import DecodeCore
 from decode.sequences import Counters
 from memory.arbiter import ArbiterEffect, PageArbiter, Settled, WipeLost
 from memory.budget import Budget
-from memory.host import Answers, ForHost, HostKv
+from memory.host_kv import Answers, ForHost, HostKv
 from memory.ledger import Ledger
 from memory.pages import Runs
 from prefill.core import PrefillCore
-from proxy.events import (
-    Arrived,
+from proxy.routing.events import (
     ClientLeft,
     Deliver,
     Ended,
     Event,
-    Heard,
     InstanceDown,
     InstanceUp,
+    MessageReceived,
+    RequestArrived,
     To,
 )
-from proxy.sessions import SessionCore
+from proxy.routing.router import Router
 
 ForTheNode = (
     ForHost
@@ -94,7 +94,7 @@ class World:
         self.lost: list[Node] = []
         self.settled: dict[int, Settled] = {}
         self.hopeless = False  # nobody is left of some role
-        self.ground = Ground(
+        self.ground = FaultWorldState(
             seed,
             jitter_ns=scenario.jitter_ns,
             failing_share=max(scenario.failing_share, plan.failing_share),
@@ -114,7 +114,7 @@ class World:
         )
         self._roles = {_role(name) for name in self._expected}
         policy = scenario.policy
-        self.session = SessionCore(
+        self.session = Router(
             scenario.prefill,
             policy,
             Hardware(),
@@ -190,7 +190,7 @@ class World:
             job = Job(request, 1, spec.model, prompt, sampling, self.ground.now_ns, priority=priority)
             self.jobs[request] = job
             self.models.use(spec.model)
-            self.tell(Arrived(job))
+            self.tell(RequestArrived(job))
             if leaves:
                 self.ground.after(delay_ns, lambda: self._leave(request))
 
@@ -365,7 +365,7 @@ class World:
                 self.hear(node.instance, message)
             else:
                 self._look()
-                self.tell(Heard(node.instance, message))
+                self.tell(MessageReceived(node.instance, message))
 
         self.ground.send(link, arrive)
 

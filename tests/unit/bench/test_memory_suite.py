@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from aegis.core.errors import UserError
-from bench import swaps
-from bench.arrivals import arrivals
-from bench.figures import Figure
-from bench.memory import run
-from bench.memory_parts import PARTS, Swaps
-from bench.slab_replay import WasteMeter
+from bench.common.figures import Figure
+from bench.lab.memory import swap_out
+from bench.lab.memory.parts import PARTS, Swaps
+from bench.lab.memory.slab_replay import WasteMeter
+from bench.lab.memory.suite import run
+from bench.lab.memory.swap_in import arrivals
 
 
 def test_a_swap_in_of_several_requests() -> None:
@@ -33,7 +33,7 @@ def test_waste_is_weighted_by_bytes_and_fixed_pools_are_as_large_as_their_peaks(
 
 
 def test_figures_are_told_beside_what_they_have_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = Swaps(swaps.swaps((16 << 10,), (3, 64), region_bytes=4 << 20)), arrivals(requests=4, blocks=2)
+    small = Swaps(swap_out.swaps((16 << 10,), (3, 64), region_bytes=4 << 20)), arrivals(requests=4, blocks=2)
     path = tmp_path / "results" / "memory.json"
     result = run(path, known={"swaps": replace(PARTS["swaps"], measure=lambda: small)})
     written = msgspec.json.decode(path.read_bytes())

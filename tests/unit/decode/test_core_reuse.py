@@ -12,8 +12,8 @@ from aegis.core.messages import Cancel, CheckPrefix, KeepKv, KvKept, OfferKv, Pr
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job, KeptPrefix
 from decode.core import DecodeCore
-from decode.policy import WeightedRoundRobin
-from memory.kept import token_bytes
+from decode.policies.weighted_round_robin import WeightedRoundRobin
+from memory.kept_prefixes import token_bytes
 from tests.sim.driven import Driven, ledger, make_job, sides
 from tests.unit.decode.turns import IN, OUT, TWO_MODELS_FIT, WEIGHTS, A, B, running
 

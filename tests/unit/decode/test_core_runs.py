@@ -12,7 +12,7 @@ from aegis.core.ids import PageRun, RequestId
 from aegis.core.messages import Broken, Cancel, GaveBack, GrantPages, NeedPages, TakeBack
 from aegis.core.request import Token
 from decode.core import DecodeCore
-from decode.policy import WeightedRoundRobin
+from decode.policies.weighted_round_robin import WeightedRoundRobin
 from memory.pages import count_pages
 from tests.sim.driven import Driven, decode
 from tests.unit.decode.turns import (

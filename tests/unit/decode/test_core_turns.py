@@ -17,7 +17,7 @@ from aegis.core.messages import (
     Phase,
     SwitchDone,
 )
-from decode.policy import WeightedRoundRobin
+from decode.policies.weighted_round_robin import WeightedRoundRobin
 from tests.sim.driven import decode
 from tests.unit.decode.turns import (
     IN,

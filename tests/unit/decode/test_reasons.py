@@ -12,7 +12,7 @@ from aegis.core.views import BatchView, Turn
 from aegis.sim.faults.pretended import PAGE, make_spec
 from decode.core import DecodeCore
 from decode.policies.qlm import Qlm
-from decode.policy import WeightedRoundRobin
+from decode.policies.weighted_round_robin import WeightedRoundRobin
 from decode.reasons import TurnReasons, why_turn
 from tests.sim.driven import Driven, ledger
 from tests.unit.decode.turns import TWO_MODELS_FIT, WIDE, WIDE_2, A, B, C, settle, step, take

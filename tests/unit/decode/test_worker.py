@@ -13,7 +13,7 @@ from aegis.core.ids import ModelId, RequestId
 from aegis.core.messages import Tokens
 from aegis.core.model import ModelSpec
 from aegis.core.request import FinishReason, Sampling, Token
-from aegis.engine.base import EngineFailed, Row, Sampled
+from aegis.engine.protocol import EngineFailed, Row, Sampled
 from aegis.sim.faults.pretended import make_spec
 from decode.worker import DecodeWorker
 from tests.sim.driven import make_job

@@ -10,7 +10,7 @@ from aegis.core.model import ModelSpec
 from aegis.core.views import RoundPolicy
 from aegis.sim.faults.pretended import PAGE, make_spec
 from decode.core import DecodeCore
-from decode.policy import WeightedRoundRobin
+from decode.policies.weighted_round_robin import WeightedRoundRobin
 from memory.ledger import Ledger
 from tests.sim.driven import WORDS, Driven, adopt, budget, decode, make_job
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from aegis.core.ids import PageRun
-from aegis.device.cpu import CpuDevice
-from aegis.device.cpu_pool import CpuPool
-from aegis.device.shared_words import SharedWords
+from aegis.device.cpu.device import CpuDevice
+from aegis.device.cpu.pool import CpuPool
+from aegis.device.shared_events import SharedWords
 
 
 @pytest.fixture

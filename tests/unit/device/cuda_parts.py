@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aegis.core.ids import PageRun
-from aegis.device.cuda import CudaDevice
-from aegis.device.cuda_driver import Driver
-from aegis.device.cuda_pool import CudaPool
-from aegis.device.shared_words import SharedWords
+from aegis.device.cuda.device import CudaDevice
+from aegis.device.cuda.driver import Driver
+from aegis.device.cuda.pool import CudaPool
+from aegis.device.shared_events import SharedWords
 from tests.unit.device.cuda_driver_model import DriverModel
 
 PAGE = 2 << 20

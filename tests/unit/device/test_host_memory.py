@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aegis.core.errors import UserError
-from aegis.device.cpu import CpuDevice
+from aegis.device.cpu.device import CpuDevice
 from aegis.device.host_memory import MappedFile, SharedMemory
 
 DOUBLE = """

@@ -23,13 +23,13 @@ from aegis.core.messages import GrantPages
 from aegis.core.model import KvLayer, KvShape
 from aegis.core.request import EventHandle
 from aegis.device.cached_images import CachedImages
-from aegis.device.cpu import CpuDevice
-from aegis.device.cpu_pool import PAGE_BYTES, CpuPool
-from aegis.device.cpu_streams import CpuStream
+from aegis.device.cpu.device import CpuDevice
+from aegis.device.cpu.pool import PAGE_BYTES, CpuPool
+from aegis.device.cpu.streams import CpuStream
 from aegis.device.host_memory import SharedMemory
-from aegis.device.mover import Mover
-from aegis.device.shared_words import SharedWords
-from aegis.device.stage import StageBuffer
+from aegis.device.memory_executor import MemoryExecutor
+from aegis.device.shared_events import SharedWords
+from aegis.device.stage_buffer import StageBuffer
 from memory.budget import Budget
 from memory.ledger import Ledger
 from memory.slabs import NoBlocks
@@ -91,7 +91,7 @@ class Kv:
 class Instance:
     """An instance's books and bytes without an engine. Methods named after a rule are what a test breaks."""
 
-    def __init__(self, device: LaggingDevice, mover: Mover) -> None:
+    def __init__(self, device: LaggingDevice, mover: MemoryExecutor) -> None:
         self.device, self.mover = device, mover
         budget = Budget(pages=SLAB_PAGES, page_bytes=PAGE_BYTES, slab_bytes=SLAB_BYTES, host_slabs=1, instances=1)
         self.ledger = Ledger(budget, mover.words, address_pages=1)
@@ -233,7 +233,7 @@ def running(kind: type[Instance]) -> Iterator[Instance]:
     device = LaggingDevice(pool.address, words, stream_words=range(7))
     images, stage = CachedImages(device, cache.path), StageBuffer(device, words, 7)
     region = device.open_host(host.path, writable=True)
-    yield kind(device, Mover(device, region, images, stage, slab_bytes=SLAB_BYTES, address_pages=1))
+    yield kind(device, MemoryExecutor(device, region, images, stage, slab_bytes=SLAB_BYTES, address_pages=1))
     stage.close()
     images.close()
     device.close()

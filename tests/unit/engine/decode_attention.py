@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from aegis.core.model import KvLayer, KvShape
-from aegis.engine.decode_inputs import Tables
+from aegis.engine.gpu.decode_inputs import Tables
+from aegis.engine.gpu.triton_attention import append, attend
 from aegis.engine.paged_attention import Kind
-from aegis.engine.triton_attention import append, attend
-from aegis.engine.views import KvViews, dtype_named
+from aegis.engine.tensor_views import KvViews, dtype_named
 from tests.unit.engine.images import Arena
 
 DTYPES = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}

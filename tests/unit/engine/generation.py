@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.request import Sampling, Token
-from aegis.engine.base import Engine, Row, Sampled
 from aegis.engine.block_table import BlockTable
+from aegis.engine.protocol import Engine, Row, Sampled
 from tests.unit.engine.images import Arena, Built
 
 GREEDY = Sampling(max_tokens=1 << 20, temperature=0.0)

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from aegis.core.ids import ModelId
 from aegis.core.model import EngineName, KvShape, Manifest, ModelSpec, image_name
-from aegis.engine.base import KvRegion
 from aegis.engine.block_table import BlockTable
-from aegis.models.image import write_image
-from aegis.models.probe import Probed, probe
+from aegis.engine.protocol import KvRegion
+from aegis.models.kv_probe import Probed, probe
+from aegis.models.weight_image import write_image
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def build(
     into = directory / "image"
     into.mkdir()
     if engine == "vllm":
-        from aegis.models.vllm_image import write_vllm_image
+        from aegis.models.vllm_weight_image import write_vllm_image
 
         model.save_pretrained(directory)
         manifest = write_vllm_image(model, directory.name, directory, into)

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from aegis.core.request import Sampling
-from aegis.engine import decode_inputs
-from aegis.engine.decode_graphs import DecodeGraphs
-from aegis.engine.gpu_decode import GpuDecoder
+from aegis.engine.gpu import decode_inputs
+from aegis.engine.gpu.cuda_graphs import DecodeGraphs
+from aegis.engine.gpu.decode import GpuDecoder
 from aegis.engine.transformers_engine import TransformersEngine
 from tests.unit.engine.generation import begin, step
+from tests.unit.engine.gpu.test_cuda_graphs import Replayed
 from tests.unit.engine.images import Arena, Built
-from tests.unit.engine.test_decode_graphs import Replayed
 from tests.unit.engine.test_transformers_engine import VOCAB, make
 
 assert os.environ["TRITON_INTERPRET"] == "1"

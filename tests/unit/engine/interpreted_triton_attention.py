@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from aegis.core.model import KvLayer
+from aegis.engine.gpu.triton_attention import splits_for
 from aegis.engine.paged_attention import Kind
-from aegis.engine.triton_attention import splits_for
 from tests.unit.engine.decode_attention import DTYPES, check
 
 assert os.environ["TRITON_INTERPRET"] == "1"

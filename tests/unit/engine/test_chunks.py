@@ -17,8 +17,8 @@ from aegis.core.ids import RequestId
 from aegis.core.request import Sampling
 from aegis.engine import paged_attention
 from aegis.engine.paged_attention import Kind, Prefill
-from aegis.engine.views import KvViews
-from aegis.models.demo_recipes import RECIPES
+from aegis.engine.tensor_views import KvViews
+from aegis.models.demo.recipes import RECIPES
 from tests.unit.engine.generation import Generation, begin, step
 from tests.unit.engine.images import Arena, Built, build
 from tests.unit.engine.test_paged_attention import HEADS, LAYER, SHAPE, draw, kinds, reference

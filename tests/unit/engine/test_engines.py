@@ -9,8 +9,8 @@ from transformers import AutoConfig
 import aegis.engine
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId, RequestId
-from aegis.engine import vllm_version
 from aegis.engine.engines import Engines
+from aegis.engine.vllm import version
 from tests.unit.engine.generation import begin, step
 from tests.unit.engine.images import Arena, Built, build
 
@@ -24,7 +24,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_version, "_DISTRIBUTIONS", ())
+    monkeypatch.setattr(version, "_DISTRIBUTIONS", ())
     for name in ("vllm_engine", "vllm_adapter"):
         monkeypatch.delitem(sys.modules, f"aegis.engine.{name}", raising=False)
         monkeypatch.delattr(aegis.engine, name, raising=False)

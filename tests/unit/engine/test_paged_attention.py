@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from aegis.core.model import KvLayer, KvShape
 from aegis.engine import paged_attention
 from aegis.engine.paged_attention import Decode, Kind, Prefill, Scratch
-from aegis.engine.views import KvViews
+from aegis.engine.tensor_views import KvViews
 from tests.unit.engine.images import Arena
 
 LAYER = KvLayer(2, 8, 4)

@@ -17,7 +17,7 @@ from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import KvLayer
 from aegis.core.request import Sampling
 from aegis.engine.transformers_engine import TransformersEngine
-from aegis.models.probe import Probed
+from aegis.models.kv_probe import Probed
 from tests.unit.engine.generation import GREEDY, Generation, begin, step
 from tests.unit.engine.images import Arena, Built, build
 

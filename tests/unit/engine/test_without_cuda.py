@@ -12,7 +12,7 @@ class Absent:
             raise ImportError(f"{name} is not here")
 sys.meta_path.insert(0, Absent())
 from pathlib import Path
-import aegis.runtime.instance, aegis.runtime.launch
+import aegis.instance.process, aegis.launcher.launch
 from aegis.engine.transformers_engine import TransformersEngine
 from tests.unit.engine.generation import begin, step
 from tests.unit.engine.images import Arena
@@ -22,7 +22,7 @@ arena = Arena()
 engine = TransformersEngine(arena.region)
 engine.attach(built.spec, built.base)
 step(engine, [begin(engine, arena, built, 1, [3, 4, 5], room=9)], 3)
-ours = ("aegis.device.cuda", "aegis.engine.gpu", "aegis.engine.triton")
+ours = ("aegis.device.cuda.device", "aegis.engine.gpu", "aegis.engine.triton")
 print([name for name in sys.modules if name.startswith(ours)])
 """
 

@@ -8,7 +8,7 @@ from aegis.core.effects import AcceptPages, RevokePages, Send, WipePages
 from aegis.core.errors import LawBroken
 from aegis.core.ids import PageRun
 from aegis.core.messages import GaveBack, GrantPages, NeedPages
-from memory.balloon import Wish
+from memory.balloon import PageRequest
 from memory.pages import NoPages
 from tests.unit.memory.held import EXCESSIVE, PATIENCE_NS, REFUSED, Held, pages_of, runs
 
@@ -156,7 +156,7 @@ def test_a_wish_is_asked_once_and_an_answer_awaited() -> None:
     held.balloon.want(3, urgent=False)
     held.balloon.want(5, urgent=False)
     held.balloon.want(5, urgent=True)
-    assert asked(held) == [NeedPages(3, urgent=False)] and held.balloon.wish is Wish.ASKED
+    assert asked(held) == [NeedPages(3, urgent=False)] and held.balloon.wish is PageRequest.ASKED
 
 
 def test_a_refused_wish_is_remembered_by_who_refused_it() -> None:
@@ -165,7 +165,7 @@ def test_a_refused_wish_is_remembered_by_who_refused_it() -> None:
     held.balloon.granted(REFUSED)
     held.balloon.want(3, urgent=False)
     held.balloon.want(4, urgent=False)
-    assert asked(held) == [NeedPages(3, urgent=False)] and held.balloon.wish is Wish.REFUSED
+    assert asked(held) == [NeedPages(3, urgent=False)] and held.balloon.wish is PageRequest.REFUSED
 
 
 def test_an_urgent_wish_is_asked_again_only_where_it_changed() -> None:
@@ -224,7 +224,7 @@ def test_who_is_trimmed_withdraws_its_wish(answer: GrantPages) -> None:
     held.balloon.want(3, urgent=False)
     held.balloon.granted(answer)
     held.look()
-    assert held.trim(1, 2)[0] == Send(NeedPages(0, urgent=False)) and held.balloon.wish is Wish.NONE
+    assert held.trim(1, 2)[0] == Send(NeedPages(0, urgent=False)) and held.balloon.wish is PageRequest.NONE
     held.balloon.want(1, urgent=False)
     assert asked(held) == [NeedPages(1, urgent=False)]
 

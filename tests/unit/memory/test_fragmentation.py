@@ -3,7 +3,7 @@
 import pytest
 
 from aegis.core.model import KvLayer, KvShape
-from bench.slab_replay import MARKET_SHAPES, MARKET_SLAB_BYTES, Load, replay
+from bench.lab.memory.slab_replay import MARKET_SHAPES, MARKET_SLAB_BYTES, Load, replay
 
 BAR = 0.10
 FIXED_BAR = 0.40

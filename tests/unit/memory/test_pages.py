@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from aegis.core.errors import LawBroken
 from aegis.core.ids import PageRun
+from memory.page_runs import RunSet
 from memory.pages import NoPages, PagePool, Runs, count_pages
-from memory.runs import RunSet
 
 OWNERS = ("kv", "m1", "m2")
 PAGES = 24

@@ -11,7 +11,7 @@ from aegis.core.ids import ModelId, PageRun
 from aegis.core.request import EventHandle
 from memory.bump import BumpBuffer
 from memory.pages import NoPages, PagePool, count_pages
-from memory.residency import Admitted, Residency
+from memory.residency import Residency, WeightsAdmitted
 
 SIZES = {ModelId("a"): 2, ModelId("b"): 3, ModelId("b2"): 3, ModelId("c"): 5, ModelId("d"): 7}
 models = st.sampled_from(sorted(SIZES))
@@ -98,7 +98,7 @@ def test_r2_a_loading_model_is_no_victim() -> None:
     with pytest.raises(AssertionError, match="target of a transfer"):
         held.evict(ModelId("a"))
     held.loaded(ModelId("a"))
-    assert held.admit(ModelId("c"), [ModelId("a")]) == Admitted((PageRun(0, 5),), (ModelId("a"),))
+    assert held.admit(ModelId("c"), [ModelId("a")]) == WeightsAdmitted((PageRun(0, 5),), (ModelId("a"),))
     assert pool.free == 0
 
 
@@ -136,7 +136,7 @@ def test_no_more_leave_than_have_to() -> None:
     for model in (ModelId("a"), ModelId("b")):
         held.admit(model, [])
     admitted = held.admit(ModelId("b2"), [ModelId("b"), ModelId("a")])
-    assert isinstance(admitted, Admitted) and admitted.evicted == (ModelId("b"),)
+    assert isinstance(admitted, WeightsAdmitted) and admitted.evicted == (ModelId("b"),)
 
 
 def test_a_refusal_evicts_nobody() -> None:

@@ -9,10 +9,10 @@ import torch
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
-from aegis.engine.group import ThreadGroup
+from aegis.engine.parallel.group import ThreadGroup
 from aegis.engine.transformers_engine import TransformersEngine
 from aegis.models.registry import register
-from aegis.models.selfcheck import check
+from aegis.models.self_check import check
 from aegis.models.sources import Source
 from tests import checkpoints
 

@@ -11,8 +11,8 @@ from aegis.core.events import Stepped
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import ModelSpec
 from aegis.core.request import Sampling, Token
-from aegis.engine.base import EngineFailed, Row, Sampled
 from aegis.engine.block_table import BlockTable
+from aegis.engine.protocol import EngineFailed, Row, Sampled
 from aegis.sim.faults.pretended import make_spec
 from prefill.worker import PrefillWorker
 from tests.sim.driven import make_job

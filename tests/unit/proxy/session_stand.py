@@ -12,10 +12,10 @@ from aegis.core.request import EventHandle, Job, KvHandle, Sampling, Token
 from aegis.core.role import Role
 from aegis.core.views import DecodePolicy
 from aegis.sim.faults.pretended import make_spec
-from decode.policy import WeightedRoundRobin
-from prefill.policy import GroupedFcfs
-from proxy.events import Arrived, Deliver, Effect, Ended, Event, Heard, InstanceUp, ModelUp, To
-from proxy.sessions import SessionCore
+from decode.policies.weighted_round_robin import WeightedRoundRobin
+from prefill.policies.grouped_fcfs import GroupedFcfs
+from proxy.routing.events import Deliver, Effect, Ended, Event, InstanceUp, MessageReceived, ModelUp, RequestArrived, To
+from proxy.routing.router import Router
 
 SPEC = make_spec(0, image_pages=3, block_bytes=1024)
 OTHER = make_spec(1, image_pages=3, block_bytes=1024)
@@ -29,7 +29,7 @@ class Proxy:
     """Checks laws 1 and 2 on all that is said to the client."""
 
     def __init__(self, *instances: InstanceId, policy: DecodePolicy | None = None) -> None:
-        self.core = SessionCore(GroupedFcfs(), policy or WeightedRoundRobin(), Hardware())
+        self.core = Router(GroupedFcfs(), policy or WeightedRoundRobin(), Hardware())
         self.delivered: dict[RequestId, list[int]] = {}
         self.ended: dict[RequestId, Ended] = {}
         self.last: list[Effect] = []
@@ -56,10 +56,10 @@ class Proxy:
 
     def arrive(self, request: int = 1, *, model: ModelId = SPEC.model, prompt: int = 4) -> None:
         job = Job(RequestId(request), 1, model, tuple(range(prompt)), Sampling(max_tokens=50), 0)
-        self.tell(Arrived(job))
+        self.tell(RequestArrived(job))
 
     def heard(self, instance: InstanceId, message: FromInstance) -> None:
-        self.tell(Heard(instance, message))
+        self.tell(MessageReceived(instance, message))
 
     def sent(self, kind: type[T]) -> list[tuple[InstanceId, T]]:
         """Messages of a kind that the last event caused."""

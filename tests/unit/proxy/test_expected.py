@@ -13,27 +13,27 @@ from aegis.core.request import Job, Sampling, Token
 from aegis.core.role import Role
 from aegis.sim.faults.pretended import make_spec
 from decode.policies.least_slack import LeastSlack
-from prefill.policy import GroupedFcfs
-from proxy.events import Arrived, ForeignLoad, Heard, InstanceUp, ModelUp, SloSet
-from proxy.sessions import SessionCore
+from prefill.policies.grouped_fcfs import GroupedFcfs
+from proxy.routing.events import ForeignLoad, InstanceUp, MessageReceived, ModelUp, RequestArrived, SloSet
+from proxy.routing.router import Router
 
 SPEC = make_spec(0, image_pages=3, block_bytes=1024)
 PROMPT = (1,) * 50
 
 
-def pool(role: Role) -> SessionCore:
-    core = SessionCore(GroupedFcfs(), LeastSlack(), Hardware())
+def pool(role: Role) -> Router:
+    core = Router(GroupedFcfs(), LeastSlack(), Hardware())
     core.on(ModelUp(SPEC, 10_000), 0)
     core.on(InstanceUp(InstanceId(f"{role}-0"), role), 0)
     return core
 
 
-def arrive(core: SessionCore, *numbers: int) -> None:
+def arrive(core: Router, *numbers: int) -> None:
     for number in numbers:
-        core.on(Arrived(Job(RequestId(number), 1, SPEC.model, PROMPT, Sampling(max_tokens=9), number)), number)
+        core.on(RequestArrived(Job(RequestId(number), 1, SPEC.model, PROMPT, Sampling(max_tokens=9), number)), number)
 
 
-def expected_ns(core: SessionCore) -> int:
+def expected_ns(core: Router) -> int:
     estimate = core.expected_ttft_ns(SPEC.model, len(PROMPT))
     assert estimate is not None
     return estimate
@@ -54,8 +54,8 @@ def test_who_has_its_first_token_is_not_waited_for() -> None:
     core = pool(Role.MIXED)
     arrive(core, 1, 2)
     waiting_ns = expected_ns(core)
-    core.on(Heard(InstanceId("mixed-0"), Started(RequestId(1), 1)), 4)
-    core.on(Heard(InstanceId("mixed-0"), Prefilled(RequestId(1), 1, Token(5), None, 1)), 5)
+    core.on(MessageReceived(InstanceId("mixed-0"), Started(RequestId(1), 1)), 4)
+    core.on(MessageReceived(InstanceId("mixed-0"), Prefilled(RequestId(1), 1, Token(5), None, 1)), 5)
     assert expected_ns(core) < waiting_ns
     assert [core.waiting_before(RequestId(n)) for n in (1, 2)] == [None, 0]
 
@@ -72,7 +72,7 @@ def test_what_other_proxies_have_waiting_counts() -> None:
 
 def test_nobody_can_tell_of_a_model_or_a_pool_that_is_not_there() -> None:
     assert pool(Role.MIXED).expected_ttft_ns(ModelId("other"), 5) is None
-    core = SessionCore(GroupedFcfs(), LeastSlack(), Hardware())
+    core = Router(GroupedFcfs(), LeastSlack(), Hardware())
     core.on(ModelUp(SPEC, 10_000), 0)
     assert core.expected_ttft_ns(SPEC.model, 5) is None
 

@@ -20,8 +20,8 @@ from aegis.core.messages import (
 )
 from aegis.core.request import FinishReason, Token
 from aegis.sim.faults.pretended import make_spec
-from proxy.events import ClientLeft, Ended, InstanceDown, ModelUp, Replayed
-from proxy.sessions import MAX_LOSSES, MAX_REPLAYS
+from proxy.routing.events import ClientLeft, Ended, InstanceDown, ModelUp, Replayed
+from proxy.routing.router import MAX_LOSSES, MAX_REPLAYS
 from tests.unit.proxy.session_stand import D0, D1, P0, P1, Proxy, R, handle
 
 # --- deaths -----------------------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from aegis.core.lifecycle import State
 from aegis.core.messages import Broken, Cancel, GaveUp, Phase, Prefilled, ReleaseKv, Started, Submit, Tokens
 from aegis.core.request import FinishReason, Job, Sampling, Token
 from decode.policies.dedicated import Dedicated
-from prefill.policy import GroupedFcfs
-from proxy.events import Arrived, ClientLeft, InstanceDown, ModelGone, ModelUp
-from proxy.sessions import SessionCore
+from prefill.policies.grouped_fcfs import GroupedFcfs
+from proxy.routing.events import ClientLeft, InstanceDown, ModelGone, ModelUp, RequestArrived
+from proxy.routing.router import Router
 from tests.unit.proxy.session_stand import D0, OTHER, P0, SPEC, Proxy, R
 
 M0, M1 = InstanceId("mixed-0"), InstanceId("mixed-1")
@@ -129,7 +129,7 @@ class Strict(Proxy):
 
     def __init__(self, *instances: InstanceId) -> None:
         super().__init__()
-        self.core = SessionCore(GroupedFcfs(), Dedicated(), Hardware(), give_up_ns=LATE_NS)
+        self.core = Router(GroupedFcfs(), Dedicated(), Hardware(), give_up_ns=LATE_NS)
         for spec in (SPEC, OTHER):
             self.tell(ModelUp(spec, 1000))
         for instance in instances:
@@ -137,7 +137,7 @@ class Strict(Proxy):
 
     def arrive_at(self, now_ns: int, request: int) -> None:
         job = Job(RequestId(request), 1, SPEC.model, (1,), Sampling(max_tokens=50), now_ns)
-        self.last = self.core.on(Arrived(job), now_ns)
+        self.last = self.core.on(RequestArrived(job), now_ns)
 
     def is_handed_over(self, request: int) -> None:
         self.heard(P0, Started(RequestId(request), 1))

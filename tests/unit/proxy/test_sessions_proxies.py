@@ -7,7 +7,16 @@ import pytest
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.messages import Adopt, Reused, Started, Submit
 from aegis.core.request import Job, Sampling
-from proxy.events import Arrived, ClientLeft, DeliverReused, ForeignLoad, InstanceDown, ModelGone, ModelLoad, ModelUp
+from proxy.routing.events import (
+    ClientLeft,
+    DeliverReused,
+    ForeignLoad,
+    InstanceDown,
+    ModelGone,
+    ModelLoad,
+    ModelUp,
+    RequestArrived,
+)
 from tests.unit.proxy.session_stand import D0, D1, OTHER, P0, P1, SPEC, Proxy, R
 
 # --- other proxies ---------------------------------------------------------------------------------------------------
@@ -54,7 +63,7 @@ def test_a_request_that_was_begun_elsewhere_goes_on_after_its_tokens() -> None:
     proxy = Proxy(P0, D0)
     job = Job(R, 1, SPEC.model, (0, 1), Sampling(max_tokens=50), 0, sent=(8, 9))
     proxy.delivered[R] = [8, 9]
-    proxy.tell(Arrived(job))
+    proxy.tell(RequestArrived(job))
     ((_, submit),) = proxy.sent(Submit)
     assert submit.job.sent == (8, 9)
     proxy.heard(P0, Started(R, 1))
@@ -70,11 +79,11 @@ def test_choices_of_one_call_are_placed_together() -> None:
     proxy = Proxy(P0, P1, D0)
     for request in (1, 2, 3):
         job = Job(RequestId(request), 1, SPEC.model, (1, 2), Sampling(max_tokens=50), 0)
-        proxy.tell(Arrived(job, RequestId(1) if request > 1 else None))
+        proxy.tell(RequestArrived(job, RequestId(1) if request > 1 else None))
         ((to, submit),) = proxy.sent(Submit)
         assert (to, submit.group) == (P0, 1)
     proxy.tell(ClientLeft(R))
-    proxy.tell(Arrived(Job(RequestId(4), 1, SPEC.model, (1, 2), Sampling(max_tokens=50), 0), R))
+    proxy.tell(RequestArrived(Job(RequestId(4), 1, SPEC.model, (1, 2), Sampling(max_tokens=50), 0), R))
     assert proxy.sent(Submit), "the first one may have ended"
 
 

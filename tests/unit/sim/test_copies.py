@@ -11,8 +11,8 @@ from aegis.core.effects import CopyBlocks, LoadWeights, StreamName, WipePages
 from aegis.core.events import Progress
 from aegis.core.ids import ModelId, PageRun
 from aegis.core.request import EventHandle
-from aegis.sim.agenda import Agenda
 from aegis.sim.copies import Copy, Streams
+from aegis.sim.event_queue import Agenda
 from aegis.sim.faults.pretended import make_shape
 from aegis.sim.flows import Bus, Link
 from aegis.sim.words import Words

@@ -9,13 +9,13 @@ import pytest
 from aegis.core.decision import Decision, DecisionKind
 from aegis.core.ids import ModelId
 from aegis.policies import RECIPES, recipe
-from aegis.sim.gpus import gpu
-from aegis.sim.market import Wanted
-from aegis.sim.world import Outcome, Pool, simulate
+from aegis.sim.gpu_costs import gpu
+from aegis.sim.market import SimRequest
+from aegis.sim.simulation import Outcome, Pool, simulate
 from aegis.telemetry.spans import SpanKind
 from tests.unit.sim.test_recipes import MODELS, SPECS
 
-ARRIVALS = [Wanted(10**8 * (i // 4), SPECS[i * 5 % MODELS].model, 200, 60) for i in range(48)]
+ARRIVALS = [SimRequest(10**8 * (i // 4), SPECS[i * 5 % MODELS].model, 200, 60) for i in range(48)]
 
 
 def play(name: str, *, explains: bool, mixed: bool) -> Outcome:

@@ -7,10 +7,10 @@ import pytest
 from aegis.core.model import Slo
 from aegis.core.role import Roles
 from aegis.policies import RECIPES, Recipe, recipe
-from aegis.sim.gpus import gpu
-from aegis.sim.market import Wanted
+from aegis.sim.gpu_costs import gpu
+from aegis.sim.market import SimRequest
 from aegis.sim.shapes import MIX, SHAPES
-from aegis.sim.world import Outcome, Pool, simulate
+from aegis.sim.simulation import Outcome, Pool, simulate
 from bench.workloads import spec
 from bench.workloads.arrival import model_name
 
@@ -23,7 +23,7 @@ def play(chosen: Recipe, *, decodes: int = 2, rps: float = 0.1) -> Outcome:
     """On three instances."""
     mixed = chosen.roles is not Roles.FIXED
     arrivals = spec.parse(f"poisson:models={MODELS},rps={rps},duration={DURATION_S},lengths=uniform,output=8-200", 0)
-    wanted = [Wanted(a.at_ns, a.model, a.input_tokens, a.output_tokens) for a in arrivals]
+    wanted = [SimRequest(a.at_ns, a.model, a.input_tokens, a.output_tokens) for a in arrivals]
     counts = {"mixed": 1 + decodes} if mixed else {"prefills": 1, "decodes": decodes}
     outcome = simulate(Pool(gpu=gpu("h800"), specs=SPECS, recipe=chosen, **counts), wanted)
     assert len(outcome.records) == len(wanted)
@@ -31,7 +31,7 @@ def play(chosen: Recipe, *, decodes: int = 2, rps: float = 0.1) -> Outcome:
 
 
 def test_aegaeons_policy_on_mixed_instances_moves_no_kv() -> None:
-    arrivals = [Wanted(10**9 * (i // 4), SPECS[i % MODELS].model, 200, 100) for i in range(24)]
+    arrivals = [SimRequest(10**9 * (i // 4), SPECS[i % MODELS].model, 200, 100) for i in range(24)]
     outcome = simulate(Pool(recipe=recipe("aegaeon"), gpu=gpu("h800"), specs=SPECS, mixed=2), arrivals)
     assert set(outcome.counters) == {"mixed-0", "mixed-1"}
     assert {record.ended for record in outcome.records} == {"finished"}

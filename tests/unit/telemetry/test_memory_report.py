@@ -9,8 +9,8 @@ from aegis.core.messages import NeedPages, NeedSlabs, SlabsOfShape, Telemetry
 from aegis.core.model import IMAGE_EXTENT_BYTES
 from aegis.telemetry.memory_report import fragmentation, report_device, report_host_kv, report_model_cache
 from memory.arbiter import PageArbiter, WipeLost
-from memory.hosts import Hosts
-from memory.images import ModelCache
+from memory.image_cache import ModelCache
+from memory.machines_kv import Hosts
 
 A, B, C = (InstanceId(name) for name in "abc")
 HERE, THERE = MachineId("here"), MachineId("there")

@@ -76,7 +76,7 @@ def test_a_request_is_a_tree_of_its_stages() -> None:
 
 def test_without_a_collector_nothing_is_imported() -> None:
     code = (
-        "import sys, aegis.runtime.launch, aegis.runtime.proxy_process\n"
+        "import sys, aegis.launcher.launch, proxy.live.process\n"
         "from aegis.telemetry.tracing import traced\n"
         "with traced(None, '') as stages: assert stages is None\n"
         "print([name for name in sys.modules if name.startswith(('aegis.telemetry.otlp', 'opentelemetry.exporter'))])"

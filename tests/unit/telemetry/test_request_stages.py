@@ -7,21 +7,21 @@ from hypothesis import strategies as st
 
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import Slo
-from aegis.telemetry.request_stages import Lived, RequestStages, StageName
+from aegis.telemetry.request_stages import EndedRequest, RequestStages, StageName
 
 M, R = ModelId("m"), RequestId(7)
 SLO = Slo(ttft_ns=10, tbt_ns=10)
 QUEUE, PREFILL, HAND_OVER, DECODE, PREEMPTED = StageName
 
 
-def arrived() -> tuple[RequestStages, list[Lived]]:
-    ended: list[Lived] = []
+def arrived() -> tuple[RequestStages, list[EndedRequest]]:
+    ended: list[EndedRequest] = []
     stages = RequestStages(ended.append)
     stages.arrived(R, M, SLO, 0, prompt_tokens=5)
     return stages, ended
 
 
-def told(lived: Lived) -> list[tuple[StageName, int, int, int]]:
+def told(lived: EndedRequest) -> list[tuple[StageName, int, int, int]]:
     return [(stage.name, stage.start_ns, stage.stop_ns, stage.tokens) for stage in lived.stages]
 
 

@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId, ModelId
-from aegis.sim.gpus import gpu, with_costs
+from aegis.sim.gpu_costs import gpu, with_costs
 from aegis.telemetry.spans import Span, SpanKind
-from bench.calibrate import calibrate, run
 from bench.calibration.past import Past
 from bench.calibration.rates import measure_rates
 from bench.calibration.steps import fit_steps
+from bench.calibration.suite import calibrate, run
 from tests.unit.bench.calibration.pasts import DECODE, MODELS, PREFILL, Truth, past
 
 

@@ -10,11 +10,11 @@ import pytest
 from aegis.core.ids import ModelId
 from aegis.core.model import Slo
 from aegis.policies import recipe
-from aegis.sim.costs import StepCosts
-from aegis.sim.gpus import GpuSpec, gpu
-from aegis.sim.market import Wanted
+from aegis.sim.gpu_costs import GpuSpec, gpu
+from aegis.sim.market import SimRequest
 from aegis.sim.shapes import SHAPES
-from aegis.sim.world import Outcome, Pool, simulate
+from aegis.sim.simulation import Outcome, Pool, simulate
+from aegis.sim.step_costs import StepCosts
 from aegis.telemetry.spans import SpanKind
 from bench.calibration.rates import measure_rates
 from bench.calibration.steps import fit_steps
@@ -51,7 +51,7 @@ def outcome(contention: int, workload: str = WORKLOAD) -> Outcome:
         keep_spans=True,
     )
     arrivals = parse(workload, 1)
-    return simulate(pool, [Wanted(a.at_ns, a.model, a.input_tokens, a.output_tokens) for a in arrivals])
+    return simulate(pool, [SimRequest(a.at_ns, a.model, a.input_tokens, a.output_tokens) for a in arrivals])
 
 
 @pytest.mark.parametrize("workload", [WORKLOAD, "grid:models=4"])

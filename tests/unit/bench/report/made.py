@@ -7,7 +7,7 @@ import msgspec
 
 from aegis.core.decision import Decision, DecisionKind, Why
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.sim.world import Outcome
+from aegis.sim.simulation import Outcome
 from aegis.telemetry import files
 from aegis.telemetry.memory_report import (
     DeviceReport,

@@ -3,7 +3,7 @@
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.messages import SwitchDone
 from aegis.sim.sampling import HostUse
-from aegis.sim.world import Outcome
+from aegis.sim.simulation import Outcome
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span, SpanKind
 

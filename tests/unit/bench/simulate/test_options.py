@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from aegis.cli import main
+from aegis.cli.main import main
 from aegis.core.decision import Decision
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span

@@ -12,8 +12,8 @@ from aegis.core.decision import Plan, Why
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import BatchView, Renewal, TurnRules, Work
 from decode.policies.least_slack import LeastSlack
-from proxy.decode_lists import DecodeLists
-from proxy.pressure import Wants
+from proxy.routing.decode_lists import DecodeLists
+from proxy.routing.pressure import Wants
 
 _MS = 1_000_000
 _S = 1_000 * _MS

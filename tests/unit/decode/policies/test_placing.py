@@ -11,7 +11,7 @@ from decode.policies.muxserve import MuxServe
 from decode.policies.qlm import Qlm
 from decode.policies.serverlessllm import ServerlessLlm, ServerlessLlmAsPublished
 from decode.policies.serverlessllm_oracle_sjf import ServerlessLlmOracleSjfAsPublished
-from proxy.decode_lists import DecodeLists
+from proxy.routing.decode_lists import DecodeLists
 
 A, B, C, D = (ModelId(name) for name in "ABCD")
 X, Y, Z = (InstanceId(name) for name in "XYZ")

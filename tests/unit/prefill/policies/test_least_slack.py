@@ -15,7 +15,7 @@ from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import PrefillJob, PrefillLine, PrefillPlacement, Work
 from aegis.sim.faults.pretended import make_spec
 from prefill.policies.least_slack import LeastSlackPrefill
-from proxy.prefill_queues import PrefillQueues
+from proxy.routing.prefill_queues import PrefillQueues
 
 SPECS = [make_spec(i, image_pages=2, block_bytes=128) for i in range(3)]
 A, B, C = (spec.model for spec in SPECS)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from aegis.core.api_keys import Keyring
 from proxy.http.app import create_app
-from proxy.http.callers import Keyring
 from proxy.http.server import make_server
 from proxy.http.settings import Settings
 from tests.unit.proxy.http.scripted import TEXTS, ScriptedMarket

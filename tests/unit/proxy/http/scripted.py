@@ -17,27 +17,27 @@ from prometheus_client import CollectorRegistry, generate_latest
 from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from aegis.core.api_keys import Caller, Key, Keyring, digest_of
 from aegis.core.decision import Decision
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import ModelId
 from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.model import KvLayer, KvShape, Manifest, ModelChange, ModelSpec, Slo
 from aegis.core.request import FinishReason, Sampling, Token
-from aegis.engine.grammar_trials import GrammarTrials
-from aegis.models.text import TextModel
+from aegis.engine.grammar.trials import GrammarTrials
+from aegis.models.text.text_model import TextModel
 from aegis.telemetry.history import History
-from aegis.telemetry.live import Live, LiveInstance, LiveModel, Seen, news
+from aegis.telemetry.live_view import Live, LiveInstance, LiveModel, SeenUntil, news
 from aegis.telemetry.memory_report import HostKvReport, MemoryReport, ModelCacheReport, SlabsReport
-from aegis.telemetry.node import NodeReport
+from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.records import Record
-from aegis.telemetry.registration import Coming
+from aegis.telemetry.registration import RegisteringModel
 from aegis.telemetry.spans import Span
 from aegis.telemetry.tally import Tally
 from proxy.http.app import create_app
-from proxy.http.boundary import Delivery, Delta, Finished, PromptScores
-from proxy.http.callers import Caller, Key, Keyring, digest_of
+from proxy.http.market import Delivery, Delta, Finished, PromptScores
+from proxy.http.request.text_workers import Texts
 from proxy.http.settings import Settings
-from proxy.http.texts import Texts
 
 BOS, EOS = 256, 257
 TEXTS = Texts()
@@ -186,11 +186,11 @@ class ScriptedMarket:
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     submitted: list[tuple[ModelId, tuple[int, ...], Sampling]] = field(default_factory=list)
     priorities: list[int] = field(default_factory=list)
-    tickets: list[ScriptedTicket] = field(default_factory=list)
+    handles: list[ScriptedTicket] = field(default_factory=list)
     beside: list[object] = field(default_factory=list)
     among: list[object] = field(default_factory=list)
     refusals: list[UserError | None] = field(default_factory=list)
-    registering: dict[str, Coming] = field(default_factory=dict)
+    registering: dict[str, RegisteringModel] = field(default_factory=dict)
     permits: list[ScriptedPermit] = field(default_factory=list)
     permit_refusals: list[UserError] = field(default_factory=list)
     unwell: str = ""
@@ -211,7 +211,7 @@ class ScriptedMarket:
     def models(self) -> Mapping[str, ScriptedModel]:
         return self.served
 
-    def coming(self) -> Mapping[str, Coming]:
+    def coming(self) -> Mapping[str, RegisteringModel]:
         return self.registering
 
     async def permit(self, caller: Caller, model: ModelId) -> ScriptedPermit:
@@ -242,11 +242,11 @@ class ScriptedMarket:
         self.priorities.append(priority)
         self.beside.append(beside)
         self.among.append(among)
-        self.tickets.append(ScriptedTicket(self.served[model].script(prompt, sampling)))
-        return self.tickets[-1]
+        self.handles.append(ScriptedTicket(self.served[model].script(prompt, sampling)))
+        return self.handles[-1]
 
     @property
-    def desk(self) -> ScriptedMarket:
+    def queries(self) -> ScriptedMarket:
         return self
 
     async def healthy(self) -> tuple[bool, str]:
@@ -293,7 +293,7 @@ class ScriptedMarket:
     async def decisions(self, since: int) -> tuple[list[Decision], int]:
         return self.past.decisions.since(since), self.past.decisions.next
 
-    async def live(self, seen: Seen) -> bytes:
+    async def live(self, seen: SeenUntil) -> bytes:
         models = [
             LiveModel(seat, model.state, model.weights, self.tallies.get(name, Tally(ModelId(name))))
             for seat, (name, model) in enumerate(self.served.items())

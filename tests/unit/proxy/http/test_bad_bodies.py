@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from aegis.core.errors import UserError
-from proxy.http import body, chat
+from proxy.http.openai import chat
+from proxy.http.request import body
 from tests.unit.proxy.http.scripted import byte_text, calling, market, post, says
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/models/update")

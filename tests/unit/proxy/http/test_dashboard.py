@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from aegis.core.ids import InstanceId, ModelId
-from aegis.telemetry.live import Live
+from aegis.telemetry.live_view import Live
 from aegis.telemetry.spans import Span, SpanKind
 from tests.unit.proxy.http.scripted import calling, get, keyring, market
 

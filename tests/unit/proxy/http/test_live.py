@@ -18,8 +18,8 @@ import pytest
 
 from aegis.core.request import FinishReason
 from aegis.telemetry.logs import LineFormatter
-from proxy.http.boundary import Delta, Finished
-from proxy.http.protocol import Protocol
+from proxy.http.market import Delta, Finished
+from proxy.http.security.http_protocol import Protocol
 from tests.unit.proxy.http.live import serving
 from tests.unit.proxy.http.scripted import ScriptedMarket, market, says, tokens
 
@@ -116,15 +116,15 @@ def test_a_client_that_leaves_frees_its_sequences(path: str, stream: bool) -> No
     submit = behind.submit
 
     def watched(*arguments: Any, **options: Any) -> Any:
-        ticket = submit(*arguments, **options)
-        cancel = ticket.cancel
+        handle = submit(*arguments, **options)
+        cancel = handle.cancel
 
         def seen(*, satisfied: bool = False) -> None:
             cancel(satisfied=satisfied)
             cancelled.set()
 
-        ticket.cancel = seen  # type: ignore[method-assign]
-        return ticket
+        handle.cancel = seen  # type: ignore[method-assign]
+        return handle
 
     behind.submit = watched  # type: ignore[method-assign]
     body = {"model": "m", "stream": stream}
@@ -139,7 +139,7 @@ def test_a_client_that_leaves_frees_its_sequences(path: str, stream: bool) -> No
 
         asyncio.run(leave())
         assert cancelled.wait(WAIT_S)
-    assert behind.tickets[0].cancelled
+    assert behind.handles[0].cancelled
 
 
 def test_choices_are_interleaved_as_they_come() -> None:
@@ -173,7 +173,7 @@ def test_a_client_that_reads_nothing_is_cut_off_and_nobody_else_waits() -> None:
     ):
         slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(greedy) + greedy)
         slow.settimeout(WAIT_S)
-        until(lambda: bool(behind.tickets))
+        until(lambda: bool(behind.handles))
         for _ in range(3):
             reply = httpx.post(url + "/v1/completions", json={"model": "m", "prompt": "x"}, timeout=WAIT_S)
             assert reply.json()["choices"][0]["text"] == "x"
@@ -181,7 +181,7 @@ def test_a_client_that_reads_nothing_is_cut_off_and_nobody_else_waits() -> None:
         with contextlib.suppress(ConnectionResetError):
             while slow.recv(1 << 20):
                 pass
-    assert not behind.tickets[0].ended
+    assert not behind.handles[0].ended
 
 
 @pytest.mark.parametrize("ends", [b"keep-alive", b"close"])

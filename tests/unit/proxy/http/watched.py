@@ -9,7 +9,7 @@ from aegis.core.decision import Decision, DecisionKind, Why
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.role import Role
 from aegis.telemetry.history import History
-from aegis.telemetry.live import LiveInstance, Seen
+from aegis.telemetry.live_view import LiveInstance, SeenUntil
 from aegis.telemetry.memory_report import (
     DeviceReport,
     HostKvReport,
@@ -46,7 +46,7 @@ class WatchedMarket(ScriptedMarket):
         self.next_ns = monotonic_ns() - past_s * NS_PER_S
         self.broken = False
 
-    async def live(self, seen: Seen) -> bytes:
+    async def live(self, seen: SeenUntil) -> bytes:
         if self.broken:
             raise ConnectionError
         self.now_ns = monotonic_ns()

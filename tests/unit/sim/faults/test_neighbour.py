@@ -15,7 +15,7 @@ from aegis.core.messages import (
     PeerForgotten,
     TakeBack,
 )
-from aegis.sim.faults.ground import Ground
+from aegis.sim.faults.ground import FaultWorldState
 from aegis.sim.faults.neighbour import Neighbour
 
 NAME = InstanceId("neighbour-0")
@@ -23,7 +23,7 @@ NAME = InstanceId("neighbour-0")
 
 @pytest.mark.parametrize("refuses", [False, True])
 def test_it_takes_and_gives_or_refuses(refuses: bool) -> None:
-    ground, said = Ground(0, jitter_ns=0, failing_share=0.0), list[FromInstance]()
+    ground, said = FaultWorldState(0, jitter_ns=0, failing_share=0.0), list[FromInstance]()
     neighbour = Neighbour(ground, NAME, lambda _, message: said.append(message), refuses=refuses)
     neighbour.begin(8, 2)
     assert said == [NeedPages(8, urgent=False), NeedSlabs(2)]
@@ -40,7 +40,7 @@ def test_it_takes_and_gives_or_refuses(refuses: bool) -> None:
 
 
 def test_of_one_that_has_ended_nothing_comes() -> None:
-    ground, said = Ground(0, jitter_ns=0, failing_share=0.0), list[FromInstance]()
+    ground, said = FaultWorldState(0, jitter_ns=0, failing_share=0.0), list[FromInstance]()
     neighbour = Neighbour(ground, NAME, lambda _, message: said.append(message), refuses=False)
     neighbour.told(GrantPages((PageRun(0, 8),)))
     neighbour.told(TakeBack(1, 3, 0))

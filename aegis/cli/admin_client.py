@@ -1,0 +1,173 @@
+"""The admin side of a running server, as the command line uses it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from aegis.core.errors import UserError
+
+if TYPE_CHECKING:
+    import httpx
+
+    from aegis.telemetry.live_view import Live, SeenUntil
+    from aegis.telemetry.memory_report import MemoryReport
+    from aegis.telemetry.node_report import NodeReport
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+ADMIN_KEY, API_KEY = "AEGIS_ADMIN_KEY", "AEGIS_API_KEY"
+"""The variables that give a server its keys, and the command line those of the server it talks to."""
+
+
+_NEVER = 10**17  # the number of a span that no server lives to see
+
+
+class Refused(UserError):
+    """The server was reached and said no; its own words."""
+
+
+class AdminClient:
+    """Talks to one server. Raises UserError where it cannot be reached or is no aegis, Refused where it says no.
+
+    `key` is its admin key, taken from the environment if not given; without one, an API key lists its models.
+    """
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        self._url = url.rstrip("/")
+        self._key = key or os.environ.get(ADMIN_KEY) or os.environ.get(API_KEY)
+        if not self._url.startswith(("http://", "https://")):
+            raise UserError(f"{url!r} is no address of a server; give one like --url http://127.0.0.1:8000")
+
+    def models(self) -> list[dict[str, Any]]:
+        """The served models, as `/v1/models` lists them."""
+        listed = self._call("GET", "/v1/models").get("data")
+        if not isinstance(listed, list):
+            raise UserError(f"{self._url} answers, but is no aegis server")
+        return listed
+
+    def add(self, source: str, name: str | None = None) -> dict[str, Any]:
+        """Registers a checkpoint directory or hub id. Returns when it is served."""
+        return self._call("POST", "/models/load", {"source": source} | ({"name": name} if name else {}))
+
+    def update(self, model: str, **changes: Any) -> dict[str, Any]:
+        """Changes deadlines, priority, limits or the pin of a model; what is None stays."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        return self._call("POST", "/models/update", {"model": model, **given})
+
+    def unload(self, model: str) -> dict[str, Any]:
+        """Takes a model's weights out of memory; it is served as before."""
+        return self._call("POST", "/models/evict", {"model": model})
+
+    def remove(self, model: str) -> dict[str, Any]:
+        """Takes a model out of the market."""
+        return self._call("POST", "/models/unload", {"model": model})
+
+    def memory(self) -> MemoryReport:
+        """All memory of the server, as `/debug/memory` tells it."""
+        import msgspec  # like httpx
+
+        from aegis.telemetry.memory_report import MemoryReport
+
+        try:
+            return msgspec.convert(self._call("GET", "/debug/memory"), MemoryReport)
+        except msgspec.ValidationError:
+            raise UserError(f"{self._url} answers, but is no aegis server of this version") from None
+
+    def limit_memory(self, instance: str, nbytes: int, *, timeout_s: float) -> int:
+        """Returns when the instance holds no more: how many bytes it gave back."""
+        return self._moved("limit", {"instance": instance, "limit": nbytes, "timeout_s": timeout_s})
+
+    def trim_memory(self, instance: str, *, timeout_s: float) -> int:
+        """Returns when the instance has given back what it does not need: how many bytes."""
+        return self._moved("trim", {"instance": instance, "timeout_s": timeout_s})
+
+    def node(self) -> NodeReport:
+        """What the server consists of."""
+        import msgspec
+
+        from aegis.telemetry.node_report import NodeReport
+
+        try:
+            return msgspec.convert(self._call("GET", "/debug/node"), NodeReport)
+        except msgspec.ValidationError:
+            raise UserError(f"{self._url} answers, but is no aegis server of this version") from None
+
+    def spans(self, since: int = 0) -> bytes:
+        """What its instances did of late, one span a line, from that number on."""
+        return self._lines("/debug/spans", since).content
+
+    def records(self, since: int = 0) -> bytes:
+        """What became of its requests of late, one record a line, from that number on."""
+        return self._lines("/debug/records", since).content
+
+    def decisions(self, since: int = 0) -> tuple[bytes, int]:
+        """What was decided of late and why, one a line, from that number on, and the number to go on from."""
+        response = self._lines("/debug/decisions", since)
+        return response.content, int(response.headers["aegis-next"])
+
+    def live(self, seen: SeenUntil) -> Live:
+        """The server as it is now, and what it did beyond what was seen."""
+        import msgspec
+
+        from aegis.telemetry.live_view import Live
+
+        path = "/debug/live?" + "&".join(f"{name}={value}" for name, value in msgspec.structs.asdict(seen).items())
+        response = self._send("GET", path)
+        if response.is_error:
+            raise _refused(response.status_code, self._object(response))
+        try:
+            return msgspec.json.decode(response.content, type=Live)
+        except msgspec.MsgspecError:
+            raise UserError(f"{self._url} answers, but is no aegis server of this version") from None
+
+    def next_number(self, what: str) -> int:
+        """Of "spans", "records" or "decisions": those from that number on are yet to come."""
+        return int(self._lines(f"/debug/{what}", _NEVER).headers["aegis-next"])
+
+    def _moved(self, how: str, body: dict[str, object]) -> int:
+        return int(self._call("POST", f"/debug/memory/{how}", body).get("given_back_bytes", 0))
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        response = self._send(method, path, body)
+        content = self._object(response)
+        if response.is_error:
+            raise _refused(response.status_code, content)
+        return content
+
+    def _lines(self, path: str, since: int) -> httpx.Response:
+        response = self._send("GET", f"{path}?since={since}")
+        if response.is_error:
+            raise _refused(response.status_code, self._object(response))
+        if "jsonl" not in response.headers.get("content-type", ""):
+            raise UserError(f"{self._url} answers, but is no aegis server of this version")
+        return response
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        import httpx  # a tenth of a second, which `aegis --help` need not pay
+
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        timeout = httpx.Timeout(connect=5.0, read=None, write=30.0, pool=None)
+        try:
+            return httpx.request(method, self._url + path, json=body, headers=headers, timeout=timeout, trust_env=False)
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise UserError(f"no server at {self._url} ({error}); is `aegis launch` running there?") from None
+
+    def _object(self, response: httpx.Response) -> dict[str, Any]:
+        try:
+            content = response.json()
+        except ValueError:
+            content = None
+        if not isinstance(content, dict):
+            raise UserError(f"{self._url} answers, but is no aegis server")
+        return content
+
+
+def _refused(status: int, content: dict[str, Any]) -> Refused:
+    reason = _reason(content) or f"the server answered {status}"
+    return Refused(f"{reason} (commands take it from {ADMIN_KEY})" if status == 401 else reason, status=status)
+
+
+def _reason(content: dict[str, Any]) -> str | None:
+    error = content.get("error")
+    return error.get("message") if isinstance(error, dict) else None

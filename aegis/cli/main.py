@@ -1,0 +1,156 @@
+"""The command line. Nothing heavy is imported before a command runs: `aegis --help` answers at once.
+
+Exit codes: 0; 1 where a running server refuses; 2 for everything a user can mend, told in one line; 130 at Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from aegis import __version__
+from aegis.cli.admin_client import Refused
+from aegis.cli.config import check, schema
+from aegis.cli.ctl import ctl
+from aegis.cli.explain import explain
+from aegis.cli.launch import demo, launch
+from aegis.cli.memory import limit_memory, show_memory, trim_memory
+from aegis.cli.models import add_model, list_models, remove_model, set_model, unload_model
+from aegis.cli.top.command import top
+from aegis.core.errors import UserError
+from bench.calibration.command import calibrate
+from bench.compare.command import compare
+from bench.fidelity.command import fidelity
+from bench.lab.commands import (
+    bench_decode,
+    bench_handover,
+    bench_memory,
+    bench_metadata,
+    bench_prefix,
+    bench_schedule,
+    bench_simulator,
+    bench_structured,
+    bench_switch,
+    bench_token_path,
+)
+from bench.lab.proxy.command import proxy
+from bench.plan.command import plan
+from bench.report.command import report, timeline
+from bench.rivals.command import rivals
+from bench.serve.command import serve
+from bench.simulate.command import simulate
+
+_PLAIN: dict[str, Any] = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
+
+app = typer.Typer(name="aegis", **_PLAIN)
+models = typer.Typer(help="List, add, change, unload and remove the models of a running server.", **_PLAIN)
+memory = typer.Typer(**_PLAIN)
+config = typer.Typer(help="The configuration file, without launching anything.", **_PLAIN)
+bench = typer.Typer(help="Measure this machine, or any server.", **_PLAIN)
+app.add_typer(models, name="models")
+app.add_typer(memory, name="memory")
+app.add_typer(config, name="config")
+app.add_typer(bench, name="bench")
+app.add_typer(ctl, name="ctl")
+
+
+@app.callback(invoke_without_command=True)
+def aegis(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> int:
+    """Serve a market of language models from a few devices, switching between them at the token level.
+
+    \b
+    Examples:
+      aegis launch                                  the demo market on http://127.0.0.1:8000
+      aegis launch --models ~/checkpoints           your own models
+      aegis models list                             what a running server serves
+      aegis top                                     what it does now
+      aegis memory                                  where its memory is
+      aegis explain                                 why it did what it did
+      aegis ctl drain mixed-0                       a command to one of its instances
+      aegis COMMAND --help                          options and examples of a command
+    """
+    if version:
+        print(f"aegis {__version__}")
+        raise typer.Exit
+    return _help_unless_command(context)
+
+
+@models.callback(invoke_without_command=True)
+@config.callback(invoke_without_command=True)
+@bench.callback(invoke_without_command=True)
+def _help_unless_command(context: typer.Context) -> int:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+    return 0
+
+
+app.command("launch")(launch)
+app.command("demo")(demo)
+app.command("top")(top)
+app.command("explain")(explain)
+app.command("simulate")(simulate)
+app.command("plan")(plan)
+app.command("calibrate")(calibrate)
+
+models.command("list")(list_models)
+models.command("add")(add_model)
+models.command("set")(set_model)
+models.command("unload")(unload_model)
+models.command("remove")(remove_model)
+
+config.command("schema")(schema)
+config.command("check")(check)
+
+memory.callback(invoke_without_command=True)(show_memory)
+memory.command("limit")(limit_memory)
+memory.command("trim")(trim_memory)
+
+bench.command("switch")(bench_switch)
+bench.command("memory")(bench_memory)
+bench.command("decode")(bench_decode)
+bench.command("handover")(bench_handover)
+bench.command("schedule")(bench_schedule)
+bench.command("metadata")(bench_metadata)
+bench.command("prefix")(bench_prefix)
+bench.command("proxy")(proxy)
+bench.command("token-path")(bench_token_path)
+bench.command("structured")(bench_structured)
+bench.command("simulator")(bench_simulator)
+bench.command("serve")(serve)
+bench.command("compare")(compare)
+bench.command("rivals")(rivals)
+bench.command("fidelity")(fidelity)
+bench.command("report")(report)
+bench.command("timeline")(timeline)
+
+
+def valued(arguments: list[str]) -> list[str]:
+    """With `--ray` alone as `--ray auto`: Typer knows no options whose value may be left out."""
+    full: list[str] = []
+    for at, argument in enumerate(arguments):
+        alone = argument == "--ray" and (at + 1 == len(arguments) or arguments[at + 1].startswith("-"))
+        full += [argument, "auto"] if alone else [argument]
+    return full
+
+
+def main() -> None:
+    """The `aegis` command."""
+    try:
+        sys.exit(app(valued(sys.argv[1:]), prog_name="aegis", standalone_mode=False))
+    except UserError as error:
+        message, code = error.message, 1 if isinstance(error, Refused) else 2
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "aegis"
+        message, code = f"{error.format_message().rstrip('.')}; see {command} --help", 2
+    print("aegis:", " ".join(message.split()), file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""`aegis models`: the models of a running server."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aegis.cli.admin_client import DEFAULT_URL, AdminClient
+from aegis.config.slo import limits_ns
+from aegis.core.clock import NS_PER_MS
+
+_Url = Annotated[str, typer.Option("--url", metavar="URL", help="Address of the server.")]
+
+
+def list_models(url: _Url = DEFAULT_URL) -> int:
+    """List the models of a running server.
+
+    \b
+    Example:
+      aegis models list --url http://127.0.0.1:9000
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("model", "state", "weights", "checkpoint"):
+        table.add_column(title, overflow="fold")
+    for model in AdminClient(url).models():
+        state = ": ".join(str(model[key]) for key in ("state", "detail") if model.get(key))
+        table.add_row(str(model.get("id")), state or "-", *(str(model.get(key) or "-") for key in ("weights", "root")))
+    width = None if sys.stdout.isatty() else 10_000  # one line for each model where a program reads
+    Console(markup=False, highlight=False, width=width).print(table)
+    return 0
+
+
+def add_model(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Checkpoint directory or hub id.")],
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name for clients. [default: the source's]")] = None,
+    url: _Url = DEFAULT_URL,
+) -> int:
+    """Add a model to a running server; it is registered beside serving.
+
+    \b
+    Examples:
+      aegis models add ~/checkpoints/llama
+      aegis models add Qwen/Qwen3-0.6B --name qwen
+    """
+    local = Path(source).expanduser()
+    answer = AdminClient(url).add(str(local.resolve()) if local.is_dir() else source, name)
+    print(f"{answer.get('id', name or source)} is {answer.get('state', 'added')}")
+    return 0
+
+
+def set_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Its name, as `aegis models list` shows it.")],
+    slo: Annotated[str | None, typer.Option(metavar="TARGETS", help="When tokens are due: ttft=10,tbt=0.1")] = None,
+    priority: Annotated[int | None, typer.Option(metavar="N", help="-8 to 8; the lower, the earlier.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(metavar="N", help="0: as many as come.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(metavar="N", help="0: as many as come.")] = None,
+    concurrent: Annotated[int | None, typer.Option(metavar="N", help="Requests at one time; 0: all.")] = None,
+    pin: Annotated[bool | None, typer.Option("--pin/--unpin", help="Keep its weights in the model cache.")] = None,
+    url: _Url = DEFAULT_URL,
+) -> int:
+    """Change a model of a running server, at once; what is not named stays.
+
+    \b
+    Examples:
+      aegis models set qwen --slo ttft=2,tbt=0.05 --priority -2
+      aegis models set qwen --requests-per-minute 60 --concurrent 4 --pin
+    """
+    client = AdminClient(url)
+    deadlines = {f"{name}_ms": ns / NS_PER_MS for name, ns in limits_ns(slo).items()} if slo else None
+    named = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "concurrent": concurrent,
+    }
+    limits = None
+    if any(value is not None for value in named.values()):
+        present = next((each.get("limits") or {} for each in client.models() if each.get("id") == model), {})
+        limits = {k: v for k, v in (present | {k: v for k, v in named.items() if v is not None}).items() if v}
+    client.update(model, slo=deadlines, priority=priority, limits=limits, pin=pin)
+    print(f"{model} is changed")
+    return 0
+
+
+def unload_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Its name, as `aegis models list` shows it.")],
+    url: _Url = DEFAULT_URL,
+) -> int:
+    """Take a model's weights out of memory, where requests use them as soon as those end; the next one loads it again.
+
+    \b
+    Example:
+      aegis models unload qwen
+    """
+    AdminClient(url).unload(model)
+    print(f"{model} leaves memory: where it is idle at once, elsewhere after its requests")
+    return 0
+
+
+def remove_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Its name, as `aegis models list` shows it.")],
+    url: _Url = DEFAULT_URL,
+) -> int:
+    """Remove a model from a running server.
+
+    \b
+    Example:
+      aegis models remove qwen
+    """
+    AdminClient(url).remove(model)
+    print(f"{model} is removed")
+    return 0

@@ -1,0 +1,33 @@
+"""`aegis top`: what a running server does, in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from aegis.cli.admin_client import DEFAULT_URL, AdminClient
+from aegis.core.errors import UserError
+
+
+def top(
+    url: Annotated[str, typer.Option("--url", metavar="URL", help="Of the server.")] = DEFAULT_URL,
+    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.2, help="From one look to the next.")] = 1.0,
+) -> int:
+    """Watch a running server: instances and the models they run, queues, tokens a second, memory.
+
+    Keys: q quits, p pauses, s sorts the models by something else. It asks for what the dashboard shows, with the admin
+    key in AEGIS_ADMIN_KEY where the server has one.
+
+    \b
+    Examples:
+      aegis top
+      aegis top --url http://10.0.0.7:8000 --every 5
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UserError("aegis top needs a terminal; programs read /metrics, or `aegis memory` and `aegis models list`")
+    from aegis.cli.top.app import Top
+
+    Top(AdminClient(url), url, every).run()
+    return 0

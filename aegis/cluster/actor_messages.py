@@ -1,0 +1,39 @@
+"""What the launcher and a machine of the cluster tell each other, as msgpack in the arguments of Ray's calls."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from aegis.node.machine import RankMemory
+
+
+class Opening(Struct, frozen=True):
+    """What a machine is to have."""
+
+    machine: str
+    version: str  # of the launcher's aegis
+    host_kv_bytes: int  # of each rank
+    cache_bytes: int
+    ranks: int
+    instances: int  # that may be there
+
+
+class Opened(Struct, frozen=True):
+    """What it has. `version` is that of its aegis; where it is another one there is nothing else."""
+
+    version: str
+    hostname: str = ""
+    boot: str = ""  # of the operating system it runs on
+    cache_dir: str = ""
+    meeting: str = ""
+    memory: tuple[RankMemory, ...] = ()
+    extents: int = 0
+
+
+class PoolOpened(Struct, frozen=True):
+    """The memory of one device; a `refusal` in place of one that cannot be had."""
+
+    address: str = ""
+    page_bytes: int = 0
+    page_count: int = 0
+    refusal: str = ""

@@ -1,0 +1,160 @@
+"""A machine of the cluster: an actor with its memory, whose children its instances are.
+
+It does what the launcher asks and decides nothing. When it ends, for whatever reason, so do its instances.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from aegis import __version__
+from aegis.cluster.actor_messages import Opened, Opening, PoolOpened
+from aegis.cluster.arriving_images import ArrivingImage
+from aegis.core.clock import NS_PER_S
+from aegis.core.errors import UserError
+from aegis.core.ids import ModelId, PageRun
+from aegis.core.model import ModelSpec
+from aegis.device.open_device import create_pool
+from aegis.device.protocol import PhysicalPool
+from aegis.instance.settings import InstanceSettings
+from aegis.models.cache import default_cache_dir
+from aegis.node.local_machine import LocalMachine
+from aegis.process.instance_processes import Processes
+
+_COPIED_NS = 10 * NS_PER_S
+
+
+def boot_id() -> str:
+    """Of the operating system: processes with the same one see the same files and sockets."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+class MachineActor:
+    """Methods are called by Ray, concurrently, on one event loop."""
+
+    def __init__(self) -> None:
+        self._pools: list[PhysicalPool] = []
+        self._ended: set[int] = set()  # of the pools
+        self._running: dict[int, Processes] = {}
+        self._arriving: dict[str, ArrivingImage] = {}
+
+    async def open(self, order: bytes) -> bytes:
+        """`Opening` to `Opened`."""
+        opening = msgspec.msgpack.decode(order, type=Opening)
+        if opening.version != __version__:
+            return msgspec.msgpack.encode(Opened(__version__))
+        os.environ.pop("OMP_NUM_THREADS", None)  # Ray says how many an actor without a CPU should have
+        self._directory = tempfile.mkdtemp(prefix="aegis-")
+        self._machine = LocalMachine(
+            host_kv_bytes=opening.host_kv_bytes,
+            cache_bytes=opening.cache_bytes,
+            ranks=opening.ranks,
+            instances=opening.instances,
+            meeting=f"{self._directory}/",
+            machine=opening.machine,
+        )
+        opened = Opened(
+            __version__,
+            platform.node(),
+            boot_id(),
+            str(default_cache_dir()),
+            self._machine.meeting,
+            tuple(self._machine.memory),
+            self._machine.filler.extents,
+        )
+        return msgspec.msgpack.encode(opened)
+
+    async def clock(self) -> int:
+        return time.monotonic_ns()
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    async def start(self, key: int, ranks: bytes) -> int:
+        """The first rank's process id. Raises OSError."""
+        running = await self._machine.start(msgspec.msgpack.decode(ranks, type=list[InstanceSettings]))
+        self._running[key] = running
+        return running.pid
+
+    async def ended(self, key: int) -> int:
+        """The exit code, when there is one."""
+        code = await self._running[key].wait()
+        del self._running[key]
+        return code
+
+    async def kill(self, key: int) -> None:
+        if key in self._running:
+            self._running[key].kill()
+
+    async def poison(self, words: list[int]) -> None:
+        self._machine.poison(words)
+
+    async def wait_for_copy(self, word: int, value: int) -> bool:
+        """Whether it has ended on all ranks. The words of a process that is no more are poisoned."""
+        words = self._machine.words
+        return all([await asyncio.to_thread(rank.wait, word, value, timeout_ns=_COPIED_NS) for rank in words])
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    async def open_pool(self, kind: str, nbytes: int, ordinal: int) -> bytes:
+        """`PoolOpened`; it is number so many of those opened before."""
+        try:
+            pool = create_pool(kind, nbytes, ordinal=ordinal)
+        except UserError as error:
+            return msgspec.msgpack.encode(PoolOpened(refusal=error.message))
+        self._pools.append(pool)
+        return msgspec.msgpack.encode(PoolOpened(pool.address, pool.page_bytes, pool.page_count))
+
+    async def end_pool(self, pool: int) -> None:
+        self._ended.add(pool)
+        self._pools[pool].close()
+
+    async def wipe(self, pool: int, runs: list[tuple[int, int]]) -> None:
+        await asyncio.to_thread(self._pools[pool].wipe, [PageRun(*run) for run in runs])
+
+    async def fill(self, spec: bytes, runs: list[tuple[int, int]]) -> tuple[bool, str]:
+        extents = tuple(PageRun(*run) for run in runs)
+        filled = await self._machine.filler.fill(msgspec.msgpack.decode(spec, type=ModelSpec), extents)
+        return filled.whole, filled.damage
+
+    async def abandon_fill(self, model: str) -> None:
+        self._machine.filler.abandon(ModelId(model))
+
+    # --- images -------------------------------------------------------------------------------------------------------
+
+    async def has_image(self, name: str, manifest: bytes) -> bool:
+        """Whether that directory of images is here already; else it is to come, file by file."""
+        arriving = ArrivingImage(default_cache_dir() / "images", name)
+        if await asyncio.to_thread(arriving.is_here, manifest):
+            return True
+        await asyncio.to_thread(arriving.begin)
+        self._arriving[name] = arriving
+        return False
+
+    async def drop_damaged(self, name: str, spec: bytes) -> None:
+        """What was found damaged somewhere is read here: where it is, it is to come again."""
+        image = ArrivingImage(default_cache_dir() / "images", name)
+        await asyncio.to_thread(image.drop_damaged, msgspec.msgpack.decode(spec, type=ModelSpec))
+
+    async def write_image(self, name: str, file: str, at: int, content: bytes, checksum: int) -> None:
+        await asyncio.to_thread(self._arriving[name].write, file, at, content, checksum)
+
+    async def end_image(self, name: str) -> None:
+        await asyncio.to_thread(self._arriving.pop(name).end)
+
+    async def close(self) -> None:
+        """Its instances are gone, or going."""
+        for running in self._running.values():
+            running.kill()
+        for number, pool in enumerate(self._pools):
+            if number not in self._ended:
+                pool.close()
+        self._machine.close()
+        shutil.rmtree(self._directory, ignore_errors=True)

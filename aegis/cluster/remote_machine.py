@@ -1,0 +1,300 @@
+"""A machine of the cluster as the launcher sees it: what is asked of it goes to its actor.
+
+It is lost when Ray says that its actor is, or when it does not answer in time where it has to. Then it stays lost, for
+its memory may be: whatever comes back on that node is another machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from aegis.cluster.actor_messages import Opened, PoolOpened
+from aegis.core.ids import MachineId, ModelId, PageRun
+from aegis.core.model import ModelSpec
+from aegis.core.request import EventHandle
+from aegis.instance.settings import InstanceSettings
+from aegis.node.image_filler import Filled
+from aegis.node.machine import EventWords
+from aegis.telemetry.logs import log
+from memory.pages import Runs
+
+_KILLED_WITHIN_S = 1.0
+_BUSY_S = 5.0
+_CLOCKS_COMPARED = 8
+_LOST_CODE = -9
+_logger = logging.getLogger(__name__)
+
+
+class MachineLost(Exception):
+    """It does not do what it was asked to, now or ever."""
+
+
+class RemoteMachine:
+    """Implements `aegis.node.machine.Machine`."""
+
+    def __init__(self, machine: MachineId, node: str, actor: Any, carrier: Any) -> None:
+        """On that node of the cluster; `opened` is what its actor said, the `carrier` brings what others have."""
+        self.id = machine
+        self.node = node
+        self.carrier = carrier
+        self._actor = actor
+        self.opened = Opened("")
+        self.clock_ahead_ns = 0
+        self.words = EventWords()
+        self.shipped: set[tuple[ModelId, str]] = set()  # models whose images it has, with their fingerprints
+        self.filler = RemoteFiller(self)
+        self.reached: set[MachineId] = set()  # machines whose host KV its carrier can read
+        self.reaching = asyncio.Lock()
+        self._lost = asyncio.Event()
+        self._keys = count()
+        self._telling: set[asyncio.Task[None]] = set()
+        self._pools = count()
+
+    @property
+    def memory(self) -> Sequence[Any]:
+        return self.opened.memory
+
+    @property
+    def meeting(self) -> str:
+        return self.opened.meeting
+
+    @property
+    def lost(self) -> bool:
+        return self._lost.is_set()
+
+    def lose(self, why: str) -> None:
+        """Nothing is expected of it any more."""
+        if not self.lost:
+            log(_logger, logging.ERROR, "machine lost", {"machine": self.id, "why": why})
+            self.end()
+
+    def end(self) -> None:
+        """Its actors, and with them all that is on it."""
+        import ray
+
+        self._lost.set()
+        for actor in (self._actor, self.carrier):
+            with suppress(ray.exceptions.RayError, ValueError):
+                ray.kill(actor)
+
+    async def ask(self, method: str, *arguments: Any) -> Any:
+        """Raises MachineLost, and what the method raises."""
+        return await self.answer(lambda: getattr(self._actor, method).remote(*arguments))
+
+    async def answer(self, call: Callable[[], Any]) -> Any:
+        """What became of a call of one of its actors. Raises likewise."""
+        import ray
+
+        if self.lost:
+            raise MachineLost(self.id)
+        answer = asyncio.wrap_future(call().future())
+        losing = asyncio.create_task(self._lost.wait())
+        try:
+            await asyncio.wait((answer, losing), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                answer.add_done_callback(_looked_at)
+                raise MachineLost(self.id)
+            return answer.result()
+        except ray.exceptions.RayTaskError as error:
+            raise error.as_instanceof_cause() from None
+        except ray.exceptions.RayError as error:
+            self.lose(" ".join(str(error).split())[:200])
+            raise MachineLost(self.id) from None
+        finally:
+            losing.cancel()
+
+    async def open_regions(self) -> None:
+        """Its carrier knows the host KV of each rank. Raises MachineLost."""
+        for rank, memory in enumerate(self.opened.memory):
+            await self.answer(partial(self.carrier.open.remote, region(rank), memory.host_kv_path))
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Nobody waits for an answer."""
+        self._beside(self.do(method, *arguments))
+
+    async def do(self, method: str, *arguments: Any) -> None:
+        """Returns when it has done so, or is lost. Raises what the method raises."""
+        await self._told(self.ask(method, *arguments))
+
+    async def compare_clocks(self) -> None:
+        """By the quickest of a few answers, which cannot be wrong by more than half the time it took."""
+        quickest_ns = None
+        for _ in range(_CLOCKS_COMPARED):
+            asked_ns = time.monotonic_ns()
+            there_ns = await self.ask("clock")
+            answered_ns = time.monotonic_ns()
+            if quickest_ns is None or answered_ns - asked_ns < quickest_ns:
+                quickest_ns = answered_ns - asked_ns
+                self.clock_ahead_ns = there_ns - (asked_ns + answered_ns) // 2
+        if quickest_ns and abs(self.clock_ahead_ns) <= quickest_ns:
+            self.clock_ahead_ns = 0  # it is the same clock, as far as can be told
+
+    # --- Machine ------------------------------------------------------------------------------------------------------
+
+    def localised(self, spec: ModelSpec) -> ModelSpec:
+        """With the paths that its image has there."""
+        here, _, name = spec.directory.rpartition("/images/")
+        if not self.opened.cache_dir or here == self.opened.cache_dir:
+            return spec
+        directory = f"{self.opened.cache_dir}/images/{name}"
+        image = spec.image_path.removeprefix(spec.directory)
+        return msgspec.structs.replace(spec, directory=directory, image_path=directory + image)
+
+    def has(self, spec: ModelSpec) -> bool:
+        """Its image."""
+        return (spec.model, spec.manifest.fingerprint) in self.shipped
+
+    def doubt(self, spec: ModelSpec) -> None:
+        """Its image may not be there after all."""
+        self.shipped.discard((spec.model, spec.manifest.fingerprint))
+
+    def poison(self, words: Sequence[int]) -> None:
+        if not self.lost:
+            self.tell("poison", list(words))
+
+    async def start(self, ranks: Sequence[InstanceSettings]) -> RemoteProcesses:
+        key = next(self._keys)
+        try:
+            pid = await self.ask("start", key, msgspec.msgpack.encode(list(ranks)))
+        except MachineLost:
+            raise OSError(0, "its machine is lost") from None
+        return RemoteProcesses(self, key, pid)
+
+    async def open_pool(self, kind: str, nbytes: int, ordinal: int) -> RemotePool | str:
+        """Or why there is none. Raises MachineLost."""
+        answer = await self.ask("open_pool", kind, nbytes, ordinal)
+        opened = msgspec.msgpack.decode(answer, type=PoolOpened)
+        return opened.refusal or RemotePool(self, next(self._pools), opened)
+
+    async def has_copied(self, event: EventHandle) -> bool:
+        """Whether a copy to the host slabs there ended in time. Raises MachineLost."""
+        return bool(await self.ask("wait_for_copy", event.word, event.value))
+
+    async def close(self) -> None:
+        """Raises nothing: whatever it cannot let go of ends with its actor."""
+        if self.lost:
+            return
+        try:
+            async with asyncio.timeout(_KILLED_WITHIN_S):
+                await self.ask("close")
+        except (MachineLost, TimeoutError):
+            pass
+        except Exception as error:  # noqa: BLE001 - whatever broke over there
+            log(_logger, logging.WARNING, "machine did not close", {"machine": self.id, "why": repr(error)})
+        finally:
+            self.end()
+
+    def answering(self) -> asyncio.Task[None]:
+        """Done when its carrier has answered, or it is lost."""
+        return self._beside(self._told(self.answer(self.carrier.__ray_ready__.remote)))
+
+    def _beside(self, doing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(doing)
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+        return task
+
+    async def _told(self, asking: Awaitable[Any]) -> None:
+        with suppress(MachineLost):
+            await asking
+
+
+class RemoteProcesses:
+    """Implements `aegis.node.machine.Running`."""
+
+    def __init__(self, machine: RemoteMachine, key: int, pid: int) -> None:
+        self.pid = pid
+        self._machine = machine
+        self._key = key
+        self._killing: asyncio.Task[None] | None = None
+
+    def kill(self) -> None:
+        if self._killing is None:
+            self._killing = asyncio.create_task(self._kill())
+
+    async def wait(self) -> int:
+        try:
+            return int(await self._machine.ask("ended", self._key))
+        except MachineLost:
+            return _LOST_CODE
+
+    async def _kill(self) -> None:
+        """A machine that cannot say soon that it did is lost with all that is on it. It gets longer where its carrier
+        answers meanwhile: its node is there then, only busy."""
+        killed = asyncio.create_task(self._machine.do("kill", self._key))
+        there = self._machine.answering()
+        await asyncio.wait((killed,), timeout=_KILLED_WITHIN_S)
+        if there.done() and not killed.done():
+            await asyncio.wait((killed,), timeout=_BUSY_S)
+        if not killed.done():
+            self._machine.lose("it does not answer")
+        await killed
+
+
+class RemotePool:
+    """Implements `aegis.device.protocol.PhysicalPool`. Its memory ends with its machine, if not before."""
+
+    def __init__(self, machine: RemoteMachine, number: int, opened: PoolOpened) -> None:
+        self.address = opened.address
+        self.page_bytes = opened.page_bytes
+        self.page_count = opened.page_count
+        self._machine = machine
+        self._number = number
+        self._loop = asyncio.get_running_loop()
+
+    def wipe(self, runs: Sequence[PageRun]) -> None:
+        """From a thread."""
+        wiping = self._machine.ask("wipe", self._number, [tuple(run) for run in runs])
+        with suppress(MachineLost):
+            asyncio.run_coroutine_threadsafe(wiping, self._loop).result()
+
+    async def end(self) -> None:
+        """Nobody has any of it."""
+        with suppress(MachineLost):
+            await self._machine.ask("end_pool", self._number)
+
+    def close(self) -> None: ...
+
+
+class RemoteFiller:
+    """Implements `aegis.node.image_cache.Filler`."""
+
+    def __init__(self, machine: RemoteMachine) -> None:
+        self._machine = machine
+
+    @property
+    def extents(self) -> int:
+        return self._machine.opened.extents
+
+    def fill(self, spec: ModelSpec, runs: Runs) -> asyncio.Task[Filled]:
+        return asyncio.create_task(self._fill(spec, runs))
+
+    def abandon(self, model: str) -> None:
+        self._machine.tell("abandon_fill", model)
+
+    async def _fill(self, spec: ModelSpec, runs: Runs) -> Filled:
+        order = msgspec.msgpack.encode(self._machine.localised(spec))
+        try:
+            return Filled(*await self._machine.ask("fill", order, [tuple(run) for run in runs]))
+        except MachineLost:
+            return Filled(whole=False)
+
+
+def region(rank: int) -> str:
+    """What carriers call a rank's host KV."""
+    return f"kv-{rank}"
+
+
+def _looked_at(answer: asyncio.Future[Any]) -> None:
+    """Nobody asks any more what came of it."""
+    if not answer.cancelled():
+        answer.exception()

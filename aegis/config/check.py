@@ -1,0 +1,76 @@
+"""What is wrong with a configuration file, and with the files that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aegis.config import sources
+from aegis.config.config import Config
+from aegis.config.keyring import read_key, refuse_twins, secrets_of
+from aegis.config.yaml_file import lines_of
+from aegis.core.api_keys import Key
+from aegis.core.errors import UserError
+from aegis.models.sources import is_checkpoint, read_sources
+
+_Place = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """A line for each, in the order of the file's. Of `warnings` a server is none the less launched."""
+
+    mistakes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def look_at(file: Path) -> Findings:
+    """Files that it names are looked at where it has no mistake of its own."""
+    if found := sources.mistakes(file):
+        return Findings(tuple(found))
+    config = sources.load({"config": file}, {})
+    lines = lines_of(file)
+
+    def told(found: Iterator[tuple[_Place, str]]) -> tuple[str, ...]:
+        placed = sorted(((_line(lines, place), message) for place, message in found), key=lambda each: each[0])
+        return tuple(f"{file}: line {line}: {message}" if line else f"{file}: {message}" for line, message in placed)
+
+    return Findings(told(_mistakes(config)), told(_warnings(config)))
+
+
+def _line(lines: dict[_Place, int], place: _Place) -> int:
+    """Of the key, else of the nearest one around it."""
+    return next((lines[place[:depth]] for depth in range(len(place), 0, -1) if place[:depth] in lines), 0)
+
+
+def _mistakes(config: Config) -> Iterator[tuple[_Place, str]]:
+    """With which no server is launched."""
+    keys: list[Key] = []
+    for secret in secrets_of(config):
+        try:
+            key = read_key(secret)
+            refuse_twins([*keys, key])
+            keys.append(key)
+        except UserError as error:
+            yield secret.place, error.message
+    named = set[str](config.models)
+    for at, source in enumerate(config.sources):
+        try:
+            models = [each.model for each in read_sources([source])]
+        except UserError as error:
+            yield ("sources", at), error.message
+            continue
+        for model in models:
+            if model in named:
+                yield ("sources", at), f"two models are named '{model}'; rename one"
+        named.update(models)
+
+
+def _warnings(config: Config) -> Iterator[tuple[_Place, str]]:
+    """Models that are refused where they are looked for now, while the others are served."""
+    for name, entry in config.models.items():
+        if entry.path and not is_checkpoint(Path(entry.path)):
+            told = f"models.{name}.path: {entry.path} holds no config.json; it should be a checkpoint's directory"
+            yield ("models", name, "path"), told

@@ -1,0 +1,413 @@
+"""What `aegis launch` can be told: the configuration as a model, its options and its variables.
+
+`aegis.config.sources.load` fills it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, SecretStr, model_validator
+
+from aegis.config.sizes import format_size
+from aegis.config.values import (
+    DEFAULT_POLICY,
+    PREFIX_PATTERN,
+    Count,
+    CountOrNone,
+    Deadline,
+    Dtype,
+    KeyName,
+    LogFormat,
+    LogLevel,
+    ModelName,
+    PolicyName,
+    Port,
+    Positive,
+    Priority,
+    Seconds,
+    Section,
+    Share,
+    Size,
+    Switch,
+    of_a_broker,
+    of_a_ray_cluster,
+    redis_url,
+)
+from aegis.core.model import EngineName
+from aegis.core.role import Roles
+
+
+class SloTargets(Section):
+    """Deadlines: token i of a request is due `ttft_ms + i * tbt_ms` after its arrival."""
+
+    ttft_ms: Deadline = Field(default=10_000.0, description="Time to the first token, milliseconds")
+    tbt_ms: Deadline = Field(default=100.0, description="Time between two tokens, milliseconds")
+
+
+class ModelSlo(Section):
+    """A model's own deadlines; what is not set is the market's."""
+
+    ttft_ms: Deadline | None = Field(default=None, description="Time to the first token, milliseconds")
+    tbt_ms: Deadline | None = Field(default=None, description="Time between two tokens, milliseconds")
+
+
+class RateLimits(Section):
+    """What is not set is not limited; tokens are those of prompts and answers."""
+
+    requests_per_minute: Count | None = Field(default=None, description="Requests that begin in a minute")
+    tokens_per_minute: Count | None = Field(default=None, description="Tokens of prompts and answers in a minute")
+    concurrent: Count | None = Field(default=None, description="Requests that are answered at one time")
+
+
+class ApiKey(Section):
+    """One key of the `api_keys:` map, whose key is the name of whoever has it."""
+
+    key: SecretStr | None = Field(default=None, min_length=1, description="What is sent as Authorization: Bearer …")
+    file: str | None = Field(default=None, description="A file that holds it, relative to the one it stands in")
+    limits: RateLimits = Field(default=RateLimits(), description="What its requests together may use")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> ApiKey:
+        if (self.key is None) == (self.file is None):
+            raise ValueError("should have either key or file")
+        return self
+
+
+class ModelEntry(Section):
+    """One model of the `models:` map, whose key is the name clients use."""
+
+    path: str | None = Field(default=None, description="Checkpoint directory, relative to the file it stands in")
+    hub: str | None = Field(default=None, description="Hub id, in place of a path")
+    dtype: Dtype | None = Field(default=None, description="Serve it in this type; as `dtype` if not set")
+    engine: EngineName | None = Field(default=None, description="What runs it; as `engine` if not set")
+    slo: ModelSlo = Field(default=ModelSlo(), description="Its own deadlines")
+    pin: bool = Field(default=False, description="Keep its weights in the model cache, whatever others need")
+    priority: Priority = Field(default=0, description="Added to that of each of its requests; the lower, the earlier")
+    limits: RateLimits = Field(default=RateLimits(), description="What all its requests together may use")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> ModelEntry:
+        if (not self.path and not self.hub) or (self.path and self.hub):
+            raise ValueError("should have either path or hub")
+        return self
+
+
+class Instances(Section):
+    """How many instances of each kind are launched."""
+
+    prefill: Count = Field(default=1, description="Prefill instances")
+    decode: Count = Field(default=1, description="Decode instances")
+    mixed: CountOrNone = Field(default=0, description="Instances that prefill and decode; then there are no others")
+    roles: Roles | None = Field(
+        default=None,
+        description="auto: all prefill and decode; fixed: as prefill and decode say; left out: docs/policies.md",
+    )
+    change_roles: bool = Field(
+        default=False,
+        description="An instance changes between prefill and decode where one of them is short of instances for long: "
+        "docs/policies.md",
+    )
+    devices: Count = Field(default=1, description="Devices that the instances are dealt to in turn, which share them")
+    tensor_parallel_size: Count = Field(
+        default=1, description="Processes of each instance, on a device each, that share every model out"
+    )
+
+    @model_validator(mode="after")
+    def _one_kind_of_pool(self) -> Instances:
+        if self.mixed and self.counted:
+            raise ValueError("mixed instances prefill and decode: leave out either mixed, or prefill and decode")
+        if self.mixed and self.roles is Roles.FIXED:
+            raise ValueError("mixed instances prefill and decode: give prefill and decode where roles are fixed")
+        if self.change_roles and (self.mixed or self.roles is Roles.AUTO):
+            raise ValueError("change_roles is for prefill and decode instances: leave it out where all are mixed")
+        return self
+
+    @property
+    def counted(self) -> bool:
+        """Whether it was said how many prefill, or how many decode."""
+        return bool(self.model_fields_set & {"prefill", "decode"})
+
+    @property
+    def count(self) -> int:
+        """Of all kinds."""
+        return self.mixed or self.prefill + self.decode
+
+
+class Server(Section):
+    """Where the proxies listen."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on")
+    port: Port = Field(default=8000, description="Port to listen on")
+    proxies: Count = Field(default=1, description="Processes that serve clients, on one port")
+    log_level: LogLevel = Field(default="info", description="Least level that is logged")
+    log_format: LogFormat = Field(
+        default="text", description="text: a line of names and values; json: an object a line"
+    )
+    log_prompts: bool = Field(default=False, description="Also log what clients ask; nobody's text is logged otherwise")
+    api_key: SecretStr | None = Field(
+        default=None, min_length=1, description="Who asks has to send it; api_keys has several, with names and limits"
+    )
+    api_key_file: str | None = Field(default=None, description="A file that holds it")
+    admin_key: SecretStr | None = Field(
+        default=None,
+        min_length=1,
+        description="Whoever sends it may add and remove models and move memory; without one, this machine's users may",
+    )
+    admin_key_file: str | None = Field(default=None, description="A file that holds it")
+    status_needs_key: bool = Field(default=False, description="/health, /ready, /version and /metrics need a key, too")
+    cors_origins: tuple[str, ...] = Field(
+        default=(), description="Web pages of these origins may ask: https://chat.example.com, or * for all"
+    )
+    body_max: Size = Field(default=4 << 20, description="A longer request is answered 413")
+    refuse_late: bool = Field(
+        default=False,
+        description="A request whose first token would be late by the schedulers' estimate is answered 429",
+    )
+    reader_timeout_s: Positive = Field(
+        default=60.0, description="Who takes nothing of an answer for so long is cut off"
+    )
+    shutdown_timeout_s: Seconds = Field(
+        default=3.0, description="What runs when the server is ended may take so long to finish"
+    )
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Server:
+        for name in ("api_key", "admin_key"):
+            if getattr(self, name) is not None and getattr(self, f"{name}_file") is not None:
+                raise ValueError(f"should have either {name} or {name}_file")
+        return self
+
+
+class Memory(Section):
+    """What may be used of device and host memory."""
+
+    device: Size = Field(
+        default=1 << 30, description="Of each device, for weights and KV of all its instances; they share it as needed"
+    )
+    floor: Size = Field(default=64 << 20, description="What an idle instance keeps of its device's memory")
+    idle_s: Positive = Field(default=30.0, description="An instance is trimmed to the floor when idle for so long")
+    host: Size = Field(default=4 << 30, description="Host memory of the node: cached weights and KV")
+    model_cache: Size | None = Field(
+        default=None, description="Part of the host memory for weight images; half of it if not set"
+    )
+    slab: Size = Field(default=2 << 20, description="Slab of KV blocks of one shape; a multiple of 2MiB")
+    prefix_reuse: Switch = Field(
+        default="on", description="Keep the KV of requests that end, for prompts that begin alike: docs/prefix.md"
+    )
+    debug: bool = Field(default=False, description="Check the accounting laws after every step")
+
+    @model_validator(mode="after")
+    def _slabs_fit(self) -> Memory:
+        if self.slab % (2 << 20):
+            raise ValueError(f"slab ({format_size(self.slab)}) should be a multiple of 2MiB")
+        for name in ("device", "host"):
+            if self.slab > getattr(self, name):
+                raise ValueError(f"{name} ({format_size(getattr(self, name))}) is less than one slab")
+        if self.cache_bytes >= self.host:
+            raise ValueError(f"model_cache ({format_size(self.cache_bytes)}) leaves nothing of host for KV")
+        return self
+
+    @property
+    def cache_bytes(self) -> int:
+        """Host memory for weight images; the rest of `host` is for KV."""
+        return self.host // 2 if self.model_cache is None else self.model_cache
+
+
+class Telemetry(Section):
+    """What a server remembers of late, for `/debug/spans`, `/debug/records` and `/debug/decisions`."""
+
+    spans: Count = Field(default=200_000, description="Runs, copies and switches of instances that are remembered")
+    records: Count = Field(default=50_000, description="Requests that are remembered after their end")
+    decisions: CountOrNone = Field(
+        default=10_000, description="Decisions that are remembered, with their reasons (`aegis explain`); 0: none"
+    )
+    token_times: bool = Field(default=False, description="Also remember when each of their tokens came")
+    otlp: Annotated[str, Field(pattern=r"^https?://[^/]")] | None = Field(
+        default=None, description="Collector of OpenTelemetry traces: http://127.0.0.1:4318; needs aegis-serve[otel]"
+    )
+
+
+class Mqtt(Section):
+    """The MQTT broker that says how instances are and takes commands; docs/bus.md."""
+
+    url: Annotated[SecretStr, AfterValidator(of_a_broker)] | None = Field(
+        default=None, description="MQTT broker: mqtt://user:password@host:1883, mqtts://…; its own if not set"
+    )
+    prefix: Annotated[str, Field(pattern=f"^{PREFIX_PATTERN}$")] = Field(
+        default="aegis", description="First part of all topics; each cluster on a broker has its own"
+    )
+    ca_file: str | None = Field(default=None, description="Certificates to trust a broker by, in place of the system's")
+
+
+class RedisSettings(Section):
+    """Where requests are recorded, so that a retry of one is answered as the request was (docs/distribution.md)."""
+
+    url: Annotated[SecretStr, AfterValidator(redis_url)] | None = Field(
+        default=None,
+        description="redis://, rediss:// (TLS) or unix:// of a server of yours; one is embedded if not set; off: none",
+    )
+    prefix: str = Field(
+        default="aegis",
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+        description="What its keys begin with; each cluster on one server has its own",
+    )
+    wait_s: Positive = Field(default=2.0, description="New requests wait for it so long, then they are answered 503")
+    ttl_s: Positive = Field(default=600.0, description="A record is kept for so long after the last change")
+
+    @property
+    def off(self) -> bool:
+        """Nothing is recorded, and a retry is a new request."""
+        return self.url is not None and self.url.get_secret_value() == "off"
+
+
+class RayCluster(Section):
+    """Instances on one or several machines of a Ray cluster (docs/ray.md)."""
+
+    address: Annotated[str, AfterValidator(of_a_ray_cluster)] | None = Field(
+        default=None,
+        description="auto: the cluster that this machine is part of, else an own one; local: an own one; or HOST:PORT; "
+        "needs aegis-serve[ray]",
+    )
+    cpus: Positive = Field(default=1.0, description="CPUs that Ray reserves for each process of an instance on CPUs")
+
+
+class PrefillScheduling(Section):
+    """Grouped first come, first served (Aegaeon, Algorithm 1)."""
+
+    max_group_size: Count = Field(default=8, description="Requests that may ever join one group of a model")
+
+
+class DecodeScheduling(Section):
+    """Weighted round robin (Aegaeon, Algorithm 2, equations 2 and 3)."""
+
+    q_max_s: Positive = Field(default=4.0, description="Longest turn of a batch, seconds")
+    switching_share: Share = Field(
+        default=0.05, description="Turns end earlier where switching would take less of a round than this; 0: never"
+    )
+
+
+class Scheduling(Section):
+    """Constants of the schedulers."""
+
+    policy: PolicyName = Field(default=DEFAULT_POLICY, description="Who is served when, and where")
+    prefill: PrefillScheduling = PrefillScheduling()
+    decode: DecodeScheduling = DecodeScheduling()
+
+
+class Config(Section):
+    """Everything that `aegis launch` is told."""
+
+    models: dict[ModelName, ModelEntry] = Field(default={}, description="Models by the name clients use")
+    api_keys: dict[KeyName, ApiKey] = Field(default={}, description="Keys by the name of who has them")
+    sources: tuple[str, ...] = Field(default=(), description="YAML of models, directories of checkpoints, hub ids")
+    demo: bool = Field(default=False, description="Serve the demo market, also beside other models")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="Kind of device")
+    dtype: Dtype = Field(default="auto", description="Type of weights and KV; auto: the checkpoint's, on cuda bfloat16")
+    engine: EngineName = Field(default="transformers", description="What runs the models: docs/vllm.md")
+    instances: Instances = Instances()
+    server: Server = Server()
+    memory: Memory = Memory()
+    scheduling: Scheduling = Scheduling()
+    slo: SloTargets = Field(default=SloTargets(), description="When tokens are due; as an option in seconds")
+    telemetry: Telemetry = Telemetry()
+    mqtt: Mqtt = Mqtt()
+    redis: RedisSettings = RedisSettings()
+    ray: RayCluster = RayCluster()
+
+    @model_validator(mode="after")
+    def _vllm_is_alone(self) -> Config:
+        if self.engine == "vllm" and self.instances.tensor_parallel_size > 1:
+            raise ValueError("the vllm engine cannot share models out: leave out tensor_parallel_size, or engine")
+        return self
+
+    @model_validator(mode="after")
+    def _devices_are_of_one_machine(self) -> Config:
+        if self.ray.address and "devices" in self.instances.model_fields_set:
+            raise ValueError("in a Ray cluster each instance has a device of its own: leave out devices, or ray")
+        return self
+
+    @property
+    def device_count(self) -> int:
+        """Devices, or groups of them where each instance has one for each of its ranks; no more than instances, and in
+        a Ray cluster as many."""
+        if self.ray.address:
+            return self.instances.count
+        groups = max(1, self.instances.devices // self.instances.tensor_parallel_size)
+        return min(groups, self.instances.count)
+
+    @property
+    def serves_demo(self) -> bool:
+        """The demo market is what is served when nothing else is named."""
+        return self.demo or not (self.models or self.sources)
+
+
+Key = tuple[str, ...]
+
+MAPS = ("models", "api_keys")
+"""Keys whose own keys are names that users choose."""
+
+LISTS: tuple[Key, ...] = (("sources",), ("server", "cors_origins"))
+"""Keys with several values; a variable has them separated by commas."""
+
+OPTIONS: dict[str, Key] = {
+    "prefill": ("instances", "prefill"),
+    "decode": ("instances", "decode"),
+    "mixed": ("instances", "mixed"),
+    "roles": ("instances", "roles"),
+    "change_roles": ("instances", "change_roles"),
+    "devices": ("instances", "devices"),
+    "tensor_parallel_size": ("instances", "tensor_parallel_size"),
+    "models": ("sources",),
+    "demo": ("demo",),
+    "device": ("device",),
+    "device_memory": ("memory", "device"),
+    "host_memory": ("memory", "host"),
+    "model_cache": ("memory", "model_cache"),
+    "slab": ("memory", "slab"),
+    "prefix_reuse": ("memory", "prefix_reuse"),
+    "dtype": ("dtype",),
+    "engine": ("engine",),
+    "host": ("server", "host"),
+    "port": ("server", "port"),
+    "proxies": ("server", "proxies"),
+    "log_level": ("server", "log_level"),
+    "log_format": ("server", "log_format"),
+    "log_prompts": ("server", "log_prompts"),
+    "api_key": ("server", "api_key"),
+    "api_key_file": ("server", "api_key_file"),
+    "admin_key": ("server", "admin_key"),
+    "admin_key_file": ("server", "admin_key_file"),
+    "cors_origin": ("server", "cors_origins"),
+    "max_body": ("server", "body_max"),
+    "refuse_late": ("server", "refuse_late"),
+    "shutdown_timeout": ("server", "shutdown_timeout_s"),
+    "policy": ("scheduling", "policy"),
+    "slo": ("slo",),
+    "mqtt": ("mqtt", "url"),
+    "mqtt_prefix": ("mqtt", "prefix"),
+    "redis": ("redis", "url"),
+    "redis_prefix": ("redis", "prefix"),
+    "otlp": ("telemetry", "otlp"),
+    "ray": ("ray", "address"),
+    "debug_memory": ("memory", "debug"),
+}
+"""Command-line option → key. `--device-memory` is `AEGIS_DEVICE_MEMORY` in the environment; keys without an option
+are set by their path: `AEGIS_SCHEDULING_DECODE_Q_MAX_S`. `--slo` sets keys of a section."""
+
+
+def leaves(section: type[Section] = Config, path: Key = ()) -> Iterator[tuple[Key, Any]]:
+    """Every key that holds a value, with its field, in order of declaration; maps are not among them."""
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            yield from leaves(kind, (*path, name))
+        elif name not in MAPS:
+            yield (*path, name), field
+
+
+def variable(path: Key) -> str:
+    """The environment variable that sets a key."""
+    names = {path: name for name, path in OPTIONS.items()}
+    return "AEGIS_" + names.get(path, "_".join(path)).upper()

@@ -1,0 +1,109 @@
+"""The keys of a server, read from its configuration and the files it names, and what its HTTP layer is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from aegis.config.config import Config, RateLimits
+from aegis.core.api_keys import Caller, Key, Keyring, digest_of
+from aegis.core.errors import UserError
+from aegis.core.limits import Limits
+from proxy.http.settings import Settings
+
+_KEY_CHARACTERS_MAX = 4096
+
+
+def http_settings(config: Config) -> Settings:
+    server = config.server
+    return Settings(
+        host=server.host,
+        status_needs_key=server.status_needs_key,
+        cors_origins=server.cors_origins,
+        body_bytes_max=server.body_max,
+        reader_timeout_s=server.reader_timeout_s,
+        logs_prompts=server.log_prompts,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A key as it is told: itself, or the file that holds it. `place` is the key of the configuration, `name` what
+    messages call it."""
+
+    place: tuple[str, ...]
+    name: str
+    key: SecretStr | None
+    file: str | None
+    caller: Caller
+
+
+def secrets_of(config: Config) -> Iterator[Secret]:
+    """Those of callers, then the admin's."""
+    server = config.server
+
+    def of_server(name: str, caller: Caller) -> Iterator[Secret]:
+        key, file = getattr(server, name), getattr(server, f"{name}_file")
+        if key is not None or file is not None:
+            yield Secret(("server", name if file is None else f"{name}_file"), name, key, file, caller)
+
+    yield from of_server("api_key", Caller("default"))
+    for name, entry in config.api_keys.items():
+        caller = Caller(name, limits_of(entry.limits))
+        yield Secret(("api_keys", name), f"api_keys.{name}", entry.key, entry.file, caller)
+    yield from of_server("admin_key", Caller("admin", is_admin=True))
+
+
+def read_keyring(config: Config) -> Keyring:
+    """Raises UserError, which quotes no key."""
+    keys = [read_key(secret) for secret in secrets_of(config)]
+    refuse_twins(keys)
+    admin = next((key for key in keys if key.caller.is_admin), None)
+    return Keyring(tuple(key for key in keys if key is not admin), admin)
+
+
+def key_files_of(config: Config) -> list[Path]:
+    """Those that `read_keyring` reads."""
+    server = config.server
+    named = [server.api_key_file, server.admin_key_file, *(entry.file for entry in config.api_keys.values())]
+    return [Path(file).expanduser() for file in named if file is not None]
+
+
+def limits_of(limits: RateLimits) -> Limits:
+    return Limits(limits.requests_per_minute, limits.tokens_per_minute, limits.concurrent)
+
+
+def read_key(secret: Secret) -> Key:
+    """Raises UserError, which does not quote it."""
+    if secret.key is not None:
+        where, key = secret.name, secret.key.get_secret_value()
+    else:
+        assert secret.file is not None
+        where, key = f"{secret.name} in {secret.file}", _read(secret.name, Path(secret.file).expanduser())
+    if not (0 < len(key) <= _KEY_CHARACTERS_MAX and key.isascii() and key.isprintable() and " " not in key):
+        raise UserError(f"{where}: a key is one word of printable ASCII characters")
+    return Key(digest_of(key), secret.caller)
+
+
+def _read(where: str, file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise UserError(f"{where}: {file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{where}: {file} is no text") from None
+
+
+def refuse_twins(keys: Sequence[Key]) -> None:
+    """Raises UserError where two are the same, or are of the same name: what is a caller's own would be both's."""
+    names: dict[bytes, str] = {}
+    for key in keys:
+        if key.caller.name in names.values():
+            name = key.caller.name
+            raise UserError(f"the name '{name}' is that of the server's own key; give api_keys.{name} another one")
+        if key.digest in names:
+            raise UserError(f"'{names[key.digest]}' and '{key.caller.name}' have the same key; give each its own")
+        names[key.digest] = key.caller.name

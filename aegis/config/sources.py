@@ -1,0 +1,179 @@
+"""Where the configuration comes from: command-line options over `AEGIS_…` variables over a YAML file over defaults.
+
+The four are merged as one tree that remembers where each value came from, and validated once; so an error names the
+option, the variable, or the file and key that has to be changed, in one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import ValidationError
+
+from aegis.config.config import LISTS, OPTIONS, Config, Key, leaves, variable
+from aegis.config.slo import limits_ns
+from aegis.config.yaml_file import lines_of, read_mapping
+from aegis.core.clock import NS_PER_MS
+from aegis.core.errors import UserError
+
+SECRETS = frozenset({"admin_key", "api_key", "key", "url"})
+"""Keys whose values are never quoted."""
+
+
+def load(options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Config:
+    """The configuration from `options` (names as in `OPTIONS`, and `config`; None: not given), `environ` and the file.
+
+    Raises UserError: one line that names the option, the variable, or the file and key at fault.
+    """
+    tree = _Tree()
+    if file := config_file(options, environ):
+        tree.put_file(file)
+    for path in [OPTIONS["slo"], *(path for path, _ in leaves())]:
+        if text := environ.get(variable(path)):
+            tree.put_all(path, text.split(",") if path in LISTS else text, variable(path))
+    for name, path in OPTIONS.items():
+        if (value := options.get(name)) is not None:
+            tree.put_all(path, value, "--" + name.replace("_", "-"))
+    return tree.validated()
+
+
+def config_file(options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The one that `load` reads."""
+    file = options.get("config") or environ.get("AEGIS_CONFIG")
+    return Path(file).absolute() if file else None
+
+
+def mistakes(file: Path) -> list[str]:
+    """All that is wrong with a file alone, a line for each: its line, its key, what was expected."""
+    tree = _Tree()
+    try:
+        tree.put_file(file.absolute())
+    except UserError as error:
+        return [error.message]
+    return tree.mistakes()
+
+
+class _Tree:
+    """Nested values, and for each value that was put where it came from."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._origins: dict[tuple[Any, ...], str | Path] = {}
+        self._lines: dict[tuple[Any, ...], int] = {}  # of the file
+
+    def put_file(self, file: Path) -> None:
+        self._values = read_mapping(file)
+        self._lines = lines_of(file)
+        self._origins[()] = file
+        _place(self._values, file.parent)
+
+    def put_all(self, path: Key, value: Any, origin: str) -> None:
+        """Deadlines are told in one text, and what it does not name stays as it is. Raises UserError."""
+        if path != OPTIONS["slo"]:
+            self.put(path, value, origin)
+            return
+        for name, limit_ns in limits_ns(value, origin).items():
+            self.put((*path, f"{name}_ms"), limit_ns / NS_PER_MS, origin)
+
+    def put(self, path: Key, value: object, origin: str) -> None:
+        node = self._values
+        for depth, key in enumerate(path[:-1], start=1):
+            node = node.setdefault(key, {})
+            if not isinstance(node, dict):
+                raise UserError(f"{self._where(path[:depth])}: should be a mapping")
+        node[path[-1]] = value
+        self._origins[path] = origin
+        if path == OPTIONS["models"]:  # they take the place of all models the file names
+            self._values.pop("models", None)
+
+    def validated(self) -> Config:
+        try:
+            return Config.model_validate(self._values)
+        except ValidationError as error:
+            first, *others = (self._told(each) for each in error.errors(include_url=False))
+            more = f" (and {len(others)} more)" if others else ""
+            raise UserError(first + more) from None
+
+    def mistakes(self) -> list[str]:
+        """In order of their lines."""
+        try:
+            Config.model_validate(self._values)
+        except ValidationError as error:
+            found = sorted(error.errors(include_url=False), key=lambda each: self._line(each["loc"]) or 0)
+            return [self._told(each) for each in found]
+        return []
+
+    def _where(self, loc: tuple[Any, ...]) -> str:
+        """What a user has to change: the nearest origin above the value, else those of the values below it."""
+        key = ".".join(str(part) for part in loc if part != "[key]")
+        for depth in range(len(loc), -1, -1):
+            if origin := self._origins.get(loc[:depth]):
+                line = self._line(loc)
+                place = f"{origin}: line {line}: {key}" if line else f"{origin}: {key}"
+                return place if isinstance(origin, Path) else origin
+        return ", ".join(str(origin) for path, origin in self._origins.items() if path[: len(loc)] == loc) or key
+
+    def _told(self, error: Mapping[str, Any]) -> str:
+        return f"{self._where(error['loc'])}: {_reason(error)}"
+
+    def _line(self, loc: tuple[Any, ...]) -> int | None:
+        """Of the key at fault, else of the nearest one around it."""
+        lines = (self._lines[loc[:depth]] for depth in range(len(loc), 0, -1) if loc[:depth] in self._lines)
+        return next(lines, None)
+
+
+def _reason(error: Mapping[str, Any]) -> str:
+    """What is wrong, without the library's own words."""
+    match error["type"]:
+        case "extra_forbidden":
+            near = difflib.get_close_matches(str(error["loc"][-1]), _keys_around(error["loc"]), n=1)
+            return "unknown key" + (f"; did you mean {near[0]}?" if near else "")
+        case "model_type" | "dict_type":
+            return "should be a mapping"
+        case "missing":
+            return "is missing"
+        case "string_pattern_mismatch":
+            if error["loc"][-1] == "prefix":
+                return "should be of letters, digits and . _ -, with / between parts"
+            if error["loc"][0] == "api_keys":
+                return "is no name of a key; use letters, digits and . _ @ -"
+            return "is no model name; use letters, digits and . : / @ + - _"
+        case "value_error":
+            return str(error["ctx"]["error"])
+    text = str(error["msg"]).removeprefix("Input ").split(", unable to ")[0]
+    return text if error["loc"][-1] in SECRETS else f"{text}, not {error['input']!r}"
+
+
+def _keys_around(loc: tuple[Any, ...]) -> list[str]:
+    """Those that the section knows in which the key stands."""
+    kind: Any = Config
+    for part in loc[:-1]:
+        is_map = get_origin(kind) is dict
+        kind = get_args(kind)[1] if is_map else kind.model_fields[part].annotation
+    return list(kind.model_fields)
+
+
+def _place(content: dict[str, Any], directory: Path) -> None:
+    """Paths in a file start where the file is."""
+    models, sources = content.get("models"), content.get("sources")
+    for entry in models.values() if isinstance(models, dict) else ():
+        _place_one(entry, "path", directory)
+    keys, server = content.get("api_keys"), content.get("server")
+    for entry in keys.values() if isinstance(keys, dict) else ():
+        _place_one(entry, "file", directory)
+    for name in ("api_key_file", "admin_key_file"):
+        _place_one(server, name, directory)
+    if isinstance(sources, list):
+        content["sources"] = [
+            str(directory / Path(x).expanduser()) if isinstance(x, str) and x.startswith(("./", "../", "~")) else x
+            for x in sources
+        ]
+
+
+def _place_one(entry: object, name: str, directory: Path) -> None:
+    if isinstance(entry, dict) and isinstance(path := entry.get(name), str):
+        entry[name] = str(directory / Path(path).expanduser())

@@ -1,0 +1,86 @@
+"""Kinds of values that the configuration is made of."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, WithJsonSchema
+
+from aegis.config.mqtt_address import parse
+from aegis.config.sizes import SIZE_PATTERN, parse_size
+from aegis.core.clock import NS_PER_MS
+from aegis.core.ids import MODEL_NAME_PATTERN
+from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN
+from aegis.core.request import PRIORITY_MAX
+
+
+def _not_a_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError(f"should be a number, not {str(value).lower()}")
+    return value
+
+
+def of_a_broker(url: SecretStr) -> SecretStr:
+    parse(url.get_secret_value())
+    return url
+
+
+def of_a_ray_cluster(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if address not in ("auto", "local") and (not host or not port.isdecimal() or "/" in host):
+        raise ValueError("should be auto, local or the HOST:PORT of a cluster's head")
+    return address
+
+
+Size = Annotated[
+    int,
+    Field(gt=0),
+    BeforeValidator(parse_size),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": f"^({SIZE_PATTERN}|\\d+)$"}]}
+    ),
+]
+
+
+def _on_or_off(value: object) -> object:
+    """YAML takes both for truth values."""
+    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
+
+Switch = Annotated[Literal["on", "off"], BeforeValidator(_on_or_off)]
+Count = Annotated[int, Field(ge=1), BeforeValidator(_not_a_bool)]
+CountOrNone = Annotated[int, Field(ge=0), BeforeValidator(_not_a_bool)]
+Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_not_a_bool)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_not_a_bool)]
+Deadline = Annotated[
+    float,
+    Field(ge=SLO_NS_MIN / NS_PER_MS, le=SLO_NS_MAX / NS_PER_MS, allow_inf_nan=False),
+    BeforeValidator(_not_a_bool),
+]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_not_a_bool)]
+Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValidator(_not_a_bool)]
+Dtype = Literal["auto", "float32", "bfloat16"]
+PolicyName = Literal[
+    "aegaeon", "least-slack", "serverlessllm", "qlm", "muxserve", "dedicated", "prefill-first", "decode-first"
+]
+"""The recipes of `aegis.policies` that can be run live: those without an oracle."""
+DEFAULT_POLICY: PolicyName = "least-slack"
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
+ModelName = Annotated[str, Field(pattern=f"^{MODEL_NAME_PATTERN}$")]
+KeyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$")]
+Priority = Annotated[int, Field(ge=-PRIORITY_MAX, le=PRIORITY_MAX), BeforeValidator(_not_a_bool)]
+PREFIX_PATTERN = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*"  # of topics: no wildcards, no empty levels
+
+
+def redis_url(value: SecretStr) -> SecretStr:
+    url = value.get_secret_value()
+    if url != "off" and not url.startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError("should begin with redis://, rediss:// (TLS) or unix://, or be off")
+    return value
+
+
+class Section(BaseModel):
+    """A part of the configuration: immutable, and a key it does not know is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)

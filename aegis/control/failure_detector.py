@@ -1,0 +1,172 @@
+"""Which instances are dead although their processes exist: stopped, hung, or on a host that is gone.
+
+`on(event, now_ns) -> effects`; no clock, no I/O. An instance is held to be dead when both of its voices fail:
+
+1. Its heartbeats over MQTT stop, or say that its main loop does not get on, for `OVERDUE_NS`. Then, or at once where
+   the broker publishes its last will, it is asked over its own link, which does not know the broker.
+2. For `PATIENCE_NS` it does not answer that either.
+
+The time of the first is not the clock's but the broker's: it passes only while the launcher's own beats come back from
+the broker. While the broker is away, refuses or is slow it stands still, so no silence of the broker's is taken for one
+of an instance; and an instance the broker has shut out goes on answering the second. After a pause of the broker
+everybody has its whole time again, for clients come back in any order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from aegis.core.clock import NS_PER_MS
+from aegis.core.ids import InstanceId
+
+HEARTBEAT_NS = 500 * NS_PER_MS
+"""From one of an instance to the next."""
+
+ECHO_NS = 250 * NS_PER_MS
+"""From one beat of the launcher to the next."""
+
+PAUSE_NS = 3 * ECHO_NS
+"""With so long between two echoes the broker was away."""
+
+OVERDUE_NS = 1000 * NS_PER_MS
+PATIENCE_NS = 750 * NS_PER_MS
+_ASKED_AGAIN_NS = 1000 * NS_PER_MS
+
+
+class OwnHeartbeatHeard(Struct, frozen=True):
+    """A beat of the launcher's own came back from the broker."""
+
+
+class HeartbeatHeard(Struct, frozen=True):
+    """A heartbeat; `progress` grows while the main loop gets on."""
+
+    instance: InstanceId
+    incarnation: int
+    progress: int
+
+
+class ConnectionLost(Struct, frozen=True):
+    """The broker says that the instance's connection broke."""
+
+    instance: InstanceId
+    incarnation: int
+
+
+class ProbeAnswered(Struct, frozen=True):
+    """The instance's main loop has answered over its own link."""
+
+    instance: InstanceId
+
+
+class Ended(Struct, frozen=True):
+    """Its process is gone."""
+
+    instance: InstanceId
+
+
+Event = OwnHeartbeatHeard | HeartbeatHeard | ConnectionLost | ProbeAnswered | Ended
+
+
+class Probe(Struct, frozen=True):
+    """Over the instance's own link; answered by `ProbeAnswered`, if at all."""
+
+    instance: InstanceId
+
+
+class Fence(Struct, frozen=True):
+    """Make sure that this incarnation does nothing any more."""
+
+    instance: InstanceId
+    incarnation: int
+    why: str
+
+
+Effect = Probe | Fence
+
+
+@dataclass(slots=True)
+class _Life:
+    """Times are the broker's but for `asked_ns`, the last question that has no answer."""
+
+    incarnation: int
+    heard_ns: int
+    moved_ns: int
+    progress: int
+    parted: bool = False
+    asked_ns: int | None = None
+    ask_again_ns: int = 0
+    fenced: bool = False  # what it may still say is nothing
+
+
+class Detector:
+    """All instances of one launcher. One is judged from its first heartbeat on."""
+
+    def __init__(self) -> None:
+        self._lives: dict[InstanceId, _Life] = {}
+        self._broker_ns = 0
+        self._echoed_ns: int | None = None
+
+    def on(self, event: Event, now_ns: int) -> list[Effect]:
+        """Takes one event; returns what to do, in order."""
+        match event:
+            case OwnHeartbeatHeard():
+                return self._echoed(now_ns)
+            case HeartbeatHeard(instance, incarnation, progress):
+                self._heard(instance, incarnation, progress)
+            case ConnectionLost(instance, incarnation):
+                life = self._lives.get(instance)
+                if life and life.incarnation == incarnation:
+                    life.parted = True
+            case ProbeAnswered(instance):
+                if instance in self._lives:
+                    self._answered(self._lives[instance])
+            case Ended(instance):
+                self._lives.pop(instance, None)
+        return []
+
+    def _heard(self, instance: InstanceId, incarnation: int, progress: int) -> None:
+        life = self._lives.get(instance)
+        if life is None or life.incarnation < incarnation:
+            self._lives[instance] = _Life(incarnation, self._broker_ns, self._broker_ns, progress)
+        elif life.incarnation == incarnation:
+            life.heard_ns, life.parted = self._broker_ns, False
+            if progress != life.progress:
+                life.progress, life.moved_ns, life.asked_ns = progress, self._broker_ns, None
+
+    def _answered(self, life: _Life) -> None:
+        """It lives, whatever the broker says of it; it is asked again when that goes on."""
+        life.asked_ns, life.parted = None, False
+        life.heard_ns = life.moved_ns = max(life.heard_ns, self._broker_ns - OVERDUE_NS)
+
+    def _echoed(self, now_ns: int) -> list[Effect]:
+        since_ns = now_ns - self._echoed_ns if self._echoed_ns is not None else PAUSE_NS
+        self._echoed_ns = now_ns
+        if since_ns >= PAUSE_NS:
+            for life in self._lives.values():
+                life.heard_ns = life.moved_ns = self._broker_ns
+                life.asked_ns, life.parted = None, False
+            return []
+        self._broker_ns += since_ns
+        effects: list[Effect] = []
+        for instance, life in sorted(self._lives.items()):
+            if not life.fenced:
+                effects += self._judged(instance, life, now_ns)
+        return effects
+
+    def _judged(self, instance: InstanceId, life: _Life, now_ns: int) -> list[Effect]:
+        silent_ns, stuck_ns = self._broker_ns - life.heard_ns, self._broker_ns - life.moved_ns
+        if not life.parted and stuck_ns < OVERDUE_NS:
+            life.asked_ns = None
+            return []
+        if life.asked_ns is None:
+            if now_ns < life.ask_again_ns:
+                return []
+            life.asked_ns, life.ask_again_ns = now_ns, now_ns + _ASKED_AGAIN_NS
+            return [Probe(instance)]
+        if now_ns - life.asked_ns < PATIENCE_NS or stuck_ns < OVERDUE_NS:
+            return []
+        life.fenced = True
+        why = "no sign of life" if silent_ns >= OVERDUE_NS else "its main loop does not get on"
+        return [Fence(instance, life.incarnation, why)]

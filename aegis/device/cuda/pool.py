@@ -1,0 +1,87 @@
+"""The owner's side of a GPU's memory: every page made once, handed to instances as descriptors.
+
+Written from the documentation of CUDA 13; not run on a GPU. Making and exporting memory needs no context, so the owner
+costs the GPU nothing; only to wipe what a lost process left does it take a context, for as long as that lasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any
+
+from aegis.core.errors import UserError
+from aegis.core.ids import PageRun
+from aegis.device.cuda.driver import Context, CudaError, Driver, Gpu
+from aegis.device.cuda.handle_sharing import BATCH, HandleServer, Measures
+
+PAGE_BYTES = 2 << 20
+
+
+class CudaPool:
+    """A `PhysicalPool` of `nbytes` of one GPU, rounded down to pages; `ordinal` is the GPU's number.
+
+    All memory is taken at once, so that it cannot run out later. Raises UserError where there is no such GPU or not so
+    much memory.
+    """
+
+    def __init__(self, nbytes: int, *, ordinal: int = 0, driver: Driver | None = None) -> None:
+        self._driver = driver or Driver()
+        self._gpu = Gpu(self._driver, ordinal)
+        step = self._gpu.granularity()
+        self.page_bytes = -(-PAGE_BYTES // step) * step
+        self.page_count = nbytes // self.page_bytes
+        if self.page_count < 1:
+            raise UserError(f"the device memory must be at least {self.page_bytes} bytes, not {nbytes}")
+        self._handles = self._make()
+        self._lock = Lock()  # handles are exported by the server's threads
+        self._server = HandleServer(Measures(ordinal, self.page_bytes, self.page_count), self._export)
+
+    @property
+    def address(self) -> str:
+        return self._server.address
+
+    def wipe(self, runs: Sequence[PageRun]) -> None:
+        context = Context(self._gpu)
+        driver, size = self._driver, self.page_bytes
+        stream = driver("cuStreamCreate", driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        window = int(driver("cuMemAddressReserve", BATCH * size, size, 0, 0))
+        for run in runs:
+            for start in range(run.start, run.stop, BATCH):
+                handles = self._handles[start : min(start + BATCH, run.stop)]
+                for at, handle in enumerate(handles):
+                    driver("cuMemMap", window + at * size, size, 0, handle, 0)
+                driver("cuMemSetAccess", window, len(handles) * size, [self._gpu.access], 1)
+                driver("cuMemsetD8Async", window, 0, len(handles) * size, stream)
+                driver("cuStreamSynchronize", stream)
+                driver("cuMemUnmap", window, len(handles) * size)
+        driver("cuMemAddressFree", window, BATCH * size)
+        driver("cuStreamDestroy", stream)
+        context.close()
+
+    def close(self) -> None:
+        self._server.close()
+        with self._lock:
+            while self._handles:
+                self._driver("cuMemRelease", self._handles.pop())
+
+    def _make(self) -> list[Any]:
+        handles: list[Any] = []
+        try:
+            for _ in range(self.page_count):
+                handles.append(self._driver("cuMemCreate", self.page_bytes, self._gpu.memory, 0))
+        except CudaError as error:
+            got = len(handles) * self.page_bytes
+            for handle in handles:
+                self._driver("cuMemRelease", handle)
+            wanted = self.page_count * self.page_bytes
+            raise UserError(
+                f"the GPU has {got >> 20} MiB free, not the {wanted >> 20} MiB of device memory asked for ({error}); "
+                "ask for less with --device-memory"
+            ) from error
+        return handles
+
+    def _export(self, run: PageRun) -> list[int]:
+        with self._lock:
+            handles = self._handles[run.start : run.stop]
+            return [int(self._driver("cuMemExportToShareableHandle", each, self._gpu.fd_type, 0)) for each in handles]

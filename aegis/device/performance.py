@@ -1,0 +1,23 @@
+"""What a device can do by its own figures: what estimates begin with, until steps were measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aegis.core.estimators import Hardware
+
+if TYPE_CHECKING:
+    from aegis.device.cuda.driver import Driver
+
+
+def figures(kind: str, *, ordinal: int = 0, driver: Driver | None = None) -> Hardware:
+    """Of a device of this kind. A processor is taken for a slow one: `Hardware` as it is.
+
+    Raises UserError where the machine has no such GPU.
+    """
+    if kind != "cuda":
+        return Hardware()
+    from aegis.device.cuda import driver as cuda_driver
+    from aegis.device.cuda.figures import of_gpu
+
+    return of_gpu(cuda_driver.Gpu(driver or cuda_driver.Driver(), ordinal))

@@ -1,0 +1,168 @@
+"""The device protocol: streams, events, virtual ranges, physical pages, host memory, copies. Bytes only, no counting.
+
+CUDA and CPU implement it alike (rule 4). Addresses are plain integers; sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from aegis.core.copy_order import NOW
+from aegis.core.ids import PageRun
+from aegis.core.request import EventHandle
+
+
+class CopyTimes(NamedTuple):
+    """When the copy with this value was worked on, waits for events of others left out; on the monotonic clock."""
+
+    value: int
+    start_ns: int
+    stop_ns: int
+
+
+class Stream(Protocol):
+    """A queue of work done in order, beside the caller. What is submitted later starts later."""
+
+    @property
+    def word(self) -> int:
+        """The shared word this stream writes its progress to."""
+        ...
+
+    def wait(self, event: EventHandle) -> None:
+        """All work submitted from now on waits for `event`, which may belong to another process."""
+        ...
+
+    def copy(self, copies: Sequence[tuple[int, int, int]], *, urgency: int = NOW) -> EventHandle:
+        """Copies `(destination, source, nbytes)` in order, letting more urgent copies of this process pass between two
+        chunks. Returns the event of their completion, whose value is one more than that of the previous `copy` on this
+        stream (the first is 1)."""
+        ...
+
+    def wipe(self, runs: Sequence[PageRun]) -> EventHandle:
+        """Zeroes pages that were granted and are in no range. Counts as a copy."""
+        ...
+
+    def abandon(self, event: EventHandle) -> None:
+        """What is left of this copy need not be done, its target being nobody's now. Its event passes all the same."""
+        ...
+
+    def completed(self) -> int:
+        """The value of the last completed copy, 0 if none. Raises what a copy raised."""
+        ...
+
+    def took(self) -> list[CopyTimes]:
+        """Copies that have completed since the last call, in order, as well as their times are known."""
+        ...
+
+
+class VirtualRange(Protocol):
+    """Address space reserved once, at a base address that never changes. Touching what is not mapped crashes."""
+
+    @property
+    def base(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def map(self, offset_pages: int, runs: Sequence[PageRun]) -> None:
+        """Backs consecutive pages from `offset_pages` with these physical pages, which were granted."""
+        ...
+
+    def unmap(self, offset_pages: int, count: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class HostRegion(Protocol):
+    """Memory of the node that several processes see, each at an address of its own."""
+
+    @property
+    def base(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class PhysicalPool(Protocol):
+    """The memory of one device, made once by the process that keeps its accounts and shared by all instances on it."""
+
+    @property
+    def address(self) -> str:
+        """What `open_device` of another process of the same user needs."""
+        ...
+
+    @property
+    def page_bytes(self) -> int: ...
+
+    @property
+    def page_count(self) -> int: ...
+
+    def wipe(self, runs: Sequence[PageRun]) -> None:
+        """Zeroes pages that nobody maps: those of a process that was lost. Blocks."""
+        ...
+
+    def close(self) -> None:
+        """Every process that opened it must be gone, or going."""
+        ...
+
+
+class Device(Protocol):
+    """One accelerator as one instance sees it: `page_count` pages exist, those that were granted are its own."""
+
+    @property
+    def name(self) -> str:
+        """What an engine calls it: `cpu`, `cuda:1`."""
+        ...
+
+    @property
+    def device_wide(self) -> int:
+        """How many calls of this process waited for all that the device had to do. Serving makes none."""
+        ...
+
+    @property
+    def page_bytes(self) -> int: ...
+
+    @property
+    def page_count(self) -> int: ...
+
+    def reserve(self, nbytes: int) -> VirtualRange:
+        """Reserves address space; no memory. `nbytes` is rounded up to whole pages."""
+        ...
+
+    def grant(self, runs: Sequence[PageRun]) -> None:
+        """These pages are this process's from now on. Returns at once: they are made ready to map in the background."""
+        ...
+
+    def revoke(self, runs: Sequence[PageRun]) -> None:
+        """They are not any more. They are in no range, and wiped if they ever were."""
+        ...
+
+    def move(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copies `(destination, source, nbytes)` within the device; done when it returns. For little."""
+        ...
+
+    def stream(self, name: str, *, outwards: bool = False) -> Stream:
+        """`outwards`: it copies from the device to the host, which is a lane of its own."""
+        ...
+
+    def passed(self, event: EventHandle) -> bool:
+        """Whether an event of any process of the node has passed. Never blocks."""
+        ...
+
+    def wait(self, event: EventHandle, *, timeout_ns: int) -> bool:
+        """Sleeps until an event of any process of the node has passed; False if it has not after `timeout_ns`."""
+        ...
+
+    def open_host(self, path: str, *, writable: bool, populate: bool = True) -> HostRegion:
+        """Maps a file or shared memory object whole, its pages faulted in unless `populate` is false. Any thread may.
+
+        Raises UserError where there is nothing to map.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends the streams' threads and returns all memory."""
+        ...

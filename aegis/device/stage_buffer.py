@@ -1,0 +1,166 @@
+"""The stage buffer of a device: images that are not in the node's model cache come from disk through it (Aegaeon §5.2).
+
+A ring of chunks in host memory, page-locked where the device wants it. Several threads read an image's pieces into it,
+each as soon as its chunk is free; a stream of the stage's own copies them to the device in order. Two counts tie the
+two together, both of chunks since the start: the readers' word says how many have been read, the stream's word how
+many have been copied. Chunk n is copied once n + 1 have been read, and read once n + 1 - ring have been copied. All
+work of the device is submitted by the caller's thread; the readers only read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Lock, Thread
+
+from aegis.core.copy_order import NOW
+from aegis.core.events import LoadFailed
+from aegis.core.ids import ModelId
+from aegis.core.model import IMAGE_PIECE_BYTES, ModelSpec
+from aegis.core.request import EventHandle
+from aegis.device.host_memory import SharedMemory
+from aegis.device.image_file import ImageDamaged, ImageFile
+from aegis.device.protocol import Device
+from aegis.device.shared_events import SharedWords
+
+STAGE_WORDS = 2
+"""Shared words that a stage needs: its stream's and its readers'."""
+
+CHUNKS = 4
+READERS = min(4, len(os.sched_getaffinity(0)))
+_CLOSING_POLL_NS = 20_000_000
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    spec: ModelSpec
+    first: int  # its first chunk
+    pieces: int
+    left: int  # pieces that no reader is done with
+    wanted: bool = True
+    file: ImageFile | None = None
+    opening: Lock = field(default_factory=Lock)
+
+    def open(self) -> ImageFile:
+        with self.opening:
+            if self.file is None:
+                self.file = ImageFile(self.spec.image_path, self.spec.manifest)
+            return self.file
+
+
+class StageBuffer:
+    """Loads images from disk, one after the other. `word` is a shared word for the readers, still 0 and nobody
+    else's."""
+
+    def __init__(
+        self, device: Device, words: SharedWords, word: int, *, chunks: int = CHUNKS, readers: int = READERS
+    ) -> None:
+        self._device = device
+        self._words = words
+        self._word = word
+        self._chunks = chunks
+        self._memory = SharedMemory.create(chunks * IMAGE_PIECE_BYTES, "stage")
+        self._region = device.open_host(self._memory.path, writable=True)
+        self._ring = memoryview((ctypes.c_char * self._region.nbytes).from_address(self._region.base)).cast("B")
+        self._stream = device.stream("stage")
+        self._submitted = 0
+        self._loads: dict[ModelId, _Load] = {}
+        self._failures: SimpleQueue[LoadFailed] = SimpleQueue()
+        self._tasks: SimpleQueue[tuple[_Load, int] | None] = SimpleQueue()
+        self._booking = Lock()
+        self._read: set[int] = set()  # chunks beyond the first that is missing
+        self._read_count = 0
+        self._closing = False
+        self._readers = [Thread(target=self._run, name=f"stage {i}", daemon=True) for i in range(readers)]
+        for reader in self._readers:
+            reader.start()
+
+    def load(self, spec: ModelSpec, target: int, *, urgency: int = NOW) -> EventHandle:
+        """Copies the model's image to the address `target` on the device. The event passes whatever happens; what went
+        wrong before it is told by `failures`."""
+        nbytes = spec.manifest.image_bytes
+        pieces = -(-nbytes // IMAGE_PIECE_BYTES)
+        load = self._loads[spec.model] = _Load(spec, self._submitted, pieces, left=pieces)
+        event = EventHandle(self._stream.word, self._submitted)
+        for piece in range(pieces):
+            at, chunk = piece * IMAGE_PIECE_BYTES, self._submitted
+            self._submitted += 1
+            self._stream.wait(EventHandle(self._word, self._submitted))
+            source = self._region.base + self._slot(chunk)
+            event = self._stream.copy([(target + at, source, min(IMAGE_PIECE_BYTES, nbytes - at))], urgency=urgency)
+            assert event.value == self._submitted
+            self._tasks.put((load, piece))
+        return event
+
+    def abandon(self, model: ModelId) -> None:
+        """What is left of the model's load need not be done; its event passes all the same, and soon."""
+        with self._booking:
+            load = self._loads.pop(model, None)
+            if load is None:
+                return
+            load.wanted = False
+        for chunk in range(max(load.first, self._stream.completed()), load.first + load.pieces):
+            self._stream.abandon(EventHandle(self._stream.word, chunk + 1))
+
+    def failures(self) -> list[LoadFailed]:
+        """Loads that failed since the last call."""
+        return [self._failures.get() for _ in range(self._failures.qsize())]
+
+    def close(self) -> None:
+        """Ends the readers; before the device is closed."""
+        self._closing = True
+        for _ in self._readers:
+            self._tasks.put(None)
+        for reader in self._readers:
+            reader.join()
+        self._ring.release()
+        self._memory.close()
+
+    # --- readers ------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None and not self._closing:
+            load, piece = task
+            if load.wanted:
+                self._read_piece(load, piece)
+            self._done(load, load.first + piece)
+
+    def _read_piece(self, load: _Load, piece: int) -> None:
+        chunk = load.first + piece
+        free = EventHandle(self._stream.word, chunk + 1 - self._chunks)
+        while not self._device.wait(free, timeout_ns=_CLOSING_POLL_NS):
+            if self._closing or not load.wanted:
+                return
+        try:
+            image, at = load.open(), self._slot(chunk)
+            image.read(piece, [self._ring[at : at + image.piece_bytes(piece)]])
+        except ImageDamaged as error:
+            self._fail(load, str(error))
+
+    def _fail(self, load: _Load, reason: str) -> None:
+        with self._booking:
+            if load.wanted:
+                load.wanted = False
+                self._failures.put(LoadFailed(load.spec.model, reason))
+
+    def _done(self, load: _Load, chunk: int) -> None:
+        with self._booking:
+            load.left -= 1
+            if not load.left:
+                self._finish(load)
+            self._read.add(chunk)
+            while self._read_count in self._read:
+                self._read.remove(self._read_count)
+                self._read_count += 1
+            self._words.store(self._word, self._read_count)
+
+    def _finish(self, load: _Load) -> None:
+        if load.file is not None:
+            load.file.close()
+        if self._loads.get(load.spec.model) is load:
+            del self._loads[load.spec.model]
+
+    def _slot(self, chunk: int) -> int:
+        return chunk % self._chunks * IMAGE_PIECE_BYTES

@@ -1,0 +1,85 @@
+"""The grammars of an instance: each compiled once, in a thread beside the steps, and kept while it is used."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aegis.core.ids import ModelId
+from aegis.core.model import ModelSpec
+from aegis.core.request import Grammar
+from aegis.engine.grammar.token_masks import GrammarPosition
+from aegis.models.image_directory import TOKENIZER
+
+if TYPE_CHECKING:
+    from aegis.engine.grammar.compiler import Compiled, Vocabulary
+
+CACHE_BYTES = 256 << 20
+
+
+class Grammars:
+    """Nothing of XGrammar is imported before the first grammar comes."""
+
+    def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
+        self._cache_bytes = cache_bytes
+        self._specs: dict[ModelId, ModelSpec] = {}
+        self._vocabularies: dict[ModelId, Vocabulary] = {}  # the thread's
+        self._compiled: OrderedDict[tuple[ModelId, Grammar], Future[Compiled]] = OrderedDict()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+
+    def add(self, spec: ModelSpec) -> None:
+        """Its grammars can be compiled from now on."""
+        self._specs[spec.model] = spec
+
+    def remove(self, model: ModelId) -> None:
+        if self._specs.pop(model, None):
+            for key in [key for key in self._compiled if key[0] == model]:
+                del self._compiled[key]
+            self._thread.submit(self._vocabularies.pop, model, None)
+
+    def ready(self, model: ModelId, grammar: Grammar | None) -> bool:
+        """Whether nobody will have to wait for it; begins to compile it. True where the model is not there."""
+        return grammar is None or model not in self._specs or self._future(model, grammar).done()
+
+    def begin(self, model: ModelId, grammar: Grammar, generated: Sequence[int]) -> GrammarPosition:
+        """Where an output stands that has come as far as `generated`."""
+        return GrammarPosition(self._future(model, grammar), generated, self._specs[model].manifest.eos_token_ids)
+
+    def _future(self, model: ModelId, grammar: Grammar) -> Future[Compiled]:
+        key = (model, grammar)
+        if key not in self._compiled:
+            self._trim()
+            self._compiled[key] = self._thread.submit(self._compile, self._specs[model], grammar)
+        self._compiled.move_to_end(key)
+        return self._compiled[key]
+
+    def _compile(self, spec: ModelSpec, grammar: Grammar) -> Compiled:
+        from aegis.engine.grammar.compiler import compile_grammar, read_vocabulary
+
+        if spec.model not in self._vocabularies:
+            text = (Path(spec.directory) / TOKENIZER).read_text(encoding="utf-8")
+            manifest = spec.manifest
+            vocabulary = read_vocabulary(text, size=manifest.vocab_size, ends=manifest.eos_token_ids)
+            self._vocabularies[spec.model] = vocabulary
+        return compile_grammar(self._vocabularies[spec.model], grammar)
+
+    def _trim(self) -> None:
+        """Forgets the least recently used, as long as the others take too much; who has one keeps it."""
+        sizes = {key: _nbytes(future) for key, future in self._compiled.items()}
+        total = sum(sizes.values())
+        for key, nbytes in sizes.items():
+            if total <= self._cache_bytes:
+                return
+            if nbytes:
+                total -= nbytes
+                del self._compiled[key]
+
+
+def _nbytes(future: Future[Compiled]) -> int:
+    """0 while it is being compiled, and where it could not be."""
+    if not future.done() or future.exception():
+        return 0
+    return future.result().nbytes

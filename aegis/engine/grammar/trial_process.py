@@ -1,0 +1,86 @@
+"""The process that tries grammars out for a proxy, which may kill it when one takes too long.
+
+Started as `python -m aegis.engine.grammar.trial_process`; ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from aegis.engine.grammar.compiler import GrammarRefused, Vocabulary, compile_grammar, read_vocabulary
+from aegis.engine.grammar.termination import derives_a_text
+from aegis.engine.grammar.trial_messages import Tried, Try, read, write
+
+VOCABULARIES_MAX = 16
+MEMORY_BYTES = 4 << 30  # beyond what the libraries take
+COMPILED_BYTES_MAX = 64 << 20
+_SAID_BYTES = 4096
+ALONE_S = 60  # the longest that it outlives a proxy that was killed
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints
+    vocabularies: OrderedDict[str, Vocabulary] = OrderedDict()
+    _limit_memory()
+    write(answers, Tried(None))
+    while (asked := read(sys.stdin.buffer, Try)) is not None:
+        if asked.tokenizer_json is not None:
+            vocabularies[asked.vocabulary] = read_vocabulary(asked.tokenizer_json, size=asked.size, ends=asked.ends)
+            if len(vocabularies) > VOCABULARIES_MAX:
+                vocabularies.popitem(last=False)
+        vocabulary = vocabularies.get(asked.vocabulary)
+        write(answers, Tried(_problem(vocabulary, asked)))
+
+
+def _problem(vocabulary: Vocabulary | None, asked: Try) -> str | None:
+    if vocabulary is None:
+        return "cannot be tried out: the model's vocabulary is not known"
+    signal.alarm(ALONE_S)
+    try:
+        with _overhearing() as said:
+            compiled = compile_grammar(vocabulary, asked.grammar)
+        if warning := said[0].partition("Warning: ")[2].partition("\n")[0]:
+            return f"would not be held to as it is written: {warning}"
+        if not derives_a_text(asked.grammar):
+            return "has no output that ends: every way through it needs one of its rules again"
+    except GrammarRefused as error:
+        return str(error)
+    finally:
+        signal.alarm(0)
+    if compiled.nbytes > COMPILED_BYTES_MAX:
+        return f"takes more than {COMPILED_BYTES_MAX >> 20} MiB when it is compiled"
+    return None
+
+
+@contextmanager
+def _overhearing() -> Iterator[list[str]]:
+    """Gets the beginning of what a library writes to standard error meanwhile. XGrammar says there, and only there,
+    what it ignores, a line for each."""
+    said: list[str] = []
+    file, stderr = os.memfd_create("stderr"), os.dup(2)
+    os.dup2(file, 2)
+    try:
+        yield said
+    finally:
+        os.dup2(stderr, 2)
+        said.append(os.pread(file, _SAID_BYTES, 0).decode(errors="replace"))
+        os.close(stderr)
+        os.close(file)
+
+
+def _limit_memory() -> None:
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY_BYTES, taken + MEMORY_BYTES))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Whether grammars compile, and soon enough: asked of a process beside the server, which is killed where they do not.
+
+The process is started by the first grammar. It knows what it was told of vocabularies until it is killed. It tries one
+grammar at a time; callers take turns, so nobody waits longer for what others ask than for one grammar of each. Of one
+caller's the shortest is first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from hashlib import blake2b
+from math import inf
+from time import monotonic
+
+from aegis.core.errors import UserError
+from aegis.core.fair_queue import QueueFull
+from aegis.core.model import Manifest
+from aegis.core.request import Grammar
+from aegis.engine.grammar.fair_thread import FairThread
+from aegis.engine.grammar.trial_messages import Tried, Try, read, write
+
+COMPILE_S = 5.0
+START_S = 60.0
+KNOWN_MAX = 16384
+SLOW_KNOWN_S = 60.0  # another time it may be faster
+VOCABULARIES_MAX = 16
+WAITING_MAX = 256  # grammars of one caller: what a program may ask at once
+
+
+class GrammarTrials:
+    """Event loops and threads may share it."""
+
+    def __init__(self, compile_s: float = COMPILE_S) -> None:
+        self._compile_s = compile_s
+        self._thread = FairThread(most_waiting=WAITING_MAX)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._told: OrderedDict[str, None] = OrderedDict()  # vocabularies that the process knows
+        self._known: OrderedDict[bytes, tuple[str | None, float]] = OrderedDict()  # problems, and until when
+
+    async def problem(
+        self, manifest: Manifest, tokenizer_json: Callable[[], str], grammar: Grammar, caller: str = ""
+    ) -> str | None:
+        """What there is against the grammar for this model, if anything, from a verb on. Waits as long as trying
+        takes, after what other callers wait for. One that nobody waits for any more is not tried.
+
+        Raises UserError where it cannot be tried, or the caller has many waiting.
+        """
+        key = _key(manifest, grammar)
+        if known := self._remembered(key):
+            return known[0]
+        try:
+            work = partial(self._found, key, manifest, tokenizer_json, grammar)
+            trying = self._thread.submit(caller, len(grammar.text), work)
+        except QueueFull:
+            message = f"{WAITING_MAX} grammars of yours are waiting to be tried out; try again when they were"
+            raise UserError(message, status=429, code="too_many_grammars", kind="rate_limit_error") from None
+        return await asyncio.wrap_future(trying)
+
+    def _remembered(self, key: bytes) -> tuple[str | None, float] | None:
+        known = self._known.get(key)
+        return known if known and monotonic() < known[1] else None
+
+    def _found(self, key: bytes, manifest: Manifest, tokenizer_json: Callable[[], str], grammar: Grammar) -> str | None:
+        if known := self._remembered(key):  # the same was tried for another request
+            return known[0]
+        tried = self._ask(manifest, tokenizer_json, grammar)
+        if tried:
+            problem, until_s = tried.problem, inf
+        else:
+            problem = f"takes more than {self._compile_s:g} s or too much memory to compile"
+            until_s = monotonic() + SLOW_KNOWN_S
+        self._known[key] = problem, until_s
+        if len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
+        return problem
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process:
+            self._process.kill()
+            self._process.communicate()
+        self._process = None
+        self._told.clear()
+
+    def _ask(self, manifest: Manifest, tokenizer_json: Callable[[], str], grammar: Grammar) -> Tried | None:
+        """None where it takes too long."""
+        if self._process and self._process.poll() is not None:
+            self.close()
+        process = self._process or self._start()
+        name = manifest.fingerprint
+        tokenizer = None if name in self._told else tokenizer_json()
+        assert process.stdin
+        write(process.stdin, Try(name, grammar, tokenizer, manifest.vocab_size, manifest.eos_token_ids))
+        self._told[name] = None
+        if len(self._told) > VOCABULARIES_MAX:
+            self._told.popitem(last=False)
+        tried = self._answer(process, self._compile_s)
+        if tried is None:
+            self.close()
+        return tried
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "aegis.engine.grammar.trial_process"]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={"OMP_NUM_THREADS": "1", **os.environ},
+            process_group=0,  # Ctrl-C in a terminal is not for it
+        )
+        if self._answer(self._process, START_S) is None:
+            self.close()
+            raise UserError("structured output is not available now", status=503, code="grammar_unavailable")
+        return self._process
+
+    def _answer(self, process: subprocess.Popen[bytes], timeout_s: float) -> Tried | None:
+        """None where it does not come in time, or the process has died."""
+        assert process.stdout
+        until = monotonic() + timeout_s
+        ready, _, _ = select.select([process.stdout], [], [], max(until - monotonic(), 0))
+        return read(process.stdout, Tried) if ready else None
+
+
+def _key(manifest: Manifest, grammar: Grammar) -> bytes:
+    return blake2b("\0".join((manifest.fingerprint, grammar.kind, grammar.text)).encode(), digest_size=16).digest()

@@ -1,0 +1,168 @@
+"""The vLLM backend: its model classes and attention kernels under our loop, weights and KV in memory of ours.
+
+A model's image is what vLLM's loader left behind (`vllm_weights`); `attach` builds the modules without bytes and makes
+their tensors views of the weight range, for life. Blocks of KV have vLLM's layout within and ours without: every layer
+sees the whole region through one stride, as `KvViews` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from aegis.core.errors import UserError
+from aegis.core.ids import ModelId, RequestId
+from aegis.core.model import ModelSpec
+from aegis.engine.block_table import BlockTable
+from aegis.engine.protocol import KvRegion, Row, Sampled
+from aegis.engine.sampler import Sampler
+from aegis.engine.sampling_engine import SamplingEngine
+from aegis.engine.tensor_views import KvViews, LayerViews
+from aegis.engine.vllm import adapter
+from aegis.engine.vllm.weights import bind, check_bound
+
+_Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    attending: adapter.Attending
+    views: KvViews
+
+
+class VllmEngine(SamplingEngine):
+    """Implements `Engine`. `kv` is the device's KV region. Raises UserError where vLLM cannot be used."""
+
+    def __init__(self, kv: KvRegion, *, device: str = "cpu", sampler: Sampler | None = None) -> None:
+        super().__init__(sampler)
+        self._kv = kv
+        self._device = torch.device(device)
+        if adapter.on_cpu() != (self._device.type == "cpu"):
+            built = "CPUs" if adapter.on_cpu() else "GPUs"
+            raise UserError(f"the vLLM that is installed is built for {built}, the device is {device}", param="engine")
+        self._models: dict[ModelId, _Attached] = {}
+        self._prepared: dict[tuple[ModelId, str], Any] = {}  # configurations, by name and fingerprint
+        self._initialisations = 1
+
+    @property
+    def initialisations(self) -> int:
+        return self._initialisations
+
+    def prepare(self, spec: ModelSpec) -> None:
+        """Configures only: building changes torch's default dtype, which steps in another thread would notice."""
+        self._prepared[spec.model, spec.manifest.fingerprint] = _configure(spec)
+
+    def discard(self, spec: ModelSpec) -> None:
+        self._prepared.pop((spec.model, spec.manifest.fingerprint), None)
+
+    def attach(self, spec: ModelSpec, weights_base: int) -> None:
+        assert spec.model not in self._models and spec.manifest.engine == "vllm"
+        config = self._prepared.pop((spec.model, spec.manifest.fingerprint), None) or _configure(spec)
+        model = adapter.skeleton(config)
+        bind(model, spec, weights_base, self._device)
+        attending = adapter.Attending(config, model, self._device)
+        views = KvViews(self._kv, spec.manifest.kv, self._device)
+        attending.bind([_page(layer) for layer in views.layers])
+        check_bound(model, spec.model)
+        self._models[spec.model] = _Attached(attending, views)
+        self._sampler.grammars.add(spec)
+
+    def detach(self, model: ModelId) -> None:
+        self._models.pop(model, None)
+        self._sampler.grammars.remove(model)
+
+    @torch.inference_mode()
+    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None:
+        attached = self._models[model]
+        attached.attending.hidden(_batch(attached.views, tokens[start:], [start], [len(tokens)], [blocks]))
+
+    @torch.inference_mode()
+    def prefill(
+        self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0
+    ) -> Sampled:
+        attached = self._models[model]
+        wants_prompt = self._sampler.wants_prompt(request)
+        assert start == 0 or not wants_prompt
+        states = attached.attending.hidden(_batch(attached.views, tokens[start:], [start], [len(tokens)], [blocks]))
+        logits = attached.attending.logits(states if wants_prompt else states[-1:])
+        prompt = self._sampler.prompt_logprobs(request, logits, tokens) if wants_prompt else ()
+        return Sampled(self._sampler.sample([request], logits[-1:])[0], prompt)
+
+    @torch.inference_mode()
+    def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:
+        attached = self._models[model]
+        positions = [row.position for row in rows]
+        lengths = [position + 1 for position in positions]
+        batch = _batch(attached.views, [row.token for row in rows], positions, lengths, [row.blocks for row in rows])
+        logits = attached.attending.next_logits(batch)
+        return [Sampled(token) for token in self._sampler.sample([row.request for row in rows], logits)]
+
+
+def _batch(
+    views: KvViews,
+    ids: Sequence[int],
+    first: Sequence[int],
+    lengths: Sequence[int],
+    blocks: Sequence[BlockTable],
+) -> adapter.Batch:
+    """Of all `ids`: row r's are those of positions `[first[r], lengths[r])`. Blocks that are begun are cleared."""
+    begins, ends = np.array(first), np.array(lengths)
+    new, held = ends - begins, -(-ends // views.block_tokens)
+    if len(ids) == len(new):  # one each
+        starts, owner, positions = np.arange(len(new) + 1), np.arange(len(new)), begins
+    else:
+        starts = np.concatenate(([0], new.cumsum()))
+        owner = np.repeat(np.arange(len(new)), new)
+        positions = np.arange(starts[-1]) - starts[owner] + begins[owner]
+    table = _table(views, blocks, held)
+    units = table[owner, positions // views.block_tokens]
+    offsets = positions % views.block_tokens
+    _clear(views, units[offsets == 0])
+    return adapter.Batch(
+        ids=torch.from_numpy(np.array(ids)),
+        positions=torch.from_numpy(positions),
+        starts=torch.from_numpy(starts.astype(np.int32)),
+        lengths=torch.from_numpy(ends.astype(np.int32)),
+        slots=torch.from_numpy(units * views.block_tokens + offsets),
+        blocks=torch.from_numpy(table.astype(np.int32)),
+        longest=int(ends.max()),
+        most_new=int(new.max()),
+    )
+
+
+def _clear(views: KvViews, units: _Numbers) -> None:
+    """Blocks that are begun: the kernels multiply what lies behind a sequence's end by nothing, and another model may
+    have left NaNs there."""
+    for unit in units.tolist():
+        views.blocks[unit].zero_()
+
+
+def _page(layer: LayerViews) -> torch.Tensor:
+    """`[units, heads, block_tokens, key_dim + value_dim]`, over the same memory: what is where within is vLLM's."""
+    tokens, width = layer.keys.shape[1], layer.key_dim + layer.value_dim
+    shape = (len(layer.values), layer.heads, tokens, width)
+    return layer.keys.as_strided(shape, (layer.keys.stride(0), tokens * width, width, 1))
+
+
+def _table(views: KvViews, blocks: Sequence[BlockTable], held: _Numbers) -> _Numbers:
+    """`[rows, most blocks]`: where each block of each row lies, 0 behind its last."""
+    table = np.zeros((len(held), held.max()), dtype=np.int64)
+    own = np.concatenate([row[:count] for row, count in zip(blocks, held.tolist(), strict=True)])
+    table[np.arange(held.max()) < held[:, None]] = views.units(own)
+    return table
+
+
+def _configure(spec: ModelSpec) -> Any:
+    manifest = spec.manifest
+    return adapter.configure(
+        Path(spec.directory),
+        dtype=manifest.dtype,
+        context_tokens=manifest.context_tokens,
+        block_tokens=manifest.kv.block_tokens,
+    )

@@ -1,0 +1,108 @@
+"""Performs the effects of an instance core, in order, on its engine, its memory and its link."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from aegis.core.decision import Decision
+from aegis.core.effects import Bind, Effect, EndRun, RunDecode, RunPrefill, Send, Track, Unbind, Untrack
+from aegis.core.errors import UserError
+from aegis.core.events import InstanceEvent, StepFailed, Stepped
+from aegis.core.ids import ModelId
+from aegis.core.messages import DropModel, FromInstance, ModelAdded, ModelFailed, SwitchDone
+from aegis.device.memory_executor import MemoryExecutor
+from aegis.engine.protocol import Engine, EngineFailed
+from aegis.instance.first_rank import FirstRankMemory
+from aegis.instance.span_log import SpanLog
+from aegis.telemetry.logs import log
+from aegis.transport.links import InstanceLink
+from decode.worker import DecodeWorker
+from prefill.worker import PrefillWorker
+
+_logger = logging.getLogger(__name__)
+
+
+class EffectExecutor:
+    """What a core decides, done."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        memory_executor: MemoryExecutor | FirstRankMemory,
+        link: InstanceLink,
+        prefill: PrefillWorker,
+        decode: DecodeWorker,
+        spans: SpanLog,
+    ) -> None:
+        self._engine = engine
+        self._memory_executor = memory_executor
+        self._link = link
+        self._prefill = prefill
+        self._decode = decode
+        self._spans = spans
+        self._refused: dict[ModelId, str] = {}
+
+    def perform(self, effects: Sequence[Effect]) -> list[InstanceEvent]:
+        """Returns what the core has to be told next. Messages leave before a step begins, in one batch."""
+        outbox: list[FromInstance] = []
+        answers: list[InstanceEvent] = []
+        for effect in effects:
+            match effect:
+                case Send(message):
+                    outbox.append(self._checked(message))
+                case RunPrefill() | RunDecode():
+                    self._flush(outbox)
+                    answers.append(self._step(effect))
+                case EndRun():
+                    pass  # for who called
+                case Track(job, generated):
+                    self._engine.start(job.model, job.request, job.prompt, generated, job.sampling)
+                case Untrack(request):
+                    self._engine.stop(request)
+                case Bind(spec):
+                    if not self._bind(effect):
+                        answers.append(DropModel(spec.model))
+                case Decision():
+                    self._spans.decided(effect)
+                case Unbind(model):
+                    self._engine.detach(model)
+                    self._memory_executor.perform(effect)
+                case _:
+                    self._memory_executor.perform(effect)
+        self._flush(outbox)
+        return answers
+
+    def _step(self, effect: RunPrefill | RunDecode) -> Stepped | StepFailed:
+        """A step on which the engine raises costs its own requests, not the instance."""
+        self._spans.begins()
+        try:
+            stepped = self._prefill.step(effect) if isinstance(effect, RunPrefill) else self._decode.run(effect)
+        except EngineFailed as error:
+            log(_logger, logging.ERROR, "step failed", {}, exc_info=True)
+            return StepFailed(f"the model failed on this request ({error})")
+        self._spans.ran(effect, stepped)
+        return stepped
+
+    def _bind(self, bind: Bind) -> bool:
+        """False where it is refused: the core is told to drop the model, and its `Unbind` undoes what was done."""
+        try:
+            self._memory_executor.perform(bind)
+            self._engine.attach(bind.spec, self._memory_executor.weights_base(bind))
+        except UserError as error:
+            self._engine.discard(bind.spec)
+            self._refused[bind.spec.model] = error.message
+            return False
+        return True
+
+    def _checked(self, message: FromInstance) -> FromInstance:
+        if isinstance(message, SwitchDone):
+            self._spans.switched(message)
+        if isinstance(message, ModelAdded) and message.model in self._refused:
+            return ModelFailed(message.model, self._refused.pop(message.model))
+        return message
+
+    def _flush(self, outbox: list[FromInstance]) -> None:
+        if outbox:
+            self._link.send(outbox)
+            outbox.clear()

@@ -1,0 +1,210 @@
+"""The first rank's engine and memory: what they are asked to do, all ranks do, and it is done when all have done it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from aegis.core.effects import AbandonLoad, Bind, LoadWeights, StreamName
+from aegis.core.events import LoadFailed, Progress
+from aegis.core.ids import ModelId, PageRun, RequestId
+from aegis.core.model import ModelSpec
+from aegis.core.request import EventHandle, Sampling
+from aegis.device.cached_images import CachedImages
+from aegis.device.memory_executor import CopyDone, MemoryEffect, MemoryExecutor
+from aegis.engine.block_table import BlockTable
+from aegis.engine.protocol import Engine, Row, Sampled
+from aegis.instance.rank_wire import (
+    Command,
+    Discard,
+    Extend,
+    Followers,
+    Prefill,
+    Prepare,
+    Report,
+    Step,
+    Tell,
+    Touch,
+    packed,
+)
+
+
+class FirstRankEngine:
+    """Implements `Engine`. Only this rank samples. `attach` and `detach` go without saying: followers do both where
+    they are told of `Bind` and `Unbind`."""
+
+    def __init__(self, engine: Engine, followers: Followers) -> None:
+        self._engine = engine
+        self._followers = followers
+        self._tell = followers.tell
+        self._reporting: set[RequestId] = set()  # their prompts' logprobs
+        self._decoding: list[BlockTable] = []  # the blocks of each row of the last step
+
+    @property
+    def initialisations(self) -> int:
+        return self._engine.initialisations
+
+    def prepare(self, spec: ModelSpec) -> None:
+        self._tell(Prepare(spec))
+        self._engine.prepare(spec)
+
+    def discard(self, spec: ModelSpec) -> None:
+        self._tell(Discard(spec))
+        self._engine.discard(spec)
+
+    def attach(self, spec: ModelSpec, weights_base: int) -> None:
+        self._engine.attach(spec, weights_base)
+
+    def detach(self, model: ModelId) -> None:
+        self._engine.detach(model)
+
+    def ready(self, model: ModelId, sampling: Sampling) -> bool:
+        return self._engine.ready(model, sampling)
+
+    def start(
+        self,
+        model: ModelId,
+        request: RequestId,
+        prompt: Sequence[int],
+        generated: Sequence[int],
+        sampling: Sampling,
+    ) -> None:
+        if sampling.prompt_logprobs is not None and not generated:
+            self._reporting.add(request)
+        self._engine.start(model, request, prompt, generated, sampling)
+
+    def stop(self, request: RequestId) -> None:
+        self._reporting.discard(request)
+        self._engine.stop(request)
+
+    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None:
+        with self._together(Extend(model, tuple(tokens), packed(blocks), start)):
+            self._engine.extend(model, tokens, blocks, start)
+
+    def prefill(
+        self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0
+    ) -> Sampled:
+        with self._together(Prefill(model, tuple(tokens), packed(blocks), start, request in self._reporting)):
+            return self._engine.prefill(model, request, tokens, blocks, start)
+
+    def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:
+        tables = [row.blocks for row in rows]
+        known = len(tables) == len(self._decoding) and all(map(_same, tables, self._decoding))
+        self._decoding = tables
+        blocks = None if known else [packed(table) for table in tables]
+        with self._together(Step(model, [row.token for row in rows], [row.position for row in rows], blocks)):
+            return self._engine.decode(model, rows)
+
+    @contextmanager
+    def _together(self, step: Command) -> Iterator[None]:
+        """Where it fails nobody knows how far the others came, so the ranks part."""
+        self._tell(step)
+        try:
+            yield
+        except Exception:
+            self._followers.part()
+            raise
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    effect: LoadWeights
+    ended: bool = False  # told to have failed, or abandoned
+
+
+class _Loads:
+    """Those under way, so that one that fails on several ranks fails once."""
+
+    def __init__(self) -> None:
+        self._open: list[_Load] = []
+
+    def begin(self, effect: LoadWeights) -> None:
+        self._open.append(_Load(effect))
+
+    def abandon(self, event: EventHandle) -> None:
+        for load in self._open:
+            load.ended = load.ended or load.effect.event == event
+
+    def fails(self, model: ModelId, done: Mapping[StreamName, int]) -> bool:
+        """Whether it is news that a load of the model failed on a rank that has `done` so much."""
+        for load in self._open:
+            if load.effect.model == model and load.effect.event.value > done[load.effect.stream]:
+                news, load.ended = not load.ended, True
+                return news
+        return False
+
+    def done(self, by_all: Mapping[StreamName, int]) -> None:
+        self._open = [load for load in self._open if load.effect.event.value > by_all[load.effect.stream]]
+
+
+class FirstRankMemory:
+    """A `MemoryExecutor` whose copies are done when those of all ranks are."""
+
+    def __init__(self, memory_executor: MemoryExecutor, followers: Followers) -> None:
+        self._memory_executor = memory_executor
+        self._followers = followers
+        self._done = [dict.fromkeys(StreamName, 0) for _ in range(followers.ranks)]  # this one first
+        self._told = dict.fromkeys(StreamName, 0)
+        self._loads = _Loads()
+        self.kv = memory_executor.kv
+
+    @property
+    def words(self) -> Mapping[StreamName, int]:
+        return self._memory_executor.words
+
+    @property
+    def in_flight(self) -> bool:
+        return self._memory_executor.in_flight or any(done != self._told for done in self._done)
+
+    def weights_base(self, bind: Bind) -> int:
+        return self._memory_executor.weights_base(bind)
+
+    def perform(self, effect: MemoryEffect) -> None:
+        match effect:
+            case LoadWeights():
+                self._loads.begin(effect)
+            case AbandonLoad(event):
+                self._loads.abandon(event)
+        self._followers.tell(effect)
+        self._memory_executor.perform(effect)
+
+    def progress(self) -> list[Report]:
+        """A load that failed on any rank failed. Failures come before completions."""
+        failures = list[LoadFailed]()
+        for done, events in zip(
+            self._done, [self._memory_executor.progress(), *self._followers.reports()], strict=True
+        ):
+            for event in events:
+                if isinstance(event, Progress):
+                    done[event.stream] = event.value
+                elif self._loads.fails(event.model, done):
+                    failures.append(event)
+        return [*failures, *self._completed()]
+
+    def copied(self) -> list[CopyDone]:
+        return self._memory_executor.copied()
+
+    def _completed(self) -> list[Progress]:
+        """What all ranks have done by now."""
+        now = {name: min(done[name] for done in self._done) for name in StreamName}
+        news = [Progress(name, value) for name, value in now.items() if value != self._told[name]]
+        self._told = now
+        self._loads.done(now)
+        return news
+
+
+class FirstRankImages:
+    """The model cache, touched by all ranks."""
+
+    def __init__(self, images: CachedImages, tell: Tell) -> None:
+        self._images = images
+        self._tell = tell
+
+    def touch(self, extents: Sequence[PageRun]) -> None:
+        self._tell(Touch(tuple(extents)))
+        self._images.touch(extents)
+
+
+def _same(one: BlockTable, other: BlockTable) -> bool:
+    return one is other

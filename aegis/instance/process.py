@@ -1,0 +1,189 @@
+"""The process of one instance: initialises its engine once, then lets its core decide and its hands do.
+
+Started as `python -m aegis.instance.process` with its settings as JSON on standard input.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import deque
+
+import msgspec
+
+from aegis.control.progress import Pulse
+from aegis.core.clock import NS_PER_MS
+from aegis.core.effects import Effect, EndRun
+from aegis.core.errors import UserError
+from aegis.core.events import InstanceEvent, Tick
+from aegis.core.messages import DropProxy, Greeting, ImageCached, MeetProxy, Ping, Pong, Ready, Shutdown
+from aegis.engine.parallel.group import RanksLost
+from aegis.instance.executor import EffectExecutor
+from aegis.instance.grammar_wait import GrammarWait
+from aegis.instance.heartbeats import Agent
+from aegis.instance.model_binder import Binder
+from aegis.instance.parts import InstanceParts, open_parts
+from aegis.instance.settings import InstanceSettings
+from aegis.instance.span_log import SpanLog
+from aegis.process import garbage_collection
+from aegis.telemetry import logs
+from aegis.telemetry.instance_reports import Reporter
+from decode.worker import DecodeWorker
+from memory.balloon import OWING_NS
+from prefill.worker import PrefillWorker
+
+_IDLE_NS = 100 * NS_PER_MS
+_GRAMMAR_POLL_NS = 2 * NS_PER_MS
+_SWITCH_INTERVAL_S = 0.0005  # how long a copy thread may wait for the interpreter beside Python code
+
+
+class Instance:
+    """A core, its hands and its link."""
+
+    def __init__(self, parts: InstanceParts, pulse: Pulse | None = None) -> None:
+        self._parts = parts
+        self._pulse = pulse or Pulse()
+        self._core = parts.core
+        self._clock = parts.clock
+        self._link = parts.link
+        self._memory_executor = parts.memory_executor
+        self._binder = Binder(parts.engine)
+        self._grammars = GrammarWait(parts.engine)
+        self._spans = SpanLog(parts.instance, self._clock, parts.processor, ahead_ns=parts.clock_ahead_ns)
+        prefill = PrefillWorker(parts.engine, self._clock)
+        decode = DecodeWorker(parts.engine, self._clock, self._link.send, self._between_steps)
+        self._executor = EffectExecutor(parts.engine, self._memory_executor, self._link, prefill, decode, self._spans)
+        self._unheard: deque[InstanceEvent] = deque()  # what the core is to be told next
+        self._reporter = Reporter(self._core)
+        self._tick_ns = 0
+
+    def serve(self) -> None:
+        """Until `Shutdown`. One event at a time: messages first, then what the streams completed, then a run's end."""
+        self._link.send([Ready(os.getpid())])
+        self._pulse.up = True
+        answers: list[InstanceEvent] = []
+        while True:
+            self._listen(waiting=not self._unheard and not answers)
+            self._unheard += answers
+            if not self._unheard and self._core.ledger.balloon.owes and self._clock.now_ns() >= self._tick_ns:
+                self._unheard.append(Tick())
+            answers = []
+            while self._unheard and not answers:  # what happened during a run comes before its answer
+                event = self._unheard.popleft()
+                if isinstance(event, Shutdown):
+                    return
+                answers = self._executor.perform(self._tell(event))
+            self._report()
+
+    def _between_steps(self) -> bool:
+        """Tells the core what happened during the last step. Whether that ends the run."""
+        self._report()
+        self._listen(waiting=False)
+        while self._unheard:
+            if isinstance(self._unheard[0], Shutdown):
+                return True
+            effects = self._tell(self._unheard.popleft())
+            self._unheard += self._executor.perform(effects)
+            if EndRun() in effects:
+                return True
+        return False
+
+    def _listen(self, *, waiting: bool) -> None:
+        """Messages first, then models and grammars that are prepared, then what the streams completed."""
+        self._pulse.passes += 1
+        busy = self._core.queued + self._core.running > 0
+        messages = [m for m in self._receive(waiting=waiting) if not self._binder.defer(m, busy=busy)]
+        heard = [passed for message in messages for passed in self._grammars.passed(message)]
+        self._unheard += [*heard, *self._grammars.ready(), *self._binder.ready(), *self._memory_executor.progress()]
+
+    def _tell(self, event: InstanceEvent) -> list[Effect]:
+        match event:
+            case ImageCached():
+                self._parts.images.touch(event.extents)
+            case MeetProxy(proxy, address):  # its turn has come: all models before it are there
+                self._link.meet(proxy, address, Greeting(self._parts.role))
+                return []
+            case DropProxy(proxy):
+                self._link.leave(proxy)
+        now_ns = self._clock.now_ns()
+        effects = self._core.on(event, now_ns)
+        self._reporter.told()
+        self._tick_ns = now_ns + OWING_NS
+        if self._parts.decisions:
+            self._parts.decisions.did(self._parts.instance, effects, now_ns)
+        if self._parts.check_laws:
+            self._core.ledger.check()
+        return effects
+
+    def close(self) -> None:
+        """Its parts stay open."""
+        self._binder.close()
+
+    def _receive(self, *, waiting: bool) -> list[InstanceEvent]:
+        now_ns = self._clock.now_ns()
+        until_ns = self._wake_ns(now_ns) if waiting else now_ns
+        in_flight = self._memory_executor.in_flight
+        messages = self._link.receive(0 if in_flight else max(until_ns - now_ns, 0))
+        if in_flight and waiting and not messages:
+            self._parts.pause(until_ns)
+        if Ping() in messages:
+            self._link.send([Pong()])
+            messages = [message for message in messages if message != Ping()]
+        return list(messages)
+
+    def _wake_ns(self, now_ns: int) -> int:
+        """When there will be something to do, whatever is heard until then."""
+        wake_ns = now_ns + (_GRAMMAR_POLL_NS if self._grammars.waiting else _IDLE_NS)
+        if self._core.ledger.balloon.owes:
+            wake_ns = min(wake_ns, self._tick_ns)
+        due_ns = self._reporter.due_ns
+        return wake_ns if due_ns is None else min(wake_ns, due_ns)
+
+    def _report(self) -> None:
+        now_ns, parts = self._clock.now_ns(), self._parts
+        if not self._reporter.due(now_ns):
+            return
+        self._spans.copied(self._memory_executor.copied())
+        if written := self._spans.drain():
+            self._link.send(written)
+        report = self._reporter.report(
+            now_ns,
+            engine_initialisations=parts.engine.initialisations,
+            device_wide_waits=parts.device.device_wide,
+        )
+        if report:
+            self._pulse.report = report
+            self._link.send([report])
+
+
+def main() -> int:
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when it ends
+    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=InstanceSettings)
+    logs.guard_streams(settings.logs)
+    logs.setup(settings.logs)
+    pulse = Pulse()
+    try:
+        agent = Agent(
+            settings.bus, pulse, instance=settings.instance, incarnation=settings.incarnation, role=settings.role
+        )
+        agent.start()
+        with open_parts(settings) as parts:
+            instance = Instance(parts, pulse)
+            garbage_collection.seldom()
+            instance.serve()
+            instance.close()
+        agent.close()
+    except UserError as error:
+        sys.stderr.write(f"aegis: {settings.instance}: {error.message}\n")
+        return 2
+    except RanksLost:
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    logs.finish()
+    os._exit(code)  # taking torch down in order takes seconds

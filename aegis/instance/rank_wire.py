@@ -1,0 +1,166 @@
+"""The wire between the ranks of one instance: the first says what is done, the others what their copies have done.
+
+Every rank is a process with a device of its own, and with shared words, host slabs and a model cache that it shares
+with the same rank of other instances. Their accounts are the same, for all parts of a model are of one size. So a
+follower performs the very effects that the first rank's core decided, page by page and slab by slab, and needs no core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Lock
+
+import msgspec
+import numpy as np
+import zmq
+from msgspec import Struct
+
+from aegis.core.clock import NS_PER_MS
+from aegis.core.events import LoadFailed, Progress
+from aegis.core.ids import ModelId, PageRun
+from aegis.core.model import ModelSpec
+from aegis.device.memory_executor import MemoryEffect
+from aegis.engine.block_table import BlockTable
+from aegis.engine.parallel.group import RanksLost
+
+
+class Prepare(Struct, frozen=True, tag=True):
+    """A model will be bound."""
+
+    spec: ModelSpec
+
+
+class Discard(Struct, frozen=True, tag=True):
+    """It will not."""
+
+    spec: ModelSpec
+
+
+class Touch(Struct, frozen=True, tag=True):
+    """An image lies in these extents of the model cache now."""
+
+    extents: tuple[PageRun, ...]
+
+
+class Extend(Struct, frozen=True, tag=True):
+    """`Engine.extend`; `blocks` as `packed`."""
+
+    model: ModelId
+    tokens: tuple[int, ...]
+    blocks: bytes
+    start: int
+
+
+class Prefill(Struct, frozen=True, tag=True):
+    """`Engine.prefill`; `reports` its prompt's logprobs."""
+
+    model: ModelId
+    tokens: tuple[int, ...]
+    blocks: bytes
+    start: int
+    reports: bool
+
+
+class Step(Struct, frozen=True, tag=True):
+    """`Engine.decode`: a token and a position for each row. No blocks: they are those of the step before."""
+
+    model: ModelId
+    tokens: list[int]
+    positions: list[int]
+    blocks: list[bytes] | None
+
+
+Command = MemoryEffect | Prepare | Discard | Touch | Extend | Prefill | Step
+Report = Progress | LoadFailed
+
+_encoder = msgspec.msgpack.Encoder()
+_command = msgspec.msgpack.Decoder(Command)
+_reports = msgspec.msgpack.Decoder(list[Report])
+
+
+def packed(blocks: BlockTable) -> bytes:
+    return blocks.tobytes()
+
+
+def unpacked(blocks: bytes) -> BlockTable:
+    return np.frombuffer(blocks, dtype=np.int64)
+
+
+class Followers:
+    """The first rank's end. Any thread may tell them something."""
+
+    def __init__(self, meeting: str, ranks: int) -> None:
+        self.ranks = ranks
+        self._context = zmq.Context()
+        self._lock = Lock()
+        self._parted = False
+        self._sockets = [self._bound(meeting, rank) for rank in range(1, ranks)]
+
+    def tell(self, command: Command) -> None:
+        """All of them, in the same order. Raises Parted."""
+        if self._parted:
+            raise RanksLost
+        body = _encoder.encode(command)
+        with self._lock:
+            for socket in self._sockets:
+                socket.send(body)
+
+    def part(self) -> None:
+        """A step was not the same for all of them; nothing more can be."""
+        self._parted = True
+
+    def reports(self) -> list[list[Report]]:
+        """What each of them has said since the last call."""
+        with self._lock:
+            return [_received(socket) for socket in self._sockets]
+
+    def close(self) -> None:
+        for socket in self._sockets:
+            socket.close(linger=0)
+        self._context.term()
+
+    def _bound(self, meeting: str, rank: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.PAIR)
+        socket.set_hwm(0)
+        socket.bind(_address(meeting, rank))
+        return socket
+
+
+class Lead:
+    """A follower's end."""
+
+    def __init__(self, meeting: str, rank: int) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        self._socket.connect(_address(meeting, rank))
+
+    def receive(self, timeout_ns: int) -> Command | None:
+        """The next command, if there is one within that time."""
+        if not self._socket.poll(timeout_ns // NS_PER_MS):
+            return None
+        command: Command = _command.decode(self._socket.recv())
+        return command
+
+    def report(self, reports: Sequence[Report]) -> None:
+        if reports:
+            self._socket.send(_encoder.encode(reports))
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
+
+
+def _address(meeting: str, rank: int) -> str:
+    return f"ipc://{meeting}-{rank}"
+
+
+def _received(socket: zmq.Socket[bytes]) -> list[Report]:
+    reports: list[Report] = []
+    while socket.poll(0):
+        reports += _reports.decode(socket.recv())
+    return reports
+
+
+Tell = Callable[[Command], None]
+"""`Followers.tell`."""

@@ -1,0 +1,109 @@
+"""Writes down what this instance does, and what it decided, in batches for the proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aegis.core.clock import Clock
+from aegis.core.decision import Decision
+from aegis.core.effects import RunDecode, RunPrefill, StreamName
+from aegis.core.events import Stepped
+from aegis.core.ids import InstanceId, ModelId
+from aegis.core.messages import SwitchDone
+from aegis.device.memory_executor import CopyDone
+from aegis.telemetry.decisions import Decisions
+from aegis.telemetry.spans import Span, SpanKind, Spans
+
+_COPIES = {
+    StreamName.WEIGHTS: SpanKind.LOAD,
+    StreamName.PREFETCH: SpanKind.PREFETCH,
+    StreamName.SWAP_IN: SpanKind.SWAP_IN,
+    StreamName.SWAP_OUT: SpanKind.SWAP_OUT,
+}
+
+
+class SpanLog:
+    """One span for each run, copy and switch, none for a step: what it costs does not grow with the tokens.
+
+    `processor` goes on while this thread has a processor; None where that is not what runs are made of. Copies are told
+    by the machine's own clock, which is `ahead_ns` of the launcher's."""
+
+    def __init__(
+        self, instance: InstanceId, clock: Clock, processor: Clock | None = None, *, ahead_ns: int = 0
+    ) -> None:
+        self._instance = instance
+        self._clock = clock
+        self._processor = processor
+        self._ahead_ns = ahead_ns
+        self._began_ns = 0  # of the processor's
+        self._spans: list[Span] = []
+        self._decisions: list[Decision] = []
+
+    def begins(self) -> None:
+        """A run does."""
+        if self._processor:
+            self._began_ns = self._processor.now_ns()
+
+    def ran(self, effect: RunPrefill | RunDecode, stepped: Stepped) -> None:
+        """Right after the run, which lasted as long as `stepped` says."""
+        steps, lasted_ns = len(stepped.steps), stepped.duration_ns
+        had_ns = self._processor.now_ns() - self._began_ns if self._processor else 0
+        if isinstance(effect, RunDecode):
+            context, rows = sum([row.position for row in effect.rows]), len(effect.rows)
+            self._ended(SpanKind.DECODE, effect.model, lasted_ns, rows, steps, context, processor_ns=had_ns)
+        else:
+            tokens, cached, model = effect.stop - effect.start, effect.start, effect.job.model
+            self._ended(SpanKind.PREFILL, model, lasted_ns, 1, steps, tokens, cached=cached, processor_ns=had_ns)
+
+    def switched(self, done: SwitchDone) -> None:
+        """Right before the first step of the model that runs now."""
+        duration_ns = done.make_room_ns + done.copy_ns + done.kv_ns
+        self._ended(SpanKind.SWITCH, done.model, duration_ns, nbytes=done.nbytes)
+
+    def copied(self, copies: Iterable[CopyDone]) -> None:
+        for copy in copies:
+            kind = _COPIES.get(copy.stream)
+            if kind:
+                start_ns, stop_ns = copy.start_ns - self._ahead_ns, copy.stop_ns - self._ahead_ns
+                span = Span(self._instance, kind, copy.model, start_ns, stop_ns, nbytes=copy.nbytes)
+                self._spans.append(span)
+
+    def decided(self, decision: Decision) -> None:
+        self._decisions.append(decision)
+
+    def drain(self) -> list[Spans | Decisions]:
+        """What was written since the last call, to be sent."""
+        spans, self._spans = self._spans, []
+        decisions, self._decisions = self._decisions, []
+        written: list[Spans | Decisions] = [Spans(tuple(spans))] if spans else []
+        return [*written, Decisions(tuple(decisions))] if decisions else written
+
+    def _ended(
+        self,
+        kind: SpanKind,
+        model: ModelId,
+        duration_ns: int,
+        requests: int = 0,
+        steps: int = 0,
+        tokens: int = 0,
+        nbytes: int = 0,
+        cached: int = 0,
+        processor_ns: int = 0,
+    ) -> None:
+        now_ns = self._clock.now_ns()
+        start_ns = now_ns - duration_ns
+        self._spans.append(
+            Span(
+                self._instance,
+                kind,
+                model,
+                start_ns,
+                now_ns,
+                requests,
+                steps,
+                tokens,
+                nbytes,
+                cached,
+                processor_ns,
+            )
+        )

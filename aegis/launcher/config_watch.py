@@ -1,0 +1,166 @@
+"""The configuration file, watched: what is changed in it of models and keys is done while the server runs.
+
+Models that are new in it are registered, those that are gone from it removed, those whose checkpoint, type or engine is
+another replaced; of others deadlines, priority, limits and pin are changed where they are. A model that the file says
+nothing new of is not touched, whatever was done to it meanwhile. Keys are replaced together, also where only a file
+that holds one has changed. A file that cannot be read changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from aegis.config.config import Config, Server
+from aegis.config.keyring import key_files_of, read_keyring
+from aegis.core.api_keys import Keyring
+from aegis.core.errors import ModelRefused, UserError
+from aegis.core.ids import ModelId
+from aegis.core.model import ModelChange
+from aegis.launcher.configured_models import sources_of
+from aegis.models.sources import Source
+from aegis.node.node import Node
+from aegis.telemetry.logs import log
+
+LOOK_S = 0.5
+_logger = logging.getLogger(__name__)
+
+_Stamp = tuple[int, int, int] | None
+
+
+class ConfigWatch:
+    """`read` reads the whole configuration anew, of which `config` is what was read last."""
+
+    def __init__(self, file: Path, read: Callable[[], Config], config: Config, node: Node) -> None:
+        """The node has its keys. Raises UserError."""
+        self._file = file
+        self._read = read
+        self._config = config
+        self._sources = _by_name(config)
+        self._node = node
+        self._catalogue = node.catalogue
+        self._key_files = key_files_of(config)
+        self._stamps = self._look()
+
+    async def run(self) -> None:
+        """Runs until it is cancelled. A file that is still being written is left alone."""
+        seen = self._stamps
+        while True:
+            await asyncio.sleep(LOOK_S)
+            before, seen = seen, self._look()
+            if seen == before and seen != self._stamps:
+                self._stamps = seen
+                await self._reload()
+
+    def _look(self) -> dict[Path, _Stamp]:
+        return {file: _stamp(file) for file in (self._file, *self._key_files)}
+
+    async def _reload(self) -> None:
+        if self._stamps[self._file] is None:  # nothing in it would mean that no model is left
+            _logger.warning("the configuration stays as it was: %s %s", self._file, _why_away(self._file))
+            return
+        try:
+            config = await asyncio.to_thread(self._read)
+            self._watch_keys(key_files_of(config))
+            keys = _kept_closed(self._node.keys, await asyncio.to_thread(read_keyring, config))
+            sources = await asyncio.to_thread(_by_name, config)
+        except UserError as error:
+            _logger.warning("the configuration stays as it was: %s", error.message)
+            return
+        for name in _sections_that_wait(self._config, config):
+            log(_logger, logging.WARNING, "takes effect at the next start", {"section": name})
+        if keys != self._node.keys:
+            self._node.keys = keys
+            log(_logger, logging.INFO, "keys changed", {"callers": ",".join(key.caller.name for key in keys.callers)})
+            if keys.closed:
+                _logger.warning("no API key is left: requests are refused until there is one, or the next start")
+        before, self._sources, self._config = self._sources, sources, config
+        await self._apply(before, sources)
+
+    def _watch_keys(self, files: list[Path]) -> None:
+        """Before they are read, and though they may be refused: what is amiss may be mended in one of them."""
+        self._key_files = files
+        self._stamps = {file: self._stamps.get(file, stamp) for file, stamp in self._look().items()}
+
+    async def _apply(self, before: Mapping[ModelId, Source], after: Mapping[ModelId, Source]) -> None:
+        replaced = [model for model, source in after.items() if model in before and _is_another(before[model], source)]
+        for model in [*(model for model in before if model not in after), *replaced]:
+            if model in self._catalogue.models():
+                await self._catalogue.remove(model)
+                log(_logger, logging.INFO, "model removed", {"model": model})
+        for model, source in after.items():
+            if model in before and model not in replaced and source != before[model]:
+                await self._change(before[model], source)
+        new = [source for model, source in after.items() if model not in before or model in replaced]
+        async for source, outcome in self._catalogue.register(new):
+            if isinstance(outcome, ModelRefused):
+                _logger.warning("refused %s: %s", source.model, outcome.message)
+            else:
+                log(_logger, logging.INFO, "model added", {"model": source.model})
+
+    async def _change(self, before: Source, after: Source) -> None:
+        change = ModelChange(
+            ttft_ns=after.slo.ttft_ns if after.slo != before.slo else None,
+            tbt_ns=after.slo.tbt_ns if after.slo != before.slo else None,
+            priority=after.priority if after.priority != before.priority else None,
+            limits=after.limits if after.limits != before.limits else None,
+            pinned=after.pin if after.pin != before.pin else None,
+        )
+        try:
+            await self._catalogue.change(after.model, change)
+        except UserError as error:
+            _logger.warning("%s stays as it was: %s", after.model, error.message)
+        else:
+            log(_logger, logging.INFO, "model changed", {"model": after.model})
+
+
+_KEYS_OF_SERVER = dict.fromkeys(("api_key", "api_key_file", "admin_key", "admin_key_file"))
+
+
+def _sections_that_wait(before: Config, after: Config) -> Iterable[str]:
+    """What is new in them takes effect at the next start."""
+    for name in Config.model_fields.keys() - {"models", "sources", "slo", "api_keys"}:
+        old, new = getattr(before, name), getattr(after, name)
+        if isinstance(old, Server):
+            old, new = old.model_copy(update=_KEYS_OF_SERVER), new.model_copy(update=_KEYS_OF_SERVER)
+        if old != new:
+            yield name
+
+
+def _kept_closed(before: Keyring, after: Keyring) -> Keyring:
+    """Whose key was taken away is not let in after all where it was the last. Raises UserError where this machine's
+    users could command for want of an admin key."""
+    if before.admin and not after.admin:
+        raise UserError("without an admin key any user of this machine could command; leave one, or start anew")
+    return replace(after, closed=before.asks and not after.callers)
+
+
+def _by_name(config: Config) -> dict[ModelId, Source]:
+    return {source.model: source for source in sources_of(config, demo=False)}
+
+
+def _is_another(before: Source, after: Source) -> bool:
+    """Whether it is not the same model any more, rather than the same on other terms."""
+    terms = {"slo": after.slo, "pin": after.pin, "priority": after.priority, "limits": after.limits}
+    return replace(before, **terms) != after
+
+
+def _stamp(file: Path) -> _Stamp:
+    """Another one where the file was written or replaced; None while it is away, or empty: about to be written."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return None
+    return (stat.st_mtime_ns, stat.st_size, stat.st_ino) if stat.st_size else None
+
+
+def _why_away(file: Path) -> str:
+    try:
+        file.stat()
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return "is empty"

@@ -1,0 +1,39 @@
+"""The models that a configuration names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aegis.config.config import Config, ModelEntry
+from aegis.config.keyring import limits_of
+from aegis.core.clock import NS_PER_MS
+from aegis.core.errors import UserError
+from aegis.core.ids import ModelId
+from aegis.core.model import Slo
+from aegis.launcher.live_market import slo_of
+from aegis.models.cache import default_cache_dir
+from aegis.models.sources import Source, read_sources
+
+
+def sources_of(config: Config, *, demo: bool) -> list[Source]:
+    """In order; with the demo market's where it is wanted. Raises UserError."""
+    sources = [_source(ModelId(name), entry, config) for name, entry in config.models.items()]
+    sources += read_sources(config.sources, default_slo=slo_of(config))
+    if demo:
+        from aegis.models.demo.market import demo_models
+
+        sources += demo_models(default_cache_dir(), slo=slo_of(config))
+    names = [source.model for source in sources]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two models are named '{name}'; rename one", param="models")
+    return sources
+
+
+def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
+    ttft_ms = entry.slo.ttft_ms or config.slo.ttft_ms
+    tbt_ms = entry.slo.tbt_ms or config.slo.tbt_ms
+    slo = Slo(round(ttft_ms * NS_PER_MS), round(tbt_ms * NS_PER_MS))
+    path = str(Path(entry.path).expanduser().resolve()) if entry.path else None
+    limits = limits_of(entry.limits)
+    return Source(model, path, entry.hub, slo, entry.dtype, entry.pin, entry.engine, entry.priority, limits)

@@ -1,0 +1,281 @@
+"""`aegis launch`: instances, registration, HTTP, and their orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+
+from aegis.cli.admin_client import API_KEY
+from aegis.cluster.ray_cluster import refuse_without_ray
+from aegis.config.config import Config
+from aegis.config.keyring import http_settings, read_keyring
+from aegis.config.sizes import format_size
+from aegis.core.api_keys import Keyring
+from aegis.core.errors import ModelRefused, UserError
+from aegis.core.ids import ProxyId
+from aegis.core.role import Role
+from aegis.engine.vllm import version
+from aegis.launcher.config_watch import ConfigWatch
+from aegis.launcher.configured_models import sources_of
+from aegis.launcher.live_market import LiveMarket, log_settings, open_market
+from aegis.launcher.proxy_pool import Proxies, open_proxies
+from aegis.launcher.services import Services, open_services
+from aegis.launcher.sizing import host_slabs_of, instances_of, slab_shortage
+from aegis.models.cache import default_cache_dir
+from aegis.models.sources import Source, is_checkpoint
+from aegis.node.model_catalogue import LiveModel
+from aegis.process import garbage_collection
+from aegis.process.forced_exit import killed_after_signal, on_signals
+from aegis.process.instance_processes import end_with_launcher
+from aegis.telemetry import logs
+from aegis.telemetry.tracing import traced
+from proxy.http.settings import Settings
+from proxy.live.listening import listen
+from proxy.live.serving import CLOSE_S, drained, http_server, running
+from proxy.live.settings import ProxySettings
+
+_START_S = 120.0
+_LAST_S, _LAST_WITH_RAY_S = 15.0, 30.0  # for all of an orderly end but the drain and the replies
+_logger = logging.getLogger(__name__)
+
+
+Reading = tuple[Path, Callable[[], Config]]
+"""The file that the configuration is from, and how it is read again."""
+
+
+def main(config: Config, reading: Reading | None = None) -> int:
+    """Serves until SIGINT or SIGTERM; with a `reading` the file is watched. Returns the exit code; raises UserError for
+    what the user can mend."""
+    logs.guard_streams(log_settings(config))
+    logs.setup(log_settings(config))
+    keys, http = read_keyring(config), http_settings(config)
+    listener = listen(config.server.host, config.server.port, shared=config.server.proxies > 1)
+    _check_sizes(config)
+    _refuse_without_engine(config)
+    if config.ray.address:
+        refuse_without_ray()
+    _refuse_to_change_mixed(config)
+    sources = sources_of(config, demo=config.serves_demo)
+    return uvloop.run(_serve_to_the_end(config, reading, keys, http, listener, sources))
+
+
+async def _serve_to_the_end(
+    config: Config,
+    reading: Reading | None,
+    keys: Keyring,
+    http: Settings,
+    listener: socket.socket,
+    sources: list[Source],
+) -> int:
+    """Ends the process too, unless the user is to mend something: a thread may still be busy with what a client sent,
+    and nothing that it does matters any more."""
+    try:
+        code = await _serve(config, reading, keys, http, listener, sources)
+    except UserError:
+        raise
+    except Exception:  # noqa: BLE001 - a bug of ours: what it left running is not waited for
+        logs.log(_logger, logging.ERROR, "ended by a bug", {}, exc_info=True)
+        code = 1
+    logs.finish()
+    os._exit(code)
+
+
+async def _serve(
+    config: Config,
+    reading: Reading | None,
+    keys: Keyring,
+    http: Settings,
+    listener: socket.socket,
+    sources: list[Source],
+) -> int:
+    stop = asyncio.Event()
+    drain_s = config.server.shutdown_timeout_s
+    last_s = _LAST_WITH_RAY_S if config.ray.address else _LAST_S
+    console = Console(stderr=True, soft_wrap=True)
+    async with AsyncExitStack() as stack:
+        shell = stack.enter_context(killed_after_signal(drain_s + CLOSE_S + last_s))
+        on_signals(stop.set, shell)
+        services = await stack.enter_async_context(open_services(config))
+        if config.serves_demo and not await _first(asyncio.create_task(_make_demo()), stop):
+            return 130
+        stages = stack.enter_context(traced(config.telemetry.otlp, "proxy-0"))
+        market = await stack.enter_async_context(open_market(config, services, stages=stages))
+        on_signals(stop.set, shell)  # again, for Ray handles them in its own way from its start on
+        market.node.keys = keys
+        template = _proxy_template(config, http, market, services, listener)
+        proxies = await stack.enter_async_context(
+            open_proxies(config.server.proxies - 1, template, market, services.store, drain_s=drain_s + CLOSE_S)
+        )
+        started = asyncio.create_task(_bring_up(market, proxies, sources, console))
+        if not await _first(started, stop):
+            return 130
+        server = http_server(market.proxy, listener, services.store, http)
+        serving = asyncio.create_task(server.serve([listener]))
+        garbage_collection.seldom()
+        if reading:
+            watch = ConfigWatch(*reading, config, market.node)
+            await stack.enter_async_context(running(watch.run()))
+        _announce(console, market, listener)
+        await _first(serving, stop)
+        stop.clear()
+        market.node.drain(drain_s)
+        await drained(market.proxy, stop, within_s=drain_s)  # who comes meanwhile is answered 503
+        server.should_exit = True
+        if stop.is_set():
+            market.node.drain(0)
+        await serving
+    console.print("aegis has stopped")
+    return 0
+
+
+def _proxy_template(
+    config: Config, http: Settings, market: LiveMarket, services: Services, listener: socket.socket
+) -> ProxySettings:
+    """What all further proxies are told alike."""
+    scheduling = market.scheduling
+    return ProxySettings(
+        policy=scheduling.policy,
+        memory_bytes=scheduling.memory_bytes,
+        max_group_size=scheduling.max_group_size,
+        q_max_ns=scheduling.q_max_ns,
+        switching_share=scheduling.switching_share,
+        hardware=scheduling.hardware,
+        explains=scheduling.explains,
+        reuses=scheduling.reuses,
+        name="",
+        number=ProxyId(0),
+        node_address=f"ipc://{services.directory}/proxies",
+        address="",
+        keys=market.wires.keys,
+        host=config.server.host,
+        port=listener.getsockname()[1],
+        logs=log_settings(config),
+        http=http,
+        refuses_late=config.server.refuse_late,
+        records=config.telemetry.records,
+        decisions=config.telemetry.decisions,
+        token_times=config.telemetry.token_times,
+        otlp=config.telemetry.otlp,
+        store=services.store.settings if services.store else None,
+    )
+
+
+async def _first(task: asyncio.Task[None], stop: asyncio.Event) -> bool:
+    """Whether the task ended before the stop; otherwise it goes on. Raises what the task raised."""
+    waiting = asyncio.create_task(stop.wait())
+    await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if task.done():
+        task.result()
+        return True
+    return False
+
+
+def _check_sizes(config: Config) -> None:
+    """Memory that the machine does not have is refused before anything is started."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    sizes = {"--host-memory": config.memory.host}
+    if config.device == "cpu" and not config.ray.address:
+        sizes["--device-memory"] = config.memory.device * config.device_count * config.instances.tensor_parallel_size
+    for option, size in sizes.items():
+        if size > machine:
+            raise UserError(
+                f"{option} {format_size(size)} is more than this machine has ({machine / (1 << 30):.0f}GiB)"
+            )
+    if shortage := slab_shortage(host_slabs_of(config), len(instances_of(config))):
+        raise UserError(shortage)
+
+
+def _refuse_without_engine(config: Config) -> None:
+    """Raises UserError; a model that asks for an engine of its own is refused alone."""
+    if config.engine == "vllm" and (reason := version.refusal()):
+        raise UserError(reason, param="engine")
+
+
+def _refuse_to_change_mixed(config: Config) -> None:
+    """Raises UserError."""
+    if config.instances.change_roles and Role.MIXED in instances_of(config).values():
+        raise UserError(
+            "--change-roles is for prefill and decode instances: say how many with --prefill and --decode, or give "
+            "--roles fixed",
+            param="change_roles",
+        )
+
+
+async def _make_demo() -> None:
+    """In a process of its own, for it takes a minute, in which what is open wants to be attended to."""
+    from aegis.models.demo.market import demo_models
+
+    if all(is_checkpoint(Path(source.root)) for source in demo_models(default_cache_dir())):
+        return
+    making = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "aegis.cli.main",
+        "demo",
+        stdout=asyncio.subprocess.DEVNULL,
+        preexec_fn=end_with_launcher,
+    )
+    try:
+        if await making.wait():
+            raise UserError("the demo market could not be made; the reason is above")
+    finally:
+        if making.returncode is None:
+            making.send_signal(signal.SIGINT)  # what is made is kept
+            await making.wait()
+
+
+async def _bring_up(market: LiveMarket, proxies: Proxies, sources: list[Source], console: Console) -> None:
+    """Registers everything and waits for the instances and proxies; at least one model has to be served."""
+    refused = 0
+    with console.status("starting") as status:
+        report = lambda model, text: status.update(f"{model}: {text}")  # noqa: E731
+        async for source, outcome in market.node.catalogue.register(sources, report):
+            if isinstance(outcome, ModelRefused):
+                refused += 1
+                console.print(f"refused {source.model}: {outcome.message}", highlight=False, markup=False)
+        if refused == len(sources):
+            raise UserError("no model can be served; see the reasons above")
+        status.update("waiting for the instances")
+        proxies.start()
+        try:
+            async with asyncio.timeout(_START_S):
+                while not market.queries.is_ready()[0]:
+                    if not market.queries.is_healthy()[0]:
+                        raise UserError(f"a part of the server {market.queries.is_healthy()[1]}")
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise UserError(f"after {_START_S:.0f} s still {market.queries.is_ready()[1]}; see the log above") from None
+
+
+def _announce(console: Console, market: LiveMarket, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    models: list[LiveModel] = list(market.queries.models().values())
+    out = Console(highlight=False, soft_wrap=True)
+    out.print(f"aegis serves {len(models)} models on {url}")
+    for model in models:
+        manifest = model.spec.manifest
+        out.print(f"  {model.spec.model:24} {manifest.architecture:24} {manifest.image_bytes / (1 << 20):8.1f} MiB")
+    out.print("try it:")
+    out.print(f"  {_example(url, models[0].spec.model, needs_key=market.node.keys.asks)}", markup=False)
+    out.print("Ctrl-C stops everything.")
+    sys.stdout.flush()
+
+
+def _example(url: str, model: str, *, needs_key: bool) -> str:
+    """A request, for a shell; the key is the user's to have in a variable, and in no terminal's history."""
+    wish = {"model": model, "prompt": "Tell me a story.", "max_tokens": 64, "temperature": 0, "stream": True}
+    key = f' -H "Authorization: Bearer ${API_KEY}"' if needs_key else ""
+    return f"curl -N {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{json.dumps(wish)}'"

@@ -1,0 +1,204 @@
+"""A market opened: a node with its instances' processes and the proxy beside it, as a configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from aegis.config.config import Config
+from aegis.control.bus import Bus
+from aegis.control.settings import BusSettings
+from aegis.core.clock import NS_PER_MS, NS_PER_S, Clock
+from aegis.core.ids import InstanceId, ProxyId
+from aegis.core.messages import FromInstance
+from aegis.core.model import Slo
+from aegis.core.role import Role
+from aegis.device.performance import figures
+from aegis.instance.settings import InstanceSettings
+from aegis.launcher.role_shift import RoleShift
+from aegis.launcher.services import Services
+from aegis.launcher.sizing import host_slabs_of, instances_of
+from aegis.metadata.loads import loads_of
+from aegis.models.cache import default_cache_dir
+from aegis.node.control_commands import NodeControl
+from aegis.node.devices import Devices
+from aegis.node.instance_pool import Pool
+from aegis.node.market_machines import MarketMachines, open_local_machines
+from aegis.node.node import Node
+from aegis.node.queries import NodeQueries
+from aegis.process.clock import MonotonicClock
+from aegis.telemetry.history import History
+from aegis.telemetry.logs import LogSettings
+from aegis.telemetry.request_stages import RequestStages
+from aegis.transport.addresses import Wires
+from aegis.transport.links import Hub, Said
+from memory.budget import Budget
+from proxy.live.local_node import LocalNode
+from proxy.live.proxy import Proxy
+from proxy.live.scheduling import SchedulingSettings
+from proxy.live.serving import running
+from proxy.routing.router import Router
+
+_PROXY = ProxyId(0)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveMarket:
+    """A node, and the proxy in its process; where others are to listen for instances."""
+
+    node: Node
+    queries: NodeQueries
+    proxy: Proxy
+    scheduling: SchedulingSettings
+    wires: Wires
+
+
+@asynccontextmanager
+async def open_market(
+    config: Config,
+    services: Services,
+    *,
+    core: Router | None = None,
+    placement: Mapping[InstanceId, int] | None = None,
+    cache_dir: Path | None = None,
+    stages: RequestStages | None = None,
+) -> AsyncIterator[LiveMarket]:
+    """The market with its processes, which are gone afterwards whatever happens. It serves no model yet. `core` decides
+    where requests go, `placement` which device each instance is on; the configuration does where they are not given."""
+    names, clock = instances_of(config), MonotonicClock()
+    async with AsyncExitStack() as stack:
+        machines = await stack.enter_async_context(_open_machines(config, names, placement, services, clock))
+        budget, wires = _budget(config, machines.devices), machines.wires
+        link = stack.enter_context(closing(Hub[Said](wires.address("node"), Said, wires.keys)))
+        proxy_link = stack.enter_context(
+            closing(Hub[FromInstance](wires.address(f"proxy-{_PROXY}"), FromInstance, wires.keys))
+        )
+        template = _template(config, budget, bus=services.bus.settings, address=link.address, wires=wires)
+        node = _node(config, machines, budget, link, clock, services.bus, cache_dir or default_cache_dir())
+        pool = node.pool = Pool(template, names, machines.instance_hosts, link, node.lost, node.given_up)
+        near = LocalNode(node, _PROXY)
+        core, late = core or template.session_core(), config.server.refuse_late
+        proxy = Proxy(_PROXY, core, near, proxy_link, clock, node.history, stages=stages, refuses_late=late)
+        node.join(_PROXY, proxy)
+        if services.store:
+            services.store.report_to(proxy.registry)
+            services.store.publish(lambda: loads_of(node.reports, pool.roles()))
+        async with running(node.listen(), proxy.listen(), machines.devices.watch()):
+            pool.start()
+            control = NodeControl(node, near.queries, clock)
+            shifting = (RoleShift(node, core, control, clock).run(),) if config.instances.change_roles else ()
+            try:
+                with services.bus.serving(control):
+                    async with running(*shifting):
+                        yield LiveMarket(node, near.queries, proxy, template, wires)
+            finally:
+                await pool.close()
+
+
+def _open_machines(
+    config: Config,
+    names: Mapping[InstanceId, Role],
+    placement: Mapping[InstanceId, int] | None,
+    services: Services,
+    clock: Clock,
+) -> AbstractAsyncContextManager[MarketMachines]:
+    if config.ray.address:
+        from aegis.cluster.cluster_machines import open_cluster_machines
+
+        return open_cluster_machines(config, list(names), services.directory, clock)
+    return open_local_machines(config, placement or _dealt(config, list(names)), services.directory, clock)
+
+
+def _node(
+    config: Config, machines: MarketMachines, budget: Budget, link: Hub[Said], clock: Clock, bus: Bus, cache_dir: Path
+) -> Node:
+    return Node(
+        budget,
+        machines.images,
+        machines.hosts,
+        machines.devices,
+        link,
+        clock,
+        _history(config),
+        policy=config.scheduling.policy,
+        dtype=_dtype(config),
+        engine=config.engine,
+        ranks=config.instances.tensor_parallel_size,
+        cache_dir=cache_dir,
+        default_slo=slo_of(config),
+        bus=bus,
+        reuses=_reuses(config),
+        fetching=machines.fetching,
+        check_laws=config.memory.debug,
+    )
+
+
+def _history(config: Config) -> History:
+    kept = config.telemetry
+    return History(spans=kept.spans, records=kept.records, decisions=kept.decisions, token_times=kept.token_times)
+
+
+def _template(config: Config, budget: Budget, *, bus: BusSettings, address: str, wires: Wires) -> InstanceSettings:
+    """What all instances are told alike; the pool adds who each of them is."""
+    return InstanceSettings(
+        instance=InstanceId(""),
+        incarnation=0,
+        role=Role.MIXED,
+        address=address,
+        market_key=wires.market_key,
+        words_path="",
+        words=(),
+        host_kv_path="",
+        images_path="",
+        device=config.device,
+        device_address="",
+        slab_bytes=budget.slab_bytes,
+        host_slabs=budget.host_slabs,
+        instances=budget.instances,
+        bus=bus,
+        logs=log_settings(config),
+        policy=config.scheduling.policy,
+        max_group_size=config.scheduling.prefill.max_group_size,
+        memory_bytes=budget.pages * budget.page_bytes * config.device_count // budget.instances,
+        q_max_ns=round(config.scheduling.decode.q_max_s * NS_PER_S),
+        switching_share=config.scheduling.decode.switching_share,
+        hardware=figures(config.device),
+        engine=config.engine,
+        explains=config.telemetry.decisions > 0,
+        reuses=_reuses(config),
+        check_laws=config.memory.debug,
+    )
+
+
+def _dealt(config: Config, instances: list[InstanceId]) -> dict[InstanceId, int]:
+    """Instances are dealt to the devices, or the groups of them, in turn."""
+    return {instance: index % config.device_count for index, instance in enumerate(instances)}
+
+
+def _budget(config: Config, devices: Devices) -> Budget:
+    return Budget(
+        pages=devices.page_count,
+        page_bytes=devices.page_bytes,
+        slab_bytes=config.memory.slab,
+        host_slabs=host_slabs_of(config),
+        instances=len(instances_of(config)),
+    )
+
+
+def _reuses(config: Config) -> bool:
+    return config.memory.prefix_reuse == "on"
+
+
+def _dtype(config: Config) -> str:
+    return "bfloat16" if config.device == "cuda" and config.dtype == "auto" else config.dtype
+
+
+def log_settings(config: Config) -> LogSettings:
+    """Of all processes."""
+    return LogSettings(config.server.log_level, config.server.log_format, config.server.log_prompts)
+
+
+def slo_of(config: Config) -> Slo:
+    return Slo(round(config.slo.ttft_ms * NS_PER_MS), round(config.slo.tbt_ms * NS_PER_MS))

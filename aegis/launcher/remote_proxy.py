@@ -1,0 +1,148 @@
+"""A proxy in another process as its node sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from itertools import count
+
+import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
+
+from aegis.core.errors import UserError
+from aegis.core.ids import ModelId
+from aegis.core.model import ModelSpec
+from aegis.node.model_catalogue import LiveModel
+from aegis.node.queries import NodeQueries
+from aegis.node.query_messages import QUESTIONS
+from aegis.telemetry.logs import log
+from aegis.telemetry.metrics.scrape import Family
+from aegis.telemetry.tally import Tally
+from aegis.transport.links import Hub
+from aegis.transport.node_messages import (
+    Card,
+    CardGone,
+    FromProxy,
+    NodeAnswer,
+    NodeCall,
+    NodeCallCancelled,
+    ProxyReport,
+    Refusal,
+    Scraped,
+    ScrapeWanted,
+    ToProxy,
+)
+from proxy.routing.events import ModelUp
+
+_logger = logging.getLogger(__name__)
+_NOTHING = Raw(msgspec.msgpack.encode(None))
+
+
+class RemoteProxy:
+    """Implements `aegis.transport.node_messages.ProxyEnd`."""
+
+    def __init__(self, address: str, identity: str, link: Hub[FromProxy], queries: NodeQueries) -> None:
+        self.address = address
+        self._identity = identity
+        self._link = link
+        self._queries = queries
+        self._cards: dict[ModelId, Card] = {}  # as it was told last
+        self._lean: dict[ModelId, tuple[ModelSpec, ModelSpec]] = {}  # and what it was made from
+        self._call_ids = count()
+        self._scrapes: dict[int, asyncio.Future[tuple[Family, ...]]] = {}
+        self._answering: dict[int, asyncio.Task[None]] = {}  # by their tickets
+        self._tallies: dict[ModelId, Tally] = {}
+
+    def tell(self, message: ToProxy) -> None:
+        """What it is told of a model it can look up."""
+        if isinstance(message, ModelUp):
+            message = replace(message, spec=self._leaned(message.spec))
+        self._link.send(self._identity, [*self._changes(), message])
+
+    def refresh(self) -> None:
+        """What has changed of the models without an event."""
+        changes = self._changes()
+        if changes:
+            self._link.send(self._identity, changes)
+
+    async def scrape(self) -> tuple[Family, ...]:
+        call_id = next(self._call_ids)
+        scraped: asyncio.Future[tuple[Family, ...]] = asyncio.get_running_loop().create_future()
+        self._scrapes[call_id] = scraped
+        try:
+            self.tell(ScrapeWanted(call_id))
+            return await scraped
+        finally:
+            del self._scrapes[call_id]
+
+    def tallies(self) -> Iterable[Tally]:
+        return self._tallies.values()
+
+    def heard(self, message: Scraped | NodeCall | NodeCallCancelled | ProxyReport) -> None:
+        match message:
+            case ProxyReport():
+                self._tallies.update((tally.model, tally) for tally in message.tallies)
+            case Scraped(call_id, families):
+                scraped = self._scrapes.get(call_id)
+                if scraped and not scraped.done():
+                    scraped.set_result(families)
+            case NodeCall():
+                task = self._answering[message.call_id] = asyncio.create_task(self._answer(message))
+                task.add_done_callback(lambda _: self._answering.pop(message.call_id))
+            case NodeCallCancelled(call_id):
+                if call_id in self._answering:
+                    self._answering[call_id].cancel()
+
+    def lost(self) -> None:
+        """Nobody waits for an answer of it, or to it."""
+        for scraped in self._scrapes.values():
+            if not scraped.done():
+                scraped.set_result(())
+        for task in list(self._answering.values()):
+            task.cancel()
+
+    async def _answer(self, asked: NodeCall) -> None:
+        question = QUESTIONS[asked.what]
+        arguments = msgspec.msgpack.decode(asked.arguments, type=question.arguments)
+        try:
+            result = await question.answer(self._queries, *arguments)
+        except UserError as error:
+            self._refuse(asked, error)
+        except Exception:  # noqa: BLE001 - a bug of ours costs its request, not the server
+            log(_logger, logging.ERROR, "question broke", {"what": asked.what}, exc_info=True)
+            self._refuse(asked, UserError("the server failed on this request", status=500, kind="server_error"))
+        else:
+            self.tell(NodeAnswer(asked.call_id, Raw(msgspec.msgpack.encode(result))))
+
+    def _refuse(self, asked: NodeCall, error: UserError) -> None:
+        refusal = Refusal(error.message, error.status, error.param, error.code, error.kind, error.retry_after_s)
+        self.tell(NodeAnswer(asked.call_id, _NOTHING, refusal))
+
+    def _changes(self) -> list[Card | CardGone]:
+        cards = {model.spec.model: self._card(model) for model in self._queries.models().values()}
+        told, self._cards = self._cards, cards
+        gone = [CardGone(model) for model in told if model not in cards]
+        return [*gone, *(card for model, card in cards.items() if told.get(model) != card)]
+
+    def _card(self, model: LiveModel) -> Card:
+        return Card(
+            self._leaned(model.spec),
+            model.kv_limit_tokens,
+            model.created_s,
+            model.state,
+            model.detail,
+            model.weights,
+            model.priority,
+            model.limits,
+            model.pinned,
+        )
+
+    def _leaned(self, spec: ModelSpec) -> ModelSpec:
+        """Without what only serves to load it."""
+        known = self._lean.get(spec.model)
+        if known is None or known[0] is not spec:
+            known = spec, replace(spec, manifest=replace(spec.manifest, tensors=(), checksums=b""))
+            self._lean[spec.model] = known
+        return known[1]

@@ -1,0 +1,66 @@
+"""Lets instances change between prefill and decode as `proxy.routing.roles` says, by the orders that users give, too."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from aegis.control.messages import SetRole
+from aegis.core.clock import Clock
+from aegis.core.errors import UserError
+from aegis.core.ids import InstanceId
+from aegis.core.role import Role
+from aegis.node.control_commands import NodeControl
+from aegis.node.node import Node
+from aegis.telemetry.logs import log
+from aegis.telemetry.spans import SpanKind
+from proxy.routing.roles import Change, Changed, Looked, RoleLoad, RolePolicy
+from proxy.routing.router import Router
+
+_LOOK_S = 1.0
+_CHANGED_WITHIN_S = 600.0
+_logger = logging.getLogger(__name__)
+
+
+class RoleShift:
+    """`core` is that of the proxy in the node's process, which is told of the others' requests."""
+
+    def __init__(self, node: Node, core: Router, control: NodeControl, clock: Clock) -> None:
+        self._node = node
+        self._core = core
+        self._control = control
+        self._clock = clock
+        self._policy = RolePolicy()
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for change in self._policy.on(self._looked(), self._clock.now_ns()):
+                await self._change(change)
+                self._policy.on(Changed(), self._clock.now_ns())
+
+    def _looked(self) -> Looked:
+        pool, loads = self._node.pool, self._core.load_ppm()
+        dead = pool.dead()
+        serving = {name: role for name, role in pool.roles().items() if not pool.drained(name) and name not in dead}
+        if serving.keys() != loads.keys():
+            return Looked(())
+        return Looked(
+            tuple(RoleLoad(name, role, loads[name], self._worked_ns(name, role)) for name, role in serving.items())
+        )
+
+    def _worked_ns(self, name: InstanceId, role: Role) -> int:
+        if role is not Role.PREFILL:
+            return 0
+        return self._node.metrics.work.worked_ns(name, SpanKind.PREFILL, SpanKind.SWITCH)
+
+    async def _change(self, change: Change) -> None:
+        told = {"instance": change.instance, "role": change.role, "why": change.why}
+        log(_logger, logging.WARNING, "instance changes its role", told)
+        try:
+            await self._control.do(change.instance, SetRole(change.role, _CHANGED_WITHIN_S))
+        except UserError as error:
+            log(_logger, logging.WARNING, "change of role is not done", told | {"why": error.message})
+        else:
+            log(_logger, logging.INFO, "change of role is done", told)

@@ -1,0 +1,34 @@
+"""How a configuration divides memory and names instances."""
+
+from __future__ import annotations
+
+from aegis.config.config import Config
+from aegis.core.ids import InstanceId
+from aegis.core.role import Role, Roles
+from aegis.policies import recipe
+
+
+def host_slabs_of(config: Config) -> int:
+    """Of each rank. What of the host memory is not the model cache's is for KV."""
+    ranks = config.instances.tensor_parallel_size
+    return (config.memory.host - config.memory.cache_bytes) // config.memory.slab // ranks
+
+
+def slab_shortage(slabs: int, instances: int) -> str:
+    """What to do where so many host slabs are too few for so many instances; empty where they are enough."""
+    if slabs >= 2 * instances:
+        return ""
+    return (
+        f"--host-memory without --model-cache holds {slabs} KV slabs, {instances} instances need "
+        f"{2 * instances}; raise it"
+    )
+
+
+def instances_of(config: Config) -> dict[InstanceId, Role]:
+    """By name, in order."""
+    sizes = config.instances
+    if sizes.mixed or recipe(config.scheduling.policy).roles_of(sizes.roles, counted=sizes.counted) is Roles.AUTO:
+        counts = {Role.MIXED: sizes.count}
+    else:
+        counts = {Role.PREFILL: sizes.prefill, Role.DECODE: sizes.decode}
+    return {InstanceId(f"{role}-{i}"): role for role, count in counts.items() for i in range(count)}

@@ -1,0 +1,62 @@
+"""How busy instances are and what they have in memory, for whoever decides where a request goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from aegis.core.ids import InstanceId, ModelId
+from aegis.core.messages import Telemetry
+from aegis.core.role import Role
+from aegis.metadata.keys import Keys
+from aegis.metadata.lua_scripts import PUBLISH, READ_LOADS
+
+LEASE_MS = 3_000
+"""A load that was not published again for so long is nobody's."""
+
+
+class Load(Struct, frozen=True):
+    """Of one instance. Counts are of requests."""
+
+    role: str
+    queued: int
+    running: int
+    running_model: ModelId | None
+    resident: tuple[ModelId, ...]
+    loading: tuple[ModelId, ...] = ()
+
+
+def loads_of(reports: Mapping[InstanceId, Telemetry], roles: Mapping[InstanceId, Role]) -> dict[InstanceId, Load]:
+    """As the instances said last."""
+    return {
+        instance: Load(roles[instance], told.queued, told.running, told.running_model, told.resident, told.loading)
+        for instance, told in reports.items()
+    }
+
+
+class Loads:
+    """The loads of a cluster."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._key = keys.loads
+        self._publish = redis.register_script(PUBLISH)
+        self._read = redis.register_script(READ_LOADS)
+
+    async def publish(self, loads: Mapping[InstanceId, Load]) -> None:
+        """Raises one of `connection.FAILURES`."""
+        words: list[str | bytes] = []
+        for instance, load in loads.items():
+            words += (instance, msgspec.json.encode(load))
+        await self._publish(keys=[self._key], args=[LEASE_MS, *words])
+
+    async def read(self) -> dict[InstanceId, Load]:
+        """Of the instances that live. Raises one of `connection.FAILURES`; ValueError for what others wrote."""
+        words: list[bytes] = await self._read(keys=[self._key], args=[LEASE_MS])
+        names, loads = words[::2], words[1::2]
+        return {
+            InstanceId(name.decode()): msgspec.json.decode(load, type=Load)
+            for name, load in zip(names, loads, strict=True)
+        }

@@ -1,0 +1,145 @@
+"""One proxy's part of the metadata store: its leases, its calls, the loads of instances."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+
+from msgspec import Struct
+from prometheus_client import CollectorRegistry
+from redis.asyncio import Redis
+
+from aegis.config.config import RedisSettings
+from aegis.core.errors import UserError
+from aegis.core.ids import InstanceId
+from aegis.metadata.connection import FAILURES, connect, shown
+from aegis.metadata.embedded_server import EmbeddedServer
+from aegis.metadata.keys import Keys
+from aegis.metadata.loads import Load, Loads
+from aegis.metadata.membership import Identity, Membership
+from aegis.metadata.metrics import StoreMetrics
+from aegis.metadata.recorder import Recorder
+from aegis.process.scratch_directory import scratch
+from aegis.process.tasks import cancelled
+
+_logger = logging.getLogger(__name__)
+
+_PUBLISH_S = 0.5
+_COMMAND_S = 1.0  # what a command may take; a claim tries again within its own limit
+
+
+class StoreSettings(Struct, frozen=True):
+    """What a further proxy needs to join. The URL may hold a password: it is for a pipe, not for a command line."""
+
+    url: str
+    prefix: str
+    cluster: str
+    wait_s: float
+    ttl_s: float
+
+
+class Store:
+    """What `open_store` and `join_store` open. `records` is what the HTTP layer asks."""
+
+    def __init__(self, redis: Redis, settings: StoreSettings, identity: Identity, *, place: str) -> None:
+        """`place` is how messages call the server."""
+        self.settings = settings
+        keys = Keys(settings.prefix)
+        self.membership = Membership(redis, keys, identity, place=place)
+        self.records = Recorder(
+            redis, keys, self.membership, identity.owner, ttl_s=settings.ttl_s, wait_s=settings.wait_s
+        )
+        self.loads = Loads(redis, keys)
+        self.embedded: EmbeddedServer | None = None
+        self._founds = identity.founder
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Raises UserError where the server cannot be used, or not beside another cluster. A further proxy of one that
+        runs comes up without it, and asks on."""
+        try:
+            await self.membership.enter()
+        except UserError:
+            if self._founds:
+                raise
+        self._run(self.membership.renew_for_ever())
+        self._run(self.records.write_for_ever())
+        self._run(self.records.keep_for_ever())
+
+    def report_to(self, registry: CollectorRegistry) -> None:
+        """How the store does is among the metrics from now on."""
+        registry.register(StoreMetrics(self.membership, self.records))
+
+    def publish(self, loads: Callable[[], Mapping[InstanceId, Load]]) -> None:
+        """From now on these loads are published, twice a second; for the one process that knows them."""
+        self._run(self._publish_for_ever(loads))
+
+    def bury(self, proxy: str, number: int) -> None:
+        """This further proxy's process has ended."""
+        self._run(self.membership.bury(proxy, number))
+
+    async def close(self) -> None:
+        await self.records.close()
+        await cancelled(*self._tasks)
+        await self.membership.leave()
+
+    def _run(self, loop: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(loop)
+        task.add_done_callback(_report)
+        self._tasks.append(task)
+
+    async def _publish_for_ever(self, loads: Callable[[], Mapping[InstanceId, Load]]) -> None:
+        while True:
+            await self.membership.up.wait()
+            try:
+                await self.loads.publish(loads())
+            except FAILURES:
+                self.membership.doubt()
+            await asyncio.sleep(_PUBLISH_S)
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        _logger.error("a task of the store broke", exc_info=error)
+
+
+@asynccontextmanager
+async def open_store(config: RedisSettings) -> AsyncIterator[Store]:
+    """The store of a new cluster: at the server that was named, or at an embedded one that ends with this process.
+    Raises UserError."""
+    async with contextlib.AsyncExitStack() as stack:
+        server: EmbeddedServer | None = None
+        if config.url is None:
+            server = EmbeddedServer(stack.enter_context(scratch("aegis-redis-")))
+            stack.push_async_callback(server.close)
+            await server.start()
+        url = server.url if server else config.url.get_secret_value() if config.url else ""
+        identity = Identity.founding()
+        settings = StoreSettings(url, config.prefix, identity.cluster, config.wait_s, config.ttl_s)
+        store = await stack.enter_async_context(_entered(settings, identity, "embedded" if server else None))
+        store.embedded = server
+        yield store
+
+
+@asynccontextmanager
+async def join_store(settings: StoreSettings, proxy: str, number: int) -> AsyncIterator[Store]:
+    """The store of a cluster that exists, for a further proxy of it; `number` is its process's alone."""
+    async with _entered(settings, Identity.joining(settings.cluster, proxy, number)) as store:
+        yield store
+
+
+@asynccontextmanager
+async def _entered(settings: StoreSettings, identity: Identity, place: str | None = None) -> AsyncIterator[Store]:
+    redis = connect(settings.url, timeout_s=_COMMAND_S)
+    try:
+        store = Store(redis, settings, identity, place=place or shown(settings.url))
+        try:
+            await store.start()
+            yield store
+        finally:
+            await store.close()
+    finally:
+        await redis.aclose()

@@ -1,0 +1,96 @@
+"""The demo market: eight tiny models to try aegis with, made here and kept in the cache directory."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from aegis.core.errors import UserError
+from aegis.core.ids import ModelId
+from aegis.core.model import Slo
+from aegis.models.cache import default_cache_dir, locked, replacing
+from aegis.models.demo.recipes import RECIPES, STEPS, edition
+from aegis.models.sources import Source, is_checkpoint
+
+_WORKERS = 2
+
+
+def demo_models(cache_dir: Path, *, slo: Slo = Slo()) -> list[Source]:  # noqa: B008
+    """Where the market's models are once `make_market` has returned."""
+    return [Source(ModelId(name), path=str(_market(cache_dir) / name), slo=slo) for name in RECIPES]
+
+
+def make_market(cache_dir: Path | None = None) -> None:
+    """Trains the models that are missing, in two processes, and shows how far it is.
+
+    A model appears in the cache whole or not at all: an interrupted run goes on where it was. Of two runs at a time
+    the second waits for the first and finds nothing left to do. Raises UserError where a process fails.
+    """
+    market = _market(cache_dir or default_cache_dir())
+    with locked(market):
+        missing = [name for name in RECIPES if not is_checkpoint(market / name)]
+        if missing:
+            market.mkdir(exist_ok=True)
+            _make(missing, market)
+
+
+def _market(cache_dir: Path) -> Path:
+    return cache_dir / "demo" / edition()
+
+
+def _make(missing: Sequence[str], market: Path) -> None:
+    shares = [share for nth in range(_WORKERS) if (share := missing[nth::_WORKERS])]
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[names]}"), TimeElapsedColumn())
+    with ExitStack() as stack:
+        progress = stack.enter_context(Progress(*columns, console=Console(stderr=True)))
+        bar = progress.add_task("Making the demo market", total=len(missing) * STEPS, names="")
+        running = dict(_start(share, market, stack) for share in shares)
+        working_on: dict[Connection, str] = {}
+        while running:
+            for ready in wait(list(running)):
+                assert isinstance(ready, Connection)
+                try:
+                    working_on[ready] = ready.recv_bytes().decode()
+                    progress.update(bar, advance=1, names=", ".join(sorted(working_on.values())))
+                except EOFError:
+                    _check_ended(running.pop(ready), market)
+
+
+def _start(names: Sequence[str], market: Path, stack: ExitStack) -> tuple[Connection, BaseProcess]:
+    spawn = get_context("spawn")
+    receiving, sending = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=_work, args=(list(names), market, sending), daemon=True)
+    process.start()
+    sending.close()
+    stack.callback(process.join)
+    stack.callback(process.terminate)
+    return receiving, process
+
+
+def _check_ended(process: BaseProcess, market: Path) -> None:
+    process.join()
+    if process.exitcode:
+        reason = f"a process that made the demo market in {market} ended with code {process.exitcode}"
+        raise UserError(f"{reason}; what it says is above, what is done is kept: start again to go on")
+
+
+def _work(names: Sequence[str], market: Path, progress: Connection) -> None:
+    """In a process of its own; sends a model's name for every step of its training."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    import torch
+
+    from aegis.models.demo.training import make_model
+
+    torch.set_num_threads(1)
+    for name in names:
+        with replacing(market / name) as draft:
+            make_model(name, draft, report=partial(progress.send_bytes, name.encode()))

@@ -1,0 +1,39 @@
+"""Writes the tokenizer of a checkpoint, whatever its form, in the one form that is served: a `tokenizer.json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from aegis.models.failures import LIBRARY_ERRORS, one_line
+from aegis.models.image_directory import TOKENIZER
+from aegis.models.text.tokenizer_bounds import refuse_growing
+
+_VOCABULARIES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt")
+_SAMPLES = ("The quick brown fox, 1234.", " naïve — 東京\n\tx += 1")
+
+
+def write_tokenizer(checkpoint: Path, into: Path) -> str | None:
+    """Returns why there is none, None if there is. Without one a model is served by token ids. Raises ModelRefused
+    where texts would grow without measure."""
+    if not any(found for pattern in _VOCABULARIES for found in checkpoint.glob(pattern)):
+        return "the checkpoint has no tokenizer"
+    try:
+        if (checkpoint / TOKENIZER).is_file():
+            refuse_growing(checkpoint / TOKENIZER)
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
+        tokenizer.save_pretrained(into)
+        if (into / TOKENIZER).is_file():
+            refuse_growing(into / TOKENIZER)  # which transformers may have made of other files
+            written = Tokenizer.from_file(str(into / TOKENIZER))
+            written.no_padding()
+            written.no_truncation()
+            if all(written.encode(sample).ids == tokenizer(sample)["input_ids"] for sample in _SAMPLES):
+                return None
+            (into / TOKENIZER).unlink()
+        return "its tokenizer cannot be converted to tokenizer.json"
+    except LIBRARY_ERRORS as error:
+        (into / TOKENIZER).unlink(missing_ok=True)
+        return f"its tokenizer cannot be read: {one_line(error)}"

@@ -1,0 +1,148 @@
+"""The process that tokenizes texts and renders chat templates for a proxy, which kills it when a job takes too long:
+tokenizers and templates are a checkpoint's, and texts a client's.
+
+Started as `python -m aegis.models.text.worker MEMORY_BYTES NICENESS PROGRESS`, with a socket as standard input, which
+it answers on, and a file to share, which says at which of the jobs it is; ends when the socket does, or its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import resource
+import signal
+import socket
+import sys
+from collections import OrderedDict
+from pathlib import Path
+
+import msgspec
+
+from aegis.core.errors import UserError
+from aegis.models.text.text_model import TextModel
+from aegis.models.text.worker_messages import (
+    KNOWN_MAX,
+    LENGTH_BYTES,
+    Answer,
+    Count,
+    Counted,
+    Decode,
+    Decoded,
+    Encode,
+    Encoded,
+    Job,
+    Know,
+    Known,
+    Refused,
+    Render,
+    Rendered,
+    TooManyCharacters,
+    TooManyTokens,
+    framed,
+    read_asked,
+)
+
+JOB_S = 60
+"""The longest that a job runs on where the proxy was killed and could not end it."""
+
+READY = b"\1"
+PROGRESS_BYTES = 4
+_TRIMMED_BYTES = 1 << 18
+"""A message that is larger may leave much memory behind that is free and still the process's."""
+
+_libc = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def main(memory_bytes: int, niceness: int, progress_file: int) -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(niceness)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    import transformers.utils.chat_template_utils  # noqa: F401 - which the first conversation would wait for
+
+    progress = mmap.mmap(progress_file, PROGRESS_BYTES)
+    _limit_memory(memory_bytes)
+    asked = socket.socket(fileno=os.dup(0))
+    asked.sendall(READY)
+    known: OrderedDict[int, TextModel] = OrderedDict()
+    with asked.makefile("rb") as reader:
+        while length := reader.read(LENGTH_BYTES):
+            nbytes = int.from_bytes(length, "little")
+            signal.alarm(JOB_S)
+            try:
+                answers = _answers(known, reader.read(nbytes), progress)
+            except MemoryError:
+                os._exit(1)
+            signal.alarm(0)
+            asked.sendall(answers)
+            if nbytes + len(answers) > _TRIMMED_BYTES:
+                del answers
+                _libc.malloc_trim(0)
+
+
+def _answers(known: OrderedDict[int, TextModel], data: bytes, progress: mmap.mmap) -> bytes:
+    answers = list[Answer]()
+    for index, asked in enumerate(read_asked(data)):
+        progress[:] = index.to_bytes(PROGRESS_BYTES, "little")
+        if isinstance(asked, Know):
+            known[asked.key] = TextModel.of(asked.source)
+            if len(known) > KNOWN_MAX:
+                known.popitem(last=False)
+            answers.append(Known())
+        else:
+            answers.append(_done(known[asked.key], asked))
+    return framed(answers)
+
+
+def _done(text: TextModel, job: Job) -> Answer:
+    match job:
+        case Encode(texts=texts, special=special, tokens_max=tokens_max):
+            return _encoded(text, texts, special=special, tokens_max=tokens_max)
+        case Count():
+            tokens = text.encode(job.text, add_special_tokens=job.special)
+            return Counted(len(tokens), msgspec.json.encode(tokens))
+        case Decode():
+            return Decoded(text.decode(job.tokens))
+        case Render():
+            return _rendered(text, job)
+
+
+def _encoded(text: TextModel, texts: tuple[str, ...], *, special: bool, tokens_max: int) -> Encoded | TooManyTokens:
+    found = []
+    for each in texts:
+        tokens = tuple(text.encode(each, add_special_tokens=special)) if each else ()
+        if len(tokens) > tokens_max:
+            return TooManyTokens(len(tokens))
+        found.append(tokens)
+    return Encoded(tuple(found))
+
+
+def _rendered(text: TextModel, job: Render) -> Answer:
+    try:
+        rendered = text.render_chat(job.messages, add_generation_prompt=job.add_generation_prompt, **job.variables)
+    except UserError as error:
+        return Refused(error.message)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a template does, the proxy is told
+        return Refused(f"the model's chat template cannot render this conversation ({type(error).__name__})")
+    if len(rendered) > job.characters_max:
+        return TooManyCharacters(len(rendered))
+    if not job.tokens_max:
+        return Rendered(rendered, ())
+    encoded = _encoded(text, (rendered,), special=False, tokens_max=job.tokens_max)
+    return Rendered(rendered, encoded.texts[0]) if isinstance(encoded, Encoded) else encoded
+
+
+def _limit_memory(nbytes: int) -> None:
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + nbytes, taken + nbytes))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

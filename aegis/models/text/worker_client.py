@@ -1,0 +1,141 @@
+"""The proxy's end of a process that works on texts (`text_worker`), which is killed when a job takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import socket
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+from threading import Thread
+
+import msgspec
+
+from aegis.models.text.text_model import TextModel
+from aegis.models.text.worker import PROGRESS_BYTES, READY
+from aegis.models.text.worker_messages import KNOWN_MAX, LENGTH_BYTES, Answer, Know, Known, framed, read_answers
+
+START_S = 60.0
+LOAD_S = 20.0
+"""Before the first job of a model: the process has to load the tokenizer, as this one did."""
+
+_READ_BYTES = 1 << 18
+
+
+class TextProcess:
+    """Does some jobs at a time, one after the other; the caller sees to that. Started by the first, and anew after each
+    that had to be killed. Event loops may use it one after the other."""
+
+    def __init__(self, *, memory_bytes: int, niceness: int = 0) -> None:
+        """`memory_bytes` beyond what its libraries take."""
+        self._command = [sys.executable, "-m", "aegis.models.text.worker", str(memory_bytes), str(niceness)]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._progress: mmap.mmap | None = None
+        self._told: OrderedDict[int, None] = OrderedDict()  # models that the process knows
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def ask(self, jobs: Sequence[tuple[TextModel, msgspec.Raw]], within_s: float) -> tuple[Answer, ...] | int:
+        """The answers to `jobs`, each of which is `encoded`, or the index of the one that took too much time or memory;
+        then none of the others is answered either."""
+        at = 0
+        try:
+            end = self._socket if self._socket and self._is_alive() else await self._start()
+            for index, (text, _) in enumerate(jobs):
+                if text.key not in self._told:
+                    at = index
+                    await self._tell(end, text)
+            at = 0
+            return await _answers(end, framed([job for _, job in jobs]), within_s)
+        except (OSError, EOFError, TimeoutError):
+            return min(max(at, self._begun()), len(jobs) - 1)
+        except BaseException:  # the process may be in the middle of a job
+            self.close()
+            raise
+
+    async def _tell(self, end: socket.socket, text: TextModel) -> None:
+        source = await asyncio.to_thread(text.source)
+        if await _answers(end, framed([Know(text.key, source)]), LOAD_S) != (Known(),):
+            raise EOFError
+        self._told[text.key] = None
+        if len(self._told) > KNOWN_MAX:
+            self._told.popitem(last=False)
+
+    def _begun(self) -> int:
+        """The job it is at, of which it is relieved for good."""
+        begun = int.from_bytes(self._progress[:], "little") if self._progress else 0
+        self.close()
+        return begun
+
+    async def start(self) -> None:
+        """Before there is a job. Raises OSError, EOFError or TimeoutError."""
+        if self._socket is None:
+            await self._start()
+
+    def close(self) -> None:
+        """Ends the process, if there is one."""
+        if self._process:
+            self._process.kill()
+            Thread(target=self._process.wait, daemon=True).start()  # what took much memory takes a moment to go
+        if self._socket:
+            self._socket.close()
+        if self._progress:
+            self._progress.close()
+        self._process = self._socket = self._progress = None
+        self._told.clear()
+
+    def _is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    async def _start(self) -> socket.socket:
+        self.close()
+        ours, theirs = socket.socketpair()
+        progress = os.memfd_create("progress")
+        os.ftruncate(progress, PROGRESS_BYTES)
+        with theirs, os.fdopen(progress):
+            ours.setblocking(False)
+            self._socket = ours
+            self._progress = mmap.mmap(progress, PROGRESS_BYTES)
+            self._process = subprocess.Popen(
+                [*self._command, str(progress)],
+                pass_fds=[progress],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # what libraries say when they break, a hundred lines of it
+                env={"OMP_NUM_THREADS": "1", **os.environ, "TOKENIZERS_PARALLELISM": "false"},
+                process_group=0,  # Ctrl-C in a terminal is not for it
+            )
+        async with asyncio.timeout(START_S):
+            if await asyncio.get_running_loop().sock_recv(ours, len(READY)) != READY:
+                raise EOFError
+        return ours
+
+
+async def _answers(end: socket.socket, message: bytes, within_s: float) -> tuple[Answer, ...]:
+    """Raises TimeoutError, EOFError, OSError."""
+    async with asyncio.timeout(within_s):
+        await asyncio.get_running_loop().sock_sendall(end, message)
+        return await _message(end)
+
+
+async def _message(end: socket.socket) -> tuple[Answer, ...]:
+    """Raises EOFError."""
+    loop, parts, missing = asyncio.get_running_loop(), list[bytes](), LENGTH_BYTES
+    length = 0
+    while missing > 0:
+        part = await loop.sock_recv(end, _READ_BYTES)
+        if not part:
+            raise EOFError
+        parts.append(part)
+        missing -= len(part)
+        if missing <= 0 and not length:
+            parts = [b"".join(parts)]
+            length = int.from_bytes(parts[0][:LENGTH_BYTES], "little")
+            missing += length
+    return read_answers(b"".join(parts)[LENGTH_BYTES:])

@@ -1,0 +1,121 @@
+"""What is said to a process that works on texts, and what it answers: messages that are sent together are answered
+together, behind their length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from aegis.models.text.text_model import TextSource
+
+LENGTH_BYTES = 4
+KNOWN_MAX = 32
+
+
+class Know(Struct, frozen=True, tag=True):
+    """A model's tokenizer and chat template, under a number that later jobs name. Of more than `KNOWN_MAX`
+    the one that was told first is forgotten."""
+
+    key: int
+    source: TextSource
+
+
+class Known(Struct, frozen=True, tag=True):
+    """It is."""
+
+
+class Encode(Struct, frozen=True, tag=True):
+    key: int
+    texts: tuple[str, ...]
+    special: bool
+    tokens_max: int  # of each
+
+
+class Count(Struct, frozen=True, tag=True):
+    """All tokens of a text, as JSON: nobody computes with them."""
+
+    key: int
+    text: str
+    special: bool
+
+
+class Decode(Struct, frozen=True, tag=True):
+    key: int
+    tokens: tuple[int, ...]
+
+
+class Render(Struct, frozen=True, tag=True):
+    """A conversation as text and, unless `tokens_max` is 0, as tokens. A text of more than `characters_max` is not
+    tokenized."""
+
+    key: int
+    messages: Sequence[dict[str, Any]]
+    variables: dict[str, Any]
+    add_generation_prompt: bool
+    characters_max: int
+    tokens_max: int
+
+
+Job = Encode | Count | Decode | Render
+
+
+class Encoded(Struct, frozen=True, tag=True):
+    texts: tuple[tuple[int, ...], ...]
+
+
+class Counted(Struct, frozen=True, tag=True):
+    count: int
+    tokens_json: bytes
+
+
+class Decoded(Struct, frozen=True, tag=True):
+    text: str
+
+
+class Rendered(Struct, frozen=True, tag=True):
+    text: str
+    tokens: tuple[int, ...]
+
+
+class TooManyTokens(Struct, frozen=True, tag=True):
+    count: int
+
+
+class TooManyCharacters(Struct, frozen=True, tag=True):
+    count: int
+
+
+class Refused(Struct, frozen=True, tag=True):
+    """By the chat template, or by what it makes of the conversation."""
+
+    message: str
+
+
+Answer = Known | Encoded | Counted | Decoded | Rendered | TooManyTokens | TooManyCharacters | Refused
+
+_encoder = msgspec.msgpack.Encoder()
+_answers = msgspec.msgpack.Decoder(tuple[Answer, ...])
+_asked = msgspec.msgpack.Decoder(tuple[Know | Job, ...])
+
+
+def encoded(message: Struct) -> msgspec.Raw:
+    """Raises RecursionError and OverflowError for values of a client that no message holds."""
+    return msgspec.Raw(_encoder.encode(message))
+
+
+def framed(messages: Sequence[Struct | msgspec.Raw]) -> bytes:
+    data = _encoder.encode(messages)
+    return len(data).to_bytes(LENGTH_BYTES, "little") + data
+
+
+def read_asked(data: bytes) -> tuple[Know | Job, ...]:
+    asked: tuple[Know | Job, ...] = _asked.decode(data)
+    return asked
+
+
+def read_answers(data: bytes) -> tuple[Answer, ...]:
+    answers: tuple[Answer, ...] = _answers.decode(data)
+    return answers

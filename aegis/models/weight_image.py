@@ -1,0 +1,162 @@
+"""Checkpoint to weight image: all tensors of a model in one file, aligned, in the order of its modules.
+
+`image.bin` holds every parameter and buffer, those that no checkpoint stores (rotary frequencies) included, each tied
+tensor once, each at a multiple of TENSOR_ALIGNMENT_BYTES. `manifest.json` says what lies where. Raw bytes, nothing
+that could run. Making the model's weights available is then one copy.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from msgspec.structs import replace
+from transformers import PretrainedConfig, PreTrainedModel
+
+from aegis.core.errors import ModelRefused
+from aegis.core.model import TENSOR_ALIGNMENT_BYTES, EngineName, KvLayer, KvShape, Manifest, TensorEntry, image_name
+from aegis.device.image_file import checksums
+from aegis.engine.parallel.sharding import Cut, cuts, cuts_attention
+from aegis.engine.stored_tensor import Stored
+from aegis.models.image_directory import CONFIG, GENERATION_CONFIG, MANIFEST
+from aegis.models.kv_probe import Probed, context_tokens
+
+_Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+def write_image(
+    model: PreTrainedModel, probed: Probed, fingerprint: str, checkpoint: Path, into: Path, *, ranks: int = 1
+) -> Manifest:
+    """Writes image, manifest and the checkpoint's configuration files into the directory `into`. With several `ranks`
+    an image for each; raises ModelRefused where they cannot share the model out."""
+    kv = KvShape(
+        layers=_shared_out(model, probed.layers, ranks),
+        dtype=str(probed.kv_dtype).removeprefix("torch."),
+        itemsize=probed.kv_dtype.itemsize,
+    )
+    cut = cuts(model, ranks) if ranks > 1 else {}
+    parts = [[_part(tensor, cut, rank, ranks) for tensor in _distinct(model)] for rank in range(ranks)]
+    return write_stored(parts, model, kv, probed.vocab_size, fingerprint, checkpoint, into)
+
+
+def write_stored(
+    parts: Sequence[Sequence[Stored]],
+    model: PreTrainedModel,
+    kv: KvShape,
+    vocab_size: int,
+    fingerprint: str,
+    checkpoint: Path,
+    into: Path,
+    *,
+    engine: EngineName = "transformers",
+) -> Manifest:
+    """The same of these tensors of each rank, as `engine` lays them out; `model` is what the checkpoint is to
+    transformers."""
+    entries = list(_laid_out(parts[0]))
+    image_bytes = _aligned(entries[-1].offset + entries[-1].nbytes)
+    images = [into / image_name(rank) for rank in range(len(parts))]
+    for image, tensors in zip(images, parts, strict=True):
+        pieces = ((entry.offset, tensor.content) for entry, tensor in zip(entries, tensors, strict=True))
+        _write_bytes(image, image_bytes, pieces)
+    manifest = Manifest(
+        fingerprint=fingerprint,
+        architecture=type(model).__name__,
+        dtype=str(model.dtype).removeprefix("torch."),
+        image_bytes=image_bytes,
+        tensors=tuple(entries),
+        kv=kv,
+        context_tokens=context_tokens(model.config),
+        vocab_size=vocab_size,
+        eos_token_ids=_ends(model, vocab_size),
+        hidden_size=model.config.get_text_config().hidden_size,
+        intermediate_size=_intermediate_size(model.config.get_text_config()),
+        parameters=sum(tensor.content.numel() for tensor in _distinct(model) if not tensor.buffer),
+        engine=engine,
+        checksums=b"".join(checksums(str(image)) for image in images),
+        ranks=len(parts),
+    )
+    (into / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+    for name in (CONFIG, GENERATION_CONFIG):
+        if (checkpoint / name).is_file():
+            shutil.copyfile(checkpoint / name, into / name)
+    return manifest
+
+
+def _shared_out(model: PreTrainedModel, layers: tuple[KvLayer, ...], ranks: int) -> tuple[KvLayer, ...]:
+    """What each rank caches. Raises ModelRefused where heads of KV are left over."""
+    if ranks == 1 or not cuts_attention(model):
+        return layers
+    if odd := [layer.heads for layer in layers if layer.heads % ranks]:
+        heads = "1 head" if odd[0] == 1 else f"{odd[0]} heads"
+        raise ModelRefused(
+            f"{type(model).__name__} has {heads} of KV in a layer, which {ranks} ranks cannot share; "
+            "lower --tensor-parallel-size"
+        )
+    return tuple(replace(layer, heads=layer.heads // ranks) for layer in layers)
+
+
+def _part(tensor: Stored, cut: Mapping[str, Cut], rank: int, ranks: int) -> Stored:
+    """A rank's part. Tied tensors are cut alike, or not at all."""
+    found = {cut.get(name) for name in tensor.names}
+    if len(found) > 1:
+        raise ModelRefused(f"{' and '.join(tensor.names)} are one tensor, of which ranks need different parts")
+    own = found.pop()
+    if own is None:
+        return tensor
+    return Stored.in_rows(tensor.names, own.part(tensor.content, rank, ranks), buffer=tensor.buffer)
+
+
+def _distinct(model: PreTrainedModel) -> Iterator[Stored]:
+    """Each tensor once, with all names it is bound to: same storage, place, shape, strides and type is the same."""
+    named: dict[tuple[_Place, bool], tuple[list[str], torch.Tensor]] = {}
+    parameters = ((name, tensor, False) for name, tensor in model.named_parameters(remove_duplicate=False))
+    buffers = ((name, tensor, True) for name, tensor in model.named_buffers(remove_duplicate=False))
+    for name, tensor, buffer in (*parameters, *buffers):
+        place = (
+            tensor.untyped_storage().data_ptr(),
+            tensor.storage_offset(),
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.dtype,
+        )
+        named.setdefault((place, buffer), ([], tensor))[0].append(name)
+    for (_, buffer), (names, tensor) in named.items():
+        yield Stored.in_rows(names, tensor.detach(), buffer=buffer)
+
+
+def _laid_out(tensors: Iterable[Stored]) -> Iterator[TensorEntry]:
+    offset = 0
+    for names, dtype, shape, content, buffer, packing in tensors:
+        yield TensorEntry(names, dtype, shape, offset, content.nbytes, buffer, packing)
+        offset = _aligned(offset + content.nbytes)
+
+
+def _write_bytes(file: Path, nbytes: int, tensors: Iterable[tuple[int, torch.Tensor]]) -> None:
+    with file.open("wb") as image:
+        image.truncate(nbytes)
+        for offset, tensor in tensors:
+            image.seek(offset)
+            image.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        image.flush()
+        os.fsync(image.fileno())  # or a power failure could leave a file of the right size and no content
+
+
+def _ends(model: PreTrainedModel, vocab_size: int) -> tuple[int, ...]:
+    config = model.generation_config or model.config.get_text_config()
+    eos = config.eos_token_id
+    ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    return tuple(token for token in ends if 0 <= token < vocab_size)  # no other can be generated
+
+
+def _intermediate_size(config: PretrainedConfig) -> int:
+    """One for all layers: the largest where they differ, the customary one where the configuration is silent."""
+    size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    return max(size) if isinstance(size, list) else int(size)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // TENSOR_ALIGNMENT_BYTES) * TENSOR_ALIGNMENT_BYTES

@@ -1,0 +1,259 @@
+"""What the bus asks of a node, done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aegis.config.sizes import format_size
+from aegis.control.messages import Add, Command, Drain, LoadModel, Pin, Remove, Resume, SetLimit, SetRole, Unpin
+from aegis.core.clock import Clock
+from aegis.core.errors import UserError
+from aegis.core.ids import InstanceId, ModelId
+from aegis.core.messages import Ping
+from aegis.core.model import ModelChange
+from aegis.core.role import Role
+from aegis.node.node import Node
+from aegis.node.queries import NodeQueries
+from aegis.policies import recipe
+from aegis.telemetry.logs import log
+from aegis.transport.node_messages import InstanceGivenUp
+from memory.image_cache import State
+
+_DRAIN_S = 60.0
+_POLL_S = 0.02
+_logger = logging.getLogger(__name__)
+
+
+class NodeControl:
+    """Implements `aegis.control.bus.Node`."""
+
+    def __init__(self, node: Node, queries: NodeQueries, clock: Clock) -> None:
+        self._node = node
+        self._queries = queries
+        self._pool = node.pool
+        self._images = node.images
+        self._clock = clock
+        self._changing = asyncio.Lock()  # who goes on serving is looked at and changed by one order at a time
+        self._admitting = asyncio.Lock()
+        self._expected = 0  # instances that are being admitted
+
+    def ask(self, instance: InstanceId) -> None:
+        if instance in self._node.up:
+            self._node.post(instance, Ping())
+
+    def fence(self, instance: InstanceId, incarnation: int, why: str) -> None:
+        if instance in self._pool.roles() and self._pool.fence(instance, incarnation):
+            log(_logger, logging.ERROR, "instance ended by force", {"instance": instance, "why": why})
+
+    def has(self, instance: InstanceId) -> bool:
+        return instance in self._pool.roles()
+
+    async def do(self, instance: str, command: Command | Add) -> str:
+        if isinstance(command, Add):
+            return await self._add(command)
+        name = InstanceId(instance)
+        self._find(name)
+        match command:
+            case Drain():
+                async with self._alone(name):
+                    return await self._drain(name)
+            case Resume():
+                async with self._alone(name):
+                    return self._resume(name)
+            case SetRole(role, timeout_s):
+                return await self._set_role(name, role, timeout_s)
+            case Remove():
+                async with self._alone(name):
+                    return await self._remove(name)
+            case SetLimit(nbytes, timeout_s):
+                given_bytes = await self._queries.limit_memory(instance, nbytes, timeout_s=timeout_s)
+                return f"{instance} may hold {format_size(nbytes)}; it gave back {format_size(given_bytes)}"
+            case Pin(model):
+                return await self._pin(self._model(model))
+            case Unpin(model):
+                await self._node.catalogue.change(self._model(model), ModelChange(pinned=False))
+                return f"{model} may leave the model cache"
+            case LoadModel(model, timeout_s):
+                return await self._load(self._model(model), timeout_s)
+
+    # --- instances ----------------------------------------------------------------------------------------------------
+
+    def _find(self, instance: InstanceId) -> None:
+        """Raises UserError where there is none of that name."""
+        if not self.has(instance):
+            raise UserError(f"there is no instance named '{instance}', only {', '.join(sorted(self._pool.roles()))}")
+
+    @asynccontextmanager
+    async def _alone(self, instance: InstanceId) -> AsyncIterator[None]:
+        """Who goes on serving is looked at and changed by one order at a time. Raises UserError where the one before
+        has removed it."""
+        async with self._changing:
+            self._find(instance)
+            yield
+
+    async def _drain(self, instance: InstanceId) -> str:
+        if self._pool.drained(instance):
+            return f"{instance} is drained already"
+        self._check_roles(instance, None)
+        await self._end(instance)
+        self._node.proxies.tell(InstanceGivenUp(instance))
+        return f"{instance} is drained"
+
+    def _resume(self, instance: InstanceId) -> str:
+        if not self._pool.drained(instance):
+            raise UserError(f"{instance} is not drained")
+        self._pool.resume(instance, self._pool.role(instance))
+        return f"{instance} is being started"
+
+    async def _set_role(self, instance: InstanceId, role: Role, timeout_s: float) -> str:
+        async with self._alone(instance):
+            if self._pool.role(instance) is role:
+                return f"{instance} is {role} already"
+            if self._pool.drained(instance):
+                raise UserError(f"{instance} is drained; resume it first")
+            self._check_roles(instance, role)
+            await self._end(instance)
+            self._pool.resume(instance, role)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while instance in self._pool.coming():
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise UserError(f"{instance} is {role} now and has not come up within {timeout_s:g} s") from None
+        if not self.has(instance) or instance in self._pool.dead():
+            raise UserError(f"{instance} is {role} now and does not come up; see the log")
+        return f"{instance} is {role}"
+
+    async def _add(self, wanted: Add) -> str:
+        async with self._admitting:
+            names = await self._admit(wanted)
+        refusals = await asyncio.gather(*(self._joined(name, wanted.timeout_s) for name in names))
+        joined = [name for name, refusal in zip(names, refusals, strict=True) if not refusal]
+        serves = f"{', '.join(joined)} {'serves' if len(joined) == 1 else 'serve'}" if joined else ""
+        refused = "; ".join(filter(None, refusals))
+        if refused:
+            raise UserError(f"{refused}; {serves}" if serves else refused)
+        return serves
+
+    async def _admit(self, wanted: Add) -> list[InstanceId]:
+        """All of them, or none. Raises UserError."""
+        if self._node.draining:
+            raise UserError("the server is shutting down")
+        if recipe(self._node.policy).divides_memory:
+            raise UserError(f"{self._node.policy} divides the memory among the instances at the start: none can join")
+        roles = {*self._pool.roles().values()}
+        role = wanted.role or (Role.MIXED if Role.MIXED in roles else None)
+        if role is None:
+            raise UserError("say in which role: the pool has prefill and decode instances")
+        if (role is Role.MIXED) is not (Role.MIXED in roles):
+            raise _unfit({*roles, role})
+        self._expected = wanted.count
+        try:
+            self._share()
+            return await self._pool.admit(role, wanted.count)
+        finally:
+            self._expected = 0
+            self._share()
+
+    def _share(self) -> None:
+        """What there is for all. Raises UserError, with nothing changed, where promises forbid that there are more."""
+        self._node.catalogue.share_among(len(self._pool.roles()) + self._expected)
+
+    async def _joined(self, instance: InstanceId, timeout_s: float) -> str:
+        """Empty when it serves, else why it does not; then it is no more."""
+        refusal = ""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while instance in self._pool.coming() and not self._pool.failure(instance):
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            refusal = f"{instance} has not come up within {timeout_s:g} s"
+        async with self._changing:
+            if instance not in self._pool.coming():
+                return ""
+            if failure := self._pool.failure(instance):
+                refusal = f"{instance} did not come up: {failure}"
+            await self._forget(instance)
+        return refusal
+
+    async def _remove(self, instance: InstanceId) -> str:
+        if instance in self._serving():
+            self._check_roles(instance, None)
+            await self._end(instance)
+        elif not self._pool.drained(instance) and instance not in self._pool.dead():
+            raise UserError(f"{instance} is being started; try again when it is up")
+        await self._forget(instance)
+        return f"{instance} is removed"
+
+    async def _forget(self, instance: InstanceId) -> None:
+        await self._pool.remove(instance)
+        self._node.removed(instance)
+        self._share()
+
+    async def _end(self, instance: InstanceId) -> None:
+        """Its requests go on elsewhere."""
+        if instance not in self._node.up or instance in self._pool.coming():
+            raise UserError(f"{instance} is not up; try again when it is")
+        self._pool.drain(instance)
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                while not self._pool.drained(instance):
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            self._pool.resume(instance, self._pool.role(instance))
+            raise UserError(f"{instance} has not ended within {_DRAIN_S:g} s; it goes on") from None
+
+    def _staying(self) -> dict[InstanceId, Role]:
+        """Those that serve, or will without anybody's doing."""
+        dead = self._pool.dead()
+        roles = self._pool.roles()
+        return {name: role for name, role in roles.items() if not self._pool.drained(name) and name not in dead}
+
+    def _serving(self) -> dict[InstanceId, Role]:
+        """Of these the ones that are counted on."""
+        coming = self._pool.coming()
+        return {name: role for name, role in self._staying().items() if name not in coming}
+
+    def _check_roles(self, instance: InstanceId, role: Role | None) -> None:
+        """Raises UserError where, with this instance in this role or in none, those that stay could not serve together,
+        or those that serve could not until the others have come."""
+        for others in (self._staying(), self._serving()):
+            others.pop(instance, None)
+            roles = {*others.values(), *([role] if role else [])}
+            if not roles:
+                raise UserError("it is the last one; nobody would serve any more")
+            if roles != {Role.MIXED} and roles != {Role.PREFILL, Role.DECODE}:
+                raise _unfit(roles)
+
+    # --- models -------------------------------------------------------------------------------------------------------
+
+    def _model(self, name: str) -> ModelId:
+        if name not in self._queries.models():
+            raise UserError(f"there is no model named '{name}'")
+        return ModelId(name)
+
+    async def _pin(self, model: ModelId) -> str:
+        await self._node.catalogue.change(model, ModelChange(pinned=True))
+        return f"{model} is pinned in the model cache"
+
+    async def _load(self, model: ModelId, timeout_s: float) -> str:
+        self._node.catalogue.used(model, self._clock.now_ns())
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._images.state(model) is not State.CACHED:
+                    await asyncio.sleep(_POLL_S)
+                    self._model(model)
+        except TimeoutError:
+            raise UserError(
+                f"{model} is not in the model cache after {timeout_s:g} s: others are used more; pin it, or raise "
+                "--model-cache"
+            ) from None
+        return f"{model} is in the model cache"
+
+
+def _unfit(roles: set[Role]) -> UserError:
+    has = ", ".join(sorted(roles))
+    return UserError(f"the pool would have {has} instances alone; it needs prefill and decode, or mixed only")

@@ -1,0 +1,321 @@
+"""The instances' processes: started, watched, started again when they die; instances that join, and leave.
+
+Each start of an instance is an incarnation with shared words of its own. When a process is lost, and whoever has to
+know does, its words are poisoned, so that whoever waits for one of its copies goes on; what it held is replayed by the
+session cores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from aegis.core.errors import UserError
+from aegis.core.ids import InstanceId, MachineId
+from aegis.core.messages import Shutdown
+from aegis.core.model import ModelSpec
+from aegis.core.role import Role
+from aegis.instance.settings import InstanceSettings
+from aegis.node.machine import InstanceHost, InstanceHosts, Running
+from aegis.process.restart_backoff import Restarts
+from aegis.process.tasks import watched
+from aegis.transport.links import Hub, Said
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Place:
+    """One instance; `process` and `host` are those of its present incarnation."""
+
+    instance: InstanceId
+    role: Role
+    incarnation: int = 0
+    host: InstanceHost | None = None
+    process: Running | None = None
+    ready: bool = False
+    coming: bool = False  # since somebody asked for it: nobody counts on it yet
+    joining: bool = False  # the same, and it has never served: not tried again
+    failure: str = ""  # why it is not tried again
+    drained: bool = False  # not started again until that ends
+    resumed: asyncio.Event = field(default_factory=asyncio.Event)
+    ending: asyncio.Event = field(default_factory=asyncio.Event)  # not started again, ever
+    restarts: Restarts = field(default_factory=Restarts)
+    keeper: asyncio.Task[None] | None = None
+
+
+class Pool:
+    """The processes behind the instances of one node."""
+
+    def __init__(
+        self,
+        template: InstanceSettings,
+        instances: dict[InstanceId, Role],
+        instance_hosts: InstanceHosts,
+        link: Hub[Said],
+        on_lost: Callable[[InstanceId, int], Awaitable[None]],
+        on_given_up: Callable[[InstanceId], None],
+    ) -> None:
+        """`template` is completed for each start. `on_lost` is told which incarnation ended."""
+        self._template = template
+        self._instance_hosts = instance_hosts
+        self._link = link
+        self._on_lost = on_lost
+        self._on_given_up = on_given_up
+        self._places = {name: _Place(name, role) for name, role in instances.items()}
+        self._named = Counter(instances.values())  # of each role, ever
+        self._closing = False
+
+    def start(self) -> None:
+        for place in self._places.values():
+            place.keeper = watched(self._keep(place))
+
+    def roles(self) -> dict[InstanceId, Role]:
+        """From any thread."""
+        return {name: place.role for name, place in list(self._places.items())}
+
+    def role(self, instance: InstanceId) -> Role:
+        return self._places[instance].role
+
+    def identity(self, instance: InstanceId) -> str:
+        return f"{instance}/{self._places[instance].incarnation}"
+
+    def sender(self, identity: str) -> InstanceId | None:
+        """Whose living process this is; None for one that was lost."""
+        name, _, _ = identity.rpartition("/")
+        place = self._places.get(InstanceId(name))
+        return place.instance if place and place.process and self.identity(place.instance) == identity else None
+
+    def machine(self, instance: InstanceId) -> MachineId:
+        """Where its living process is."""
+        host = self._places[instance].host
+        assert host
+        return host.machine.id
+
+    def words(self, instance: InstanceId) -> tuple[int, ...]:
+        """Of its present, or its last, process."""
+        host = self._places[instance].host
+        assert host
+        return host.words
+
+    def localised(self, instance: InstanceId, spec: ModelSpec) -> ModelSpec:
+        """As it is where the instance's living process is."""
+        host = self._places[instance].host
+        assert host
+        return host.machine.localised(spec)
+
+    def became_ready(self, instance: InstanceId) -> None:
+        place = self._places[instance]
+        place.ready = True
+
+    def missing(self) -> list[InstanceId]:
+        """Instances that should serve and do not at the moment."""
+        places = self._places.values()
+        return [place.instance for place in places if not (place.ready or place.drained or place.coming)]
+
+    def coming(self) -> set[InstanceId]:
+        """Those that somebody asked for, and that do not serve yet."""
+        return {place.instance for place in self._places.values() if place.coming and not place.drained}
+
+    def arrived(self, instance: InstanceId) -> None:
+        """It serves."""
+        place = self._places[instance]
+        place.coming = place.joining = False
+
+    def failure(self, instance: InstanceId) -> str:
+        """Why one that should join does not; empty while it may."""
+        return self._places[instance].failure
+
+    def dead(self) -> list[InstanceId]:
+        """Instances that do not come up and are not tried any more."""
+        return [place.instance for place in self._places.values() if place.restarts.given_up]
+
+    def states(self) -> dict[InstanceId, str]:
+        """`up`, `starting`, `drained` or `given up`; from any thread."""
+        return {place.instance: _state(place) for place in list(self._places.values())}
+
+    def hopeless(self) -> bool:
+        """Whether no request can be served, however long one waits."""
+        alive = {place.role for place in self._places.values() if not place.restarts.given_up}
+        return Role.MIXED not in alive and not {Role.PREFILL, Role.DECODE} <= alive
+
+    def fence(self, instance: InstanceId, incarnation: int) -> bool:
+        """Ends that process at once, whatever state it is in. False where it is the instance's no more."""
+        place = self._places[instance]
+        if place.process is None or place.incarnation != incarnation:
+            return False
+        place.process.kill()
+        return True
+
+    def drain(self, instance: InstanceId) -> None:
+        """Ends its process after the step in hand, and starts none."""
+        place = self._places[instance]
+        place.drained = True
+        place.resumed.clear()
+        self._link.send(self.identity(instance), [Shutdown()])
+
+    def drained(self, instance: InstanceId) -> bool:
+        """Whether it has no process any more, and shall have none."""
+        place = self._places[instance]
+        return place.drained and place.process is None
+
+    def resume(self, instance: InstanceId, role: Role) -> None:
+        """Starts a drained instance again, as this."""
+        place = self._places[instance]
+        place.role, place.drained, place.coming, place.restarts = role, False, True, Restarts()
+        place.resumed.set()
+
+    async def admit(self, role: Role, count: int) -> list[InstanceId]:
+        """Starts so many more, under names that nobody ever had; each joins if it comes up at the first try. Raises
+        UserError, with nothing changed, where there is no room for all of them."""
+        names = [InstanceId(f"{role}-{self._named[role] + n}") for n in range(count)]
+        self._named[role] += count
+        admitted: list[InstanceId] = []
+        try:
+            for name in names:
+                await self._instance_hosts.admit(name)
+                admitted.append(name)
+            if self._closing:
+                raise UserError("the server is shutting down")
+        except UserError:
+            for name in admitted:
+                await self._instance_hosts.leave(name)
+            raise
+        for name in names:
+            place = self._places[name] = _Place(name, role, coming=True, joining=True)
+            place.keeper = watched(self._keep(place))
+        return names
+
+    async def remove(self, instance: InstanceId) -> None:
+        """Ends its process, if it has one, and forgets it."""
+        place = self._places[instance]
+        place.ending.set()
+        place.resumed.set()
+        if place.process:
+            place.process.kill()
+        if place.keeper:
+            await asyncio.wait((place.keeper,))
+        del self._places[instance]
+        await self._instance_hosts.leave(instance)
+
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """Asks every process to stop, then ends those that do not."""
+        self._closing = True
+        places = [place for place in self._places.values() if place.process]
+        for place in self._places.values():
+            place.ending.set()
+            place.resumed.set()
+        for place in places:
+            with contextlib.suppress(Exception):
+                self._link.send(self.identity(place.instance), [Shutdown()])
+        keepers = [place.keeper for place in self._places.values() if place.keeper]
+        _, late = await asyncio.wait(keepers, timeout=timeout_s) if keepers else ((), ())
+        for place in self._places.values():
+            if place.keeper in late and place.process:
+                place.process.kill()
+        if late:
+            await asyncio.wait(late)
+
+    async def _keep(self, place: _Place) -> None:
+        """Starts the instance again and again, until it is given up or to end; one that joins, once."""
+        while not place.ending.is_set():
+            try:
+                host = await self._find_home(place)
+                if host is None:
+                    return
+                process = await self._start(place, host)
+            except (OSError, UserError) as error:
+                why = str(error.strerror) if isinstance(error, OSError) else error.message
+                log.warning("%s cannot be started: %s", place.instance, why)
+                place.restarts.failed()
+            else:
+                why = await self._watch(place, process, host)
+            if place.drained:
+                await place.resumed.wait()
+                continue
+            if place.ending.is_set():
+                return
+            if place.joining:
+                place.failure = why
+                return
+            if place.restarts.given_up:
+                place.coming = False
+                self._on_given_up(place.instance)
+                return
+            await _within(place.ending, place.restarts.pause_s)
+
+    async def _find_home(self, place: _Place) -> InstanceHost | None:
+        """None where it is to end first. Raises UserError."""
+        finding = asyncio.create_task(self._instance_hosts.host(place.instance))
+        ending = asyncio.create_task(place.ending.wait())
+        await asyncio.wait((finding, ending), return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        if not finding.done():
+            finding.cancel()
+            return None
+        return finding.result()
+
+    async def _watch(self, place: _Place, process: Running, host: InstanceHost) -> str:
+        """Until it ends: how it did."""
+        started_s = time.monotonic()
+        if place.ending.is_set():
+            process.kill()
+        code = await process.wait()
+        after_s = time.monotonic() - started_s
+        was_ready, place.ready, place.process = place.ready, False, None
+        if not self._closing:
+            log.warning("%s (pid %d) ended with code %d", place.instance, process.pid, code)
+            await self._on_lost(place.instance, place.incarnation)
+        host.machine.poison(host.words)
+        if not self._closing:
+            place.restarts.ended(served=was_ready, after_s=after_s)
+        return f"its process ended with code {code}; see the log"
+
+    async def _start(self, place: _Place, host: InstanceHost) -> Running:
+        """Raises OSError."""
+        place.incarnation += 1
+        place.host = host
+        ranks = len(host.machine.memory)
+        place.process = await host.machine.start([self._settings(place, host, rank) for rank in range(ranks)])
+        return place.process
+
+    def _settings(self, place: _Place, host: InstanceHost, rank: int) -> InstanceSettings:
+        memory = host.machine.memory[rank]
+        return msgspec.structs.replace(
+            self._template,
+            instance=place.instance,
+            incarnation=place.incarnation,
+            role=place.role,
+            machine=host.machine.id,
+            clock_ahead_ns=host.machine.clock_ahead_ns,
+            words=host.words,
+            words_path=memory.words_path,
+            host_kv_path=memory.host_kv_path,
+            images_path=memory.images_path,
+            device_address=host.devices[rank],
+            instances=len(self._places),
+            rank=rank,
+            ranks=len(host.machine.memory),
+            meeting=f"{host.machine.meeting}{place.instance}-{place.incarnation}",
+        )
+
+
+async def _within(event: asyncio.Event, timeout_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+
+
+def _state(place: _Place) -> str:
+    if place.restarts.given_up:
+        return "given up"
+    if place.drained:
+        return "drained"
+    return "up" if place.ready else "starting"

@@ -1,0 +1,507 @@
+"""The models that are served: registered, bound by every instance, removed; all beside serving.
+
+A model is *loading* until every living instance has bound it, then *ready*; *failed* where an instance could not. Its
+name is free again when every instance has let go of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, cast
+
+from msgspec.structs import replace
+
+from aegis.core.errors import ModelRefused, UserError
+from aegis.core.ids import InstanceId, ModelId
+from aegis.core.limits import UNLIMITED, Limits
+from aegis.core.messages import AddModel, DropModel, SetSlo, ToInstance, UnloadModel
+from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo
+from aegis.launcher.sizing import slab_shortage
+from aegis.models.sources import Source, check_name, read_sources
+from aegis.models.text.text_model import TextModel
+from aegis.node.image_caches import ImageCaches
+from aegis.node.registration import Register, RegistrationCancelled, Report, was_unloaded
+from aegis.process.tasks import watched
+from aegis.telemetry.logs import log
+from aegis.telemetry.registration import RegisteringModel
+from aegis.transport.node_messages import Registering
+from memory.budget import Budget
+from memory.image_cache import State
+from memory.unloading import Unloading
+from proxy.routing.events import ModelAway, ModelGone, ModelUp, SloSet
+
+_logger = logging.getLogger(__name__)
+
+_MIB = 1 << 20
+_POLL_S = 0.02
+_RENEWALS_MAX = 10
+"""An image that is damaged more often is not trusted any more."""
+
+_PINS = "the model cache does not hold all pinned images; raise --model-cache or pin fewer models"
+
+
+@dataclass(slots=True)
+class LiveModel:
+    """Implements `proxy.http.market.Served`. `bound` are the instances that have its parameters bound."""
+
+    spec: ModelSpec
+    source: Source
+    images: ImageCaches
+    text: TextModel | None
+    kv_limit_tokens: int
+    created_s: int
+    state: str = "loading"
+    detail: str = ""
+    priority: int = 0
+    limits: Limits = UNLIMITED
+    bound: set[InstanceId] = field(default_factory=set)
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    renewing: bool = False
+    damage: str = ""
+    renewals: int = 0
+    away: bool = False  # its requests wait for the image to be made again
+
+    @property
+    def pinned(self) -> bool:
+        return self.images.pinned(self.spec.model)
+
+    @property
+    def weights(self) -> str:
+        state = self.images.state(self.spec.model)
+        return "disk" if state is State.ABSENT else state.value
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """A model that was removed; `instances` are those that have not dropped it yet, `cached` says whether any may still
+    load its image from the model cache."""
+
+    instances: set[InstanceId]
+    cached: bool = True
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Wire(Protocol):
+    """The node, as the catalogue needs it."""
+
+    @property
+    def up(self) -> Collection[InstanceId]: ...
+
+    def tell(self, event: ModelUp | ModelAway | ModelGone | SloSet | Registering) -> None:
+        """To every proxy."""
+        ...
+
+    def broadcast(self, message: ToInstance) -> None:
+        """To every instance that is up."""
+        ...
+
+
+class Catalogue:
+    """All models by the names that clients use."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        budget: Budget,
+        images: ImageCaches,
+        register: Register,
+        *,
+        dtype: str,
+        engine: EngineName,
+        ranks: int = 1,
+        cache_dir: Path,
+        default_slo: Slo,
+    ) -> None:
+        self._wire = wire
+        self.budget = budget
+        self._images = images
+        self._registering = register
+        self._dtype = dtype
+        self._engine: EngineName = engine
+        self._ranks = ranks
+        self._cache_dir = cache_dir
+        self._default_slo = default_slo
+        self._models: dict[ModelId, LiveModel] = {}
+        self._leaving: dict[ModelId, _Leaving] = {}
+        self._unloading = Unloading()
+        self._coming: dict[ModelId, RegisteringModel] = {}
+        self._unwanted: dict[ModelId, RegistrationCancelled] = {}  # of those that are coming, to be told
+        self._admitting = asyncio.Lock()
+        self._damaged: dict[ModelId, LiveModel] = {}  # whose images are to be made again
+        self._renewer: asyncio.Task[None] | None = None
+
+    def models(self) -> Mapping[str, LiveModel]:
+        return cast(Mapping[str, LiveModel], self._models)
+
+    def coming(self) -> Mapping[str, RegisteringModel]:
+        """Those that are being registered, and how far that is."""
+        return cast(Mapping[str, RegisteringModel], self._coming)
+
+    def specs(self) -> list[ModelSpec]:
+        """What an instance that comes up has to be told of."""
+        return [model.spec for model in self._models.values()]
+
+    def ready(self) -> list[ModelUp | Registering]:
+        """What a proxy that comes up has to be told of."""
+        ready = [model for model in self._models.values() if model.state == "ready" and not model.away]
+        return [self._news(), *(ModelUp(model.spec, model.kv_limit_tokens) for model in ready)]
+
+    def least_pages(self) -> int:
+        """With fewer pages of a device an instance could not serve the largest model, and one at least."""
+        served = (model.spec.manifest for model in self._models.values() if model.state != "failed")
+        return max((self.budget.least_pages(manifest.image_bytes) for manifest in served), default=1)
+
+    def unbound(self) -> set[InstanceId]:
+        """Instances that are up and have not bound every model that can be served."""
+        return {i for m in self._models.values() if m.state != "failed" for i in set(self._wire.up) - m.bound}
+
+    def share_among(self, instances: int) -> None:
+        """So many share the host memory from now on. Raises UserError, with nothing changed, where clients of a model
+        were promised longer requests than it then holds."""
+        budget = dataclasses.replace(self.budget, instances=instances)
+        if shortage := slab_shortage(budget.host_slabs, instances):
+            raise UserError(shortage)
+        for model in self._models.values():
+            manifest = model.spec.manifest
+            promised = min(model.kv_limit_tokens, manifest.context_tokens)
+            held = budget.sequence_tokens(manifest.image_bytes, manifest.kv)
+            if held < promised:
+                raise UserError(
+                    f"with {instances} instances host memory holds KV of {max(held, 0)} tokens of {model.spec.model}, "
+                    f"whose clients were promised {promised}; raise --host-memory"
+                )
+        self.budget = budget
+
+    # --- what users ask -----------------------------------------------------------------------------------------------
+
+    async def add(self, source: str, name: str | None) -> LiveModel:
+        """One model, under another name if given. Raises UserError."""
+        try:
+            sources = await asyncio.to_thread(read_sources, [source], default_slo=self._default_slo)
+        except UserError as error:  # which names the option of the command line
+            raise UserError(error.message, param="source") from None
+        if len(sources) != 1:
+            raise UserError(f"{source} holds {len(sources)} models; add them one at a time", param="source")
+        model = check_name(name) if name is not None else sources[0].model
+        if model in self._models:
+            raise UserError(f"there is already a model named '{model}'", status=409, param="name")
+        (found,) = sources
+        own = Source(model, found.path, found.hub, found.slo, found.dtype, engine=found.engine)
+        if model in self._coming:
+            raise UserError(f"'{model}' is being registered already", status=409, param="name")
+        [(_, outcome)] = [became async for became in self.register([own])]
+        if isinstance(outcome, ModelRefused):
+            raise outcome
+        return outcome
+
+    async def remove(self, name: str) -> None:
+        """Its requests end at once, or its registration. Raises UserError."""
+        model = ModelId(name)
+        unwanted = self._unwanted.get(model)
+        if model in self._models:
+            self._forget(model)
+        elif unwanted:
+            unwanted.add(model)
+        else:
+            raise UserError(f"there is no model named '{name}'", status=404, param="model")
+        while unwanted and self._unwanted.get(model) is unwanted:
+            await asyncio.sleep(_POLL_S)
+
+    def unload(self, name: str) -> LiveModel:
+        """Its weights leave each instance as soon as no request of it is there, and the model caches after that. It is
+        served as before. Raises UserError."""
+        model = self._models.get(ModelId(name))
+        if model is None:
+            raise UserError(f"there is no model named '{name}'", status=404, param="model")
+        if model.pinned:
+            message = f"model '{name}' is pinned; unpin it first (aegis models set {name} --unpin)"
+            raise UserError(message, status=409, param="model")
+        self._wire.broadcast(UnloadModel(model.spec.model))
+        if self._unloading.begin(model.spec.model, self._wire.up):
+            self._images.unload(model.spec.model)
+        return model
+
+    async def change(self, name: str, change: ModelChange) -> LiveModel:
+        """Raises UserError, with nothing changed."""
+        model = self._models.get(ModelId(name))
+        if model is None:
+            raise UserError(f"there is no model named '{name}'", status=404, param="model")
+        if change.pinned is not None:
+            await self._pin(model.spec.model, change.pinned)
+        if change.priority is not None:
+            model.priority = change.priority
+        if change.limits is not None:
+            model.limits = change.limits
+        now = model.spec.slo
+        slo = Slo(change.ttft_ns or now.ttft_ns, change.tbt_ns or now.tbt_ns)
+        if slo != now:
+            model.spec = replace(model.spec, slo=slo)
+            self._wire.broadcast(SetSlo(model.spec.model, slo))
+        self._wire.tell(SloSet(model.spec.model, slo))  # and with it what else is new of the model
+        return model
+
+    async def register(
+        self, sources: Sequence[Source], report: Report = lambda _model, _text: None
+    ) -> AsyncIterator[tuple[Source, LiveModel | ModelRefused]]:
+        """Registers and binds; yields what became of each. Requests to other models go on meanwhile."""
+        coming = {source.model: RegisteringModel(source.root) for source in sources if source.model not in self._coming}
+        unwanted = RegistrationCancelled()
+        self._unwanted |= dict.fromkeys(coming, unwanted)
+        self._come(coming)
+
+        def told(model: ModelId, text: str) -> None:
+            if model in coming:
+                coming[model] = replace(coming[model], progress=text)
+                self._come({model: coming[model]})
+            report(model, text)
+
+        try:
+            async for source, spec in self._register(sources, told, unwanted):
+                outcome = spec if isinstance(spec, ModelRefused) else await self._admit(source, spec, unwanted)
+                if coming.pop(source.model, None):
+                    self._come({}, gone=[source.model])
+                yield source, outcome
+        finally:
+            self._come({}, gone=coming)
+
+    # --- images -------------------------------------------------------------------------------------------------------
+
+    def damaged(self, model: ModelId, reason: str, *, wanted: bool = False) -> None:
+        """Its image on disk is not what it was: it is made again from the checkpoint. Who has the weights goes on; once
+        somebody `wanted` to load them, what is placed anew waits."""
+        found = self._models.get(model)
+        if found is None or found.state == "failed":
+            return
+        if wanted and not found.away:
+            found.away = True
+            self._wire.tell(ModelAway(model))
+        if not found.renewing:
+            found.renewals += 1
+            if found.renewals > _RENEWALS_MAX:
+                self.failed(model, f"{reason} again and again; see to the disk, remove the model and add it again")
+                return
+            log(_logger, logging.WARNING, "weight image is made again", {"model": model, "reason": reason})
+            found.damage, found.detail = reason, f"{reason}; it is being made again"
+            found.renewing, self._damaged[model] = True, found
+            if self._renewer is None:
+                self._renewer = watched(self._renew())
+
+    def uncached(self, model: ModelId) -> None:
+        """Nobody loads the image of a model that was removed from the model cache any more."""
+        self._leaving[model].cached = False
+        self._let_go(model)
+
+    def used(self, model: ModelId, now_ns: int) -> None:
+        """A request for it came."""
+        if model in self._models:
+            self._unloading.wanted(model)
+            self._images.use(model, now_ns)
+
+    # --- what instances say -------------------------------------------------------------------------------------------
+
+    def added(self, model: ModelId, instance: InstanceId) -> None:
+        if model in self._models:
+            self._models[model].bound.add(instance)
+            self._settle(self._models[model])
+
+    def failed(self, model: ModelId, reason: str) -> None:
+        """An instance cannot bind it: nobody serves it then, for any instance may be given its requests."""
+        if model in self._models:
+            self._fail(self._models[model], reason)
+            self._wire.tell(ModelGone(model, f"cannot be served: {reason}"))
+
+    def dropped(self, model: ModelId, instance: InstanceId) -> None:
+        """The instance has nothing of the model any more."""
+        if model in self._leaving:
+            self._leaving[model].instances.discard(instance)
+            self._let_go(model)
+
+    def unloaded(self, model: ModelId, instance: InstanceId) -> None:
+        """The instance has had its weights no more since it was asked."""
+        if self._unloading.answered(model, instance):
+            self._images.unload(model)
+
+    def lost(self, instance: InstanceId) -> None:
+        """Its process is gone, and with it all it had bound."""
+        for unloaded in self._unloading.lost(instance):
+            self._images.unload(unloaded)
+        for model in list(self._models.values()):
+            model.bound.discard(instance)
+            self._settle(model)
+        for leaving in list(self._leaving):
+            self.dropped(leaving, instance)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _register(
+        self,
+        sources: Sequence[Source],
+        report: Report,
+        unwanted: RegistrationCancelled | None = None,
+        *,
+        renew: bool = False,
+    ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]:
+        limit_bytes = self.budget.pages * self.budget.page_bytes
+        return self._registering(
+            sources,
+            dtype=self._dtype,
+            engine=self._engine,
+            ranks=self._ranks,
+            cache_dir=self._cache_dir,
+            limit_bytes=limit_bytes,
+            report=report,
+            unwanted=unwanted,
+            renew=renew,
+        )
+
+    def _come(self, news: Mapping[ModelId, RegisteringModel], *, gone: Collection[ModelId] = ()) -> None:
+        """Proxies are told at once: who asked for a model is told that it is coming by any of them."""
+        for model in gone:
+            del self._unwanted[model]
+        if news or gone:
+            kept = {model: coming for model, coming in self._coming.items() if model not in gone}
+            self._coming = kept | dict(news)
+            self._wire.tell(self._news())
+
+    def _news(self) -> Registering:
+        return Registering({str(model): coming for model, coming in self._coming.items()})
+
+    async def _pin(self, model: ModelId, pinned: bool) -> None:
+        while pinned and self._images.evicting(model):
+            await asyncio.sleep(_POLL_S)
+            if model not in self._models:
+                raise UserError(f"model '{model}' was removed", status=404, param="model")
+        if not pinned:
+            self._images.unpin(model)
+            return
+        self._unloading.wanted(model)
+        if not self._images.pin(model):
+            message = f"{model} does not fit beside what is pinned; unpin another, or raise --model-cache"
+            raise UserError(message, status=409, param="pin")
+
+    async def _renew(self) -> None:
+        """In one process for all that are damaged by then: a disk that loses one image may lose them all."""
+        while self._damaged:
+            models, self._damaged = list(self._damaged.values()), {}
+            outcomes = self._register([model.source for model in models], lambda _model, _text: None, renew=True)
+            async for source, outcome in outcomes:
+                await self._renewed(next(model for model in models if model.source is source), outcome)
+        self._renewer = None
+
+    async def _renewed(self, model: LiveModel, outcome: ModelSpec | ModelRefused) -> None:
+        if isinstance(outcome, ModelSpec) and outcome.manifest == model.spec.manifest:
+            try:
+                await self._images.supply(outcome, renewed=True)
+            except ModelRefused as refused:
+                outcome = refused
+        model.renewing = False
+        if self._models.get(model.spec.model) is not model:
+            return
+        if isinstance(outcome, ModelRefused):
+            self.failed(model.spec.model, f"{model.damage} and cannot be made again: {outcome.message}")
+        elif outcome.manifest != model.spec.manifest:
+            why = "its checkpoint has changed meanwhile; remove the model and add it again"
+            self.failed(model.spec.model, f"{model.damage} and cannot be made again: {why}")
+        else:
+            log(_logger, logging.WARNING, "weight image was made again", {"model": model.spec.model})
+            model.detail, away, model.away = "", model.away, False
+            if away and model.state == "ready":
+                self._wire.tell(ModelUp(model.spec, model.kv_limit_tokens))
+
+    async def _admit(
+        self, source: Source, spec: ModelSpec, unwanted: RegistrationCancelled
+    ) -> LiveModel | ModelRefused:
+        async with self._admitting:
+            while spec.model in self._leaving:  # an instance may be in a step of a model that bore this name
+                await self._leaving[spec.model].gone.wait()
+            refusal = _misfit(spec, self.budget)
+            if refusal or spec.model in self._models:
+                return ModelRefused(refusal or f"there is already a model named '{spec.model}'")
+            text = await asyncio.to_thread(TextModel.load, Path(spec.directory))
+            try:
+                await self._images.supply(spec)
+            except ModelRefused as refused:
+                return refused
+            if spec.model in unwanted:
+                return was_unloaded(spec.model)
+            if not self._images.add(spec, pinned=source.pin):
+                return ModelRefused(f"{source.root}: it is to be pinned, and {_PINS}")
+            limit = self.budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
+            model = self._models[spec.model] = LiveModel(
+                spec,
+                source,
+                self._images,
+                text,
+                limit,
+                int(time.time()),
+                priority=source.priority,
+                limits=source.limits,
+            )
+        self._wire.broadcast(AddModel(spec))
+        if not self._wire.up:
+            self._settle(model)
+        try:
+            await model.settled.wait()
+        except asyncio.CancelledError:  # who asked for it has left
+            if self._models.get(spec.model) is model:
+                self._forget(spec.model)
+            raise
+        if self._models.get(spec.model) is not model:
+            return was_unloaded(spec.model)
+        if model.state == "failed":
+            self._forget(spec.model)
+            return ModelRefused(f"{source.root}: {model.detail}")
+        return model
+
+    def _settle(self, model: LiveModel) -> None:
+        if model.state == "loading" and model.bound >= set(self._wire.up):
+            model.state = "ready"
+            self._wire.tell(ModelUp(model.spec, model.kv_limit_tokens))
+            model.settled.set()
+
+    def _fail(self, model: LiveModel, reason: str) -> None:
+        model.state, model.detail = "failed", reason
+        model.settled.set()
+
+    def _forget(self, model: ModelId) -> None:
+        left = self._models.pop(model)
+        self._unloading.wanted(model)
+        self._wire.tell(ModelGone(model, "was removed"))
+        if left.state == "loading":
+            self._fail(left, "it was removed")
+        self._leaving[model] = _Leaving(set(self._wire.up))
+        self._images.drop(model)
+        self._wire.broadcast(DropModel(model))
+
+    def _let_go(self, model: ModelId) -> None:
+        """Once nothing of it is left anywhere."""
+        leaving = self._leaving[model]
+        if not leaving.instances and not leaving.cached:
+            self._leaving.pop(model).gone.set()
+
+
+def _misfit(spec: ModelSpec, budget: Budget) -> str:
+    """Why the model can never be served with these memories; empty if it can."""
+    manifest, total = spec.manifest, budget.pages * budget.page_bytes
+    if manifest.image_bytes > total:
+        return (
+            f"{spec.root}: its weights are {manifest.image_bytes / _MIB:.0f} MiB, a device holds "
+            f"{total / _MIB:.0f} MiB; raise --device-memory"
+        )
+    if manifest.kv.block_bytes > budget.slab_bytes:
+        return (
+            f"{spec.root}: a KV block of it is {manifest.kv.block_bytes / _MIB:.1f} MiB, a slab "
+            f"{budget.slab_bytes / _MIB:.1f} MiB; raise --slab"
+        )
+    if budget.sequence_tokens(manifest.image_bytes, manifest.kv) <= 0:
+        return (
+            f"{spec.root}: beside its weights of {manifest.image_bytes / _MIB:.0f} MiB a device of "
+            f"{total / _MIB:.0f} MiB has no room for a slab of KV; raise --device-memory or --host-memory"
+        )
+    return ""

@@ -1,0 +1,402 @@
+"""The node: the processes of a machine's instances, its devices, leases, images and models.
+
+It speaks with its instances about memory, models and their life, and tells its proxies who lives and what there is.
+What is asked and answered about a request passes it by. One object of one event loop: whatever an event makes its cores
+decide is done before the next event is looked at.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+import aegis
+from aegis.control.bus import Bus
+from aegis.core.api_keys import Keyring
+from aegis.core.clock import Clock
+from aegis.core.ids import InstanceId, ModelId, ProxyId
+from aegis.core.messages import (
+    AddModel,
+    DropProxy,
+    FetchKv,
+    GaveBack,
+    ImageEvicted,
+    ImageUnreadable,
+    MeetProxy,
+    ModelAdded,
+    ModelDropped,
+    ModelFailed,
+    ModelUnloaded,
+    NeedPages,
+    Pong,
+    ProxyDropped,
+    Ready,
+    ReleaseProxy,
+    SwitchDone,
+    Telemetry,
+    ToInstance,
+)
+from aegis.core.model import EngineName, ModelSpec, Slo
+from aegis.core.request import Job, KeptPrefix
+from aegis.models.prefix_reuse import may_reuse
+from aegis.node.devices import Devices
+from aegis.node.image_caches import ImageCaches
+from aegis.node.instance_pool import Pool
+from aegis.node.kv_fetches import Fetches, Fetching
+from aegis.node.lost_proxies import LostProxies
+from aegis.node.model_catalogue import Catalogue
+from aegis.node.proxy_links import ProxyEnds
+from aegis.node.registration import Register, register
+from aegis.telemetry.decisions import DecisionLog, Decisions
+from aegis.telemetry.history import History
+from aegis.telemetry.logs import log
+from aegis.telemetry.metrics.device_memory import DeviceMemoryMetrics
+from aegis.telemetry.metrics.model_cache import ModelCacheMetrics
+from aegis.telemetry.metrics.node import NodeMetrics
+from aegis.telemetry.metrics.prefix import PrefixMetrics
+from aegis.telemetry.metrics.server_state import ServerState, ServerStateMetrics
+from aegis.telemetry.spans import Spans
+from aegis.transport.links import Hub, Said
+from aegis.transport.node_messages import (
+    Drain,
+    FromProxy,
+    InstanceGivenUp,
+    InstanceLost,
+    KeysSet,
+    ModelUsed,
+    Noted,
+    PermitAnswer,
+    PermitOver,
+    PermitUsed,
+    PermitWanted,
+    ProxyEnd,
+    ProxyReport,
+    Registering,
+    Unserved,
+)
+from aegis.transport.outbox import Outbox
+from memory.budget import Budget
+from memory.host_kv import ForHost
+from memory.machines_kv import Hosts
+from proxy.routing.events import ModelAway, ModelGone, ModelUp, SloSet
+from proxy.routing.permits import Permits
+
+_logger = logging.getLogger(__name__)
+
+
+class Node:
+    """`images` and `host` are those of all machines. `history` is what its instances did and what became of all
+    proxies' requests. Without a `bus` an instance is lost when its process ends, and not before."""
+
+    def __init__(
+        self,
+        budget: Budget,
+        images: ImageCaches,
+        host: Hosts,
+        devices: Devices,
+        link: Hub[Said],
+        clock: Clock,
+        history: History,
+        *,
+        policy: str,
+        dtype: str,
+        engine: EngineName = "transformers",
+        ranks: int = 1,
+        cache_dir: Path,
+        default_slo: Slo,
+        register: Register = register,
+        bus: Bus | None = None,
+        reuses: bool = False,
+        fetching: Fetching | None = None,
+        check_laws: bool = False,
+        decisions: DecisionLog | None = None,
+    ) -> None:
+        self.policy = policy
+        self.history = history
+        self.host = host
+        host.spec_of = self._spec_of
+        self.reports: dict[InstanceId, Telemetry] = {}  # the last of each instance that is up
+        self.metrics = NodeMetrics()
+        self.bus = bus
+        self.proxies = ProxyEnds()
+        self._keys = Keyring()
+        self._permits = Permits()
+        self.images = images
+        self.devices = devices
+        images.wire = devices.wire = self
+        self.metrics.registry.register(DeviceMemoryMetrics(devices.arbiters, devices.page_bytes))
+        self.metrics.registry.register(ModelCacheMetrics(images.counters, images.accounts))
+        self.metrics.registry.register(PrefixMetrics(self.host))
+        build = {"version": aegis.__version__, "policy": policy, "engine": engine}
+        self.metrics.registry.register(ServerStateMetrics(self.state, build))
+        self.catalogue = Catalogue(
+            self,
+            budget,
+            images,
+            register,
+            dtype=dtype,
+            engine=engine,
+            ranks=ranks,
+            cache_dir=cache_dir,
+            default_slo=default_slo,
+        )
+        self.up: set[InstanceId] = set()
+        self.draining = False
+        self._hopeless = False  # as the proxies were told
+        self._pool: Pool | None = None
+        self._link = link
+        self.clock = clock
+        self._reuses = reuses
+        self._check_laws = check_laws
+        self._departures = LostProxies()
+        self._fetches = Fetches(fetching, self.post) if fetching else None
+        self._outbox = Outbox(link, lambda instance: self.pool.identity(instance), clock, decisions)
+
+    @property
+    def pool(self) -> Pool:
+        assert self._pool is not None
+        return self._pool
+
+    @pool.setter
+    def pool(self, pool: Pool) -> None:
+        self._pool = pool
+
+    @property
+    def budget(self) -> Budget:
+        """As many share it now."""
+        return self.catalogue.budget
+
+    def state(self) -> ServerState:
+        """From any thread."""
+        states, roles, slab_bytes = self.pool.states(), self.pool.roles(), self.budget.slab_bytes
+        slabs = {"leased": self.host.leased, "free": self.host.free, "kept": self.host.kept}
+        slabs["orphaned"] = self.host.capacity - sum(slabs.values())
+        return ServerState(
+            {instance: (roles[instance], state) for instance, state in states.items() if instance in roles},
+            tuple(model.state for model in list(self.catalogue.models().values())),
+            len(self.proxies.addresses()),
+            {state: count * slab_bytes for state, count in slabs.items()},
+            self.bus is not None and self.bus.is_up,
+        )
+
+    # --- proxies ------------------------------------------------------------------------------------------------------
+
+    def join(self, proxy: ProxyId, end: ProxyEnd) -> None:
+        """The proxy listens: it is told all there is, and instances greet it."""
+        self.proxies.join(proxy, end)
+        end.tell(KeysSet(self._keys))
+        if self._hopeless:
+            end.tell(self._hope())
+        for event in self.catalogue.ready():
+            end.tell(event)
+        self.broadcast(MeetProxy(proxy, end.address))
+
+    def leave(self, proxy: ProxyId) -> None:
+        """The proxy is lost, and with it all its requests."""
+        self.proxies.leave(proxy)
+        self._permits.lost(proxy, self.clock.now_ns())
+        self._departures.begin(proxy, self.up)
+        self.broadcast(DropProxy(proxy))
+
+    @property
+    def keys(self) -> Keyring:
+        """That clients have to send."""
+        return self._keys
+
+    @keys.setter
+    def keys(self, keys: Keyring) -> None:
+        self._keys = keys
+        self.proxies.tell(KeysSet(keys))
+
+    def drain(self, within_s: float) -> None:
+        """No proxy takes any more requests; those there are may finish within that time."""
+        self.draining = True
+        self.proxies.tell(Drain(within_s))
+
+    def heard(self, proxy: ProxyId, message: FromProxy) -> None:
+        """What a proxy says of itself."""
+        match message:
+            case Noted():
+                self.proxies.noted(proxy, message)
+            case ModelUsed(model):
+                self.catalogue.used(model, self.clock.now_ns())
+                self._outbox.flush()
+            case PermitWanted(number, scopes):
+                refusal = self._permits.ask(proxy, number, scopes, self.clock.now_ns())
+                refused = (refusal.what, refusal.wait_ns, refusal.kind) if refusal else ()
+                self.proxies.answer(proxy, PermitAnswer(number, *refused))
+            case PermitUsed(number, tokens):
+                self._permits.use(proxy, number, tokens, self.clock.now_ns())
+            case PermitOver(number, tokens):
+                self._permits.close(proxy, number, tokens, self.clock.now_ns())
+            case ProxyReport(loads, records, decisions):
+                self.history.records.add(records)
+                self.history.decisions.add(decisions)
+                self.proxies.loads(proxy, loads)
+
+    def prefix_of(self, instance: InstanceId, job: Job) -> KeptPrefix | None:
+        """What is kept, where the instance is, of what the job prefills."""
+        return self.host.prefix_of(instance, job) if self._reuses else None
+
+    # --- what instances say -------------------------------------------------------------------------------------------
+
+    async def listen(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            identity, messages = await self._link.receive()
+            instance = self.pool.sender(identity)
+            if instance is None:
+                continue
+            for message in messages:
+                self._hear(instance, message)
+            self._outbox.flush()
+            if instance in self.pool.coming() and self.serves(instance):
+                self.pool.arrived(instance)
+                self._tell_hope()
+
+    async def lost(self, instance: InstanceId, incarnation: int) -> None:
+        """Its process is gone. Only when every proxy knows does anybody else learn of it: what they say, or make of the
+        KV that is not coming, would be taken for good."""
+        if instance in self.up:
+            self.up.discard(instance)
+            self._outbox.forget(instance)
+            self.reports.pop(instance, None)
+            await self.proxies.lost(InstanceLost(instance, incarnation, asked=self.pool.drained(instance)))
+            if self._fetches:
+                await self._fetches.lost(instance)
+            self._answer(self.host.lost(instance, self.pool.words(instance)))
+            self.devices.lost(instance)
+            self.images.lost(instance)
+            self._release(self._departures.lost(instance))
+        if self.bus:
+            self.bus.ended(instance)
+        self.metrics.restarted(instance)
+        self.catalogue.lost(instance)
+        self._outbox.flush()
+
+    def serves(self, instance: InstanceId) -> bool:
+        """Whether it is up and has all models."""
+        return instance in self.up and instance not in self.catalogue.unbound()
+
+    def removed(self, instance: InstanceId) -> None:
+        """It has left for good."""
+        self.proxies.tell(InstanceGivenUp(instance))
+        self._tell_hope()
+        self.metrics.removed(instance)
+        if self.bus:
+            self.bus.removed(instance)
+
+    def given_up(self, instance: InstanceId) -> None:
+        """It is not started again."""
+        log(_logger, logging.ERROR, "instance given up", {"instance": instance})
+        self.proxies.tell(InstanceGivenUp(instance))
+        self._tell_hope()
+
+    def _tell_hope(self) -> None:
+        """Whether every role has an instance that might come up."""
+        if self.pool.hopeless() is not self._hopeless:
+            self._hopeless = not self._hopeless
+            self.proxies.tell(self._hope())
+
+    def _hope(self) -> Unserved:
+        return Unserved("its instances do not come up any more" if self._hopeless else "")
+
+    def _hear(self, instance: InstanceId, message: Said) -> None:
+        match message:
+            case Spans(spans):
+                self.history.spans.add(spans)
+                self.metrics.work.did(spans)
+            case Decisions(decisions):
+                self.history.decisions.add(decisions)
+                self.metrics.work.decided(decisions)
+            case Ready():
+                self._came_up(instance)
+            case Pong():
+                if self.bus:
+                    self.bus.answered(instance)
+            case ModelAdded(model):
+                self.catalogue.added(model, instance)
+            case ModelFailed(model, reason):
+                self.catalogue.failed(model, reason)
+            case ModelDropped(model):
+                self.catalogue.dropped(model, instance)
+            case ModelUnloaded(model):
+                self.catalogue.unloaded(model, instance)
+            case message if isinstance(message, ForHost):
+                self._answer(self.host.hear(instance, message))
+            case FetchKv():
+                assert self._fetches, "there is one machine"
+                self._fetches.begin(instance, self.pool.machine(instance), message)
+            case NeedPages():
+                self.devices.asked(instance, message)
+            case GaveBack():
+                self.devices.gave_back(instance, message)
+            case ImageEvicted(model):
+                self.images.evicted(model, instance)
+            case ImageUnreadable(model, reason):
+                self.catalogue.damaged(model, reason, wanted=True)
+            case ProxyDropped(proxy):
+                if self._departures.dropped(proxy, instance):
+                    self._release([proxy])
+            case SwitchDone():
+                self.metrics.switch(message)
+            case Telemetry():
+                self.reports[instance] = message
+                self.devices.seen(instance, message)
+                self.metrics.telemetry(instance, message)
+            case _:
+                raise AssertionError(f"not for a node: {message}")
+
+    def _came_up(self, instance: InstanceId) -> None:
+        self.pool.became_ready(instance)
+        machine = self.pool.machine(instance)
+        self.host.join(instance, machine)
+        self.devices.join(instance)
+        self.up.add(instance)
+        self._outbox.put(instance, *(self._add_model(instance, spec) for spec in self.catalogue.specs()))
+        self._outbox.put(instance, *(MeetProxy(proxy, at) for proxy, at in self.proxies.addresses().items()))
+        self.images.join(instance, machine)
+        self.metrics.up(instance, True)
+
+    # --- doing --------------------------------------------------------------------------------------------------------
+
+    def tell(self, event: ModelUp | ModelAway | ModelGone | SloSet | Registering) -> None:
+        self.proxies.tell(event)
+
+    def broadcast(self, message: ToInstance) -> None:
+        for instance in self.up:
+            if isinstance(message, AddModel):
+                self._outbox.put(instance, self._add_model(instance, message.spec))
+            else:
+                self._outbox.put(instance, message)
+        self._outbox.flush()
+
+    def post(self, instance: InstanceId, message: ToInstance) -> None:
+        self._outbox.put(instance, message)
+        self._outbox.flush()
+
+    def _add_model(self, instance: InstanceId, spec: ModelSpec) -> AddModel:
+        """With the paths that its image has on the instance's machine."""
+        return AddModel(self.pool.localised(instance, spec))
+
+    def image_forgotten(self, model: ModelId) -> None:
+        self.catalogue.uncached(model)
+
+    def image_damaged(self, model: ModelId, reason: str) -> None:
+        self.catalogue.damaged(model, reason)
+
+    def _release(self, proxies: Iterable[ProxyId]) -> None:
+        for proxy in proxies:
+            self.broadcast(ReleaseProxy(proxy))
+
+    def _answer(self, answers: Iterable[tuple[InstanceId, ToInstance]]) -> None:
+        for instance, message in answers:
+            self._outbox.put(instance, message)
+        if self._check_laws:
+            self.host.check()
+
+    def _spec_of(self, model: ModelId) -> ModelSpec | None:
+        """Where its KV may be reused."""
+        served = self.catalogue.models().get(model)
+        return served.spec if served and may_reuse(served.spec.directory) else None

@@ -1,0 +1,128 @@
+"""The proxies of a node as it speaks with them: all are told the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from aegis.core.ids import InstanceId, ModelId, ProxyId
+from aegis.telemetry import tally
+from aegis.telemetry.metrics.scrape import Family, lasting, total
+from aegis.telemetry.tally import Tally
+from aegis.transport.node_messages import InstanceLost, Noted, ProxyEnd, ToProxy
+from proxy.routing.events import ForeignLoad, ModelLoad
+
+NOTED_WITHIN_S = 2.0
+"""A proxy that takes longer to note that an instance is lost is taken for lost itself."""
+
+SCRAPED_WITHIN_S = 2.0
+
+
+class ProxyEnds:
+    """`on_silent` is to end a proxy that does not answer, whose `leave` follows; `missing` are the names of those that
+    do not serve at the moment, `dead` of those that do not come up any more."""
+
+    def __init__(self) -> None:
+        self.on_silent: Callable[[ProxyId], None] = lambda proxy: None
+        self.missing: Callable[[], list[str]] = list
+        self.dead: Callable[[], list[str]] = list
+        self._ends: dict[ProxyId, ProxyEnd] = {}
+        self._unnoted: dict[tuple[InstanceId, int], set[ProxyId]] = {}
+        self._noted = asyncio.Event()  # something was
+        self._scraped: dict[ProxyId, tuple[Family, ...]] = {}
+        self._lasting: tuple[Family, ...] = ()  # of those that are lost
+        self._past: dict[ModelId, Tally] = {}  # what they had counted
+        self._loads: dict[ProxyId, dict[InstanceId, ForeignLoad]] = {}
+        self._said: dict[ProxyId, dict[InstanceId, ForeignLoad]] = {}  # of the others' loads, last
+
+    def join(self, proxy: ProxyId, end: ProxyEnd) -> None:
+        self._ends[proxy] = end
+        self._loads[proxy], self._said[proxy] = {}, {}
+
+    def leave(self, proxy: ProxyId) -> None:
+        gone = self._ends.pop(proxy)
+        self._past = tally.total([*self._past.values(), *tally.lasting(gone.tallies())])
+        del self._loads[proxy], self._said[proxy]
+        self._lasting = total([self._lasting, lasting(self._scraped.pop(proxy, ()))])
+        for waiting in self._unnoted.values():
+            waiting.discard(proxy)
+        self._noted.set()
+        self._share_loads()
+
+    def addresses(self) -> dict[ProxyId, str]:
+        """Where they listen for instances."""
+        return {proxy: end.address for proxy, end in self._ends.items()}
+
+    def tell(self, message: ToProxy) -> None:
+        for end in list(self._ends.values()):
+            end.tell(message)
+
+    def answer(self, proxy: ProxyId, message: ToProxy) -> None:
+        """One of them alone, if it is still there."""
+        if proxy in self._ends:
+            self._ends[proxy].tell(message)
+
+    async def lost(self, message: InstanceLost) -> None:
+        """Returns when none of them will hear any more of what that process said; at once where all are here."""
+        key = (message.instance, message.incarnation)
+        waiting = self._unnoted[key] = set(self._ends)
+        self.tell(message)
+        try:
+            async with asyncio.timeout(NOTED_WITHIN_S):
+                await self._until_noted(waiting)
+        except TimeoutError:
+            for proxy in sorted(waiting):
+                self.on_silent(proxy)
+            await self._until_noted(waiting)
+        del self._unnoted[key]
+
+    def noted(self, proxy: ProxyId, message: Noted) -> None:
+        self._unnoted.get((message.instance, message.incarnation), set()).discard(proxy)
+        self._noted.set()
+
+    async def scrapes(self) -> list[tuple[Family, ...]]:
+        """The metrics of each, and what lasts of those that are lost. Of one that does not answer in time they are what
+        it answered last."""
+        scraping = {proxy: asyncio.create_task(end.scrape()) for proxy, end in self._ends.items()}
+        await asyncio.wait(scraping.values(), timeout=SCRAPED_WITHIN_S)
+        for proxy, task in scraping.items():
+            if task.done() and proxy in self._ends:
+                self._scraped[proxy] = task.result()
+            task.cancel()
+        return [self._lasting, *self._scraped.values()]
+
+    def tallies(self) -> dict[ModelId, Tally]:
+        """Of all of them together, and of those that are lost."""
+        return tally.total([*self._past.values(), *(each for end in self._ends.values() for each in end.tallies())])
+
+    def loads(self, proxy: ProxyId, loads: Iterable[ForeignLoad]) -> None:
+        """What the proxy's requests are to the others, who are told where it has changed."""
+        self._loads[proxy] = {load.instance: load for load in loads}
+        self._share_loads()
+
+    def _share_loads(self) -> None:
+        for proxy, end in self._ends.items():
+            others = [loads for other, loads in self._loads.items() if other != proxy]
+            now = {instance: _sum(instance, others) for instance in dict.fromkeys(i for each in others for i in each)}
+            said, self._said[proxy] = self._said[proxy], now
+            for instance in dict.fromkeys([*said, *now]):
+                load = now.get(instance, ForeignLoad(instance, 0, ()))
+                if load != said.get(instance, ForeignLoad(instance, 0, ())):
+                    end.tell(load)
+
+    async def _until_noted(self, waiting: set[ProxyId]) -> None:
+        while waiting:
+            self._noted.clear()
+            await self._noted.wait()
+
+
+def _sum(instance: InstanceId, proxies: Iterable[dict[InstanceId, ForeignLoad]]) -> ForeignLoad:
+    prefill_ns, requests, tokens = 0, defaultdict[ModelId, int](int), defaultdict[ModelId, int](int)
+    for load in [loads[instance] for loads in proxies if instance in loads]:
+        prefill_ns += load.prefill_ns
+        for of_model in load.models:
+            requests[of_model.model] += of_model.requests
+            tokens[of_model.model] += of_model.tokens
+    models = tuple([ModelLoad(model, requests[model], tokens[model]) for model in sorted(requests)])
+    return ForeignLoad(instance, prefill_ns, models)

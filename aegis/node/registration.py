@@ -1,0 +1,172 @@
+"""Registers models beside serving: one registrar process for any number of sources, ended when it is done."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from aegis.core.errors import ModelRefused
+from aegis.core.ids import ModelId
+from aegis.core.model import EngineName, ModelSpec
+from aegis.models.failures import refused
+from aegis.models.registrar import Answer, Job, Progress, Refused, Registered
+from aegis.models.sources import Source
+from aegis.process.instance_processes import follow_launcher
+
+START_S = 180.0
+"""Until the first word of a registrar, which imports much."""
+
+_COMMAND = (sys.executable, "-m", "aegis.node.registrar_process")
+
+Report = Callable[[ModelId, str], None]
+
+
+class RegistrationCancelled:
+    """Models that nobody wants any more while they are registered; it ends the registrar that is at them."""
+
+    def __init__(self) -> None:
+        self._models = set[ModelId]()
+        self._process: asyncio.subprocess.Process | None = None
+
+    def __contains__(self, model: ModelId) -> bool:
+        return model in self._models
+
+    @property
+    def count(self) -> int:
+        return len(self._models)
+
+    def add(self, model: ModelId) -> None:
+        self._models.add(model)
+        self._end()
+
+    def follow(self, process: asyncio.subprocess.Process, models: Iterable[ModelId]) -> None:
+        """It is the one to end; at once, where one of its models became unwanted while it was started."""
+        self._process = process
+        if not self._models.isdisjoint(models):
+            self._end()
+
+    def _end(self) -> None:
+        if self._process and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+
+def was_unloaded(model: ModelId) -> ModelRefused:
+    return ModelRefused(f"'{model}' was unloaded while it was registered", status=409)
+
+
+class Register(Protocol):
+    """How checkpoints become models: `register`, here."""
+
+    def __call__(
+        self,
+        sources: Sequence[Source],
+        *,
+        dtype: str,
+        cache_dir: Path,
+        limit_bytes: int,
+        report: Report = ...,
+        unwanted: RegistrationCancelled | None = ...,
+        renew: bool = False,
+        engine: EngineName = ...,
+        ranks: int = ...,
+    ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]: ...
+
+
+async def register(
+    sources: Sequence[Source],
+    *,
+    dtype: str,
+    cache_dir: Path,
+    limit_bytes: int,
+    report: Report = lambda _model, _text: None,
+    unwanted: RegistrationCancelled | None = None,
+    renew: bool = False,
+    engine: EngineName = "transformers",
+    ranks: int = 1,
+    start_s: float = START_S,
+    command: Sequence[str] = _COMMAND,
+) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]:
+    """Yields what became of each source, in order but for those that became `unwanted`. A registrar that dies, or does
+    not get further in the time it said, refuses the source it was at. With `renew` images that are there already are
+    made again."""
+    unwanted = unwanted or RegistrationCancelled()
+    waiting = list(sources)
+    while waiting:
+        for source in [source for source in waiting if source.model in unwanted]:
+            waiting.remove(source)
+            yield source, was_unloaded(source.model)
+        jobs = [Job(s, dtype, str(cache_dir), limit_bytes, renew, engine, ranks) for s in waiting]
+        doing, known = "starting", unwanted.count
+        try:
+            async for answer in _run(jobs, unwanted, start_s, command):
+                match answer:
+                    case Progress(model, text):
+                        doing = text
+                        report(model, text)
+                    case Registered(spec):
+                        doing = "starting"
+                        yield waiting.pop(0), spec
+                    case Refused(_, reason):
+                        doing = "starting"
+                        yield waiting.pop(0), ModelRefused(reason)
+        except _Stalled as stalled:
+            source = waiting.pop(0)
+            yield source, refused(source.root, f"{doing} took more than {stalled.within_s:.0f} s; it was given up")
+            continue
+        if waiting and unwanted.count == known:
+            source = waiting.pop(0)
+            why = f"the process that read it ended abruptly while {doing} (out of memory?)"
+            yield source, refused(source.root, why)
+
+
+class _Stalled(Exception):
+    def __init__(self, within_s: float) -> None:
+        super().__init__()
+        self.within_s = within_s
+
+
+async def _line(answers: asyncio.StreamReader, within_s: float) -> bytes:
+    """Raises _Stalled."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await answers.readline()
+    except TimeoutError:
+        raise _Stalled(within_s) from None
+
+
+async def _run(
+    jobs: Sequence[Job], unwanted: RegistrationCancelled, start_s: float, command: Sequence[str]
+) -> AsyncIterator[Answer]:
+    if not jobs:
+        return
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=1 << 26,
+        env={"OMP_NUM_THREADS": "1", **os.environ},
+        preexec_fn=follow_launcher,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    within_s = start_s
+    try:
+        unwanted.follow(process, [job.source.model for job in jobs])
+        process.stdin.writelines(msgspec.json.encode(job) + b"\n" for job in jobs)
+        process.stdin.close()
+        while line := await _line(process.stdout, within_s):
+            answer = msgspec.json.decode(line, type=Answer)
+            within_s = answer.within_s if isinstance(answer, Progress) else start_s
+            yield answer
+        await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

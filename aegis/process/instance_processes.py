@@ -1,0 +1,101 @@
+"""The processes of one instance, one for each of its ranks, as children of this one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from aegis.instance.settings import InstanceSettings
+
+_libc = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def follow_launcher() -> None:
+    """In a child, before all else: Ctrl-C in a terminal is for the launcher, which decides what it means. So the child
+    is in a group of its own; to ignore the signal would not do, for what uvloop starts gets its default back."""
+    os.setpgid(0, 0)
+    end_with_launcher()
+
+
+def end_with_launcher() -> None:
+    """In a child: a launcher that is killed outright leaves no orphans (prctl PR_SET_PDEATHSIG, Linux)."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Processes:
+    """Running. `pid` is the first rank's."""
+
+    def __init__(self, ranks: Sequence[asyncio.subprocess.Process]) -> None:
+        self._ranks = ranks
+        self.pid = ranks[0].pid
+
+    def kill(self) -> None:
+        """All of them: the others cannot go on without it."""
+        _kill(self._ranks[0])
+
+    async def wait(self) -> int:
+        """Until one of them ends, and the others with it: its exit code."""
+        waiting = {asyncio.create_task(process.wait()): process for process in self._ranks}
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        first = min((waiting[task] for task in done), key=self._ranks.index)
+        for process in self._ranks:
+            await _ended(process)
+        assert first.returncode is not None
+        return first.returncode
+
+
+async def start(ranks: Sequence[InstanceSettings], environment: Mapping[str, str]) -> Processes:
+    """Raises OSError, with none of them left."""
+    started = list[asyncio.subprocess.Process]()
+    try:
+        for settings in ranks:
+            started.append(await _spawn(settings, environment))
+    except OSError:
+        for process in started:
+            await _ended(process)
+        raise
+    return Processes(started)
+
+
+def environment_for(processes: int) -> dict[str, str]:
+    """Threads shared fairly between so many: more than there are cores makes timings go wild."""
+    threads = max(1, len(os.sched_getaffinity(0)) // (processes + 1))
+    return {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **os.environ}
+
+
+async def _spawn(settings: InstanceSettings, environment: Mapping[str, str]) -> asyncio.subprocess.Process:
+    rank = settings.rank
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        f"aegis.runtime.{'follower' if rank else 'instance'}",
+        f"{settings.instance}/{rank}" if rank else settings.instance,  # for whoever looks at the processes
+        stdin=asyncio.subprocess.PIPE,
+        env=environment,
+        preexec_fn=follow_launcher,
+    )
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(settings))
+    with contextlib.suppress(ConnectionError):
+        await process.stdin.drain()
+    process.stdin.close()
+    return process
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        _kill(process)
+        await process.wait()
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()

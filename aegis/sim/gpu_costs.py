@@ -1,0 +1,276 @@
+"""What the simulator knows of a GPU and of the node it sits in: memory, links, and how long steps take on it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from aegis.config.values import Count, Positive, Section, Size
+from aegis.core.errors import UserError
+from aegis.core.estimators import Hardware
+from aegis.core.model import ModelSpec
+from aegis.sim.files import read
+from aegis.sim.step_costs import StepCosts
+
+_LAYER_NS = 140_000
+_KV_EFFICIENCY = 0.35
+_ROW_NS = 100_000
+_FLOPS_EFFICIENCY = 0.65
+_REDUCE_NS = 40_000
+"""The bound of `GpuSpec.roofline`. With 0.14 ms per layer and all of the memory bandwidth for the weights, a decode
+step on H800 comes within 4 % of the fits of Aegaeon's profiles (8.45, 11.70 and 12.93 ms for 7B, 9B and 13B). Reading
+KV reaches 18 to 54 % of the bandwidth there, a row costs 0.09 to 0.12 ms and prefill 59 to 68 % of the FLOPS. In a
+tensor-parallel group two all-reduces of some 20 us are added per layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSpec:
+    """One device as an instance sees it; rates in bytes per second. All GPUs of a node share its `host_bytes_per_s`."""
+
+    name: str
+    memory_bytes: int  # for weights and KV, without what the engine itself needs
+    in_bytes_per_s: int  # host to device
+    out_bytes_per_s: int  # device to host, at the same time
+    host_bytes_per_s: int
+    gpus_per_node: int
+    memory_bytes_per_s: int  # on the device
+    flops_per_s: int  # dense bfloat16
+    switch_ns: int = 2_000_000  # of a switch, beside its copies
+    handover_ns: int = 200_000  # of a message from instance to instance
+    layer_ns: int = _LAYER_NS
+    run_ns: int = 0  # between two runs of an instance
+    copy_ns: int = 0  # of a copy, whatever its size
+    contention: int = 0  # thousandths that a run takes longer for each other one under way on the node
+    fits: Mapping[str, StepCosts] = field(default_factory=dict, hash=False)  # by the model's name or its shape's
+
+    def costs(self, spec: ModelSpec) -> StepCosts:
+        """Measured costs of this model, else of its shape, else the roofline's."""
+        return self.fits.get(spec.model) or self.fits.get(spec.root) or self.roofline(spec)
+
+    def roofline(self, spec: ModelSpec) -> StepCosts:
+        """Costs from figures alone, for a dense model with bfloat16 arithmetic (the efficiencies stand above)."""
+        manifest, layers = spec.manifest, len(spec.manifest.kv.layers)
+        overhead_ms = layers * self.layer_ns / 1e6
+        weights_ms = 1e3 * manifest.image_bytes / self.memory_bytes_per_s
+        kv_ms_per_ktoken = 1e6 * manifest.kv.token_bytes / (self.memory_bytes_per_s * _KV_EFFICIENCY)
+        flops_per_ms = self.flops_per_s * _FLOPS_EFFICIENCY / 1e3
+        return StepCosts.of_ms(
+            decode=(overhead_ms + weights_ms, kv_ms_per_ktoken, _ROW_NS / 1e6),
+            prefill=(
+                0.0,
+                1e3 * 2 * manifest.parameters / flops_per_ms,
+                1e6 * 2 * layers * manifest.hidden_size / flops_per_ms,  # QK and AV, half of them behind the mask
+            ),
+        )
+
+    def hardware(self) -> Hardware:
+        """What the estimators may know before they have seen a step."""
+        return Hardware(
+            copy_bytes_per_s=self.in_bytes_per_s,
+            memory_bytes_per_s=self.memory_bytes_per_s,
+            flops_per_s=self.flops_per_s * _FLOPS_EFFICIENCY,
+            overhead_ns=32 * self.layer_ns,
+        )
+
+    def group(self, ways: int) -> GpuSpec:
+        """`ways` GPUs of a node as one tensor-parallel instance: each holds, copies and reads its part. Fits, measured
+        on one GPU, do not carry over. Raises UserError where a node has too few."""
+        if not 1 <= ways <= self.gpus_per_node:
+            raise UserError(f"{self.name}x{ways}: a node has {self.gpus_per_node} of these GPUs")
+        if ways == 1:
+            return self
+        return replace(
+            self,
+            name=f"{self.name}x{ways}",
+            memory_bytes=self.memory_bytes * ways,
+            in_bytes_per_s=self.in_bytes_per_s * ways,
+            out_bytes_per_s=self.out_bytes_per_s * ways,
+            gpus_per_node=self.gpus_per_node // ways,
+            memory_bytes_per_s=self.memory_bytes_per_s * ways,
+            flops_per_s=self.flops_per_s * ways,
+            layer_ns=self.layer_ns + _REDUCE_NS,
+            fits={},
+        )
+
+
+_GB, _GIB = 10**9, 2**30
+_PCIE5, _PCIE4 = 49_500_000_000, 24_750_000_000  # what pinned copies reach of 64 and of 32 GB/s
+
+_H800 = GpuSpec(
+    name="h800",
+    memory_bytes=70 * _GIB,
+    in_bytes_per_s=_PCIE5,
+    out_bytes_per_s=_PCIE5,
+    host_bytes_per_s=480 * _GB,
+    gpus_per_node=8,
+    memory_bytes_per_s=3_350 * _GB,
+    flops_per_s=989 * 10**12,
+    fits={
+        "qwen2.5-7b": StepCosts.of_ms(decode=(8.45, 0.06, 0.099), prefill=(0.0, 22.7, 0.0)),
+        "yi-1.5-9b": StepCosts.of_ms(decode=(11.70, 0.16, 0.090), prefill=(0.0, 28.8, 0.0)),
+        "llama-2-13b": StepCosts.of_ms(decode=(12.93, 0.45, 0.117), prefill=(0.0, 44.5, 0.0)),
+    },
+)
+_H100 = replace(
+    _H800,
+    name="h100",
+    fits={
+        "yi-1.5-9b": StepCosts.of_ms(decode=(13.56, 0.02, 0.065), prefill=(0.0, 26.4, 0.0)),
+        "llama-2-13b": StepCosts.of_ms(decode=(12.97, 0.11, 0.094), prefill=(0.0, 40.0, 0.0)),
+    },
+)
+_H20 = replace(
+    _H800,
+    name="h20",
+    memory_bytes=84 * _GIB,
+    memory_bytes_per_s=4_000 * _GB,
+    flops_per_s=148 * 10**12,
+    fits={},
+)
+_A10 = GpuSpec(
+    name="a10",
+    memory_bytes=21 * _GIB,
+    in_bytes_per_s=_PCIE4,
+    out_bytes_per_s=_PCIE4,
+    host_bytes_per_s=320 * _GB,
+    gpus_per_node=4,
+    memory_bytes_per_s=600 * _GB,
+    flops_per_s=125 * 10**12,
+)
+
+GPUS = {spec.name: spec for spec in (_H100, _H800, _H20, _A10)}
+"""Built-in GPUs. Memory bandwidth and FLOPS are the vendor's; 7/8 of the memory is for weights and KV (70 of 80 GB, as
+in Aegaeon's artifact); the node is Aegaeon's testbed of eight (Figure 17: four A10), its host memory at 80 % of two
+sockets of eight DDR5-4800 (A10: DDR4-3200) channels. Fits are of Aegaeon's published profiles; the 7B one for H100 is
+poor (R² 0.8), so the roofline stands in. Switch and hand-over overheads are bounds that aegis sets itself."""
+
+_NAME = re.compile(r"(?P<name>[a-z0-9]+?)(?:x(?P<ways>[1-9][0-9]?))?", re.ASCII)
+
+
+def gpu(text: str) -> GpuSpec:
+    """The value of `--gpu`: a built-in name, `h800x4` for a tensor-parallel group of four, or a YAML file.
+
+    Raises UserError, one line: names what is known, or the file's key and what it should be.
+    """
+    match = _NAME.fullmatch(text)
+    if match and (known := GPUS.get(match["name"])):
+        return known.group(int(match["ways"] or 1))
+    if text.endswith((".yaml", ".yml")):
+        return _from_file(Path(text))
+    raise UserError(f"--gpu {text}: should be {', '.join(GPUS)}, one of these with x2, x4 or x8, or a .yaml file")
+
+
+_Ms = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
+
+
+class _Decode(Section):
+    step: Positive
+    ktoken: _Ms = 0.0
+    row: _Ms = 0.0
+    batch: _Ms = 0.0
+
+
+class _Prefill(Section):
+    step: _Ms = 0.0
+    ktoken: _Ms = 0.0
+    ktoken2: _Ms = 0.0
+
+
+class _Fit(Section):
+    """Milliseconds: per step or prompt, per 1 000 tokens, per row, per step of more than one, per 1 000 000 squared
+    tokens."""
+
+    decode_ms: _Decode
+    prefill_ms: _Prefill = _Prefill()
+
+
+class _GpuFile(Section):
+    """Sizes in bytes, or as `70GiB`; rates are sizes per second."""
+
+    name: str | None = Field(default=None, min_length=1)
+    memory: Size
+    link_in: Size
+    link_out: Size | None = None
+    host_bus: Size
+    gpus_per_node: Count = 1
+    memory_bandwidth: Size
+    tflops: Positive
+    switch_ms: _Ms = 2.0
+    handover_ms: _Ms = 0.2
+    layer_ms: _Ms = _LAYER_NS / 1e6
+    run_ms: _Ms = 0.0
+    copy_ms: _Ms = 0.0
+    contention: _Ms = 0.0
+    costs: dict[str, _Fit] = Field(default_factory=dict)
+
+
+def _from_file(file: Path) -> GpuSpec:
+    content = read(file, _GpuFile)
+    return GpuSpec(
+        name=content.name or file.stem,
+        memory_bytes=content.memory,
+        in_bytes_per_s=content.link_in,
+        out_bytes_per_s=content.link_out or content.link_in,
+        host_bytes_per_s=content.host_bus,
+        gpus_per_node=content.gpus_per_node,
+        memory_bytes_per_s=content.memory_bandwidth,
+        flops_per_s=round(content.tflops * 1e12),
+        switch_ns=round(content.switch_ms * 1e6),
+        handover_ns=round(content.handover_ms * 1e6),
+        layer_ns=round(content.layer_ms * 1e6),
+        run_ns=round(content.run_ms * 1e6),
+        copy_ns=round(content.copy_ms * 1e6),
+        contention=round(content.contention * 1e3),
+        fits={name: _costs(fit) for name, fit in content.costs.items()},
+    )
+
+
+class _CostsFile(Section):
+    """What `aegis calibrate` writes; `beta` (eq. 4) is for people."""
+
+    link_in: Size | None = None
+    link_out: Size | None = None
+    beta: Positive | None = None
+    switch_ms: _Ms | None = None
+    handover_ms: _Ms | None = None
+    run_ms: _Ms | None = None
+    copy_ms: _Ms | None = None
+    contention: _Ms | None = None
+    costs: dict[str, _Fit] = Field(min_length=1)
+
+
+def with_costs(spec: GpuSpec, file: Path) -> GpuSpec:
+    """With the measured costs of a file; what it does not say stays. Raises UserError, one line."""
+    content = read(file, _CostsFile)
+    rates = {"in_bytes_per_s": content.link_in, "out_bytes_per_s": content.link_out or content.link_in}
+    times = {
+        "switch_ns": content.switch_ms,
+        "handover_ns": content.handover_ms,
+        "run_ns": content.run_ms,
+        "copy_ns": content.copy_ms,
+    }
+    measured: dict[str, Any] = {name: rate for name, rate in rates.items() if rate is not None}
+    measured |= {name: round(time_ms * 1e6) for name, time_ms in times.items() if time_ms is not None}
+    if content.contention is not None:
+        measured["contention"] = round(content.contention * 1e3)
+    fits = {name: _costs(fit) for name, fit in content.costs.items()}
+    return replace(spec, **measured, fits={**spec.fits, **fits})
+
+
+def costed(file: Path) -> frozenset[str]:
+    """The models, or shapes, that such a file has costs of. Raises UserError."""
+    return frozenset(read(file, _CostsFile).costs)
+
+
+def _costs(fit: _Fit) -> StepCosts:
+    decode, prefill = fit.decode_ms, fit.prefill_ms
+    return StepCosts.of_ms(
+        decode=(decode.step, decode.ktoken, decode.row),
+        prefill=(prefill.step, prefill.ktoken, prefill.ktoken2),
+        batch=decode.batch,
+    )

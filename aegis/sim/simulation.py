@@ -1,0 +1,220 @@
+"""From a description of a pool to its outcome."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+
+from aegis.core.decision import Decision
+from aegis.core.effects import StreamName
+from aegis.core.estimators import Hardware
+from aegis.core.ids import InstanceId
+from aegis.core.messages import SwitchDone
+from aegis.core.model import ModelSpec
+from aegis.core.role import Role
+from aegis.policies import Policy, Recipe, Site
+from aegis.sim.event_queue import NEVER_NS, Agenda
+from aegis.sim.flows import Bus, Link
+from aegis.sim.gpu_costs import GpuSpec
+from aegis.sim.instance import SimInstance
+from aegis.sim.market import SimMarket, SimRequest
+from aegis.sim.pace import Cores
+from aegis.sim.sampling import HostUse, Sampler
+from aegis.telemetry.decisions import DecisionLog
+from aegis.telemetry.records import Record
+from aegis.telemetry.spans import Span
+from decode.core import DecodeCore
+from memory.arbiter import PATIENCE_NS, PageArbiter
+from memory.budget import Budget
+from memory.ledger import Ledger
+from prefill.core import PrefillCore
+from proxy.routing.events import InstanceUp, ModelUp
+from proxy.routing.router import Router
+
+PAGE_BYTES = 2 << 20
+ADDRESS_PAGES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Instances, dealt in turn to `devices` GPUs or each with one of its own; `host_kv_bytes` of host memory for all of
+    them. `hardware` is what the estimators believe at first, where that is not the GPU's."""
+
+    recipe: Recipe
+    gpu: GpuSpec
+    specs: tuple[ModelSpec, ...]
+    prefills: int = 0
+    decodes: int = 0
+    mixed: int = 0
+    devices: int | None = None
+    idle_ns: int | None = None  # who has been idle for so long is trimmed
+    hardware: Hardware | None = None
+    slab_bytes: int = 1 << 30
+    host_kv_bytes: int = 1 << 40
+    keep_times: bool = False
+    keep_spans: bool = False
+    explains: bool = False  # all that its cores decide
+    reuses: bool = False  # KV of requests that have ended
+    sample_ns: int = 0  # look at the host's slabs so often; 0: never
+
+    def instances(self) -> dict[InstanceId, Role]:
+        """In order."""
+        counts = {Role.PREFILL: self.prefills, Role.DECODE: self.decodes, Role.MIXED: self.mixed}
+        return {InstanceId(f"{role}-{i}"): role for role, count in counts.items() for i in range(count)}
+
+    def budget(self) -> Budget:
+        return Budget(
+            pages=self.gpu.memory_bytes // PAGE_BYTES,
+            page_bytes=PAGE_BYTES,
+            slab_bytes=self.slab_bytes,
+            host_slabs=self.host_kv_bytes // self.slab_bytes,
+            instances=len(self.instances()),
+        )
+
+    def gpu_as_wanted(self) -> GpuSpec:
+        """With what the recipe overrides."""
+        gpu, wanted = self.gpu, self.recipe
+        if wanted.link_bytes_per_s is not None:
+            gpu = replace(gpu, in_bytes_per_s=wanted.link_bytes_per_s, out_bytes_per_s=wanted.link_bytes_per_s)
+        if wanted.host_bytes_per_s is not None:
+            gpu = replace(gpu, host_bytes_per_s=wanted.host_bytes_per_s)
+        return gpu if wanted.switch_ns is None else replace(gpu, switch_ns=wanted.switch_ns)
+
+
+def stream_words(at: int) -> dict[StreamName, int]:
+    """The shared words of instance number `at`."""
+    return {stream: at * len(StreamName) + i for i, stream in enumerate(StreamName)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """What the instances on a GPU share, and those of its node the `cores`."""
+
+    arbiter: PageArbiter
+    to_device: Link
+    to_host: Link
+    cores: Cores
+
+
+def _devices(agenda: Agenda, pool: Pool) -> list[_Device]:
+    gpu, pages, equal = pool.gpu_as_wanted(), pool.budget().pages, pool.recipe.equal_copies
+    idle_ns = NEVER_NS if pool.idle_ns is None else pool.idle_ns
+    devices: list[_Device] = []
+    for at in range(pool.devices or len(pool.instances())):
+        if at % gpu.gpus_per_node == 0:
+            bus, cores = Bus(agenda, gpu.host_bytes_per_s), Cores(gpu.contention)
+        to_device = Link(bus, gpu.in_bytes_per_s, overhead_ns=gpu.copy_ns, equal=equal)
+        to_host = Link(bus, gpu.out_bytes_per_s, overhead_ns=gpu.copy_ns, equal=equal)
+        devices.append(_Device(PageArbiter(pages, idle_ns=idle_ns, patience_ns=PATIENCE_NS), to_device, to_host, cores))
+    return devices
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    records: list[Record]
+    switches: list[SwitchDone]
+    spans: list[Span]
+    counters: dict[InstanceId, dict[str, int]]
+    ended_ns: int
+    samples: list[HostUse]
+    decisions: list[Decision]
+
+
+def simulate(pool: Pool, arrivals: Iterable[SimRequest], *, decisions: DecisionLog | None = None) -> Outcome:
+    """Until all requests have ended."""
+    agenda, gpu, budget = Agenda(), pool.gpu_as_wanted(), pool.budget()
+    hardware = pool.hardware or gpu.hardware()
+    site = Site(memory_bytes=gpu.memory_bytes, left=lambda request: market.left(request))
+    policy = pool.recipe.policy(site)
+    session = Router(
+        pool.recipe.prefill(site),
+        policy,
+        hardware,
+        max_batch=policy.rules.max_batch,
+        give_up_ns=pool.recipe.give_up_ns,
+        explains=pool.explains,
+    )
+    market = SimMarket(
+        session,
+        agenda,
+        specs={spec.model: spec for spec in pool.specs},
+        host_slabs=budget.host_slabs,
+        message_ns=gpu.handover_ns // 2,  # to the proxy, and from there
+        keep_times=pool.keep_times,
+        keep_spans=pool.keep_spans,
+        decisions=decisions,
+        slab_bytes=pool.slab_bytes,
+        reuses=pool.reuses,
+    )
+    for spec in pool.specs:
+        market.tell(ModelUp(spec, budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)))
+    cores = _cores(pool, policy, hardware)
+    _bring_up(pool, market, cores, at_once=decisions is not None)
+    sampler = Sampler(agenda, pool.sample_ns, [core.ledger for core in cores.values()]) if pool.sample_ns else None
+    with _uncollected():
+        market.run(arrivals)
+    counters = {name: asdict(core.counters) for name, core in cores.items()}
+    samples = sampler.samples if sampler else []
+    spans = market.spans or []
+    return Outcome(market.records, market.switches, spans, counters, agenda.now_ns, samples, market.decided)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Nothing here is cyclic: Python would look for garbage in more and more that is alive, and find none."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _cores(pool: Pool, policy: Policy, hardware: Hardware) -> dict[InstanceId, PrefillCore | DecodeCore]:
+    cores: dict[InstanceId, PrefillCore | DecodeCore] = {}
+    for at, (name, role) in enumerate(pool.instances().items()):
+        ledger = Ledger(pool.budget(), stream_words(at), address_pages=ADDRESS_PAGES)
+        if role is Role.PREFILL:
+            cores[name] = PrefillCore(
+                name, ledger, pool.recipe.order, hardware, explains=pool.explains, reuses=pool.reuses
+            )
+        else:
+            cores[name] = DecodeCore(name, ledger, policy, hardware, explains=pool.explains, reuses=pool.reuses)
+    return cores
+
+
+def _bring_up(
+    pool: Pool, market: SimMarket, cores: Mapping[InstanceId, PrefillCore | DecodeCore], *, at_once: bool
+) -> None:
+    """`at_once`: instances hear of all models before anything else."""
+    gpu, roles = pool.gpu_as_wanted(), pool.instances()
+    specs = {spec.model: spec for spec in pool.specs}
+    costs = {spec.model: gpu.costs(spec) for spec in pool.specs}
+    devices = _devices(market.agenda, pool)
+    reports = pool.idle_ns is not None or len(devices) < len(roles)
+    for at, (name, role) in enumerate(roles.items()):
+        device = devices[at % len(devices)]
+        instance = SimInstance(
+            name,
+            cores[name],
+            agenda=market.agenda,
+            watch=market,
+            words=market.words,
+            to_device=device.to_device,
+            to_host=device.to_host,
+            costs=costs,
+            specs=specs,
+            switch_ns=gpu.switch_ns,
+            run_ns=gpu.run_ns,
+            cores=device.cores,
+            reports=reports,
+        )
+        market.join(instance, device.arbiter)
+        if reports or at_once:
+            instance.add_models()
+        market.tell(InstanceUp(name, role))
+    if reports:
+        market.watch()

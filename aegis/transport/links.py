@@ -1,0 +1,180 @@
+"""The wires of a market: msgpack messages in batches. On private sockets, or, between machines, encrypted.
+
+An instance has one to its node and one to each proxy, so that nothing about a request passes through anybody else. Its
+identity on all of them is `name/incarnation`, so what a dead process sent can be told from what its successor sends. A
+proxy that is not in the node's process has one to the node besides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from aegis.core.clock import NS_PER_MS
+from aegis.core.ids import ProxyId
+from aegis.core.messages import DropProxy, FromInstance, Greeting, ToInstance
+from aegis.telemetry.decisions import Decisions
+from aegis.telemetry.spans import Spans
+from aegis.transport.addresses import Keys, is_local
+from aegis.transport.recipients import addressed
+from aegis.transport.unix_sockets import LocalEnd, LocalPort, LocalWire, LocalWires
+
+Said = FromInstance | Spans | Decisions
+"""What an instance sends."""
+
+T = TypeVar("T")
+
+_encoder = msgspec.msgpack.Encoder()
+_to_instance = msgspec.msgpack.Decoder(list[ToInstance])
+
+
+class _Wire(Protocol):
+    def send(self, body: bytes) -> None: ...
+
+    def receive(self) -> list[bytes]: ...
+
+
+class _Wires(Protocol):
+    def connected(self, address: str) -> _Wire: ...
+
+    def cut(self, wire: Any) -> None: ...
+
+    def wait(self, timeout_ms: int) -> Sequence[_Wire]: ...
+
+    def close(self) -> None: ...
+
+
+class InstanceLink:
+    """An instance's end of all its wires; blocking, one thread. `market_key` is the public one, where there is one."""
+
+    def __init__(self, node_address: str, identity: str, market_key: str = "") -> None:
+        self._wires = _wires(node_address, identity, market_key)
+        self._node = self._wires.connected(node_address)
+        self._proxies: dict[ProxyId, _Wire] = {}
+
+    def meet(self, proxy: ProxyId, address: str, greeting: Greeting) -> None:
+        """What is sent about its requests goes there from now on, after the greeting."""
+        wire = self._proxies[proxy] = self._wires.connected(address)
+        wire.send(_encoder.encode([greeting]))
+
+    def leave(self, proxy: ProxyId) -> None:
+        """The proxy is lost: what it said and is not received yet never is."""
+        wire = self._proxies.pop(proxy, None)
+        if wire:
+            self._wires.cut(wire)
+
+    def send(self, messages: Sequence[Said]) -> None:
+        """To whom it concerns, at once; what concerns a lost proxy is dropped."""
+        for proxy, its in addressed(messages, self._proxies).items():
+            wire = self._node if proxy is None else self._proxies.get(proxy)
+            if wire:
+                wire.send(_encoder.encode(its))
+
+    def receive(self, timeout_ns: int) -> list[ToInstance]:
+        """The messages that are there; waits up to `timeout_ns`, to the next millisecond, for the first."""
+        ready = self._wires.wait(-(-timeout_ns // NS_PER_MS))
+        messages: list[ToInstance] = []
+        if self._node in ready:
+            messages += _all(_to_instance, self._node.receive())
+            for message in messages:
+                if isinstance(message, DropProxy):
+                    self.leave(message.proxy)
+        for wire in self._proxies.values():
+            if wire in ready:
+                messages += _all(_to_instance, wire.receive())
+        return messages
+
+    def close(self) -> None:
+        self._wires.close()
+
+
+def _wires(node_address: str, identity: str, market_key: str) -> _Wires:
+    if is_local(node_address):
+        return LocalWires(identity)
+    from aegis.transport.curve_sockets import CurveWires
+
+    return CurveWires(identity, market_key)
+
+
+class _Inbox:
+    """What has come, in order, for one reader."""
+
+    def __init__(self) -> None:
+        self._heard: deque[tuple[str, list[bytes]]] = deque()
+        self._some = asyncio.Event()
+
+    def put(self, identity: str, messages: list[bytes]) -> None:
+        self._heard.append((identity, messages))
+        self._some.set()
+
+    async def take(self) -> tuple[str, list[bytes]]:
+        while not self._heard:
+            self._some.clear()
+            await self._some.wait()
+        return self._heard.popleft()
+
+
+class _Port(Protocol):
+    address: str
+
+    def send(self, identity: str, body: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Hub(Generic[T]):
+    """The end that many are connected to: a node's or a proxy's, of one event loop. `said` is what they send. A port
+    that is left open (`tcp://127.0.0.1:*`) is found in `address`."""
+
+    def __init__(self, address: str, said: Any, keys: Keys | None = None) -> None:
+        self._decoder = msgspec.msgpack.Decoder(list[said])
+        self._inbox = _Inbox()
+        self._port = self._opened(address, keys)
+        self.address = self._port.address
+
+    def send(self, identity: str, messages: Sequence[object]) -> None:
+        """At once; to an identity that is gone it is dropped, as its death is handled elsewhere."""
+        self._port.send(identity, _encoder.encode(messages))
+
+    async def receive(self) -> tuple[str, list[T]]:
+        """What somebody sent, all that has come of it, and who."""
+        identity, bodies = await self._inbox.take()
+        return identity, _all(self._decoder, bodies)
+
+    def close(self) -> None:
+        self._port.close()
+
+    def _opened(self, address: str, keys: Keys | None) -> _Port:
+        if is_local(address):
+            return LocalPort(address, self._inbox.put)
+        from aegis.transport.curve_sockets import CurvePort
+
+        assert keys, "what other machines reach is encrypted"
+        return CurvePort(address, self._inbox.put, keys)
+
+
+class Spoke(Generic[T]):
+    """An end connected to a hub on this machine, of one event loop. `told` is what the hub sends."""
+
+    def __init__(self, address: str, identity: str, told: Any) -> None:
+        self._decoder = msgspec.msgpack.Decoder(list[told])
+        self._inbox = _Inbox()
+        self._end = LocalEnd(LocalWire.to(address, identity), lambda bodies: self._inbox.put("", bodies))
+
+    def send(self, messages: Sequence[object]) -> None:
+        self._end.send(_encoder.encode(messages))
+
+    async def receive(self) -> list[T]:
+        _, bodies = await self._inbox.take()
+        return _all(self._decoder, bodies)
+
+    def close(self) -> None:
+        self._end.close()
+
+
+def _all(decoder: msgspec.msgpack.Decoder[Any], bodies: Sequence[bytes]) -> list[Any]:
+    return [message for body in bodies for message in decoder.decode(body)]

@@ -1,0 +1,208 @@
+"""The documentation's tables of measurements, made from what `aegis bench … --json bench/results/SUITE.json` wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aegis.config.sizes import format_size
+from bench.simulate.cells.figures import CellFigures, summary
+from bench.simulate.cells.suites import OURS, OURS_SPLIT
+from bench.simulate.sweep import Crossing
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """How one suite's file is shown: a row for each of its `cases`, `columns` being title → text of a case. `file` is
+    given where it is not the suite's name."""
+
+    title: str
+    cases: str
+    columns: Mapping[str, Callable[[Any], str]]
+    file: str | None = None
+
+
+SUITES = {
+    "decode": Suite(
+        "Decoding, beside transformers' `generate` on the same checkpoint in the same process",
+        "cases",
+        {
+            "checkpoint": lambda case: case["checkpoint"],
+            "dtype": lambda case: case["dtype"],
+            "context": lambda case: f"{case['context']}",
+            "batch": lambda case: f"{case['batch']}",
+            "aegis, tokens/s": lambda case: f"{case['aegis_tokens_per_s']:.0f}",
+            "transformers, tokens/s": lambda case: f"{case['transformers_tokens_per_s']:.0f}",
+            "ratio": lambda case: f"{case['ratio']:.2f}",
+            "÷ batch 1": lambda case: f"{case['times_one_sequence']:.1f}",
+        },
+    ),
+    "memory": Suite(
+        "Moving memory: between instances, to the host and back, under load",
+        "figures",
+        {
+            "figure": lambda figure: figure["name"],
+            "value": lambda figure: f"{figure['value']:.4g} {figure['unit']}".rstrip(),
+            "has to be": lambda figure: figure["wanted"],
+        },
+    ),
+    "proxy": Suite(
+        "The proxy alone, where instances answer at once, beside LiteLLM's proxy; each on one core",
+        "figures",
+        {
+            "figure": lambda figure: f"{figure['name']}, {figure['unit']}".removesuffix(", "),
+            "aegis": lambda figure: f"{figure['aegis']:.4g}",
+            "LiteLLM": lambda figure: "" if figure["litellm"] is None else f"{figure['litellm']:.4g}",
+            "ratio": lambda figure: "" if figure["ratio"] is None else f"{figure['ratio']:.3g}",
+            "has to be": lambda figure: figure["wanted"],
+        },
+    ),
+    "rivals": Suite(
+        "Ways to share, live: the same requests to eight models on two instances, or an instance each",
+        "runs",
+        {
+            "scene": lambda run: run["scene"],
+            "deadlines, s": lambda run: run["slo"],
+            "server": lambda run: f"`{run['launched']}`",
+            "tokens on time": lambda run: f"{run['attainment']:.1%}",
+            "on time, a second": lambda run: f"{run['good_tokens_per_s']:.0f}",
+            "failed": lambda run: f"{run['failed']}",
+        },
+    ),
+    "schedule": Suite(
+        "Decisions of the schedulers, each from its event to its effects",
+        "decisions",
+        {
+            "setting": lambda decision: decision["setting"],
+            "event": lambda decision: decision["event"],
+            "p50, µs": lambda decision: f"{decision['p50_us']:.1f}",
+            "p99, µs": lambda decision: f"{decision['p99_us']:.1f}",
+            "p99 has to be": lambda decision: f"≤ {decision['limit_us']:g}" if decision["limit_us"] else "",
+        },
+    ),
+    "simulator": Suite(
+        "The simulator, with Aegaeon's policy on one core; models × instances × requests",
+        "cases",
+        {
+            "size": lambda case: " × ".join(str(case["size"][part]) for part in ("models", "instances", "requests")),
+            "requests": lambda case: f"{case['requests']}",
+            "process time, s": lambda case: f"{case['process_s']:.2f}",
+            "requests/s": lambda case: f"{case['requests'] / case['process_s']:.0f}",
+            "µs each": lambda case: f"{1e6 * case['process_s'] / case['requests']:.1f}",
+        },
+    ),
+    "structured": Suite(
+        "Structured output, live: the demo market's eight models, eight chats at once with one of them",
+        "figures",
+        {
+            "figure": lambda figure: figure["name"],
+            "value": lambda figure: f"{figure['value']:.4g} {figure['unit']}".rstrip(),
+            "has to be": lambda figure: figure["wanted"],
+        },
+    ),
+    "switch": Suite(
+        "Activating a model, beside a memcpy of as many bytes in the same run",
+        "sizes",
+        {
+            "model": lambda size: format_size(size["nbytes"]),
+            "switch, ms": lambda size: f"{size['switch_ns'] / 1e6:.1f}",
+            "memcpy, ms": lambda size: f"{size['memcpy_ns'] / 1e6:.1f}",
+            "ratio": lambda size: f"{size['ratio']:.2f}",
+            "prefetched, ms": lambda size: f"{size['prefetched_ns'] / 1e6:.2f}",
+        },
+    ),
+    "vllm": Suite(
+        "Decoding, beside stock vLLM in a process of its own: same checkpoint, dtype and threads",
+        "cases",
+        {
+            "dtype": lambda case: case["dtype"],
+            "batch": lambda case: f"{case['batch']}",
+            "engine": lambda case: case["engine"],
+            "aegis, tokens/s": lambda case: f"{case['aegis_tokens_per_s']:.0f}",
+            "vLLM, tokens/s": lambda case: f"{case['vllm_tokens_per_s']:.0f}",
+            "ratio": lambda case: f"{case['ratio']:.2f}",
+        },
+    ),
+    "vllm-replacing": Suite(
+        "Replacing one model by another, to its first token, beside stopping and starting stock vLLM",
+        "replacements",
+        {
+            "dtype": lambda done: done["dtype"],
+            "engine": lambda done: done["engine"],
+            "image, MB": lambda done: f"{done['image_bytes'] / 1e6:.0f}",
+            "aegis, ms": lambda done: f"{done['aegis_s'] * 1e3:.1f}",
+            "vLLM, s": lambda done: f"{done['vllm_s']:.1f}",
+            "ratio": lambda done: f"{done['ratio']:.0f}",
+        },
+        file="vllm",
+    ),
+}
+
+
+def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    head = list(head)
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows])
+
+
+def results(directory: Path = RESULTS) -> str:
+    """One table for each results file of a known suite, or a line that says there are none."""
+    tables = [
+        _table(suite, json.loads(file.read_text(encoding="utf-8")))
+        for name, suite in sorted(SUITES.items())
+        if (file := directory / f"{suite.file or name}.json").exists()
+    ]
+    return "\n\n".join(tables) or "Nothing has been measured yet; the commands above do it."
+
+
+def crossings(directory: Path = RESULTS) -> str:
+    """One table of what the suites that vary the number of models found: a row for each policy."""
+    found: dict[str, dict[str, str]] = {}
+    heads = []
+    for file in (directory / f"{name}.json" for name in ("fig11a", "fig11b")):
+        panel = json.loads(file.read_text(encoding="utf-8"))["panels"][0]
+        heads.append(panel["title"])
+        for curve in panel["curves"]:
+            found.setdefault(curve["policy"], {})[panel["title"]] = str(msgspec.convert(curve["crossing"], Crossing))
+    rows = ([f"`{policy}`", *(of.get(head, "") for head in heads)] for policy, of in found.items())
+    return markdown(["policy", *heads], rows)
+
+
+def cells(directory: Path = RESULTS) -> str:
+    """One table of what `--suite cells` found: a row for each cell, medians over the seeds, and what it comes to."""
+    file = directory / "cells.json"
+    measured = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"cells": []}
+    figures = msgspec.convert(measured["cells"], list[CellFigures])
+    if not figures:
+        return "Nothing has been searched for yet; the command above does it."
+    seeds = [len(each.found) for cell in figures for each in cell.contenders]
+    fewest, most = min(seeds), max(seeds)
+    searched = f"{fewest} to {most}" if fewest < most else f"{most}"
+    table = markdown(("cell", f"`{OURS}`", "6 + 10", "best rival", "", "ratio"), map(_cell, figures))
+    return f"**{measured['title']}**, seeds: {searched}\n\n{table}\n\n{summary(figures)}"
+
+
+def _cell(cell: CellFigures) -> list[str]:
+    medians = {each.contender: str(each.median) for each in cell.contenders}
+    best, ratio = cell.best_rival or "", "" if cell.ratio is None else f"{cell.ratio:.2f}"
+    ours, split, rival = (medians.get(name, "") for name in (OURS, OURS_SPLIT, best))
+    return [cell.cell, ours, split, rival, best and f"`{best}`", ratio]
+
+
+def _table(suite: Suite, measured: Mapping[str, Any]) -> str:
+    rows = [[show(case) for show in suite.columns.values()] for case in measured[suite.cases]]
+    return f"**{suite.title}** ({_where(measured)})\n\n{markdown(suite.columns, rows)}"
+
+
+def _where(measured: Mapping[str, Any]) -> str:
+    machine = measured["machine"]
+    if isinstance(machine, str):
+        return f"{measured['date'][:10]}, {machine}"
+    return f"{machine['date'][:10]}, {machine['cpu']}, {machine['cores']} cores"

@@ -1,0 +1,47 @@
+"""`aegis launch` in a process of its own, for measurements of a server as users have it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from aegis.core.errors import UserError
+from bench.common.processes import end
+
+_START_S = 180.0
+_STOP_S = 30.0
+_POLL_S = 0.05
+_KEPT = {"AEGIS_TELEMETRY_SPANS": "2000000", "AEGIS_TELEMETRY_RECORDS": "500000"}
+
+
+@contextmanager
+def served(options: Sequence[str]) -> Iterator[str]:
+    """The address of a server that was launched with these options, which remembers all it does. It is ended
+    afterwards. Raises UserError, with its last words, where it does not come up."""
+    command = [sys.executable, "-m", "aegis.cli.main", "launch", "--port", "0", "--log-level", "warning", *options]
+    with tempfile.NamedTemporaryFile(prefix="aegis-", suffix=".log") as log:
+        process = subprocess.Popen(command, env=os.environ | _KEPT, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            yield _address(process, Path(log.name))
+        finally:
+            end(process, signal.SIGINT, within_s=_STOP_S)
+
+
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    deadline_s = time.monotonic() + _START_S
+    while time.monotonic() < deadline_s:
+        said = log.read_text(encoding="utf-8", errors="replace")
+        _, _, rest = said.partition(" models on ")
+        if "\n" in rest:
+            return rest.split()[0]
+        if process.poll() is not None:
+            raise UserError(f"the server did not come up: {' '.join(said.split()[-40:])}")
+        time.sleep(_POLL_S)
+    raise UserError(f"the server did not come up within {_START_S:.0f} s")

@@ -1,0 +1,60 @@
+"""Two workloads by turns, so that both see the machine in all its moods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from aegis.telemetry.records import Record
+from bench.calibration.past import Past
+from bench.common.result_files import write
+from bench.workloads.arrival import Arrival, in_order
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A piece of the workload that costs are measured on, then one of that which is compared, and so on. Around each
+    piece half a `pause_ns`, in which its requests end."""
+
+    piece_ns: int
+    pause_ns: int
+
+    @property
+    def _slot_ns(self) -> int:
+        return self.piece_ns + self.pause_ns
+
+    def by_turns(self, measured: Iterable[Arrival], compared: Iterable[Arrival]) -> list[Arrival]:
+        return in_order([*self._spread(measured, 0), *self._spread(compared, 1)])
+
+    def is_compared(self, at_ns: int) -> bool:
+        """Of a time since the start of both."""
+        return at_ns // self._slot_ns % 2 == 1
+
+    def split(self, asked: Sequence[Record], seen: Past) -> tuple[Past, Past]:
+        """What a server did for the workload that costs are measured on, and for that which is compared. What began in
+        a pause is of the piece that is nearer."""
+        start_ns = _start_ns(asked, seen.records)
+        measured, compared = Past([], []), Past([], [])
+        for span in seen.spans:
+            (compared if self.is_compared(span.start_ns - start_ns) else measured).spans.append(span)
+        for record in seen.records:
+            (compared if self.is_compared(record.arrival_ns - start_ns) else measured).records.append(record)
+        return measured, compared
+
+    def _spread(self, arrivals: Iterable[Arrival], side: int) -> Iterable[Arrival]:
+        for each in arrivals:
+            piece, within_ns = divmod(each.at_ns, self.piece_ns)
+            yield replace(each, at_ns=(2 * piece + side) * self._slot_ns + self.pause_ns // 2 + within_ns)
+
+
+def write_trace(arrivals: Iterable[Arrival], file: Path) -> None:
+    """As `--trace` reads it, to the nanosecond. Raises UserError."""
+    rows = (f"{each.at_ns / 1e9:.9f},{each.model},{each.input_tokens},{each.output_tokens}\n" for each in arrivals)
+    write(file, "".join(["arrival_s,model,input_tokens,output_tokens\n", *rows]).encode())
+
+
+def _start_ns(asked: Sequence[Record], records: Sequence[Record]) -> int:
+    """The start on the clock of `records`, whose first is the first that was asked."""
+    first_ns = min(record.arrival_ns for record in records)
+    return first_ns - min(record.arrival_ns for record in asked)

@@ -1,0 +1,228 @@
+"""`aegis bench fidelity`: the same requests live and simulated, by costs that were measured on others."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aegis.cli.admin_client import AdminClient
+from aegis.core.errors import UserError
+from aegis.core.estimators import Hardware
+from aegis.core.ids import ModelId
+from aegis.core.role import Role
+from aegis.policies import recipe
+from aegis.sim.gpu_costs import GpuSpec, with_costs
+from aegis.sim.market import SimRequest
+from aegis.sim.simulation import Pool, simulate
+from aegis.telemetry.files import read_records
+from aegis.telemetry.node_report import NodeReport
+from aegis.telemetry.records import Record
+from aegis.telemetry.spans import SpanKind
+from bench.calibration import past
+from bench.calibration.past import Past
+from bench.calibration.suite import calibrate
+from bench.common.result_files import check, make_directory, write
+from bench.common.served import served
+from bench.fidelity.errors import Compared, compare
+from bench.fidelity.pieces import Pieces, write_trace
+from bench.serve import suite
+from bench.serve.settings import Settings
+from bench.workloads import spec
+
+_GIB = 1 << 30
+_PAUSE_NS = 4_000_000_000  # most answers take less than one second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FidelityOptions:
+    """The server is that at `url`, or one that is launched with `launch`. The costs are read from a file, or measured
+    on `calibrate_on`, of which a piece comes before and after each piece of `workload`."""
+
+    workload: str
+    seed: int
+    calibrate_on: str
+    calibrate_seed: int
+    piece_s: float
+    costs: Path | None
+    url: str | None
+    launch: Sequence[str]
+    json: Path | None
+    keep: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """What a server did with requests as they were `asked`: with those that are compared, and, where they came in
+    `pieces`, with those that costs are measured on."""
+
+    node: NodeReport
+    asked: Sequence[Record]
+    live: Past
+    seen: Past | None
+    pieces: Pieces | None
+
+    def simulated(self, costs: Path) -> Past:
+        """What becomes of those that are compared, with the others in between. Raises UserError."""
+        outcome = simulate(pool_of(self.node, costs), _wanted(self.asked))
+        past = Past(outcome.spans, outcome.records)
+        return self.pieces.split(self.asked, past)[1] if self.pieces else past
+
+
+def run(wish: FidelityOptions) -> dict[str, Any]:
+    """Prints how far the simulation is off, and writes it. Raises UserError."""
+    if wish.json:
+        check(wish.json)
+    if wish.keep:
+        make_directory(wish.keep)
+    with _directory(wish.keep) as directory:
+        replayed = _replays(wish, directory)
+        costs = wish.costs or directory / "costs.yaml"
+        r2 = _measure(replayed.seen, costs) if replayed.seen else {}
+        simulated = replayed.simulated(costs)
+        own = _by_its_own_costs(replayed, directory / "own_costs.yaml")
+    whole, per_model = compare(replayed.live.records, simulated.records)
+    result = _result(wish, replayed.live, simulated, whole, per_model)
+    result |= {"by_its_own_costs": msgspec.to_builtins(own), "r2": r2}
+    print(*_lines(result, whole, per_model, own), sep="\n")
+    if wish.json:
+        write(wish.json, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    return result
+
+
+def _replays(wish: FidelityOptions, directory: Path) -> _Replayed:
+    trace, compared = directory / "requests.csv", spec.parse(wish.workload, wish.seed)
+    pieces = None
+    if wish.costs is None:
+        pieces = Pieces(round(wish.piece_s * 1e9), _PAUSE_NS)
+        compared = pieces.by_turns(spec.parse(wish.calibrate_on, wish.calibrate_seed), compared)
+    write_trace(compared, trace)
+    with nullcontext(wish.url) if wish.url else served(wish.launch) as url:
+        node = AdminClient(url).node()
+        asked, past = _replay(url, trace, wish.seed, directory)
+    seen, live = pieces.split(asked, past) if pieces else (None, past)
+    return _Replayed(node, asked, live, seen, pieces)
+
+
+def _measure(seen: Past, costs: Path) -> dict[str, dict[str, float]]:
+    """R² of each model's estimates."""
+    learned = calibrate(seen, costs)
+    print(*learned.table, sep="\n")
+    return {
+        str(model): {"decode": fit.decode_quality.r2, "prefill": fit.prefill_quality.r2}
+        for model, fit in learned.fits.items()
+    }
+
+
+def _by_its_own_costs(replayed: _Replayed, costs: Path) -> Compared | None:
+    """How far the simulation is off where runs cost what they did in this very run: what is wrong then is not the
+    costs. None where it was too short to learn them."""
+    try:
+        calibrate(replayed.live, costs)
+        simulated = replayed.simulated(costs)
+    except UserError:
+        return None
+    return compare(replayed.live.records, simulated.records)[0]
+
+
+def pool_of(node: NodeReport, costs: Path) -> Pool:
+    """A simulation of that server. Raises UserError where a model's costs were not measured."""
+    unmeasured = GpuSpec(
+        name="measured",
+        memory_bytes=node.device_bytes,
+        in_bytes_per_s=8 * _GIB,
+        out_bytes_per_s=8 * _GIB,
+        host_bytes_per_s=0,
+        gpus_per_node=node.devices,
+        memory_bytes_per_s=8 * _GIB,
+        flops_per_s=2 * 10**11,
+    )
+    gpu = with_costs(unmeasured, costs)
+    missing = sorted({spec.model for spec in node.models} - gpu.fits.keys())
+    if missing:
+        raise UserError(f"{costs}: has no costs of {', '.join(missing)}; calibrate with more requests to each model")
+    roles = list(node.instances.values())
+    return Pool(
+        recipe=recipe(node.policy),
+        gpu=gpu,
+        specs=node.models,
+        prefills=roles.count(Role.PREFILL),
+        decodes=roles.count(Role.DECODE),
+        mixed=roles.count(Role.MIXED),
+        devices=node.devices,
+        hardware=Hardware(),
+        slab_bytes=node.slab_bytes,
+        host_kv_bytes=node.host_kv_bytes,
+        keep_spans=True,
+    )
+
+
+def _replay(url: str, trace: Path, seed: int, directory: Path) -> tuple[list[Record], Past]:
+    """The requests as they were sent, and what the server did and what became of them; all are kept."""
+    client, requests = AdminClient(url), directory / "requests.jsonl"
+    start = past.mark(client)
+    suite.run(Settings(base_url=url, trace=trace, seed=seed, records=requests))
+    seen = past.settled(client, start)
+    for kind, entries in (("spans", seen.spans), ("records", seen.records)):
+        write(directory / f"{kind}.jsonl", msgspec.json.Encoder().encode_lines(entries))
+    return read_records(requests), seen
+
+
+def _wanted(asked: Sequence[Record]) -> Iterator[SimRequest]:
+    ordered = sorted(asked, key=lambda record: (record.arrival_ns, record.request))
+    return (SimRequest(each.arrival_ns, each.model, each.input_tokens, each.output_tokens) for each in ordered)
+
+
+@contextmanager
+def _directory(keep: Path | None) -> Iterator[Path]:
+    if keep:
+        yield keep
+    else:
+        with tempfile.TemporaryDirectory(prefix="aegis-") as directory:
+            yield Path(directory)
+
+
+def _result(
+    wish: FidelityOptions, live: Past, simulated: Past, whole: Compared, per_model: Mapping[ModelId, Compared]
+) -> dict[str, Any]:
+    return {
+        "workload": wish.workload,
+        "seed": wish.seed,
+        "calibrated_on": str(
+            wish.costs or f"{wish.calibrate_on}, seed {wish.calibrate_seed}, by turns of {wish.piece_s:g} s"
+        ),
+        "live_switches": _count(live, SpanKind.SWITCH),
+        "simulated_switches": _count(simulated, SpanKind.SWITCH),
+        "live_decode_runs": _count(live, SpanKind.DECODE),
+        "simulated_decode_runs": _count(simulated, SpanKind.DECODE),
+        "all": msgspec.to_builtins(whole),
+        "per_model": {str(model): msgspec.to_builtins(compared) for model, compared in per_model.items()},
+    }
+
+
+def _count(past: Past, kind: SpanKind) -> int:
+    return sum(span.kind is kind for span in past.spans)
+
+
+def _lines(
+    result: Mapping[str, Any],
+    whole: Compared,
+    per_model: Mapping[ModelId, Compared],
+    own: Compared | None,
+) -> Iterator[str]:
+    lines = [*per_model.items(), ("all", whole), *([("all, by its own costs", own)] if own else [])]
+    width = max(len(name) for name, _ in lines)
+    yield (
+        f"{'model':{width}} {'requests':>8} {'E2E live':>9} {'sim':>9} {'error':>7} {'each':>6} "
+        f"{'TTFT p99':>9} {'sim':>9} {'error':>7}"
+    )
+    for name, c in lines:
+        e2e = f"{c.live_e2e_mean_ms:9.1f} {c.sim_e2e_mean_ms:9.1f} {c.e2e_mean_error:+7.1%} {c.each_e2e_error:6.1%}"
+        ttft = f"{c.live_ttft_p99_ms:9.1f} {c.sim_ttft_p99_ms:9.1f} {c.ttft_p99_error:+7.1%}"
+        yield f"{name:{width}} {c.requests:8} {e2e} {ttft}"
+    yield f"switches: {result['live_switches']} live, {result['simulated_switches']} simulated; times in ms"

@@ -1,0 +1,186 @@
+"""`aegis bench` of this machine: switching, memory, decoding, deciding and simulating."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")]
+
+
+def bench_switch(json: _Json = None) -> int:
+    """Measure activating models of 64 MiB to 1 GiB, beside a plain memcpy of as many bytes.
+
+    \b
+    Example:
+      aegis bench switch --json bench/results/switch.json
+    """
+    from bench.lab.switching import run
+
+    run(json_path=json)
+    return 0
+
+
+def bench_memory(
+    json: _Json = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PARTS",
+            help="Some of pages, handing, swaps, fragmentation, sharing, churn, with commas. [default: all]",
+        ),
+    ] = None,
+) -> int:
+    """Measure how memory moves: between instances, to the host and back, under load. Takes minutes.
+
+    Each figure is printed beside what it has to be. The machine should have nothing else to do.
+
+    \b
+    Examples:
+      aegis bench memory --json bench/results/memory.json
+      aegis bench memory --only handing,swaps
+    """
+    from bench.lab.memory.suite import run
+
+    run(json_path=json, only=only.split(",") if only else ())
+    return 0
+
+
+def bench_decode(
+    json: _Json = None,
+    engine: Annotated[
+        str, typer.Option(metavar="NAMES", help="transformers, vllm or both, with a comma.")
+    ] = "transformers",
+    peer: Annotated[str, typer.Option(metavar="NAME", help="transformers or vllm.")] = "transformers",
+    threads: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Of each side.")] = 1,
+) -> int:
+    """Measure decoding at batch 1, 8 and 32, beside another way to run the same checkpoint.
+
+    That is transformers' own generate; or stock vLLM, and then also how long replacing a model takes.
+
+    \b
+    Examples:
+      aegis bench decode --json bench/results/decode.json
+      aegis bench decode --engine vllm,transformers --peer vllm --json bench/results/vllm.json
+    """
+    from bench.lab.decode.command import run
+
+    run(json_path=json, engines=engine.split(","), peer=peer, threads=threads)
+    return 0
+
+
+def bench_schedule(json: _Json = None) -> int:
+    """Measure what decisions take: placing requests in markets of two sizes, and planning a decode round.
+
+    Each figure is printed beside what it has to be. The machine should have nothing else to do.
+
+    \b
+    Example:
+      aegis bench schedule --json bench/results/schedule.json
+    """
+    from bench.lab.scheduling.suite import run
+
+    run(json_path=json)
+    return 0
+
+
+def bench_metadata(json: _Json = None) -> int:
+    """Measure what recording requests costs: 64 streams with the embedded Redis and without, in turns.
+
+    The figure is printed beside what it has to be. The machine should have nothing else to do.
+
+    \b
+    Example:
+      aegis bench metadata --json bench/results/metadata.json
+    """
+    from bench.lab.metadata import run
+
+    run(json_path=json)
+    return 0
+
+
+def bench_prefix(json: _Json = None) -> int:
+    """Measure what a second chat turn is spared: time to first token of both turns, with prefix reuse and without.
+
+    The figures are printed beside what they have to be. The machine should have nothing else to do.
+
+    \b
+    Example:
+      aegis bench prefix --json bench/results/prefix.json
+    """
+    from bench.lab.prefix_reuse import run
+
+    run(json_path=json)
+    return 0
+
+
+def bench_handover(json: _Json = None) -> int:
+    """Measure how fast KV gets from node to node over Ray, beside a plain socket copy of the same bytes.
+
+    Starts two Ray nodes on this machine; as root, in network namespaces of their own. Each figure is printed beside
+    what it has to be. The machine should have nothing else to do.
+
+    \b
+    Example:
+      aegis bench handover --json bench/results/handover.json
+    """
+    from bench.lab.cluster.handover import run
+
+    run(json_path=json)
+    return 0
+
+
+def bench_token_path(
+    json: _Json = None,
+    with_ray: Annotated[bool, typer.Option("--with-ray", help="Have the instances in a Ray cluster.")] = False,
+    redis: Annotated[str | None, typer.Option(metavar="URL", help="Your Redis, on this machine.")] = None,
+    mqtt: Annotated[str | None, typer.Option(metavar="URL", help="Your broker, on this machine.")] = None,
+) -> int:
+    """Watch with strace to whom a server sends what while it decodes: by the token, and now and then.
+
+    Redis, the broker and Ray are stopped for 5 s meanwhile, also yours. Each figure is printed beside what it has to
+    be.
+
+    \b
+    Examples:
+      aegis bench token-path --json token_path.json
+      aegis bench token-path --with-ray --redis redis://127.0.0.1:6379/5 --mqtt mqtt://127.0.0.1
+    """
+    from bench.lab.token_path import run
+
+    services = [("--redis", redis), ("--mqtt", mqtt)]
+    run(json_path=json, ray=with_ray, options=[word for name, url in services if url for word in (name, url)])
+    return 0
+
+
+def bench_structured(json: _Json = None) -> int:
+    """Measure what a JSON schema costs each token of an answer, and hold 200 answers against schemas drawn at random.
+
+    The figures are printed beside what they have to be. The machine should have nothing else to do.
+
+    \b
+    Example:
+      aegis bench structured --json bench/results/structured.json
+    """
+    from bench.lab.structured_output import run
+
+    run(json_path=json)
+    return 0
+
+
+def bench_simulator(
+    json: _Json = None,
+    large: Annotated[bool, typer.Option("--large", help="Also 1000 models on 1000 instances, 10⁶ requests")] = False,
+) -> int:
+    """Measure how many requests the simulator gets through per second, and how that changes with the size of a market.
+
+    \b
+    Example:
+      aegis bench simulator --json bench/results/simulator.json
+    """
+    from bench.lab.scheduling.simulator_speed import run
+
+    run(json_path=json, large=large)
+    return 0

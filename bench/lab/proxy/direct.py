@@ -1,0 +1,73 @@
+"""The instance asked as a proxy asks it, without one: what is left of a request's time where no proxy is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from aegis.core.ids import ModelId, ProxyId, nth_request
+from aegis.core.messages import FromInstance, Greeting, Prefilled, Submit, Tokens
+from aegis.core.request import Job, Sampling
+from aegis.transport.links import Hub, Spoke
+from aegis.transport.node_messages import Joined, ToProxy
+from bench.lab.proxy.backend import IDENTITY
+from bench.lab.proxy.client import Took
+
+_NUMBER = ProxyId(2)
+_PROMPT = (1,) * 64
+_WAIT_S = 60.0
+
+
+class _Wish(Struct):
+    model: ModelId
+    max_tokens: int
+
+
+class Direct:
+    """Implements `Asker`."""
+
+    def __init__(self, hub: Hub[FromInstance]) -> None:
+        self._hub = hub
+        self._count = count(1)
+
+    async def greeted(self) -> None:
+        async with asyncio.timeout(_WAIT_S):
+            _, messages = await self._hub.receive()
+        assert isinstance(messages[0], Greeting)
+
+    async def ask(self, body: bytes) -> Took:
+        """Of the body that a client sends it takes what an instance is told."""
+        wish = msgspec.json.decode(body, type=_Wish)
+        request, sent_ns, first_ns = nth_request(_NUMBER, next(self._count)), time.perf_counter_ns(), 0
+        job = Job(request, 1, wish.model, _PROMPT, Sampling(wish.max_tokens), time.monotonic_ns())
+        self._hub.send(IDENTITY, [Submit(job)])
+        async with asyncio.timeout(_WAIT_S):
+            while True:
+                _, messages = await self._hub.receive()
+                now_ns = time.perf_counter_ns()
+                if any(isinstance(message, Prefilled | Tokens) for message in messages):
+                    first_ns = first_ns or now_ns
+                if any(isinstance(message, Tokens) and message.finish for message in messages):
+                    return Took(first_ns - sent_ns, now_ns - sent_ns)
+
+
+@asynccontextmanager
+async def open_direct(node: str, directory: Path) -> AsyncIterator[Direct]:
+    """`node` is the address of the backend's node, `directory` for a socket."""
+    hub: Hub[FromInstance] = Hub(f"ipc://{directory}/direct", FromInstance)
+    spoke: Spoke[ToProxy] = Spoke(node, f"direct/{_NUMBER}", ToProxy)
+    try:
+        spoke.send([Joined(hub.address)])
+        direct = Direct(hub)
+        await direct.greeted()
+        yield direct
+    finally:
+        spoke.close()
+        hub.close()

@@ -1,0 +1,190 @@
+"""What is measured of one proxy: what it adds to single requests, how many it gets through, what idle streams cost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from msgspec import Struct
+
+from aegis.core.clock import NS_PER_MS
+from aegis.core.errors import UserError
+from bench.common.processes import cpu_s, resident_bytes
+from bench.lab.proxy.client import Asker, Connection, Took
+from bench.lab.proxy.model import SILENT, WORD, body
+from bench.lab.proxy.sides import Side
+
+SHORT_TOKENS = 16
+LONG_TOKENS = 128
+_OPENING = 100  # streams that are being opened at a time
+
+
+class Plan(Struct, frozen=True):
+    """How much is measured."""
+
+    rounds: int = 5
+    asks: int = 300  # one after the other, for a latency
+    seconds: float = 2.0  # for a rate
+    concurrency: int = 32
+    idle_streams: int = 2000
+    idle_rounds: int = 4  # in which the two proxies hold the streams in turn
+    idle_pairs: int = 10  # of latencies, in each
+    idle_asks: int = 100
+
+
+class Latency(Struct, frozen=True):
+    """Of one request after the other. What is added is over the median of asking the backend itself."""
+
+    direct_ms: float
+    added_p50_ms: float
+    added_p99_ms: float
+    added_first_ms: float  # before the first token; that of an answer in one piece is its end
+
+
+class Rate(Struct, frozen=True):
+    """Of many at a time, and how much of a core the proxy used."""
+
+    per_s: float
+    busy: float
+
+
+class Round(Struct, frozen=True):
+    """Answers in one piece and streams, of `SHORT_TOKENS`; the tokens are those of streams of `LONG_TOKENS`."""
+
+    whole: Latency
+    stream: Latency
+    requests: Rate
+    tokens: Rate
+
+
+class Idle(Struct, frozen=True):
+    """What each proxy grew by when it held the streams for the first time, and latencies in pairs: of the one that held
+    none, of the one that held them."""
+
+    streams: int
+    grown_bytes: tuple[int, ...]
+    without: tuple[Latency, ...]
+    beside: tuple[Latency, ...]
+
+
+async def warm_up(side: Side, asks: int) -> None:
+    """What a process does the first time only is not measured. Raises UserError where an answer is not what it is to
+    be."""
+    connection = await Connection.open(side.port)
+    for stream in (False, True):
+        wish = body(tokens=SHORT_TOKENS, stream=stream)
+        await _ask(side.direct, wish, asks)
+        await _ask(connection, wish, asks)
+        if connection.text() != WORD * SHORT_TOKENS:
+            raise UserError(f"{side.name} does not answer with {SHORT_TOKENS} tokens: {connection.reply[-500:]!r}")
+    connection.close()
+
+
+async def measure(side: Side, plan: Plan) -> Round:
+    """Raises UserError where an answer is none."""
+    return Round(
+        whole=await _latency(side, plan.asks, stream=False),
+        stream=await _latency(side, plan.asks, stream=True),
+        requests=await _rate(side, plan, tokens=SHORT_TOKENS, stream=False, each=1),
+        tokens=await _rate(side, plan, tokens=LONG_TOKENS, stream=True, each=LONG_TOKENS),
+    )
+
+
+async def measure_idle(sides: tuple[Side, Side], plan: Plan) -> Idle:
+    """Two proxies alike, of which one holds the streams. A latency takes half a second and the next is the other's, for
+    a machine's pace changes within seconds by more than the streams cost; who is not measured is stopped, lest its
+    comments into the streams come in between. Raises UserError where a stream does not begin."""
+    grown, without, beside = list[int](), list[Latency](), list[Latency]()
+    for turn in range(plan.idle_rounds):
+        holder, free = sides if turn % 2 == 0 else reversed(sides)
+        before = resident_bytes(holder.pid)
+        streams = await _open_idle(holder, plan.idle_streams)
+        if turn < len(sides):
+            grown.append(resident_bytes(holder.pid) - before)
+        for pair in range(plan.idle_pairs):
+            order = ((free, holder, without), (holder, free, beside))
+            for side, other, latencies in order if pair % 2 else reversed(order):
+                with _stopped(other.pid):
+                    latencies.append(await _latency(side, plan.idle_asks, stream=False))
+        for stream in streams:
+            stream.close()
+        await _rest(holder)
+    return Idle(plan.idle_streams, tuple(grown), tuple(without), tuple(beside))
+
+
+@contextmanager
+def _stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def _latency(side: Side, asks: int, *, stream: bool) -> Latency:
+    wish = body(tokens=SHORT_TOKENS, stream=stream)
+    connection = await Connection.open(side.port)
+    direct, through = await _ask(side.direct, wish, asks), await _ask(connection, wish, asks)
+    connection.close()
+    base_ns = statistics.median(took.total_ns for took in direct)
+    first_ns = statistics.median(t.first_ns for t in through) - statistics.median(d.first_ns for d in direct)
+    totals_ns = sorted(took.total_ns for took in through)
+    return Latency(
+        direct_ms=base_ns / NS_PER_MS,
+        added_p50_ms=(statistics.median(totals_ns) - base_ns) / NS_PER_MS,
+        added_p99_ms=(totals_ns[len(totals_ns) * 99 // 100] - base_ns) / NS_PER_MS,
+        added_first_ms=first_ns / NS_PER_MS,
+    )
+
+
+async def _ask(asker: Asker, wish: bytes, asks: int) -> list[Took]:
+    return [await asker.ask(wish) for _ in range(asks)]
+
+
+async def _rate(side: Side, plan: Plan, *, tokens: int, stream: bool, each: int) -> Rate:
+    """Every client asks again as soon as it was answered; `each` is what an answer counts."""
+    wish = body(tokens=tokens, stream=stream)
+    connections = [await Connection.open(side.port) for _ in range(plan.concurrency)]
+    used_s, began_s = cpu_s(side.pid), time.monotonic()
+    done = sum(await asyncio.gather(*[_ask_until(c, wish, began_s + plan.seconds) for c in connections]))
+    took_s, used_s = time.monotonic() - began_s, cpu_s(side.pid) - used_s
+    for connection in connections:
+        connection.close()
+    return Rate(done * each / took_s, used_s / took_s)
+
+
+async def _ask_until(connection: Connection, wish: bytes, end_s: float) -> int:
+    done = 0
+    while time.monotonic() < end_s:
+        await connection.ask(wish)
+        done += 1
+    return done
+
+
+async def _open_idle(side: Side, streams: int) -> Sequence[Connection]:
+    """Streams that have begun and have no token yet."""
+    wish = body(model=SILENT, tokens=SHORT_TOKENS, stream=True)
+    opened = list[Connection]()
+    while len(opened) < streams:
+        part = [await Connection.open(side.port) for _ in range(min(_OPENING, streams - len(opened)))]
+        for connection in part:
+            connection.send(wish)
+        for connection in part:
+            await connection.begun()
+        opened += part
+    await _rest(side)
+    return opened
+
+
+async def _rest(side: Side) -> None:
+    """Until the proxy has nothing left to do."""
+    while True:
+        used_s = cpu_s(side.pid)
+        await asyncio.sleep(0.25)
+        if cpu_s(side.pid) - used_s <= 0.05:
+            return

@@ -1,0 +1,52 @@
+"""The options of `aegis plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bench.simulate.common_options import Costs, Gpu, Jobs, Link, Models, SloText, Trace, Workload
+
+
+def plan(
+    workload: Workload = None,
+    trace: Trace = None,
+    models: Models = None,
+    gpu: Gpu = None,
+    slo: SloText = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Who answers; others stand beside it. [default: least-slack]"),
+    ] = None,
+    most: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="GPUs that there may be. [default: 64, or two for each model]"),
+    ] = None,
+    costs: Costs = None,
+    link: Link = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, max=1000, help="Draws of a --workload; the worst decides. [default: 3]"),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="The first of them.")] = 0,
+    jobs: Jobs = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan and all that was tried.")] = None,
+) -> int:
+    """How many GPUs serve these models and this traffic, by simulation: docs/planning.md.
+
+    The fewest with 99 % of first tokens and 90 % of all tokens on time, what one less would cost, and how many it takes
+    with a GPU for each model.
+
+    \b
+    Examples:
+      aegis plan --workload market:models=40,duration=600 --gpu h100
+      aegis plan --trace trace.csv.gz --models market.yaml --gpu h100 --slo ttft=5,tbt=0.05 --json plan.json
+      aegis plan --workload poisson:models=4,rps=0.5 --models qwen2.5-72b --gpu h100x4 --most 16
+    """
+    given: dict[str, Any] = dict(locals())
+    from bench.plan.options import run
+
+    run(given)
+    return 0

@@ -1,0 +1,145 @@
+"""From the options of `aegis bench serve` to the settings of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aegis.config.slo import parse_slo
+from aegis.core.errors import UserError
+from bench.serve.datasets import Dataset
+from bench.serve.results import METRICS, Measures
+from bench.serve.settings import Settings
+
+_LIMITED = ("ttft", "tpot", "e2el")
+_MOST = 1e9  # of an option that is a number
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """Raises UserError where options contradict each other or cannot be read."""
+    trace = given["trace"]
+    if given["dataset_name"] == "timed_trace":
+        if given["dataset_path"] is None:
+            raise UserError("--dataset-name timed_trace needs --dataset-path FILE")
+        trace = trace or given["dataset_path"]
+    _check(given, timed=trace is not None or given["workload"] is not None)
+    return Settings(
+        base_url=given["base_url"],
+        endpoint=given["endpoint"],
+        api_key=given["api_key"] or None,
+        models=given["model"] or (),
+        map=given["map"],
+        workload=given["workload"],
+        trace=trace,
+        sec_multiplier=given["timed_trace_sec_multiplier"],
+        dataset=_dataset(given),
+        num_prompts=given["num_prompts"],
+        request_rate=inf if given["request_rate"] is None else given["request_rate"],
+        burstiness=given["burstiness"],
+        max_concurrency=given["max_concurrency"],
+        seed=given["seed"],
+        ignore_eos=given["ignore_eos"],
+        prompt_as=given["prompt_as"],
+        extra_body=_object("--extra-body", given["extra_body"] or "{}"),
+        silence_s=given["timeout"],
+        label=given["label"],
+        measures=_measures(given),
+        files=_files(given),
+        records=given["records"],
+    )
+
+
+def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
+    """Limits in ms by metric, of `ttft:500,tpot:50` and the like. Raises UserError."""
+    limits = {}
+    for part in (part for text in texts for part in text.replace(",", " ").split()):
+        name, _, value = part.partition(":")
+        if name not in _LIMITED:
+            raise UserError(f"--goodput: {part!r} is none of {', '.join(_LIMITED)} with a limit, like ttft:500")
+        limits[name] = _number("--goodput", value)
+    return limits
+
+
+def _check(given: Mapping[str, Any], *, timed: bool) -> None:
+    if not given["base_url"].startswith(("http://", "https://")):
+        raise UserError(f"--base-url: {given['base_url']!r} is no address; give one like http://127.0.0.1:8000")
+    if not given["endpoint"].startswith("/") or not given["endpoint"].endswith("/completions"):
+        raise UserError(f"--endpoint: {given['endpoint']!r} is neither /v1/completions nor /v1/chat/completions")
+    if given["workload"] is not None and given["trace"] is not None:
+        raise UserError("--workload and --trace are both given; the requests are those of one of them")
+    if timed and given["request_rate"] is not None:
+        raise UserError("--request-rate is for data sets; a workload and a trace have their own times")
+    if given["request_rate"] is not None and not given["request_rate"] > 0:
+        raise UserError("--request-rate must be more than 0")
+    for option in ("burstiness", "timeout", "timed_trace_sec_multiplier"):
+        if not 0 < given[option] <= _MOST:
+            raise UserError(f"--{option.replace('_', '-')} must be more than 0, and no more than {_MOST:g}")
+
+
+def _dataset(given: Mapping[str, Any]) -> Dataset:
+    return Dataset(
+        name=given["dataset_name"],
+        path=given["dataset_path"],
+        random_input_len=given["random_input_len"],
+        random_output_len=given["random_output_len"],
+        random_range_ratio=given["random_range_ratio"],
+        sharegpt_output_len=given["sharegpt_output_len"],
+        custom_output_len=given["custom_output_len"],
+    )
+
+
+def _measures(given: Mapping[str, Any]) -> Measures:
+    metrics = given["percentile_metrics"].split(",")
+    for metric in metrics:
+        if metric not in METRICS:
+            raise UserError(f"--percentile-metrics: {metric!r} is none of {', '.join(METRICS)}")
+    percentiles = [_number("--metric-percentiles", text) for text in given["metric_percentiles"].split(",")]
+    if max(percentiles) > 100:
+        raise UserError("--metric-percentiles: there is none beyond 100")
+    return Measures(
+        slo=parse_slo(given["slo"]),
+        goodput=parse_goodput(given["goodput"] or ()),
+        metrics=metrics,
+        percentiles=percentiles,
+    )
+
+
+def _files(given: Mapping[str, Any]) -> list[Path]:
+    files = [given["json"]] if given["json"] is not None else []
+    if given["save_result"]:
+        files.append(given["result_dir"] / (given["result_filename"] or _filename(given)))
+    elif given["result_filename"] is not None:
+        raise UserError("--result-filename needs --save-result; --json FILE writes a file by itself")
+    return files
+
+
+def _filename(given: Mapping[str, Any]) -> str:
+    """As vLLM names its files."""
+    backend = "openai-chat" if given["endpoint"].endswith("/chat/completions") else "openai"
+    rate = "inf" if given["request_rate"] is None else given["request_rate"]
+    width = f"-concurrency{given['max_concurrency']}" if given["max_concurrency"] else ""
+    model = given["model"][0].split("/")[-1] if given["model"] else "all"
+    date = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return f"{given['label'] or backend}-{rate}qps{width}-{model}-{date}.json"
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not (isfinite(number) and number >= 0):
+        raise UserError(f"{option}: {text!r} is no number of at least 0")
+    return number
+
+
+def _object(option: str, text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise UserError(f"{option}: {text!r} is no JSON object") from None

@@ -1,0 +1,82 @@
+"""What is said of a cell: each contender's median over the seeds, and how far ours is ahead of the best rival."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import median, median_low
+from typing import Any
+
+from msgspec import Struct
+
+from bench.simulate.cells.search import Aim, SearchResult
+from bench.simulate.cells.suites import OURS, CellSuite
+from bench.simulate.sweep import Crossing
+
+Key = tuple[str, str, int]
+"""Cell, contender, seed."""
+
+
+class ContenderFigures(Struct, frozen=True):
+    """`median` is one of those found, the lower of two."""
+
+    contender: str
+    median: Crossing
+    found: list[SearchResult]
+
+
+class CellFigures(Struct, frozen=True):
+    """`ratio`: ours over the best rival in models, the best rival over ours in GPUs, so that above 1 ours is ahead.
+    None where one of them is not known, or no rival reaches the goal."""
+
+    cell: str
+    setting: dict[str, Any]
+    contenders: list[ContenderFigures]
+    best_rival: str | None
+    ratio: float | None
+
+
+def value(crossing: Crossing) -> float:
+    """Of one outside of what was searched, the end that it lies behind."""
+    ends = (crossing.at, crossing.below, crossing.above)
+    return next(end for end in ends if end is not None)
+
+
+def cell_figures(
+    suite: CellSuite, cell: str, setting: dict[str, Any], known: Mapping[Key, SearchResult]
+) -> CellFigures:
+    contenders = []
+    for contender in suite.contenders:
+        of = sorted(
+            (found for (where, who, _), found in known.items() if (where, who) == (cell, contender.name)),
+            key=lambda found: found.seed,
+        )
+        if of:
+            middle = median_low([value(found.at) for found in of])
+            contenders.append(
+                ContenderFigures(contender.name, next(found.at for found in of if value(found.at) == middle), of)
+            )
+    medians = {each.contender: each.median for each in contenders}
+    rivals = [each.name for each in suite.contenders if each.rival and each.name in medians]
+    best, ratio = _ahead(suite.aim, medians, rivals)
+    return CellFigures(cell, setting, contenders, best, ratio)
+
+
+def _ahead(aim: Aim, medians: Mapping[str, Crossing], rivals: Iterable[str]) -> tuple[str | None, float | None]:
+    if aim is Aim.MODELS:
+        best = max(rivals, key=lambda name: value(medians[name]), default=None)
+    else:
+        reaching = (name for name in rivals if medians[name].at is not None)
+        best = min(reaching, key=lambda name: value(medians[name]), default=None)
+    if best is None or OURS not in medians:
+        return best, None
+    ours, theirs = value(medians[OURS]), value(medians[best])
+    return best, round(ours / theirs if aim is Aim.MODELS else theirs / ours, 4)
+
+
+def summary(cells: Iterable[CellFigures]) -> str:
+    """In a line, of the cells where there is something to compare."""
+    ratios = [cell.ratio for cell in cells if cell.ratio is not None]
+    if not ratios:
+        return "nothing to compare yet"
+    ahead = sum(ratio >= 1 for ratio in ratios)
+    return f"{OURS}: at least the best rival in {ahead} of {len(ratios)}, {median(ratios):.2f} times it in the median"

@@ -1,0 +1,295 @@
+"""Moves the KV of sequences between host and device, and says where it may come from and go to.
+
+Whoever holds a `KvHandle` of another instance releases it exactly once: when the KV has arrived or is not wanted. What
+is kept of a prompt nobody holds: once it was copied the node is asked whether it was there all the time. KV of
+sequences that end is offered to the node.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from enum import Enum
+
+from aegis.core.block_runs import append_run, count_blocks, count_within, cut_off, first_blocks, moved
+from aegis.core.effects import StreamName
+from aegis.core.ids import InstanceId, ProxyId, RequestId, SlabId, proxy_of
+from aegis.core.messages import (
+    CheckPrefix,
+    FromInstance,
+    GrantSlabs,
+    KeepKv,
+    KvReleased,
+    NeedSlabs,
+    PrefixChecked,
+    Reused,
+)
+from aegis.core.model import ModelSpec
+from aegis.core.request import EventHandle, KeptPrefix, KvHandle
+from decode.prefix_match import most_alike
+from decode.sequences import Counters, Room, Sequence, Where
+from memory.ledger import Ledger
+from memory.prefix_offers import Offers
+from memory.slabs import NoBlocks
+
+
+class _Slabs(Enum):
+    """How a request for host slabs stands."""
+
+    NOT_ASKED = "not asked"
+    ASKED = "asked"
+    REFUSED = "refused"  # they come when there are some
+    PUT_OFF = "put off"  # so were those for an arrival: what has to leave the device asks anew
+
+
+class KvStore:
+    """Moves sequences' KV between host and device, on the ledger's books."""
+
+    def __init__(
+        self, ledger: Ledger, counters: Counters, send: Callable[[FromInstance], None], *, reuses: bool = False
+    ) -> None:
+        """Where it `reuses` KV, that of sequences that end is offered to the node."""
+        self._ledger = ledger
+        self._counters = counters
+        self._send = send
+        self._offers = Offers(ledger, send) if reuses else None
+        self._slabs = _Slabs.NOT_ASKED
+        self._for_arrival = False  # they were asked for
+        self._arriving: deque[Sequence] = deque()  # as the stream brings them
+        self._departing: list[tuple[Sequence, KvHandle, EventHandle]] = []  # dropped while arriving
+        self._checking: dict[tuple[RequestId, int], Sequence] = {}  # whether what has come was still kept
+
+    @property
+    def reuses(self) -> bool:
+        return self._offers is not None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the node still has to answer a request for host slabs."""
+        return self._slabs is _Slabs.ASKED
+
+    @property
+    def checking(self) -> bool:
+        """Whether the node still has to say what a sequence may go on from."""
+        return bool(self._checking)
+
+    def capacity(self, spec: ModelSpec) -> int:
+        """Blocks the device can hold for a model while its weights are in."""
+        budget = self._ledger.budget
+        pages = budget.pages - budget.weight_pages(spec.manifest.image_bytes)
+        return pages // budget.pages_per_slab * self._ledger.device.per_slab(spec.manifest.kv)
+
+    def bring_in(self, sequence: Sequence, *, ahead: bool = False) -> None:
+        """Starts the swap-in, perhaps `ahead` of its turn; the device must have room for `blocks_now`."""
+        shape, source, after = sequence.shape, sequence.host, sequence.saved
+        if sequence.prefix:
+            source = sequence.prefix.blocks
+        elif sequence.handle:
+            source, after = sequence.handle.blocks, sequence.handle.ready
+        device = self._ledger.device.alloc(shape, sequence.blocks_now())
+        assert not isinstance(device, NoBlocks) and (sequence.prefix or after is not None)
+        sequence.device, sequence.held = list(device), sequence.blocks_now()
+        sequence.where = Where.ARRIVING
+        self._arriving.append(sequence)
+        count = count_blocks(source)
+        sequence.arrival = self._ledger.copy_in(shape, source, first_blocks(device, count), after, ahead=ahead)
+        self._counters.swap_in_bytes += shape.block_bytes * count
+
+    def progress(self, stream: StreamName) -> None:
+        """Some of its copies have ended."""
+        if stream is StreamName.SWAP_IN:
+            self.settle()
+        elif stream is StreamName.SWAP_OUT and self._offers:
+            self._offers.progress()
+
+    def settle(self) -> None:
+        """Rule 1: once its own swap-in has passed, a sequence may join a step."""
+        while self._arriving:
+            sequence = self._arriving[0]
+            if not sequence.gone:
+                assert sequence.arrival is not None
+                if not self._ledger.transfers.passed(sequence.arrival):
+                    break
+                sequence.arrival = None
+                if sequence.prefix:
+                    self._check(sequence, sequence.prefix)
+                else:
+                    self._there(sequence)
+                    self._release_host(sequence)
+            self._arriving.popleft()
+        self._release_departed()
+
+    def _checked(self, event: PrefixChecked) -> None:
+        """A sequence goes on from its prefix or, where that was gone, is prefilled from the beginning."""
+        sequence = self._checking.pop((event.request, event.attempt), None)
+        if sequence is None:
+            return  # it has left
+        sequence.prefix = None
+        if event.intact:
+            self._there(sequence)
+            self._counters.reused_tokens += sequence.reused
+            self._send(Reused(event.request, event.attempt, sequence.reused))
+            return
+        self._ledger.device.free(sequence.shape, sequence.device)
+        sequence.device, sequence.held, sequence.where = [], 0, Where.NOWHERE
+        sequence.lacks, sequence.reused = sequence.cached, 0
+
+    def look_around(self, sequence: Sequence, others: Iterable[Sequence]) -> None:
+        """Before its first run: others may have KV on the device that it can go on from."""
+        begun = sequence.lacks < sequence.cached - sequence.reused
+        if self._offers and not begun and sequence.job.sampling.prompt_logprobs is None:
+            other, tokens = most_alike(sequence, others)
+            if other:
+                self._go_on_from(sequence, other, tokens)
+
+    def give_up_offers(self) -> None:
+        """What the node has not answered about leaves the device at once."""
+        if self._offers:
+            self._offers.give_up()
+
+    def _go_on_from(self, sequence: Sequence, other: Sequence, tokens: int) -> None:
+        """What is there of the other's KV for these tokens, which both begin with, is there of the sequence's too."""
+        count = sequence.shape.blocks_for(tokens)
+        self._ledger.copy_within(
+            sequence.shape, first_blocks(other.device, count), first_blocks(sequence.device, count)
+        )
+        self._counters.reused_tokens += tokens - sequence.reused
+        sequence.reused, sequence.lacks = tokens, sequence.cached - tokens
+        self._send(Reused(sequence.job.request, sequence.job.attempt, tokens))
+
+    def _there(self, sequence: Sequence) -> None:
+        self._ledger.device.commit(sequence.shape, sequence.device)
+        sequence.where = Where.DEVICE
+
+    def _check(self, sequence: Sequence, prefix: KeptPrefix) -> None:
+        job = sequence.job
+        self._checking[job.request, job.attempt] = sequence
+        self._send(CheckPrefix(job.request, job.attempt, prefix.entry))
+
+    def grow(self, sequence: Sequence, blocks: int) -> bool:
+        shape = sequence.shape
+        more = self._ledger.device.alloc(shape, blocks, used=True)
+        if isinstance(more, NoBlocks):
+            return False
+        for start, stop in more:
+            append_run(sequence.device, start, stop)
+        sequence.held += blocks
+        return True
+
+    def shrink(self, sequence: Sequence) -> None:
+        """Frees what the next step does not need."""
+        needed = sequence.blocks_now()
+        if sequence.held > needed:
+            self._ledger.device.free(sequence.shape, cut_off(sequence.device, sequence.held - needed))
+            sequence.held = needed
+
+    def compact(self, sequences: Collection[Sequence]) -> None:
+        """Closes holes in the device's slabs: empties at most one slab of each shape. No step may be under way; while
+        KV waits to be kept nothing is moved."""
+        if self._offers and self._offers.open:
+            return
+        for shape, blocks in self._ledger.device.sparse():
+            bounds, owners, owned = (blocks[0][0], blocks[-1][1]), list[Sequence](), 0
+            for sequence in sequences:
+                if sequence.where is Where.DEVICE and sequence.shape == shape:
+                    own = count_within(sequence.device, bounds)
+                    owners += [sequence] if own else []
+                    owned += own
+            assert owned == count_blocks(blocks), "used blocks of no sequence"
+            copies = self._ledger.compact(shape, blocks)
+            for sequence in owners:
+                sequence.device = moved(sequence.device, copies)
+            self._counters.compacted_bytes += shape.block_bytes * owned
+
+    def put_away(self, sequence: Sequence) -> Room:
+        """Moves the KV to host slabs. NOW: the node has none to give, and the caller is to drop the sequence."""
+        shape = sequence.shape
+        keep = shape.blocks_for(sequence.cached - sequence.lacks)
+        host = self._ledger.host.alloc(shape, keep, used=True)
+        if isinstance(host, NoBlocks):
+            return Room.NOW if self._slabs is _Slabs.REFUSED else self._ask(host.slabs)
+        sequence.saved = self._ledger.copy_out(shape, first_blocks(sequence.device, keep), host)
+        self._ledger.device.free_after(shape, sequence.device, sequence.saved)
+        self._counters.swap_out_bytes += shape.block_bytes * keep
+        sequence.host, sequence.device, sequence.held, sequence.where = host, [], 0, Where.HOST
+        return Room.LATER
+
+    def drop(self, sequence: Sequence, *, keep: bool = False) -> None:
+        """Frees all the sequence holds; what a transfer still touches goes to the move lists (rule 3). `keep`: the next
+        turn of a conversation may begin like it."""
+        if keep and self._offers and sequence.where is Where.DEVICE:
+            tokens = (*sequence.job.prompt, *sequence.made)[: sequence.cached - sequence.lacks]
+            self._offers.make(sequence.spec, tokens, sequence.device)
+            sequence.device, sequence.held = [], 0
+            return
+        shape, device, host = sequence.shape, self._ledger.device, self._ledger.host
+        if sequence.arrival is not None:
+            device.free_after(shape, sequence.device, sequence.arrival)
+            if sequence.handle:
+                self._departing.append((sequence, sequence.handle, sequence.arrival))
+            host.free_after(shape, sequence.host, sequence.arrival)
+        else:
+            self._checking.pop((sequence.job.request, sequence.job.attempt), None)
+            device.free(shape, sequence.device)
+            self._release_host(sequence)
+        sequence.device, sequence.held, sequence.host, sequence.handle = [], 0, (), None
+
+    def told(self, event: GrantSlabs | KeepKv | PrefixChecked) -> None:
+        """By the node, of host memory."""
+        match event:
+            case GrantSlabs():
+                self._ledger.grant(event.slabs)
+                refused = _Slabs.PUT_OFF if self._for_arrival else _Slabs.REFUSED
+                self._slabs = refused if event.refused else _Slabs.NOT_ASKED
+            case KeepKv():
+                assert self._offers
+                self._offers.answered(event)
+            case PrefixChecked():
+                self._checked(event)
+
+    def surplus_slabs(self) -> tuple[SlabId, ...]:
+        """What the node gets back; nothing while an answer is on its way that counts on what is here."""
+        return () if self.waiting else self._ledger.surplus_slabs()
+
+    def _release_departed(self) -> None:
+        """Handles of sequences that were dropped while arriving, once nothing reads from them."""
+        if not self._departing:
+            return
+        passed = self._ledger.transfers.passed
+        for sequence, handle, event in self._departing:
+            if passed(event):
+                self._send(KvReleased(sequence.job.request, sequence.job.attempt, handle))
+        self._departing = [departing for departing in self._departing if not passed(departing[2])]
+
+    def reads_from(self, peer: InstanceId) -> bool:
+        """Whether a transfer from the peer's slabs is under way."""
+        return any(handle.owner == peer for _, handle, _ in self._departing)
+
+    def reads_for(self, proxy: ProxyId) -> bool:
+        """Whether such a transfer is under way for a request of the proxy that was dropped."""
+        return any(proxy_of(sequence.job.request) == proxy for sequence, _, _ in self._departing)
+
+    def ask_for_arrival(self, slabs: int) -> bool:
+        """Whether the node has refused them; else they are on their way."""
+        if self._slabs is _Slabs.NOT_ASKED:
+            self._ask(slabs)
+            self._for_arrival = True
+        return self._slabs in (_Slabs.REFUSED, _Slabs.PUT_OFF)
+
+    def _ask(self, slabs: int) -> Room:
+        if self._slabs in (_Slabs.NOT_ASKED, _Slabs.PUT_OFF):
+            self._slabs, self._for_arrival = _Slabs.ASKED, False
+            self._send(NeedSlabs(slabs))
+        return Room.LATER
+
+    def _release_host(self, sequence: Sequence) -> None:
+        if sequence.handle:
+            self._send(KvReleased(sequence.job.request, sequence.job.attempt, sequence.handle))
+            sequence.handle = None
+        if sequence.host:
+            assert sequence.saved is not None
+            if self._ledger.transfers.passed(sequence.saved):
+                self._ledger.host.free(sequence.shape, sequence.host)
+            else:
+                self._ledger.host.free_after(sequence.shape, sequence.host, sequence.saved)
+            sequence.host = ()

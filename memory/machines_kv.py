@@ -1,0 +1,102 @@
+"""Host memory for KV of several machines: an instance leases slabs of the machine it is on, and may read from any.
+
+So the slabs of an instance that is lost are free again when no living instance of any machine reads from them. What is
+kept of requests that have ended is of use to the machine's own instances only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aegis.core.ids import InstanceId, MachineId, ModelId
+from aegis.core.messages import PeerForgotten
+from aegis.core.model import ModelSpec
+from aegis.core.request import Job, KeptPrefix
+from memory.host_kv import Answers, ForHost, HostKv
+from memory.kept_prefixes import Counters
+
+
+class Hosts:
+    """One `HostKv` for each machine, all of slabs of `slab_bytes`. `spec_of` knows the models whose KV may be kept:
+    none until it is set. Numbers are those of all machines together, and may be read from any thread."""
+
+    __slots__ = ("_homes", "_machines", "_slab_bytes", "counters", "spec_of")
+
+    def __init__(self, slab_bytes: int) -> None:
+        self.spec_of: Callable[[ModelId], ModelSpec | None] = lambda model: None
+        self.counters = Counters()
+        self._slab_bytes = slab_bytes
+        self._machines: dict[MachineId, HostKv] = {}
+        self._homes: dict[InstanceId, MachineId] = {}
+
+    @property
+    def capacity(self) -> int:
+        return sum(host.leases.capacity for host in list(self._machines.values()))
+
+    @property
+    def free(self) -> int:
+        return sum(host.leases.free for host in list(self._machines.values()))
+
+    @property
+    def leased(self) -> int:
+        return sum(host.leases.leased for host in list(self._machines.values()))
+
+    @property
+    def kept(self) -> int:
+        return sum(host.leases.kept for host in list(self._machines.values()))
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(host.kept.nbytes for host in list(self._machines.values()))
+
+    def open(self, machine: MachineId, capacity: int) -> None:
+        """It has so many slabs."""
+        host = self._machines[machine] = HostKv(capacity, self._slab_bytes, self._spec_of, self.counters)
+        for instance in self._homes:
+            host.join(instance)
+
+    def close(self, machine: MachineId) -> None:
+        """It is gone, and its instances are lost already."""
+        assert not self.is_home(machine)
+        del self._machines[machine]
+
+    def is_home(self, machine: MachineId) -> bool:
+        """Whether any instance there has not been lost."""
+        return machine in self._homes.values()
+
+    def prefix_of(self, instance: InstanceId, job: Job) -> KeptPrefix | None:
+        """What is kept, where the instance is, of what the job prefills."""
+        home = self._homes.get(instance)
+        return None if home is None else self._machines[home].prefix_of(job)
+
+    def join(self, instance: InstanceId, machine: MachineId) -> None:
+        self._homes[instance] = machine
+        for host in self._machines.values():
+            host.join(instance)
+
+    def lost(self, instance: InstanceId, words: tuple[int, ...]) -> Answers:
+        """The instance's process is gone, whose these words were; all others are asked to forget it."""
+        home, answers = self._homes.pop(instance), Answers()
+        for machine, host in self._machines.items():
+            answers += host.lost(instance, words) if machine == home else host.leave(instance)
+        return answers
+
+    def hear(self, instance: InstanceId, message: ForHost) -> Answers:
+        if isinstance(message, PeerForgotten):
+            return self._forgotten(instance, message)
+        return self._machines[self._homes[instance]].hear(instance, message)
+
+    def check(self) -> None:
+        """Raises LawBroken where a law does not hold."""
+        for host in self._machines.values():
+            host.check()
+
+    def _forgotten(self, instance: InstanceId, message: PeerForgotten) -> Answers:
+        """An answer is as good for any of the machines on which the peer was lost; for one that is gone it is none."""
+        for host in self._machines.values():
+            if host.leases.awaits(instance, message.peer):
+                return host.hear(instance, message)
+        return []
+
+    def _spec_of(self, model: ModelId) -> ModelSpec | None:
+        return self.spec_of(model)

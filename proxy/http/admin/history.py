@@ -1,0 +1,83 @@
+"""What the server did and decided of late, as JSON lines: `/debug/spans`, `/debug/records`, `/debug/decisions`; and all
+that its watchers show, with what came since they last asked: `/debug/live`.
+
+`since` is the number of the first entry wanted, 0 if left out; the header `Aegis-Next` says what to ask for next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response
+from starlette.responses import StreamingResponse
+
+from aegis.core.errors import UserError
+from aegis.telemetry.live_view import SeenUntil
+from aegis.telemetry.records import Record
+from proxy.http.replies import json_reply
+from proxy.http.security.authorise import authorise
+from proxy.http.settings import queries_of
+
+T = TypeVar("T")
+
+NEXT = "Aegis-Next"
+_FRESH = {"cache-control": "no-store"}
+_PART = 1_000  # lines that are encoded without a pause for others
+_lines = msgspec.json.Encoder().encode_lines
+
+router = APIRouter(prefix="/debug", dependencies=[Depends(authorise)])
+
+
+@router.get("/spans")
+async def spans(request: Request) -> Response:
+    """One `Span` a line, as an array of its fields, in order of arrival at the node."""
+    return _reply(await queries_of(request).spans(_since(request)), list)
+
+
+@router.get("/records")
+async def records(request: Request) -> Response:
+    """One `Record` a line, in order of end; with the times of all tokens where `times=1` asks for them."""
+    wants_times = request.query_params.get("times") == "1"
+    return _reply(await queries_of(request).records(_since(request)), list if wants_times else _without_times)
+
+
+@router.get("/decisions")
+async def decisions(request: Request) -> Response:
+    """One `Decision` a line, as an object, in order of arrival at the node."""
+    return _reply(await queries_of(request).decisions(_since(request)), list)
+
+
+@router.get("/live")
+async def live(request: Request) -> Response:
+    """`Live` as JSON. `spans`, `decisions` and `records` are what `news.seen` of the last answer says."""
+    seen = SeenUntil(*(_since(request, each) for each in SeenUntil.__struct_fields__))
+    return Response(await queries_of(request).live(seen), media_type="application/json", headers=_FRESH)
+
+
+@router.get("/node")
+async def node(request: Request) -> Response:
+    """`NodeReport` as JSON: what a simulation of this server has to know."""
+    return json_reply(await queries_of(request).report())
+
+
+def _without_times(records: Sequence[Record]) -> list[Record]:
+    return [msgspec.structs.replace(record, token_times_ns=()) for record in records]
+
+
+def _reply(told: tuple[Sequence[T], int], shown: Callable[[Sequence[T]], list[T]]) -> Response:
+    entries, following = told
+
+    def parts() -> Iterator[bytes]:
+        for at in range(0, len(entries), _PART):
+            yield _lines(shown(entries[at : at + _PART]))
+
+    return StreamingResponse(parts(), media_type="application/jsonl", headers={NEXT: str(following)})
+
+
+def _since(request: Request, name: str = "since") -> int:
+    text = request.query_params.get(name, "0")
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise UserError(f"{name} should be a whole number, not {text[:40]!r}", param=name)
+    return int(text)

@@ -1,0 +1,136 @@
+"""Adding, changing, evicting and removing models while the server runs: `POST /models/load`, `/models/update`,
+`/models/evict`, `/models/unload`; and seeing it: `GET /models/sse`.
+
+These read checkpoints from the server's disk, so not every client may call them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Depends, Request, Response
+from msgspec import Struct
+
+from aegis.core.clock import NS_PER_MS
+from aegis.core.limits import Limits
+from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, ModelChange
+from aegis.core.request import PRIORITY_MAX
+from proxy.http.openai.models import ComingCard, ModelCard, card_of, coming_cards, find
+from proxy.http.replies import json_reply
+from proxy.http.request.body import read_fields
+from proxy.http.request.fields import Fields
+from proxy.http.security.authorise import authorise
+from proxy.http.settings import keep_alive_of, market_of, queries_of, settings_of
+from proxy.http.streaming.connection import while_connected
+from proxy.http.streaming.sse import Emit, EventStream, event
+
+LIMIT_MAX = 1 << 40
+_LOOK_S = 0.2
+
+
+class Gone(Struct, frozen=True):
+    id: str
+    state: str = "removed"
+
+
+class Removed(Struct, frozen=True):
+    id: str
+    object: str = "model"
+    deleted: bool = True
+
+
+router = APIRouter(dependencies=[Depends(authorise)])
+
+
+@router.post("/models/load")
+async def load_model(request: Request) -> Response:
+    """Body: `source`, a checkpoint directory or hub id, and `name`, what clients shall call it."""
+    fields = await read_fields(request, settings_of(request).body_bytes_max)
+    source = fields.text("source", None, most_characters=4096)
+    name = fields.text("name", None)
+    fields.end()
+    if source is None:
+        raise fields.refusal("source", "is required")
+    adding = queries_of(request).add_model(source, name)  # which ends when nobody waits for it any more
+    return json_reply(card_of(await while_connected(request.receive, adding)))
+
+
+@router.get("/models/sse")
+async def watch_models(request: Request) -> Response:
+    """An event for each model at first, and one whenever something of it changes; `{"id", "state": "removed"}` when it
+    is gone."""
+    market = market_of(request)
+
+    async def write(emit: Emit) -> None:
+        told: dict[str, ModelCard | ComingCard] = {}
+        while True:
+            now: dict[str, ModelCard | ComingCard] = {card.id: card for card in coming_cards(market)}
+            now |= {name: card_of(served) for name, served in market.models().items()}
+            for name in told.keys() - now.keys():
+                await emit(event(Gone(name)))
+            for name, card in now.items():
+                if told.get(name) != card:
+                    await emit(event(card))
+            told = now
+            await asyncio.sleep(_LOOK_S)
+
+    return EventStream(write, keep_alive_of(request))
+
+
+@router.post("/models/update")
+async def update_model(request: Request) -> Response:
+    """Body: `model` and what is to become another: `slo`, `priority`, `limits`, `pin`. What is left out stays;
+    `limits` are told as a whole."""
+    fields = await read_fields(request, settings_of(request).body_bytes_max)
+    name = fields.required_text("model")
+    slo, limits = fields.nested("slo"), fields.nested("limits")
+    change = ModelChange(
+        ttft_ns=_deadline_ns(slo, "ttft_ms"),
+        tbt_ns=_deadline_ns(slo, "tbt_ms"),
+        priority=fields.integer("priority", None, low=-PRIORITY_MAX, high=PRIORITY_MAX),
+        limits=_read_limits(limits) if fields.given("limits") else None,
+        pinned=fields.flag("pin") if fields.given("pin") else None,
+    )
+    for part in (slo, fields):
+        part.end()
+    find(market_of(request), name)
+    return json_reply(card_of(await queries_of(request).change_model(name, change)))
+
+
+def _deadline_ns(fields: Fields, name: str) -> int | None:
+    if not fields.given(name):
+        return None
+    return round(fields.number(name, 0.0, low=SLO_NS_MIN / NS_PER_MS, high=SLO_NS_MAX / NS_PER_MS) * NS_PER_MS)
+
+
+def _read_limits(fields: Fields) -> Limits:
+    names = ("requests_per_minute", "tokens_per_minute", "concurrent")
+    limits = Limits(*(fields.integer(name, None, low=1, high=LIMIT_MAX) for name in names))
+    fields.end()
+    return limits
+
+
+@router.post("/models/evict")
+async def evict_model(request: Request) -> Response:
+    """Body: `model`. Its weights leave all memory; the next request for it brings them back."""
+    name = await _named(request)
+    return json_reply(card_of(await queries_of(request).unload_model(name)))
+
+
+@router.post("/models/unload")
+async def unload_model(request: Request) -> Response:
+    """One that is served, or being registered."""
+    name = await _named(request, may_come=True)
+    await queries_of(request).remove_model(name)
+    return json_reply(Removed(name))
+
+
+async def _named(request: Request, *, may_come: bool = False) -> str:
+    """The model that the body names, and nothing else; with `may_come` one that is being registered, too. Raises
+    UserError."""
+    fields = await read_fields(request, settings_of(request).body_bytes_max)
+    name = fields.required_text("model")
+    fields.end()
+    if not (may_come and name in market_of(request).coming()):
+        find(market_of(request), name)
+    return name

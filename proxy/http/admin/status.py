@@ -1,0 +1,53 @@
+"""How the server does: `/health`, `/ready`, `/metrics`, `/version`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from msgspec import Struct
+from prometheus_client import CONTENT_TYPE_LATEST
+
+import aegis
+from aegis.core.errors import UserError
+from proxy.http.errors import error_reply
+from proxy.http.replies import json_reply
+from proxy.http.settings import queries_of
+
+router = APIRouter()
+_LOOKED_AT = ["GET", "HEAD"]  # probes of some load balancers send HEAD
+
+
+class Status(Struct, frozen=True):
+    status: str
+
+
+class Version(Struct, frozen=True):
+    version: str
+
+
+@router.api_route("/health", methods=_LOOKED_AT)
+async def health(request: Request) -> Response:
+    """200 while the server can go on."""
+    return _status(*await queries_of(request).healthy())
+
+
+@router.api_route("/ready", methods=_LOOKED_AT)
+async def ready(request: Request) -> Response:
+    """200 only when every launched instance serves."""
+    return _status(*await queries_of(request).ready())
+
+
+def _status(well: bool, reason: str) -> Response:
+    """Whoever looks is no request that is turned away, so what is not well is answered and not raised."""
+    if well:
+        return json_reply(Status("ok"))
+    return error_reply(UserError(reason, status=503, code="unavailable", kind="server_error"))
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    return Response(await queries_of(request).metrics(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.api_route("/version", methods=_LOOKED_AT)
+async def version(request: Request) -> Response:
+    return json_reply(Version(aegis.__version__))

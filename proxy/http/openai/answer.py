@@ -1,0 +1,130 @@
+"""From the choices of a call to the reply: an event stream, or one JSON object with the same content."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from typing import Protocol
+
+from fastapi import Request, Response
+from msgspec import Struct, structs
+
+from aegis.telemetry.logs import log_text
+from proxy.http.call_records import RecordedCall
+from proxy.http.log_notes import note
+from proxy.http.market import Served
+from proxy.http.openai.choices import Choice, GenerationRequest, SequenceRequest, Usage
+from proxy.http.replies import json_reply
+from proxy.http.request.request_ids import id_of, is_new
+from proxy.http.request.sampling import GenerationParameters
+from proxy.http.security.admission import AdmittedRequest
+from proxy.http.security.key_guard import caller_of
+from proxy.http.security.large_bodies import release
+from proxy.http.settings import keep_alive_of, market_of, records_of, settings_of
+from proxy.http.streaming.connection import while_connected
+from proxy.http.streaming.sse import DONE, Emit, EventStream, event
+from proxy.http.streaming.transcript import Piece, join
+
+_logger = logging.getLogger(__name__)
+
+
+class Shape(Protocol):
+    """How one API words its replies."""
+
+    def chunk(self, index: int, piece: Piece) -> Struct | None:
+        """None where there is nothing to tell yet."""
+        ...
+
+    def usage(self, usage: Usage) -> Struct:
+        """The chunk after all others, where the client asked for it."""
+        ...
+
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> Struct:
+        """The reply that is not streamed; one joined piece per choice."""
+        ...
+
+
+async def answer(
+    request: Request,
+    served: Served,
+    orders: Sequence[SequenceRequest],
+    parameters: GenerationParameters,
+    shape: Shape,
+    admitted: AdmittedRequest,
+) -> Response:
+    """Submits the sequences and answers with them. Raises UserError; ClientGone where nobody waits any more."""
+    model, settings = served.spec.model, settings_of(request)
+    if settings.logs_prompts:
+        _log_prompts(request, served, orders)
+    release(request.scope)
+    admitted.permit.use(sum(len(order.prompt) for order in orders))
+    with ExitStack() as undoing:
+        record = await records_of(request).open(_asked(request, served, orders, parameters))
+        undoing.callback(record.close)
+        call = await GenerationRequest.submit(market_of(request), served, orders, parameters, record)
+        undoing.callback(call.cancel)
+        await record.opened()
+        undoing.pop_all()
+        permit = admitted.keep()
+
+    def close() -> None:
+        call.cancel()
+        record.close()
+        usage = call.usage()
+        permit.close(usage.completion_tokens)
+        note(request.scope, model=model, prompt_tokens=usage.prompt_tokens, tokens=usage.completion_tokens)
+
+    if parameters.stream:
+        writer = _writer(call, shape, parameters.include_usage)
+        return EventStream(writer, keep_alive_of(request), close=close, status=call.status)
+    try:
+        return await _whole(request, call, shape)
+    finally:
+        close()
+
+
+def _log_prompts(request: Request, served: Served, orders: Sequence[SequenceRequest]) -> None:
+    for order in orders:
+        text = served.text.decode(order.prompt) if served.text else str(list(order.prompt))
+        log_text(_logger, "prompt", {"request_id": id_of(request.scope), "model": served.spec.model}, text)
+
+
+def _asked(
+    request: Request, served: Served, orders: Sequence[SequenceRequest], parameters: GenerationParameters
+) -> RecordedCall:
+    return RecordedCall(
+        id_of(request.scope),
+        f"{caller_of(request).name} {request.scope['path']} {parameters.fingerprint}",
+        served.spec.model,
+        served.spec.slo,
+        structs.replace(parameters.sampling, max_tokens=orders[0].max_tokens, seed=parameters.seed),
+        len(orders) * parameters.choices,
+        is_new(request),
+        caller_of(request).name,
+    )
+
+
+async def _whole(request: Request, call: GenerationRequest, shape: Shape) -> Response:
+    pieces: list[list[Piece]] = [[] for _ in call.choices]
+
+    async def collect(choice: Choice, piece: Piece) -> None:
+        pieces[choice.index].append(piece)
+
+    await while_connected(request.receive, call.run(collect))
+    return json_reply(shape.whole([join(x) for x in pieces], call.usage()))
+
+
+def _writer(call: GenerationRequest, shape: Shape, include_usage: bool) -> Callable[[Emit], Awaitable[None]]:
+    async def write(emit: Emit) -> None:
+        async def chunk(choice: Choice, piece: Piece) -> None:
+            told = shape.chunk(choice.index, piece)
+            if told is not None:
+                await emit(event(told))
+
+        await call.run(chunk)
+        if include_usage:
+            await emit(event(shape.usage(call.usage())))
+        await emit(DONE)
+
+    return write

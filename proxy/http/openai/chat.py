@@ -1,0 +1,207 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from functools import partial
+from time import time
+from typing import Any
+
+from fastapi import Request, Response
+from msgspec import structs
+
+from aegis.core.errors import UserError
+from aegis.models.text.text_model import TextModel
+from aegis.models.text.worker_messages import Rendered, TooManyCharacters, TooManyTokens
+from proxy.http.market import Served
+from proxy.http.openai.answer import answer
+from proxy.http.openai.chat_reader import Reading
+from proxy.http.openai.chat_replies import ChatShape
+from proxy.http.openai.choices import SequenceRequest
+from proxy.http.openai.held_requests import held
+from proxy.http.openai.models import find_servable
+from proxy.http.plain import plain_router
+from proxy.http.request.body import read_fields
+from proxy.http.request.fields import Fields
+from proxy.http.request.messages import read_messages
+from proxy.http.request.prompts import (
+    characters_max,
+    known,
+    max_tokens_for,
+    needs_tokenizer,
+    tokens_max,
+    too_many_characters,
+    too_many_tokens,
+)
+from proxy.http.request.request_ids import request_id_for
+from proxy.http.request.sampling import LOGPROBS_MAX, GenerationParameters, held_to, read_max_tokens, read_parameters
+from proxy.http.request.text_workers import characters_of
+from proxy.http.request.worker_thread import beside_loop
+from proxy.http.security.admission import AdmittedRequest, admitted, who
+from proxy.http.security.large_bodies import SMALL_BYTES
+from proxy.http.settings import market_of, settings_of, texts_of
+from proxy.http.streaming.connection import while_connected
+from proxy.http.streaming.reasoning import marks_of
+from proxy.http.structured.output_format import check_grammar
+from proxy.http.structured.tools import Tools, read_tools
+
+_UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "audio": (),
+    "chat_template": (),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "metadata": ({},),
+    "mm_processor_kwargs": (),
+    "modalities": (["text"],),
+    "prediction": (),
+    "reasoning_effort": (),
+    "store": (False,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+_NOT_VARIABLES = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversations",
+        "documents",
+        "messages",
+        "return_assistant_tokens_mask",
+        "self",
+        "tools",
+    }
+)
+
+router = plain_router()
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(request: Request) -> Response:
+    fields = await read_fields(request, settings_of(request).body_bytes_max)
+    return await held(request, fields, lambda: _converse(request, fields))
+
+
+async def _converse(request: Request, fields: Fields) -> Response:
+    served = find_servable(market_of(request), fields)
+    text = needs_chat_template(served)
+    fields.elsewhere("prompt", "send 'messages' here, or 'prompt' to /v1/completions")
+    logprobs = _read_logprobs(fields)
+    max_tokens = _read_max_tokens(fields)
+    parameters = await beside_loop(
+        lambda: read_parameters(fields, served, max_tokens=max_tokens, logprobs=logprobs),
+        fields.nbytes,
+        few=SMALL_BYTES,
+    )
+    for name, neutral in _UNSUPPORTED.items():
+        fields.unsupported(name, neutral)
+    async with admitted(request, served) as admission:
+        return await _generate(request, fields, served, text, parameters, admission, logprobs=logprobs is not None)
+
+
+async def _generate(
+    request: Request,
+    fields: Fields,
+    served: Served,
+    text: TextModel,
+    parameters: GenerationParameters,
+    admission: AdmittedRequest,
+    *,
+    logprobs: bool,
+) -> Response:
+    tools = await beside_loop(lambda: read_tools(fields, text), fields.nbytes, few=SMALL_BYTES)
+    rendered, tokens = await render(request, fields, served, text, tools)
+    fields.end()
+    if wanted := tools.held_to() if tools else None:
+        if parameters.held_to:
+            raise fields.refusal("tool_choice", f"and {parameters.held_to.param!r} cannot be had together")
+        parameters = structs.replace(parameters, held_to=wanted, sampling=held_to(fields, parameters.sampling, wanted))
+    grammar = parameters.sampling.grammar
+    free = grammar is None or grammar.kind == "structural_tag"  # that has room for reasoning
+    marks = marks_of(text.chat_template or "") if free else None
+    reading = Reading(rendered, marks, tools)
+    parameters = structs.replace(parameters, shown=reading.markers)
+    prompt = known(fields, "messages", tokens, served.spec)
+    if not prompt:
+        raise fields.refusal("messages", "make an empty prompt")
+    if parameters.held_to:
+        await check_grammar(request, served, parameters.held_to)
+    order = SequenceRequest(prompt, max_tokens_for(served, len(prompt), parameters, default=None, param="messages"))
+    shape = ChatShape(
+        id=f"chatcmpl-{request_id_for(request, parameters.request_id)}",
+        created_s=int(time()),
+        model=served.spec.model,
+        text=text,
+        reading=reading,
+        logprobs=logprobs,
+        token_ids=parameters.return_token_ids,
+        include_usage=parameters.include_usage,
+    )
+    return await answer(request, served, [order], parameters, shape, admission)
+
+
+def needs_chat_template(served: Served) -> TextModel:
+    """Raises UserError where the model has none."""
+    text = needs_tokenizer(served, "model")
+    if text.chat_template is None:
+        message = f"model {served.spec.model!r} has no chat template: send its prompt to /v1/completions"
+        raise UserError(message, param="model", code="no_chat_template")
+    return text
+
+
+async def render(
+    request: Request, fields: Fields, served: Served, text: TextModel, tools: Tools | None
+) -> tuple[str, tuple[int, ...]]:
+    """The prompt that `messages` make, and its tokens. Raises UserError; ClientGone where nobody waits any more."""
+    messages, variables = await beside_loop(lambda: read_conversation(fields, tools), fields.nbytes, few=SMALL_BYTES)
+    size = characters_of(messages) + characters_of(list(variables.values()))
+    rendering = texts_of(request).render(
+        who(request),
+        text,
+        messages,
+        variables,
+        size=size,
+        add_generation_prompt=read_generation(fields),
+        characters_max=characters_max(served.spec, text),
+        tokens_max=tokens_max(served.spec),
+        watch=partial(while_connected, request.receive),
+    )
+    match await rendering:
+        case Rendered(rendered, tokens):
+            return rendered, tokens
+        case TooManyTokens(count):
+            raise too_many_tokens("messages", count, served.spec)
+        case TooManyCharacters(count):
+            raise too_many_characters("messages", count, served.spec)
+
+
+def read_conversation(fields: Fields, tools: Tools | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """`messages`, and the variables of the template. Raises UserError."""
+    messages = read_messages(fields)
+    variables = fields.mapping("chat_template_kwargs") or {}
+    for name in _NOT_VARIABLES & variables.keys():
+        raise fields.refusal("chat_template_kwargs", f"may not set {name!r}")
+    fields.unsupported("continue_final_message", (False,))
+    return messages, {**variables, "tools": list(tools.definitions)} if tools else variables
+
+
+def read_generation(fields: Fields) -> bool:
+    return fields.flag("add_generation_prompt", True)
+
+
+def _read_max_tokens(fields: Fields) -> int | None:
+    """`max_completion_tokens` is the newer name; both may be given if they agree."""
+    older, newer = read_max_tokens(fields, "max_tokens"), read_max_tokens(fields, "max_completion_tokens")
+    if older is not None and newer is not None and older != newer:
+        raise fields.refusal("max_completion_tokens", f"({newer}) and 'max_tokens' ({older}) differ: send one of them")
+    return newer if newer is not None else older
+
+
+def _read_logprobs(fields: Fields) -> int | None:
+    """How many alternatives to report per token; None for no logprobs at all."""
+    wanted = fields.flag("logprobs")
+    top = fields.integer("top_logprobs", None, low=0, high=LOGPROBS_MAX)
+    if top is not None and not wanted:
+        raise fields.refusal("top_logprobs", "needs 'logprobs': true")
+    return (top or 0) if wanted else None

@@ -1,0 +1,64 @@
+"""Reads one choice of a chat reply: reasoning, text and tool calls, as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from proxy.http.streaming.reasoning import ReasoningMarks, ReasoningSplitter
+from proxy.http.streaming.reply_parts import CallArguments, CallBegun, Part, TextPart
+from proxy.http.structured.tools import Tools
+
+
+class Reading(Struct, frozen=True):
+    """How the replies to one request are to be read. `marks` are None where nothing is marked, or looked for."""
+
+    prompt: str
+    marks: ReasoningMarks | None
+    tools: Tools | None
+
+    @property
+    def plain(self) -> bool:
+        """Whether all of it is text."""
+        return self.marks is None and self.tools is None
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What has to be seen of the text, even where a model has special tokens for it."""
+        marks = (self.marks.begin, self.marks.end) if self.marks else ()
+        form = self.tools.form if self.tools and self.tools.choice == "auto" else None
+        return (*marks, *((form.begin, form.end, "[ARGS]", "[CALL_ID]") if form else ()))
+
+
+class ChatReader:
+    """`called`: a tool was."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.called = False
+        self._splitter = ReasoningSplitter(reading.marks, reading.prompt) if reading.marks else None
+        self._finder = reading.tools.finder() if reading.tools else None
+        self._name = reading.tools.name if reading.tools else ""
+
+    def feed(self, text: str, *, last: bool) -> list[Part]:
+        """What the next piece of the reply's text says; all that waited, where it is the last."""
+        parts: list[Part] = self._splitter.feed(text) if self._splitter else [TextPart(text)] if text else []
+        if self._splitter and last:
+            parts += self._splitter.end()
+        return [*self._calls(parts), *(self._finder.end() if self._finder and last else ())]
+
+    def _calls(self, parts: Iterable[Part]) -> Iterable[Part]:
+        for part in parts:
+            if not isinstance(part, TextPart):
+                yield part
+            elif self._finder:
+                found = self._finder.feed(part.text)
+                self.called = self.called or any(isinstance(each, CallBegun) for each in found)
+                yield from found
+            elif self._name:
+                if not self.called:
+                    yield CallBegun(0, self._name)
+                self.called = True
+                yield CallArguments(0, part.text)
+            else:
+                yield part

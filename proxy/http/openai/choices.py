@@ -1,0 +1,214 @@
+"""The choices of one call, each a sequence being generated, driven side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from msgspec import Struct, structs
+
+from aegis.core.errors import UserError
+from aegis.core.request import Sampling, Token
+from aegis.models.text.text_model import TextModel
+from proxy.http.call_records import CallRecord
+from proxy.http.market import Delivery, Delta, Failed, Finished, Market, PromptScores, Reused, SequenceHandle, Served
+from proxy.http.request.sampling import GenerationParameters, seed_of
+from proxy.http.streaming.transcript import Piece, Scored, Transcript
+
+_SUBMITTED_AT_ONCE = 16
+
+
+class SequenceRequest(Struct, frozen=True):
+    """One prompt, checked: `max_tokens` fits. `echo` is what the answer begins with, its tokens included."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    echo: str | None = None
+
+
+class Choice:
+    """`index` is its place in the reply."""
+
+    __slots__ = ("_begun", "_ended", "_order", "_prompt_scores", "_text", "index", "reused", "handle", "transcript")
+
+    def __init__(
+        self,
+        index: int,
+        order: SequenceRequest,
+        handle: SequenceHandle,
+        text: TextModel | None,
+        parameters: GenerationParameters,
+    ) -> None:
+        self.index = index
+        self.handle = handle
+        self.transcript = Transcript(
+            text,
+            order.prompt,
+            stop=parameters.stop,
+            stop_token_ids=parameters.sampling.stop_token_ids,
+            min_tokens=parameters.sampling.min_tokens,
+            offset=len(order.echo or ""),
+            shown=parameters.shown,
+        )
+        self.reused = 0  # of the prompt's tokens
+        self._begun = False
+        self._ended = False
+        self._order = order
+        self._text = text
+        self._prompt_scores: tuple[Token, ...] = ()
+
+    def take(self, delivery: Delivery) -> Piece | None:
+        """What the delivery adds, if anything. Raises UserError where the sequence failed."""
+        match delivery:
+            case Delta(tokens):
+                return self._next(self.transcript.push(tokens))
+            case Finished(reason):
+                self._ended = True
+                return self._next(self.transcript.finish(reason))
+            case Reused(tokens):
+                self.reused = min(tokens, len(self._order.prompt))
+                return None
+            case PromptScores(tokens):
+                self._prompt_scores = tokens
+                return None
+            case Failed(message, status):
+                self._ended = True
+                raise UserError(message, status=status, code="generation_failed", kind="server_error")
+
+    def cancel(self, *, satisfied: bool = False) -> None:
+        """Frees what the sequence holds, unless it has ended."""
+        if not self._ended:
+            self._ended = True
+            self.handle.cancel(satisfied=satisfied)
+
+    def _next(self, piece: Piece) -> Piece:
+        if self._begun:
+            return piece
+        self._begun = True
+        echoed = self._echoed() if self._order.echo is not None else Piece()
+        return Piece(echoed.text + piece.text, echoed.tokens + piece.tokens, piece.finish, first=True)
+
+    def _echoed(self) -> Piece:
+        """The prompt as the answer's beginning. Nothing precedes its first token, which has no logprob."""
+        ids = self._order.prompt
+        tokens = [Token(ids[0]), *(self._prompt_scores or map(Token, ids[1:]))]
+        stream = self._text.stream() if self._text else None
+        scored: list[Scored] = []
+        offset = 0
+        for token in tokens:
+            text = stream.push(token.id) if stream else ""
+            scored.append(Scored(token, offset, text))
+            offset += len(text)
+        return Piece(self._order.echo or "", tuple(scored))
+
+
+class PromptDetails(Struct, frozen=True):
+    """`cached_tokens` of the prompt were not prefilled, for any of its choices: their KV was kept from before."""
+
+    cached_tokens: int
+
+
+class Usage(Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class GenerationRequest:
+    """All sequences of one request. Who makes one calls `cancel` when the reply has ended, however it ended."""
+
+    def __init__(self, served: Served, orders: Sequence[SequenceRequest]) -> None:
+        self.served = served
+        self.orders = orders
+        self.choices: list[Choice] = []
+        self._first: SequenceHandle | None = None  # of the prompt at hand
+        self._any: SequenceHandle | None = None
+
+    @classmethod
+    async def submit(
+        cls,
+        market: Market,
+        served: Served,
+        orders: Sequence[SequenceRequest],
+        parameters: GenerationParameters,
+        record: CallRecord,
+    ) -> GenerationRequest:
+        """Submits them all, or none, and lets other calls come in between. Raises UserError."""
+        call = cls(served, orders)
+        try:
+            for order in orders:
+                call._first = None
+                with market.together():
+                    for which in range(parameters.choices):
+                        call.choices.append(call._submit(market, order, parameters, which, record))
+                        if len(call.choices) % _SUBMITTED_AT_ONCE == 0:
+                            await asyncio.sleep(0)
+        except BaseException:
+            call.cancel()
+            raise
+        return call
+
+    def _submit(
+        self, market: Market, order: SequenceRequest, parameters: GenerationParameters, which: int, record: CallRecord
+    ) -> Choice:
+        sampling = structs.replace(
+            parameters.sampling,
+            max_tokens=order.max_tokens,
+            seed=seed_of(record.seed, which),
+            prompt_logprobs=None if order.echo is None else parameters.sampling.logprobs,
+        )
+
+        def submit(sampling: Sampling, sent: tuple[int, ...]) -> SequenceHandle:
+            model, first = self.served.spec.model, self._first
+            handle = market.submit(
+                model, order.prompt, sampling, priority=parameters.priority, sent=sent, beside=first, among=self._any
+            )
+            self._first, self._any = first or handle, handle
+            return handle
+
+        index = len(self.choices)
+        return Choice(index, order, record.handle(index, sampling, submit), self.served.text, parameters)
+
+    def usage(self) -> Usage:
+        prompt = sum(len(order.prompt) for order in self.orders)
+        generated = sum(choice.transcript.generated for choice in self.choices)
+        return Usage(prompt, generated, prompt + generated, PromptDetails(self._cached()))
+
+    def _cached(self) -> int:
+        """Of each prompt, what its first choice found: the others may go on from that one's KV."""
+        of_each = max(len(self.choices) // len(self.orders), 1)
+        return sum(choice.reused for choice in self.choices[::of_each])
+
+    async def run(self, deliver: Callable[[Choice, Piece], Awaitable[None]]) -> None:
+        """Hands on each choice's pieces as they come. Raises UserError where one of them failed."""
+        if len(self.choices) == 1:
+            await _run(self.choices[0], deliver)
+            return
+        tasks = [asyncio.create_task(_run(choice, deliver)) for choice in self.choices]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def status(self) -> str:
+        """What the first of its sequences waits for."""
+        before = self.choices[0].handle.before()
+        return "waiting" if before is None else f"waiting, {before} requests come before this one"
+
+    def cancel(self) -> None:
+        for choice in self.choices:
+            choice.cancel()
+
+
+async def _run(choice: Choice, deliver: Callable[[Choice, Piece], Awaitable[None]]) -> None:
+    async for delivery in choice.handle:
+        piece = choice.take(delivery)
+        if piece is not None:
+            await deliver(choice, piece)
+        if choice.transcript.finished:
+            choice.cancel(satisfied=True)
+            return
+    raise AssertionError("a ticket ended before its sequence")

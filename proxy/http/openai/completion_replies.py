@@ -1,0 +1,82 @@
+"""How `/v1/completions` words its replies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import UNSET, Struct, UnsetType
+
+from aegis.models.text.text_model import TextModel
+from proxy.http.openai.choices import Usage
+from proxy.http.openai.token_names import name_of
+from proxy.http.streaming.transcript import Piece, Scored
+
+
+class Logprobs(Struct, frozen=True):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(Struct, frozen=True):
+    index: int
+    text: str
+    logprobs: Logprobs | None
+    finish_reason: str | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(Struct, frozen=True):
+    """Whole, or a chunk of a stream."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class CompletionShape(Struct, frozen=True):
+    """An `answer.Shape`."""
+
+    id: str
+    created_s: int
+    model: str
+    text: TextModel | None
+    logprobs: bool
+    token_ids: bool
+    include_usage: bool
+
+    def chunk(self, index: int, piece: Piece) -> Completion:
+        return self._reply([self._choice(index, piece)], None if self.include_usage else UNSET)
+
+    def usage(self, usage: Usage) -> Completion:
+        return self._reply([], usage)
+
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> Completion:
+        return self._reply([self._choice(index, piece) for index, piece in enumerate(pieces)], usage)
+
+    def _reply(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
+        return Completion(self.id, "text_completion", self.created_s, self.model, choices, usage)
+
+    def _choice(self, index: int, piece: Piece) -> CompletionChoice:
+        logprobs = self._logprobs(piece.tokens) if self.logprobs else None
+        token_ids = [scored.token.id for scored in piece.tokens] if self.token_ids else UNSET
+        return CompletionChoice(index, piece.text, logprobs, piece.finish, token_ids)
+
+    def _logprobs(self, tokens: Sequence[Scored]) -> Logprobs:
+        return Logprobs(
+            tokens=[scored.text or name_of(self.text, scored.token.id) for scored in tokens],
+            token_logprobs=[scored.token.logprob for scored in tokens],
+            top_logprobs=[self._top(scored) for scored in tokens],
+            text_offset=[scored.offset for scored in tokens],
+        )
+
+    def _top(self, scored: Scored) -> dict[str, float] | None:
+        token = scored.token
+        if token.logprob is None:
+            return None
+        top = {name_of(self.text, alternative): logprob for alternative, logprob in token.top}
+        return top | {scored.text or name_of(self.text, token.id): token.logprob}

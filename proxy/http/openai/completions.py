@@ -1,0 +1,107 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from time import time
+
+from fastapi import Request, Response
+
+from aegis.core.errors import UserError
+from proxy.http.market import Served
+from proxy.http.openai.answer import answer
+from proxy.http.openai.choices import SequenceRequest
+from proxy.http.openai.completion_replies import CompletionShape
+from proxy.http.openai.held_requests import held
+from proxy.http.openai.models import find_servable
+from proxy.http.plain import plain_router
+from proxy.http.request.body import read_fields
+from proxy.http.request.fields import Fields
+from proxy.http.request.prompts import Prompt, max_tokens_for, read_prompts
+from proxy.http.request.request_ids import request_id_for
+from proxy.http.request.sampling import (
+    LOGPROBS_MAX,
+    GenerationParameters,
+    check_sequences,
+    read_max_tokens,
+    read_parameters,
+)
+from proxy.http.request.worker_thread import beside_loop
+from proxy.http.security.admission import AdmittedRequest, admitted
+from proxy.http.security.large_bodies import SMALL_BYTES
+from proxy.http.settings import market_of, settings_of
+from proxy.http.structured.output_format import check_grammar
+
+DEFAULT_MAX_TOKENS = 16
+PROMPT_LOGITS_MAX = 1 << 28  # of one prompt, all tokens' together: 1 GiB in float32
+
+router = plain_router()
+
+
+@router.post("/v1/completions")
+async def create_completion(request: Request) -> Response:
+    fields = await read_fields(request, settings_of(request).body_bytes_max)
+    return await held(request, fields, lambda: _complete(request, fields))
+
+
+async def _complete(request: Request, fields: Fields) -> Response:
+    served = find_servable(market_of(request), fields)
+    fields.elsewhere("messages", "send 'prompt' here, or 'messages' to /v1/chat/completions")
+    logprobs = fields.integer("logprobs", None, low=0, high=LOGPROBS_MAX)
+    max_tokens = read_max_tokens(fields, "max_tokens")
+    parameters = await beside_loop(
+        lambda: read_parameters(fields, served, max_tokens=max_tokens, logprobs=logprobs),
+        fields.nbytes,
+        few=SMALL_BYTES,
+    )
+    echo = fields.flag("echo")
+    fields.unsupported("best_of", tuple({1: None, parameters.choices: None}))
+    fields.unsupported("suffix", ("",))
+    async with admitted(request, served) as admission:
+        return await _generate(request, fields, served, parameters, admission, echo=echo, logprobs=logprobs is not None)
+
+
+async def _generate(
+    request: Request,
+    fields: Fields,
+    served: Served,
+    parameters: GenerationParameters,
+    admission: AdmittedRequest,
+    *,
+    echo: bool,
+    logprobs: bool,
+) -> Response:
+    prompts = await read_prompts(request, fields, served)
+    fields.end()
+    check_sequences(len(prompts), parameters)
+    if parameters.held_to:
+        await check_grammar(request, served, parameters.held_to)
+    tokens = sum(len(prompt.tokens) for prompt in prompts)
+    orders = await beside_loop(lambda: [_order(served, prompt, parameters, echo) for prompt in prompts], tokens)
+    shape = CompletionShape(
+        id=f"cmpl-{request_id_for(request, parameters.request_id)}",
+        created_s=int(time()),
+        model=served.spec.model,
+        text=served.text,
+        logprobs=logprobs,
+        token_ids=parameters.return_token_ids,
+        include_usage=parameters.include_usage,
+    )
+    return await answer(request, served, orders, parameters, shape, admission)
+
+
+def _order(served: Served, prompt: Prompt, parameters: GenerationParameters, echo: bool) -> SequenceRequest:
+    max_tokens = max_tokens_for(served, len(prompt.tokens), parameters, default=DEFAULT_MAX_TOKENS, param="prompt")
+    if echo and parameters.sampling.logprobs is not None:
+        _check_prompt_logits(served, len(prompt.tokens))
+    text = prompt.text
+    if echo and text is None:
+        text = served.text.decode(prompt.tokens) if served.text else ""
+    return SequenceRequest(prompt.tokens, max_tokens, text if echo else None)
+
+
+def _check_prompt_logits(served: Served, tokens: int) -> None:
+    """Raises UserError where the logprobs of a prompt would take more memory than one request may."""
+    most = PROMPT_LOGITS_MAX // served.spec.manifest.vocab_size
+    if tokens > most:
+        message = f"the prompt has {tokens} tokens; with 'echo', 'logprobs' are given for up to {most} of this model's"
+        raise UserError(message, param="echo")

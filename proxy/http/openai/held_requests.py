@@ -1,0 +1,51 @@
+"""Requests for a model that is still being registered: held until it is there, and told meanwhile how far that is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from fastapi import Request, Response
+
+from proxy.http.market import Market
+from proxy.http.request.fields import Fields
+from proxy.http.request.request_ids import tell
+from proxy.http.settings import keep_alive_of, market_of
+from proxy.http.streaming.connection import while_connected
+from proxy.http.streaming.sse import Emit, EventStream, comment
+
+_LOOK_S = 0.1
+
+
+async def held(request: Request, fields: Fields, respond: Callable[[], Awaitable[Response]]) -> Response:
+    """What `respond` answers, once the model that the request names is there, or is known not to come. A stream begins
+    at once; what is refused afterwards is its last event. Raises UserError."""
+    market, name = market_of(request), fields.required_text("model")
+    if not _is_coming(market, name):
+        return await respond()
+    if not fields.flag("stream"):
+        await while_connected(request.receive, _come(market, name))
+        return await respond()
+
+    async def write(emit: Emit) -> None:
+        tell(request)
+        await emit(comment(status()))
+        await _come(market, name)
+        response = await respond()
+        assert isinstance(response, EventStream)
+        await response.carry_on(emit)
+
+    def status() -> str:
+        coming = market.coming().get(name)
+        return f"model {name!r} is being registered: {coming.progress}" if coming else "waiting"
+
+    return EventStream(write, keep_alive_of(request), status=status)
+
+
+def _is_coming(market: Market, name: str) -> bool:
+    return name not in market.models() and name in market.coming()
+
+
+async def _come(market: Market, name: str) -> None:
+    while _is_coming(market, name):
+        await asyncio.sleep(_LOOK_S)

@@ -1,0 +1,112 @@
+"""Which models there are: `/v1/models`, and finding the one a request names."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from msgspec import Struct
+
+from aegis.core.clock import NS_PER_MS
+from aegis.core.errors import UserError
+from aegis.core.limits import Limits
+from proxy.http.errors import nearest, shown
+from proxy.http.market import Market, Served
+from proxy.http.replies import json_reply
+from proxy.http.request.fields import Fields
+from proxy.http.settings import market_of
+
+router = APIRouter()
+
+
+class SloCard(Struct, frozen=True):
+    ttft_ms: float
+    tbt_ms: float
+
+
+class ModelCard(Struct, frozen=True):
+    """OpenAI's fields, then vLLM's, then `state`, where its weights are, what may be changed of it and, where it
+    failed, why as `detail`."""
+
+    id: str
+    created: int
+    root: str
+    max_model_len: int
+    state: str
+    weights: str
+    pinned: bool
+    priority: int
+    slo: SloCard
+    limits: Limits
+    detail: str | None = None
+    object: str = "model"
+    owned_by: str = "aegis"
+
+
+class ComingCard(Struct, frozen=True):
+    """A model that is being registered; `detail` says how far that is."""
+
+    id: str
+    root: str
+    detail: str
+    state: str = "registering"
+    object: str = "model"
+    owned_by: str = "aegis"
+    created: int = 0
+
+
+class ModelList(Struct, frozen=True):
+    data: list[ModelCard]
+    coming: list[ComingCard]
+    object: str = "list"
+
+
+def card_of(served: Served) -> ModelCard:
+    context = served.spec.manifest.context_tokens
+    return ModelCard(
+        id=served.spec.model,
+        created=served.created_s,
+        root=served.spec.root,
+        max_model_len=min(context, served.kv_limit_tokens),
+        state=served.state,
+        weights=served.weights,
+        pinned=served.pinned,
+        priority=served.priority,
+        slo=SloCard(served.spec.slo.ttft_ns / NS_PER_MS, served.spec.slo.tbt_ns / NS_PER_MS),
+        limits=served.limits,
+        detail=served.detail or None,
+    )
+
+
+def coming_cards(market: Market) -> list[ComingCard]:
+    coming = sorted(market.coming().items())
+    return [ComingCard(name, each.root, each.progress) for name, each in coming if name not in market.models()]
+
+
+def find(market: Market, name: str) -> Served:
+    """Raises UserError: 404 naming near matches."""
+    models = market.models()
+    served = models.get(name)
+    if served is None:
+        near = nearest(name, models)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "GET /v1/models lists those there are"
+        raise UserError(f"there is no model {shown(name)}; {hint}", status=404, param="model", code="model_not_found")
+    return served
+
+
+def find_servable(market: Market, fields: Fields) -> Served:
+    """The model that `model` names. Raises UserError: 404 where there is none, 503 where it could not be loaded."""
+    served = find(market, fields.required_text("model"))
+    if served.state == "failed":
+        reason = served.detail or "its checkpoint cannot be served"
+        raise UserError(f"{served.spec.model!r} failed: {reason}", status=503, param="model", code="model_failed")
+    return served
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> Response:
+    cards = [card_of(served) for _, served in sorted(market_of(request).models().items())]
+    return json_reply(ModelList(cards, coming_cards(market_of(request))))
+
+
+@router.get("/v1/models/{name:path}")
+async def retrieve_model(request: Request, name: str) -> Response:
+    return json_reply(card_of(find(market_of(request), name)))

@@ -1,0 +1,139 @@
+"""The request body: bounded, and one JSON object whose names are each given once."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from aegis.core.errors import UserError
+from proxy.http.errors import shown
+from proxy.http.request.fields import Fields
+from proxy.http.request.worker_thread import beside_loop
+from proxy.http.security.http_protocol import broken_off
+from proxy.http.security.large_bodies import SMALL_BYTES, sent_in_time
+from proxy.http.settings import large_bodies_of
+from proxy.http.streaming.connection import ClientGone
+
+PARAMETERS_MAX = 256
+PARTS_MAX = 1 << 16
+"""Strings, lists and objects, names counted as strings. The interpreter is let go nowhere while they are decoded, so
+many of them would keep the event loop from running, from a thread too."""
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+
+
+class _Key(str):
+    """A type of its own, so that decoding shows every name to its hook, repeated ones too."""
+
+    __slots__ = ()
+
+
+async def read_fields(request: Request, bytes_max: int) -> Fields:
+    """The parameters of the request.
+
+    Raises UserError: 413 beyond `bytes_max`, 415 where it is compressed, 408 where its rest does not come, 400 where it
+    is no JSON object; ClientGone where the client leaves.
+    """
+    body = await _read(request, bytes_max)
+    return Fields(await beside_loop(lambda: parse_object(body), len(body), few=SMALL_BYTES), nbytes=len(body))
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Raises UserError where `body` is not one JSON object, or names something twice in an object."""
+    seen: dict[str, None] = {}
+
+    def once(_: type, name: str) -> _Key:
+        if name in seen:
+            raise UserError(f"{shown(name)} is given more than once", param=name[:200])
+        if len(seen) >= PARAMETERS_MAX:
+            raise UserError(f"the body has more than {PARAMETERS_MAX} parameters", code="invalid_json")
+        seen[name] = None
+        return _Key(name)
+
+    if not _parts_fit(body):
+        raise UserError(f"the body has more than {PARTS_MAX} strings, lists and objects", code="too_many_parts")
+    try:
+        parsed = msgspec.json.decode(body, type=dict[_Key, Any], dec_hook=once)
+        if body.count(b"{") > 1:
+            json.loads(body, object_pairs_hook=_once_each)
+    except msgspec.ValidationError as error:
+        if seen and "out of range" in str(error):
+            last = next(reversed(seen))
+            message = f"{shown(last)} has a number that is too large"
+            raise UserError(message, param=last[:200], code="invalid_json") from None
+        raise UserError(f"the body must be a JSON object: {error}", code="invalid_json") from None
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else shown(str(error))
+        raise UserError(f"the body is not valid JSON: {reason}", code="invalid_json") from None
+    return {str(name): value for name, value in parsed.items()}
+
+
+def _parts_fit(body: bytes) -> bool:
+    if body.count(b'"') // 2 + body.count(b"[") + body.count(b"{") <= PARTS_MAX:
+        return True
+    parts = at = 0
+    for string in _STRING.finditer(body):  # what looks like a list within one is none
+        start, end = string.span()
+        parts += 1 + body.count(b"[", at, start) + body.count(b"{", at, start)
+        at = end
+        if parts > PARTS_MAX:
+            return False
+    return parts + body.count(b"[", at) + body.count(b"{", at) <= PARTS_MAX
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object within the body. Of two values of one name another reader may take the other one."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names: set[str] = set()
+        for name, _ in pairs:
+            if name in names:
+                raise UserError(f"{shown(name)} is given more than once in one object", param=name[:200])
+            names.add(name)
+    return values
+
+
+async def _read(request: Request, bytes_max: int) -> bytes:
+    encoding = ", ".join(request.headers.getlist("content-encoding"))
+    if not {coding.strip().lower() for coding in encoding.split(",")} <= {"", "identity"}:
+        message = f"Content-Encoding {shown(encoding)} is not understood: send the body as it is"
+        raise UserError(message, status=415, param="Content-Encoding", code="unsupported_encoding")
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared[:20]) > bytes_max:
+        raise _too_large(bytes_max)
+    pieces = request.stream()
+    try:
+        body = await _pieces(pieces, bytes_max, SMALL_BYTES)
+        if len(body) > SMALL_BYTES:
+            expected = int(declared[:20]) if declared.isdigit() else bytes_max
+            await large_bodies_of(request).hold(request.scope, expected)
+            async with sent_in_time(expected):
+                body = b"".join((body, await _pieces(pieces, bytes_max - len(body), bytes_max)))
+    except ClientDisconnect:
+        raise ClientGone from None
+    if error := broken_off(request.scope):
+        raise error
+    return body
+
+
+async def _pieces(pieces: AsyncIterator[bytes], bytes_max: int, enough: int) -> bytes:
+    """Those that still come, until there are more than `enough` of them."""
+    read, size = list[bytes](), 0
+    async for piece in pieces:
+        size += len(piece)
+        read.append(piece)
+        if size > bytes_max:
+            raise _too_large(bytes_max)
+        if size > enough:
+            break
+    return b"".join(read)
+
+
+def _too_large(bytes_max: int) -> UserError:
+    return UserError(f"the body is larger than {bytes_max} bytes", status=413, code="body_too_large")

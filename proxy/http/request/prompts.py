@@ -1,0 +1,158 @@
+"""The prompts of a completion request, and whether a model can hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+from fastapi import Request
+from msgspec import Struct
+
+from aegis.core.errors import UserError
+from aegis.core.model import ModelSpec
+from aegis.models.text.text_model import TextModel
+from aegis.models.text.worker_messages import TooManyTokens
+from proxy.http.market import Served
+from proxy.http.request.fields import Fields
+from proxy.http.request.sampling import GenerationParameters, checked_token_ids
+from proxy.http.request.worker_thread import beside_loop
+from proxy.http.security.admission import who
+from proxy.http.settings import texts_of
+from proxy.http.streaming.connection import while_connected
+
+PROMPTS_MAX = 1024
+PROMPT_TOKENS_MAX = 1 << 22
+_COUNTED_MAX = 1 << 16
+_SHRINKS = 4  # what normalizers may take out of a text that is worth tokenizing
+
+
+class Prompt(Struct, frozen=True):
+    """`text` as the client gave it, None where it gave token ids."""
+
+    tokens: tuple[int, ...]
+    text: str | None = None
+
+
+async def read_prompts(request: Request, fields: Fields, served: Served) -> list[Prompt]:
+    """`prompt` as a string, a list of strings, token ids, or a list of lists of them. Raises UserError; ClientGone
+    where nobody waits any more."""
+    value = fields.take("prompt")
+    special = fields.flag("add_special_tokens", True)
+    if value is None:
+        raise fields.refusal("prompt", "is required")
+    entries = _entries(fields, value)
+    if isinstance(entries[0], str):
+        return await _tokenized(request, fields, served, cast("list[str]", entries), special=special)
+    return await beside_loop(lambda: [_checked(fields, entry, served) for entry in entries], sum(map(len, entries)))
+
+
+def _entries(fields: Fields, value: Any) -> list[str | list[Any]]:
+    form = "must be a string, a list of strings, a list of token ids or a list of such lists"
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise fields.refusal("prompt", form)
+    if not value:
+        raise fields.refusal("prompt", "is empty")
+    kinds = set(map(type, value))
+    if kinds == {int}:
+        return [value]
+    if kinds != {str} and kinds != {list}:
+        raise fields.refusal("prompt", form)
+    if len(value) > PROMPTS_MAX:
+        raise fields.refusal("prompt", f"may hold at most {PROMPTS_MAX} prompts, not {len(value)}")
+    return value
+
+
+def _checked(fields: Fields, entry: str | list[Any], served: Served) -> Prompt:
+    assert isinstance(entry, list)
+    return _not_empty(fields, Prompt(checked_token_ids(fields, "prompt", entry, served.spec)))
+
+
+async def _tokenized(
+    request: Request, fields: Fields, served: Served, strings: list[str], *, special: bool
+) -> list[Prompt]:
+    text = needs_tokenizer(served, "prompt")
+    for string in strings:
+        if len(string) > characters_max(served.spec, text):
+            raise too_many_characters("prompt", len(string), served.spec)
+    encoding = texts_of(request).encode(
+        who(request),
+        text,
+        strings,
+        special=special,
+        tokens_max=tokens_max(served.spec),
+        watch=partial(while_connected, request.receive),
+    )
+    encoded = await encoding
+    if isinstance(encoded, TooManyTokens):
+        raise too_many_tokens("prompt", encoded.count, served.spec)
+    pairs = zip(strings, encoded, strict=True)
+    return [_not_empty(fields, Prompt(known(fields, "prompt", ids, served.spec), string)) for string, ids in pairs]
+
+
+def _not_empty(fields: Fields, prompt: Prompt) -> Prompt:
+    if not prompt.tokens:
+        raise fields.refusal("prompt", "is empty")
+    return prompt
+
+
+def characters_max(spec: ModelSpec, text: TextModel) -> int:
+    """Of a text that is tokenized at all, which takes long where it is long: no model could hold a longer one."""
+    return _SHRINKS * spec.manifest.context_tokens * max(text.token_characters_max, 1)
+
+
+def tokens_max(spec: ModelSpec) -> int:
+    """Of a prompt that is looked at any further."""
+    return max(spec.manifest.context_tokens, _COUNTED_MAX)
+
+
+def too_many_characters(param: str, count: int, spec: ModelSpec) -> UserError:
+    context = spec.manifest.context_tokens
+    message = f"{count} characters are more than {spec.model!r}, which has a context of {context} tokens, can hold"
+    return UserError(message, param=param, code="context_length_exceeded")
+
+
+def too_many_tokens(param: str, count: int, spec: ModelSpec) -> UserError:
+    message = f"the prompt has {count} tokens; {spec.model!r} has a context of {spec.manifest.context_tokens} tokens"
+    return UserError(message, param=param, code="context_length_exceeded")
+
+
+def known(fields: Fields, param: str, tokens: Sequence[int], spec: ModelSpec) -> tuple[int, ...]:
+    """What a tokenizer made of `param`. Raises UserError where the model has no embedding for a token of it."""
+    vocabulary, highest = spec.manifest.vocab_size, max(tokens, default=0)
+    if highest >= vocabulary:
+        raise fields.refusal(param, f"has a token, {highest}, beyond the model's vocabulary of {vocabulary}")
+    return tuple(tokens)
+
+
+def needs_tokenizer(served: Served, param: str) -> TextModel:
+    """Raises UserError where the model has none."""
+    if served.text is None:
+        message = f"model {served.spec.model!r} has no tokenizer: send its prompts as token ids to /v1/completions"
+        raise UserError(message, param=param, code="no_tokenizer")
+    return served.text
+
+
+def max_tokens_for(
+    served: Served, prompt_tokens: int, parameters: GenerationParameters, *, default: int | None, param: str
+) -> int:
+    """How many tokens may be generated: as many as the client asked for, else as many as fit, at most `default`.
+
+    Raises UserError with both lengths where prompt and answer do not fit both the model's context and the KV memory.
+    """
+    model, context = served.spec.model, served.spec.manifest.context_tokens
+    limit = min(context, served.kv_limit_tokens)
+    least = parameters.max_tokens or max(parameters.sampling.min_tokens, 1)
+    if prompt_tokens + least <= limit:
+        return parameters.max_tokens or max(least, min(limit - prompt_tokens, default or limit))
+    where = f"{model!r} has a context of {context} tokens"
+    if limit < context:
+        where = f"the KV memory of an instance holds at most {limit} tokens of {model!r}"
+    lengths = f"the prompt has {prompt_tokens} tokens and {least} are to be generated, {prompt_tokens + least} in all"
+    raise UserError(
+        f"{lengths}; {where}",
+        param=param if prompt_tokens >= limit else "max_tokens",
+        code="context_length_exceeded",
+    )

@@ -1,0 +1,288 @@
+"""Tokenizing and rendering for clients, in processes beside the proxy: what a checkpoint's tokenizer or template makes
+of a client's text may take any time and memory, and must take neither from others.
+
+1. Jobs of short texts are done by the process for short ones, some at a time, within `SHORT_S`.
+2. Those of a model that took longer than that lately, by a process for such models, within `SUSPECT_S`, one at a time.
+3. Those of longer texts, by the process for long ones, within `LONG_S`.
+4. What serves no request (`/tokenize`, `/detokenize`), by one of its own, so that it delays none.
+
+In each, callers take turns, and of one caller's jobs the smallest is next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from aegis.core.errors import UserError
+from aegis.core.fair_queue import FairQueue, QueueFull
+from aegis.models.text.text_model import TextModel
+from aegis.models.text.worker_client import TextProcess
+from aegis.models.text.worker_messages import (
+    Answer,
+    Count,
+    Counted,
+    Decode,
+    Decoded,
+    Encode,
+    Encoded,
+    Job,
+    Refused,
+    Render,
+    Rendered,
+    TooManyCharacters,
+    TooManyTokens,
+    encoded,
+)
+from aegis.telemetry.logs import log
+
+SHORT_CHARACTERS = 1 << 14
+SHORT_S, LONG_S = 0.5, 20.0
+SHORT_AT_ONCE = 32
+"""Of one at a time most of the processor's time would go into changing from one process to the other."""
+
+SUSPECT_S = 2.0
+BARRED_S = 60.0
+WAITING_MAX = 4096  # of one caller, for a process
+ASIDE_WAITING_MAX = 64
+_MIB = 1 << 20
+_COUNTED_MAX = 1 << 16
+
+_NOTHING = msgspec.Raw()
+_logger = logging.getLogger(__name__)
+
+Watch = Callable[[Coroutine[Any, Any, "Answer | None"]], Awaitable["Answer | None"]]
+"""Ends what it is given when nobody waits for it any more."""
+
+
+async def _unwatched(work: Coroutine[Any, Any, Answer | None]) -> Answer | None:
+    return await work
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    text: TextModel
+    job: msgspec.Raw
+    answer: asyncio.Future[Answer | None]
+
+
+class Lane:
+    """One process and those that wait for it. Event loops may use it one after the other."""
+
+    def __init__(
+        self,
+        process: TextProcess,
+        within_s: float,
+        *,
+        at_once: int = 1,
+        most_waiting: int = WAITING_MAX,
+        barred_s: float = 0.0,
+    ) -> None:
+        """The process gets up to `at_once` jobs at a time, which it has `within_s` for. For `barred_s` after one took
+        too much none of its model is done."""
+        self.process = process
+        self.within_s = within_s
+        self._at_once = at_once
+        self._barred_s = barred_s
+        self._barred_until_s: dict[int, float] = {}
+        self._queue = FairQueue[_Waiting](most_waiting=most_waiting, is_left=lambda waiting: waiting.answer.done())
+        self._working: asyncio.Task[None] | None = None
+
+    def bars(self, text: TextModel) -> bool:
+        """Whether a job of the model took more than there is lately."""
+        return self._barred_until_s.get(text.key, 0.0) > monotonic()
+
+    async def do(self, caller: str, size: int, text: TextModel, job: Job) -> Answer | None:
+        """None where it takes more time or memory than there is for it, or is of a model that is barred. Raises
+        UserError where the caller has many waiting, or no message holds the job."""
+        try:
+            message = encoded(job)
+        except OverflowError:
+            raise UserError("a number is too large", code="invalid_json") from None
+        future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(text, message, future)
+        try:
+            self._queue.put(caller, size, waiting)
+        except QueueFull:
+            refusal = "many prompts of yours are waiting to be tokenized; try again when they were"
+            raise UserError(refusal, status=429, code="too_many_prompts", kind="rate_limit_error") from None
+        if self._working is None:
+            self._working = asyncio.create_task(self._work())
+        try:
+            return await waiting.answer
+        finally:
+            waiting.job = _NOTHING  # it may be large, and its place in the queue stays
+
+    async def start(self) -> None:
+        """The process, before there is a job."""
+        if self._working is None:
+            self._working = asyncio.create_task(self._work(starts=True))
+            await self._working
+
+    async def _work(self, *, starts: bool = False) -> None:
+        """While there are jobs."""
+        batch: list[_Waiting] = []
+        try:
+            if starts:
+                with contextlib.suppress(OSError, EOFError, TimeoutError):  # the first job tries again
+                    await self.process.start()
+            while batch := self._batch():
+                while batch:
+                    batch = await self._answer(batch)
+        finally:
+            self._working = None
+            for waiting in batch:
+                waiting.answer.cancel()
+
+    def _batch(self) -> list[_Waiting]:
+        batch = list[_Waiting]()
+        while len(batch) < self._at_once and (waiting := self._queue.take()):
+            if self.bars(waiting.text):
+                _tell(waiting, None)
+            else:
+                batch.append(waiting)
+        return batch
+
+    async def _answer(self, batch: list[_Waiting]) -> list[_Waiting]:
+        """What of the batch has still to be done: all but those of the model of which one took too much."""
+        jobs = [(waiting.text, waiting.job) for waiting in batch]
+        asking = asyncio.create_task(self.process.ask(jobs, self.within_s))
+        if len(batch) == 1:  # whose client may leave meanwhile
+            batch[0].answer.add_done_callback(lambda _: asking.cancel())
+        try:
+            await asyncio.wait((asking,))
+        finally:
+            asking.cancel()
+        if asking.cancelled():
+            return []
+        answers = asking.result()
+        if isinstance(answers, int):
+            guilty = batch[answers].text
+            self._barred_until_s[guilty.key] = monotonic() + self._barred_s
+            for waiting in batch:
+                if waiting.text is guilty:
+                    _tell(waiting, None)
+            return [waiting for waiting in batch if waiting.text is not guilty]
+        for waiting, answer in zip(batch, answers, strict=True):
+            _tell(waiting, answer)
+        return []
+
+
+def _tell(waiting: _Waiting, answer: Answer | None) -> None:
+    if not waiting.answer.done():
+        waiting.answer.set_result(answer)
+
+
+class Texts:
+    """All of one proxy's. Processes are started by their first jobs."""
+
+    def __init__(self, *, short_s: float = SHORT_S, suspect_s: float = SUSPECT_S, long_s: float = LONG_S) -> None:
+        self._short = Lane(TextProcess(memory_bytes=512 * _MIB), short_s, at_once=SHORT_AT_ONCE, barred_s=BARRED_S)
+        self._long = Lane(TextProcess(memory_bytes=2048 * _MIB, niceness=5), long_s)
+        self._aside = Lane(TextProcess(memory_bytes=2048 * _MIB, niceness=10), long_s, most_waiting=ASIDE_WAITING_MAX)
+        self._suspects = Lane(TextProcess(memory_bytes=512 * _MIB, niceness=5), suspect_s)
+
+    async def start(self) -> None:
+        """The process that serves most, so that the first request does not wait for it."""
+        await self._short.start()
+
+    def close(self) -> None:
+        for lane in (self._short, self._suspects, self._long, self._aside):
+            lane.process.close()
+
+    async def encode(
+        self,
+        caller: str,
+        text: TextModel,
+        strings: Sequence[str],
+        *,
+        special: bool,
+        tokens_max: int,
+        watch: Watch = _unwatched,
+    ) -> tuple[tuple[int, ...], ...] | TooManyTokens:
+        """Token ids of each; no tokens of an empty one. `watch` is given what may take long. Raises UserError."""
+        job = Encode(text.key, tuple(strings), special, tokens_max)
+        answer = await self._serve(caller, sum(map(len, strings)), text, job, watch)
+        if isinstance(answer, TooManyTokens):
+            return answer
+        if not isinstance(answer, Encoded):
+            raise self._given_up("prompt", "tokenize")
+        return answer.texts
+
+    async def render(
+        self,
+        caller: str,
+        text: TextModel,
+        messages: Sequence[dict[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        size: int,
+        add_generation_prompt: bool,
+        characters_max: int,
+        tokens_max: int,
+        aside: bool = False,
+        watch: Watch = _unwatched,
+    ) -> Rendered | TooManyTokens | TooManyCharacters:
+        """A conversation as text and tokens. `aside`: no request is served with it. Raises UserError."""
+        job = Render(text.key, messages, dict(variables), add_generation_prompt, characters_max, tokens_max)
+        work = self._aside.do(caller, size, text, job) if aside else self._serve(caller, size, text, job, watch)
+        match await work:
+            case Refused(message):
+                raise UserError(message, param="messages")
+            case Rendered() | TooManyTokens() | TooManyCharacters() as answer:
+                return answer
+        raise self._given_up("messages", "render with the model's chat template")
+
+    async def count(self, caller: str, text: TextModel, string: str, *, special: bool) -> Counted:
+        """Raises UserError."""
+        answer = await self._aside.do(caller, len(string), text, Count(text.key, string, special))
+        if not isinstance(answer, Counted):
+            raise self._given_up("prompt", "tokenize")
+        return answer
+
+    async def decode(self, caller: str, text: TextModel, tokens: tuple[int, ...]) -> str:
+        """Raises UserError."""
+        answer = await self._aside.do(caller, len(tokens), text, Decode(text.key, tokens))
+        if not isinstance(answer, Decoded):
+            raise self._given_up("tokens", "detokenize")
+        return answer.text
+
+    async def _serve(self, caller: str, size: int, text: TextModel, job: Job, watch: Watch) -> Answer | None:
+        if size > SHORT_CHARACTERS:
+            return await watch(self._long.do(caller, size, text, job))
+        if not self._short.bars(text):
+            answer = await self._short.do(caller, size, text, job)
+            if answer is not None:
+                return answer
+            fields = {"characters": size, "limit_s": self._short.within_s}
+            log(_logger, logging.WARNING, "a short text took too much", fields)
+        return await watch(self._suspects.do(caller, size, text, job))
+
+    def _given_up(self, param: str, what: str) -> UserError:
+        message = f"{param!r} cannot be served: it takes too much time or memory to {what}, or breaks what does"
+        return UserError(message, param=param, code="text_too_costly")
+
+
+def characters_of(value: Any) -> int:
+    """About how many there are in what a client sent as JSON; where it has very many parts, only that they are many."""
+    count, rest = 0, [value]
+    while rest and count <= _COUNTED_MAX:
+        match rest.pop():
+            case str() as text:
+                count += len(text)
+            case list() as entries:
+                count += len(entries)
+                rest += entries
+            case dict() as entries:
+                count += sum(map(len, entries))
+                rest += entries.values()
+            case _:
+                count += 1
+    return count

@@ -1,0 +1,64 @@
+"""Who may command the server, beyond asking models something.
+
+With an admin key those that send it, without one those on this machine, but no web page that a browser shows there and
+nobody a reverse proxy stands for.
+
+A page may have a name of its own that leads here (DNS rebinding): to the browser it is a page of this server then, and
+only the name in `Host` tells. Nobody else can have localhost, an address, or the name that the server listens on.
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from fastapi import Request
+
+from aegis.core.errors import UserError
+from proxy.http.errors import shown
+from proxy.http.security.key_guard import caller_of, no_such_key
+from proxy.http.settings import market_of, settings_of
+
+_FOR_SOMEONE_ELSE = ("origin", "forwarded", "via", "x-forwarded-for", "x-real-ip")
+
+
+async def authorise(request: Request) -> None:
+    """Raises UserError: 401 for a wrong key, 403 for one that is not the admin's, or a client from elsewhere."""
+    caller = caller_of(request)
+    if market_of(request).keys.admin is not None:
+        if caller.name and not caller.is_admin:
+            raise UserError(f"{request.url.path} needs the admin key", status=403, code="forbidden")
+        if not caller.is_admin:
+            raise no_such_key("the admin key")
+    elif not _is_local(request):
+        message = f"{request.url.path} is for the server's own machine only, as no admin key is set"
+        raise UserError(message, status=403, code="forbidden")
+    elif not is_own_name(host := request.headers.get("host", ""), settings_of(request).host):
+        message = f"{request.url.path} is not for {shown(host)}, as no admin key is set; ask localhost or an IP address"
+        raise UserError(message, status=403, code="forbidden")
+
+
+def is_own_name(host: str, listens_on: str) -> bool:
+    """Whether no web page of elsewhere can be at this `Host`, which clients other than browsers may leave out."""
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+    except ValueError:
+        return False
+    if "@" in host:
+        return False
+    if not host or name in ("localhost", listens_on.lower()) or name.endswith(".localhost"):
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_local(request: Request) -> bool:
+    if any(name in request.headers for name in _FOR_SOMEONE_ELSE):
+        return False
+    try:
+        return request.client is not None and ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False

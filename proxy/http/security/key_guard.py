@@ -1,0 +1,69 @@
+"""Who asks: the guard that lets nobody in without an API key where there are any, or were."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from aegis.core.api_keys import ANYONE, Caller
+from aegis.core.errors import UserError
+from proxy.http.errors import error_reply
+from proxy.http.log_notes import note
+from proxy.http.market import Market
+from proxy.http.security.refusals import note_refusal
+
+STATUS = frozenset({"/health", "/metrics", "/ready", "/version"})
+"""Paths that need no key, unless the server is told so."""
+
+ROOT, PAGE = "/", "/dashboard"
+"""Open to all: a browser sends no key with an address that is typed in, and its files tell nothing of this server."""
+
+ADMIN = ("/debug/", "/models/")
+"""Whose routes see for themselves who may command the server (`authorise`)."""
+
+
+class Guard:
+    """ASGI middleware: tells every request its caller, by the keys that the market has when it comes."""
+
+    def __init__(self, app: ASGIApp, market: Market, *, status_needs_key: bool = False) -> None:
+        self._app = app
+        self._market = market
+        self._open = frozenset() if status_needs_key else STATUS
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            caller = self._caller(scope)
+            if caller is None:
+                refusal = no_such_key("an API key")
+                note_refusal(scope, refusal)
+                await error_reply(refusal)(scope, receive, send)
+                return
+            scope["state"]["caller"] = caller
+            if caller.name:
+                note(scope, caller=caller.name)
+        await self._app(scope, receive, send)
+
+    def _caller(self, scope: Scope) -> Caller | None:
+        keys = self._market.keys
+        caller = keys.find(_sent(scope))
+        if caller or not keys.asks:
+            return caller or ANYONE
+        return ANYONE if self._is_open(scope["path"]) else None
+
+    def _is_open(self, path: str) -> bool:
+        return path in self._open or path in (ROOT, PAGE) or path.startswith((f"{PAGE}/", *ADMIN))
+
+
+def caller_of(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
+def no_such_key(what: str) -> UserError:
+    return UserError(f"send {what} as 'Authorization: Bearer …'", status=401, code="invalid_api_key")
+
+
+def _sent(scope: Scope) -> str:
+    sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    kind, _, key = sent.decode("latin-1").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else ""

@@ -1,0 +1,46 @@
+"""What the text of a chat reply consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+
+class TextPart(Struct, frozen=True):
+    text: str
+
+
+class ReasoningPart(Struct, frozen=True):
+    """Reasoning, which precedes the answer."""
+
+    text: str
+
+
+class CallBegun(Struct, frozen=True):
+    """A call of the tool `name`, the reply's number `index`."""
+
+    index: int
+    name: str
+
+
+class CallArguments(Struct, frozen=True):
+    """The next of its arguments' JSON."""
+
+    index: int
+    text: str
+
+
+Part = TextPart | ReasoningPart | CallBegun | CallArguments
+
+
+def held(text: str, marker: str) -> int:
+    """How many characters at the end of `text` may begin `marker`, or blanks before it."""
+    for length in range(min(len(text), len(marker) - 1), -1, -1):
+        if text.endswith(marker[:length]):
+            return len(text) - len(text[: len(text) - length].rstrip())
+    return 0
+
+
+def said(text: str) -> Sequence[Part]:
+    return (TextPart(text),) if text else ()

@@ -1,0 +1,129 @@
+"""One choice's text as its tokens come in: what may be sent now, what has to wait, where it ends.
+
+Tokens are taken one by one, so neither the text nor its end depends on how they were delivered. Text waits while it may
+belong to a stop string, and a token's logprobs wait with its text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+
+from msgspec import Struct
+
+from aegis.core.request import FinishReason, Token
+from aegis.models.text.text_model import TextModel
+from proxy.http.streaming.stop_strings import StopScanner
+
+_CONTEXT_TOKENS = 4  # of the prompt: a first word has its space, and a character may begin there
+
+
+class Scored(Struct, frozen=True):
+    """A token and where its text begins, in characters of the choice's text. `text` is what it added."""
+
+    token: Token
+    offset: int
+    text: str
+
+
+class Piece(Struct, frozen=True):
+    """What a choice says next. `first` and `finish` mark its first and last piece; joined they are the choice."""
+
+    text: str = ""
+    tokens: tuple[Scored, ...] = ()
+    finish: FinishReason | None = None
+    first: bool = False
+
+
+def join(pieces: Sequence[Piece]) -> Piece:
+    return Piece(
+        "".join(piece.text for piece in pieces),
+        tuple(token for piece in pieces for token in piece.tokens),
+        pieces[-1].finish if pieces else None,
+    )
+
+
+class Transcript:
+    """A stop token has no text; `stop` strings end the text before them, once `min_tokens` are generated.
+
+    `offset` is the length of the text before the first generated character (an echoed prompt's), `shown` are special
+    tokens that are text.
+    """
+
+    def __init__(
+        self,
+        text: TextModel | None,
+        prompt: Sequence[int],
+        *,
+        stop: Sequence[str] = (),
+        stop_token_ids: Collection[int] = (),
+        min_tokens: int = 0,
+        offset: int = 0,
+        shown: Collection[str] = (),
+    ) -> None:
+        self.generated = 0
+        self.finished = False
+        self._stream = text.stream(shown) if text else None
+        if self._stream:
+            for token in prompt[-_CONTEXT_TOKENS:]:
+                self._stream.push(token)
+        self._stops = StopScanner(stop) if stop else None
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._min_tokens = min_tokens
+        self._waiting_text = ""
+        self._waiting_tokens: deque[Scored] = deque()
+        self._sent = offset
+        self._seen = offset
+
+    def push(self, tokens: Sequence[Token]) -> Piece:
+        """The next generated tokens. After the last piece nothing may be pushed."""
+        assert not self.finished
+        for token in tokens:
+            self.generated += 1
+            text = ""
+            if self._stream and not self._is_stop(token):
+                text = self._stream.push(token.id)
+            self._waiting_tokens.append(Scored(token, self._seen, text))
+            if self._add(text):
+                return self._last(FinishReason.STOP, stopped=True)
+        return self._release(len(self._waiting_text) - (self._stops.held if self._stops else 0))
+
+    def finish(self, reason: FinishReason) -> Piece:
+        """The engine generates no more."""
+        assert not self.finished
+        stopped = self._add(self._stream.end() if self._stream else "")
+        return self._last(FinishReason.STOP if stopped else reason, stopped=stopped)
+
+    def _is_stop(self, token: Token) -> bool:
+        """Whether the engine ends with this token, as `Job.finish` says."""
+        return self.generated > self._min_tokens and token.id in self._stop_token_ids
+
+    def _add(self, text: str) -> bool:
+        """Whether this completed a stop string, which then no longer waits."""
+        self._waiting_text += text
+        self._seen += len(text)
+        match = self._stops.feed(text) if self._stops and self.generated >= self._min_tokens else None
+        if match is None:
+            return False
+        beyond = len(text) - match.end + match.length
+        self._waiting_text = self._waiting_text[: len(self._waiting_text) - beyond]
+        return True
+
+    def _release(self, characters: int) -> Piece:
+        text, self._waiting_text = self._waiting_text[:characters], self._waiting_text[characters:]
+        self._sent += len(text)
+        tokens: list[Scored] = []
+        while self._waiting_tokens and self._is_told(self._waiting_tokens[0]):
+            tokens.append(self._waiting_tokens.popleft())
+        return Piece(text, tuple(tokens))
+
+    def _is_told(self, token: Scored) -> bool:
+        """Whether all its text is sent, and a later stop string cannot take it back."""
+        return self._stops is None or token.offset < self._sent >= token.offset + len(token.text)
+
+    def _last(self, reason: FinishReason, *, stopped: bool) -> Piece:
+        """Tokens that begin in a stop string, or after it, are dropped with it."""
+        self.finished = True
+        piece = self._release(len(self._waiting_text))
+        rest = tuple(token for token in self._waiting_tokens if not stopped or token.offset < self._sent)
+        return Piece(piece.text, piece.tokens + rest, reason)

@@ -1,0 +1,199 @@
+"""Finds the tool calls in a reply that arrives in pieces, in the forms that models are trained on.
+
+Hermes and Qwen say `<tool_call>{"name": …, "arguments": {…}}</tool_call>`; Llama 3 says
+`{"name": …, "parameters": {…}}` and nothing else, some of them after `<|python_tag|>`; Mistral says `[TOOL_CALLS]` and
+then a list of the former or, of late, `name[ARGS]{…}`. What is begun like a call and is none remains text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from proxy.http.streaming.reply_parts import CallArguments, CallBegun, Part, held, said
+from proxy.http.structured.json_balance import Balance
+
+_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_NAMED = re.compile(r"([\w.-]{1,128})(?:\[CALL_ID\][^\[\s]*)?(?:\[ARGS\])?\s*(?=\{)")
+_NAMED_BEGUN = re.compile(r"[\w.\-\[\]\s]{0,200}")
+_BETWEEN = " \t\r\n,;[]"
+
+
+class ToolForm(Struct, frozen=True):
+    """Calls stand between `begin` and `end`; without an `end` they are the rest of the reply. `bare`: a reply that
+    begins with a brace, or a list of them, is calls too."""
+
+    begin: str
+    end: str = ""
+    bare: bool = False
+
+
+HERMES = ToolForm("<tool_call>", "</tool_call>")
+LLAMA = ToolForm("<|python_tag|>", bare=True)
+MISTRAL = ToolForm("[TOOL_CALLS]")
+LISTED = ToolForm("\0", bare=True)
+"""Of a reply that is held to a list of calls."""
+
+
+def form_of(chat_template: str) -> ToolForm | None:
+    """None where the template has no tools, or their form is not known."""
+    if "tools" not in chat_template:
+        return None
+    if MISTRAL.begin in chat_template:
+        return MISTRAL
+    if HERMES.begin in chat_template:
+        return HERMES
+    return LLAMA if LLAMA.begin in chat_template or '"parameters"' in chat_template else None
+
+
+class CallFinder:
+    """`most` calls are told, further ones dropped."""
+
+    def __init__(self, form: ToolForm, most: int | None = None) -> None:
+        self.calls = 0
+        self._form = form
+        self._most = most
+        self._waiting = ""
+        self._skipped = ""  # is text after all where no call follows
+        self._balance = Balance()
+        self._rest_depth = 0
+        self._after_calls = False  # blanks there are no text
+        self._state: Callable[[list[Part]], bool] = self._at_start if form.bare else self._in_text
+
+    def feed(self, text: str) -> list[Part]:
+        self._waiting += text
+        parts: list[Part] = []
+        while self._waiting and self._state(parts):
+            pass
+        return parts
+
+    def end(self) -> list[Part]:
+        """What began like a call and is text; a call that was cut off remains one."""
+        if self._state in (self._in_arguments, self._after_arguments) or (self.calls and not self._waiting):
+            return []
+        return list(said(self._skipped + self._waiting))
+
+    # Each state takes what it can from what waits, and says whether to go on.
+
+    def _at_start(self, parts: list[Part]) -> bool:
+        bare = self._waiting.lstrip()
+        if not bare or bare == "[":
+            return False
+        begins = bare.startswith("{") or re.match(r"\[\s*\{", bare)
+        if not begins and re.fullmatch(r"\[\s*", bare):
+            return False
+        self._state = self._between if begins else self._in_text
+        return True
+
+    def _in_text(self, parts: list[Part]) -> bool:
+        if self._after_calls:
+            self._waiting = self._waiting.lstrip()
+            self._after_calls = not self._waiting
+        before, found, after = self._waiting.partition(self._form.begin)
+        if found:
+            parts += said(before.rstrip())
+            self._waiting, self._skipped, self._state = after, self._form.begin, self._between
+            return True
+        told = len(before) - held(before, self._form.begin)
+        parts += said(before[:told])
+        self._waiting = before[told:]
+        return False
+
+    def _between(self, parts: list[Part]) -> bool:
+        begin, end = self._form.begin, self._form.end
+        while self._waiting[:1] in _BETWEEN or self._waiting.startswith(begin):
+            if begin.startswith(self._waiting):
+                return False
+            length = len(begin) if self._waiting.startswith(begin) else 1
+            self._skipped += self._waiting[:length]
+            self._waiting = self._waiting[length:]
+        if end and self._waiting.startswith(end):
+            self._waiting, self._state = self._waiting[len(end) :], self._in_text
+            self._skipped, self._after_calls = "", True
+        elif self._waiting.startswith("{"):
+            self._balance, self._state = Balance(), self._in_object
+        elif named := _NAMED.match(self._waiting):
+            self._begin(parts, named.group(1), named.end(), rest_depth=0)
+        elif not self._waiting or (end and end.startswith(self._waiting)) or _NAMED_BEGUN.fullmatch(self._waiting):
+            return False
+        else:
+            self._become_text(parts)
+        return True
+
+    def _become_text(self, parts: list[Part]) -> None:
+        parts += said(self._skipped)
+        self._skipped, self._state = "", self._in_text
+
+    def _in_object(self, parts: list[Part]) -> bool:
+        head = _HEAD.match(self._waiting)
+        name = _string(head.group(1)) if head else None
+        if head and name is not None:
+            self._begin(parts, name, head.end(), rest_depth=1)
+            return True
+        length = Balance().feed(self._waiting)
+        if length is None:
+            return False
+        whole, self._waiting = self._waiting[:length], self._waiting[length:]
+        call = _call(whole)
+        if call is None:
+            self._skipped += whole
+            self._become_text(parts)
+        else:
+            self._tell(parts, CallBegun(self.calls, call[0]), CallArguments(self.calls, call[1]))
+            self.calls += 1
+            self._skipped, self._state = "", self._between
+        return True
+
+    def _begin(self, parts: list[Part], name: str, length: int, *, rest_depth: int) -> None:
+        self._tell(parts, CallBegun(self.calls, name))
+        self._waiting, self._skipped = self._waiting[length:], ""
+        self._balance, self._rest_depth, self._state = Balance(), rest_depth, self._in_arguments
+
+    def _in_arguments(self, parts: list[Part]) -> bool:
+        length = self._balance.feed(self._waiting)
+        told = self._waiting[:length]
+        self._tell(parts, CallArguments(self.calls, told))
+        self._waiting = self._waiting[len(told) :]
+        if length is not None:
+            self.calls += 1
+            self._balance = Balance(self._rest_depth)
+            self._state = self._after_arguments if self._rest_depth else self._between
+        return length is not None
+
+    def _after_arguments(self, parts: list[Part]) -> bool:
+        """The rest of the object they were in says nothing."""
+        length = self._balance.feed(self._waiting)
+        self._waiting = "" if length is None else self._waiting[length:]
+        if length is not None:
+            self._state = self._between
+        return length is not None
+
+    def _tell(self, parts: list[Part], *told: CallBegun | CallArguments) -> None:
+        if self._most is None or self.calls < self._most:
+            parts += told
+
+
+def _string(quoted: str) -> str | None:
+    try:
+        return msgspec.json.decode(quoted, type=str)
+    except ValueError:
+        return None
+
+
+class _Call(Struct):
+    name: str
+    arguments: dict[str, object] | None = None
+    parameters: dict[str, object] | None = None
+
+
+def _call(whole: str) -> tuple[str, str] | None:
+    """Name and arguments, wherever in the object they are."""
+    try:
+        call = msgspec.json.decode(whole, type=_Call)
+    except (ValueError, RecursionError):
+        return None
+    arguments = call.arguments if call.arguments is not None else call.parameters
+    return call.name, msgspec.json.encode(arguments or {}).decode()

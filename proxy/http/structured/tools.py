@@ -1,0 +1,188 @@
+"""The tools of a chat request: what the template is told of them, and what holds the reply to calling them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from aegis.core.errors import UserError
+from aegis.core.request import Grammar
+from aegis.models.text.text_model import TextModel
+from proxy.http.errors import shown
+from proxy.http.request.fields import Fields
+from proxy.http.structured.json_schemas import check_schema
+from proxy.http.structured.output_format import OutputFormat
+from proxy.http.structured.tool_calls import HERMES, LISTED, CallFinder, ToolForm, form_of
+
+TOOLS_MAX = 512
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_ANY = {"type": "object", "additionalProperties": True}
+_NOTHING = {"type": "object", "properties": {}}
+
+
+class Tools(Struct, frozen=True):
+    """`definitions` as the client gave them. `choice`: the model may call them, has to, or has to call `name`."""
+
+    definitions: tuple[dict[str, Any], ...]
+    choice: Literal["auto", "required", "named"]
+    name: str
+    parallel: bool
+    form: ToolForm | None
+
+    def finder(self) -> CallFinder | None:
+        """None where the whole reply is one call's arguments."""
+        most = None if self.parallel else 1
+        if self.choice == "required":
+            return CallFinder(LISTED, most)
+        return CallFinder(self.form, most) if self.form and self.choice == "auto" else None
+
+    def held_to(self) -> OutputFormat | None:
+        """None where the reply is free."""
+        functions = [tool["function"] for tool in self.definitions]
+        if self.choice == "auto":
+            strict = any(function.get("strict") for function in functions)
+            return OutputFormat(_tagged(functions, self.parallel), "tools") if strict else None
+        if self.choice == "named":
+            schema = next(_parameters(function) for function in functions if function["name"] == self.name)
+        else:
+            schema = _list_of_calls(functions, self.parallel)
+        return OutputFormat(Grammar("json_schema", msgspec.json.encode(schema).decode()), "tools")
+
+
+def read_tools(fields: Fields, text: TextModel) -> Tools | None:
+    """None where there are none, or `tool_choice` is none. Raises UserError."""
+    entries = fields.items("tools", most=TOOLS_MAX)
+    parallel = fields.flag("parallel_tool_calls", True)
+    choice, name = _read_choice(fields, bool(entries))
+    definitions = tuple(
+        _read_tool(fields.entry("tools", i, _object(fields, i, entry))) for i, entry in enumerate(entries)
+    )
+    names = [definition["function"]["name"] for definition in definitions]
+    if len(set(names)) < len(names):
+        raise fields.refusal("tools", "have the same name twice")
+    if choice == "none" or not definitions:
+        return None
+    if choice == "named" and name not in names:
+        raise fields.refusal("tool_choice", f"names {shown(name)}, which is not among 'tools'")
+    chat_template = text.chat_template or ""
+    if "tools" not in chat_template:
+        raise fields.refusal("tools", "are not in this model's chat template: it was not trained to call them")
+    tools = Tools(definitions, choice, name, parallel, form_of(chat_template))
+    _check(fields, tools, text)
+    return tools
+
+
+def _check(fields: Fields, tools: Tools, text: TextModel) -> None:
+    if tools.choice == "auto" and tools.form is None:
+        raise fields.refusal("tools", "are called in a form that is not known here: send 'tool_choice' 'required'")
+    for index, tool in enumerate(tools.definitions):
+        where = f"tools[{index}].function"
+        function = tool["function"]
+        strict = function.get("strict")
+        if tools.choice != "auto" or strict:
+            check_schema(_parameters(function), f"{where}.parameters")
+        if tools.choice == "auto" and strict and (tools.form is not HERMES or text.is_special(HERMES.begin)):
+            message = f"'{where}.strict' is kept to with 'tool_choice' 'required' or a named function only"
+            raise UserError(message, param=f"{where}.strict", code="unsupported_parameter")
+
+
+def _read_choice(fields: Fields, tools: bool) -> tuple[Any, str]:
+    value = fields.take("tool_choice")
+    if value is None:
+        return ("auto" if tools else "none"), ""
+    if isinstance(value, dict):
+        named = fields.nested("tool_choice")
+        if named.required_text("type") != "function":
+            raise named.refusal("type", "must be 'function'")
+        function = named.nested("function")
+        name = function.required_text("name")
+        function.end()
+        named.end()
+        choice = "named"
+    else:
+        choice, name = value, ""
+        if choice not in ("none", "auto", "required"):
+            raise fields.refusal("tool_choice", f"must be none, auto, required or a named function, not {shown(value)}")
+    if not tools and choice not in ("none", "auto"):
+        raise fields.refusal("tool_choice", "needs 'tools'")
+    return choice, name
+
+
+def _object(fields: Fields, index: int, entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise fields.refusal(f"tools[{index}]", f"must be an object with 'type' and 'function', not {shown(entry)}")
+    return entry
+
+
+def _read_tool(fields: Fields) -> dict[str, Any]:
+    if fields.required_text("type") != "function":
+        raise fields.refusal("type", "must be 'function': there are no other tools here")
+    if not fields.given("function"):
+        raise fields.refusal("function", "is required")
+    function = fields.nested("function")
+    name = function.required_text("name")
+    if not _NAME.fullmatch(name):
+        raise function.refusal("name", f"must be letters, digits, '_', '.' and '-' only, not {shown(name)}")
+    told: dict[str, Any] = {"name": name}
+    description = function.take("description")
+    if description is not None and not isinstance(description, str):
+        raise function.refusal("description", f"must be a string, not {shown(description)}")
+    told["description"] = description or ""
+    told["parameters"] = function.mapping("parameters") or _NOTHING
+    if function.flag("strict"):
+        told["strict"] = True
+    function.end()
+    fields.end()
+    return {"type": "function", "function": told}
+
+
+def _parameters(function: dict[str, Any]) -> dict[str, Any]:
+    parameters: dict[str, Any] = function["parameters"]
+    return parameters
+
+
+def _list_of_calls(functions: list[dict[str, Any]], parallel: bool) -> dict[str, Any]:
+    """A list of objects with name and arguments; each tool's own definitions move with its schema."""
+    defined = {f"tool{i}": _moved(_parameters(each), f"#/$defs/tool{i}") for i, each in enumerate(functions)}
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": function["name"]}, "arguments": {"$ref": f"#/$defs/tool{i}"}},
+            "required": ["name", "arguments"],
+        }
+        for i, function in enumerate(functions)
+    ]
+    most = {} if parallel else {"maxItems": 1}
+    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, "$defs": defined}
+
+
+def _tagged(functions: list[dict[str, Any]], parallel: bool) -> Grammar:
+    """Free text in which a call, once begun, is one of these, in the form of Hermes and Qwen."""
+    tags = [
+        {
+            "begin": f'{HERMES.begin}\n{{"name": "{function["name"]}", "arguments": ',
+            "content": {
+                "type": "json_schema",
+                "json_schema": _parameters(function) if function.get("strict") else _ANY,
+            },
+            "end": f"}}\n{HERMES.end}",
+        }
+        for function in functions
+    ]
+    form = {"type": "triggered_tags", "triggers": [HERMES.begin], "tags": tags, "stop_after_first": not parallel}
+    return Grammar("structural_tag", msgspec.json.encode({"type": "structural_tag", "format": form}).decode())
+
+
+def _moved(schema: Any, to: str) -> Any:
+    """The schema with its references to itself as they are when it lies at `to`."""
+    if isinstance(schema, list):
+        return [_moved(each, to) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: to + value[1:] if key == "$ref" and isinstance(value, str) and value[:1] == "#" else _moved(value, to)
+        for key, value in schema.items()
+    }

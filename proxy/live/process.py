@@ -1,0 +1,174 @@
+"""The process of a further proxy: clients on the shared port, instances and the node over wires (`link`).
+
+Started as `python -m proxy.live.process` with its settings as JSON on standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack
+
+import msgspec
+import uvloop
+
+from aegis.core.errors import UserError
+from aegis.core.messages import FromInstance
+from aegis.metadata.store import join_store
+from aegis.process import garbage_collection
+from aegis.process.clock import MonotonicClock
+from aegis.telemetry import logs
+from aegis.telemetry.history import History
+from aegis.telemetry.request_stages import RequestStages
+from aegis.telemetry.tracing import traced
+from aegis.transport.links import Hub, Spoke
+from aegis.transport.node_messages import (
+    TELL_S,
+    Alive,
+    Card,
+    CardGone,
+    Drain,
+    Joined,
+    NodeAnswer,
+    PrefixFound,
+    ProxyReport,
+    Registering,
+    Scraped,
+    ScrapeWanted,
+    Serves,
+    ToProxy,
+)
+from proxy.live.listening import share
+from proxy.live.proxy import Proxy
+from proxy.live.remote_node import RemoteNode
+from proxy.live.serving import drained, http_server, running
+from proxy.live.settings import ProxySettings
+
+
+class _Process:
+    """A proxy, its node and what is to be remembered of its requests until the node has it."""
+
+    def __init__(self, settings: ProxySettings, stages: RequestStages | None) -> None:
+        self.stop = asyncio.Event()  # a second `Drain` ends what runs
+        self.draining = asyncio.Event()
+        self.within_s = 0.0
+        self._link: Spoke[ToProxy] = Spoke(settings.node_address, settings.identity, ToProxy)
+        self._node = RemoteNode(self._link, reuses=settings.reuses)
+        self._history = History(
+            spans=0, records=settings.records, decisions=settings.decisions, token_times=settings.token_times
+        )
+        self._hub: Hub[FromInstance] = Hub(settings.address, FromInstance, settings.keys)
+        self.proxy = Proxy(
+            settings.number,
+            settings.session_core(),
+            self._node,
+            self._hub,
+            MonotonicClock(),
+            self._history,
+            stages=stages,
+            refuses_late=settings.refuses_late,
+        )
+        self._told_records = self._told_decisions = 0
+        self._told: ProxyReport | None = None
+        self._scraping: set[asyncio.Task[None]] = set()
+
+    async def join(self) -> None:
+        """Returns when it knows all that the node does."""
+        self._node.tell(Joined(self.proxy.address))
+        await self._node.queries.healthy()  # whose answer comes after all there is
+        await self._node.opened()
+
+    def serves(self) -> None:
+        self._node.tell(Serves())
+
+    async def listen_to_node(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            for message in await self._link.receive():
+                self._hear(message)
+
+    async def tell_news(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            await asyncio.sleep(TELL_S)
+            self.tell()
+
+    def tell(self) -> None:
+        """What is new since it was last called, or that nothing is."""
+        records, decisions = self._history.records, self._history.decisions
+        told = msgspec.structs.replace(
+            self.proxy.told(),
+            records=tuple(records.since(self._told_records)),
+            decisions=tuple(decisions.since(self._told_decisions)),
+        )
+        self._told_records, self._told_decisions = records.next, decisions.next
+        self._node.tell(Alive() if told == self._told else told)
+        self._told = told
+
+    def _hear(self, message: ToProxy) -> None:
+        match message:
+            case Card() | CardGone() | Registering():
+                self._node.told(message)
+            case PrefixFound():
+                self._node.told(message)
+                self.proxy.flush()
+            case NodeAnswer():
+                self._node.queries.answered(message)
+            case ScrapeWanted(call_id):
+                task = asyncio.create_task(self._scrape(call_id))
+                self._scraping.add(task)
+                task.add_done_callback(self._scraping.discard)
+            case Drain(within_s):
+                self.proxy.tell(message)
+                if self.draining.is_set():
+                    self.stop.set()
+                self.within_s = within_s
+                self.draining.set()
+            case _:
+                self.proxy.tell(message)
+
+    async def _scrape(self, call_id: int) -> None:
+        self._node.tell(Scraped(call_id, await self.proxy.scrape()))
+
+
+async def _serve(settings: ProxySettings) -> None:
+    async with AsyncExitStack() as stack:
+        process = _Process(settings, stack.enter_context(traced(settings.otlp, settings.name)))
+        store = None
+        if settings.store:
+            store = await stack.enter_async_context(join_store(settings.store, settings.name, settings.number))
+            store.report_to(process.proxy.registry)
+        await stack.enter_async_context(running(process.listen_to_node(), process.proxy.listen(), process.tell_news()))
+        await process.join()
+        listener = share(settings.host, settings.port)
+        http = msgspec.structs.replace(settings.http, proxy=settings.name)
+        server = http_server(process.proxy, listener, store, http)
+        serving = asyncio.create_task(server.serve([listener]))
+        process.serves()
+        garbage_collection.seldom()
+        await process.draining.wait()
+        await drained(process.proxy, process.stop, within_s=process.within_s)
+        server.should_exit = True
+        await serving
+        process.tell()
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when it ends
+    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=ProxySettings)
+    logs.guard_streams(settings.logs)
+    logs.setup(settings.logs)
+    try:
+        uvloop.run(_serve(settings))
+    except UserError as error:
+        sys.stderr.write(f"aegis: {settings.name}: {error.message}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    logs.finish()
+    os._exit(code)  # a thread may still be busy with what a client sent

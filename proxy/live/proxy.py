@@ -1,0 +1,403 @@
+"""A proxy: the session core wired to clients, instances and its node.
+
+Requests go to instances and come back from them directly; its node tells it which instances and models there are. One
+object of one event loop: whatever an event makes the core decide is done before the next event is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+
+from aegis.core.api_keys import Caller, Keyring
+from aegis.core.clock import NS_PER_S, Clock
+from aegis.core.decision import Decision
+from aegis.core.errors import UserError
+from aegis.core.ids import InstanceId, ModelId, ProxyId, RequestId, nth_request
+from aegis.core.lifecycle import State
+from aegis.core.limits import Scope
+from aegis.core.messages import Adopt, FromInstance, Greeting, Phase, Started, Submit
+from aegis.core.model import ModelSpec
+from aegis.core.request import PRIORITY_MAX, Job, Sampling
+from aegis.core.role import Role
+from aegis.telemetry.decisions import DecisionLog
+from aegis.telemetry.history import History
+from aegis.telemetry.metrics.requests import Metrics
+from aegis.telemetry.metrics.scrape import Family, scrape
+from aegis.telemetry.registration import RegisteringModel
+from aegis.telemetry.request_stages import RequestStages
+from aegis.telemetry.tally import Tally
+from aegis.transport.links import Hub
+from aegis.transport.node_messages import (
+    Drain,
+    Found,
+    FromProxy,
+    InstanceGivenUp,
+    InstanceLost,
+    KeysSet,
+    ModelUsed,
+    Noted,
+    PermitAnswer,
+    ProxyReport,
+    Registering,
+    ToProxy,
+    Unserved,
+)
+from aegis.transport.outbox import Outbox
+from memory.host_kv import with_prefix
+from proxy.http.market import (
+    Delta,
+    Failed,
+    Finished,
+    Permit,
+    PromptScores,
+    Reused,
+    SequenceHandle,
+    Served,
+    ServerQueries,
+)
+from proxy.live.backlog import Backlog
+from proxy.live.permits import ProxyPermits, too_many
+from proxy.live.request_handle import LiveSequenceHandle
+from proxy.routing.events import (
+    ClientLeft,
+    Deliver,
+    DeliverPrompt,
+    DeliverReused,
+    Ended,
+    Event,
+    ForeignLoad,
+    InstanceDown,
+    InstanceUp,
+    MessageReceived,
+    ModelAway,
+    ModelGone,
+    ModelUp,
+    Replayed,
+    RequestArrived,
+    SloSet,
+    To,
+)
+from proxy.routing.router import Router
+
+
+class NodeEnd(Protocol):
+    """The node, as its proxy sees it."""
+
+    @property
+    def queries(self) -> ServerQueries: ...
+
+    def models(self) -> Mapping[str, Served]:
+        """By the name clients use."""
+        ...
+
+    def coming(self) -> Mapping[str, RegisteringModel]:
+        """Models that are being registered."""
+        ...
+
+    def look_up(self, instance: InstanceId, job: Job, found: Found) -> None:
+        """What is kept of what it prefills, where the instance is: at once, or later."""
+        ...
+
+    def tell(self, message: FromProxy) -> None: ...
+
+
+class Proxy:
+    """Implements `proxy.http.market.Market` and `aegis.transport.node_messages.ProxyEnd`."""
+
+    def __init__(
+        self,
+        number: ProxyId,
+        core: Router,
+        node: NodeEnd,
+        link: Hub[FromInstance],
+        clock: Clock,
+        history: History,
+        *,
+        decisions: DecisionLog | None = None,
+        stages: RequestStages | None = None,
+        refuses_late: bool = False,
+    ) -> None:
+        """`stages` are for whoever wants traces. Where it `refuses_late`, a request whose first token would be late is
+        refused."""
+        self.address = link.address
+        self.number = number
+        self.keys = Keyring()  # until its node tells
+        self.draining = False
+        self._gathering = 0  # calls of which not all choices have been submitted
+        self._core = core
+        self._node = node
+        self._link = link
+        self._clock = clock
+        self._decisions = decisions
+        self._history = history
+        self._stages = stages
+        self._metrics = Metrics()
+        self._permits = ProxyPermits(node.tell)
+        self._refuses_late = refuses_late
+        self._handles: dict[RequestId, LiveSequenceHandle] = {}
+        self._backlog = Backlog()
+        self._next_request = 0
+        self._unserved = ""  # why, where nothing can be served any more
+        self._identities: dict[InstanceId, str] = {}  # the processes of those that are up
+        self._lost: dict[InstanceId, int] = {}  # the last incarnation known to be gone
+        self._beside: dict[InstanceId, ForeignLoad] = {}  # what the node said last
+        self._outbox = Outbox(link, lambda instance: self._identities[instance], clock, decisions)
+
+    # --- what the HTTP layer asks -------------------------------------------------------------------------------------
+
+    @property
+    def queries(self) -> ServerQueries:
+        return self._node.queries
+
+    def models(self) -> Mapping[str, Served]:
+        return self._node.models()
+
+    def coming(self) -> Mapping[str, RegisteringModel]:
+        return self._node.coming()
+
+    async def permit(self, caller: Caller, model: ModelId) -> Permit:
+        served = self._node.models().get(model)
+        scopes = [Scope("key", caller.name, caller.limits)]
+        if served:
+            scopes.append(Scope("model", model, served.limits))
+        return await self._permits.ask(tuple(scopes))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        self._gathering += 1
+        try:
+            yield
+        finally:
+            self._gathering -= 1
+            self._outbox.flush()
+
+    def submit(
+        self,
+        model: ModelId,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        priority: int = 0,
+        sent: tuple[int, ...] = (),
+        beside: SequenceHandle | None = None,
+        among: SequenceHandle | None = None,
+    ) -> LiveSequenceHandle:
+        served = self._node.models().get(model)
+        if served is None:
+            raise UserError(f"model '{model}' was removed", status=404, param="model", code="model_not_found")
+        if served.state == "failed":
+            raise UserError(f"model '{model}' cannot be served: {served.detail}", status=503)
+        if self._unavailable():
+            raise UserError(self._unavailable(), status=503, kind="server_error")
+        if self._refuses_late and not sent:
+            self._refuse_late(served.spec, len(prompt))
+        self._next_request += 1
+        request, now_ns = nth_request(self.number, self._next_request), self._clock.now_ns()
+        handle = self._handles[request] = LiveSequenceHandle(
+            request,
+            self._happened,
+            self._core.waiting_before,
+            self._backlog,
+            among if isinstance(among, LiveSequenceHandle) else None,
+        )
+        self._node.tell(ModelUsed(model))
+        slo = served.spec.slo
+        for watcher in (self._metrics, self._history.requests):
+            watcher.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=sampling.max_tokens)
+        if self._stages:
+            self._stages.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt))
+        ranked = min(max(priority + served.priority, -PRIORITY_MAX), PRIORITY_MAX)
+        job = Job(request, 1, model, tuple(prompt), sampling, now_ns, sent, ranked)
+        self._happened(RequestArrived(job, beside.request if isinstance(beside, LiveSequenceHandle) else None))
+        return handle
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """What its metrics are in."""
+        return self._metrics.registry
+
+    def answered(self, path: str, code: int, refused: str | None) -> None:
+        self._metrics.answered(path, code, refused)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._handles)
+
+    def flush(self) -> None:
+        """Something that was looked up has been found."""
+        self._outbox.flush()
+
+    def abandon(self) -> None:
+        """Fails every request that has not ended: the server is about to, or nobody is left to serve it."""
+        for request in list(self._handles):
+            self._happened(ClientLeft(request))
+
+    def _refuse_late(self, spec: ModelSpec, tokens: int) -> None:
+        """Raises UserError where its first token would be late, going by the schedulers' estimates."""
+        expected_ns = self._core.expected_ttft_ns(spec.model, tokens)
+        late_ns = (expected_ns or 0) - spec.slo.ttft_ns
+        if late_ns > 0:
+            message = f"its first token would come {late_ns / NS_PER_S:.1f} s too late; try again later"
+            raise too_many(message, -(-late_ns // NS_PER_S), "would_be_late")
+
+    def _unavailable(self) -> str:
+        """Why no request can be served, if none can."""
+        return "the server is shutting down; try another one" if self.draining else self._unserved
+
+    # --- what the node says -------------------------------------------------------------------------------------------
+
+    def tell(self, message: ToProxy) -> None:
+        match message:
+            case ModelUp() | ModelAway() | ModelGone() | SloSet():
+                self._happened(message)
+            case ForeignLoad(instance):
+                self._beside[instance] = message
+                self._happened(message)
+            case InstanceLost(instance, incarnation, asked):
+                self._lost[instance] = incarnation
+                if self._identities.get(instance) == f"{instance}/{incarnation}":
+                    self._down(instance, asked=asked)
+                    self._outbox.flush()
+                self._node.tell(Noted(instance, incarnation))
+            case InstanceGivenUp(instance):
+                self._happened(InstanceDown(instance, for_good=True))
+            case KeysSet(keys):
+                self.keys = keys
+            case Unserved(why):
+                self._unserved = why
+                if why:
+                    self.abandon()
+            case Drain():
+                self.draining = True
+            case Registering():
+                pass  # the node's catalogue is at hand
+            case PermitAnswer():
+                self._permits.answered(message)
+            case _:
+                raise AssertionError(f"not for a proxy: {message}")
+
+    async def scrape(self) -> tuple[Family, ...]:
+        return await asyncio.to_thread(scrape, self._metrics.registry)
+
+    def told(self) -> ProxyReport:
+        """What is to be said a few times a second where there are other proxies."""
+        return ProxyReport(tuple(self._core.loads()), tallies=tuple(self._metrics.news()))
+
+    def tallies(self) -> list[Tally]:
+        return self._metrics.tallies()
+
+    # --- what instances say -------------------------------------------------------------------------------------------
+
+    async def listen(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            identity, messages = await self._link.receive()
+            name, _, incarnation = identity.rpartition("/")
+            self._hear(InstanceId(name), int(incarnation), messages)
+            self._outbox.flush()
+
+    def _hear(self, instance: InstanceId, incarnation: int, messages: Sequence[FromInstance]) -> None:
+        """A process that is gone is not heard any more, however much it said."""
+        identity = f"{instance}/{incarnation}"
+        for message in messages:
+            if isinstance(message, Greeting):
+                self._greeted(instance, incarnation, message.role)
+            elif self._identities.get(instance) == identity:
+                self._observe(message)
+                self._perform(MessageReceived(instance, message))
+
+    def _greeted(self, instance: InstanceId, incarnation: int, role: Role) -> None:
+        if incarnation <= self._lost.get(instance, 0):
+            return
+        if instance in self._identities:  # the news of its end is on its way
+            self._down(instance, asked=False)
+        self._identities[instance] = f"{instance}/{incarnation}"
+        self._perform(InstanceUp(instance, role))
+        if instance in self._beside:
+            self._perform(self._beside[instance])
+
+    def _down(self, instance: InstanceId, *, asked: bool) -> None:
+        del self._identities[instance]
+        self._outbox.forget(instance)
+        self._perform(InstanceDown(instance, asked=asked))
+
+    def _observe(self, message: FromInstance) -> None:
+        match message:
+            case Started(request, _) if request in self._handles:
+                self._metrics.started(request, self._clock.now_ns())
+                if self._stages:
+                    self._stages.started(request, self._clock.now_ns())
+            case Phase(requests, running):
+                self._metrics.phase(requests, running=running)
+                if self._stages:
+                    self._stages.phase(requests, self._clock.now_ns(), running=running)
+
+    # --- doing --------------------------------------------------------------------------------------------------------
+
+    def _happened(self, event: Event) -> None:
+        """Something outside the instances."""
+        self._perform(event)
+        if not self._gathering:
+            self._outbox.flush()
+
+    def _perform(self, event: Event) -> None:
+        now_ns = self._clock.now_ns()
+        for effect in self._core.on(event, now_ns):
+            match effect:
+                case To(instance, Submit() as submit):
+                    self._submit(instance, submit)
+                case To(instance, message):
+                    self._outbox.put(instance, message)
+                    if self._stages and isinstance(message, Adopt):
+                        self._stages.handed_over(message.job.request, now_ns)
+                case Deliver(request, _, tokens):
+                    self._metrics.token(request, now_ns, len(tokens))
+                    self._history.requests.tokens(request, now_ns, len(tokens))
+                    if self._stages:
+                        self._stages.tokens(request, now_ns, len(tokens))
+                    self._handles[request].put(Delta(tokens))
+                case DeliverPrompt(request, tokens):
+                    self._handles[request].put(PromptScores(tokens))
+                case DeliverReused(request, tokens):
+                    self._handles[request].put(Reused(tokens))
+                case Replayed(request):
+                    self._metrics.replayed(request)
+                    if self._stages:
+                        self._stages.replayed(request, now_ns)
+                case Ended():
+                    self._end(effect, now_ns)
+                case Decision():
+                    self._decided(effect)
+
+    def _submit(self, instance: InstanceId, submit: Submit) -> None:
+        """With what is kept of its prompt. Whatever is sent there meanwhile comes after it."""
+        held = self._outbox.hold(instance)
+        self._node.look_up(instance, submit.job, lambda kept: self._outbox.fill(held, with_prefix(submit, kept)))
+
+    def _decided(self, decision: Decision) -> None:
+        self._history.decisions.add((decision,))
+        if self._decisions:
+            self._decisions.explained(decision)
+
+    def _end(self, ended: Ended, now_ns: int) -> None:
+        handle = self._handles.pop(ended.request)
+        if self._stages:
+            self._stages.end(ended.request, ended.state.value, now_ns)
+        if ended.state is State.FINISHED and ended.reason is not None:
+            self._metrics.finished(ended.request, ended.reason, now_ns)
+            self._history.requests.end(ended.request, "finished")
+            handle.put(Finished(ended.reason))
+        elif ended.state is State.FAILED:
+            self._metrics.failed(ended.request)
+            self._history.requests.end(ended.request, "failed")
+            handle.put(Failed(ended.message))
+        else:
+            self._metrics.cancelled(ended.request)
+            self._history.requests.end(ended.request, "cancelled")
+            why = self._unavailable()
+            handle.put(Failed(why, 503) if why else Failed("cancelled", 499))

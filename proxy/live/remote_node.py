@@ -1,0 +1,252 @@
+"""A node as a proxy in another process sees it: its models as it tells of them, its desk by question and answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from msgspec import Raw
+
+from aegis.core.decision import Decision
+from aegis.core.errors import UserError
+from aegis.core.ids import InstanceId, ModelId
+from aegis.core.limits import Limits
+from aegis.core.model import ModelChange, ModelSpec
+from aegis.core.request import Job
+from aegis.models.text.text_model import TextModel
+from aegis.node.query_messages import QUESTIONS
+from aegis.telemetry.live_view import SeenUntil
+from aegis.telemetry.memory_report import MemoryReport
+from aegis.telemetry.node_report import NodeReport
+from aegis.telemetry.records import Record
+from aegis.telemetry.registration import RegisteringModel
+from aegis.telemetry.spans import Span
+from aegis.transport.links import Spoke
+from aegis.transport.node_messages import (
+    Card,
+    CardGone,
+    Found,
+    FromProxy,
+    LookUp,
+    NodeAnswer,
+    NodeCall,
+    NodeCallCancelled,
+    PrefixFound,
+    Refusal,
+    Registering,
+    ToProxy,
+)
+
+
+@dataclass(slots=True)
+class SeenModel:
+    """A model as its card describes it. Implements `proxy.http.market.Served`."""
+
+    card: Card
+    text: TextModel | None
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.card.spec
+
+    @property
+    def state(self) -> str:
+        return self.card.state
+
+    @property
+    def detail(self) -> str:
+        return self.card.detail
+
+    @property
+    def weights(self) -> str:
+        return self.card.weights
+
+    @property
+    def priority(self) -> int:
+        return self.card.priority
+
+    @property
+    def limits(self) -> Limits:
+        return self.card.limits
+
+    @property
+    def pinned(self) -> bool:
+        return self.card.pinned
+
+    @property
+    def created_s(self) -> int:
+        return self.card.created_s
+
+    @property
+    def kv_limit_tokens(self) -> int:
+        return self.card.kv_limit_tokens
+
+
+class RemoteNode:
+    """Implements `proxy.live.proxy.NodeEnd`. A model is there once its text is loaded, which is done in a thread."""
+
+    def __init__(self, link: Spoke[ToProxy], *, reuses: bool = False) -> None:
+        """Where it `reuses` KV it is asked what is kept."""
+        self.queries = RemoteQueries(self)
+        self._reuses = reuses
+        self._call_ids = count()
+        self._looked_up: dict[int, Found] = {}
+        self._link = link
+        self._cards: dict[ModelId, Card] = {}
+        self._models: dict[ModelId, SeenModel] = {}
+        self._opening: dict[ModelId, asyncio.Task[None]] = {}
+        self._coming: dict[str, RegisteringModel] = {}
+
+    def coming(self) -> Mapping[str, RegisteringModel]:
+        """One whose text is being loaded is not here yet either."""
+        opening = [card for model, card in self._cards.items() if model in self._opening and model not in self._models]
+        return {card.spec.model: RegisteringModel(card.spec.root, "being opened") for card in opening} | self._coming
+
+    def models(self) -> Mapping[str, SeenModel]:
+        return cast(Mapping[str, SeenModel], self._models)
+
+    def look_up(self, instance: InstanceId, job: Job, found: Found) -> None:
+        if not self._reuses:
+            found(None)
+            return
+        call_id = next(self._call_ids)
+        self._looked_up[call_id] = found
+        self.tell(LookUp(call_id, instance, job))
+
+    def tell(self, message: FromProxy) -> None:
+        self._link.send([message])
+
+    async def opened(self) -> None:
+        """Until all models that the node has told of are there."""
+        while self._opening:
+            await asyncio.gather(*self._opening.values())
+
+    def told(self, message: Card | CardGone | PrefixFound | Registering) -> None:
+        match message:
+            case PrefixFound(call_id, kept):
+                self._looked_up.pop(call_id)(kept)
+            case Registering(models):
+                self._coming = models
+            case Card(spec):
+                self._cards[spec.model] = message
+                seen = self._models.get(spec.model)
+                if seen and seen.spec.directory == spec.directory:
+                    seen.card = message
+                elif spec.model not in self._opening:
+                    self._opening[spec.model] = asyncio.create_task(self._open(spec.model))
+            case CardGone(model):
+                self._cards.pop(model, None)
+                self._models.pop(model, None)
+
+    async def _open(self, model: ModelId) -> None:
+        """Until what is there is what its last card says, which may have changed meanwhile."""
+        while card := self._cards.get(model):
+            text = await asyncio.to_thread(TextModel.load, Path(card.spec.directory))
+            latest = self._cards.get(model)
+            if latest and latest.spec.directory == card.spec.directory:
+                self._models[model] = SeenModel(latest, text)
+                break
+        del self._opening[model]
+
+
+class RemoteQueries:
+    """Implements `proxy.http.market.Desk`."""
+
+    def __init__(self, node: RemoteNode) -> None:
+        self._node = node
+        self._call_ids = count()
+        self._asked: dict[int, asyncio.Future[NodeAnswer]] = {}
+
+    def answered(self, answer: NodeAnswer) -> None:
+        asked = self._asked.get(answer.call_id)
+        if asked and not asked.done():
+            asked.set_result(answer)
+
+    async def healthy(self) -> tuple[bool, str]:
+        return cast(tuple[bool, str], await self._ask("healthy"))
+
+    async def ready(self) -> tuple[bool, str]:
+        return cast(tuple[bool, str], await self._ask("ready"))
+
+    async def add_model(self, source: str, name: str | None) -> SeenModel:
+        model = cast(ModelId, await self._ask("add_model", source, name))
+        await self._node.opened()
+        return self._there(model)
+
+    async def remove_model(self, name: str) -> None:
+        await self._ask("remove_model", name)
+
+    async def unload_model(self, name: str) -> SeenModel:
+        await self._ask("unload_model", name)
+        return self._there(name)
+
+    async def change_model(self, name: str, change: ModelChange) -> SeenModel:
+        await self._ask("change_model", name, change)
+        return self._there(name)  # whose card came before the answer
+
+    async def metrics(self) -> bytes:
+        return cast(bytes, await self._ask("metrics"))
+
+    async def spans(self, since: int) -> tuple[list[Span], int]:
+        return cast(tuple[list[Span], int], await self._ask("spans", since))
+
+    async def records(self, since: int) -> tuple[list[Record], int]:
+        return cast(tuple[list[Record], int], await self._ask("records", since))
+
+    async def decisions(self, since: int) -> tuple[list[Decision], int]:
+        return cast(tuple[list[Decision], int], await self._ask("decisions", since))
+
+    async def live(self, seen: SeenUntil) -> bytes:
+        return cast(bytes, await self._ask("live", seen))
+
+    async def report(self) -> NodeReport:
+        return cast(NodeReport, await self._ask("report"))
+
+    async def memory_report(self) -> MemoryReport:
+        return cast(MemoryReport, await self._ask("memory_report"))
+
+    async def limit_memory(self, instance: str, nbytes: int, *, timeout_s: float) -> int:
+        return cast(int, await self._ask("limit_memory", instance, nbytes, timeout_s))
+
+    async def trim_memory(self, instance: str, *, timeout_s: float) -> int:
+        return cast(int, await self._ask("trim_memory", instance, timeout_s))
+
+    def _there(self, name: str) -> SeenModel:
+        """Raises UserError where it was removed meanwhile."""
+        seen = self._node.models().get(name)
+        if seen is None:
+            raise UserError(f"model '{name}' was removed", status=404, param="name")
+        return seen
+
+    async def _ask(self, what: str, *arguments: Any) -> object:
+        """Raises UserError."""
+        call_id = next(self._call_ids)
+        asked = self._asked[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._node.tell(NodeCall(call_id, what, Raw(msgspec.msgpack.encode(arguments))))
+            answer = await asked
+        except asyncio.CancelledError:
+            self._node.tell(NodeCallCancelled(call_id))
+            raise
+        finally:
+            del self._asked[call_id]
+        if answer.refusal:
+            raise _error(answer.refusal)
+        result: object = msgspec.msgpack.decode(answer.result, type=QUESTIONS[what].result)
+        return result
+
+
+def _error(refusal: Refusal) -> UserError:
+    return UserError(
+        refusal.message,
+        status=refusal.status,
+        param=refusal.param,
+        code=refusal.code,
+        kind=refusal.kind,
+        retry_after_s=refusal.retry_after_s,
+    )

@@ -1,0 +1,40 @@
+"""What every process of a market has to know of how requests are scheduled."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from aegis.core.estimators import Hardware
+from aegis.core.views import PrefillOrder
+from aegis.policies import Policy, Site, recipe
+from decode.policies.weighted_round_robin import WeightedRoundRobin
+from prefill.policies.grouped_fcfs import GroupedFcfs
+from proxy.routing.router import Router
+
+
+class SchedulingSettings(Struct, frozen=True, kw_only=True):
+    """The policy and its constants."""
+
+    policy: str
+    memory_bytes: int  # what a policy takes its device to have
+    max_group_size: int
+    q_max_ns: int
+    switching_share: float
+    hardware: Hardware  # what devices are taken for, until steps and copies were measured
+    explains: bool = False
+    reuses: bool = False  # KV of requests that have ended
+
+    def scheduler(self) -> Policy:
+        """Where requests go, for a proxy, and what turns they get, for an instance. Raises UserError."""
+        turns = WeightedRoundRobin(self.q_max_ns, self.switching_share)
+        return recipe(self.policy).policy(Site(memory_bytes=self.memory_bytes, turns=turns))
+
+    def prefill_order(self) -> PrefillOrder | None:
+        """Who is next on a prefill instance; None: one group after the other. Raises UserError."""
+        return recipe(self.policy).order
+
+    def session_core(self) -> Router:
+        """Of a proxy. Raises UserError."""
+        groups, policy = GroupedFcfs(self.max_group_size), self.scheduler()
+        prefill = recipe(self.policy).prefill(Site(memory_bytes=self.memory_bytes, groups=groups))
+        return Router(prefill, policy, self.hardware, max_batch=policy.rules.max_batch, explains=self.explains)

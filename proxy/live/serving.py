@@ -1,0 +1,57 @@
+"""What serves clients in a process of its own or beside a node: the HTTP server, its work, its orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+
+import uvicorn
+
+from aegis.metadata.store import Store
+from aegis.process.tasks import cancelled, watched
+from proxy.http.app import create_app
+from proxy.http.request.text_workers import Texts
+from proxy.http.server import make_server
+from proxy.http.settings import Settings
+from proxy.live.proxy import Proxy
+
+CLOSE_S = 0.5  # that replies are given when the server is ended, besides what their requests are
+
+
+def http_server(proxy: Proxy, listener: socket.socket, store: Store | None, settings: Settings) -> uvicorn.Server:
+    """Not running yet. Without a store a retry is a new request. Signals are left to whoever runs it."""
+    texts = Texts()
+    watched(texts.start())
+    server = make_server(
+        create_app(proxy, settings, store.records if store else None, texts=texts),
+        host=listener.getsockname()[0],
+        port=listener.getsockname()[1],
+        shutdown_s=CLOSE_S,
+    )
+    server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
+    return server
+
+
+async def drained(proxy: Proxy, stop: asyncio.Event, *, within_s: float) -> None:
+    """Running requests get a moment to finish in; when it is over, or stop is set, the rest is failed."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while proxy.busy and not stop.is_set():
+                await asyncio.sleep(0.02)
+    proxy.abandon()
+
+
+@asynccontextmanager
+async def running(*works: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """While the block is. Raises what one of them was stopped by, when all have ended."""
+    tasks = [watched(work) for work in works]
+    try:
+        yield
+    finally:
+        await cancelled(*tasks)
+    for task in tasks:
+        if not task.cancelled() and (error := task.exception()):
+            raise error

@@ -1,0 +1,159 @@
+"""What the session core is told, and what it asks its shell to do."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from aegis.core.decision import Decision
+from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.lifecycle import State
+from aegis.core.messages import FromInstance, ToInstance
+from aegis.core.model import ModelSpec, Slo
+from aegis.core.request import FinishReason, Job, Token
+from aegis.core.role import Role
+
+# --- events ---------------------------------------------------------------------------------------------------------
+
+
+class RequestArrived(Struct, frozen=True):
+    """`beside`: the first choice of the same call, which has the same prompt."""
+
+    job: Job
+    beside: RequestId | None = None
+
+
+class ClientLeft(Struct, frozen=True):
+    """`satisfied`: not because it lost interest but because it has all it asked for (a stop string)."""
+
+    request: RequestId
+    satisfied: bool = False
+
+
+class MessageReceived(Struct, frozen=True):
+    """A message of an instance's living process; the shell drops those of a dead one."""
+
+    instance: InstanceId
+    message: FromInstance
+
+
+class InstanceUp(Struct, frozen=True):
+    """Its process serves: all models were sent to it before anything this core sends."""
+
+    instance: InstanceId
+    role: Role
+
+
+class InstanceDown(Struct, frozen=True):
+    """Its process is gone. Another one is started, or none any more: `for_good`. One that was `asked` to end was not
+    killed by a request."""
+
+    instance: InstanceId
+    for_good: bool = False
+    asked: bool = False
+
+
+class ModelUp(Struct, frozen=True, tag=True):
+    """Every living instance has bound it: its requests may be placed, those that wait too.
+
+    `capacity_tokens`: what a decode instance holds of its KV beside its weights.
+    """
+
+    spec: ModelSpec
+    capacity_tokens: int
+
+
+class ModelAway(Struct, frozen=True, tag=True):
+    """Its weights cannot be loaded: what is placed waits for the next `ModelUp`, or `ModelGone`."""
+
+    model: ModelId
+
+
+class SloSet(Struct, frozen=True, tag=True):
+    """From now on the model's tokens are due so. One that is not up, or not any more, has none."""
+
+    model: ModelId
+    slo: Slo
+
+
+class ModelGone(Struct, frozen=True, tag=True):
+    """`why` completes the sentence that its requests end with: "model 'm' was removed"."""
+
+    model: ModelId
+    why: str = "was removed"
+
+
+class ModelLoad(Struct, frozen=True):
+    """Requests of one model that are decoded, or are to be, and the tokens of all of them."""
+
+    model: ModelId
+    requests: int
+    tokens: int
+
+
+class ForeignLoad(Struct, frozen=True, tag=True):
+    """What other proxies have put on an instance, as of late: `prefill_ns` is the estimated time of what waits there to
+    be prefilled."""
+
+    instance: InstanceId
+    prefill_ns: int
+    models: tuple[ModelLoad, ...]
+
+
+Event = (
+    RequestArrived
+    | ClientLeft
+    | MessageReceived
+    | InstanceUp
+    | InstanceDown
+    | ModelUp
+    | ModelAway
+    | SloSet
+    | ModelGone
+    | ForeignLoad
+)
+
+
+# --- effects --------------------------------------------------------------------------------------------------------
+
+
+class To(Struct, frozen=True):
+    instance: InstanceId
+    message: ToInstance
+
+
+class Deliver(Struct, frozen=True):
+    """Tokens `[first, first + len(tokens))` for the client."""
+
+    request: RequestId
+    first: int
+    tokens: tuple[Token, ...]
+
+
+class DeliverPrompt(Struct, frozen=True):
+    request: RequestId
+    tokens: tuple[Token, ...]
+
+
+class DeliverReused(Struct, frozen=True):
+    """The first `tokens` of the request's prompt were kept from before. Precedes its first token."""
+
+    request: RequestId
+    tokens: int
+
+
+class Ended(Struct, frozen=True):
+    """The terminal reply. With `state` FINISHED a reason, with FAILED a message for the client."""
+
+    request: RequestId
+    state: State
+    reason: FinishReason | None = None
+    message: str = ""
+
+
+class Replayed(Struct, frozen=True):
+    """For the metrics: a request starts again from its prompt and the tokens sent."""
+
+    request: RequestId
+
+
+Effect = To | Deliver | DeliverPrompt | DeliverReused | Ended | Replayed | Decision

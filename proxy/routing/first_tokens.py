@@ -1,0 +1,105 @@
+"""What waits for its first token, by instance: how long that will take on mixed ones, and who came before whom.
+
+Prefill instances have queues whose loads `proxy.routing.prefill_queues` keeps. On mixed instances prefills and decode steps
+take turns, and the order is decided there; here it is only counted what there is to do.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from aegis.core.estimators import Latency
+from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.views import Work
+
+_PPM: Final = 1_000_000
+_LEAST_SHARE_PPM: Final = 100_000  # of an instance's time goes to prefills, however much its decode steps want
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of one model: as `Latency.prefills_ns` takes them."""
+
+    jobs: int = 0
+    tokens: int = 0
+    squares: int = 0
+
+    def count(self, jobs: int, tokens: int) -> None:
+        self.jobs += jobs
+        self.tokens += jobs * tokens
+        self.squares += jobs * tokens * tokens
+
+
+@dataclass(slots=True)
+class _Waiting:
+    requests: list[RequestId] = field(default_factory=list)  # in order of coming
+    models: defaultdict[ModelId, _Sums] = field(default_factory=lambda: defaultdict(_Sums))
+    beside_ns: int = 0  # what other proxies have put there
+
+
+class FirstTokens:
+    """Of all requests of one proxy that have a place. `latency` has every model that waits."""
+
+    __slots__ = ("_latency", "_places", "_waiting")
+
+    def __init__(self, latency: Mapping[ModelId, Latency]) -> None:
+        self._latency = latency
+        self._waiting: defaultdict[InstanceId, _Waiting] = defaultdict(_Waiting)
+        self._places: dict[RequestId, tuple[InstanceId, Work | None]] = {}
+
+    def add(self, instance: InstanceId, request: RequestId, work: Work | None = None) -> None:
+        """`work` where its time is counted here: on a mixed instance."""
+        waiting = self._waiting[instance]
+        insort(waiting.requests, request)
+        if work is not None:
+            waiting.models[work.model].count(1, work.tokens)
+        self._places[request] = (instance, work)
+
+    def remove(self, request: RequestId) -> None:
+        """It has its first token, or waits no more; it may be here or not."""
+        place = self._places.pop(request, None)
+        if place is None:
+            return
+        instance, work = place
+        waiting = self._waiting[instance]
+        del waiting.requests[bisect_left(waiting.requests, request)]
+        if work is None:
+            return
+        sums = waiting.models[work.model]
+        sums.count(-1, work.tokens)
+        if not sums.jobs:
+            del waiting.models[work.model]
+
+    def beside(self, instance: InstanceId, prefill_ns: int) -> None:
+        """What other proxies have put there takes so long."""
+        self._waiting[instance].beside_ns = prefill_ns
+
+    def before(self, request: RequestId) -> int | None:
+        """How many that came earlier wait at the same place; None where it does not wait there."""
+        if request not in self._places:
+            return None
+        return bisect_left(self._waiting[self._places[request][0]].requests, request)
+
+    def own_ns(self, instance: InstanceId, active: Sequence[ModelId] = ()) -> int:
+        """To prefill all that this proxy has waiting there; models that are not `active` are brought in for it."""
+        waiting = self._waiting.get(instance)
+        return sum([self._model_ns(m, s, active) for m, s in waiting.models.items()]) if waiting else 0
+
+    def expected_ns(self, work: Work, instance: InstanceId, active: Sequence[ModelId], steps_ppm: int) -> int:
+        """Until a request that came now would have its first token. Of the instance's time decode steps want
+        `steps_ppm`; they come first where both want more than there is, but never take all of it."""
+        waiting = self._waiting.get(instance) or _Waiting()
+        own = _Sums()
+        own.count(1, work.tokens)
+        there = (*active, *waiting.models)
+        work_ns = waiting.beside_ns + self.own_ns(instance, active) + self._model_ns(work.model, own, there)
+        return work_ns * _PPM // max(_PPM - steps_ppm, _LEAST_SHARE_PPM)
+
+    def _model_ns(self, model: ModelId, sums: _Sums, active: Sequence[ModelId]) -> int:
+        latency = self._latency[model]
+        switch_ns = 0 if model in active else latency.switch_ns()
+        return switch_ns + latency.prefills_ns(sums.jobs, sums.tokens, sums.squares)

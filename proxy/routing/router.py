@@ -1,0 +1,535 @@
+"""The session core: every request from its arrival to its one terminal reply, whatever dies meanwhile.
+
+`on(event, now_ns) -> effects`; no clock, no I/O. It places requests on prefill instances, carries the KV's address from
+prefill to decode, delivers tokens in order and each exactly once, and replays requests whose instance was lost. In a
+pool without prefill instances requests are placed on mixed ones, where they stay.
+
+Laws: (1) tokens of a request are delivered as indices 0, 1, 2 … (from `sent` on, if it was begun elsewhere), none
+twice, none left out, over all its attempts; (2)
+exactly one `Ended` per request, and nothing after it; (3) every `KvHandle` is released to a living owner exactly once,
+by whoever adopted it or, if the adopter died, by this core.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from aegis.core.estimators import Hardware, Latency
+from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.lifecycle import State, Step, advance
+from aegis.core.messages import (
+    Adopt,
+    Broken,
+    Cancel,
+    FromInstance,
+    GaveUp,
+    KvReleased,
+    Phase,
+    Prefilled,
+    PromptLogprobs,
+    ReleaseKv,
+    Reused,
+    Started,
+    StepsTook,
+    Submit,
+    SwitchDone,
+    Tokens,
+)
+from aegis.core.model import ModelSpec, Slo
+from aegis.core.request import FinishReason, Job, KvHandle, Token
+from aegis.core.role import Role
+from aegis.core.views import MAX_BATCH, DecodePolicy, PrefillPolicy, Work
+from proxy.routing.decode_lists import DecodeLists
+from proxy.routing.events import (
+    ClientLeft,
+    Deliver,
+    DeliverPrompt,
+    DeliverReused,
+    Effect,
+    Ended,
+    Event,
+    ForeignLoad,
+    InstanceDown,
+    InstanceUp,
+    MessageReceived,
+    ModelAway,
+    ModelGone,
+    ModelUp,
+    Replayed,
+    RequestArrived,
+    SloSet,
+    To,
+)
+from proxy.routing.first_tokens import FirstTokens
+from proxy.routing.prefill_queues import PrefillQueues
+from proxy.routing.pressure import Wants, wants
+from proxy.routing.reasons import PlaceReasons, refusal
+
+MAX_LOSSES: Final = 3
+"""A request that has seen so many instances die while it was running on them is failed: it may be what kills them."""
+
+MAX_REPLAYS: Final = 10
+"""The same for deaths of whatever it was waiting on: what was running may not have had the time to say so."""
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    job: Job
+    beside: RequestId | None = None
+    state: State = State.QUEUED
+    sent: list[int] = field(default_factory=list)  # no logprobs: they are told once, and take much more memory
+    prefill: InstanceId | None = None
+    decode: InstanceId | None = None
+    kv: KvHandle | None = None  # handed over and not adopted yet
+    prompt_reported: bool = False
+    reused: int = 0  # tokens that the prefill under way need not run
+    losses: int = 0
+    deaths: int = 0
+
+
+_BEFORE_FIRST_TOKEN: Final = (State.QUEUED, State.PREFILLING)
+"""A batch that has the turn is not one of a request in these: what says so is about an attempt that was given up."""
+
+
+class _Handle(Struct, frozen=True):
+    owner: InstanceId
+    adopter: InstanceId
+
+
+class Router:
+    """All requests of one proxy."""
+
+    def __init__(
+        self,
+        prefill_policy: PrefillPolicy,
+        decode_policy: DecodePolicy,
+        hardware: Hardware,
+        *,
+        max_batch: int = MAX_BATCH,
+        give_up_ns: int | None = None,
+        explains: bool = False,
+    ) -> None:
+        """A request that has no token after `give_up_ns` fails when the next one arrives. Where it `explains`, there is
+        a `Decision` among the effects for each request that is placed, and for each that fails."""
+        self._prefill_policy = prefill_policy
+        self._decode_policy = decode_policy
+        self._hardware = hardware
+        self._sessions: dict[RequestId, _Session] = {}
+        self._latency: dict[ModelId, Latency] = {}
+        self._capacity: dict[ModelId, int] = {}
+        self._ttft_ns: dict[ModelId, int] = {}
+        self._prefills = PrefillQueues(prefill_policy.max_group_size, self._latency, self._ttft_ns)
+        self._specs: dict[ModelId, ModelSpec] = {}
+        self._weight_bytes: dict[ModelId, int] = {}
+        self._decodes = DecodeLists(self._capacity, self._weight_bytes, self._wants, max_batch=max_batch)
+        self._first_tokens = FirstTokens(self._latency)
+        self._mixed: set[InstanceId] = set()
+        self._away: set[ModelId] = set()  # whose weights cannot be loaded at the moment
+        self._absent: set[InstanceId] = set()  # lost, and being started again
+        self._give_up_ns = give_up_ns
+        self._reasons = PlaceReasons(prefill_policy, decode_policy) if explains else None
+        self._now_ns = 0  # of the event
+        self._tokenless: deque[RequestId] = deque()  # in order of arrival; some have a token by now, or have ended
+        self._handles: dict[tuple[RequestId, int], _Handle] = {}  # adopted and not released
+        self._out: list[Effect] = []
+
+    def on(self, event: Event, now_ns: int) -> list[Effect]:
+        """Takes one event; returns what to do, in order."""
+        self._now_ns = now_ns
+        match event:
+            case MessageReceived():
+                self._heard(event.instance, event.message, now_ns)
+            case RequestArrived(job, beside):
+                assert job.request not in self._sessions
+                self._sessions[job.request] = _Session(job, beside=beside, sent=list(job.sent))
+                self._give_up_late(job.request, now_ns)
+                self._place(job.request)
+            case ClientLeft(request, satisfied):
+                if request in self._sessions:
+                    self._stop_work(request)
+                    self._end(request, Step.FINISH if satisfied else Step.CANCEL, reason=FinishReason.STOP)
+            case InstanceUp(instance, role):
+                self._up(instance, role)
+            case InstanceDown(instance, for_good, asked):
+                self._absent = self._absent - {instance} if for_good else self._absent | {instance}
+                self._down(instance, blameless=asked)
+                if for_good:
+                    self._place_waiting()
+            case ModelUp():
+                self._model_up(event)
+            case ModelAway(model):
+                self._away.add(model)
+            case SloSet(model, slo):
+                self._set_slo(model, slo)
+            case ModelGone(model, why):
+                self._model_gone(model, why)
+            case ForeignLoad():
+                self._beside(event)
+        out, self._out = self._out, []
+        return out
+
+    def states(self) -> Mapping[RequestId, tuple[ModelId, State]]:
+        """For the metrics and the tests: the requests that have not ended."""
+        return {request: (s.job.model, s.state) for request, s in self._sessions.items()}
+
+    def loads(self) -> list[ForeignLoad]:
+        """What the requests of this proxy are to others: one for each instance."""
+        prefills = [ForeignLoad(name, self._prefills.own_ns(name), ()) for name in self._prefills.instances()]
+        return prefills + [
+            ForeignLoad(name, self._waiting_ns(name), self._decodes.own(name)) for name in self._decodes.instances()
+        ]
+
+    def load_ppm(self) -> dict[InstanceId, int]:
+        """What waits for each instance: of prefill its queue, as a part of the shortest TTFT of a model; of others the
+        steps that their requests want, as a part of the time between two tokens."""
+        ttft_ns = min(self._ttft_ns.values(), default=1)
+        queues = {name: 1_000_000 * self._prefills.load_ns(name) // ttft_ns for name in self._prefills.instances()}
+        return queues | {name: self._decodes.load_ppm(name) for name in self._decodes.instances()}
+
+    def waiting_before(self, request: RequestId) -> int | None:
+        """How many of this proxy's requests that came earlier wait at the same place for their first token; None where
+        it has one, or no place yet."""
+        return self._first_tokens.before(request)
+
+    def expected_ttft_ns(self, model: ModelId, tokens: int) -> int | None:
+        """The estimated time to the first token of a request that came now; None where nobody can tell."""
+        work = Work(model, tokens)
+        if model not in self._latency:
+            return None
+        if self._prefills:
+            chosen = self._prefill_policy.place(work, self._prefills)
+            return self._prefills.expected_ns(chosen, work)
+        instance = self._decode_policy.place(work, self._decodes) if self._mixed else None
+        if instance is None:
+            return None
+        return self._first_tokens.expected_ns(
+            work, instance, self._decodes.active_at(instance), self._decodes.load_ppm(instance)
+        )
+
+    # --- placing --------------------------------------------------------------------------------------------------
+
+    def _place(self, request: RequestId) -> None:
+        session = self._sessions[request]
+        job = session.job
+        if job.model not in self._latency or job.model in self._away:
+            return  # placed when the model, or an instance, comes up
+        work = Work(job.model, job.prefill_tokens)
+        first = self._sessions.get(session.beside) if session.beside is not None else None
+        if self._prefills:
+            at = first.prefill if first and first.prefill in self._prefills else None
+            beside = self._prefills.beside_of(at, first.job.request) if first and at else None
+            chosen = beside or self._prefill_policy.place(work, self._prefills)
+            if self._reasons and not beside:
+                self._out.append(self._reasons.group(request, work, self._prefills, chosen, self._now_ns))
+            group = self._prefills.add(chosen, request, work)
+            session.prefill = chosen.instance
+            self._first_tokens.add(chosen.instance, request)
+            self._out.append(To(chosen.instance, Submit(job, group)))
+        elif self._mixed:
+            beside_at = first.decode if first and first.decode in self._mixed else None
+            session.decode = beside_at or self._decode_policy.place(work, self._decodes)
+            if session.decode is None:
+                self._refuse(request)
+                return
+            self._put(session.decode, request, work)
+            self._first_tokens.add(session.decode, request, work)
+            self._out.append(To(session.decode, Submit(job)))
+
+    def _place_waiting(self) -> None:
+        waiting = [r for r, s in self._sessions.items() if s.state is State.QUEUED and not (s.prefill or s.decode)]
+        for request in sorted(waiting):
+            self._place(request)
+        for request in sorted(r for r, s in self._sessions.items() if s.kv is not None):
+            self._place_decode(request)
+
+    def _place_decode(self, request: RequestId) -> None:
+        session = self._sessions[request]
+        job = session.job
+        if not self._decodes or session.kv is None or job.model in self._away:
+            return
+        work = Work(job.model, len(job.prompt) + len(session.sent), session.kv.owner)
+        session.decode = self._decode_policy.place(work, self._decodes)
+        if session.decode is None:
+            self._refuse(request)
+            return
+        self._put(session.decode, request, work)
+        self._handles[(request, job.attempt)] = _Handle(session.kv.owner, session.decode)
+        self._out.append(To(session.decode, Adopt(job, tuple(session.sent), session.kv)))
+        session.kv = None
+
+    def _put(self, instance: InstanceId, request: RequestId, work: Work) -> None:
+        if self._reasons:
+            self._out.append(self._reasons.place(request, work, self._decodes, instance, self._now_ns))
+        self._decodes.add(instance, request, work)
+
+    def _refuse(self, request: RequestId) -> None:
+        """Unless an instance is to come back, which may have a place."""
+        if self._absent:
+            return
+        self._stop_work(request)
+        message = f"no instance has a place for model '{self._sessions[request].job.model}'"
+        self._end(request, Step.FAIL, message=message)
+
+    def _give_up_late(self, newest: RequestId, now_ns: int) -> None:
+        if self._give_up_ns is None:
+            return
+        waiting = self._tokenless
+        waiting.append(newest)
+        while waiting:
+            session = self._sessions.get(waiting[0])
+            if session and not session.sent:
+                if now_ns - session.job.arrival_ns <= self._give_up_ns:
+                    return
+                self._stop_work(waiting[0])
+                self._end(waiting[0], Step.FAIL, message="it had no token for too long")
+            waiting.popleft()
+
+    # --- what instances say ---------------------------------------------------------------------------------------
+
+    def _heard(self, instance: InstanceId, message: FromInstance, now_ns: int) -> None:
+        match message:
+            case Tokens():
+                self._decodes.rested(instance, now_ns)
+                self._tokens(message)
+            case Prefilled():
+                self._decodes.rested(instance, now_ns)
+                self._prefilled(message)
+            case SwitchDone():
+                self._switched(instance, message)
+            case StepsTook(model, context_tokens, rows, step_ns):
+                latency = self._latency.get(model)
+                if latency and latency.saw_decode(context_tokens, step_ns, rows):
+                    self._decodes.reprice(model)
+            case KvReleased():
+                self._released(message)
+            case Started():
+                self._step(message.request, message.attempt, Step.START)
+            case Phase():
+                for request in message.requests:
+                    session = self._sessions.get(request)
+                    if session and session.decode == instance and session.state not in _BEFORE_FIRST_TOKEN:
+                        session.state = advance(session.state, Step.RESUME if message.running else Step.PREEMPT)
+            case PromptLogprobs():
+                session = self._current(message.request, message.attempt)
+                if session and not session.prompt_reported:
+                    session.prompt_reported = True
+                    self._out.append(DeliverPrompt(message.request, message.tokens))
+            case Reused():
+                self._reused(message)
+            case GaveUp():
+                if self._current(message.request, message.attempt):
+                    self._replay(message.request)
+            case Broken():
+                if self._current(message.request, message.attempt):
+                    self._stop_work(message.request)
+                    self._end(message.request, Step.FAIL, message=message.reason)
+
+    def _switched(self, instance: InstanceId, message: SwitchDone) -> None:
+        model, latency = message.model, self._latency.get(message.model)
+        if instance in self._prefills:
+            self._prefills.switched(instance, model)
+        if instance in self._decodes:
+            self._decodes.switched(instance, model)
+        if latency and not message.prefetched and latency.saw_switch(message.copy_ns):
+            self._prefills.reprice(model)
+            self._decodes.reprice(model)
+
+    def _current(self, request: RequestId, attempt: int) -> _Session | None:
+        session = self._sessions.get(request)
+        return session if session and session.job.attempt == attempt else None
+
+    def _step(self, request: RequestId, attempt: int, step: Step) -> None:
+        session = self._current(request, attempt)
+        if session:
+            session.state = advance(session.state, step)
+
+    def _deliver(self, request: RequestId, session: _Session, first: int, tokens: tuple[Token, ...]) -> None:
+        assert first == len(session.sent), f"tokens from {first}, {len(session.sent)} were sent"
+        session.sent += [token.id for token in tokens]
+        self._first_tokens.remove(request)
+        self._out.append(Deliver(request, first, tokens))
+
+    def _tokens(self, message: Tokens) -> None:
+        request, finish = message.request, message.finish
+        session = self._current(request, message.attempt)
+        if session is None:
+            return
+        self._deliver(request, session, message.first, message.tokens)
+        if finish:
+            self._unmirror(request, session)
+            self._end(request, Step.FINISH, reason=finish)
+
+    def _prefilled(self, message: Prefilled) -> None:
+        request, kv = message.request, message.kv
+        session = self._current(request, message.attempt)
+        if session is None or (kv and session.prefill is None):
+            if kv:
+                self._release(kv.owner, request, message.attempt)
+            return
+        job, model = session.job, session.job.model
+        if session.prefill is not None:
+            self._prefills.remove(session.prefill, request)
+        if self._latency[model].saw_prefill(job.prefill_tokens, message.duration_ns, session.reused):
+            self._prefills.reprice(model)
+        session.state = advance(session.state, Step.FIRST_TOKEN)
+        session.kv = kv
+        self._deliver(request, session, len(job.sent), (message.token,))
+        self._place_decode(request)
+
+    def _reused(self, message: Reused) -> None:
+        """A replay is no news to the client."""
+        session = self._current(message.request, message.attempt)
+        if session:
+            session.reused = message.tokens
+            if message.attempt == 1:
+                self._out.append(DeliverReused(message.request, message.tokens))
+
+    def _released(self, message: KvReleased) -> None:
+        if self._handles.pop((message.request, message.attempt), None):
+            self._release(message.kv.owner, message.request, message.attempt)
+
+    def _release(self, owner: InstanceId, request: RequestId, attempt: int) -> None:
+        if owner in self._prefills:
+            self._out.append(To(owner, ReleaseKv(request, attempt)))
+
+    # --- coming and going -----------------------------------------------------------------------------------------
+
+    def _up(self, instance: InstanceId, role: Role) -> None:
+        if role is Role.PREFILL:
+            self._prefills.up(instance)
+        else:
+            self._decodes.up(instance)
+            if role is Role.MIXED:
+                self._mixed.add(instance)
+        self._absent.discard(instance)
+        self._place_waiting()
+
+    def _beside(self, load: ForeignLoad) -> None:
+        if load.instance in self._prefills:
+            self._prefills.beside(load.instance, load.prefill_ns)
+        if load.instance in self._mixed:
+            self._first_tokens.beside(load.instance, load.prefill_ns)
+        if load.instance in self._decodes:
+            known = [of_model for of_model in load.models if of_model.model in self._capacity]
+            self._decodes.beside(load.instance, known)
+
+    def _down(self, instance: InstanceId, *, blameless: bool) -> None:
+        """Whatever the lost process held is prefilled again elsewhere, from prompt and tokens sent."""
+        if instance in self._prefills:
+            self._prefills.down(instance)
+        if instance in self._decodes:
+            self._decodes.down(instance)
+            self._mixed.discard(instance)
+            self._first_tokens.beside(instance, 0)
+        lost = {
+            r for r, s in self._sessions.items() if instance in (s.prefill, s.decode) and self._held_by(instance, r)
+        }
+        for (request, attempt), handle in list(self._handles.items()):
+            if instance in (handle.owner, handle.adopter):
+                del self._handles[(request, attempt)]
+                if handle.adopter == instance:
+                    self._release(handle.owner, request, attempt)
+        for request in sorted(lost):
+            session = self._sessions[request]
+            if not blameless:
+                session.deaths += 1
+                session.losses += session.state in (State.PREFILLING, State.DECODING)
+            self._stop_work(request)
+            if session.losses >= MAX_LOSSES or session.deaths >= MAX_REPLAYS:
+                message = f"the instance serving this request was lost {session.deaths} times"
+                self._end(request, Step.FAIL, message=message)
+            else:
+                self._replay(request)
+
+    def _wants(self, model: ModelId, tokens: int) -> Wants:
+        return wants(self._specs[model], self._latency[model], self._capacity[model], tokens)
+
+    def _waiting_ns(self, instance: InstanceId) -> int:
+        return self._first_tokens.own_ns(instance, self._decodes.active_at(instance)) if instance in self._mixed else 0
+
+    def _held_by(self, instance: InstanceId, request: RequestId) -> bool:
+        """Whether losing the instance loses the request's progress. A prefill instance matters until its KV arrived."""
+        session = self._sessions[request]
+        if session.decode is None or session.decode == instance:
+            return True
+        handle = self._handles.get((request, session.job.attempt))
+        return handle is not None and handle.owner == instance
+
+    def _model_up(self, event: ModelUp) -> None:
+        spec, model = event.spec, event.spec.model
+        self._away.discard(model)
+        if self._specs.get(model) != spec:
+            self._latency[model] = Latency(spec.manifest, self._hardware)
+        self._ttft_ns[model] = spec.slo.ttft_ns
+        self._capacity[model] = event.capacity_tokens
+        self._specs[model] = spec
+        self._weight_bytes[model] = spec.manifest.image_bytes
+        self._prefills.reprice(model)
+        self._place_waiting()
+
+    def _set_slo(self, model: ModelId, slo: Slo) -> None:
+        if model in self._specs:
+            self._specs[model] = replace(self._specs[model], slo=slo)
+            self._ttft_ns[model] = slo.ttft_ns
+            self._decodes.reprice(model)
+
+    def _model_gone(self, model: ModelId, why: str) -> None:
+        self._away.discard(model)
+        for request in sorted(r for r, s in self._sessions.items() if s.job.model == model):
+            self._stop_work(request)
+            self._end(request, Step.FAIL, message=f"model '{model}' {why}")
+        self._decodes.forget(model)
+        self._latency.pop(model, None)
+        self._ttft_ns.pop(model, None)
+        self._prefills.forget(model)
+        self._capacity.pop(model, None)
+        self._specs.pop(model, None)
+        self._weight_bytes.pop(model, None)
+
+    def _replay(self, request: RequestId) -> None:
+        session = self._sessions[request]
+        self._unmirror(request, session)
+        session.state = advance(session.state, Step.REPLAY)
+        session.job = replace(session.job, attempt=session.job.attempt + 1, sent=tuple(session.sent))
+        session.prefill = session.decode = session.kv = None
+        session.reused = 0
+        self._out.append(Replayed(request))
+        self._place(request)
+
+    def _stop_work(self, request: RequestId) -> None:
+        """Whoever still works on the request is told to stop. An adopter releases the KV it was given by itself."""
+        session = self._sessions[request]
+        attempt = session.job.attempt
+        if session.decode is not None:
+            if session.decode in self._decodes:
+                self._out.append(To(session.decode, Cancel(request, attempt)))
+        elif session.kv is not None:
+            self._release(session.kv.owner, request, attempt)
+        elif session.prefill is not None and session.prefill in self._prefills:
+            self._out.append(To(session.prefill, Cancel(request, attempt)))
+        self._unmirror(request, session)
+
+    def _unmirror(self, request: RequestId, session: _Session) -> None:
+        self._first_tokens.remove(request)
+        if session.prefill is not None and session.prefill in self._prefills:
+            self._prefills.remove(session.prefill, request)
+        if session.decode is not None and session.decode in self._decodes:
+            self._decodes.remove(session.decode, request)
+
+    def _end(self, request: RequestId, step: Step, *, reason: FinishReason | None = None, message: str = "") -> None:
+        session = self._sessions.pop(request)
+        if self._reasons and step is Step.FAIL:
+            self._explain_failure(session, message)
+        self._out.append(Ended(request, advance(session.state, step), reason, message))
+
+    def _explain_failure(self, session: _Session, because: str) -> None:
+        job, sent, spec = session.job, len(session.sent), self._specs.get(session.job.model)
+        due_ns = spec.slo.due_ns(job.arrival_ns, sent) if spec else self._now_ns
+        where = session.decode or session.prefill
+        self._out.append(refusal(job, sent, where, because, due_ns, self._now_ns))

@@ -1,0 +1,104 @@
+"""Results files as tables."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bench.common.result_tables import SUITES, cells, crossings, results
+from bench.simulate.cells.figures import CellFigures, ContenderFigures
+from bench.simulate.cells.search import SearchResult
+from bench.simulate.sweep import Crossing
+
+DECODE: dict[str, Any] = {
+    "checkpoint": "tiny",
+    "dtype": "float32",
+    "context": 128,
+    "batch": 8,
+    "aegis_tokens_per_s": 1234.6,
+    "transformers_tokens_per_s": 400.0,
+    "ratio": 3.0865,
+    "times_one_sequence": 4.44,
+}
+FIGURE = {"name": "handed over", "value": 58.193, "unit": "ms", "wanted": "≤ 60", "ok": True}
+SIZE = {"nbytes": 64 << 20, "switch_ns": 12_340_000, "memcpy_ns": 11_000_000, "ratio": 1.1218, "prefetched_ns": 20_000}
+
+
+def test_no_results_are_said_to_be_none(tmp_path: Path) -> None:
+    assert results(tmp_path).startswith("Nothing has been measured yet")
+
+
+@pytest.mark.parametrize(
+    ("suite", "content", "expected"),
+    [
+        (
+            "decode",
+            {"date": "2025-06-01T10:00:00", "machine": "Linux, 2 × X", "cases": [DECODE]},
+            ["(2025-06-01, Linux, 2 × X)", "| tiny | float32 | 128 | 8 | 1235 | 400 | 3.09 | 4.4 |"],
+        ),
+        (
+            "switch",
+            {"machine": {"date": "2025-06-01T10:00:00", "cpu": "X", "cores": 2}, "sizes": [SIZE]},
+            ["(2025-06-01, X, 2 cores)", "| 64MiB | 12.3 | 11.0 | 1.12 | 0.02 |"],
+        ),
+        (
+            "memory",
+            {"machine": {"date": "2025-06-01T10:00:00", "cpu": "X", "cores": 2}, "figures": [FIGURE]},
+            ["(2025-06-01, X, 2 cores)", "| handed over | 58.19 ms | ≤ 60 |"],
+        ),
+    ],
+)
+def test_a_case_is_a_row_and_the_machine_is_named(
+    tmp_path: Path, suite: str, content: dict[str, Any], expected: list[str]
+) -> None:
+    (tmp_path / f"{suite}.json").write_text(json.dumps(content))
+    table = results(tmp_path)
+    assert all(part in table for part in expected)
+    assert table.count("\n| ") == 3  # head, rule and row
+
+
+def test_what_policies_serve_is_one_table(tmp_path: Path) -> None:
+    many = [{"policy": "a", "crossing": {"at": 75.63}}, {"policy": "b", "crossing": {"above": 112}}]
+    few = [{"policy": "a", "crossing": {"below": 16}}]
+    for suite, title, curves in (("fig11a", "0.1 rps", many), ("fig11b", "0.5 rps", few)):
+        (tmp_path / f"{suite}.json").write_text(json.dumps({"panels": [{"title": title, "curves": curves}]}))
+    assert crossings(tmp_path).splitlines()[2:] == ["| `a` | 75.6 | < 16 |", "| `b` | > 112 |  |"]
+
+
+def contender(name: str, at: Crossing, *, seeds: int = 3) -> ContenderFigures:
+    return ContenderFigures(name, at, [SearchResult(seed, at, ()) for seed in range(seeds)])
+
+
+def test_what_was_found_in_each_cell_is_one_table(tmp_path: Path) -> None:
+    everybody = [
+        contender("least-slack", Crossing(at=163.21)),
+        contender("least-slack 6+10", Crossing(at=101.0)),
+        contender("serverlessllm", Crossing(at=95.0), seeds=1),
+        contender("qlm", Crossing(above=96)),
+    ]
+    found = [
+        CellFigures("0.1rps/slo1/ix2", {}, everybody, "qlm", 1.7001),
+        CellFigures("0.5rps/slo1/ix2", {}, everybody[:1], None, None),
+    ]
+    content = {"title": "Models on GPUs", "cells": msgspec.to_builtins(found)}
+    (tmp_path / "cells.json").write_text(json.dumps(content))
+    lines = cells(tmp_path).splitlines()
+    assert lines[0] == "**Models on GPUs**, seeds: 1 to 3"
+    assert lines[4:6] == [
+        "| 0.1rps/slo1/ix2 | 163 | 101 | > 96 | `qlm` | 1.70 |",
+        "| 0.5rps/slo1/ix2 | 163 |  |  |  |  |",
+    ]
+    assert lines[-1] == "least-slack: at least the best rival in 1 of 1, 1.70 times it in the median"
+
+
+def test_cells_that_nobody_searched_are_said_to_be_none(tmp_path: Path) -> None:
+    assert cells(tmp_path).startswith("Nothing has been searched for yet")
+
+
+def test_all_suites_with_results_are_shown(tmp_path: Path) -> None:
+    empty = {"date": "2025-06-01", "machine": "X"} | {suite.cases: [] for suite in SUITES.values()}
+    for name, suite in SUITES.items():
+        (tmp_path / f"{suite.file or name}.json").write_text(json.dumps(empty))
+    assert results(tmp_path).count("**") == 2 * len(SUITES)

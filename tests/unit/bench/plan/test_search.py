@@ -1,0 +1,116 @@
+"""`aegis plan`: the fewest GPUs, and what stands beside them."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from aegis.core.errors import UserError
+from aegis.core.ids import ModelId
+from aegis.core.model import Slo
+from bench.plan.options import question, run
+from bench.plan.search import Plan, Question, most_kv_bytes, plan
+from bench.plan.show import memory, sentence
+from bench.simulate.cells.search import TTFT_GOAL
+from bench.simulate.setting import Setting
+from bench.simulate.sweep import GOAL
+from tests.unit.bench.simulate.outcomes import record
+
+NOTHING: dict[str, Any] = dict.fromkeys(
+    ("workload", "trace", "models", "gpu", "slo", "policy", "most", "costs", "link", "seeds", "jobs", "json")
+) | {"seed": 0}
+WORKLOAD = "poisson:models=4,rps=0.2,duration=20"
+
+
+def answered(**fields: Any) -> Plan:
+    asked = {"workload": WORKLOAD, "gpu": "h100"} | fields
+    most = asked.pop("most", None)
+    return plan(Question(setting=Setting(policy="", **asked), seeds=(0, 1), most=most))
+
+
+def test_the_answer_is_enough_and_one_less_is_not() -> None:
+    answer = answered()
+    ours, dedicated = answer.needs
+    assert (ours.contender, dedicated.contender, answer.models) == ("least-slack", "dedicated", 4)
+    assert dedicated.gpus.at == 4
+    assert ours.gpus.at is not None
+    assert ours.gpus.at < 4
+    for need in answer.needs:
+        assert need.enough.at == need.gpus.at == max(found.at.at or 0 for found in need.found)
+        assert need.enough.attainment >= GOAL
+        assert need.enough.ttft_attainment >= TTFT_GOAL
+        if need.fewer:
+            assert need.fewer.at == need.enough.at - 1
+            assert need.fewer.attainment < GOAL or need.fewer.ttft_attainment < TTFT_GOAL
+    assert sentence(answer).startswith(f"{ours.gpus.at:g} × h100 serve 4 models with 99 % of first tokens and 90 % of")
+    assert sentence(answer).endswith("with a GPU for each model it takes 4.")
+
+
+def test_what_must_be_where_is_told() -> None:
+    answer = answered()
+    assert answer.largest_bytes < answer.weight_bytes <= 4 * answer.largest_bytes
+    use = answer.needs[0].use
+    assert 0 < use.link_busy < 1
+    assert 0 < use.kv_bytes < answer.gpu_bytes
+    assert "Weights 60.9 GB, of the largest model 15.2 GB" in memory(answer)
+
+
+def test_where_nothing_is_enough_the_most_is_told_with_what_it_reaches() -> None:
+    answer = answered(slo=Slo(ttft_ns=1000), most=3)
+    assert [need.gpus.above for need in answer.needs] == [3, 3]
+    assert sentence(answer).startswith("3 × h100 are not enough for 4 models: 0.0 % of first tokens")
+
+
+def test_policies_that_are_named_answer_before_dedicated_instances() -> None:
+    setting = Setting(policy="", workload=WORKLOAD, gpu="h100")
+    answer = plan(Question(setting=setting, policies=("aegaeon", "qlm")))
+    assert [need.policy for need in answer.needs] == ["aegaeon"] * 3 + ["qlm", "dedicated"]
+    ats = [need.gpus.at or 99 for need in answer.needs[:3]]
+    assert ats == sorted(ats)
+
+
+def test_a_model_that_no_gpu_holds_is_refused() -> None:
+    with pytest.raises(UserError, match=r"m000 \(qwen2.5-72b\) has 145 GB of weights, and h100 holds .* like h100x4"):
+        answered(models="qwen2.5-72b")
+
+
+def test_kv_is_counted_from_the_first_token_to_the_last() -> None:
+    records = [record(0, token_ms=(10, 20)), record(1, token_ms=(20, 30)), record(2, token_ms=(25, 40)), record(3)]
+    assert most_kv_bytes(records, {ModelId("m000"): 10}) == 2 * (100 + 2) * 10
+    assert most_kv_bytes([], {}) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({}, "give one of --workload and --trace"),
+        ({"workload": WORKLOAD, "trace": Path("a.csv")}, "give one of --workload and --trace"),
+        ({"trace": Path("a.csv"), "seeds": 2}, "--seeds is of --workload"),
+        ({"workload": WORKLOAD, "policy": ["least-slak"]}, "did you mean 'least-slack'"),
+        ({"workload": WORKLOAD, "slo": "ttft=never"}, "--slo: 'ttft=never' is no limit"),
+        ({"workload": WORKLOAD, "gpu": "b9000"}, "--gpu b9000: should be h100"),
+        ({"workload": "poison:models=4"}, "unknown workload 'poison'"),
+        ({"workload": ""}, "unknown workload ''"),
+        ({"workload": "poisson:models=1,rps=0.2,duration=10"}, "no request with seed 0"),
+        ({"trace": Path("away.csv")}, "away.csv: No such file"),
+        ({"workload": WORKLOAD, "json": Path("away/plan.json")}, "away is no directory"),
+    ],
+)
+def test_mistakes_cost_a_line(given: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        run(NOTHING | given)
+
+
+def test_a_trace_is_drawn_once_and_a_workload_three_times() -> None:
+    assert question(NOTHING | {"trace": Path("a.csv")}).seeds == (0,)
+    assert question(NOTHING | {"workload": WORKLOAD, "seed": 5}).seeds == (5, 6, 7)
+
+
+def test_the_answer_comes_first_and_all_of_it_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    run(NOTHING | {"workload": WORKLOAD, "gpu": "h100", "seeds": 1, "jobs": 1, "json": file})
+    held = msgspec.json.decode(file.read_bytes(), type=Plan)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(sentence(held)[:60])
+    assert any(line.startswith("dedicated") for line in lines)

@@ -1,0 +1,80 @@
+"""Searches for the most models and the fewest GPUs."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aegis.core.model import Slo
+from bench.simulate.cells.search import Aim, Search, boundary
+from bench.simulate.setting import Setting
+from bench.simulate.sweep import GOAL, Crossing
+
+STEP = 2
+
+
+@given(
+    end=st.integers(0, 600),
+    start=st.integers(1, 128),
+    width=st.integers(1, 64),
+)
+def test_the_end_of_what_is_true_is_found_in_few_steps(end: int, start: int, width: int) -> None:
+    tried: list[int] = []
+
+    def goes_on(at: int) -> bool:
+        tried.append(at)
+        return at < end
+
+    low, high = boundary(goes_on, start=STEP * start, width=STEP * width, step=STEP, limit=512)
+    assert low == 0 or low < end
+    assert (high is None and low == 512) or (high == low + STEP and high >= end)
+    assert len(tried) == len(set(tried)) <= 20
+    assert all(0 < at <= 512 and at % STEP == 0 for at in tried)
+
+
+@given(st.lists(st.booleans(), min_size=16, max_size=16), st.integers(1, 16))
+def test_of_what_ends_more_than_once_some_end_is_found(truths: list[bool], start: int) -> None:
+    low, high = boundary(lambda at: truths[at - 1], start=start, width=1, step=1, limit=16)
+    assert low == 0 or truths[low - 1]
+    assert high is None or not truths[high - 1]
+
+
+def search(aim: Aim, setting: Setting, **fields: int) -> Search:
+    return Search(aim=aim, setting=setting, **({"start": 2, "width": 2, "step": 2, "limit": 64} | fields))
+
+
+def test_models_are_on_the_line_between_the_probes_beside_the_goal() -> None:
+    setting = Setting(policy="serverlessllm", workload="poisson:rps=0.2,duration=30", mixed=1, seed=3)
+    found = search(Aim.MODELS, setting).found()
+    assert found.seed == 3
+    assert [probe.at for probe in found.probes] == sorted({probe.at for probe in found.probes})
+    low = max(probe.at for probe in found.probes if probe.attainment >= GOAL)
+    high = min(probe.at for probe in found.probes if probe.attainment < GOAL)
+    assert found.at.at is not None
+    assert (high - low, low < found.at.at <= high) == (2, True)
+
+
+def test_where_all_is_on_time_up_to_the_limit_the_answer_lies_behind_it() -> None:
+    setting = Setting(policy="dedicated", workload="poisson:rps=0.2,duration=5", mixed=8)
+    assert search(Aim.MODELS, setting, limit=8).found().at == Crossing(above=8)
+
+
+@pytest.mark.parametrize(("slo", "gpus"), [(Slo(), 3), (Slo(ttft_ns=1), None)])
+def test_dedicated_needs_a_gpu_for_each_model(slo: Slo, gpus: int | None, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = [f"{second},{name},100,20" for second, name in enumerate(("a", "b", "c") * 3)]
+    trace.write_text("\n".join(["arrival_s,model,input_tokens,output_tokens", *rows]))
+    setting = Setting(policy="dedicated", trace=str(trace), slo=slo)
+    found = search(Aim.GPUS, setting, start=1, width=1, step=1, limit=6).found()
+    assert found.at == (Crossing(above=6) if gpus is None else Crossing(at=gpus))
+    if gpus:
+        shares = {probe.at: (probe.attainment, probe.ttft_attainment) for probe in found.probes}
+        assert (shares[2], shares[3]) == ((2 / 3, 2 / 3), (1, 1))
+
+
+def test_where_prefill_is_apart_one_gpu_is_not_enough() -> None:
+    setting = Setting(policy="aegaeon", workload="poisson:models=1,rps=0.2,duration=10")
+    found = search(Aim.GPUS, setting, start=1, width=1, step=1, limit=4).found()
+    assert found.at == Crossing(at=2)
+    assert [probe.attainment for probe in found.probes] == [0, 1]

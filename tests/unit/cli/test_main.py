@@ -1,0 +1,280 @@
+"""The command line: what it says, and with which exit code."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import pytest
+import typer.main
+
+from aegis import __version__
+from aegis.cli.main import app, main, valued
+from aegis.config.config import OPTIONS, Config, SloTargets, leaves
+from aegis.config.sizes import format_size
+
+HEAVY = {"fastapi", "httpx", "numpy", "pydantic", "rich", "torch", "transformers", "uvicorn", "yaml", "zmq"}
+
+
+class Run:
+    """What came of one command."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["aegis", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        self.code = exit_.value.code
+        self.out, self.err = capsys.readouterr()
+
+
+@pytest.fixture
+def aegis(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda *arguments: Run(capsys, monkeypatch, *arguments)
+
+
+def commands(group: Any = None, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    group = group or typer.main.get_command(app)
+    yield path, group
+    for name, command in getattr(group, "commands", {}).items():
+        yield from commands(command, *path, name)
+
+
+@pytest.mark.parametrize("path", [path for path, _ in commands()], ids=" ".join)
+def test_every_command_has_help(aegis: Any, path: tuple[str, ...]) -> None:
+    run = aegis(*path, "--help")
+    assert (run.code, run.err) == (0, "")
+    assert run.out.startswith(f"Usage: {' '.join(('aegis', *path))} ")
+
+
+@pytest.mark.parametrize("path", [path for path, command in commands() if not hasattr(command, "commands")])
+def test_every_command_shows_examples_that_call_it(aegis: Any, path: tuple[str, ...]) -> None:
+    examples = aegis(*path, "--help").out.split("Example", 1)[1]
+    assert f"aegis {' '.join(path)}" in examples
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, aegis.cli.main\n"
+        "sys.argv = ['aegis', '--help']\n"
+        "try: aegis.cli.main.main()\n"
+        "finally: print('loaded:', *{name.split('.')[0] for name in sys.modules})"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = set(out.split("loaded:")[1].split())
+    assert "typer" in loaded
+    assert not loaded & HEAVY
+
+
+def test_the_version(aegis: Any) -> None:
+    run = aegis("--version")
+    assert (run.code, run.out) == (0, f"aegis {__version__}\n")
+
+
+@pytest.mark.parametrize("group", [(), ("models",), ("config",), ("bench",)])
+def test_a_group_alone_prints_its_help(aegis: Any, group: tuple[str, ...]) -> None:
+    run = aegis(*group)
+    assert run.code == 0
+    assert run.out == aegis(*group, "--help").out
+
+
+def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defaults() -> None:
+    fields = dict(leaves()) | {OPTIONS["slo"]: Config.model_fields["slo"]}
+    told = {parameter.name: parameter.help or "" for parameter in dict(commands())[("launch",)].params}
+    assert set(told) - {"help"} == {*OPTIONS, "config", "file"}
+    for option, path in OPTIONS.items():
+        if match := re.search(r"\[default: (.+)\]", told[option]):
+            value = fields[path].default
+            spelled = {
+                str(value),
+                format_size(value) if isinstance(value, int) else "",
+                "the demo market" * (not value),
+                f"ttft={value.ttft_ms / 1000:g},tbt={value.tbt_ms / 1000:g}" if isinstance(value, SloTargets) else "",
+            }
+            assert match[1] in spelled, option
+        else:
+            assert not fields[path].default, option
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["launch", "--prot", "1"], "No such option: --prot"),
+        (["lunch"], "No such command 'lunch'"),
+        (["launch", "--port"], "Option '--port' requires an argument"),
+        (["launch", "a.yaml", "extra"], "unexpected extra argument"),
+        (["launch", "a.yaml", "--config", "b.yaml"], "a.yaml and --config b.yaml: give one file"),
+        (["models", "add"], "Missing argument 'SOURCE'"),
+        (["launch", "--port", "http"], "--port: should be a valid integer"),
+        (["launch", "--device-memory", "lots"], "--device-memory: 'lots' is no size"),
+        (["launch", "--config", "/nowhere/aegis.yaml"], "/nowhere/aegis.yaml: cannot be read"),
+        (["models", "list", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
+        (["memory", "limit", "decode-0"], "Missing argument 'SIZE'"),
+        (["memory", "limit", "decode-0", "lots"], "SIZE: 'lots' is no size"),
+        (["memory", "trim", "decode-0", "--timeout", "soon"], "Invalid value for '--timeout'"),
+        (["memory", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
+        (["top"], "aegis top needs a terminal"),
+        (["explain", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
+        (["explain", "decisions.jsonl", "--follow"], "are of a running server: leave out FILE"),
+        (["explain", "/nowhere/decisions.jsonl"], "/nowhere/decisions.jsonl: No such file"),
+        (["explain", "--request", "mine"], "Invalid value for '--request'"),
+    ],
+)
+def test_a_mistake_costs_one_line_and_exit_code_2(aegis: Any, arguments: list[str], line: str) -> None:
+    run = aegis(*arguments)
+    assert run.code == 2
+    assert run.out == ""
+    assert re.fullmatch(r"aegis: [^\n]+\n", run.err)
+    assert line in run.err
+
+
+def test_an_address_that_cannot_be_listened_on_costs_one_line_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for option, value in (("--port", port), ("--host", "no.such.host.invalid")):
+            command = [sys.executable, "-m", "aegis.cli.main", "launch", option, value]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert (done.returncode, done.stdout) == (2, "")
+            assert re.fullmatch(rf"aegis: cannot listen on [^\n]*{value}[^\n]*--port\n", done.stderr)
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A server that answers by a table and notes what it was asked."""
+
+    table: ClassVar[dict[str, tuple[int, str]]] = {}
+    asked: ClassVar[list[Any]] = []
+
+    def do_GET(self) -> None:
+        status, body = self.table[f"{self.command} {self.path}"]
+        length = int(self.headers.get("Content-Length", 0))
+        self.asked.append(json.loads(self.rfile.read(length)) if length else None)
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    do_POST = do_GET
+
+    def log_message(self, *_: Any) -> None:
+        """Silence."""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    Answers.table.clear()
+    Answers.asked.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as http:
+        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+        thread.join()
+
+
+def test_models_are_listed_one_a_line_however_long_their_names(aegis: Any, server: str) -> None:
+    root = "/checkpoints/" + "x" * 150
+    served = [{"id": "a[b]", "state": "loaded", "weights": "disk", "root": root}, {"id": "c", "root": None}]
+    Answers.table["GET /v1/models"] = (200, json.dumps({"data": served}))
+    lines = aegis("models", "list", "--url", server).out.splitlines()
+    assert [line.split() for line in lines] == [
+        ["model", "state", "weights", "checkpoint"],
+        ["a[b]", "loaded", "disk", root],
+        ["c", "-", "-", "-"],
+    ]
+
+
+def test_a_model_that_failed_is_listed_with_the_reason(aegis: Any, server: str) -> None:
+    failed = {"id": "x", "state": "failed", "detail": "a shard is missing", "root": "/x"}
+    Answers.table["GET /v1/models"] = (200, json.dumps({"data": [failed]}))
+    assert "failed: a shard is missing" in aegis("models", "list", "--url", server).out
+
+
+def test_models_are_added_and_removed(aegis: Any, server: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Answers.table |= {
+        "POST /models/load": (200, '{"id": "llama", "state": "loaded"}'),
+        "POST /models/evict": (200, "{}"),
+        "POST /models/unload": (200, "{}"),
+    }
+    (tmp_path / "llama").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert aegis("models", "add", "llama", "--url", server).out == "llama is loaded\n"
+    assert aegis("models", "add", "org/name", "--name", "n", "--url", server + "/").code == 0
+    assert aegis("models", "unload", "llama", "--url", server).out.startswith("llama leaves memory: ")
+    assert aegis("models", "remove", "llama", "--url", server).out == "llama is removed\n"
+    assert Answers.asked == [
+        {"source": str(tmp_path / "llama")},
+        {"source": "org/name", "name": "n"},
+        {"model": "llama"},
+        {"model": "llama"},
+    ]
+
+
+def test_memory_is_shown_as_tables_and_as_json(aegis: Any, server: str) -> None:
+    none = {"held_bytes": 0, "fragmentation": 0.0, "shapes": []}
+    host = {"capacity_bytes": 2 << 20, "leased_bytes": 0, "free_bytes": 2 << 20, "orphaned_bytes": 0}
+    host |= {"kept_bytes": 0, "slabs": none}
+    cache = {"capacity_bytes": 0, "used_bytes": 0, "images": [], "counters": {"hits": 3}}
+    report = {"devices": [], "host_kv": host, "model_cache": cache}
+    Answers.table["GET /debug/memory"] = (200, json.dumps(report))
+    lines = aegis("memory", "--url", server).out.splitlines()
+    assert lines[0] == "host KV: 2 MiB, 0 leased, 2 free, 0 of lost instances, 0 kept for prompts to come"
+    assert "model cache: 0 MiB, 0 used; 3 hits" in lines
+    assert json.loads(aegis("memory", "--json", "--url", server).out) == report
+
+
+@pytest.mark.parametrize("body", ["{}", '{"devices": 3}'])
+def test_memory_of_a_server_that_is_no_aegis_is_not_shown(aegis: Any, server: str, body: str) -> None:
+    Answers.table["GET /debug/memory"] = (200, body)
+    run = aegis("memory", "--url", server)
+    assert (run.code, run.err) == (2, f"aegis: {server} answers, but is no aegis server of this version\n")
+
+
+def test_memory_is_limited_and_trimmed(aegis: Any, server: str) -> None:
+    Answers.table |= {
+        "POST /debug/memory/limit": (200, '{"instance": "decode-0", "given_back_bytes": 25165824}'),
+        "POST /debug/memory/trim": (200, '{"instance": "decode-0", "given_back_bytes": 0}'),
+    }
+    run = aegis("memory", "limit", "decode-0", "0.25GiB", "--timeout", "2", "--url", server)
+    assert run.out == "decode-0 may hold 256MiB; it gave back 24MiB\n"
+    assert aegis("memory", "--url", server, "trim", "decode-0").out == "decode-0 gave back 0B\n"
+    assert Answers.asked == [
+        {"instance": "decode-0", "limit": 256 << 20, "timeout_s": 2},
+        {"instance": "decode-0", "timeout_s": 30},
+    ]
+
+
+def test_a_refusal_of_the_server_is_told_in_its_words_with_exit_code_1(aegis: Any, server: str) -> None:
+    Answers.table["POST /models/unload"] = (404, '{"error": {"message": "no model \'x\'"}}')
+    run = aegis("models", "remove", "x", "--url", server)
+    assert (run.code, run.err) == (1, "aegis: no model 'x'\n")
+
+
+def test_no_server_is_one_line_and_exit_code_2(aegis: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as once:
+        url = f"http://127.0.0.1:{once.getsockname()[1]}"
+    run = aegis("models", "list", "--url", url)
+    assert run.code == 2
+    assert re.fullmatch(rf"aegis: no server at {url} \([^\n]+\); is `aegis launch` running there\?\n", run.err)
+
+
+@pytest.mark.parametrize("body", ["<html>", "[]", "{}"])
+def test_a_server_that_is_no_aegis_is_said_to_be_none(aegis: Any, server: str, body: str) -> None:
+    Answers.table["GET /v1/models"] = (200, body)
+    run = aegis("models", "list", "--url", server)
+    assert (run.code, run.err) == (2, f"aegis: {server} answers, but is no aegis server\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["launch", "--ray"], ["launch", "--ray", "auto"]),
+        (["launch", "--ray", "--port", "1"], ["launch", "--ray", "auto", "--port", "1"]),
+        (["launch", "--ray", "host:6379"], ["launch", "--ray", "host:6379"]),
+        (["launch"], ["launch"]),
+    ],
+)
+def test_ray_alone_is_auto(given: list[str], meant: list[str]) -> None:
+    assert valued(given) == meant

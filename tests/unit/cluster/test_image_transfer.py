@@ -1,0 +1,107 @@
+"""A weight image gets to a machine that has not got it: whole or not at all, and once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from aegis.cluster.actor_messages import Opened
+from aegis.cluster.image_transfer import ship
+from aegis.cluster.machine_actor import MachineActor
+from aegis.cluster.remote_machine import RemoteMachine
+from aegis.core.ids import MachineId
+from aegis.core.model import ModelSpec
+from tests import weight_images
+
+NBYTES = (9 << 20) + 7  # more than a piece
+
+
+class There(RemoteMachine):
+    """Its actor is called in this process; what is sent to it begins with the `damage`."""
+
+    def __init__(self, cache: Path, damage: bytes = b"") -> None:
+        super().__init__(MachineId("there"), "node", MachineActor(), None)
+        self.opened = Opened("", cache_dir=str(cache))
+        self.asked: list[str] = []
+        self._damage = damage
+
+    async def ask(self, method: str, *arguments: Any) -> Any:
+        self.asked.append(method)
+        if method == "write_image":
+            name, file, at, content, checksum = arguments
+            arguments = name, file, at, self._damage + content[len(self._damage) :], checksum
+        return await getattr(self._actor, method)(*arguments)
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of the other machine."""
+    monkeypatch.setenv("AEGIS_CACHE", str(tmp_path / "there"))
+    return tmp_path / "there"
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> ModelSpec:
+    directory = tmp_path / "here" / "images" / "some-model"
+    directory.mkdir(parents=True)
+    written = weight_images.write(directory, "image", NBYTES)
+    (directory / "manifest.json").write_text("{}")
+    (directory / "empty").touch()
+    return replace(written, directory=str(directory))
+
+
+def test_all_files_come_and_only_once(there: Path, spec: ModelSpec) -> None:
+    machine = There(there)
+    asyncio.run(ship(spec, machine))
+    here = machine.localised(spec)
+    assert Path(here.image_path).is_relative_to(there) and machine.has(spec)
+    for file in Path(spec.directory).iterdir():
+        assert (Path(here.directory) / file.name).read_bytes() == file.read_bytes()
+    assert [path.name for path in (there / "images").iterdir()] == ["some-model"]
+    again = There(there)
+    asyncio.run(ship(spec, again))
+    assert again.asked == ["has_image"] and again.has(spec)
+
+
+def test_one_of_another_checkpoint_is_replaced(there: Path, spec: ModelSpec) -> None:
+    asyncio.run(ship(spec, There(there)))
+    (Path(spec.directory) / "manifest.json").write_text('{"another": 1}')
+    machine = There(there)
+    asyncio.run(ship(spec, machine))
+    assert (Path(machine.localised(spec).directory) / "manifest.json").read_text() == '{"another": 1}'
+
+
+def test_one_that_was_renewed_comes_again_where_it_is_damaged(there: Path, spec: ModelSpec) -> None:
+    asyncio.run(ship(spec, There(there)))
+    whole = There(there)
+    asyncio.run(ship(spec, whole, renewed=True))
+    assert whole.asked == ["drop_damaged", "has_image"]
+    here = whole.localised(spec)
+    weight_images.damage(here, NBYTES - 1)
+    asyncio.run(ship(spec, There(there), renewed=True))
+    assert Path(here.image_path).read_bytes() == Path(spec.image_path).read_bytes()
+
+
+def test_what_is_damaged_on_its_way_is_not_there(there: Path, spec: ModelSpec) -> None:
+    machine = There(there, damage=b"x")
+    with pytest.raises(ValueError, match="damaged on its way"):
+        asyncio.run(ship(spec, machine))
+    assert not machine.has(spec) and not Path(machine.localised(spec).directory).exists()
+
+
+def test_on_one_disk_nothing_is_sent(tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AEGIS_CACHE", str(tmp_path / "here"))
+    machine = There(tmp_path / "here")
+    asyncio.run(ship(spec, machine))
+    assert machine.asked == ["has_image"] and machine.localised(spec) is spec
+
+
+def test_on_another_disk_with_the_same_paths_all_is_sent(tmp_path: Path, there: Path, spec: ModelSpec) -> None:
+    machine = There(tmp_path / "here")
+    asyncio.run(ship(spec, machine))
+    assert machine.localised(spec) is spec and machine.has(spec)
+    assert (there / "images" / "some-model" / "empty").exists()

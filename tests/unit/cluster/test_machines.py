@@ -1,0 +1,201 @@
+"""Machines as the launcher sees them: what fails on one costs that machine and no other, and leaves no actor behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from aegis import __version__
+from aegis.cluster import remote_machine
+from aegis.cluster.actor_messages import Opened, Opening
+from aegis.cluster.instance_hosts import ClusterHosts
+from aegis.cluster.remote_machine import RemoteMachine, RemoteProcesses
+from aegis.config.config import Config
+from aegis.core.errors import UserError
+from aegis.core.ids import InstanceId, MachineId
+from aegis.core.model import ModelSpec
+from aegis.node.devices import Devices
+from aegis.node.image_caches import ImageCaches
+from aegis.process.clock import MonotonicClock
+from aegis.sim.faults.pretended import PAGE, make_spec
+from memory.machines_kv import Hosts
+
+ray = pytest.importorskip("ray", reason="no Ray; pip install 'aegis-serve[ray]'")
+
+LIMIT_S, WAIT_S = 0.05, 30.0
+NODE, INSTANCE = "a-node", InstanceId("mixed-0")
+
+
+class Actor:
+    """One of Ray's: a call is answered with what the method returns or raises, or, where it has none such, never."""
+
+    def __init__(self, **methods: Callable[..., Any]) -> None:
+        self.methods = methods
+        self.unanswered: dict[str, Future[Any]] = {}
+
+    def __getattr__(self, name: str) -> Method:
+        return Method(self, name)
+
+
+class Method:
+    def __init__(self, actor: Actor, name: str) -> None:
+        self._actor = actor
+        self._name = name
+
+    def remote(self, *arguments: Any) -> Reference:
+        answer: Future[Any] = Future()
+        if method := self._actor.methods.get(self._name):
+            try:
+                answer.set_result(method(*arguments))
+            except Exception as error:  # noqa: BLE001 - it is the caller's
+                answer.set_exception(error)
+        else:
+            self._actor.unanswered[self._name] = answer
+        return Reference(answer)
+
+
+class Reference:
+    def __init__(self, answer: Future[Any]) -> None:
+        self._answer = answer
+
+    def future(self) -> Future[Any]:
+        return self._answer
+
+
+@pytest.fixture(autouse=True)
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Actors that Ray was told to end."""
+    found: list[object] = []
+    monkeypatch.setattr(ray, "kill", found.append)
+    monkeypatch.setattr(remote_machine, "_KILLED_WITHIN_S", LIMIT_S)
+    monkeypatch.setattr(remote_machine, "_BUSY_S", WAIT_S)
+    return found
+
+
+def nothing(*_arguments: object) -> None:
+    pass
+
+
+# --- a process that is to be killed -----------------------------------------------------------------------------------
+
+
+def kill(actor: Actor, carrier: Actor, then: Callable[[], None] = nothing) -> bool:
+    """Whether its machine is there afterwards; `then` happens when the first limit is over."""
+
+    async def main() -> bool:
+        machine = RemoteMachine(MachineId("machine-0"), NODE, actor, carrier)
+        processes = RemoteProcesses(machine, 0, 1)
+        processes.kill()
+        (killing,) = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.wait({killing}, timeout=2 * LIMIT_S)
+        then()
+        async with asyncio.timeout(WAIT_S):
+            await killing
+        return not machine.lost
+
+    return asyncio.run(main())
+
+
+def test_a_machine_that_has_killed_it_stays() -> None:
+    assert kill(Actor(kill=nothing), Actor())
+
+
+def test_a_busy_machine_gets_longer_while_its_node_answers(ended: list[object]) -> None:
+    actor, carrier = Actor(), Actor(__ray_ready__=nothing)
+    assert kill(actor, carrier, lambda: actor.unanswered["kill"].set_result(None))
+    assert not ended
+
+
+@pytest.mark.parametrize("carrier", [Actor(), Actor(__ray_ready__=nothing)], ids=["gone", "busy for ever"])
+def test_a_machine_that_does_not_answer_is_lost(
+    carrier: Actor, ended: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_machine, "_BUSY_S", LIMIT_S)
+    actor = Actor()
+    assert not kill(actor, carrier)
+    assert ended == [actor, carrier]
+
+
+# --- opening and closing them -----------------------------------------------------------------------------------------
+
+
+class Placed:
+    """As Ray has placed all."""
+
+    async def node(self, _instance: InstanceId) -> tuple[str, list[int]]:
+        return NODE, []
+
+
+def opened(version: str = __version__) -> Callable[[bytes], bytes]:
+    return lambda _order: msgspec.msgpack.encode(Opened(version))
+
+
+def refuse(error: Exception) -> Callable[..., None]:
+    def method(*_arguments: object) -> None:
+        raise error
+
+    return method
+
+
+def instance_hosts(actors: Iterator[Actor], specs: tuple[ModelSpec, ...] = ()) -> ClusterHosts:
+    images = ImageCaches()
+    for spec in specs:
+        images.add(spec, pinned=False)
+    devices = Devices((), {}, MonotonicClock(), floor_bytes=0, idle_s=1.0)
+    opening = Opening("", __version__, host_kv_bytes=0, cache_bytes=0, ranks=1, instances=1)
+
+    def start(machine: MachineId, node: str) -> RemoteMachine:
+        return RemoteMachine(machine, node, next(actors), Actor())
+
+    return ClusterHosts(Config(), Placed(), opening, devices, images, Hosts(1 << 20), start)  # type: ignore[arg-type]
+
+
+WRONG = [
+    (Actor(open=opened("0.0.1")), "aegis 0.0.1"),
+    (Actor(open=refuse(OSError(28, "No space left on device"))), "No space left on device"),
+    (Actor(open=opened(), clock=lambda: 0, has_image=refuse(OSError(30, "Read-only file system"))), "Read-only"),
+    (Actor(open=opened(), clock=lambda: 0, has_image=refuse(ValueError("damaged on its way"))), "damaged on its way"),
+]
+
+
+@pytest.mark.parametrize(("actor", "told"), WRONG, ids=["version", "memory", "disk", "damage"])
+def test_a_machine_that_cannot_be_used_leaves_no_actor(
+    actor: Actor, told: str, ended: list[object], tmp_path: Path
+) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    made = make_spec(0, image_pages=1, block_bytes=PAGE)
+    spec = replace(made, directory=str(tmp_path), image_path=str(tmp_path / "image"))
+    with pytest.raises(UserError, match=told) as raised:
+        asyncio.run(instance_hosts(iter([actor]), (spec,)).settle(INSTANCE))
+    assert "\n" not in raised.value.message
+    assert ended[0] is actor and len(ended) == 2
+
+
+def test_who_does_not_wait_for_a_machine_leaves_no_actor(ended: list[object]) -> None:
+    async def main() -> None:
+        actor = Actor()
+        settling = asyncio.create_task(instance_hosts(iter([actor])).settle(INSTANCE))
+        async with asyncio.timeout(WAIT_S):
+            while "open" not in actor.unanswered:
+                await asyncio.sleep(0)
+        settling.cancel()
+        await asyncio.wait({settling})
+        assert ended[:1] == [actor]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "close", [nothing, refuse(OSError(5, "Input/output error")), refuse(AttributeError("x")), None]
+)
+def test_closing_ends_its_actors_whatever_it_says(close: Callable[..., None] | None, ended: list[object]) -> None:
+    actor, carrier = Actor(**({"close": close} if close else {})), Actor()
+    asyncio.run(RemoteMachine(MachineId("machine-0"), NODE, actor, carrier).close())
+    assert ended == [actor, carrier]

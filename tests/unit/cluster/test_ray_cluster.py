@@ -1,0 +1,44 @@
+"""Addresses that lead nowhere are refused in a line, at once."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aegis.cluster import ray_cluster
+from aegis.core.errors import UserError
+
+
+def test_nobody_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(UserError, match=f"no Ray cluster answers at 127.0.0.1:{port}"):
+        ray_cluster._refuse_silence(f"127.0.0.1:{port}")
+
+
+LAUNCH = """
+import sys
+sys.modules["ray"] = None  # as where it is not installed
+from aegis.cli.main import main
+sys.argv = ["aegis", "launch", "--port", "0", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize("by", ["option", "file"])
+def test_without_ray_it_is_told_what_to_install(tmp_path: Path, by: str) -> None:
+    file = tmp_path / "aegis.yaml"
+    file.write_text("ray: {address: auto}")
+    asked = ["--ray", "local"] if by == "option" else [str(file)]
+    done = subprocess.run([sys.executable, "-c", LAUNCH, *asked], capture_output=True, text=True)
+    assert done.stderr == "aegis: --ray needs more packages; where aegis was cloned: pip install -e '.[ray]'\n"
+    assert (done.stdout, done.returncode) == ("", 2)
+
+
+def test_ray_is_not_imported_where_nobody_asks_for_it() -> None:
+    code = "import sys, aegis.launcher.launch, aegis.instance.process; sys.exit('ray' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,247 @@
+"""The configuration: what wins, what is refused and in which words."""
+
+from pathlib import Path
+
+import pytest
+
+from aegis.config.config import OPTIONS, Config, leaves, variable
+from aegis.config.sources import load
+from aegis.core.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+TEXTS = (
+    ("sources",),
+    ("server", "host"),
+    ("server", "admin_key"),
+    ("server", "admin_key_file"),
+    ("server", "api_key"),
+    ("server", "api_key_file"),
+    ("server", "cors_origins"),
+    ("mqtt", "prefix"),
+    ("mqtt", "ca_file"),
+    ("redis", "prefix"),
+)  # any text is one for the configuration
+
+
+def written(directory: Path, text: str) -> dict[str, Path]:
+    file = directory / "aegis.yaml"
+    file.write_text(text, encoding="utf-8")
+    return {"config": file}
+
+
+def refusal(options: dict[str, object], environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(UserError) as caught:
+        load(options, environ or {})
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def test_nothing_given_serves_the_demo_market_with_one_instance_of_each_kind() -> None:
+    config = load({}, {})
+    assert config.serves_demo
+    assert (config.instances.prefill, config.instances.decode, config.instances.counted) == (1, 1, False)
+    assert (config.memory.device, config.memory.host) == (2**30, 4 * 2**30)
+    assert (config.server.host, config.server.port, config.device, config.dtype) == ("127.0.0.1", 8000, "cpu", "auto")
+    assert (config.slo.ttft_ms, config.slo.tbt_ms) == (10_000, 100)
+
+
+def test_options_win_over_variables_over_the_file_over_defaults(tmp_path: Path) -> None:
+    file = written(tmp_path, "server: {port: 1, host: a, log_level: debug}\nscheduling: {decode: {q_max_s: 1}}")
+    environ = {"AEGIS_PORT": "2", "AEGIS_HOST": "b", "AEGIS_SCHEDULING_DECODE_Q_MAX_S": "2.5"}
+    config = load(file | {"port": "3"}, environ)
+    assert (config.server.port, config.server.host, config.server.log_level) == (3, "b", "debug")
+    assert config.scheduling.decode.q_max_s == 2.5
+    assert config.scheduling.prefill.max_group_size == 8
+
+
+def test_deadlines_are_told_in_seconds_and_what_is_not_named_stays(tmp_path: Path) -> None:
+    file = written(tmp_path, "slo: {ttft_ms: 1, tbt_ms: 50}")
+    config = load(file | {"slo": "ttft=2"}, {"AEGIS_SLO": "ttft=3", "AEGIS_SLO_TBT_MS": "30"})
+    assert (config.slo.ttft_ms, config.slo.tbt_ms) == (2_000, 30)
+
+
+@pytest.mark.parametrize("text", ["ttft=soon", "tbt=0", "2"])
+def test_deadlines_that_are_none_are_refused_by_the_name_of_the_option(text: str) -> None:
+    assert refusal({"slo": text}).startswith("--slo: ")
+    assert refusal({}, {"AEGIS_SLO": text}).startswith("AEGIS_SLO: ")
+
+
+def test_the_file_itself_may_be_named_by_a_variable(tmp_path: Path) -> None:
+    file = written(tmp_path, "device: cuda")
+    assert load({}, {"AEGIS_CONFIG": str(file["config"])}).device == "cuda"
+
+
+def test_every_key_has_a_variable_of_its_own() -> None:
+    variables = [variable(path) for path, _ in leaves()]
+    assert len(set(variables)) == len(variables) >= len(OPTIONS)
+
+
+@pytest.mark.parametrize("path", [path for path, _ in leaves() if path not in TEXTS], ids=".".join)
+def test_a_bad_variable_is_named(path: tuple[str, ...]) -> None:
+    assert refusal({}, {variable(path): "bad"}).startswith(f"{variable(path)}: ")
+
+
+@pytest.mark.parametrize("option", [name for name, path in OPTIONS.items() if path not in TEXTS])
+def test_a_bad_option_is_named(option: str) -> None:
+    assert refusal({option: "bad"}).startswith(f"--{option.replace('_', '-')}: ")
+
+
+@pytest.mark.parametrize("prefix", ["", "a/+", "#", "/a", "a b"])
+def test_a_prefix_of_topics_has_no_wildcards(prefix: str) -> None:
+    assert refusal({"mqtt_prefix": prefix}) == (
+        "--mqtt-prefix: should be of letters, digits and . _ -, with / between parts"
+    )
+
+
+def test_a_bad_address_of_a_broker_is_told_without_its_password() -> None:
+    assert refusal({"mqtt": "http://me:s3cret@broker"}).startswith("--mqtt: should begin with mqtt://")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("sever: {port: 1}", "sever: unknown key; did you mean server?"),
+        ("server: {prot: 1}", "server.prot: unknown key; did you mean port?"),
+        ("models: {a: {path: /x, slo: {ttft: 1}}}", "models.a.slo.ttft: unknown key; did you mean ttft_ms?"),
+        ("models: {a: {}}", "models.a: should have either path or hub"),
+        ("models: {a: {path: /x, hub: y}}", "models.a: should have either path or hub"),
+        ("models: {'a b': {path: /x}}", "models.a b: is no model name"),
+        ("models: {é: {path: /x}}", "models.é: is no model name"),
+        ("models: [a]", "models: should be a mapping"),
+        ("server: 8000", "server: should be a mapping"),
+        ("server: {port: true}", "server.port: should be a number, not true"),
+        ("server: {port: 1.5}", "server.port: should be a valid integer"),
+        ("server: {port: 65536}", "server.port: should be less than or equal to 65535, not 65536"),
+        ("instances: {decode: 0}", "instances.decode: should be greater than or equal to 1, not 0"),
+        ("instances: {mixed: 2, decode: 1}", "instances: mixed instances prefill and decode: leave out either"),
+        ("instances: {mixed: 2, roles: fixed}", "instances: mixed instances prefill and decode: give prefill and"),
+        ("instances: {roles: some}", "instances.roles: should be 'auto' or 'fixed', not 'some'"),
+        ("scheduling: {decode: {q_max_s: .inf}}", "scheduling.decode.q_max_s: should be a finite number"),
+        ("slo: {tbt_ms: -1}", "slo.tbt_ms: should be greater than or equal to 0.001, not -1"),
+        ("slo: {ttft_ms: 1.0e+300}", "slo.ttft_ms: should be less than or equal to 86400000, not 1e+300"),
+        ("memory: {device: 5 parsecs}", "memory.device: '5 parsecs' is no size; write it like 512MiB"),
+        ("memory: {device: 1MiB}", "memory: device (1MiB) is less than one slab"),
+        ("memory: {slab: 3MiB}", "memory: slab (3MiB) should be a multiple of 2MiB"),
+        ("memory: {model_cache: 4GiB}", "memory: model_cache (4GiB) leaves nothing of host for KV"),
+        ("models: {a: {path: /x, pin: 3}}", "models.a.pin: should be a valid boolean"),
+        ("dtype: int8", "dtype: should be 'auto', 'float32' or 'bfloat16', not 'int8'"),
+        ("demo: maybe", "demo: should be a valid boolean"),
+        ("a: 1\na: 2", " line 2: not readable as YAML: key 'a' is given twice"),
+        ("a: 1\n? [b]\n: 2", " line 2: not readable as YAML: a key should be a word"),
+        ("a: [", " line 1: not readable as YAML"),
+        ("- a", "should hold keys and values"),
+        ("\0", "not readable as YAML"),
+    ],
+)
+def test_a_bad_file_is_refused_in_one_line_with_its_name_and_the_key(tmp_path: Path, text: str, complaint: str) -> None:
+    file = written(tmp_path, text)
+    message = refusal(file)
+    assert message.startswith(f"{file['config']}:")
+    assert complaint in message
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    assert (
+        refusal({"config": tmp_path / "none.yaml"})
+        == f"{tmp_path}/none.yaml: cannot be read: No such file or directory"
+    )
+    assert refusal({"config": tmp_path}) == f"{tmp_path}: cannot be read: Is a directory"
+
+
+def test_the_first_of_several_mistakes_is_told_and_the_others_counted(tmp_path: Path) -> None:
+    assert refusal(written(tmp_path, "demo: x\ndevice: y\ndtype: z")).endswith("(and 2 more)")
+
+
+def test_options_that_do_not_fit_each_other_are_both_named() -> None:
+    message = refusal({"device_memory": "2MiB", "slab": "4MiB"})
+    assert message == "--device-memory, --slab: device (2MiB) is less than one slab"
+
+
+def test_half_of_the_host_memory_is_the_model_cache_unless_it_is_said_how_much() -> None:
+    assert load({"host_memory": "3GiB"}, {}).memory.cache_bytes == 3 << 29
+    assert load({"model_cache": "20MiB"}, {}).memory.cache_bytes == 20 << 20
+
+
+def test_keys_without_a_value_count_as_not_given(tmp_path: Path) -> None:
+    assert load(written(tmp_path, "server:\nmemory:\n  device:\n"), {}) == Config()
+    assert load(written(tmp_path, ""), {}) == Config()
+
+
+def test_models_of_the_file_and_their_own_deadlines(tmp_path: Path) -> None:
+    text = """
+    models:
+      near: {path: here/llama, slo: {tbt_ms: 50}}
+      far: {hub: Qwen/Qwen3-0.6B, dtype: bfloat16, pin: true}
+    slo: {ttft_ms: 2000}
+    """
+    config = load(written(tmp_path, text), {})
+    near, far = config.models["near"], config.models["far"]
+    assert not config.serves_demo
+    assert (near.path, near.hub, near.dtype) == (str(tmp_path / "here/llama"), None, None)
+    assert (near.slo.ttft_ms, near.slo.tbt_ms) == (None, 50)
+    assert (far.path, far.hub, far.dtype) == (None, "Qwen/Qwen3-0.6B", "bfloat16")
+    assert (near.pin, far.pin) == (False, True)
+
+
+def test_models_on_the_command_line_take_the_place_of_those_in_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, "models: {a: {hub: x}}\nsources: [y]")
+    assert (set(load(file, {}).models), load(file, {}).sources) == ({"a"}, ("y",))
+    for config in (load(file | {"models": ["v", "w"]}, {}), load(file, {"AEGIS_MODELS": "v,w"})):
+        assert (config.models, config.sources) == ({}, ("v", "w"))
+
+
+def test_paths_in_a_file_start_there_and_hub_ids_stay(tmp_path: Path) -> None:
+    config = load(written(tmp_path, "sources: [./here, ../there, /else, org/name]"), {})
+    assert config.sources == (str(tmp_path / "here"), f"{tmp_path}/../there", "/else", "org/name")
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda file: file.name)
+def test_the_examples_are_valid(file: Path) -> None:
+    load({"config": file}, {})
+
+
+def test_the_demo_example_spells_the_defaults_out() -> None:
+    config = load({"config": ROOT / "configs/demo.yaml"}, {})
+    assert config == Config(demo=True) and not config.instances.counted
+
+
+def test_the_url_of_redis_is_a_secret() -> None:
+    config = load({"redis": "redis://:geheim@host:1/0"}, {})
+    assert "geheim" not in repr(config) + config.model_dump_json()
+    assert config.redis.url and config.redis.url.get_secret_value().endswith(":geheim@host:1/0")
+    assert not config.redis.off
+    assert load({}, {"AEGIS_REDIS": "off"}).redis.off
+
+
+@pytest.mark.parametrize("url", ["http://:geheim@host:1/0", "geheim", ""])
+def test_what_is_no_url_of_redis_is_refused_without_being_told(url: str) -> None:
+    told = refusal({"redis": url})
+    assert told.startswith("--redis: ")
+    assert "geheim" not in told
+
+
+@pytest.mark.parametrize("prefix", ["", "a b", "a:b", "x" * 65, "ä"])
+def test_a_prefix_is_a_plain_name(prefix: str) -> None:
+    with pytest.raises(UserError, match="--redis-prefix"):
+        load({"redis_prefix": prefix}, {})
+
+
+@pytest.mark.parametrize(
+    ("devices", "ranks", "groups"), [("1", "1", 1), ("4", "2", 2), ("1", "2", 1), ("5", "2", 2), ("8", "1", 2)]
+)
+def test_devices_are_taken_in_groups_of_ranks(devices: str, ranks: str, groups: int) -> None:
+    assert load({"devices": devices, "tensor_parallel_size": ranks}, {}).device_count == groups
+
+
+def test_vllm_shares_no_model_out() -> None:
+    assert "leave out tensor_parallel_size" in refusal({"engine": "vllm", "tensor_parallel_size": "2"})
+    assert "tensor_parallel_size" in refusal({"tensor_parallel_size": "0"}).replace("-", "_")
+
+
+@pytest.mark.parametrize("address", ["somewhere", "ray://host:10001", "host:", ":1", "host:port", ""])
+def test_what_leads_to_no_ray_cluster_is_refused(address: str) -> None:
+    assert "HOST:PORT" in refusal({"ray": address})
+
+
+def test_in_a_ray_cluster_devices_are_not_counted() -> None:
+    assert "leave out devices" in refusal({"ray": "auto", "devices": "2"})

@@ -1,0 +1,204 @@
+"""Where a sequence's KV is, and what becomes of it in each place."""
+
+from __future__ import annotations
+
+import pytest
+
+from aegis.core.block_runs import count_blocks, first_blocks
+from aegis.core.effects import CopyBlocks, StreamName
+from aegis.core.ids import SlabId
+from aegis.core.messages import FromInstance, GrantSlabs, KvReleased, NeedSlabs
+from aegis.core.request import EventHandle, KvHandle
+from aegis.sim.faults.pretended import PAGE, make_spec
+from decode.kv_swap import KvStore
+from decode.sequences import Counters, Room, Sequence, Where
+from memory.ledger import Ledger
+from tests.sim.driven import PEER, ledger, make_job, sides
+
+SPEC = make_spec(0, image_pages=1, block_bytes=PAGE // 2)
+SHAPE = SPEC.manifest.kv
+HANDLE = KvHandle(PEER, ((40, 42),), 20, EventHandle(99, 5))
+
+
+class Desk:
+    """A store on books of its own, and what it said."""
+
+    def __init__(self, *, pages: int = 8, slabs: int = 4) -> None:
+        self.said: list[FromInstance] = []
+        self.ledger: Ledger = ledger(pages)
+        self.ledger.grant([SlabId(i) for i in range(slabs)])
+        self.counters = Counters()
+        self.kv = KvStore(self.ledger, self.counters, self.said.append)
+
+    def copies(self) -> list[CopyBlocks]:
+        return [effect for effect in self.ledger.drain() if isinstance(effect, CopyBlocks)]
+
+    def arrived(self, *, prompt: int = 20) -> Sequence:
+        """A sequence whose KV has come from a peer."""
+        count = SHAPE.blocks_for(prompt)
+        handle = KvHandle(PEER, ((40, 40 + count),), prompt, EventHandle(99, 5))
+        sequence = Sequence(make_job(1, SPEC, prompt=prompt), 1, 1, prompt, SPEC, handle)
+        self.kv.bring_in(sequence)
+        self.complete(StreamName.SWAP_IN)
+        self.kv.settle()
+        self.said.clear()
+        self.ledger.drain()
+        return sequence
+
+    def complete(self, stream: StreamName) -> None:
+        self.ledger.progress(stream, self.ledger.transfers._submitted[stream])
+        self.ledger.check()
+
+    @property
+    def empty(self) -> bool:
+        return not self.ledger.device.use() and not self.ledger.host.use()
+
+
+def new() -> Sequence:
+    return Sequence(make_job(1, SPEC, prompt=20), 1, 1, 20, SPEC, HANDLE)
+
+
+def test_bring_in_reserves_the_next_position_too() -> None:
+    desk, sequence = Desk(), Sequence(make_job(1, SPEC, prompt=32), 1, 1, 32, SPEC, HANDLE)
+    desk.kv.bring_in(sequence)
+    (copy,) = desk.copies()
+    assert sides(copy) == (HANDLE.blocks, first_blocks(sequence.device, 2)) and copy.after == HANDLE.ready
+    assert (sequence.held, sequence.where) == (3, Where.ARRIVING)
+    assert desk.counters.swap_in_bytes == 2 * SHAPE.block_bytes
+
+
+def test_what_is_ahead_of_the_next_step_is_given_up() -> None:
+    desk = Desk()
+    sequence = desk.arrived()
+    before = sequence.device.copy()
+    assert desk.kv.grow(sequence, 3)
+    assert (count_blocks(sequence.device), desk.ledger.device.use()[SHAPE].used) == (5, 5)
+    desk.kv.shrink(sequence)
+    assert (sequence.device, sequence.held) == (before, 2) and desk.ledger.device.use()[SHAPE].used == 2
+    desk.kv.shrink(sequence)
+    assert sequence.device == before
+    desk.ledger.check()
+
+
+def test_settle_waits_for_the_sequences_own_copy() -> None:
+    desk, first, second = Desk(), new(), new()
+    desk.kv.bring_in(first)
+    desk.kv.bring_in(second)
+    desk.ledger.progress(StreamName.SWAP_IN, 1)
+    desk.kv.settle()
+    assert (first.where, second.where) == (Where.DEVICE, Where.ARRIVING)
+    assert desk.said == [KvReleased(first.job.request, 1, HANDLE)] and first.handle is None
+    use = desk.ledger.device.use()[SHAPE]
+    assert (use.used, use.reserved) == (2, 2)
+
+
+def test_only_blocks_with_something_in_them_are_saved() -> None:
+    desk = Desk()
+    sequence = desk.arrived(prompt=32)
+    device = list(sequence.device)
+    assert desk.kv.put_away(sequence) is Room.LATER
+    (copy,) = desk.copies()
+    assert count_blocks(device) == 3
+    assert sides(copy) == (first_blocks(device, 2), sequence.host) and sequence.saved == copy.event
+    assert desk.ledger.device.use()[SHAPE].moving == 3
+    assert desk.counters.swap_out_bytes == 2 * SHAPE.block_bytes
+
+
+def test_what_was_saved_comes_back_after_it_was_saved() -> None:
+    desk = Desk()
+    sequence = desk.arrived()
+    desk.kv.put_away(sequence)
+    desk.kv.bring_in(sequence)
+    out, into = desk.copies()
+    assert into.after == out.event and sides(into)[0] == sides(out)[1]
+    desk.complete(StreamName.SWAP_OUT)
+    desk.complete(StreamName.SWAP_IN)
+    desk.kv.settle()
+    assert sequence.where is Where.DEVICE and not desk.ledger.host.use() and desk.said == []
+
+
+def test_dropped_in_a_peers_slabs() -> None:
+    desk, sequence = Desk(), new()
+    desk.kv.drop(sequence)
+    assert desk.said == [KvReleased(sequence.job.request, 1, HANDLE)] and desk.empty
+
+
+def test_dropped_while_arriving() -> None:
+    desk, sequence = Desk(), new()
+    desk.kv.bring_in(sequence)
+    sequence.gone = True
+    desk.kv.drop(sequence)
+    assert desk.said == [] and desk.kv.reads_from(PEER)
+    desk.kv.settle()
+    assert desk.said == [] and desk.kv.reads_from(PEER), "it has not passed yet"
+    desk.complete(StreamName.SWAP_IN)
+    desk.kv.settle()
+    desk.kv.settle()
+    assert desk.said == [KvReleased(sequence.job.request, 1, HANDLE)] and desk.empty
+    assert not desk.kv.reads_from(PEER)
+
+
+def test_dropped_on_the_device() -> None:
+    desk = Desk()
+    desk.kv.drop(desk.arrived())
+    assert desk.empty and desk.said == []
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_dropped_in_the_host(copied: bool) -> None:
+    desk = Desk()
+    sequence = desk.arrived()
+    desk.kv.put_away(sequence)
+    if copied:
+        desk.complete(StreamName.SWAP_OUT)
+    desk.kv.drop(sequence)
+    assert copied or desk.ledger.host.use()[SHAPE].moving == 2
+    if not copied:
+        desk.complete(StreamName.SWAP_OUT)
+    assert desk.empty
+
+
+def test_dropped_while_saved_kv_arrives() -> None:
+    desk = Desk()
+    sequence = desk.arrived()
+    desk.kv.put_away(sequence)
+    desk.kv.bring_in(sequence)
+    desk.kv.drop(sequence)
+    desk.complete(StreamName.SWAP_OUT)
+    assert desk.ledger.host.use()[SHAPE].moving == 2, "the swap-in still reads there"
+    desk.complete(StreamName.SWAP_IN)
+    assert desk.empty and not desk.kv.reads_from(PEER)
+
+
+def test_growth_is_all_or_nothing() -> None:
+    desk = Desk(pages=2)
+    sequence = desk.arrived()
+    assert desk.kv.grow(sequence, 2) and sequence.held == 4
+    assert not desk.kv.grow(sequence, 1) and sequence.held == 4
+    assert desk.ledger.device.use()[SHAPE].used == 4
+
+
+def test_slabs_are_asked_for_and_then_the_sequence_given_up_or_put_away() -> None:
+    desk = Desk(slabs=0)
+    sequence = desk.arrived()
+    assert desk.kv.put_away(sequence) is Room.LATER and desk.kv.put_away(sequence) is Room.LATER
+    assert desk.said == [NeedSlabs(1)] and desk.kv.waiting
+    desk.kv.told(GrantSlabs((), refused=True))
+    assert not desk.kv.waiting and desk.kv.put_away(sequence) is Room.NOW
+    assert sequence.where is Where.DEVICE, "giving up is the caller's"
+    desk.kv.told(GrantSlabs((SlabId(3),)))
+    assert desk.kv.put_away(sequence) is Room.LATER and sequence.where is Where.HOST
+    assert desk.said == [NeedSlabs(1)]
+
+
+def test_no_slab_is_returned_while_an_answer_counts_on_it() -> None:
+    desk = Desk(slabs=3)
+    sequence = desk.arrived(prompt=16 * 7)
+    assert desk.kv.put_away(sequence) is Room.LATER and desk.said == [NeedSlabs(1)]
+    assert desk.kv.surplus_slabs() == ()
+    desk.kv.told(GrantSlabs((), refused=True))
+    assert len(desk.kv.surplus_slabs()) == 2
+
+
+def test_capacity_is_what_fits_beside_the_weights() -> None:
+    assert Desk(pages=8).kv.capacity(SPEC) == 7 * 2

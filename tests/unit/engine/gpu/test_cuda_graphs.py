@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aegis.core.ids import ModelId
+from aegis.engine.gpu.cuda_graphs import DecodeGraphs, Forward
+
+A, B = ModelId("a"), ModelId("b")
+
+
+class Replayed:
+    """What a CUDA graph does, without one: the same work again, to the same place."""
+
+    made = 0
+
+    def __init__(self, forward: Forward) -> None:
+        type(self).made += 1
+        self._forward = forward
+        self.output = torch.zeros_like(forward())
+        self.nbytes = 100
+
+    def replay(self) -> None:
+        self.output.copy_(self._forward())
+
+
+def unrecordable(forward: Forward) -> Replayed:
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+@pytest.fixture(autouse=True)
+def count_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Replayed, "made", 0)
+
+
+def test_a_step_is_recorded_when_its_bucket_comes_again_and_sees_new_inputs() -> None:
+    graphs, inputs, runs = DecodeGraphs(Replayed), torch.zeros(2), []
+
+    def forward() -> torch.Tensor:
+        runs.append(1)
+        return inputs * 2
+
+    assert graphs.run(A, 2, forward).tolist() == [0, 0]
+    assert (Replayed.made, len(runs)) == (0, 1)
+    for value in (1.0, 2.0, 3.0):
+        inputs.fill_(value)
+        assert graphs.run(A, 2, forward).tolist() == [2 * value] * 2
+    assert (Replayed.made, graphs.count, graphs.nbytes) == (1, 1, 100)
+
+
+def test_models_and_buckets_have_graphs_of_their_own() -> None:
+    graphs = DecodeGraphs(Replayed)
+    for _ in range(3):
+        for model, bucket, value in ((A, 1, 1.0), (A, 2, 2.0), (B, 1, 3.0)):
+            assert graphs.run(model, bucket, lambda value=value: torch.tensor([value])).tolist() == [value]
+    assert graphs.count == 3
+    graphs.drop(A)
+    assert graphs.count == 1
+    graphs.run(A, 1, lambda: torch.zeros(1))
+    assert Replayed.made == 3, "a dropped model starts anew"
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    graphs = DecodeGraphs(Replayed, graphs=2)
+    for bucket in (1, 1, 2, 2, 1, 4, 4):
+        graphs.run(A, bucket, lambda: torch.zeros(1))
+    assert (graphs.count, Replayed.made) == (2, 3)
+    graphs.run(A, 1, lambda: torch.zeros(1))
+    assert Replayed.made == 3, "1 was used after 2"
+    graphs.run(A, 2, lambda: torch.zeros(1))
+    assert Replayed.made == 4
+
+
+def test_no_more_are_recorded_beyond_their_share_of_memory() -> None:
+    graphs = DecodeGraphs(Replayed, nbytes=150)
+    for bucket in (1, 1, 2, 2, 4, 4, 4):
+        assert graphs.run(A, bucket, lambda: torch.ones(1)).tolist() == [1]
+    assert (graphs.count, graphs.nbytes) == (2, 200)
+
+
+def test_what_cannot_be_recorded_is_run_as_it_is() -> None:
+    graphs = DecodeGraphs(unrecordable)
+    for _ in range(4):
+        assert graphs.run(A, 1, lambda: torch.ones(1)).tolist() == [1]
+    assert graphs.count == 0

@@ -1,0 +1,193 @@
+"""Output that is held to a grammar, on the real XGrammar with the tests' own tokenizer."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from aegis.core.ids import ModelId, RequestId
+from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec
+from aegis.core.request import Grammar, Sampling
+from aegis.engine.grammar.cache import Grammars
+from aegis.engine.grammar.compiler import GrammarRefused, Vocabulary, compile_grammar, read_vocabulary
+from aegis.engine.grammar.token_masks import banned_here, banned_there
+from aegis.engine.sampler import Sampler
+from aegis.models.text.text_model import TextModel
+from bench.lab.random_schemas import random_schema
+from tests.checkpoints import VOCAB_SIZE, write_tokenizer
+from tests.json_schemas import satisfies
+
+MODEL = ModelId("m")
+END = 1
+WIDTH = VOCAB_SIZE + 8  # as models pad their heads
+FREE = Sampling(max_tokens=1 << 20, stop_token_ids=(END,))
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("image")
+    write_tokenizer(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def text(directory: Path) -> TextModel:
+    loaded = TextModel.load(directory)
+    assert loaded
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def vocabulary(text: TextModel) -> Vocabulary:
+    return read_vocabulary(text.to_json(), size=WIDTH, ends=(END,))
+
+
+@pytest.fixture(scope="module")
+def grammars(directory: Path) -> Grammars:
+    manifest = Manifest(
+        fingerprint="f",
+        architecture="",
+        dtype="float32",
+        image_bytes=0,
+        tensors=(),
+        kv=KvShape((KvLayer(1, 8, 8),), "float32", 4),
+        context_tokens=1 << 20,
+        vocab_size=WIDTH,
+        eos_token_ids=(END,),
+        hidden_size=8,
+        intermediate_size=8,
+        parameters=0,
+    )
+    made = Grammars()
+    made.add(ModelSpec(MODEL, manifest, str(directory), "", ""))
+    return made
+
+
+def schema(value: Any) -> Grammar:
+    return Grammar("json_schema", json.dumps(value))
+
+
+def babble(sampler: Sampler, request: RequestId, seed: int, most: int = 4000) -> list[int]:
+    """What comes of random logits, the end token left out."""
+    generator = torch.Generator().manual_seed(seed)
+    said: list[int] = []
+    while len(said) < most:
+        token = sampler.sample([request], torch.randn(1, WIDTH, generator=generator) * 3)[0].id
+        if token == END:
+            return said
+        said.append(token)
+    raise AssertionError("it does not end")
+
+
+def spoken(grammars: Grammars, text: TextModel, grammar: Grammar, seed: int = 0, **changes: Any) -> str:
+    sampler = Sampler(grammars)
+    sampling = msgspec.structs.replace(FREE, grammar=grammar, seed=seed, **changes)
+    sampler.start(MODEL, RequestId(seed), [5], (), sampling)
+    return text.decode(babble(sampler, RequestId(seed), seed))
+
+
+def test_200_random_schemas_are_satisfied(grammars: Grammars, text: TextModel) -> None:
+    for seed in range(200):
+        wanted = random_schema(random.Random(seed))
+        value = json.loads(spoken(grammars, text, schema(wanted), seed, temperature=seed % 3 / 2))
+        assert satisfies(value, wanted), (wanted, value)
+
+
+def test_a_regular_expression_a_choice_and_a_grammar_are_kept_to(grammars: Grammars, text: TextModel) -> None:
+    assert spoken(grammars, text, Grammar("regex", "(ab|cat){3}!")).removesuffix("!").replace("cat", "ab") == "ababab"
+    assert spoken(grammars, text, Grammar("ebnf", 'root ::= "the hat" | "é"')) in ("the hat", "é")
+    assert spoken(grammars, text, Grammar("ebnf", 'root ::= "(" root ")" | "x"')).strip("()") == "x"
+
+
+def test_what_is_banned_otherwise_is_still_chosen_from_the_grammar(grammars: Grammars, text: TextModel) -> None:
+    everything = tuple((token, -100.0) for token in range(WIDTH))
+    assert spoken(grammars, text, Grammar("regex", "aaa"), logit_bias=everything, temperature=0.0) == "aaa"
+    sampler = Sampler(grammars)
+    sampler.start(MODEL, RequestId(1), [5], (), msgspec.structs.replace(FREE, grammar=Grammar("regex", "aa")))
+    assert text.decode([sampler.sample([RequestId(1)], torch.full((1, WIDTH), torch.nan))[0].id]) in ("a", "aa")
+
+
+def test_a_special_token_is_no_text(grammars: Grammars, text: TextModel) -> None:
+    special = text.encode("<|user|>", add_special_tokens=False)
+    assert len(special) == 1
+    wish = msgspec.structs.replace(FREE, grammar=Grammar("regex", r"<\|user\|>"), temperature=0.0)
+    wish = msgspec.structs.replace(wish, logit_bias=((special[0], 100.0),))
+    sampler = Sampler(grammars)
+    sampler.start(MODEL, RequestId(1), [5], (), wish)
+    assert special[0] not in babble(sampler, RequestId(1), 0)
+
+
+def test_a_replay_goes_on_where_it_was(grammars: Grammars) -> None:
+    wish = msgspec.structs.replace(FREE, grammar=schema(random_schema(random.Random(3))), seed=3)
+    rows = torch.randn(4000, WIDTH, generator=torch.Generator().manual_seed(3))
+
+    def run(sent: list[int]) -> list[int]:
+        sampler, said = Sampler(grammars), list(sent)
+        sampler.start(MODEL, RequestId(3), [5], sent, wish)
+        while not said or said[-1] != END:
+            said.append(sampler.sample([RequestId(3)], rows[len(said)][None])[0].id)
+        return said
+
+    whole = run([])
+    assert len(whole) > 4
+    assert run(whole[: len(whole) // 2]) == whole
+
+
+def test_rows_without_a_grammar_are_not_touched_by_their_neighbours(grammars: Grammars) -> None:
+    together, alone = Sampler(grammars), Sampler(grammars)
+    held = msgspec.structs.replace(FREE, grammar=Grammar("regex", "a*"))
+    together.start(MODEL, RequestId(1), [5], (), held)
+    for sampler in (together, alone):
+        sampler.start(MODEL, RequestId(2), [5], (), msgspec.structs.replace(FREE, seed=9))
+    logits = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(1))
+    assert together.sample([RequestId(1), RequestId(2)], logits)[1] == alone.sample([RequestId(2)], logits[1:])[0]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "why"),
+    [
+        (Grammar("regex", "(("), "regular expression …'position 3: The parenthesis is not closed'"),
+        (Grammar("regex", "a{3,2}"), "regular expression …'Lower bound is larger than upper bound: 3 > 2'"),
+        (Grammar("ebnf", "root ::= x"), "grammar …'line 1, column 10: Rule \"x\" is not defined'"),
+        (Grammar("ebnf", f"root ::= {'x' * 500}"), f"grammar …'line 1, column 10: Rule \"{'x' * 95}…'"),
+        (Grammar("json_schema", '{"type": "x"}'), "JSON Schema …'Unsupported type \"x\"'"),
+        (Grammar("json_schema", '{"type": "string", "pattern": "("}'), "JSON Schema …'The parenthesis is not closed'"),
+        (
+            Grammar("json_schema", '{"type": "string", "minLength": -1}'),
+            "JSON Schema …'Invalid repetition range {-1, -1}'",
+        ),
+        (Grammar("structural_tag", "{}"), "structural tag …'Structural tag must have a format field'"),
+    ],
+    ids=str,
+)
+def test_what_does_not_compile_says_why_in_a_line(vocabulary: Vocabulary, grammar: Grammar, why: str) -> None:
+    with pytest.raises(GrammarRefused) as refused:
+        compile_grammar(vocabulary, grammar)
+    what, _, reason = why.partition(" …")
+    assert str(refused.value) == f"is no {what} that outputs can be held to; XGrammar says {reason}"
+
+
+def test_a_grammar_is_compiled_once_and_the_least_used_is_forgotten(directory: Path, grammars: Grammars) -> None:
+    spec = grammars._specs[MODEL]
+    small = Grammars(cache_bytes=0)
+    small.add(spec)
+    first, second = Grammar("regex", "a"), Grammar("regex", "b")
+    small.begin(MODEL, first, ()).fill(torch.zeros((1, -(-WIDTH // 32)), dtype=torch.int32), 0)
+    assert small.ready(MODEL, first)
+    small.begin(MODEL, second, ()).fill(torch.zeros((1, -(-WIDTH // 32)), dtype=torch.int32), 0)
+    assert list(small._compiled) == [(MODEL, second)]
+    small.remove(MODEL)
+    assert not small._compiled
+
+
+def test_masks_are_unpacked_alike_here_and_on_a_device() -> None:
+    words = torch.randint(-(1 << 31), 1 << 31, (3, 5), generator=torch.Generator().manual_seed(0)).int()
+    expected = [[word >> bit & 1 == 0 for word in row for bit in range(32)] for row in words.tolist()]
+    for unpacked in (banned_here, banned_there):
+        assert unpacked(words, torch.device("cpu")).tolist() == expected

@@ -1,0 +1,91 @@
+"""Grammars are tried out in a process beside the server: what is found is remembered, and callers take turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from aegis.core.errors import UserError
+from aegis.core.request import Grammar
+from aegis.engine.grammar.trials import WAITING_MAX, GrammarTrials
+from tests.unit.proxy.http.scripted import byte_text, spec
+
+MANIFEST = spec("m").manifest
+TEXT = byte_text()
+
+
+@pytest.fixture(scope="module")
+def trials() -> Iterator[GrammarTrials]:
+    opened = GrammarTrials(compile_s=2)
+    yield opened
+    opened.close()
+
+
+def slow(number: int) -> Grammar:
+    """One that takes minutes."""
+    rules = [f'r{i} ::= [a-z]* r{(i + 1) % 3000} | "x{number}" r{i * 7 % 3000}' for i in range(3000)]
+    return Grammar("ebnf", "\n".join(["root ::= r0", *rules]))
+
+
+async def problem(trials: GrammarTrials, grammar: Grammar, caller: str = "") -> str | None:
+    return await trials.problem(MANIFEST, TEXT.to_json, grammar, caller)
+
+
+def regex(text: str) -> Grammar:
+    return Grammar("regex", text)
+
+
+IGNORED = ["a$b", "a^b", "(^a)|(b$)", "^^a$$", r"\A a\Z", "a" + "$b" * 2000]
+
+
+@pytest.mark.parametrize("text", IGNORED, ids=lambda text: text[:12])
+def test_what_would_be_ignored_is_refused(trials: GrammarTrials, text: str) -> None:
+    told = asyncio.run(problem(trials, regex(text)))
+    assert told and told.startswith("would not be held to as it is written: ") and len(told) < 300
+    schema = Grammar("json_schema", f'{{"type":"string","pattern":"{text}"}}'.replace("\\", "\\\\"))
+    assert asyncio.run(problem(trials, schema))
+
+
+@pytest.mark.parametrize("text", ["^abc$", "a+?", "^a|b$", r"\d+\w\s", "(?:ab){2,}", ""])
+def test_what_is_held_to_passes(trials: GrammarTrials, text: str) -> None:
+    assert asyncio.run(problem(trials, regex(text))) is None
+
+
+def test_nobody_waits_for_more_than_one_grammar_of_another(trials: GrammarTrials) -> None:
+    async def main() -> None:
+        greedy = [asyncio.create_task(problem(trials, slow(i), "greedy")) for i in range(4)]
+        await asyncio.sleep(0)
+        assert await problem(trials, regex("a"), "other") is None
+        assert sum(task.done() for task in greedy) <= 1
+        assert await problem(trials, regex("c"), "greedy") is None
+        assert sum(task.done() for task in greedy) <= 2
+        for task in greedy:
+            task.cancel()  # who leaves is waited for by nobody
+        await asyncio.gather(*greedy, return_exceptions=True)
+        assert await problem(trials, regex("b"), "greedy") is None
+
+    asyncio.run(main())
+
+
+def test_what_took_too_long_is_not_tried_again_at_once(trials: GrammarTrials) -> None:
+    async def main() -> None:
+        first, second = [await problem(trials, slow(100)) for _ in range(2)]
+        assert first == second and first and first.startswith("takes more than 2 s")
+
+    asyncio.run(main())
+    assert trials._process is None  # killed, and not started again
+
+
+def test_who_has_many_waiting_is_told_so(trials: GrammarTrials) -> None:
+    async def main() -> None:
+        grammars = [slow(200), *(regex(f"a{i}") for i in range(WAITING_MAX + 1))]
+        waiting = [asyncio.create_task(problem(trials, grammar, "greedy")) for grammar in grammars]
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        refused = done.pop().exception()
+        assert isinstance(refused, UserError) and (refused.status, refused.code) == (429, "too_many_grammars")
+        for task in waiting:
+            task.cancel()
+
+    asyncio.run(main())

@@ -1,0 +1,42 @@
+"""What is served, by the configuration."""
+
+from pathlib import Path
+
+import pytest
+
+from aegis.config.sources import load
+from aegis.core.errors import UserError
+from aegis.core.limits import Limits
+from aegis.core.model import Slo
+from aegis.launcher.configured_models import sources_of
+from aegis.models.demo.market import demo_models
+
+
+def test_the_demo_market_has_the_deadlines_that_the_server_was_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AEGIS_CACHE", str(tmp_path))
+    for source in demo_models(tmp_path):
+        Path(source.root).mkdir(parents=True)
+        (Path(source.root) / "config.json").write_text("{}")
+    served = sources_of(load({"slo": "ttft=2,tbt=0.05"}, {}), demo=True)
+    assert len(served) == 8 and {source.slo for source in served} == {Slo(2_000_000_000, 50_000_000)}
+
+
+def test_models_of_the_file_have_what_it_says_of_them(tmp_path: Path) -> None:
+    file = tmp_path / "aegis.yaml"
+    file.write_text(
+        "slo: {tbt_ms: 50}\nmodels:\n  a: {path: a, priority: -2, slo: {ttft_ms: 3000}, limits: {concurrent: 3}}\n"
+    )
+    (source,) = sources_of(load({"config": file}, {}), demo=False)
+    assert (source.path, source.priority, source.limits) == (str(tmp_path / "a"), -2, Limits(concurrent=3))
+    assert source.slo == Slo(3_000_000_000, 50_000_000)
+
+
+def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.json").write_text("{}")
+    file = tmp_path / "aegis.yaml"
+    file.write_text("models: {a: {path: a}}\nsources: [./a]\n")
+    with pytest.raises(UserError, match="two models are named 'a'"):
+        sources_of(load({"config": file}, {}), demo=False)

@@ -1,0 +1,61 @@
+"""Who hangs is found in time, who is busy is not, and nobody for the watcher's own standing still."""
+
+from __future__ import annotations
+
+from aegis.core.clock import NS_PER_S
+from aegis.core.ids import ProxyId
+from aegis.launcher.proxy_heartbeats import BUSY_NS, LOOK_NS, SILENT_NS, Silence
+
+A, B = ProxyId(1), ProxyId(2)
+
+
+class Watched:
+    """A watcher that looks as often as it should."""
+
+    def __init__(self) -> None:
+        self.silence = Silence()
+        self.now_ns = 7 * NS_PER_S
+        self.used_ns = {A: 0, B: 0}
+        self.silence.looked(self.used_ns, self.now_ns)
+        for proxy in (A, B):
+            self.silence.heard(proxy, self.now_ns)
+
+    def pass_ns(
+        self, time_ns: int, *, speaking: ProxyId | None = None, working: ProxyId | None = None
+    ) -> list[ProxyId]:
+        """Who was found to hang meanwhile, first to last."""
+        found: list[ProxyId] = []
+        for _ in range(time_ns // LOOK_NS):
+            self.now_ns += LOOK_NS
+            if speaking:
+                self.silence.heard(speaking, self.now_ns)
+            if working:
+                self.used_ns[working] += 1
+            found += self.silence.looked(self.used_ns, self.now_ns)
+        return found
+
+
+def test_who_says_nothing_and_does_nothing_hangs() -> None:
+    watched = Watched()
+    assert watched.pass_ns(SILENT_NS - LOOK_NS, speaking=A) == []
+    assert watched.pass_ns(LOOK_NS, speaking=A) == [B]
+
+
+def test_who_works_is_busy_for_a_minute() -> None:
+    watched = Watched()
+    assert watched.pass_ns(BUSY_NS - LOOK_NS, speaking=A, working=B) == []
+    assert watched.pass_ns(LOOK_NS, speaking=A, working=B) == [B]
+
+
+def test_who_has_left_is_not_found() -> None:
+    watched = Watched()
+    watched.silence.left(B)
+    assert watched.pass_ns(BUSY_NS, speaking=A) == []
+
+
+def test_time_in_which_the_watcher_stood_still_is_nobodys() -> None:
+    watched = Watched()
+    watched.now_ns += BUSY_NS
+    assert watched.silence.looked(watched.used_ns, watched.now_ns) == []
+    assert watched.pass_ns(SILENT_NS - LOOK_NS) == []
+    assert watched.pass_ns(LOOK_NS) == [A, B]

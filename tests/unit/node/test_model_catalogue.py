@@ -1,0 +1,222 @@
+"""What was promised to clients is kept when instances join; a model that nobody wants any more does not come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from aegis.core.errors import ModelRefused, UserError
+from aegis.core.ids import InstanceId, ModelId
+from aegis.core.messages import DropModel
+from aegis.core.model import ModelSpec, Slo
+from aegis.models.sources import Source
+from aegis.node.model_catalogue import Catalogue, LiveModel
+from aegis.node.registration import RegistrationCancelled, Report, register, was_unloaded
+from aegis.sim.faults.pretended import make_spec
+from memory.budget import Budget
+from tests.parity.stand_ins import no_images
+
+PAGE = 2 << 20
+
+
+def _catalogue(*, host_slabs: int, context_tokens: int) -> Catalogue:
+    """Of one model, whose KV the device holds more of than the host; two instances."""
+    budget = Budget(pages=100, page_bytes=PAGE, slab_bytes=PAGE, host_slabs=host_slabs, instances=2)
+    made = make_spec(0, image_pages=3, block_bytes=PAGE)
+    spec = msgspec.structs.replace(made, manifest=msgspec.structs.replace(made.manifest, context_tokens=context_tokens))
+    images = no_images()
+    catalogue = Catalogue(
+        cast(Any, None),
+        budget,
+        images,
+        register,
+        dtype="float32",
+        engine="transformers",
+        cache_dir=Path(),
+        default_slo=Slo(),
+    )
+    limit = budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
+    source = Source(spec.model, Path(), None, Slo())
+    catalogue._models[spec.model] = LiveModel(spec, source, images, None, limit, 0)
+    return catalogue
+
+
+def test_host_memory_is_shared_among_more_where_that_breaks_no_promise() -> None:
+    catalogue = _catalogue(host_slabs=10, context_tokens=16)
+    catalogue.share_among(5)
+    assert catalogue.budget.instances == 5
+    with pytest.raises(UserError, match="holds 10 KV slabs, 6 instances need 12; raise it"):
+        catalogue.share_among(6)
+    assert catalogue.budget.instances == 5
+
+
+def test_a_long_request_that_was_promised_still_fits() -> None:
+    catalogue = _catalogue(host_slabs=10, context_tokens=1 << 20)
+    with pytest.raises(UserError, match=r"with 3 instances host memory holds KV of .* tokens of .* were promised"):
+        catalogue.share_among(3)
+    assert catalogue.budget.instances == 2
+
+
+@pytest.mark.parametrize("source", ["/etc", "../../x", "a\0b"])
+def test_what_is_no_checkpoint_is_refused_by_the_parameter_s_name(source: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        asyncio.run(_catalogue(host_slabs=10, context_tokens=16).add(source, None))
+    assert refusal.value.param == "source" and refusal.value.message
+
+
+@dataclass
+class _Node:
+    """Implements `catalogue.Wire`."""
+
+    up: set[InstanceId] = field(default_factory=set)
+    told: list[object] = field(default_factory=list)
+
+    def tell(self, event: object) -> None:
+        self.told.append(event)
+
+    def broadcast(self, message: object) -> None:
+        self.told.append(message)
+
+
+@dataclass
+class _Registrar:
+    """As `register`: of a spec that is there once `go_on` is set. `running` are those that were begun and not ended."""
+
+    spec: ModelSpec
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    running: int = 0
+
+    async def __call__(
+        self, sources: Sequence[Source], *, report: Report, unwanted: RegistrationCancelled, **_: Any
+    ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]:
+        (source,) = sources
+        self.running += 1
+        try:
+            report(source.model, "loading the weights")
+            while not self.go_on.is_set() and source.model not in unwanted:
+                await asyncio.sleep(0.001)
+            outcome = was_unloaded(source.model) if source.model in unwanted else self.spec
+        finally:
+            self.running -= 1
+        yield source, outcome
+
+
+@dataclass
+class _Forgetting:
+    """Implements `image_cache.Wire`, as far as images are not loaded."""
+
+    catalogue: Catalogue
+
+    def image_forgotten(self, model: ModelId) -> None:
+        self.catalogue.uncached(model)
+
+
+@dataclass
+class _Adding:
+    catalogue: Catalogue
+    registrar: _Registrar
+    node: _Node
+    model: ModelId
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        while not condition():
+            await asyncio.sleep(0.001)
+
+    def states(self) -> tuple[list[str], list[str], int]:
+        """Names of models there are, and of those that are coming; how many registrars run."""
+        return list(self.catalogue.models()), list(self.catalogue.coming()), self.registrar.running
+
+
+def _while_adding(
+    tmp_path: Path, work: Callable[[_Adding, asyncio.Task[LiveModel]], Coroutine[Any, Any, None]], *, instances: int = 0
+) -> None:
+    """`work` is done once the registrar has begun; no instance ever answers."""
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "config.json").touch()
+    made = make_spec(0, image_pages=3, block_bytes=PAGE)
+    spec = msgspec.structs.replace(made, directory=str(tmp_path))
+
+    async def main() -> None:
+        node, images = _Node({InstanceId(f"i{n}") for n in range(instances)}), no_images()
+        registrar = _Registrar(spec)
+        catalogue = Catalogue(
+            cast(Any, node),
+            Budget(pages=100, page_bytes=PAGE, slab_bytes=PAGE, host_slabs=10, instances=2),
+            images,
+            cast(Any, registrar),
+            dtype="float32",
+            engine="transformers",
+            cache_dir=Path(),
+            default_slo=Slo(),
+        )
+        images.wire = cast(Any, _Forgetting(catalogue))
+        adding = _Adding(catalogue, registrar, node, spec.model)
+        asked = asyncio.create_task(catalogue.add(str(tmp_path / "checkpoint"), spec.model))
+        async with asyncio.timeout(10):
+            await adding.until(lambda: registrar.running)
+            await work(adding, asked)
+
+    asyncio.run(main())
+
+
+async def _refused(asked: asyncio.Task[LiveModel]) -> tuple[int, str]:
+    with pytest.raises(UserError) as refusal:
+        await asked
+    return refusal.value.status, refusal.value.message
+
+
+def test_a_model_that_is_being_registered_can_be_unloaded(tmp_path: Path) -> None:
+    async def work(adding: _Adding, asked: asyncio.Task[LiveModel]) -> None:
+        await adding.catalogue.remove(adding.model)
+        assert adding.states() == ([], [], 0)
+        status, message = await _refused(asked)
+        assert status == 409 and "was unloaded while it was registered" in message
+        with pytest.raises(UserError) as nothing:
+            await adding.catalogue.remove(adding.model)
+        assert nothing.value.status == 404
+
+    _while_adding(tmp_path, work)
+
+
+def test_its_name_is_taken_meanwhile_and_free_afterwards(tmp_path: Path) -> None:
+    async def work(adding: _Adding, asked: asyncio.Task[LiveModel]) -> None:
+        again = adding.catalogue.add(str(tmp_path / "checkpoint"), adding.model)
+        assert (await _refused(asyncio.create_task(again)))[0] == 409
+        await adding.catalogue.remove(adding.model)
+        await _refused(asked)
+        adding.registrar.go_on.set()
+        assert (await adding.catalogue.add(str(tmp_path / "checkpoint"), adding.model)).state == "ready"
+
+    _while_adding(tmp_path, work)
+
+
+def test_a_registration_ends_with_who_asked_for_it(tmp_path: Path) -> None:
+    async def work(adding: _Adding, asked: asyncio.Task[LiveModel]) -> None:
+        asked.cancel()
+        await asyncio.wait([asked])
+        assert adding.states() == ([], [], 0)
+
+    _while_adding(tmp_path, work)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_model_that_instances_are_binding_does_not_stay(tmp_path: Path, leaves: bool) -> None:
+    async def work(adding: _Adding, asked: asyncio.Task[LiveModel]) -> None:
+        adding.registrar.go_on.set()
+        await adding.until(adding.catalogue.models)
+        if leaves:
+            asked.cancel()
+            await asyncio.wait([asked])
+        else:
+            await adding.catalogue.remove(adding.model)
+            assert (await _refused(asked))[0] == 409
+        assert adding.states() == ([], [], 0)
+        assert DropModel(adding.model) in adding.node.told
+
+    _while_adding(tmp_path, work, instances=1)

@@ -1,0 +1,123 @@
+"""A node's proxies are told the same: of a lost instance before anybody else, of each other's load."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from aegis.core.ids import InstanceId, ModelId, ProxyId
+from aegis.node import proxy_links
+from aegis.node.proxy_links import ProxyEnds
+from aegis.telemetry.metrics.scrape import Family
+from aegis.telemetry.tally import Tally
+from aegis.transport.node_messages import InstanceLost, Noted, ToProxy
+from proxy.routing.events import ForeignLoad, ModelLoad
+
+I = InstanceId("decode-0")  # noqa: E741
+M = ModelId("m")
+FIRST, SECOND, THIRD = (ProxyId(number) for number in range(3))
+LOST = InstanceLost(I, 1)
+
+
+class End:
+    address = ""
+
+    def __init__(self) -> None:
+        self.told: list[ToProxy] = []
+
+    def tell(self, message: ToProxy) -> None:
+        self.told.append(message)
+
+    async def scrape(self) -> tuple[Family, ...]:
+        return ()
+
+    def tallies(self) -> list[Tally]:
+        return [Tally(M, waiting=1, arrived=4)]
+
+
+def joined(*proxies: ProxyId) -> tuple[ProxyEnds, list[End]]:
+    ends, made = ProxyEnds(), [End() for _ in proxies]
+    for proxy, end in zip(proxies, made, strict=True):
+        ends.join(proxy, end)
+    return ends, made
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+async def begun(ends: ProxyEnds) -> asyncio.Task[None]:
+    task = asyncio.create_task(ends.lost(LOST))
+    await asyncio.sleep(0)
+    return task
+
+
+def test_a_loss_is_over_when_all_have_noted_it() -> None:
+    async def main() -> None:
+        ends, made = joined(FIRST, SECOND)
+        task = await begun(ends)
+        assert [end.told for end in made] == [[LOST], [LOST]]
+        ends.noted(FIRST, Noted(I, 1))
+        ends.noted(SECOND, Noted(I, 0))  # an earlier one
+        await asyncio.sleep(0)
+        assert not task.done()
+        ends.noted(SECOND, Noted(I, 1))
+        await task
+
+    run(main())
+
+
+def test_a_proxy_that_is_lost_meanwhile_is_not_waited_for() -> None:
+    async def main() -> None:
+        ends, _ = joined(FIRST, SECOND)
+        task = await begun(ends)
+        ends.noted(FIRST, Noted(I, 1))
+        ends.leave(SECOND)
+        await task
+
+    run(main())
+
+
+def test_a_proxy_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy_links, "NOTED_WITHIN_S", 0.01)
+
+    async def main() -> None:
+        ends, _ = joined(FIRST, SECOND)
+        ends.on_silent = ends.leave
+        task = await begun(ends)
+        ends.noted(FIRST, Noted(I, 1))
+        await task
+        assert list(ends.addresses()) == [FIRST]
+
+    run(main())
+
+
+def load(prefill_ns: int, requests: int, tokens: int) -> ForeignLoad:
+    return ForeignLoad(I, prefill_ns, (ModelLoad(M, requests, tokens),))
+
+
+def test_each_is_told_what_all_others_have_there() -> None:
+    async def main() -> None:
+        ends, (first, second, third) = joined(FIRST, SECOND, THIRD)
+        ends.loads(FIRST, [load(10, 1, 100)])
+        assert [end.told for end in (first, second, third)] == [[], [load(10, 1, 100)], [load(10, 1, 100)]]
+        ends.loads(SECOND, [load(5, 2, 50)])
+        assert [end.told[-1] for end in (first, second, third)] == [load(5, 2, 50), load(10, 1, 100), load(15, 3, 150)]
+        ends.loads(SECOND, [load(5, 2, 50)])
+        assert [len(end.told) for end in (first, second, third)] == [1, 1, 2]
+        ends.leave(FIRST)
+        assert (second.told[-1], third.told[-1]) == (ForeignLoad(I, 0, ()), load(5, 2, 50))
+
+    run(main())
+
+
+def test_what_a_lost_proxy_counted_stays_and_what_it_had_is_gone() -> None:
+    ends, _ = joined(FIRST, SECOND)
+    assert ends.tallies() == {M: Tally(M, waiting=2, arrived=8)}
+    ends.leave(SECOND)
+    assert ends.tallies() == {M: Tally(M, waiting=1, arrived=8)}
+    ends.leave(FIRST)
+    assert ends.tallies() == {M: Tally(M, arrived=8)}

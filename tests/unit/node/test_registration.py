@@ -1,0 +1,126 @@
+"""A registrar that does nothing, or ends, costs the source it was at; one that nobody wants any more is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from aegis.core.errors import ModelRefused
+from aegis.core.ids import ModelId
+from aegis.core.model import ModelSpec
+from aegis.models.sources import Source
+from aegis.node.registration import RegistrationCancelled, register
+
+REGISTRAR = """
+import json, os, sys, time
+for line in sys.stdin:
+    model = json.loads(line)["source"]["model"]
+    def say(**what): print(json.dumps({"model": model} | what), flush=True)
+    say(type="Progress", text="loading the weights", within_s=0.3 if model == "stands still" else 60)
+    if model in ("stands still", "takes long"): time.sleep(60)
+    if model == "dies": os._exit(1)
+    say(type="Refused", reason="was read")
+"""
+SILENT = "import time; time.sleep(60)"
+WITHIN_S = 20.0
+Became = list[tuple[str, str, int]]
+
+
+def registered(
+    *models: str,
+    script: str = REGISTRAR,
+    start_s: float = 30.0,
+    unwanted: RegistrationCancelled | None = None,
+    leave: str = "",
+) -> Became:
+    """What became of each. `leave` becomes unwanted when it is begun."""
+    unwanted = unwanted or RegistrationCancelled()
+
+    def report(model: ModelId, text: str) -> None:
+        if model == leave:
+            unwanted.add(model)
+
+    async def main() -> Became:
+        outcomes = register(
+            [Source(ModelId(model), path=f"/{model}") for model in models],
+            dtype="auto",
+            cache_dir=Path("/nowhere"),
+            limit_bytes=1,
+            report=report,
+            unwanted=unwanted,
+            start_s=start_s,
+            command=[sys.executable, "-c", script],
+        )
+        async with asyncio.timeout(WITHIN_S):
+            return [(source.model, *_told(outcome)) async for source, outcome in outcomes]
+
+    return asyncio.run(main())
+
+
+def _told(outcome: ModelSpec | ModelRefused) -> tuple[str, int]:
+    assert isinstance(outcome, ModelRefused)
+    return outcome.message, outcome.status
+
+
+READ = ("was read", 400)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("stands still", "/stands still: loading the weights took more than 0 s; it was given up"),
+        ("dies", "/dies: the process that read it ended abruptly while loading the weights (out of memory?)"),
+    ],
+)
+def test_the_source_it_was_at_is_refused_and_the_others_are_registered(model: str, said: str) -> None:
+    assert registered("a", model, "b") == [("a", *READ), (model, said, 400), ("b", *READ)]
+
+
+def test_a_registrar_that_never_begins_is_given_up_for_each_source() -> None:
+    said = "starting took more than 0 s; it was given up"
+    assert registered("a", "b", script=SILENT, start_s=0.2) == [("a", f"/a: {said}", 400), ("b", f"/b: {said}", 400)]
+
+
+def test_what_is_not_wanted_any_more_is_ended_and_the_others_are_registered() -> None:
+    began_s = time.monotonic()
+    became = registered("a", "takes long", "b", leave="takes long")
+    assert became == [
+        ("a", *READ),
+        ("takes long", "'takes long' was unloaded while it was registered", 409),
+        ("b", *READ),
+    ]
+    assert time.monotonic() - began_s < WITHIN_S
+
+
+def test_what_is_not_wanted_from_the_start_is_not_begun() -> None:
+    unwanted = RegistrationCancelled()
+    unwanted.add(ModelId("takes long"))
+    assert [model for model, *_ in registered("takes long", "a", unwanted=unwanted)] == ["takes long", "a"]
+
+
+def test_what_became_unwanted_while_another_waits_is_taken_out() -> None:
+    """The registrar is at the first; the second is not begun."""
+
+    async def main(models: Sequence[str]) -> list[str]:
+        unwanted, order = RegistrationCancelled(), list[str]()
+        asked = [Source(ModelId(model), path="/x") for model in models]
+        outcomes = register(
+            asked,
+            dtype="auto",
+            cache_dir=Path("/nowhere"),
+            limit_bytes=1,
+            report=lambda model, _: unwanted.add(ModelId("takes long")) if model == "a" else None,
+            unwanted=unwanted,
+            command=[sys.executable, "-c", REGISTRAR],
+        )
+        async with asyncio.timeout(WITHIN_S):
+            async for source, outcome in outcomes:
+                order.append(f"{source.model} {_told(outcome)[1]}")
+        return sorted(order)
+
+    assert asyncio.run(main(["a", "takes long", "b"])) == ["a 400", "b 400", "takes long 409"]

@@ -1,0 +1,179 @@
+"""What a tokenizer or chat template does to the process that runs it reaches nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+from aegis.core.errors import UserError
+from aegis.models.text.text_model import TextModel
+from aegis.models.text.worker_messages import Rendered, TooManyCharacters, TooManyTokens
+from proxy.http.request.text_workers import Texts, characters_of
+from tests.unit.proxy.http.scripted import byte_text
+
+WAIT_S = 60.0
+MESSAGES = [{"role": "user", "content": "hello"}]
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+HOSTILE = {
+    "loops": ENDLESS,
+    "a power": "{{ 10 ** (10 ** 9) }}",
+    "a list": "{{ [0] * 10 ** 11 }}",
+    "a string": "{{ 'x' * 10 ** 10 }}",
+    "a format": "{{ '%99999999999d' % 1 }}",
+}
+
+
+@pytest.fixture
+def texts() -> Iterator[Texts]:
+    texts = Texts(short_s=0.5, suspect_s=2.0, long_s=2.0)
+    yield texts
+    texts.close()
+
+
+def run(work: Callable[[], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        return await asyncio.wait_for(work(), WAIT_S)
+
+    return asyncio.run(main())
+
+
+async def rendered(texts: Texts, text: TextModel, caller: str = "", messages: list[dict[str, Any]] = MESSAGES) -> Any:
+    return await texts.render(
+        caller,
+        text,
+        messages,
+        {},
+        size=characters_of(messages),
+        add_generation_prompt=True,
+        characters_max=1000,
+        tokens_max=1000,
+    )
+
+
+def test_a_conversation_becomes_text_and_tokens_as_the_model_has_them(texts: Texts) -> None:
+    text = byte_text()
+    expected = text.render_chat(MESSAGES)
+    assert run(lambda: rendered(texts, text)) == Rendered(
+        expected, tuple(text.encode(expected, add_special_tokens=False))
+    )
+
+
+@pytest.mark.parametrize("template", HOSTILE.values(), ids=HOSTILE)
+def test_a_template_that_takes_what_it_wants_is_given_up_and_others_go_on(texts: Texts, template: str) -> None:
+    hostile, honest = byte_text(template), byte_text()
+
+    async def work() -> tuple[BaseException, Any]:
+        giving_up = asyncio.create_task(rendered(texts, hostile))
+        await rendered(texts, honest)
+        while not giving_up.done():
+            told = await rendered(texts, honest)
+        return giving_up.exception() or AssertionError(giving_up.result()), told
+
+    error, told = run(work)
+    assert isinstance(error, UserError) and error.status == 400, error
+    assert "\n" not in error.message and len(error.message) < 400
+    assert isinstance(told, Rendered)
+
+
+def test_who_took_too_long_over_a_short_text_keeps_none_of_the_short_ones_waiting(texts: Texts) -> None:
+    hostile, honest = byte_text(ENDLESS), byte_text()
+
+    async def work() -> float:
+        loop = asyncio.get_running_loop()
+        with pytest.raises(UserError):
+            await rendered(texts, hostile)
+        assert texts._short.bars(hostile) and not texts._short.bars(honest)
+        await rendered(texts, honest)
+        again = [asyncio.create_task(rendered(texts, hostile)) for _ in range(3)]
+        await asyncio.sleep(0)
+        worst_s = 0.0
+        while not again[0].done():
+            began_s = loop.time()
+            await rendered(texts, honest)
+            worst_s = max(worst_s, loop.time() - began_s)
+        for task in again:
+            task.cancel()
+        await asyncio.gather(*again, return_exceptions=True)
+        return worst_s
+
+    assert run(work) < 1.5, "none waits until the process is killed"
+
+
+def test_templates_are_told_what_they_say_and_no_more(texts: Texts) -> None:
+    text = byte_text("{{ raise_exception('no ' * 10000) }}")
+    with pytest.raises(UserError, match="refuses the messages: no no") as caught:
+        run(lambda: rendered(texts, text))
+    assert len(caught.value.message) < 400
+    with pytest.raises(UserError, match="chat template"):
+        run(lambda: rendered(texts, byte_text("{{ messages[7].content.x.y }}")))
+
+
+def test_a_text_or_its_tokens_may_be_too_many(texts: Texts) -> None:
+    text = byte_text("{{ 'x' * 5000 }}")
+    assert run(lambda: rendered(texts, text)) == TooManyCharacters(5000)
+    assert run(lambda: texts.encode("", text, ["x" * 50], special=False, tokens_max=49)) == TooManyTokens(50)
+    assert run(lambda: texts.encode("", text, ["x", ""], special=True, tokens_max=49)) == ((256, 120), ())
+
+
+def growing() -> TextModel:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace("a", "a" * 1000)] * 5)
+    return TextModel(tokenizer, {}, None)
+
+
+def backtracking() -> TextModel:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"(x+x+)+y"), "isolated")
+    return TextModel(tokenizer, {}, None)
+
+
+@pytest.mark.parametrize("text", [growing(), backtracking()], ids=["growing", "backtracking"])
+def test_a_tokenizer_that_takes_what_it_wants_is_given_up_too(texts: Texts, text: TextModel) -> None:
+    encoding = lambda: texts.encode("", text, ["a" * 10 + "x" * 60], special=True, tokens_max=10)  # noqa: E731
+    with pytest.raises(UserError, match="time or memory to tokenize"):
+        run(encoding)
+    assert run(lambda: texts.encode("", byte_text(), ["x"], special=False, tokens_max=1)) == ((120,),)
+
+
+def test_whose_client_left_before_its_turn_is_not_done(texts: Texts) -> None:
+    hostile, honest = byte_text(ENDLESS), byte_text()
+
+    async def work() -> None:
+        first = asyncio.create_task(rendered(texts, hostile))
+        await asyncio.sleep(0)
+        left = [asyncio.create_task(rendered(texts, hostile)) for _ in range(100)]
+        await asyncio.sleep(0)
+        for task in left:
+            task.cancel()
+        await rendered(texts, honest)
+        with pytest.raises(UserError):
+            await first
+
+    run(work)
+
+
+def test_a_process_that_was_killed_is_started_anew(texts: Texts) -> None:
+    text = byte_text()
+
+    async def work() -> None:
+        before = await rendered(texts, text)
+        process = texts._short.process._process
+        assert process
+        process.kill()
+        process.wait()
+        assert await rendered(texts, text) == before
+
+    run(work)
+
+
+@pytest.mark.parametrize("value", [1 << 80, float("inf")])
+def test_numbers_no_message_holds_are_refused_or_told(texts: Texts, value: float) -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "x", "tool_calls": [value]}]
+    try:
+        assert isinstance(run(lambda: rendered(texts, byte_text(), messages=messages)), Rendered)
+    except UserError as error:
+        assert "too large" in error.message

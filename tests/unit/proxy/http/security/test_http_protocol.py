@@ -1,0 +1,179 @@
+"""What a connection may send, and how many replies come: shapes that servers before this one may read otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+import socket
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from proxy.http.security.http_protocol import FRAMING_BYTES_MAX, Protocol
+from tests.unit.proxy.http.live import serving
+from tests.unit.proxy.http.scripted import market, says
+
+WAIT_S = 10
+BODY = json.dumps({"model": "m", "prompt": "x"}).encode()
+STREAM = json.dumps({"model": "m", "prompt": "x", "stream": True}).encode()
+INNER = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+ONE_CHUNK = b"%x\r\n%s\r\n" % (len(BODY), BODY)
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with serving(market(says("ab"))) as url:
+        yield int(url.rpartition(":")[2])
+
+
+def reply(port: int, parts: Iterable[bytes]) -> bytes:
+    """All that comes until the end of the connection, which is waited for."""
+    received = b""
+    with socket.create_connection(("127.0.0.1", port)) as client, contextlib.suppress(ConnectionError):
+        client.settimeout(WAIT_S)
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                client.sendall(part)
+        while part := client.recv(1 << 16):
+            received += part
+    return received
+
+
+def statuses(received: bytes) -> list[int]:
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]
+
+
+def post(*headers: bytes, body: bytes = BODY, version: bytes = b"1.1") -> bytes:
+    head = [b"POST /v1/completions HTTP/%s" % version, b"host: x", b"content-length: %d" % len(body), *headers]
+    return b"\r\n".join([*head, b"", body])
+
+
+@pytest.mark.parametrize("parts", [1, 2, 1000])
+@pytest.mark.parametrize("connection", [b"Upgrade, close", b"close, keep-alive , upgrade"])
+def test_a_body_behind_an_upgrade_is_a_body(port: int, connection: bytes, parts: int) -> None:
+    """However the pieces fall: none of it is the next request."""
+    sent = post(b"connection: " + connection, b"upgrade: h2c", b"http2-settings: AAMAAABk")
+    size = -(-len(sent) // parts)
+    received = reply(port, (sent[i : i + size] for i in range(0, len(sent), size)))
+    assert statuses(received) == [200]
+    sent = post(b"connection: " + connection, b"upgrade: foo", body=INNER)
+    received = reply(port, [sent[: -len(INNER)], INNER])
+    assert statuses(received) == [400]
+
+
+def test_a_chunked_body_behind_an_upgrade_is_a_body_and_the_next_request_is_one(port: int) -> None:
+    sent = CHUNKED.replace(b"connection: close", b"connection: upgrade\r\nupgrade: websocket")
+    received = reply(port, [sent, ONE_CHUNK, b"0\r\n\r\n" + INNER.replace(b"host", b"connection: close\r\nhost")])
+    assert statuses(received) == [200, 200]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        INNER.replace(b"host: x\r\n", b""),
+        INNER.replace(b"host: x", b"host: x\r\nhost: y"),
+        INNER.replace(b"1.1", b"2.0"),
+        b"GET /\r\n\r\n",
+        b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n",
+        CHUNKED.replace(b"chunked", b"xchunked") + b"0\r\n\r\n",
+        CHUNKED.replace(b"chunked", b"identity\r\ntransfer-encoding: chunked") + b"0\r\n\r\n",
+        CHUNKED.replace(b"1.1", b"1.0") + b"0\r\n\r\n",
+        CHUNKED + ONE_CHUNK.replace(b"\r\n", b"\n") + b"0\n\n",
+        CHUNKED + b"5\r\nabc\r\n" + b"0\r\n\r\n",
+    ],
+    ids=str,
+)
+def test_what_another_server_may_take_for_something_else_is_refused(port: int, sent: bytes) -> None:
+    received = reply(port, [sent, INNER])
+    assert statuses(received) == [400]
+    assert b"\r\nconnection: close\r\n" in received
+
+
+def test_trailers_are_no_headers(port: int) -> None:
+    received = reply(port, [CHUNKED, ONE_CHUNK, b"0\r\nx-request-id: mine\r\nexpect: 100-continue\r\n\r\n"])
+    assert received.startswith(b"HTTP/1.1 200 ") and b"mine" not in received
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [b"x-n: aaaaaaaa\r\n", b"a", b";a=b"],
+    ids=["many trailers", "one trailer", "an extension"],
+)
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/models", b"/nowhere"])
+def test_framing_is_bounded(port: int, endless: bytes, path: bytes) -> None:
+    """Also of a request that is answered already."""
+    sent = 0
+
+    def parts() -> Iterator[bytes]:
+        nonlocal sent
+        yield CHUNKED.replace(b"/v1/completions", path).replace(b"connection: close\r\n", b"")
+        yield ONE_CHUNK + (b"1;" if endless == b";a=b" else b"0\r\nx: ")
+        for _ in range(256):
+            sent += 1 << 16
+            yield (endless * (1 << 16))[: 1 << 16]
+
+    received = reply(port, parts())
+    assert len(statuses(received)) <= 1, "a connection that is reset may lose it"
+    assert sent < 256 << 16, f"the connection ends soon after {FRAMING_BYTES_MAX} bytes"
+
+
+def test_a_body_in_the_smallest_chunks_is_one(port: int) -> None:
+    body = BODY.replace(b'"x"', b'"x"' + b" " * 200_000)
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    assert reply(port, [CHUNKED, chunks, b"0\r\n\r\n"]).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/nowhere"])
+def test_all_of_a_body_has_to_be_there_in_time(path: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though pieces of it keep coming, and also where it was answered before it ended."""
+    monkeypatch.setattr(Protocol, "patience_s", 0.2)
+    monkeypatch.setattr(Protocol, "body_s", 0.5)
+    monkeypatch.setattr(Protocol, "answered_s", 0.2)
+    with serving(market()) as url, socket.socket() as client:
+        client.settimeout(0.02)
+        client.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+        client.sendall(post(body=b" " * 10_000).replace(b"/v1/completions", path)[:-10_000])
+        received = b""
+        with contextlib.suppress(ConnectionError):
+            for _ in range(int(WAIT_S / 0.02)):
+                client.sendall(b" ")
+                with contextlib.suppress(TimeoutError):
+                    if not (part := client.recv(1 << 16)):
+                        break
+                    received += part
+            else:
+                pytest.fail("the connection does not end")
+    assert received.startswith(b"HTTP/1.1 404 " if path == b"/nowhere" else b"HTTP/1.1 408 ")
+
+
+def test_what_is_no_request_does_not_get_into_a_reply_under_way(port: int) -> None:
+    received = reply(port, [post() + b"\x16\x03\x01 hello\r\n\r\n"])
+    assert statuses(received) == [200]
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert json.loads(body)["object"] == "text_completion", head
+
+
+def test_a_head_behind_a_large_body_is_not_taken_for_a_large_head(port: int) -> None:
+    body = BODY + b" " * 200_000
+    received = reply(port, [post(body=body) + INNER[:20], INNER[20:].replace(b"host", b"connection: close\r\nhost")])
+    assert statuses(received) == [200, 200]
+
+
+def test_so_many_requests_wait_on_a_connection_and_no_more(port: int) -> None:
+    """Those before are answered, in order."""
+    received = reply(port, itertools.repeat(post(), 500))
+    assert 1 <= len(statuses(received)) < 500 and set(statuses(received)) == {200}
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM], ids=["whole", "stream"])
+def test_to_http_1_0_a_body_is_told_without_chunks(port: int, body: bytes) -> None:
+    received = reply(port, [post(body=body, version=b"1.0")])
+    head, _, content = received.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head and b"connection: close" in head
+    if body == BODY:
+        assert json.loads(content)["object"] == "text_completion"
+    else:
+        assert content.startswith(b"data: {") and content.endswith(b"data: [DONE]\n\n")

@@ -1,0 +1,270 @@
+"""A node and a proxy in different processes: what one sees and asks of the other is as if they were in one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from aegis.core.errors import UserError
+from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.limits import UNLIMITED, Limits
+from aegis.core.model import ModelSpec, TensorEntry
+from aegis.core.request import Job, KeptPrefix, Sampling
+from aegis.launcher.remote_proxy import RemoteProxy
+from aegis.sim.faults.pretended import make_spec
+from aegis.telemetry.metrics.scrape import Family
+from aegis.transport.links import Hub, Spoke
+from aegis.transport.node_messages import (
+    Card,
+    CardGone,
+    FromProxy,
+    LookUp,
+    NodeAnswer,
+    NodeCall,
+    NodeCallCancelled,
+    Noted,
+    PrefixFound,
+    Scraped,
+    ScrapeWanted,
+    ToProxy,
+)
+from proxy.live.remote_node import RemoteNode
+from proxy.routing.events import ModelUp
+
+WHO = "proxy-1/1"
+FAMILIES = (Family("aegis:x", "X", "counter", (("aegis:x_total", (("model_name", "m"),), 2.0),)),)
+
+
+@dataclass
+class Model:
+    spec: ModelSpec
+    state: str = "ready"
+    detail: str = ""
+    weights: str = "cached"
+    created_s: int = 7
+    kv_limit_tokens: int = 100
+    priority: int = 0
+    limits: Limits = UNLIMITED
+    pinned: bool = False
+
+
+@dataclass
+class Desk:
+    """A node's, as far as these tests ask it."""
+
+    served: dict[str, Model] = field(default_factory=dict)
+    ended: bool = False
+
+    def models(self) -> Mapping[str, Model]:
+        return self.served
+
+    async def trim_memory(self, instance: str, *, timeout_s: float) -> int:
+        if instance == "broken":
+            raise ValueError(instance)
+        raise UserError(f"no instance '{instance}' is up", status=404, param="instance", code="gone", kind="odd")
+
+    async def limit_memory(self, instance: str, nbytes: int, *, timeout_s: float) -> int:
+        return nbytes + round(timeout_s)
+
+    async def add_model(self, source: str, name: str | None) -> Model:
+        if source == "endless":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.ended = True
+        made = Model(make_spec(9, image_pages=1, block_bytes=128))
+        self.served[made.spec.model] = made
+        return made
+
+
+class Pair:
+    """`told` is what the node tells beside cards and answers, `heard` what the proxy says beside questions."""
+
+    def __init__(self, directory: Path) -> None:
+        self.queries = Desk()
+        self.told: list[ToProxy] = []
+        self.heard: list[FromProxy] = []
+        self._hub: Hub[FromProxy] = Hub(f"ipc://{directory}/proxies", FromProxy)
+        self._spoke: Spoke[ToProxy] = Spoke(self._hub.address, WHO, ToProxy)
+        self.node = RemoteNode(self._spoke, reuses=True)
+        self.proxy = RemoteProxy("ipc://there", WHO, self._hub, cast(Any, self.queries))
+
+    async def serve_node(self) -> None:
+        while True:
+            identity, messages = await self._hub.receive()
+            assert identity == WHO
+            for message in messages:
+                if isinstance(message, NodeCall | NodeCallCancelled | Scraped):
+                    self.proxy.heard(message)
+                elif isinstance(message, LookUp):
+                    kept = KeptPrefix(((0, 1),), 16, len(message.job.prompt)) if message.job.sent else None
+                    self.proxy.tell(PrefixFound(message.call_id, kept))
+                else:
+                    self.heard.append(message)
+
+    async def serve_proxy(self) -> None:
+        while True:
+            for message in await self._spoke.receive():
+                match message:
+                    case Card() | CardGone() | PrefixFound():
+                        self.node.told(message)
+                    case NodeAnswer():
+                        self.node.queries.answered(message)
+                    case ScrapeWanted(call_id):
+                        self.node.tell(Scraped(call_id, FAMILIES))
+                    case _:
+                        self.told.append(message)
+
+    async def settle(self) -> None:
+        """All that was said has arrived: a question comes after it, its answer too."""
+        await self.node.queries.limit_memory("a", 1, timeout_s=0)
+        await self.node.opened()
+
+    def close(self) -> None:
+        self._spoke.close()
+        self._hub.close()
+
+
+def paired(tmp_path: Path, work: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        pair = Pair(tmp_path)
+        serving = [asyncio.create_task(pair.serve_node()), asyncio.create_task(pair.serve_proxy())]
+        try:
+            async with asyncio.timeout(30):
+                await pair.settle()
+                await work(pair)
+        finally:
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
+            pair.close()
+
+    asyncio.run(main())
+
+
+def test_questions_are_answered(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        answers = await asyncio.gather(*(pair.node.queries.limit_memory("a", n, timeout_s=1.0) for n in range(3)))
+        assert answers == [1, 2, 3]
+
+    paired(tmp_path, work)
+
+
+def test_a_refusal_is_the_same_refusal(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        with pytest.raises(UserError) as raised:
+            await pair.node.queries.trim_memory("a", timeout_s=1.0)
+        error = raised.value
+        assert (error.message, error.status) == ("no instance 'a' is up", 404)
+        assert (error.param, error.code, error.kind) == ("instance", "gone", "odd")
+
+    paired(tmp_path, work)
+
+
+def test_a_bug_costs_the_question_and_nothing_else(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        with pytest.raises(UserError, match="failed on this request"):
+            await pair.node.queries.trim_memory("broken", timeout_s=1.0)
+        assert await pair.node.queries.limit_memory("a", 1, timeout_s=1.0) == 2
+
+    paired(tmp_path, work)
+
+
+def test_a_question_ends_with_who_asked_it(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        asking = asyncio.create_task(pair.node.queries.add_model("endless", None))
+        await pair.settle()
+        assert not pair.queries.ended
+        asking.cancel()
+        await pair.settle()
+        assert asking.cancelled() and pair.queries.ended
+
+    paired(tmp_path, work)
+
+
+def test_models_are_seen_as_they_are(tmp_path: Path) -> None:
+    spec = make_spec(0, image_pages=3, block_bytes=1024)
+    heavy = replace(spec, manifest=replace(spec.manifest, tensors=(TensorEntry(("w",), "int8", (1,), 0, 1, False),)))
+    model = Model(heavy)
+
+    async def work(pair: Pair) -> None:
+        pair.queries.served[spec.model] = model
+        pair.proxy.tell(ModelUp(heavy, 100))
+        await pair.settle()
+        (seen,) = pair.node.models().values()
+        assert (seen.spec, seen.state, seen.kv_limit_tokens, seen.text) == (spec, "ready", 100, None)
+        assert pair.told == [ModelUp(spec, 100)], "tensors are for who loads them"
+        model.weights, model.detail = "disk", "it is being made again"
+        pair.proxy.refresh()
+        await pair.settle()
+        assert (seen.weights, seen.detail) == ("disk", "it is being made again")
+        del pair.queries.served[spec.model]
+        pair.proxy.refresh()
+        await pair.settle()
+        assert pair.node.models() == {}
+
+    paired(tmp_path, work)
+
+
+def test_a_model_that_was_added_here_is_there_at_once(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        added = await pair.node.queries.add_model("somewhere", None)
+        assert pair.node.models()[added.spec.model] is added
+
+    paired(tmp_path, work)
+
+
+def test_metrics_are_told_when_they_are_wanted(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        assert await pair.proxy.scrape() == FAMILIES
+
+    paired(tmp_path, work)
+
+
+def test_nobody_waits_for_a_proxy_that_is_lost(tmp_path: Path) -> None:
+    async def main() -> None:
+        pair = Pair(tmp_path)  # and nobody listens
+        scraping = asyncio.create_task(pair.proxy.scrape())
+        await asyncio.sleep(0)
+        pair.proxy.lost()
+        assert await scraping == ()
+        pair.close()
+
+    asyncio.run(main())
+
+
+def test_what_a_proxy_says_of_itself_arrives(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        note = Noted(cast(Any, "decode-0"), 3)
+        pair.node.tell(note)
+        await pair.settle()
+        assert pair.heard == [note]
+
+    paired(tmp_path, work)
+
+
+def test_what_is_kept_of_a_prompt_is_told_to_who_asked(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        found: list[KeptPrefix | None] = []
+        for sent in ((), (5,)):
+            job = Job(RequestId(1), 1, ModelId("m"), (1, 2, 3), Sampling(max_tokens=4), 0, sent)
+            pair.node.look_up(InstanceId("decode-0"), job, found.append)
+        assert not found
+        await pair.settle()
+        assert found == [None, KeptPrefix(((0, 1),), 16, 3)]
+
+    paired(tmp_path, work)
+
+
+def test_a_node_that_keeps_nothing_is_not_asked() -> None:
+    found: list[KeptPrefix | None] = []
+    node = RemoteNode(cast(Any, None))
+    job = Job(RequestId(1), 1, ModelId("m"), (1,), Sampling(max_tokens=4), 0)
+    node.look_up(InstanceId("decode-0"), job, found.append)
+    assert found == [None]

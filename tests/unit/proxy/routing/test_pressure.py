@@ -1,0 +1,40 @@
+"""What requests want of an instance."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aegis.core.estimators import Hardware, Latency
+from aegis.core.model import Slo
+from aegis.sim.faults.pretended import PAGE, make_spec
+from proxy.routing.pressure import NOTHING, Wants, wants
+
+PARTS = st.builds(Wants, *[st.integers(0, 10**7)] * 3)
+
+
+@given(st.lists(PARTS))
+def test_what_has_left_wants_nothing(parts: list[Wants]) -> None:
+    total = NOTHING
+    for part in parts:
+        total = total.instead(NOTHING, part)
+    for part in parts:
+        total = total.instead(part, NOTHING)
+    assert total == NOTHING
+
+
+def test_loads_count_as_far_as_memory_does_not_hold_everything() -> None:
+    assert Wants(300_000, 800_000, 1_000_000).load_ppm == 300_000
+    assert Wants(300_000, 800_000, 2_000_000).load_ppm == 700_000, "half of it has to be brought in again"
+
+
+def test_a_step_every_tbt_and_a_load_every_ttft() -> None:
+    slow, fast = (
+        make_spec(1, image_pages=3, block_bytes=PAGE, slo=Slo(scale * 10**10, scale * 10**8)) for scale in (2, 1)
+    )
+    latency = Latency(fast.manifest, Hardware())
+    wanted, relaxed = wants(fast, latency, 1000, 500), wants(slow, latency, 1000, 500)
+    assert wanted.steps_ppm == 10**6 * latency.decode_ns(500) // 10**8
+    assert wanted.loads_ppm == 10**6 * latency.switch_ns() // 10**10
+    assert abs(wanted.steps_ppm - 2 * relaxed.steps_ppm) <= 1
+    assert wants(fast, latency, 1000, 1000).memory_ppm == 1_000_000, "all that fits"

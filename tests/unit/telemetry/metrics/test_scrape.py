@@ -1,0 +1,47 @@
+"""Metrics of several proxies are those of one server."""
+
+from __future__ import annotations
+
+from prometheus_client import generate_latest
+
+from aegis.core.clock import NS_PER_S
+from aegis.core.ids import ModelId, RequestId
+from aegis.core.model import Slo
+from aegis.core.request import FinishReason
+from aegis.telemetry.metrics.requests import Metrics
+from aegis.telemetry.metrics.scrape import exposition, lasting, scrape, total
+
+SLO = Slo(ttft_ns=NS_PER_S, tbt_ns=NS_PER_S)
+
+
+def served(*requests: tuple[str, int]) -> Metrics:
+    """Each of a model, with one token at its second."""
+    metrics = Metrics()
+    for number, (model, at_s) in enumerate(requests):
+        request = RequestId(number)
+        metrics.arrived(request, ModelId(model), SLO, 0, prompt_tokens=3, max_tokens=1)
+        metrics.started(request, 0)
+        metrics.token(request, at_s * NS_PER_S)
+        metrics.finished(request, FinishReason.LENGTH, at_s * NS_PER_S)
+    return metrics
+
+
+def test_that_of_one_is_what_it_shows_itself() -> None:
+    registry = served(("a", 1), ("b", 4)).registry
+    assert exposition(total([scrape(registry)])) == generate_latest(registry)
+
+
+def test_those_of_two_are_what_one_would_have_shown() -> None:
+    parts = served(("a", 1), ("b", 4)), served(("a", 3), ("c", 1))
+    whole = served(("a", 1), ("b", 4), ("a", 3), ("c", 1)).registry
+    both = exposition(total(scrape(part.registry) for part in parts))
+    assert sorted(both.splitlines()) == sorted(generate_latest(whole).splitlines())
+
+
+def test_what_was_counted_lasts_and_what_was_going_on_does_not() -> None:
+    metrics = served(("a", 1), ("a", 4))
+    metrics.arrived(RequestId(9), ModelId("a"), SLO, 0, prompt_tokens=3, max_tokens=1)
+    lost = {name: value for family in lasting(scrape(metrics.registry)) for name, _, value in family.samples}
+    assert "aegis:num_requests_waiting" not in lost
+    assert (lost["aegis:prompt_tokens_total"], lost["aegis:slo_attainment_ratio"]) == (9, 0.5)
+    assert scrape(served().registry) == total([scrape(served().registry)])

@@ -1,0 +1,33 @@
+"""What an instance says reaches whom it concerns."""
+
+from __future__ import annotations
+
+from aegis.core.ids import ModelId, ProxyId, nth_request
+from aegis.core.messages import NeedSlabs, Phase, StepsTook, SwitchDone, Tokens
+from aegis.core.request import Token
+from aegis.transport.recipients import addressed
+
+FIRST, SECOND = PROXIES = (ProxyId(0), ProxyId(7))
+MINE, ALSO_MINE, YOURS = nth_request(FIRST, 1), nth_request(FIRST, 2), nth_request(SECOND, 1)
+
+
+def test_tokens_go_to_the_proxy_of_their_request_in_order() -> None:
+    said = [Tokens(request, 1, 0, (Token(5),)) for request in (MINE, YOURS, ALSO_MINE)]
+    assert addressed(said, PROXIES) == {FIRST: [said[0], said[2]], SECOND: [said[1]]}
+
+
+def test_a_phase_is_told_in_parts() -> None:
+    assert addressed([Phase((MINE, YOURS, ALSO_MINE), running=True)], PROXIES) == {
+        FIRST: [Phase((MINE, ALSO_MINE), running=True)],
+        SECOND: [Phase((YOURS,), running=True)],
+    }
+
+
+def test_everybody_hears_of_a_switch_and_the_node_alone_of_memory() -> None:
+    switch, wish = SwitchDone(ModelId("m"), False, 0, 0, 0, 0), NeedSlabs(2)
+    assert addressed([switch, wish], PROXIES) == {None: [switch, wish], FIRST: [switch], SECOND: [switch]}
+
+
+def test_proxies_alone_hear_how_long_steps_take() -> None:
+    took = StepsTook(ModelId("m"), 500, 3, 12_000_000)
+    assert addressed([took], PROXIES) == {FIRST: [took], SECOND: [took]}
