@@ -199,7 +199,7 @@ test-exactness: $(TOOLS)
 
 # make test has a server on two nodes, one of whose instances dies; this all there is.
 test-ray: $(TOOLS)
-	AEGIS_TEST_RAY=1 $(BIN)/python -m pytest tests/unit/runtime/ray tests/live/test_ray.py tests/live/test_handover.py \
+	AEGIS_TEST_RAY=1 $(BIN)/python -m pytest tests/unit/cluster tests/live/test_ray.py tests/live/test_handover.py \
 		tests/live/test_bench_handover.py
 
 test-faults-sim: $(TOOLS)

@@ -2,10 +2,10 @@
 
 Leasing by slab keeps the token path free of messages: an instance asks rarely and allocates blocks on its own. What
 cannot be granted at once is refused at once (the asker may then give KV up) and also remembered: slabs that come back
-go to the instances that still want some. KV of the past that is kept (`memory.kept_prefixes`) has slabs only as long as nobody
-else wants them: what is to be written to one is awaited, and then it goes too. A wish is granted whole and strictly in
-order of asking: two instances that each held a part of what they need would wait for each other for ever, and small
-wishes would starve a large one.
+go to the instances that still want some. KV of the past that is kept (`memory.kept_prefixes`) has slabs only as long as
+nobody else wants them: what is to be written to one is awaited, and then it goes too. A request is granted whole and
+strictly in order of asking: two instances that each held a part of what they need would wait for each other for ever,
+and small requests would starve a large one.
 
 When an instance is lost its slabs may still be read by others' swap-ins. They are free again once every live instance
 has said, as often as it was asked, that it has no transfer from them left.

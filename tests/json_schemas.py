@@ -1,5 +1,5 @@
-"""Whether a value satisfies a schema of `bench.lab.random_schemas`; written from the specification, not from what enforces
-it."""
+"""Whether a value satisfies a schema of `bench.lab.random_schemas`: written from the specification, not from the code
+that enforces it."""
 
 from __future__ import annotations
 

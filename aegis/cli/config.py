@@ -37,7 +37,7 @@ def check(
     Example:
       aegis config check aegis.yaml
     """
-    from aegis.config.check import look_at
+    from aegis.cli.config_check import look_at
 
     found = look_at(file)
     for mistake in found.mistakes:

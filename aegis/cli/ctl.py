@@ -203,7 +203,7 @@ def _send(options: dict[str, Any], instance: str, command: Command | Add) -> int
     """Prints the reply. Raises Refused with the cluster's own words where it says no."""
     import asyncio
 
-    from aegis.cli.admin_client import AdminClient, Refused
+    from aegis.admin_client import AdminClient, Refused
     from aegis.config.mqtt_address import parse
     from aegis.control.client import order
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aegis.cli.admin_client import DEFAULT_URL, AdminClient
+from aegis.admin_client import DEFAULT_URL, AdminClient
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 

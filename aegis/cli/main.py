@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from aegis import __version__
-from aegis.cli.admin_client import Refused
+from aegis.admin_client import Refused
 from aegis.cli.config import check, schema
 from aegis.cli.ctl import ctl
 from aegis.cli.explain import explain

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from aegis.cli.admin_client import DEFAULT_URL, AdminClient
+from aegis.admin_client import DEFAULT_URL, AdminClient
 from aegis.config.slo import limits_ns
 from aegis.core.clock import NS_PER_MS
 

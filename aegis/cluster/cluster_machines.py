@@ -13,10 +13,10 @@ from aegis.cluster.ray_cluster import connected
 from aegis.config.config import Config
 from aegis.core.clock import Clock
 from aegis.core.ids import InstanceId
-from aegis.launcher.sizing import host_slabs_of
 from aegis.node.devices import Devices
 from aegis.node.image_caches import ImageCaches
 from aegis.node.market_machines import MarketMachines
+from aegis.node.sizing import host_slabs_of
 from aegis.transport.addresses import Wires
 from aegis.transport.curve_sockets import new_keys
 from memory.machines_kv import Hosts

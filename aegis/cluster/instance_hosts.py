@@ -26,11 +26,11 @@ from aegis.core.ids import InstanceId, MachineId
 from aegis.core.messages import FetchKv
 from aegis.core.model import ModelSpec
 from aegis.device.protocol import PhysicalPool
-from aegis.launcher.sizing import host_slabs_of
 from aegis.node.devices import Devices
 from aegis.node.image_cache import ImageCache
 from aegis.node.image_caches import ImageCaches
 from aegis.node.machine import InstanceHost
+from aegis.node.sizing import host_slabs_of
 from aegis.telemetry.logs import log
 from memory.machines_kv import Hosts
 

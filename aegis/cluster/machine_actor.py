@@ -26,8 +26,8 @@ from aegis.device.open_device import create_pool
 from aegis.device.protocol import PhysicalPool
 from aegis.instance.settings import InstanceSettings
 from aegis.models.cache import default_cache_dir
+from aegis.node.instance_processes import Processes
 from aegis.node.local_machine import LocalMachine
-from aegis.process.instance_processes import Processes
 
 _COPIED_NS = 10 * NS_PER_S
 

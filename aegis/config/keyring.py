@@ -12,21 +12,8 @@ from aegis.config.config import Config, RateLimits
 from aegis.core.api_keys import Caller, Key, Keyring, digest_of
 from aegis.core.errors import UserError
 from aegis.core.limits import Limits
-from proxy.http.settings import Settings
 
 _KEY_CHARACTERS_MAX = 4096
-
-
-def http_settings(config: Config) -> Settings:
-    server = config.server
-    return Settings(
-        host=server.host,
-        status_needs_key=server.status_needs_key,
-        cors_origins=server.cors_origins,
-        body_bytes_max=server.body_max,
-        reader_timeout_s=server.reader_timeout_s,
-        logs_prompts=server.log_prompts,
-    )
 
 
 @dataclass(frozen=True, slots=True)

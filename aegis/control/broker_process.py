@@ -1,4 +1,4 @@
-"""The embedded broker: `amqtt` on a Unix socket, as a process of its own. `python -m aegis.control.broker_process SOCKET`.
+"""The process of the embedded broker: `amqtt` on a Unix socket. `python -m aegis.control.broker_process SOCKET`.
 
 Who may enter the socket's directory may use it: that is the user alone. It ends with the launcher.
 """

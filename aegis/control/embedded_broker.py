@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aegis.config.mqtt_address import Address
-from aegis.process.instance_processes import follow_launcher
+from aegis.process.child import follow_launcher
 from aegis.process.tasks import cancelled
 from aegis.telemetry.logs import log
 

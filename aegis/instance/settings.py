@@ -6,8 +6,8 @@ from aegis.control.settings import BusSettings
 from aegis.core.ids import InstanceId, MachineId
 from aegis.core.model import EngineName
 from aegis.core.role import Role
+from aegis.scheduling import SchedulingSettings
 from aegis.telemetry.logs import LogSettings
-from proxy.live.scheduling import SchedulingSettings
 
 
 class InstanceSettings(SchedulingSettings, frozen=True, kw_only=True):

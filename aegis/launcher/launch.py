@@ -16,10 +16,10 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from aegis.cli.admin_client import API_KEY
+from aegis.admin_client import API_KEY
 from aegis.cluster.ray_cluster import refuse_without_ray
 from aegis.config.config import Config
-from aegis.config.keyring import http_settings, read_keyring
+from aegis.config.keyring import read_keyring
 from aegis.config.sizes import format_size
 from aegis.core.api_keys import Keyring
 from aegis.core.errors import ModelRefused, UserError
@@ -31,18 +31,18 @@ from aegis.launcher.configured_models import sources_of
 from aegis.launcher.live_market import LiveMarket, log_settings, open_market
 from aegis.launcher.proxy_pool import Proxies, open_proxies
 from aegis.launcher.services import Services, open_services
-from aegis.launcher.sizing import host_slabs_of, instances_of, slab_shortage
 from aegis.models.cache import default_cache_dir
 from aegis.models.sources import Source, is_checkpoint
 from aegis.node.model_catalogue import LiveModel
+from aegis.node.sizing import host_slabs_of, instances_of, slab_shortage
 from aegis.process import garbage_collection
+from aegis.process.child import end_with_launcher
 from aegis.process.forced_exit import killed_after_signal, on_signals
-from aegis.process.instance_processes import end_with_launcher
 from aegis.telemetry import logs
 from aegis.telemetry.tracing import traced
 from proxy.http.settings import Settings
 from proxy.live.listening import listen
-from proxy.live.serving import CLOSE_S, drained, http_server, running
+from proxy.live.serving import CLOSE_S, drained, http_server, http_settings, running
 from proxy.live.settings import ProxySettings
 
 _START_S = 120.0

@@ -19,7 +19,6 @@ from aegis.device.performance import figures
 from aegis.instance.settings import InstanceSettings
 from aegis.launcher.role_shift import RoleShift
 from aegis.launcher.services import Services
-from aegis.launcher.sizing import host_slabs_of, instances_of
 from aegis.metadata.loads import loads_of
 from aegis.models.cache import default_cache_dir
 from aegis.node.control_commands import NodeControl
@@ -28,7 +27,9 @@ from aegis.node.instance_pool import Pool
 from aegis.node.market_machines import MarketMachines, open_local_machines
 from aegis.node.node import Node
 from aegis.node.queries import NodeQueries
+from aegis.node.sizing import host_slabs_of, instances_of
 from aegis.process.clock import MonotonicClock
+from aegis.scheduling import SchedulingSettings
 from aegis.telemetry.history import History
 from aegis.telemetry.logs import LogSettings
 from aegis.telemetry.request_stages import RequestStages
@@ -37,7 +38,6 @@ from aegis.transport.links import Hub, Said
 from memory.budget import Budget
 from proxy.live.local_node import LocalNode
 from proxy.live.proxy import Proxy
-from proxy.live.scheduling import SchedulingSettings
 from proxy.live.serving import running
 from proxy.routing.router import Router
 

@@ -24,7 +24,7 @@ from aegis.launcher.live_market import LiveMarket
 from aegis.launcher.proxy_heartbeats import LOOK_NS, Silence
 from aegis.launcher.remote_proxy import RemoteProxy
 from aegis.metadata.store import Store
-from aegis.process.instance_processes import follow_launcher
+from aegis.process.child import follow_launcher
 from aegis.process.restart_backoff import Restarts
 from aegis.process.tasks import watched
 from aegis.transport.links import Hub

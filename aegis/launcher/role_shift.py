@@ -1,4 +1,4 @@
-"""Lets instances change between prefill and decode as `proxy.routing.roles` says, by the orders that users give, too."""
+"""Changes the role of instances between prefill and decode: as `proxy.routing.roles` decides, or as users command."""
 
 from __future__ import annotations
 

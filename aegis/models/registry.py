@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from aegis.core.errors import ModelRefused
 from aegis.core.model import EngineName, Manifest, ModelSpec, image_name
+from aegis.device.image_directory import read_manifest
 from aegis.engine.vllm import version
 from aegis.models.cache import locked, replacing
 from aegis.models.checkpoint import Checkpoint, open_checkpoint
 from aegis.models.failures import refused
 from aegis.models.fingerprint import fingerprint
-from aegis.models.image_directory import read_manifest
 from aegis.models.sources import Source, fetch
 from aegis.models.text.chat_template_check import try_chat_template
 from aegis.models.text.text_model import TextModel

@@ -19,10 +19,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from aegis.core.errors import ModelRefused
 from aegis.core.model import TENSOR_ALIGNMENT_BYTES, EngineName, KvLayer, KvShape, Manifest, TensorEntry, image_name
+from aegis.device.image_directory import CONFIG, GENERATION_CONFIG, MANIFEST
 from aegis.device.image_file import checksums
 from aegis.engine.parallel.sharding import Cut, cuts, cuts_attention
 from aegis.engine.stored_tensor import Stored
-from aegis.models.image_directory import CONFIG, GENERATION_CONFIG, MANIFEST
 from aegis.models.kv_probe import Probed, context_tokens
 
 _Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]

@@ -11,11 +11,11 @@ from aegis.device.host_memory import SharedMemory
 from aegis.device.protocol import PhysicalPool
 from aegis.device.shared_events import SharedWords
 from aegis.instance.settings import InstanceSettings
+from aegis.node import instance_processes
 from aegis.node.devices import Devices
 from aegis.node.image_filler import ImageFiller
+from aegis.node.instance_processes import Processes
 from aegis.node.machine import WORDS, EventWords, InstanceHost, RankMemory
-from aegis.process import instance_processes
-from aegis.process.instance_processes import Processes
 
 
 class LocalMachine:

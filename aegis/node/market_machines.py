@@ -13,13 +13,13 @@ from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId
 from aegis.device.open_device import create_pool
 from aegis.device.protocol import PhysicalPool
-from aegis.launcher.sizing import host_slabs_of
 from aegis.node.devices import Devices
 from aegis.node.image_cache import ImageCache
 from aegis.node.image_caches import ImageCaches
 from aegis.node.kv_fetches import Fetching
 from aegis.node.local_machine import LocalHost, LocalMachine
 from aegis.node.machine import InstanceHosts
+from aegis.node.sizing import host_slabs_of
 from aegis.transport.addresses import Wires
 from memory.machines_kv import Hosts
 

@@ -22,11 +22,11 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.messages import AddModel, DropModel, SetSlo, ToInstance, UnloadModel
 from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo
-from aegis.launcher.sizing import slab_shortage
 from aegis.models.sources import Source, check_name, read_sources
 from aegis.models.text.text_model import TextModel
 from aegis.node.image_caches import ImageCaches
 from aegis.node.registration import Register, RegistrationCancelled, Report, was_unloaded
+from aegis.node.sizing import slab_shortage
 from aegis.process.tasks import watched
 from aegis.telemetry.logs import log
 from aegis.telemetry.registration import RegisteringModel

@@ -18,7 +18,7 @@ from aegis.core.model import EngineName, ModelSpec
 from aegis.models.failures import refused
 from aegis.models.registrar import Answer, Job, Progress, Refused, Registered
 from aegis.models.sources import Source
-from aegis.process.instance_processes import follow_launcher
+from aegis.process.child import follow_launcher
 
 START_S = 180.0
 """Until the first word of a registrar, which imports much."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from aegis.cli.admin_client import DEFAULT_URL
+from aegis.admin_client import DEFAULT_URL
 
 
 def calibrate(

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from aegis.cli.admin_client import AdminClient
+from aegis.admin_client import AdminClient
 from aegis.telemetry.files import parse, read_records, read_spans
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aegis.cli.admin_client import AdminClient
+from aegis.admin_client import AdminClient
 from aegis.core.errors import UserError
 from aegis.telemetry.node_report import NodeReport
 from bench.calibration import past

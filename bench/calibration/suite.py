@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aegis.cli.admin_client import AdminClient
+from aegis.admin_client import AdminClient
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.telemetry.spans import SpanKind

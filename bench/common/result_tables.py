@@ -15,7 +15,7 @@ from bench.simulate.cells.figures import CellFigures, summary
 from bench.simulate.cells.suites import OURS, OURS_SPLIT
 from bench.simulate.sweep import Crossing
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from aegis.cli.admin_client import AdminClient
+from aegis.admin_client import AdminClient
 from aegis.core.errors import UserError
 from aegis.core.estimators import Hardware
 from aegis.core.ids import ModelId

@@ -18,7 +18,7 @@ ITSELF = "itself"
 
 _COMMANDS = {
     REDIS: re.compile(r"valkey-server|redis-server"),
-    MQTT: re.compile(r"mosquitto|aegis\.runtime\.bus\.broker"),
+    MQTT: re.compile(r"mosquitto|aegis\.control\.broker_process"),
     RAY: re.compile(r"^ray::|/ray/|\braylet\b|\bgcs_server\b"),
 }
 _ACCEPTS = 1 << 16

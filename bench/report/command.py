@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from aegis.cli.admin_client import ADMIN_KEY
+from aegis.admin_client import ADMIN_KEY
 
 
 def report(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aegis.cli.admin_client import AdminClient
+from aegis.admin_client import AdminClient
 from aegis.core.decision import Decision
 from aegis.core.errors import UserError
 from aegis.telemetry.files import parse, read_decisions, read_records, read_spans

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from aegis.cli.admin_client import AdminClient
+from aegis.admin_client import AdminClient
 from aegis.config.slo import parse_slo
 from aegis.telemetry import files
 from bench.calibration import past

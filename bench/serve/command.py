@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from aegis.cli.admin_client import DEFAULT_URL
+from aegis.admin_client import DEFAULT_URL
 
 _TOKENS_MAX = 10_000_000
 

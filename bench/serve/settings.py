@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from aegis.cli.admin_client import DEFAULT_URL
+from aegis.admin_client import DEFAULT_URL
 from bench.serve.datasets import Dataset
 from bench.serve.results import Measures
 

@@ -21,10 +21,10 @@ class LeastSlackPrefill:
     not: where its first token comes soonest, be it where the last one of its model went, whose weights may still be
     there, or where there is the least to do.
 
-    Order. Runs that save all first tokens, if that can be (`prefill.policies.prefill_runs`). If not, deadlines are taken
-    `grace` times TTFT later, and as many are saved as can be: who is late by little has most of its tokens on time
-    still, and whoever is put off makes its model come once more. Who cannot be saved even so is not dropped: it runs
-    beside others of its model where that makes nobody late, else after all that can be saved. Priorities shift the
+    Order. Runs that save all first tokens, if that can be (`prefill.policies.prefill_runs`). If not, deadlines are
+    taken `grace` times TTFT later, and as many are saved as can be: who is late by little has most of its tokens on
+    time still, and whoever is put off makes its model come once more. Who cannot be saved even so is not dropped: it
+    runs beside others of its model where that makes nobody late, else after all that can be saved. Priorities shift the
     deadlines that say who comes before whom, and not those that say who can be saved; where somebody is sacrificed it
     is one of those with the least priority.
 

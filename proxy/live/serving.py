@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import uvicorn
 
+from aegis.config.config import Config
 from aegis.metadata.store import Store
 from aegis.process.tasks import cancelled, watched
 from proxy.http.app import create_app
@@ -19,6 +20,18 @@ from proxy.http.settings import Settings
 from proxy.live.proxy import Proxy
 
 CLOSE_S = 0.5  # that replies are given when the server is ended, besides what their requests are
+
+
+def http_settings(config: Config) -> Settings:
+    server = config.server
+    return Settings(
+        host=server.host,
+        status_needs_key=server.status_needs_key,
+        cors_origins=server.cors_origins,
+        body_bytes_max=server.body_max,
+        reader_timeout_s=server.reader_timeout_s,
+        logs_prompts=server.log_prompts,
+    )
 
 
 def http_server(proxy: Proxy, listener: socket.socket, store: Store | None, settings: Settings) -> uvicorn.Server:

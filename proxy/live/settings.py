@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from aegis.core.ids import ProxyId
 from aegis.metadata.store import StoreSettings
+from aegis.scheduling import SchedulingSettings
 from aegis.telemetry.logs import LogSettings
 from aegis.transport.addresses import Keys
 from proxy.http.settings import Settings
-from proxy.live.scheduling import SchedulingSettings
 
 
 class ProxySettings(SchedulingSettings, frozen=True, kw_only=True):

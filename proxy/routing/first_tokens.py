@@ -1,7 +1,7 @@
 """What waits for its first token, by instance: how long that will take on mixed ones, and who came before whom.
 
-Prefill instances have queues whose loads `proxy.routing.prefill_queues` keeps. On mixed instances prefills and decode steps
-take turns, and the order is decided there; here it is only counted what there is to do.
+Prefill instances have queues whose loads `proxy.routing.prefill_queues` keeps. On mixed instances prefills and decode
+steps take turns, and the order is decided there; here it is only counted what there is to do.
 """
 
 from __future__ import annotations

@@ -84,5 +84,5 @@ def opened(kind: str, directory: Path, cache: Path, *options: str) -> Iterator[P
             own = [redis, broker]
         server = stack.enter_context(launched(directory, cache, *options, *MARKET_OPTIONS, environment=ENVIRONMENT))
         server.wait_for_ready()
-        redis_part, broker_part = own or [Embedded(server, "valkey-server"), Embedded(server, "bus.broker")]
+        redis_part, broker_part = own or [Embedded(server, "valkey-server"), Embedded(server, "control.broker_process")]
         yield Pool(kind, server, redis_part, broker_part)

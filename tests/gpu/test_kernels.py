@@ -7,7 +7,7 @@ import torch
 
 from aegis.core.model import KvLayer
 from aegis.engine.paged_attention import Kind
-from tests.unit.engine.decode_attention import DTYPES, check
+from tests.unit.engine.gpu.decode_attention import DTYPES, check
 
 LAYERS = [KvLayer(8, 128, 128), KvLayer(2, 64, 64), KvLayer(1, 256, 256), KvLayer(4, 192, 128), KvLayer(3, 24, 24)]
 

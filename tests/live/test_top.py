@@ -6,7 +6,7 @@ import asyncio
 
 from textual.widgets import DataTable
 
-from aegis.cli.admin_client import AdminClient
+from aegis.admin_client import AdminClient
 from aegis.cli.top.app import Top
 from tests.live.market import MARKET
 from tests.live.server import WAIT_S, Server

@@ -213,7 +213,7 @@ class LiveRun:
             engine=ScriptedEngine(conductor, actor, self._costs, self._lengths),
             device=NoDevice(),
             images=None,
-            mover=mover,
+            memory_executor=mover,
             link=self._wire.end(name, actor),
             clock=conductor,
             pause=lambda until_ns: actor.wait(max(until_ns, conductor.now_ns()), listening=True),

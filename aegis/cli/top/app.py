@@ -11,7 +11,7 @@ from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Static
 
-from aegis.cli.admin_client import AdminClient
+from aegis.admin_client import AdminClient
 from aegis.cli.top.cells import bar, count, milliseconds, named, rate, share, size
 from aegis.cli.top.watch import InstanceRow, ModelRow, Server, Summary
 from aegis.config.sizes import format_size

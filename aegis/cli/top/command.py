@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from aegis.cli.admin_client import DEFAULT_URL, AdminClient
+from aegis.admin_client import DEFAULT_URL, AdminClient
 from aegis.core.errors import UserError
 
 

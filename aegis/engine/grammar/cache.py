@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.core.request import Grammar
+from aegis.device.image_directory import TOKENIZER
 from aegis.engine.grammar.token_masks import GrammarPosition
-from aegis.models.image_directory import TOKENIZER
 
 if TYPE_CHECKING:
     from aegis.engine.grammar.compiler import Compiled, Vocabulary

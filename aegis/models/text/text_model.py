@@ -13,7 +13,7 @@ from msgspec import Struct
 from tokenizers import Tokenizer
 
 from aegis.core.errors import UserError
-from aegis.models.image_directory import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
+from aegis.device.image_directory import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _CHARACTER_TOKENS = 4

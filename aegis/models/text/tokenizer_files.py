@@ -7,8 +7,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from aegis.device.image_directory import TOKENIZER
 from aegis.models.failures import LIBRARY_ERRORS, one_line
-from aegis.models.image_directory import TOKENIZER
 from aegis.models.text.tokenizer_bounds import refuse_growing
 
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt")

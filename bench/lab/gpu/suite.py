@@ -1,7 +1,7 @@
 """What a GPU does: moving memory, activating models, decoding, each beside the hardware's own limit in the same run.
 
-`python -m bench.lab.gpu.suite --json FILE` prints a table and writes FILE, with the GPU's name and the date. It needs no network
-and no checkpoint. Not run on a GPU yet. On a machine without one it says so and ends with code 3.
+`python -m bench.lab.gpu.suite --json FILE` prints a table and writes FILE, with the GPU's name and the date. It needs
+no network and no checkpoint. Not run on a GPU yet. On a machine without one it says so and ends with code 3.
 """
 
 from __future__ import annotations

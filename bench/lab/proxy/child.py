@@ -15,7 +15,7 @@ import httpx
 from msgspec import Struct
 
 from aegis.core.errors import UserError
-from aegis.process.instance_processes import follow_launcher
+from aegis.process.child import follow_launcher
 from bench.common.processes import end
 
 _START_S = 180.0

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from aegis.core.ids import ModelId
 from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec
-from aegis.models.image_directory import CHAT_TEMPLATE, TOKENIZER
+from aegis.device.image_directory import CHAT_TEMPLATE, TOKENIZER
 
 AT_ONCE = ModelId("at-once")
 SILENT = ModelId("silent")

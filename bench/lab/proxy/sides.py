@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 
 from aegis.config.config import Config
-from aegis.config.keyring import http_settings
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.ids import ProxyId
@@ -27,6 +26,7 @@ from bench.lab.proxy.child import Child, running
 from bench.lab.proxy.client import Asker, Connection
 from bench.lab.proxy.direct import open_direct
 from bench.lab.proxy.model import AT_ONCE, SILENT, spec, write_text
+from proxy.live.serving import http_settings
 from proxy.live.settings import ProxySettings
 
 _HOST = "127.0.0.1"

@@ -1,7 +1,7 @@
 """A process that answers chat completions over HTTP at once: what LiteLLM's proxy is put before.
 
-Started as `python -m bench.lab.proxy.upstream`; it prints its port. It reads of a request what it needs, and of a stream it
-writes a token at a time, those of all streams in turn, as a server that decodes in batches does.
+Started as `python -m bench.lab.proxy.upstream`; it prints its port. It reads of a request what it needs, and of a
+stream it writes a token at a time, those of all streams in turn, as a server that decodes in batches does.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class SequenceRequest(Struct, frozen=True):
 class Choice:
     """`index` is its place in the reply."""
 
-    __slots__ = ("_begun", "_ended", "_order", "_prompt_scores", "_text", "index", "reused", "handle", "transcript")
+    __slots__ = ("_begun", "_ended", "_order", "_prompt_scores", "_text", "handle", "index", "reused", "transcript")
 
     def __init__(
         self,

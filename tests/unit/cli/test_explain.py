@@ -10,7 +10,7 @@ from threading import Thread
 import msgspec
 import pytest
 
-from aegis.cli.admin_client import ADMIN_KEY
+from aegis.admin_client import ADMIN_KEY
 from aegis.cli.explain import explain
 from aegis.core.decision import Decision, DecisionKind, Why
 from aegis.core.errors import UserError

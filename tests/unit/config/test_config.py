@@ -8,7 +8,7 @@ from aegis.config.config import OPTIONS, Config, leaves, variable
 from aegis.config.sources import load
 from aegis.core.errors import UserError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TEXTS = (
     ("sources",),
     ("server", "host"),

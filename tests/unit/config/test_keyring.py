@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from aegis.config.config import Config
-from aegis.config.keyring import http_settings, read_keyring
+from aegis.config.keyring import read_keyring
 from aegis.config.sources import load
 from aegis.core.api_keys import Caller
 from aegis.core.errors import UserError
 from aegis.core.limits import Limits
+from proxy.live.serving import http_settings
 
 
 def config(**changes: Any) -> Config:

@@ -10,7 +10,7 @@ from aegis.control.commands import read
 from aegis.control.messages import PAYLOADS, PROTOCOL, Add, Command, Order, json_schema
 from aegis.control.topics import CLUSTER, Topics
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 DOCS = (ROOT / "docs/bus.md").read_text(encoding="utf-8")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aegis.core.model import IMAGE_PIECE_BYTES, TENSOR_ALIGNMENT_BYTES, Manifest
-from aegis.models.image_directory import read_manifest
+from aegis.device.image_directory import read_manifest
 from aegis.models.kv_probe import probe
 from aegis.models.weight_image import write_image
 from tests import checkpoints

@@ -157,7 +157,7 @@ def test_all_that_a_dead_process_said_is_heard_however_much(with_port: WithPort)
 def test_a_port_out_of_descriptors_rests_and_then_takes_who_waits(tmp_path: Path) -> None:
     program = f"""
 import asyncio, os, resource, uvloop
-from aegis.runtime import local_wire
+from aegis.transport import unix_sockets as local_wire
 from aegis.transport.unix_sockets import LocalPort, LocalWire
 
 async def main():

@@ -9,7 +9,7 @@ from typing import Any
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
-from aegis.cli.admin_client import AdminClient
+from aegis.admin_client import AdminClient
 from aegis.cli.top.app import Top
 from tests.unit.proxy.http.live import serving
 from tests.unit.proxy.http.scripted import keyring

@@ -28,6 +28,6 @@ def test_models_look_different() -> None:
 
 
 def test_the_colours_are_the_dashboard_s() -> None:
-    text = (Path(__file__).parents[3] / "proxy/http/dashboard/colours.js").read_text()
+    text = (Path(__file__).parents[4] / "proxy/http/dashboard/colours.js").read_text()
     dark = re.search(r"DARK = \[(.*?)\]", text)
     assert dark and tuple(re.findall(r"#\w{6}", dark[1])) == COLOURS

@@ -26,7 +26,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from aegis.engine import triton_kernels as kernels
+from aegis.engine.gpu import triton_kernels as kernels
 
 def built(kernel, capability, dtype, **constants):
     signature = {name: "constexpr" for name in constants}

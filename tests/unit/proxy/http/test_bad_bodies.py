@@ -171,7 +171,7 @@ def test_a_body_of_many_parts_keeps_nobody_else_waiting(name: str, monkeypatch: 
 
         return call
 
-    for module, function in ((body, "parse_object"), (chat, "read_wish"), (chat, "read_tools")):
+    for module, function in ((body, "parse_object"), (chat, "read_parameters"), (chat, "read_tools")):
         monkeypatch.setattr(module, function, watched(getattr(module, function)))
     inner = '"x": {' + ", ".join(f'"p{i}": {{"type": "string"}}' for i in range(10_000)) + "}"
     content = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **DENSE[name]})

@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from aegis.instance.settings import InstanceSettings
-
-_libc = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
-
-
-def follow_launcher() -> None:
-    """In a child, before all else: Ctrl-C in a terminal is for the launcher, which decides what it means. So the child
-    is in a group of its own; to ignore the signal would not do, for what uvloop starts gets its default back."""
-    os.setpgid(0, 0)
-    end_with_launcher()
-
-
-def end_with_launcher() -> None:
-    """In a child: a launcher that is killed outright leaves no orphans (prctl PR_SET_PDEATHSIG, Linux)."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+from aegis.process.child import follow_launcher
 
 
 class Processes:
@@ -76,7 +60,7 @@ async def _spawn(settings: InstanceSettings, environment: Mapping[str, str]) -> 
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        f"aegis.runtime.{'follower' if rank else 'instance'}",
+        f"aegis.instance.{'follower_rank' if rank else 'process'}",
         f"{settings.instance}/{rank}" if rank else settings.instance,  # for whoever looks at the processes
         stdin=asyncio.subprocess.PIPE,
         env=environment,

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from aegis.cli import config
-from aegis.config.check import look_at
+from aegis.cli.config_check import look_at
 from aegis.config.sources import load
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def written(directory: Path, text: str) -> Path:

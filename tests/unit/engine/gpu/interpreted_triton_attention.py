@@ -17,7 +17,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from aegis.core.model import KvLayer
 from aegis.engine.gpu.triton_attention import splits_for
 from aegis.engine.paged_attention import Kind
-from tests.unit.engine.decode_attention import DTYPES, check
+from tests.unit.engine.gpu.decode_attention import DTYPES, check
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 
