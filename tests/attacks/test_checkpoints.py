@@ -112,7 +112,7 @@ def _coming(server: Server) -> list[str]:
 
 
 def _registrars(server: Server) -> list[int]:
-    return [pid for pid, command in processes_of(server.process.pid).items() if "runtime.registrar" in command]
+    return [pid for pid, command in processes_of(server.process.pid).items() if "node.registrar_process" in command]
 
 
 @pytest.fixture(scope="module")
