@@ -62,7 +62,6 @@ from aegis.core.messages import (
 from aegis.core.request import Job
 from aegis.core.views import BatchView, RoundPolicy
 from decode.batch_view import view_of
-from decode.change_times import ChangeTimes
 from decode.chunks import chunk_stop
 from decode.kv_arrivals import Arrivals
 from decode.kv_swap import KvStore
@@ -72,6 +71,7 @@ from decode.reasons import TurnReasons
 from decode.room import RoomMaker
 from decode.room_reasons import RoomReasons
 from decode.sequences import Counters, Room, Sequence, Where
+from decode.step_times import ChangeTimes
 from decode.worklist import Batch, RunningTurn, WorkList
 from memory.ledger import Ledger
 

@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from aegis.config.config import OPTIONS, Config, SloTargets, leaves, variable
-from aegis.config.json_schema import config_schema
+from aegis.config.config import OPTIONS, Config, SloTargets, config_schema, leaves, variable
 from aegis.config.sizes import format_size
 from aegis.control.messages import json_schema
 from aegis.core.lifecycle import TABLE, TERMINAL, State

@@ -18,7 +18,7 @@ def schema() -> int:
     Example:
       aegis config schema > aegis.schema.json
     """
-    from aegis.config.json_schema import config_schema
+    from aegis.config.config import config_schema
 
     print(json.dumps(config_schema(), indent=2))
     return 0

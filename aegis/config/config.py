@@ -411,3 +411,11 @@ def variable(path: Key) -> str:
     """The environment variable that sets a key."""
     names = {path: name for name, path in OPTIONS.items()}
     return "AEGIS_" + names.get(path, "_".join(path)).upper()
+
+
+# The JSON Schema of the configuration, for editors and for `configs/schema.json`.
+
+
+def config_schema() -> dict[str, Any]:
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "aegis configuration"}
+    return head | Config.model_json_schema() | head

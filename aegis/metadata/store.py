@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 
+import msgspec
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from redis.asyncio import Redis
 
 from aegis.config.config import RedisSettings
@@ -20,10 +23,40 @@ from aegis.metadata.embedded_server import EmbeddedServer
 from aegis.metadata.keys import Keys
 from aegis.metadata.loads import Load, Loads
 from aegis.metadata.membership import Identity, Membership
-from aegis.metadata.metrics import StoreMetrics
 from aegis.metadata.recorder import Recorder
 from aegis.process.scratch_directory import scratch
 from aegis.process.tasks import cancelled
+
+# The store as metrics.
+
+
+_TOLD = {
+    "replayed": "Retries answered from the record",
+    "taken_over": "Requests that went on from where another proxy, or an earlier connection, left them",
+    "written_batches": "Batches of tokens that were written",
+    "restored": "Records written again because the server had lost them",
+    "dropped": "Ends of requests that could not be written",
+    "refused": "Requests answered 503 because the server did not answer in time",
+}
+
+
+class StoreMetrics(Collector):
+    """`aegis:store_up`, `aegis:store_unwritten` and, per counter x, `aegis:store_x_total`; of all proxies together."""
+
+    def __init__(self, membership: Membership, records: Recorder) -> None:
+        self._membership = membership
+        self._records = records
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry, from any thread."""
+        up = float(self._membership.up.is_set())
+        yield GaugeMetricFamily("aegis:store_up", "Proxies that can use the metadata store", value=up)
+        yield GaugeMetricFamily(
+            "aegis:store_unwritten", "Requests of which something is not written yet", value=self._records.unwritten
+        )
+        for name, value in msgspec.structs.asdict(self._records.counters).items():
+            yield CounterMetricFamily(f"aegis:store_{name}", f"{_TOLD[name]}, since the start", value=value)
+
 
 _logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aegis.core.errors import ModelRefused
+from aegis.core.errors import ModelRefused, UserError
 from aegis.core.model import EngineName, Manifest, ModelSpec, image_name
 from aegis.device.image_directory import read_manifest
 from aegis.engine.vllm import version
@@ -20,11 +20,32 @@ from aegis.models.checkpoint import Checkpoint, open_checkpoint
 from aegis.models.failures import refused
 from aegis.models.fingerprint import fingerprint
 from aegis.models.sources import Source, fetch
-from aegis.models.text.chat_template_check import try_chat_template
 from aegis.models.text.text_model import TextModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+# Whether a chat template can be used at all, before a model with it is served.
+
+
+_MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+def try_chat_template(text: TextModel) -> None:
+    """Renders a conversation as serving does, if there is a template. Raises ModelRefused where it is none. One that
+    objects to this conversation may take others: many want certain roles, or tools."""
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        text.render_chat(_MESSAGES)
+    except UserError as refusal:
+        if isinstance(error := refusal.__cause__, TemplateSyntaxError):
+            raise ModelRefused(f"its chat template, line {error.lineno}: {error.message}") from error
+    except (MemoryError, RecursionError) as error:
+        raise ModelRefused(f"its chat template cannot be rendered ({type(error).__name__})") from None
+    except Exception:  # noqa: BLE001 - what it objects to is this conversation
+        return
+
 
 Check = Callable[[ModelSpec, "PreTrainedModel"], None]
 """Compares the image, served by an engine, with the model as transformers runs it. Raises ModelRefused."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -26,8 +26,31 @@ from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import MODEL_NAME_PATTERN, ModelId
 from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName, Slo
-from aegis.models import hub_progress
 from aegis.models.failures import one_line
+
+# How far a download from the hub is, told as text where the hub's library would draw a bar.
+
+
+_MIB = 1 << 20
+
+
+def bar(report: Callable[[str], None]) -> type[Any]:
+    """A `tqdm_class` that draws nothing and tells `report` of the bytes, a few times a second."""
+    from huggingface_hub.utils import tqdm
+
+    class Told(tqdm):  # type: ignore[misc]
+        """The library makes several; those that count files have nothing to tell."""
+
+        def __init__(self, *args: Any, name: str | None = None, **options: Any) -> None:
+            """The library's own would be silent where bars are switched off: nothing is drawn here."""
+            super(tqdm, self).__init__(*args, **options | {"disable": False})
+
+        def display(self, msg: object = None, pos: object = None) -> None:
+            if self.unit == "B" and self.total:
+                report(f"downloading, {self.n / _MIB:.0f} of {self.total / _MIB:.0f} MiB")
+
+    return Told
+
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -90,9 +113,7 @@ def fetch(source: Source, report: Callable[[str], None] = lambda _: None) -> Pat
 
     try:
         return Path(
-            snapshot_download(
-                source.root, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"], tqdm_class=hub_progress.bar(report)
-            )
+            snapshot_download(source.root, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"], tqdm_class=bar(report))
         )
     except LocalEntryNotFoundError as error:
         reason = "it is not in the local hub cache and the hub cannot be reached (no network, or HF_HUB_OFFLINE is set)"

@@ -8,25 +8,78 @@ proxy that is not in the node's process has one to the node besides.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from aegis.core.clock import NS_PER_MS
-from aegis.core.ids import ProxyId
-from aegis.core.messages import DropProxy, FromInstance, Greeting, ToInstance
+from aegis.core.ids import ProxyId, proxy_of
+from aegis.core.messages import (
+    Broken,
+    DropProxy,
+    FromInstance,
+    GaveUp,
+    Greeting,
+    KvReleased,
+    Phase,
+    Prefilled,
+    PromptLogprobs,
+    Reused,
+    Started,
+    StepsTook,
+    SwitchDone,
+    ToInstance,
+    Tokens,
+)
 from aegis.telemetry.decisions import Decisions
 from aegis.telemetry.spans import Spans
 from aegis.transport.addresses import Keys, is_local
-from aegis.transport.recipients import addressed
 from aegis.transport.unix_sockets import LocalEnd, LocalPort, LocalWire, LocalWires
+
+# Who is to know what an instance says: the node of memory, models and its life, a proxy of its own requests.
+
+
+T = TypeVar("T")
+
+_OF_ONE_REQUEST: frozenset[object] = frozenset(
+    {Broken, GaveUp, KvReleased, Prefilled, PromptLogprobs, Reused, Started, Tokens}
+)
+
+
+def addressed(messages: Sequence[T], proxies: Iterable[ProxyId]) -> dict[ProxyId | None, list[T | Phase]]:
+    """The messages of each, in order; None is the node. `proxies` are those that are told of every switch, and of how
+    long steps take."""
+    mail: defaultdict[ProxyId | None, list[T | Phase]] = defaultdict(list)
+    for message in messages:
+        if type(message) in _OF_ONE_REQUEST:
+            mail[proxy_of(message.request)].append(message)  # type: ignore[attr-defined]
+        elif isinstance(message, Phase):
+            for proxy, part in _phases(message).items():
+                mail[proxy].append(part)
+        elif isinstance(message, SwitchDone):
+            for somebody in (None, *proxies):
+                mail[somebody].append(message)
+        elif isinstance(message, StepsTook):
+            for proxy in proxies:
+                mail[proxy].append(message)
+        else:
+            mail[None].append(message)
+    return mail
+
+
+def _phases(phase: Phase) -> dict[ProxyId, Phase]:
+    """A batch may have requests of several proxies."""
+    requests = defaultdict(list)
+    for request in phase.requests:
+        requests[proxy_of(request)].append(request)
+    return {proxy: Phase(tuple(own), phase.running) for proxy, own in requests.items()}
+
 
 Said = FromInstance | Spans | Decisions
 """What an instance sends."""
 
-T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()
 _to_instance = msgspec.msgpack.Decoder(list[ToInstance])

@@ -2,21 +2,145 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from aegis.admin_client import AdminClient
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
+from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.spans import SpanKind
-from bench.calibration import cost_file, past
+from bench.calibration import past
+from bench.calibration.least_squares import Quality
 from bench.calibration.past import Past
-from bench.calibration.probe import probed
-from bench.calibration.rates import measure_rates
+from bench.calibration.rates import CopyRate, Rates, measure_rates
 from bench.calibration.steps import StepFit, fit_steps
-from bench.calibration.table import lines
 from bench.common.result_files import check, write
+from bench.serve import suite
+from bench.serve.settings import Settings
+from bench.workloads.grid import Grid
+
+# What was measured, for people.
+
+
+GOOD_R2 = 0.95
+_NEAR = 0.02  # a fit so near to what can be reached leaves nothing to explain
+
+
+def lines(contention: float, fits: Mapping[ModelId, StepFit], rates: Rates) -> Iterator[str]:
+    """One line for each model and kind of step, then the rest. Errors are of runs that no fit has seen; `at best` is
+    the R² that no function exceeds, for runs that are alike differ."""
+    width = max([5, *map(len, fits)])
+    yield f"{'model':{width}} {'':7} {'constant':>10} {'1 000 tok':>10} {'row, tok2':>10} {'rows > 1':>10} " + (
+        f"{'runs':>6} {'R2':>6} {'at best':>8} {'typical':>8} {'worst':>8}"
+    )
+    for model, fit in fits.items():
+        step, token, row, batch = fit.decode
+        yield _line(f"{model:{width}} decode ", (step, 1e3 * token, row, batch), fit.decode_quality)
+        prompt, linear, square = fit.prefill
+        yield _line(f"{model:{width}} prefill", (prompt, 1e3 * linear, 1e6 * square), fit.prefill_quality)
+    yield ""
+    yield from _rest(contention, rates)
+    yield from _poor(fits)
+
+
+def _poor(fits: Mapping[ModelId, StepFit]) -> Iterator[str]:
+    """What may be done about fits that explain little."""
+    poor = {
+        model: [judged for judged in (fit.decode_quality, fit.prefill_quality) if judged.r2 < GOOD_R2]
+        for model, fit in fits.items()
+    }
+    noisy = [model for model, kinds in poor.items() if kinds and all(map(_at_ceiling, kinds))]
+    unlike = [model for model, kinds in poor.items() if kinds and model not in noisy]
+    if unlike:
+        yield f"R2 below {GOOD_R2}: {', '.join(unlike)}; docs/calibrate.md says what may be done about it"
+    if noisy:
+        yield f"R2 below {GOOD_R2} and as good as noise allows: {', '.join(noisy)}; calibrate when the machine is quiet"
+
+
+def _at_ceiling(judged: Quality) -> bool:
+    return judged.ceiling is not None and judged.r2 >= judged.ceiling - _NEAR
+
+
+def _line(head: str, costs_ns: Sequence[float], judged: Quality) -> str:
+    best = "" if judged.ceiling is None else f"{judged.ceiling:.3f}"
+    costs = " ".join(f"{cost_ns / 1e6:10.4f}" for cost_ns in costs_ns)
+    return (
+        f"{head} {costs:43} {judged.observations:6} "
+        f"{judged.r2:6.3f} {best:>8} {judged.typical:8.1%} {judged.worst:8.0%}"
+    )
+
+
+def _rest(contention: float, rates: Rates) -> Iterator[str]:
+    for name, rate in (("host to device", rates.to_device), ("device to host", rates.to_host)):
+        yield f"{name:30} {_rate(rate) if rate else 'not seen'}"
+    if rates.beta is not None:
+        yield f"{'beta of eq. 4':30} {rates.beta:.2f}"
+    yield f"{'between two runs':30} {rates.run_ns / 1e3:.0f} us"
+    yield f"{'more where the model changes':30} {rates.switch_ns / 1e3:.0f} us"
+    message = "not seen" if rates.message_ns is None else f"{rates.message_ns / 1e3:.0f} us"
+    yield f"{'a message':30} {message}"
+    yield f"{'longer for each run beside it':30} {contention:.0%}"
+
+
+def _rate(rate: CopyRate) -> str:
+    return f"{rate.bytes_per_s / 1e9:.2f} GB/s and {rate.overhead_ns / 1e3:.0f} us a copy (R2 {rate.quality.r2:.3f})"
+
+
+def probed(url: str) -> Past:
+    """What the server did with a grid of requests to each of its models. Raises UserError."""
+    client = AdminClient(url)
+    start = past.mark(client)
+    suite.run(Settings(base_url=url, workload=grid_for(client.node()), map="round-robin"))
+    return past.settled(client, start)
+
+
+def grid_for(node: NodeReport) -> str:
+    """The workload: of as many models as there are, with prompts that all of them take. Raises UserError."""
+    if not node.models:
+        raise UserError("the server has no models to probe")
+    usual, shortest = Grid(), min(spec.manifest.context_tokens for spec in node.models)
+    answer = min(usual.answer, max(shortest // 2, 1))
+    return f"grid:models={len(node.models)},prompt={max(min(usual.prompt, shortest - answer), 1)},answer={answer}"
+
+
+_HEAD = (
+    "# Measured by `aegis calibrate`, for `aegis simulate --costs`. Bytes per second; milliseconds, of costs per step\n"
+    "# or prompt, per 1 000 tokens, per row of a batch, per step of more than one row, per 1 000 000 squared tokens.\n"
+)
+
+
+def written(contention: float, fits: Mapping[ModelId, StepFit], rates: Rates) -> str:
+    """As YAML. What was not seen is left out."""
+    content: dict[str, Any] = {}
+    if rates.to_device:
+        content |= {"link_in": round(rates.to_device.bytes_per_s), "copy_ms": _ms(rates.to_device.overhead_ns)}
+    if rates.to_host:
+        content["link_out"] = round(rates.to_host.bytes_per_s)
+    if rates.beta is not None:
+        content["beta"] = round(rates.beta, 3)
+    content |= {"run_ms": _ms(rates.run_ns), "switch_ms": _ms(rates.switch_ns)}
+    if rates.message_ns is not None:
+        content["handover_ms"] = _ms(2 * rates.message_ns)
+    content["contention"] = round(contention, 3)
+    content["costs"] = {str(model): _costs(fit) for model, fit in fits.items()}
+    return _HEAD + yaml.safe_dump(content, sort_keys=False, default_flow_style=None)
+
+
+def _costs(fit: StepFit) -> dict[str, dict[str, float]]:
+    (step, token, row, batch), (prompt, linear, square) = fit.decode, fit.prefill
+    return {
+        "decode_ms": {"step": max(_ms(step), 0.001), "ktoken": _ms(1e3 * token), "row": _ms(row), "batch": _ms(batch)},
+        "prefill_ms": {"step": _ms(prompt), "ktoken": _ms(1e3 * linear), "ktoken2": _ms(1e6 * square)},
+    }
+
+
+def _ms(ns: float) -> float:
+    return round(float(ns) / 1e6, 6)
 
 
 def run(*, url: str, probe: bool, seconds: float | None, spans: Path | None, records: Path | None, out: Path) -> None:
@@ -43,7 +167,7 @@ def calibrate(seen: Past, out: Path) -> Learned:
     if not fits:
         raise UserError("too few runs of any model to learn from: at least 10 prefills and 10 decode runs are needed")
     rates = measure_rates(seen.spans, seen.records)
-    write(out, cost_file.written(contention, fits, rates).encode())
+    write(out, written(contention, fits, rates).encode())
     seen_models = {span.model for span in seen.spans if span.kind in (SpanKind.DECODE, SpanKind.PREFILL)}
     left_out = sorted(seen_models - fits.keys())
     return Learned(fits, [*lines(contention, fits, rates), *_left_out(left_out)])

@@ -14,17 +14,38 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from aegis.core.ids import RequestId
+from aegis.core.model import Slo
 from aegis.telemetry import files
+from aegis.telemetry.records import Record
 from bench.common.result_files import check, write
 from bench.serve.client import Client, open_session, replay
 from bench.serve.models import Card, choose, known_token_ids, served_models
 from bench.serve.plan import Outcome, Planned, digest
 from bench.serve.prompts import Draws, Wording
-from bench.serve.records import record_of
 from bench.serve.results import summarise
 from bench.serve.settings import Settings
 from bench.serve.table import table
 from bench.serve.workload import Asked, plan_for, read
+
+# What became of each request of a live run, in the form in which a simulation tells it.
+
+
+def record_of(outcome: Outcome, slo: Slo) -> Record:
+    """Times are since the start of the run, the arrival is when it was to be sent."""
+    times_ns = outcome.token_times_ns
+    return Record(
+        request=RequestId(outcome.request),
+        model=outcome.planned.model,
+        arrival_ns=outcome.planned.at_ns,
+        input_tokens=outcome.input_tokens,
+        output_tokens=outcome.owed_tokens,
+        ended="failed" if outcome.failure else "finished",
+        on_time=outcome.on_time(slo),
+        first_ns=times_ns[0] if times_ns else None,
+        last_ns=times_ns[-1] if times_ns else None,
+        token_times_ns=times_ns,
+    )
 
 
 def run(settings: Settings) -> dict[str, Any]:

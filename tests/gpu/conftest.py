@@ -11,7 +11,7 @@ from aegis.core.ids import PageRun
 from aegis.device.cuda.device import CudaDevice
 from aegis.device.cuda.pool import CudaPool
 from aegis.device.shared_events import SharedWords
-from bench.lab.gpu.check import why_no_gpu
+from bench.lab.gpu.suite import why_no_gpu
 
 POOL_BYTES = 1 << 30
 HERE = Path(__file__).parent

@@ -24,7 +24,7 @@ from aegis.sim.flows import Link
 from aegis.sim.instance import END
 from aegis.sim.step_costs import StepCosts
 from aegis.sim.words import Words
-from aegis.transport.recipients import addressed
+from aegis.transport.links import addressed
 from memory.budget import Budget
 from memory.machines_kv import Hosts
 from memory.pages import Runs

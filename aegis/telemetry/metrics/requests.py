@@ -5,19 +5,33 @@ A proxy tells of the life of each of its requests, times being its own clock's n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from prometheus_client import CollectorRegistry, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import Slo
 from aegis.core.request import FinishReason
-from aegis.telemetry.metrics.log import LogMetrics
+from aegis.telemetry import logs
 from aegis.telemetry.metrics.series import Families, Series
 from aegis.telemetry.metrics.slo_attainment import AttainmentMetrics
 from aegis.telemetry.tally import Tally
+
+# What a process could not log, as a metric.
+
+
+class LogMetrics(Collector):
+    """`aegis:log_lines_dropped_total`, of all proxies together."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry, from any thread."""
+        yield CounterMetricFamily(
+            "aegis:log_lines_dropped", "Log lines that nobody read in time, since the start", value=logs.lines_dropped()
+        )
 
 
 @dataclass(slots=True)

@@ -19,9 +19,24 @@ from rich.console import Console
 from rich.table import Table
 
 from aegis.core.errors import UserError
-from aegis.device.cuda.driver import Driver
+from aegis.device.cuda.driver import Driver, Gpu
 from bench.common.figures import Figure
-from bench.lab.gpu.check import why_no_gpu
+
+# Whether this machine can run what needs a GPU.
+
+
+def why_no_gpu() -> str | None:
+    """Why it cannot, in one line; None if it can."""
+    try:
+        Gpu(Driver(), 0)
+    except UserError as error:
+        return error.message.removeprefix("there is no usable GPU 0: ")
+    import torch
+
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} has no CUDA"
+    return None
+
 
 NO_GPU = 3
 

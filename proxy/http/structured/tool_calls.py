@@ -14,7 +14,38 @@ import msgspec
 from msgspec import Struct
 
 from proxy.http.streaming.reply_parts import CallArguments, CallBegun, Part, held, said
-from proxy.http.structured.json_balance import Balance
+
+# Where a JSON object that arrives in pieces ends.
+
+
+class Balance:
+    """Counts braces outside of strings. `depth` is how many are open already."""
+
+    __slots__ = ("_depth", "_escaped", "_quoted")
+
+    def __init__(self, depth: int = 0) -> None:
+        self._depth = depth
+        self._escaped = False
+        self._quoted = False
+
+    def feed(self, text: str) -> int | None:
+        """Goes on with `text`: how much of it belongs to the object, None where all of it does and there is more."""
+        for index, character in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._escaped = character == "\\"
+                self._quoted = character != '"'
+            elif character == '"':
+                self._quoted = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    return index + 1
+        return None
+
 
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _NAMED = re.compile(r"([\w.-]{1,128})(?:\[CALL_ID\][^\[\s]*)?(?:\[ARGS\])?\s*(?=\{)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decode.change_times import ChangeTimes
+from decode.step_times import ChangeTimes
 
 _MS = 1_000_000
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aegis.core.errors import ModelRefused
-from aegis.models.checkpoint_files import refuse_odd_files
+from aegis.models.checkpoint import refuse_odd_files
 
 
 def _sparse(file: Path, nbytes: int) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 
-from aegis.models.hub_progress import bar
+from aegis.models.sources import bar
 
 
 @pytest.mark.parametrize("bars", [disable_progress_bars, enable_progress_bars])

@@ -6,8 +6,8 @@ import pytest
 
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import Slo
+from aegis.telemetry.history import RequestLog
 from aegis.telemetry.records import Record
-from aegis.telemetry.request_log import RequestLog
 
 SLO = Slo(ttft_ns=100, tbt_ns=10)
 MODEL = ModelId("m")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aegis.core.ids import ModelId, ProxyId, nth_request
 from aegis.core.messages import NeedSlabs, Phase, StepsTook, SwitchDone, Tokens
 from aegis.core.request import Token
-from aegis.transport.recipients import addressed
+from aegis.transport.links import addressed
 
 FIRST, SECOND = PROXIES = (ProxyId(0), ProxyId(7))
 MINE, ALSO_MINE, YOURS = nth_request(FIRST, 1), nth_request(FIRST, 2), nth_request(SECOND, 1)

@@ -10,7 +10,7 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec, Slo
 from aegis.sim.shapes import SHAPES
 from aegis.telemetry.node_report import NodeReport
-from bench.calibration.probe import grid_for
+from bench.calibration.suite import grid_for
 from bench.workloads.grid import Grid
 from bench.workloads.spec import parse
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.report.reasons import Reasons
+from bench.report.run import Reasons
 from tests.unit.bench.report.made import simulated, span, turn
 
 

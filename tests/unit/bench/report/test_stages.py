@@ -2,9 +2,9 @@
 
 import pytest
 
+from bench.report.latency import STAGES, stages
 from bench.report.matching import matches
 from bench.report.run import Run
-from bench.report.stages import STAGES, stages
 from tests.unit.bench.report.made import MS, outcome, record, simulated, span
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from aegis.telemetry.spans import SpanKind
 from bench.report.run import Run
-from bench.report.switches import cumulative, switches
+from bench.report.switching import cumulative, switches
 from bench.report.usage import INWARDS, computing, link, rates, utilisation
 from tests.unit.bench.report.made import MS, outcome, simulated, span
 

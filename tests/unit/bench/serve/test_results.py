@@ -7,8 +7,8 @@ import pytest
 from aegis.core.ids import ModelId
 from aegis.core.model import Slo
 from bench.serve.plan import Outcome, Planned, digest
-from bench.serve.records import record_of
 from bench.serve.results import METRICS, Measures, summarise
+from bench.serve.suite import record_of
 
 MS = 1_000_000
 A, B = ModelId("a"), ModelId("b")

@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 
 from aegis.core.fair_queue import QueueFull
-from aegis.engine.grammar.fair_thread import FairThread
+from aegis.engine.grammar.trials import FairThread
 
 WAIT_S = 10
 

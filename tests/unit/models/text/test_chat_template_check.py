@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aegis.core.errors import ModelRefused
-from aegis.models.text.chat_template_check import try_chat_template
+from aegis.models.registry import try_chat_template
 from aegis.models.text.text_model import TextModel
 from tests import checkpoints
 

@@ -8,8 +8,8 @@ import torch
 
 from aegis.engine.transformers_engine import TransformersEngine
 from bench.lab.gpu import suite
-from bench.lab.gpu.check import why_no_gpu
 from bench.lab.gpu.random_models import make, small
+from bench.lab.gpu.suite import why_no_gpu
 from tests.unit.engine.generation import begin, step
 from tests.unit.engine.images import Arena, Built
 
