@@ -63,13 +63,13 @@ from aegis.core.request import Job
 from aegis.core.views import BatchView, RoundPolicy
 from decode.batch_view import view_of
 from decode.chunks import chunk_stop
+from decode.eviction import Eviction
+from decode.eviction_reasons import EvictionReasons
 from decode.kv_arrivals import Arrivals
-from decode.kv_swap import KvStore
+from decode.kv_swap import KvSwap
 from decode.losses import Losses
 from decode.models import Models
 from decode.reasons import TurnReasons
-from decode.room import RoomMaker
-from decode.room_reasons import RoomReasons
 from decode.sequences import Counters, Room, Sequence, Where
 from decode.step_times import ChangeTimes
 from decode.worklist import Batch, RunningTurn, WorkList
@@ -109,15 +109,15 @@ class DecodeCore:
         self._by_request: dict[RequestId, Sequence] = {}
         self._prefill: RunPrefill | None = None  # the run under way, or about to begin, where it is one
         self._out: list[Effect] = []
-        self._kv = KvStore(ledger, self.counters, self._send, reuses=reuses)
+        self._kv = KvSwap(ledger, self.counters, self._send, reuses=reuses)
         self._arrivals = Arrivals(ledger, self._kv, self.counters, self._send, self._give_up)
         self._change_times = ChangeTimes()
         self._begun_ns = 0  # the run under way
         self._changes = False  # it is the first of another model
         self._models = Models(ledger, hardware, self._send)
         self._losses = Losses(self._kv, self._arrivals, self._send)
-        self._room_reasons = RoomReasons(instance, self._work, self._models.latency) if explains else None
-        self._room = RoomMaker(ledger, self._kv, self._work, self.counters, self._give_up, self._room_reasons)
+        self._room_reasons = EvictionReasons(instance, self._work, self._models.latency) if explains else None
+        self._room = Eviction(ledger, self._kv, self._work, self.counters, self._give_up, self._room_reasons)
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
         """Takes one event; returns what to do, in order."""

@@ -15,7 +15,7 @@ from aegis.core.effects import StreamName
 from aegis.core.ids import InstanceId, ModelId, ProxyId, proxy_of
 from aegis.core.messages import FetchKv, FromInstance, KvFetched, KvReleased
 from aegis.core.request import EventHandle, KvHandle
-from decode.kv_swap import KvStore
+from decode.kv_swap import KvSwap
 from decode.sequences import Counters, Sequence, Where
 from memory.ledger import Ledger
 from memory.slabs import NoBlocks
@@ -38,7 +38,7 @@ class Arrivals:
     def __init__(
         self,
         ledger: Ledger,
-        kv: KvStore,
+        kv: KvSwap,
         counters: Counters,
         send: Callable[[FromInstance], None],
         give_up: Callable[[Sequence, str], None],

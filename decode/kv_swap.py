@@ -29,7 +29,7 @@ from aegis.core.request import EventHandle, KeptPrefix, KvHandle
 from decode.sequences import Counters, Room, Sequence, Where
 from memory.common_prefix import alike
 from memory.ledger import Ledger
-from memory.prefix_offers import Offers
+from memory.prefix_offers import PrefixOffers
 from memory.slabs import NoBlocks
 
 # Whose KV on the device a prefill can go on from: choices of one request, and prompts that begin alike.
@@ -60,7 +60,7 @@ class _Slabs(Enum):
     PUT_OFF = "put off"  # so were those for an arrival: what has to leave the device asks anew
 
 
-class KvStore:
+class KvSwap:
     """Moves sequences' KV between host and device, on the ledger's books."""
 
     def __init__(
@@ -70,7 +70,7 @@ class KvStore:
         self._ledger = ledger
         self._counters = counters
         self._send = send
-        self._offers = Offers(ledger, send) if reuses else None
+        self._offers = PrefixOffers(ledger, send) if reuses else None
         self._slabs = _Slabs.NOT_ASKED
         self._for_arrival = False  # they were asked for
         self._arriving: deque[Sequence] = deque()  # as the stream brings them

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from aegis.core.ids import InstanceId, ProxyId
 from aegis.core.messages import FromInstance, PeerForgotten, ProxyDropped
 from decode.kv_arrivals import Arrivals
-from decode.kv_swap import KvStore
+from decode.kv_swap import KvSwap
 
 
 class Losses:
     """Of one instance."""
 
-    def __init__(self, kv: KvStore, arrivals: Arrivals, send: Callable[[FromInstance], None]) -> None:
+    def __init__(self, kv: KvSwap, arrivals: Arrivals, send: Callable[[FromInstance], None]) -> None:
         self._kv = kv
         self._arrivals = arrivals
         self._send = send

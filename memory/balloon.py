@@ -1,7 +1,7 @@
 """An instance's share of its device's pages: how it grows, and how it is taken back (Prism §5, ballooning).
 
 Growing: a wish is asked for, and granted whole or refused; a refused one is remembered by the owner of the device's
-accounts (`memory.arbiter`) and granted later. Taking back is a protocol: (1) what is owed is retired as it becomes
+accounts (`memory.page_arbiter`) and granted later. Taking back is a protocol: (1) what is owed is retired as it becomes
 free, and nothing retired is handed out any more; (2) it becomes free when every step and transfer that could touch it
 has finished, by its event; (3) it is unmapped and, where it was written, wiped; (4) it is acknowledged. All that is
 owed is given, or none: when time runs out what was retired may be handed out again, and the answer says how much that
@@ -20,8 +20,8 @@ from aegis.core.effects import AcceptPages, Effect, RevokePages, Send, StreamNam
 from aegis.core.errors import LawBroken
 from aegis.core.messages import GaveBack, GrantPages, NeedPages, TakeBack
 from aegis.core.request import EventHandle
+from memory.copy_events import Transfers
 from memory.pages import PagePool, Runs, count_pages
-from memory.transfers import Transfers
 
 OWING_NS: Final = 5_000_000
 """While pages are owed, a core that hears nothing else for so long is told that time passes."""

@@ -22,7 +22,7 @@ from aegis.core.messages import (
 )
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job, KeptPrefix
-from memory.kept_prefixes import Counters, KeptKv
+from memory.kept_prefixes import Counters, KeptPrefixes
 from memory.slab_leases import SlabLeases
 
 ForHost = NeedSlabs | ReturnSlabs | PeerForgotten | OfferKv | KvKept | CheckPrefix
@@ -47,7 +47,7 @@ class HostKv:
         spec_of: Callable[[ModelId], ModelSpec | None],
         counters: Counters | None = None,
     ) -> None:
-        self.kept = KeptKv(slab_bytes, counters)
+        self.kept = KeptPrefixes(slab_bytes, counters)
         self.leases = SlabLeases(capacity, self.kept)
         self._spec_of = spec_of
 

@@ -79,7 +79,7 @@ class _Writing:
     slabs: tuple[_Slab, ...]
 
 
-class KeptKv:
+class KeptPrefixes:
     """What the node keeps on a machine, in slabs of `slab_bytes`."""
 
     def __init__(self, slab_bytes: int, counters: Counters | None = None) -> None:

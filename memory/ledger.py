@@ -47,11 +47,11 @@ from aegis.core.request import EventHandle
 from memory.balloon import Balloon, PageRequest
 from memory.budget import Budget
 from memory.bump import BumpBuffer
+from memory.copy_events import Transfers
 from memory.pages import NoPages, PagePool
 from memory.residency import Residency
 from memory.slab_sources import DeviceSlabs, LeasedSlabs
 from memory.slabs import SlabPool
-from memory.transfers import Transfers
 
 
 class Ledger:

@@ -16,7 +16,7 @@ from memory.host_kv import Answers, ForHost, HostKv
 from memory.kept_prefixes import Counters
 
 
-class Hosts:
+class MachinesKv:
     """One `HostKv` for each machine, all of slabs of `slab_bytes`. `spec_of` knows the models whose KV may be kept:
     none until it is set. Numbers are those of all machines together, and may be read from any thread."""
 

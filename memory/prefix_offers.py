@@ -24,7 +24,7 @@ class _Offer:
     blocks: Blocks
 
 
-class Offers:
+class PrefixOffers:
     """Those of one instance, on its ledger's books."""
 
     def __init__(self, ledger: Ledger, send: Callable[[FromInstance], None]) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from aegis.core.errors import LawBroken
 from aegis.core.ids import InstanceId, SlabId
 from aegis.core.messages import ForgetPeer, GrantSlabs
-from memory.kept_prefixes import KeptKv
+from memory.kept_prefixes import KeptPrefixes
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class SlabLeases:
 
     __slots__ = ("_free", "_kept", "_leased", "_orphans", "_wanted", "capacity")
 
-    def __init__(self, capacity: int, kept: KeptKv | None = None) -> None:
+    def __init__(self, capacity: int, kept: KeptPrefixes | None = None) -> None:
         self.capacity = capacity
         self._kept = kept
         self._free = [SlabId(i) for i in range(capacity - 1, -1, -1)]

@@ -62,11 +62,11 @@ from aegis.core.switching import Switching
 from aegis.core.views import PrefillOrder
 from memory.ledger import Ledger
 from memory.slabs import NoBlocks
-from prefill.beginnings import Beginnings
+from prefill.eviction import Counters, Eviction
 from prefill.ordering import Ordering
+from prefill.prefix_reuse import PrefixReuse
 from prefill.queue import Queue, Running
 from prefill.reasons import RoomReasons, next_decision
-from prefill.room import Counters, RoomMaker
 
 _HARDWARE = Hardware()
 
@@ -105,10 +105,10 @@ class PrefillCore:
         self._explains = explains
         self._queue = Queue()
         self._reasons = RoomReasons(instance, self._queue) if explains else None
-        self._room = RoomMaker(ledger, self._queue, self.counters, self._reasons)
+        self._room = Eviction(ledger, self._queue, self.counters, self._reasons)
         self._ordering = Ordering(policy, hardware, ledger, self._queue)
         self._handed: dict[tuple[RequestId, int], _Handed] = {}
-        self._beginnings = Beginnings(ledger, self.counters, self._send) if reuses else None
+        self._beginnings = PrefixReuse(ledger, self.counters, self._send) if reuses else None
         self._switch: Switching | None = None
         self._dropping: set[ModelId] = set()
         self._asked_slabs = False

@@ -19,7 +19,7 @@ from aegis.node.market_machines import MarketMachines
 from aegis.node.sizing import host_slabs_of
 from aegis.transport.addresses import Wires
 from aegis.transport.curve_sockets import new_keys
-from memory.machines_kv import Hosts
+from memory.machines_kv import MachinesKv
 
 
 @asynccontextmanager
@@ -44,7 +44,7 @@ async def open_cluster_machines(
             ranks=config.instances.tensor_parallel_size,
             check_laws=config.memory.debug,
         )
-        images, hosts = ImageCaches(), Hosts(config.memory.slab)
+        images, hosts = ImageCaches(), MachinesKv(config.memory.slab)
         instance_hosts = ClusterHosts(config, placement, _opening(config, instances), devices, images, hosts)
         stack.push_async_callback(instance_hosts.close)
         stack.push_async_callback(devices.close)

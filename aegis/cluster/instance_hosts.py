@@ -32,7 +32,7 @@ from aegis.node.image_caches import ImageCaches
 from aegis.node.machine import InstanceHost
 from aegis.node.sizing import host_slabs_of
 from aegis.telemetry.logs import log
-from memory.machines_kv import Hosts
+from memory.machines_kv import MachinesKv
 
 _logger = logging.getLogger(__name__)
 _OPENED_WITHIN_S = 60.0
@@ -49,7 +49,7 @@ class ClusterHosts:
         opening: Opening,
         devices: Devices,
         images: ImageCaches,
-        hosts: Hosts,
+        hosts: MachinesKv,
         start: Callable[[MachineId, str], RemoteMachine] | None = None,
     ) -> None:
         """`opening` is what each machine is told, `start` starts the actors of one on a node."""

@@ -18,15 +18,15 @@ import msgspec
 from msgspec.structs import replace
 
 from aegis.config.mqtt_address import Address
-from aegis.control.commands import OrderBook, Unanswerable, read
+from aegis.control.commands import CommandLog, Unanswerable, read
 from aegis.control.connection import Connection
 from aegis.control.embedded_broker import embedded_broker
 from aegis.control.failure_detector import (
     ECHO_NS,
     ConnectionLost,
-    Detector,
     Ended,
     Event,
+    FailureDetector,
     Fence,
     HeartbeatHeard,
     OwnHeartbeatHeard,
@@ -94,8 +94,8 @@ class Bus:
             cluster=self.settings.cluster, node=platform.node(), pid=os.getpid(), phase=Phase.UP, protocol=PROTOCOL
         )
         self._node: Node | None = None
-        self._detector = Detector()
-        self._orders = OrderBook()
+        self._detector = FailureDetector()
+        self._orders = CommandLog()
         self._tasks: set[asyncio.Task[None]] = set()
         self._claimed = asyncio.Event()  # our claim came back
         self._contested = False  # another claim came before it

@@ -41,7 +41,7 @@ def read(payload: bytes, instance: str) -> Order | ClusterOrder | tuple[str, Rep
     return sender.client, Reply(id=sender.id, instance=instance, done=False, message=why)
 
 
-class OrderBook:
+class CommandLog:
     """Of one launcher."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:

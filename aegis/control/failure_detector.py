@@ -100,7 +100,7 @@ class _Life:
     fenced: bool = False  # what it may still say is nothing
 
 
-class Detector:
+class FailureDetector:
     """All instances of one launcher. One is judged from its first heartbeat on."""
 
     def __init__(self) -> None:

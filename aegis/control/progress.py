@@ -13,7 +13,7 @@ STEP_S_MAX = 60.0
 _BUSY_SHARE = 0.02  # of a processor: who waits for a lock uses less, and so does the thread itself
 
 
-class Pulse:
+class LoopProgress:
     """Of one process."""
 
     __slots__ = ("passes", "report", "up")
@@ -29,7 +29,7 @@ class Progress:
     """A number that grows while the main loop gets on: it has made another pass, or is in a long step, which shows in
     the processor time of the process."""
 
-    def __init__(self, pulse: Pulse) -> None:
+    def __init__(self, pulse: LoopProgress) -> None:
         self._pulse = pulse
         self._passes = -1
         self._pass_s = 0.0

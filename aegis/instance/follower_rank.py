@@ -22,7 +22,7 @@ from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import ModelSpec
 from aegis.engine.block_table import BlockTable
 from aegis.engine.engines import Engines
-from aegis.engine.parallel.follower_sampler import Silent
+from aegis.engine.parallel.follower_sampler import NoSampler
 from aegis.engine.parallel.group import RanksLost
 from aegis.engine.protocol import EngineFailed, Row, engine_at_work
 from aegis.instance.parts import RankMemory, open_rank_memory, poll
@@ -43,7 +43,7 @@ _logger = logging.getLogger(__name__)
 class Follower:
     """Performs commands in order."""
 
-    def __init__(self, body: RankMemory, engine: Engines, sampler: Silent, lead: Lead) -> None:
+    def __init__(self, body: RankMemory, engine: Engines, sampler: NoSampler, lead: Lead) -> None:
         self._body = body
         self._memory_executor = body.memory_executor
         self._engine = engine
@@ -125,7 +125,7 @@ def main() -> int:
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=InstanceSettings)
     logs.guard_streams(settings.logs)
     logs.setup(settings.logs)
-    sampler = Silent()
+    sampler = NoSampler()
     try:
         body = open_rank_memory(settings)
         engine = body.engines(settings, sampler)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from aegis.control.connection import Connection
 from aegis.control.failure_detector import HEARTBEAT_NS
 from aegis.control.messages import PROTOCOL, Heartbeat, InstanceState, Phase
-from aegis.control.progress import Progress, Pulse
+from aegis.control.progress import LoopProgress, Progress
 from aegis.control.settings import BusSettings
 from aegis.control.topics import Topics
 from aegis.core.clock import NS_PER_S
@@ -29,11 +29,11 @@ _CLOSING_S = 2.0
 _logger = logging.getLogger(__name__)
 
 
-class Agent:
+class HeartbeatAgent:
     """Runs from `start` to `close`. Raises UserError where the launcher is of another version."""
 
     def __init__(
-        self, settings: BusSettings, pulse: Pulse, *, instance: InstanceId, incarnation: int, role: Role
+        self, settings: BusSettings, pulse: LoopProgress, *, instance: InstanceId, incarnation: int, role: Role
     ) -> None:
         if settings.protocol != PROTOCOL:
             raise UserError(

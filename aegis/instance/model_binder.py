@@ -27,7 +27,7 @@ class Preparing(Protocol):
     def discard(self, spec: ModelSpec) -> None: ...
 
 
-class Binder:
+class ModelBinder:
     """Holds `AddModel` events back while their models are prepared by all `parts`."""
 
     def __init__(self, *parts: Preparing) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 
 import msgspec
 
-from aegis.control.progress import Pulse
+from aegis.control.progress import LoopProgress
 from aegis.core.clock import NS_PER_MS
 from aegis.core.effects import Effect, EndRun
 from aegis.core.errors import UserError
@@ -21,8 +21,8 @@ from aegis.core.messages import DropProxy, Greeting, ImageCached, MeetProxy, Pin
 from aegis.engine.parallel.group import RanksLost
 from aegis.instance.executor import EffectExecutor
 from aegis.instance.grammar_wait import GrammarWait
-from aegis.instance.heartbeats import Agent
-from aegis.instance.model_binder import Binder
+from aegis.instance.heartbeats import HeartbeatAgent
+from aegis.instance.model_binder import ModelBinder
 from aegis.instance.parts import InstanceParts, open_parts
 from aegis.instance.settings import InstanceSettings
 from aegis.instance.span_log import SpanLog
@@ -41,14 +41,14 @@ _SWITCH_INTERVAL_S = 0.0005  # how long a copy thread may wait for the interpret
 class Instance:
     """A core, its hands and its link."""
 
-    def __init__(self, parts: InstanceParts, pulse: Pulse | None = None) -> None:
+    def __init__(self, parts: InstanceParts, pulse: LoopProgress | None = None) -> None:
         self._parts = parts
-        self._pulse = pulse or Pulse()
+        self._pulse = pulse or LoopProgress()
         self._core = parts.core
         self._clock = parts.clock
         self._link = parts.link
         self._memory_executor = parts.memory_executor
-        self._binder = Binder(parts.engine)
+        self._binder = ModelBinder(parts.engine)
         self._grammars = GrammarWait(parts.engine)
         self._spans = SpanLog(parts.instance, self._clock, parts.processor, ahead_ns=parts.clock_ahead_ns)
         prefill = PrefillWorker(parts.engine, self._clock)
@@ -163,9 +163,9 @@ def main() -> int:
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=InstanceSettings)
     logs.guard_streams(settings.logs)
     logs.setup(settings.logs)
-    pulse = Pulse()
+    pulse = LoopProgress()
     try:
-        agent = Agent(
+        agent = HeartbeatAgent(
             settings.bus, pulse, instance=settings.instance, incarnation=settings.incarnation, role=settings.role
         )
         agent.start()

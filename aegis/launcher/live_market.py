@@ -23,7 +23,7 @@ from aegis.metadata.loads import loads_of
 from aegis.models.cache import default_cache_dir
 from aegis.node.control_commands import NodeControl
 from aegis.node.devices import Devices
-from aegis.node.instance_pool import Pool
+from aegis.node.instance_pool import InstancePool
 from aegis.node.market_machines import MarketMachines, open_local_machines
 from aegis.node.node import Node
 from aegis.node.queries import NodeQueries
@@ -77,7 +77,7 @@ async def open_market(
         )
         template = _template(config, budget, bus=services.bus.settings, address=link.address, wires=wires)
         node = _node(config, machines, budget, link, clock, services.bus, cache_dir or default_cache_dir())
-        pool = node.pool = Pool(template, names, machines.instance_hosts, link, node.lost, node.given_up)
+        pool = node.pool = InstancePool(template, names, machines.instance_hosts, link, node.lost, node.given_up)
         near = LocalNode(node, _PROXY)
         core, late = core or template.session_core(), config.server.refuse_late
         proxy = Proxy(_PROXY, core, near, proxy_link, clock, node.history, stages=stages, refuses_late=late)

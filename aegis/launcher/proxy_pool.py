@@ -24,7 +24,7 @@ from aegis.launcher.live_market import LiveMarket
 from aegis.launcher.remote_proxy import RemoteProxy
 from aegis.metadata.store import Store
 from aegis.process.child import follow_launcher
-from aegis.process.restart_backoff import Restarts
+from aegis.process.restart_backoff import RestartBackoff
 from aegis.process.tasks import watched
 from aegis.transport.links import Hub
 from aegis.transport.node_messages import (
@@ -67,7 +67,7 @@ class _Life:
     used_ns: int = 0
 
 
-class Silence:
+class HangDetector:
     """All proxies of one node but its own."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class _Place:
     process: asyncio.subprocess.Process | None = None
     end: RemoteProxy | None = None  # since it joined
     serves: bool = False
-    restarts: Restarts = field(default_factory=Restarts)
+    restarts: RestartBackoff = field(default_factory=RestartBackoff)
     keeper: asyncio.Task[None] | None = None
 
     @property
@@ -120,7 +120,7 @@ class _Place:
         return f"{self.name}/{self.number}"
 
 
-class Proxies:
+class ProxyPool:
     """All but the node's own."""
 
     def __init__(
@@ -138,7 +138,7 @@ class Proxies:
         self._link = link
         self._places = {name: _Place(name, ProxyId(0)) for name in names}
         self._numbers = count(1)
-        self._silence = Silence()
+        self._silence = HangDetector()
         self._close_asked = asyncio.Event()
         ends = market.node.proxies
         ends.missing, ends.dead, ends.on_silent = self._missing, self._dead, self._kill
@@ -298,10 +298,10 @@ def _used_ns(pid: int) -> int:
 @asynccontextmanager
 async def open_proxies(
     count: int, template: ProxySettings, market: LiveMarket, store: Store | None, *, drain_s: float
-) -> AsyncIterator[Proxies]:
+) -> AsyncIterator[ProxyPool]:
     """`count` of them besides the first, which are gone afterwards. They are not started yet."""
     link: Hub[FromProxy] = Hub(template.node_address, FromProxy)
-    proxies = Proxies([f"proxy-{seat}" for seat in range(1, 1 + count)], template, market, store, link)
+    proxies = ProxyPool([f"proxy-{seat}" for seat in range(1, 1 + count)], template, market, store, link)
     try:
         async with running(*((proxies.listen(), proxies.share_news(), proxies.watch()) if count else ())):
             try:

@@ -1,6 +1,6 @@
 """The devices of the node: their memory, the accounts of it, and which instances are on each.
 
-The memory lives in this process, which outlives instances; what is decided about it is `memory.arbiter`'s.
+The memory lives in this process, which outlives instances; what is decided about it is `memory.page_arbiter`'s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId
 from aegis.core.messages import GaveBack, NeedPages, Telemetry, ToInstance
 from aegis.device.protocol import PhysicalPool
-from memory.arbiter import PATIENCE_NS, TICK_NS, ArbiterEffect, PageArbiter, Settled, WipeLost
+from memory.page_arbiter import PATIENCE_NS, TICK_NS, ArbiterEffect, PageArbiter, Settled, WipeLost
 
 
 class Wire(Protocol):

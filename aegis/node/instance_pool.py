@@ -24,7 +24,7 @@ from aegis.core.model import ModelSpec
 from aegis.core.role import Role
 from aegis.instance.settings import InstanceSettings
 from aegis.node.machine import InstanceHost, InstanceHosts, Running
-from aegis.process.restart_backoff import Restarts
+from aegis.process.restart_backoff import RestartBackoff
 from aegis.process.tasks import watched
 from aegis.transport.links import Hub, Said
 
@@ -47,11 +47,11 @@ class _Place:
     drained: bool = False  # not started again until that ends
     resumed: asyncio.Event = field(default_factory=asyncio.Event)
     ending: asyncio.Event = field(default_factory=asyncio.Event)  # not started again, ever
-    restarts: Restarts = field(default_factory=Restarts)
+    restarts: RestartBackoff = field(default_factory=RestartBackoff)
     keeper: asyncio.Task[None] | None = None
 
 
-class Pool:
+class InstancePool:
     """The processes behind the instances of one node."""
 
     def __init__(
@@ -169,7 +169,7 @@ class Pool:
     def resume(self, instance: InstanceId, role: Role) -> None:
         """Starts a drained instance again, as this."""
         place = self._places[instance]
-        place.role, place.drained, place.coming, place.restarts = role, False, True, Restarts()
+        place.role, place.drained, place.coming, place.restarts = role, False, True, RestartBackoff()
         place.resumed.set()
 
     async def admit(self, role: Role, count: int) -> list[InstanceId]:

@@ -21,7 +21,7 @@ from aegis.node.local_machine import LocalHost, LocalMachine
 from aegis.node.machine import InstanceHosts
 from aegis.node.sizing import host_slabs_of
 from aegis.transport.addresses import Wires
-from memory.machines_kv import Hosts
+from memory.machines_kv import MachinesKv
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class MarketMachines:
 
     devices: Devices
     images: ImageCaches
-    hosts: Hosts
+    hosts: MachinesKv
     instance_hosts: InstanceHosts
     wires: Wires
     fetching: Fetching | None = None
@@ -64,7 +64,7 @@ async def open_local_machines(
         opened = len(devices.arbiters()) * ranks
         return _pools(config, range(opened, opened + ranks)) if opened + ranks <= config.instances.devices else []
 
-    images, hosts = ImageCaches(), Hosts(config.memory.slab)
+    images, hosts = ImageCaches(), MachinesKv(config.memory.slab)
     images.open(machine.id, ImageCache(machine.filler, check_laws=config.memory.debug))
     hosts.open(machine.id, host_slabs_of(config))
     try:

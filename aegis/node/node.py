@@ -42,11 +42,11 @@ from aegis.core.request import Job, KeptPrefix
 from aegis.models.prefix_reuse import may_reuse
 from aegis.node.devices import Devices
 from aegis.node.image_caches import ImageCaches
-from aegis.node.instance_pool import Pool
+from aegis.node.instance_pool import InstancePool
 from aegis.node.kv_fetches import Fetches, Fetching
 from aegis.node.lost_proxies import LostProxies
 from aegis.node.model_catalogue import Catalogue
-from aegis.node.proxy_links import ProxyEnds
+from aegis.node.proxy_links import ProxyLinks
 from aegis.node.registration import Register, register
 from aegis.telemetry.decisions import DecisionLog, Decisions
 from aegis.telemetry.history import History
@@ -78,7 +78,7 @@ from aegis.transport.node_messages import (
 from aegis.transport.outbox import Outbox
 from memory.budget import Budget
 from memory.host_kv import ForHost
-from memory.machines_kv import Hosts
+from memory.machines_kv import MachinesKv
 from proxy.routing.events import ModelAway, ModelGone, ModelUp, SloSet
 from proxy.routing.permits import Permits
 
@@ -93,7 +93,7 @@ class Node:
         self,
         budget: Budget,
         images: ImageCaches,
-        host: Hosts,
+        host: MachinesKv,
         devices: Devices,
         link: Hub[Said],
         clock: Clock,
@@ -119,7 +119,7 @@ class Node:
         self.reports: dict[InstanceId, Telemetry] = {}  # the last of each instance that is up
         self.metrics = NodeMetrics()
         self.bus = bus
-        self.proxies = ProxyEnds()
+        self.proxies = ProxyLinks()
         self._keys = Keyring()
         self._permits = Permits()
         self.images = images
@@ -144,7 +144,7 @@ class Node:
         self.up: set[InstanceId] = set()
         self.draining = False
         self._hopeless = False  # as the proxies were told
-        self._pool: Pool | None = None
+        self._pool: InstancePool | None = None
         self._link = link
         self.clock = clock
         self._reuses = reuses
@@ -154,12 +154,12 @@ class Node:
         self._outbox = Outbox(link, lambda instance: self.pool.identity(instance), clock, decisions)
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> InstancePool:
         assert self._pool is not None
         return self._pool
 
     @pool.setter
-    def pool(self, pool: Pool) -> None:
+    def pool(self, pool: InstancePool) -> None:
         self._pool = pool
 
     @property

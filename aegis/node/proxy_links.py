@@ -19,7 +19,7 @@ NOTED_WITHIN_S = 2.0
 SCRAPED_WITHIN_S = 2.0
 
 
-class ProxyEnds:
+class ProxyLinks:
     """`on_silent` is to end a proxy that does not answer, whose `leave` follows; `missing` are the names of those that
     do not serve at the moment, `dead` of those that do not come up any more."""
 

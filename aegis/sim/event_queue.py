@@ -9,7 +9,7 @@ from typing import Any, Final
 NEVER_NS: Final = 1 << 60
 
 
-class Agenda:
+class EventQueue:
     """Integer nanoseconds. Nothing is ever cancelled: what was overtaken by events finds so itself.
 
     A sorted list rather than a heap: its end is what is next, so that only putting something in compares. That moves

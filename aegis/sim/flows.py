@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.copy_order import NOW, served
-from aegis.sim.event_queue import Agenda
+from aegis.sim.event_queue import EventQueue
 
 
 class Flow:
@@ -32,7 +32,7 @@ class Bus:
 
     __slots__ = ("_busy", "agenda", "bytes_per_s")
 
-    def __init__(self, agenda: Agenda, bytes_per_s: int) -> None:
+    def __init__(self, agenda: EventQueue, bytes_per_s: int) -> None:
         self.agenda = agenda
         self.bytes_per_s = bytes_per_s
         self._busy: dict[Link, None] = {}  # in order

@@ -30,7 +30,7 @@ from aegis.core.messages import AddModel, Adopt, FromInstance, Submit, SwitchDon
 from aegis.core.model import ModelSpec
 from aegis.core.request import Token
 from aegis.sim.copies import Copy, Streams
-from aegis.sim.event_queue import NEVER_NS, Agenda
+from aegis.sim.event_queue import NEVER_NS, EventQueue
 from aegis.sim.flows import Link
 from aegis.sim.pace import Cores, Pace
 from aegis.sim.step_costs import StepCosts
@@ -88,7 +88,7 @@ class SimInstance:
         instance: InstanceId,
         core: Core,
         *,
-        agenda: Agenda,
+        agenda: EventQueue,
         watch: Watch,
         words: Words,
         to_device: Link,

@@ -28,15 +28,15 @@ from aegis.core.messages import (
 )
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job, Sampling
-from aegis.sim.event_queue import Agenda
+from aegis.sim.event_queue import EventQueue
 from aegis.sim.instance import END, SimInstance
 from aegis.sim.times import Times
 from aegis.sim.words import Words
 from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span
-from memory.arbiter import TICK_NS, ArbiterEffect, PageArbiter
 from memory.host_kv import ForHost, HostKv
+from memory.page_arbiter import TICK_NS, ArbiterEffect, PageArbiter
 from proxy.routing.events import ClientLeft, Ended, Event, MessageReceived, RequestArrived, To
 from proxy.routing.router import Router
 
@@ -95,7 +95,7 @@ class SimMarket:
     def __init__(
         self,
         session: Router,
-        agenda: Agenda,
+        agenda: EventQueue,
         *,
         specs: Mapping[ModelId, ModelSpec],
         host_slabs: int,

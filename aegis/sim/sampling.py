@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aegis.core.model import KvShape
-from aegis.sim.event_queue import Agenda
+from aegis.sim.event_queue import EventQueue
 from memory.ledger import Ledger
 
 
@@ -24,7 +24,7 @@ class HostUse:
 class Sampler:
     """Begins at once and ends when nothing else is left to happen."""
 
-    def __init__(self, agenda: Agenda, every_ns: int, ledgers: Sequence[Ledger]) -> None:
+    def __init__(self, agenda: EventQueue, every_ns: int, ledgers: Sequence[Ledger]) -> None:
         self.samples: list[HostUse] = []
         self._agenda = agenda
         self._every_ns = every_ns

@@ -15,7 +15,7 @@ from aegis.core.messages import SwitchDone
 from aegis.core.model import ModelSpec
 from aegis.core.role import Role
 from aegis.policies import Policy, Recipe, Site
-from aegis.sim.event_queue import NEVER_NS, Agenda
+from aegis.sim.event_queue import NEVER_NS, EventQueue
 from aegis.sim.flows import Bus, Link
 from aegis.sim.gpu_costs import GpuSpec
 from aegis.sim.instance import SimInstance
@@ -26,9 +26,9 @@ from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span
 from decode.core import DecodeCore
-from memory.arbiter import PATIENCE_NS, PageArbiter
 from memory.budget import Budget
 from memory.ledger import Ledger
+from memory.page_arbiter import PATIENCE_NS, PageArbiter
 from prefill.core import PrefillCore
 from proxy.routing.events import InstanceUp, ModelUp
 from proxy.routing.router import Router
@@ -98,7 +98,7 @@ class _Device:
     cores: Cores
 
 
-def _devices(agenda: Agenda, pool: Pool) -> list[_Device]:
+def _devices(agenda: EventQueue, pool: Pool) -> list[_Device]:
     gpu, pages, equal = pool.gpu_as_wanted(), pool.budget().pages, pool.recipe.equal_copies
     idle_ns = NEVER_NS if pool.idle_ns is None else pool.idle_ns
     devices: list[_Device] = []
@@ -124,7 +124,7 @@ class Outcome:
 
 def simulate(pool: Pool, arrivals: Iterable[SimRequest], *, decisions: DecisionLog | None = None) -> Outcome:
     """Until all requests have ended."""
-    agenda, gpu, budget = Agenda(), pool.gpu_as_wanted(), pool.budget()
+    agenda, gpu, budget = EventQueue(), pool.gpu_as_wanted(), pool.budget()
     hardware = pool.hardware or gpu.hardware()
     site = Site(memory_bytes=gpu.memory_bytes, left=lambda request: market.left(request))
     policy = pool.recipe.policy(site)

@@ -14,9 +14,9 @@ from msgspec import Struct
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import SlabsOfShape, Telemetry
 from aegis.core.model import IMAGE_EXTENT_BYTES
-from memory.arbiter import InstanceUse, PageArbiter
 from memory.image_cache import Counters, ImageUse, State
-from memory.machines_kv import Hosts
+from memory.machines_kv import MachinesKv
+from memory.page_arbiter import InstanceUse, PageArbiter
 
 _STREAM = "transfers_in_flight_"
 _SILENT = Telemetry(None, (), 0, 0, {}, {})
@@ -155,7 +155,7 @@ def report_device(
     )
 
 
-def report_host_kv(hosts: Hosts, reports: Iterable[Telemetry], *, slab_bytes: int) -> HostKvReport:
+def report_host_kv(hosts: MachinesKv, reports: Iterable[Telemetry], *, slab_bytes: int) -> HostKvReport:
     return HostKvReport(
         capacity_bytes=hosts.capacity * slab_bytes,
         leased_bytes=hosts.leased * slab_bytes,

@@ -13,7 +13,7 @@ from proxy.http.admin import history, memory, model_admin, status
 from proxy.http.call_records import NoRecords, Records
 from proxy.http.market import Market
 from proxy.http.openai import chat, completions, models, tokenize, unsupported
-from proxy.http.request.text_workers import Texts
+from proxy.http.request.text_workers import TextWorkers
 from proxy.http.request_middleware import RequestMiddleware
 from proxy.http.schema.openapi import document
 from proxy.http.security.key_guard import Guard
@@ -27,7 +27,7 @@ def create_app(
     settings: Settings | None = None,
     records: Records | None = None,
     trials: GrammarTrials | None = None,
-    texts: Texts | None = None,
+    texts: TextWorkers | None = None,
 ) -> ASGIApp:
     """The ASGI application that serves `market`. Without `records` a retry is a new request; `trials` and `texts` are
     shared with others where they are given."""
@@ -38,7 +38,7 @@ def create_app(
     app.state.large_bodies = LargeBodies(app.state.settings.body_bytes_max)
     app.state.records = records or NoRecords()
     app.state.trials = trials or GrammarTrials()
-    app.state.texts = texts or Texts()
+    app.state.texts = texts or TextWorkers()
     for busy in (chat, completions):
         plain.include(app, busy.router)
     for part in (models, model_admin, memory, history, dashboard, tokenize, status, unsupported):

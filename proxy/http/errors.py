@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from aegis.core.errors import UserError
 from proxy.http.replies import json_reply
 from proxy.http.security.refusals import note_refusal
-from proxy.http.streaming.connection import ClientGone
+from proxy.http.streaming.client_disconnect import ClientGone
 
 _SHOWN_CHARACTERS = 60
 _CLIENT_GONE_STATUS = 499  # nginx's; only the log sees it

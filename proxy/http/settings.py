@@ -10,7 +10,7 @@ from msgspec import Struct
 from aegis.engine.grammar.trials import GrammarTrials
 from proxy.http.call_records import Records
 from proxy.http.market import Market, ServerQueries
-from proxy.http.request.text_workers import Texts
+from proxy.http.request.text_workers import TextWorkers
 from proxy.http.security.large_bodies import LargeBodies
 from proxy.http.streaming.keep_alive import KeepAlive
 
@@ -48,8 +48,8 @@ def large_bodies_of(request: Request) -> LargeBodies:
     return cast(LargeBodies, request.app.state.large_bodies)
 
 
-def texts_of(request: Request) -> Texts:
-    return cast(Texts, request.app.state.texts)
+def texts_of(request: Request) -> TextWorkers:
+    return cast(TextWorkers, request.app.state.texts)
 
 
 def keep_alive_of(request: Request) -> KeepAlive:

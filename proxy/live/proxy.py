@@ -85,7 +85,7 @@ from proxy.routing.events import (
 from proxy.routing.router import Router
 
 
-class NodeEnd(Protocol):
+class NodeLink(Protocol):
     """The node, as its proxy sees it."""
 
     @property
@@ -113,7 +113,7 @@ class Proxy:
         self,
         number: ProxyId,
         core: Router,
-        node: NodeEnd,
+        node: NodeLink,
         link: Hub[FromInstance],
         clock: Clock,
         history: History,

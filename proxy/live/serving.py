@@ -14,7 +14,7 @@ from aegis.config.config import Config
 from aegis.metadata.store import Store
 from aegis.process.tasks import cancelled, watched
 from proxy.http.app import create_app
-from proxy.http.request.text_workers import Texts
+from proxy.http.request.text_workers import TextWorkers
 from proxy.http.server import make_server
 from proxy.http.settings import Settings
 from proxy.live.proxy import Proxy
@@ -36,7 +36,7 @@ def http_settings(config: Config) -> Settings:
 
 def http_server(proxy: Proxy, listener: socket.socket, store: Store | None, settings: Settings) -> uvicorn.Server:
     """Not running yet. Without a store a retry is a new request. Signals are left to whoever runs it."""
-    texts = Texts()
+    texts = TextWorkers()
     watched(texts.start())
     server = make_server(
         create_app(proxy, settings, store.records if store else None, texts=texts),

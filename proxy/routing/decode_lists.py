@@ -14,7 +14,7 @@ from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import MAX_BATCH, Housed, Length, Pressure, Share, Tail, Work
 from proxy.routing.events import ModelLoad
 from proxy.routing.ordered import renew, renew_in_place
-from proxy.routing.pressure import NOTHING, Wants
+from proxy.routing.pressure import NOTHING, Demand
 
 
 @dataclass(slots=True)
@@ -31,8 +31,8 @@ class _Held:
 class _List:
     length: Length
     pressure: Pressure  # as it stands in order
-    wants: Wants = NOTHING
-    of_models: dict[ModelId, Wants] = field(default_factory=dict)  # which add up to that
+    wants: Demand = NOTHING
+    of_models: dict[ModelId, Demand] = field(default_factory=dict)  # which add up to that
     changed: dict[ModelId, None] = field(default_factory=dict)  # and what is to be asked anew
     housed_bytes: int = 0
     held: defaultdict[ModelId, _Held] = field(default_factory=lambda: defaultdict(_Held))
@@ -64,7 +64,7 @@ class DecodeLists:
         self,
         capacity_tokens: Mapping[ModelId, int],
         weight_bytes: Mapping[ModelId, int] | None = None,
-        wants: Callable[[ModelId, int], Wants] = lambda model, tokens: NOTHING,
+        wants: Callable[[ModelId, int], Demand] = lambda model, tokens: NOTHING,
         *,
         max_batch: int = MAX_BATCH,
     ) -> None:

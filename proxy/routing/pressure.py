@@ -10,7 +10,7 @@ from aegis.core.model import ModelSpec
 _PPM: Final = 1_000_000
 
 
-class Wants(NamedTuple):
+class Demand(NamedTuple):
     """Of an instance's time for a step every TBT, of its time if weights are brought in every TTFT, and of its
     memory."""
 
@@ -18,9 +18,9 @@ class Wants(NamedTuple):
     loads_ppm: int
     memory_ppm: int
 
-    def instead(self, before: Wants, after: Wants) -> Wants:
+    def instead(self, before: Demand, after: Demand) -> Demand:
         """With `after` in place of `before`."""
-        return Wants(
+        return Demand(
             self.steps_ppm - before.steps_ppm + after.steps_ppm,
             self.loads_ppm - before.loads_ppm + after.loads_ppm,
             self.memory_ppm - before.memory_ppm + after.memory_ppm,
@@ -33,14 +33,14 @@ class Wants(NamedTuple):
         return self.steps_ppm + (self.loads_ppm * over_ppm // self.memory_ppm if over_ppm > 0 else 0)
 
 
-NOTHING: Final = Wants(0, 0, 0)
+NOTHING: Final = Demand(0, 0, 0)
 
 
-def wants(spec: ModelSpec, latency: Latency, capacity_tokens: int, tokens: int) -> Wants:
+def demand(spec: ModelSpec, latency: Latency, capacity_tokens: int, tokens: int) -> Demand:
     """Of requests of one model with so many `tokens` in all; `capacity_tokens` of its KV fit beside its weights."""
     weight_bytes, token_bytes = spec.manifest.image_bytes, spec.manifest.kv.token_bytes
     memory_bytes = weight_bytes + capacity_tokens * token_bytes
-    return Wants(
+    return Demand(
         _PPM * latency.decode_ns(tokens) // spec.slo.tbt_ns,
         _PPM * latency.switch_ns() // spec.slo.ttft_ns,
         _PPM * (weight_bytes + tokens * token_bytes) // memory_bytes,

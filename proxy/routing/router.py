@@ -68,7 +68,7 @@ from proxy.routing.events import (
 )
 from proxy.routing.first_tokens import FirstTokens
 from proxy.routing.prefill_queues import PrefillQueues
-from proxy.routing.pressure import Wants, wants
+from proxy.routing.pressure import Demand, demand
 from proxy.routing.reasons import PlaceReasons, refusal
 
 MAX_LOSSES: Final = 3
@@ -447,8 +447,8 @@ class Router:
             else:
                 self._replay(request)
 
-    def _wants(self, model: ModelId, tokens: int) -> Wants:
-        return wants(self._specs[model], self._latency[model], self._capacity[model], tokens)
+    def _wants(self, model: ModelId, tokens: int) -> Demand:
+        return demand(self._specs[model], self._latency[model], self._capacity[model], tokens)
 
     def _waiting_ns(self, instance: InstanceId) -> int:
         return self._first_tokens.own_ns(instance, self._decodes.active_at(instance)) if instance in self._mixed else 0

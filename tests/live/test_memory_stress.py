@@ -23,7 +23,7 @@ from aegis.core.ids import InstanceId
 from aegis.core.messages import GaveBack, GrantPages, NeedPages, TakeBack
 from aegis.device.cpu.pool import PAGE_BYTES, CpuPool
 from aegis.device.shared_events import SharedWords
-from memory.arbiter import ArbiterEffect, PageArbiter, WipeLost
+from memory.page_arbiter import ArbiterEffect, PageArbiter, WipeLost
 from tests.live.page_holder import FromHolder, Report
 
 SECONDS = float(os.environ.get("AEGIS_STRESS_SECONDS", "3"))

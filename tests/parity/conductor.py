@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from aegis.sim.event_queue import Agenda
+from aegis.sim.event_queue import EventQueue
 
 _PATIENCE_S = 60.0
 
@@ -14,7 +14,7 @@ class Conductor:
     """Lets what is on the agenda happen, and with it its actors run. Implements `aegis.core.clock.Clock`."""
 
     def __init__(self) -> None:
-        self.agenda = Agenda()
+        self.agenda = EventQueue()
         self.back = threading.Semaphore(0)  # an actor waits again, or has ended
 
     def now_ns(self) -> int:

@@ -26,7 +26,7 @@ from aegis.sim.step_costs import StepCosts
 from aegis.sim.words import Words
 from aegis.transport.links import addressed
 from memory.budget import Budget
-from memory.machines_kv import Hosts
+from memory.machines_kv import MachinesKv
 from memory.pages import Runs
 from tests.parity.conductor import Actor, Conductor
 from tests.parity.virtual_loop import VirtualLoop
@@ -253,9 +253,9 @@ def no_images() -> ImageCaches:
     return images
 
 
-def host(budget: Budget) -> Hosts:
+def host(budget: Budget) -> MachinesKv:
     """Host memory of the only machine."""
-    of_one = Hosts(budget.slab_bytes)
+    of_one = MachinesKv(budget.slab_bytes)
     of_one.open(MACHINE, budget.host_slabs)
     return of_one
 

@@ -18,11 +18,11 @@ from aegis.sim.faults.plan import EVERY, Kind
 from aegis.sim.faults.play import play_out
 from aegis.sim.faults.world import World
 from decode.core import DecodeCore
-from decode.kv_swap import KvStore
+from decode.kv_swap import KvSwap
 from memory.balloon import Balloon
-from memory.kept_prefixes import KeptKv
+from memory.kept_prefixes import KeptPrefixes
 from memory.ledger import Ledger
-from memory.prefix_offers import Offers
+from memory.prefix_offers import PrefixOffers
 from memory.slab_leases import SlabLeases
 from memory.slabs import SlabPool
 from prefill.core import PrefillCore
@@ -133,15 +133,15 @@ def _orphans_at_once(patch: pytest.MonkeyPatch) -> None:
 
 def _under_the_writer(patch: pytest.MonkeyPatch) -> None:
     """What is to be written to is given away like anything that is kept."""
-    release = KeptKv.release
+    release = KeptPrefixes.release
 
-    def all_of_them(self: KeptKv, count: int) -> Any:
+    def all_of_them(self: KeptPrefixes, count: int) -> Any:
         for slab in self._slabs.values():
             slab.writers = 0
         return release(self, count)
 
-    patch.setattr(KeptKv, "idle", property(lambda self: self.slabs))
-    patch.setattr(KeptKv, "release", all_of_them)
+    patch.setattr(KeptPrefixes, "idle", property(lambda self: self.slabs))
+    patch.setattr(KeptPrefixes, "release", all_of_them)
 
 
 def _images_too_early(patch: pytest.MonkeyPatch) -> None:
@@ -182,15 +182,15 @@ def _before_the_proxy_knows(patch: pytest.MonkeyPatch) -> None:
         pytest.param(_deaf_to_attempts, {Kind.CRASH, Kind.DELAY}, id="attempts are not told apart"),
         pytest.param(_skips(Router, "_down"), EVERY, id="lost requests are not replayed"),
         pytest.param(_skips(DecodeCore, "_forget"), EVERY, id="peers are not forgotten"),
-        pytest.param(_skips(KvStore, "reads_from", False), CRASHES, id="peers are forgotten too early"),
+        pytest.param(_skips(KvSwap, "reads_from", False), CRASHES, id="peers are forgotten too early"),
         pytest.param(_orphans_at_once, CRASHES, id="orphaned slabs are leased at once"),
         pytest.param(_too_early, EVERY, id="blocks are freed under a transfer"),
         pytest.param(_unwiped, EVERY, id="pages are not wiped"),
         pytest.param(_skips(Ledger, "_let_images_go"), EVERY, id="images are not let go of"),
         pytest.param(_images_too_early, {Kind.SLOW}, id="images are let go of too early"),
-        pytest.param(_skips(KeptKv, "intact", True), EVERY, id="what was kept is never gone"),
-        pytest.param(_skips(Offers, "progress"), EVERY, id="nobody says that it was kept"),
-        pytest.param(_skips(KeptKv, "lost"), CRASHES, id="who was lost writes for ever"),
+        pytest.param(_skips(KeptPrefixes, "intact", True), EVERY, id="what was kept is never gone"),
+        pytest.param(_skips(PrefixOffers, "progress"), EVERY, id="nobody says that it was kept"),
+        pytest.param(_skips(KeptPrefixes, "lost"), CRASHES, id="who was lost writes for ever"),
         pytest.param(
             _under_the_writer, CRASHES | {Kind.MEMORY, Kind.SLOW}, id="slabs are leased while they are written"
         ),

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 HOPS = {"The way of a request": 14, "The way of a weight": 8, "The way of a page": 6}
-LEVEL_MAX = 27
+LEVEL_MAX = 24
 """Files of one room at one level."""
 
 

@@ -11,7 +11,7 @@ from aegis.core.request import Token
 from aegis.engine.sampler import Sampler
 
 
-class Silent(Sampler):
+class NoSampler(Sampler):
     """In place of one that samples: the first rank does. `reports` is what it said of the prompt at hand."""
 
     reports = False

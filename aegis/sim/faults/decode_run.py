@@ -12,7 +12,7 @@ from aegis.core.events import InstanceEvent, StepFailed, Stepped
 from aegis.core.ids import ModelId
 from aegis.core.messages import FromInstance, Tokens
 from aegis.core.request import Token
-from aegis.sim.faults.ground import FaultWorldState
+from aegis.sim.faults.state import FaultWorldState
 
 
 class Runner(Protocol):

@@ -11,7 +11,7 @@ from aegis.sim.faults.node import Node
 from aegis.sim.faults.plan import Crash, Spell
 from aegis.sim.faults.plan import Neighbour as PlannedNeighbour
 from aegis.sim.faults.world import World
-from memory.arbiter import Settled
+from memory.page_arbiter import Settled
 
 
 class Disturbances:

@@ -13,8 +13,8 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import AddModel, DropModel, ToInstance, UnloadModel
 from aegis.core.model import ModelSpec
 from aegis.core.role import Role
-from aegis.sim.faults.ground import FaultWorldState
 from aegis.sim.faults.pretended import PAGE
+from aegis.sim.faults.state import FaultWorldState
 from memory.budget import Budget
 from memory.image_cache import AbandonFill, CacheEffect, Fill, Forgotten, ModelCache, Tell
 from memory.unloading import Unloading

@@ -16,7 +16,7 @@ from aegis.core.messages import (
     TakeBack,
     ToInstance,
 )
-from aegis.sim.faults.ground import FaultWorldState
+from aegis.sim.faults.state import FaultWorldState
 from memory.pages import PagePool, Runs
 
 _SLOWNESS_NS = 30_000_000

@@ -42,8 +42,8 @@ from aegis.core.messages import FromInstance, ToInstance
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle, Token
 from aegis.sim.faults.decode_run import DecodeRun
-from aegis.sim.faults.ground import Action, Content, FaultWorldState, slab_of
 from aegis.sim.faults.pretended import BLOCK_TOKENS, next_token
+from aegis.sim.faults.state import Action, Content, FaultWorldState, slab_of
 from decode.core import DecodeCore
 from memory.balloon import OWING_NS
 from prefill.core import PrefillCore

@@ -31,18 +31,18 @@ from aegis.core.messages import (
 )
 from aegis.core.request import Job, Sampling
 from aegis.core.role import Role
-from aegis.sim.faults.ground import Action, FaultWorldState
 from aegis.sim.faults.models import Models
 from aegis.sim.faults.neighbour import Neighbour
 from aegis.sim.faults.node import Node
 from aegis.sim.faults.pretended import END_TOKEN, PAGE
 from aegis.sim.faults.scenario import Scenario
+from aegis.sim.faults.state import Action, FaultWorldState
 from decode.core import DecodeCore
 from decode.sequences import Counters
-from memory.arbiter import ArbiterEffect, PageArbiter, Settled, WipeLost
 from memory.budget import Budget
 from memory.host_kv import Answers, ForHost, HostKv
 from memory.ledger import Ledger
+from memory.page_arbiter import ArbiterEffect, PageArbiter, Settled, WipeLost
 from memory.pages import Runs
 from prefill.core import PrefillCore
 from proxy.routing.events import (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from memory.arbiter import PageArbiter
+from memory.page_arbiter import PageArbiter
 
 
 class DeviceMemoryMetrics(Collector):

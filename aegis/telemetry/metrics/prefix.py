@@ -8,7 +8,7 @@ from dataclasses import asdict
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from memory.machines_kv import Hosts
+from memory.machines_kv import MachinesKv
 
 _COUNTED = {
     "prompts": "Prompts that were looked up",
@@ -23,7 +23,7 @@ _COUNTED = {
 class PrefixMetrics(Collector):
     """`aegis:prefix_bytes`, `aegis:prefix_slabs` and, per counter x, `aegis:prefix_x_total`; one for the node."""
 
-    def __init__(self, hosts: Hosts) -> None:
+    def __init__(self, hosts: MachinesKv) -> None:
         self._hosts = hosts
 
     def collect(self) -> Iterator[Metric]:

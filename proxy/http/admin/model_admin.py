@@ -21,8 +21,8 @@ from proxy.http.request.body import read_fields
 from proxy.http.request.fields import Fields
 from proxy.http.security.authorise import authorise
 from proxy.http.settings import keep_alive_of, market_of, queries_of, settings_of
-from proxy.http.streaming.connection import while_connected
-from proxy.http.streaming.sse import Emit, EventStream, event
+from proxy.http.streaming.client_disconnect import while_connected
+from proxy.http.streaming.event_stream import Emit, EventStream, event
 
 LIMIT_MAX = 1 << 40
 _LOOK_S = 0.2

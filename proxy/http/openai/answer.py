@@ -22,8 +22,8 @@ from proxy.http.security.admission import AdmittedRequest
 from proxy.http.security.key_guard import caller_of
 from proxy.http.security.large_bodies import release
 from proxy.http.settings import keep_alive_of, market_of, records_of, settings_of
-from proxy.http.streaming.connection import while_connected
-from proxy.http.streaming.sse import DONE, Emit, EventStream, event
+from proxy.http.streaming.client_disconnect import while_connected
+from proxy.http.streaming.event_stream import DONE, Emit, EventStream, event
 from proxy.http.streaming.transcript import Piece, join
 
 _logger = logging.getLogger(__name__)

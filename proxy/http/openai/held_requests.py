@@ -11,8 +11,8 @@ from proxy.http.market import Market
 from proxy.http.request.fields import Fields
 from proxy.http.request.request_ids import tell
 from proxy.http.settings import keep_alive_of, market_of
-from proxy.http.streaming.connection import while_connected
-from proxy.http.streaming.sse import Emit, EventStream, comment
+from proxy.http.streaming.client_disconnect import while_connected
+from proxy.http.streaming.event_stream import Emit, EventStream, comment
 
 _LOOK_S = 0.1
 

@@ -23,7 +23,7 @@ from proxy.http.request.worker_thread import beside_loop
 from proxy.http.security.admission import admitted, who
 from proxy.http.security.large_bodies import SMALL_BYTES
 from proxy.http.settings import market_of, settings_of, texts_of
-from proxy.http.streaming.connection import while_connected
+from proxy.http.streaming.client_disconnect import while_connected
 from proxy.http.structured.tools import read_tools
 
 BYTES_MAX = 1 << 20

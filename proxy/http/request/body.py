@@ -18,7 +18,7 @@ from proxy.http.request.worker_thread import beside_loop
 from proxy.http.security.http_protocol import broken_off
 from proxy.http.security.large_bodies import SMALL_BYTES, sent_in_time
 from proxy.http.settings import large_bodies_of
-from proxy.http.streaming.connection import ClientGone
+from proxy.http.streaming.client_disconnect import ClientGone
 
 PARAMETERS_MAX = 256
 PARTS_MAX = 1 << 16

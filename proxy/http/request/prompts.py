@@ -19,7 +19,7 @@ from proxy.http.request.sampling import GenerationParameters, checked_token_ids
 from proxy.http.request.worker_thread import beside_loop
 from proxy.http.security.admission import who
 from proxy.http.settings import texts_of
-from proxy.http.streaming.connection import while_connected
+from proxy.http.streaming.client_disconnect import while_connected
 
 PROMPTS_MAX = 1024
 PROMPT_TOKENS_MAX = 1 << 22

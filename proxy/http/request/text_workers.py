@@ -180,7 +180,7 @@ def _tell(waiting: _Waiting, answer: Answer | None) -> None:
         waiting.answer.set_result(answer)
 
 
-class Texts:
+class TextWorkers:
     """All of one proxy's. Processes are started by their first jobs."""
 
     def __init__(self, *, short_s: float = SHORT_S, suspect_s: float = SUSPECT_S, long_s: float = LONG_S) -> None:

@@ -15,7 +15,7 @@ from proxy.http.market import Served
 from proxy.http.request.fields import Fields
 from proxy.http.security.admission import who
 from proxy.http.settings import trials_of
-from proxy.http.streaming.connection import while_connected
+from proxy.http.streaming.client_disconnect import while_connected
 from proxy.http.structured.json_schemas import SCHEMA_BYTES_MAX, check_schema
 
 GRAMMAR_CHARACTERS_MAX = SCHEMA_BYTES_MAX

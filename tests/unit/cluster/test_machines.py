@@ -25,7 +25,7 @@ from aegis.node.devices import Devices
 from aegis.node.image_caches import ImageCaches
 from aegis.process.clock import MonotonicClock
 from aegis.sim.faults.pretended import PAGE, make_spec
-from memory.machines_kv import Hosts
+from memory.machines_kv import MachinesKv
 
 ray = pytest.importorskip("ray", reason="no Ray; pip install 'aegis-serve[ray]'")
 
@@ -154,7 +154,7 @@ def instance_hosts(actors: Iterator[Actor], specs: tuple[ModelSpec, ...] = ()) -
     def start(machine: MachineId, node: str) -> RemoteMachine:
         return RemoteMachine(machine, node, next(actors), Actor())
 
-    return ClusterHosts(Config(), Placed(), opening, devices, images, Hosts(1 << 20), start)  # type: ignore[arg-type]
+    return ClusterHosts(Config(), Placed(), opening, devices, images, MachinesKv(1 << 20), start)  # type: ignore[arg-type]
 
 
 WRONG = [

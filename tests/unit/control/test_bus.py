@@ -27,12 +27,12 @@ from aegis.control.messages import (
     Unpin,
     encode,
 )
-from aegis.control.progress import Pulse
+from aegis.control.progress import LoopProgress
 from aegis.control.topics import CLUSTER
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId
 from aegis.core.role import Role
-from aegis.instance.heartbeats import Agent
+from aegis.instance.heartbeats import HeartbeatAgent
 from aegis.process.clock import MonotonicClock
 from tests import brokers
 from tests.brokers import Broker
@@ -110,9 +110,9 @@ async def heard(client: aiomqtt.Client, topic: str, count: int) -> list[bytes]:
     return payloads
 
 
-def agent(bus: Bus, pulse: Pulse, *, protocol: int = PROTOCOL) -> Agent:
+def agent(bus: Bus, pulse: LoopProgress, *, protocol: int = PROTOCOL) -> HeartbeatAgent:
     settings = msgspec.structs.replace(bus.settings, protocol=protocol)
-    return Agent(settings, pulse, instance=InstanceId(NAME), incarnation=1, role=Role.MIXED)
+    return HeartbeatAgent(settings, pulse, instance=InstanceId(NAME), incarnation=1, role=Role.MIXED)
 
 
 def test_an_order_is_done_and_answered(broker: Broker) -> None:
@@ -233,7 +233,7 @@ def test_an_instance_tells_its_state_and_beats(broker: Broker) -> None:
     async def main() -> tuple[dict[str, object], dict[str, object], int, Recorded]:
         async with serving(broker, "life") as (bus, node), client_of(broker) as client:
             await client.subscribe(f"life/instances/{NAME}/heartbeat")
-            pulse = Pulse()
+            pulse = LoopProgress()
             pulse.up = True
             instance = agent(bus, pulse)
             instance.start()
@@ -255,7 +255,7 @@ def test_an_instance_tells_its_state_and_beats(broker: Broker) -> None:
 def test_a_main_loop_that_hangs_is_fenced(broker: Broker) -> None:
     async def main() -> Recorded:
         async with serving(broker, "hung") as (bus, node):
-            pulse = Pulse()
+            pulse = LoopProgress()
             pulse.up = True
             instance = agent(bus, pulse)
             instance.start()
@@ -276,7 +276,7 @@ def test_an_instance_of_another_version_is_refused_by_both_sides(broker: Broker)
     async def main() -> Recorded:
         async with serving(broker, "versions") as (bus, node), client_of(broker) as client:
             with pytest.raises(UserError, match="install the same version"):
-                agent(bus, Pulse(), protocol=PROTOCOL + 1)
+                agent(bus, LoopProgress(), protocol=PROTOCOL + 1)
             other = state | {"cluster": bus.settings.cluster, "protocol": PROTOCOL + 1}
             await client.publish(f"versions/instances/{NAME}/state", msgspec.json.encode(other), qos=1)
             async with asyncio.timeout(10):
@@ -321,7 +321,7 @@ def test_a_broker_that_stands_still_kills_nobody(tmp_path: Path) -> None:
     async def main(broker: Broker) -> Recorded:
         async with serving(broker, "still") as (bus, node), client_of(broker) as client:
             await client.subscribe(f"still/instances/{NAME}/heartbeat")
-            pulse = Pulse()
+            pulse = LoopProgress()
             pulse.up = True
             instance = agent(bus, pulse)
             instance.start()
@@ -340,7 +340,7 @@ def test_a_broker_that_stands_still_kills_nobody(tmp_path: Path) -> None:
             assert asyncio.run(main(broker)).fenced == []
 
 
-async def _turn(pulse: Pulse) -> None:
+async def _turn(pulse: LoopProgress) -> None:
     while True:
         pulse.passes += 1
         await asyncio.sleep(0.1)

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from aegis.control.commands import OrderBook, Unanswerable, read
+from aegis.control.commands import CommandLog, Unanswerable, read
 from aegis.control.messages import Order, Pin, Reply, encode
 
 ORDER = Order(id="1", client="me", command=Pin("llama"))
@@ -38,7 +38,7 @@ def test_what_names_nobody_is_not_answered(payload: bytes) -> None:
 
 
 def test_an_order_is_done_once() -> None:
-    book = OrderBook()
+    book = CommandLog()
     assert book.begin("mixed-0", ORDER) is True
     assert book.begin("mixed-0", ORDER) is False
     book.end("mixed-0", ORDER, DONE)
@@ -47,7 +47,7 @@ def test_an_order_is_done_once() -> None:
 
 
 def test_the_oldest_that_are_done_are_forgotten() -> None:
-    book = OrderBook(remembered=1)
+    book = CommandLog(remembered=1)
     orders = [Order(id=str(n), client="me", command=Pin("llama")) for n in range(3)]
     for order in orders:
         assert book.begin("mixed-0", order) is True

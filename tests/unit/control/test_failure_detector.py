@@ -7,9 +7,9 @@ from aegis.control.failure_detector import (
     ECHO_NS,
     HEARTBEAT_NS,
     ConnectionLost,
-    Detector,
     Effect,
     Ended,
+    FailureDetector,
     Fence,
     HeartbeatHeard,
     OwnHeartbeatHeard,
@@ -27,7 +27,7 @@ class Run:
     """Time passes: the launcher beats, instances beat, questions are answered; what each does is said per instant."""
 
     def __init__(self, *instances: InstanceId) -> None:
-        self.detector = Detector()
+        self.detector = FailureDetector()
         self.now_ns = 0
         self.asked: list[InstanceId] = []
         self.fenced: list[tuple[InstanceId, int, str, int]] = []

@@ -10,7 +10,7 @@ from aegis.core.ids import SlabId
 from aegis.core.messages import FromInstance, GrantSlabs, KvReleased, NeedSlabs
 from aegis.core.request import EventHandle, KvHandle
 from aegis.sim.faults.pretended import PAGE, make_spec
-from decode.kv_swap import KvStore
+from decode.kv_swap import KvSwap
 from decode.sequences import Counters, Room, Sequence, Where
 from memory.ledger import Ledger
 from tests.sim.driven import PEER, ledger, make_job, sides
@@ -28,7 +28,7 @@ class Desk:
         self.ledger: Ledger = ledger(pages)
         self.ledger.grant([SlabId(i) for i in range(slabs)])
         self.counters = Counters()
-        self.kv = KvStore(self.ledger, self.counters, self.said.append)
+        self.kv = KvSwap(self.ledger, self.counters, self.said.append)
 
     def copies(self) -> list[CopyBlocks]:
         return [effect for effect in self.ledger.drain() if isinstance(effect, CopyBlocks)]

@@ -8,7 +8,7 @@ import pytest
 from aegis.core.errors import UserError
 from aegis.core.messages import AddModel, DropModel, SetSlo
 from aegis.core.model import ModelSpec, Slo
-from aegis.instance.model_binder import Binder
+from aegis.instance.model_binder import ModelBinder
 from tests.unit.proxy.http.scripted import spec
 
 WAIT_S = 10
@@ -39,15 +39,15 @@ def parts() -> list[Part]:
 
 
 @pytest.fixture
-def binder(parts: list[Part]) -> Iterator[Binder]:
-    binder = Binder(*parts)
+def binder(parts: list[Part]) -> Iterator[ModelBinder]:
+    binder = ModelBinder(*parts)
     yield binder
     for part in parts:
         part.may.set()
     binder.close()
 
 
-def ready(binder: Binder, parts: list[Part], count: int) -> list[AddModel]:
+def ready(binder: ModelBinder, parts: list[Part], count: int) -> list[AddModel]:
     """All that is being prepared, let go of."""
     for part in parts:
         part.may.set()
@@ -58,12 +58,12 @@ def ready(binder: Binder, parts: list[Part], count: int) -> list[AddModel]:
     return found
 
 
-def test_an_idle_instance_binds_at_once(binder: Binder) -> None:
+def test_an_idle_instance_binds_at_once(binder: ModelBinder) -> None:
     assert not binder.defer(AddModel(spec("a")), busy=False)
     assert binder.ready() == []
 
 
-def test_beside_steps_models_come_when_all_parts_are_ready_and_in_order(binder: Binder, parts: list[Part]) -> None:
+def test_beside_steps_models_come_when_all_parts_are_ready_and_in_order(binder: ModelBinder, parts: list[Part]) -> None:
     added = [AddModel(spec(name)) for name in ("a", "bad", "b")]
     assert all(binder.defer(event, busy=event is added[0]) for event in added)
     assert binder.ready() == []
@@ -71,7 +71,9 @@ def test_beside_steps_models_come_when_all_parts_are_ready_and_in_order(binder: 
     assert [part.done for part in parts] == [[("prepared", "a"), ("prepared", "b")]] * 2
 
 
-def test_what_is_dropped_while_it_is_prepared_is_discarded_and_never_comes(binder: Binder, parts: list[Part]) -> None:
+def test_what_is_dropped_while_it_is_prepared_is_discarded_and_never_comes(
+    binder: ModelBinder, parts: list[Part]
+) -> None:
     for name in ("a", "b", "c"):
         assert binder.defer(AddModel(spec(name)), busy=True)
     assert parts[0].begun.wait(WAIT_S)
@@ -83,7 +85,7 @@ def test_what_is_dropped_while_it_is_prepared_is_discarded_and_never_comes(binde
         assert {entry for entry in part.done if entry[1] != "c"} == {("prepared", "a"), ("discarded", "a")}
 
 
-def test_deadlines_that_change_while_it_is_prepared_come_with_it(binder: Binder, parts: list[Part]) -> None:
+def test_deadlines_that_change_while_it_is_prepared_come_with_it(binder: ModelBinder, parts: list[Part]) -> None:
     for name in ("a", "b"):
         assert binder.defer(AddModel(spec(name)), busy=True)
     assert not binder.defer(SetSlo(spec("b").model, Slo(7, 8)), busy=True)

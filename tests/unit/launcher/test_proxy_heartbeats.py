@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import ProxyId
-from aegis.launcher.proxy_pool import BUSY_NS, LOOK_NS, SILENT_NS, Silence
+from aegis.launcher.proxy_pool import BUSY_NS, LOOK_NS, SILENT_NS, HangDetector
 
 A, B = ProxyId(1), ProxyId(2)
 
@@ -13,7 +13,7 @@ class Watched:
     """A watcher that looks as often as it should."""
 
     def __init__(self) -> None:
-        self.silence = Silence()
+        self.silence = HangDetector()
         self.now_ns = 7 * NS_PER_S
         self.used_ns = {A: 0, B: 0}
         self.silence.looked(self.used_ns, self.now_ns)

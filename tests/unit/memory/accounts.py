@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aegis.core.ids import InstanceId, PageRun
 from aegis.core.messages import GaveBack, GrantPages, NeedPages, TakeBack
-from memory.arbiter import ArbiterEffect, PageArbiter
+from memory.page_arbiter import ArbiterEffect, PageArbiter
 from memory.pages import Runs, count_pages
 
 A, B, C = (InstanceId(name) for name in "ABC")

@@ -6,8 +6,8 @@ from aegis.core.effects import Effect, StreamName
 from aegis.core.ids import PageRun
 from aegis.core.messages import GrantPages, TakeBack
 from memory.balloon import Balloon
+from memory.copy_events import Transfers
 from memory.pages import NoPages, PagePool, Runs
-from memory.transfers import Transfers
 
 WORDS = {name: i for i, name in enumerate(StreamName)}
 PAGES, PATIENCE_NS = 16, 40

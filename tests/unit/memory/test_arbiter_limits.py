@@ -7,7 +7,7 @@ import pytest
 from aegis.core.errors import LawBroken
 from aegis.core.ids import PageRun
 from aegis.core.messages import GrantPages, NeedPages, TakeBack
-from memory.arbiter import InstanceUse, PageArbiter, Settled, WipeLost
+from memory.page_arbiter import InstanceUse, PageArbiter, Settled, WipeLost
 from tests.unit.memory.accounts import (
     EXCESSIVE,
     IDLE_NS,

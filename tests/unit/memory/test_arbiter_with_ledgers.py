@@ -16,9 +16,9 @@ from aegis.core.effects import MapKv, RevokePages, Send, StreamName, WipePages
 from aegis.core.ids import BlockId, InstanceId
 from aegis.core.messages import FromInstance, GaveBack, GrantPages, NeedPages, TakeBack, ToInstance
 from aegis.sim.faults.pretended import PAGE, make_shape
-from memory.arbiter import ArbiterEffect, PageArbiter, Settled, WipeLost
 from memory.budget import Budget
 from memory.ledger import Ledger
+from memory.page_arbiter import ArbiterEffect, PageArbiter, Settled, WipeLost
 from memory.pages import Runs
 from memory.slabs import NoBlocks
 

@@ -25,7 +25,7 @@ from aegis.core.request import Job, KeptPrefix, Sampling
 from aegis.sim.faults.pretended import BLOCK_TOKENS, PAGE, make_spec
 from memory.host_kv import Answers
 from memory.kept_prefixes import token_bytes
-from memory.machines_kv import Hosts
+from memory.machines_kv import MachinesKv
 
 HERE, THERE = MachineId("here"), MachineId("there")
 A, B, C = (InstanceId(name) for name in "abc")
@@ -34,8 +34,8 @@ SPEC = make_spec(0, image_pages=1, block_bytes=PAGE // 2)
 PROMPT = tuple(range(2 * BLOCK_TOKENS))
 
 
-def opened(*homes: tuple[InstanceId, MachineId], slabs: int = 4) -> Hosts:
-    hosts = Hosts(PAGE)
+def opened(*homes: tuple[InstanceId, MachineId], slabs: int = 4) -> MachinesKv:
+    hosts = MachinesKv(PAGE)
     hosts.spec_of = {SPEC.model: SPEC}.get
     for machine in (HERE, THERE):
         hosts.open(machine, slabs)
@@ -44,14 +44,14 @@ def opened(*homes: tuple[InstanceId, MachineId], slabs: int = 4) -> Hosts:
     return hosts
 
 
-def keep(hosts: Hosts, writer: InstanceId) -> None:
+def keep(hosts: MachinesKv, writer: InstanceId) -> None:
     """The prompt's KV, on the writer's machine."""
     ((_, answer),) = hosts.hear(writer, OfferKv(1, SPEC.model, token_bytes(PROMPT)))
     assert isinstance(answer, KeepKv) and answer.blocks
     hosts.hear(writer, KvKept(1, done=True))
 
 
-def found(hosts: Hosts, instance: InstanceId) -> KeptPrefix | None:
+def found(hosts: MachinesKv, instance: InstanceId) -> KeptPrefix | None:
     return hosts.prefix_of(instance, Job(RequestId(1), 1, SPEC.model, (*PROMPT, 9), Sampling(max_tokens=1), 0))
 
 

@@ -8,7 +8,7 @@ from aegis.core.messages import FromInstance, KeepKv, KvKept, OfferKv
 from aegis.sim.faults.pretended import BLOCK_TOKENS, PAGE, make_spec
 from memory.kept_prefixes import token_bytes
 from memory.ledger import Ledger
-from memory.prefix_offers import Offers
+from memory.prefix_offers import PrefixOffers
 from tests.sim.driven import ledger, sides
 
 SPEC = make_spec(0, image_pages=1, block_bytes=PAGE // 8)
@@ -23,7 +23,7 @@ class Desk:
         self.said: list[FromInstance] = []
         self.ledger: Ledger = ledger(8)
         self.ledger.add_model(SPEC)
-        self.offers = Offers(self.ledger, self.said.append)
+        self.offers = PrefixOffers(self.ledger, self.said.append)
         blocks = self.ledger.device.alloc(SHAPE, 4, used=True)
         assert isinstance(blocks, tuple)
         self.blocks: Blocks = blocks

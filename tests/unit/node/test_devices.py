@@ -7,7 +7,7 @@ import asyncio
 from aegis.core.ids import InstanceId
 from aegis.node.devices import Devices
 from aegis.process.clock import MonotonicClock
-from memory.arbiter import PageArbiter
+from memory.page_arbiter import PageArbiter
 from tests.parity.stand_ins import CountedPool
 
 A, B, C, D, E = (InstanceId(f"decode-{n}") for n in range(5))

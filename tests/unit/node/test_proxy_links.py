@@ -10,7 +10,7 @@ import pytest
 
 from aegis.core.ids import InstanceId, ModelId, ProxyId
 from aegis.node import proxy_links
-from aegis.node.proxy_links import ProxyEnds
+from aegis.node.proxy_links import ProxyLinks
 from aegis.telemetry.metrics.scrape import Family
 from aegis.telemetry.tally import Tally
 from aegis.transport.node_messages import InstanceLost, Noted, ToProxy
@@ -38,8 +38,8 @@ class End:
         return [Tally(M, waiting=1, arrived=4)]
 
 
-def joined(*proxies: ProxyId) -> tuple[ProxyEnds, list[End]]:
-    ends, made = ProxyEnds(), [End() for _ in proxies]
+def joined(*proxies: ProxyId) -> tuple[ProxyLinks, list[End]]:
+    ends, made = ProxyLinks(), [End() for _ in proxies]
     for proxy, end in zip(proxies, made, strict=True):
         ends.join(proxy, end)
     return ends, made
@@ -49,7 +49,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
 
 
-async def begun(ends: ProxyEnds) -> asyncio.Task[None]:
+async def begun(ends: ProxyLinks) -> asyncio.Task[None]:
     task = asyncio.create_task(ends.lost(LOST))
     await asyncio.sleep(0)
     return task

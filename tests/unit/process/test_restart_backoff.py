@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from aegis.process.restart_backoff import Restarts
+from aegis.process.restart_backoff import RestartBackoff
 
 SOON, LATE = 1.0, 1000.0
 
 
 def test_the_first_end_of_one_that_served_long_costs_no_pause() -> None:
-    restarts = Restarts()
+    restarts = RestartBackoff()
     restarts.ended(served=True, after_s=LATE)
     assert restarts.pause_s == 0
 
 
 def test_pauses_grow_to_a_bound_and_are_forgotten() -> None:
-    restarts, pauses = Restarts(), list[float]()
+    restarts, pauses = RestartBackoff(), list[float]()
     for _ in range(8):
         restarts.ended(served=True, after_s=SOON)
         pauses.append(restarts.pause_s)
@@ -24,7 +24,7 @@ def test_pauses_grow_to_a_bound_and_are_forgotten() -> None:
 
 
 def test_what_never_serves_is_given_up() -> None:
-    restarts, starts = Restarts(), 0
+    restarts, starts = RestartBackoff(), 0
     while not restarts.given_up:
         starts += 1
         restarts.failed() if starts % 2 else restarts.ended(served=False, after_s=SOON)
@@ -32,7 +32,7 @@ def test_what_never_serves_is_given_up() -> None:
 
 
 def test_serving_once_is_a_new_beginning() -> None:
-    restarts = Restarts()
+    restarts = RestartBackoff()
     for _ in range(4):
         restarts.ended(served=False, after_s=SOON)
     restarts.ended(served=True, after_s=SOON)

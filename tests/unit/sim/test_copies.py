@@ -12,7 +12,7 @@ from aegis.core.events import Progress
 from aegis.core.ids import ModelId, PageRun
 from aegis.core.request import EventHandle
 from aegis.sim.copies import Copy, Streams
-from aegis.sim.event_queue import Agenda
+from aegis.sim.event_queue import EventQueue
 from aegis.sim.faults.pretended import make_shape
 from aegis.sim.flows import Bus, Link
 from aegis.sim.words import Words
@@ -27,7 +27,7 @@ class Stand:
     """A link of a byte per nanosecond each way. `ended` are the copies that have, with their times."""
 
     def __init__(self, *, equal: bool = False) -> None:
-        self.agenda, self.words = Agenda(), Words()
+        self.agenda, self.words = EventQueue(), Words()
         bus = Bus(self.agenda, 0)
         self.ended: list[tuple[StreamName, int]] = []
         inwards = Link(bus, 10**9, equal=equal)
@@ -122,7 +122,7 @@ def test_order_costs_no_bandwidth(copies: list[tuple[int, int, int]]) -> None:
     """When all have ended does not depend on which went first, but for the rounding of each share."""
     last_ns = []
     for equal in (False, True):
-        agenda, ended = Agenda(), list[int]()
+        agenda, ended = EventQueue(), list[int]()
         link = Link(Bus(agenda, 0), 10**9, equal=equal)
         for at_ns, nbytes, urgency in copies:
             agenda.at(at_ns, partial(link.start, nbytes, lambda _: ended.append(agenda.now_ns), urgency=urgency))  # noqa: B023

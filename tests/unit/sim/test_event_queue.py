@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aegis.sim.event_queue import Agenda
+from aegis.sim.event_queue import EventQueue
 
 
 @given(st.lists(st.integers(0, 5)))
 def test_order_is_that_of_time_and_then_of_scheduling(times_ns: list[int]) -> None:
-    agenda, happened = Agenda(), list[tuple[int, int]]()
+    agenda, happened = EventQueue(), list[tuple[int, int]]()
     for number, time_ns in enumerate(times_ns):
         agenda.at(time_ns, lambda n: happened.append((agenda.now_ns, n)), number)
     assert len(agenda) == len(times_ns)
@@ -20,7 +20,7 @@ def test_order_is_that_of_time_and_then_of_scheduling(times_ns: list[int]) -> No
 
 
 def test_what_is_scheduled_meanwhile_has_its_place_too() -> None:
-    agenda, happened = Agenda(), list[str]()
+    agenda, happened = EventQueue(), list[str]()
 
     def first() -> None:
         happened.append("first")
@@ -35,7 +35,7 @@ def test_what_is_scheduled_meanwhile_has_its_place_too() -> None:
 
 
 def test_a_run_stops_before_its_end() -> None:
-    agenda, happened = Agenda(), list[int]()
+    agenda, happened = EventQueue(), list[int]()
     for time_ns in (1, 2, 3):
         agenda.at(time_ns, happened.append, time_ns)
     agenda.run(2)

@@ -8,9 +8,9 @@ from aegis.core.ids import InstanceId, MachineId, ModelId
 from aegis.core.messages import NeedPages, NeedSlabs, SlabsOfShape, Telemetry
 from aegis.core.model import IMAGE_EXTENT_BYTES
 from aegis.telemetry.memory_report import fragmentation, report_device, report_host_kv, report_model_cache
-from memory.arbiter import PageArbiter, WipeLost
 from memory.image_cache import ModelCache
-from memory.machines_kv import Hosts
+from memory.machines_kv import MachinesKv
+from memory.page_arbiter import PageArbiter, WipeLost
 
 A, B, C = (InstanceId(name) for name in "abc")
 HERE, THERE = MachineId("here"), MachineId("there")
@@ -94,7 +94,7 @@ def test_nothing_held_is_nothing_wasted() -> None:
 
 
 def test_host_kv_is_free_leased_or_orphaned() -> None:
-    hosts = Hosts(SLAB)
+    hosts = MachinesKv(SLAB)
     hosts.open(HERE, 6)
     hosts.open(THERE, 4)
     for instance, machine, count in ((A, HERE, 2), (B, THERE, 3)):

@@ -13,7 +13,7 @@ from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import BatchView, Renewal, TurnRules, Work
 from decode.policies.least_slack import LeastSlack
 from proxy.routing.decode_lists import DecodeLists
-from proxy.routing.pressure import Wants
+from proxy.routing.pressure import Demand
 
 _MS = 1_000_000
 _S = 1_000 * _MS
@@ -130,7 +130,7 @@ def lists() -> DecodeLists:
     """A step of A takes 40 % of the time, of B 20 % and of C 10 %, and each token 1 % more."""
     weights = {A: 40, B: 20, C: 10}
     made = DecodeLists(
-        dict.fromkeys(weights, 1000), weights, lambda model, tokens: Wants(10_000 * (weights[model] + tokens), 0, 0)
+        dict.fromkeys(weights, 1000), weights, lambda model, tokens: Demand(10_000 * (weights[model] + tokens), 0, 0)
     )
     made.up(X)
     made.up(Y)

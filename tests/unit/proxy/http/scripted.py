@@ -36,11 +36,11 @@ from aegis.telemetry.spans import Span
 from aegis.telemetry.tally import Tally
 from proxy.http.app import create_app
 from proxy.http.market import Delivery, Delta, Finished, PromptScores
-from proxy.http.request.text_workers import Texts
+from proxy.http.request.text_workers import TextWorkers
 from proxy.http.settings import Settings
 
 BOS, EOS = 256, 257
-TEXTS = Texts()
+TEXTS = TextWorkers()
 """Shared by all tests: starting its processes takes seconds."""
 
 CONTEXT_TOKENS = 512
@@ -330,7 +330,7 @@ def calling(
     behind: ScriptedMarket,
     calls: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]],
     trials: GrammarTrials | None = None,
-    texts: Texts | None = None,
+    texts: TextWorkers | None = None,
     keys: Keyring | None = None,
     **settings: Any,
 ) -> Any:

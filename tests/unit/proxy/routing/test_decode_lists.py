@@ -10,7 +10,7 @@ from aegis.core.views import MAX_BATCH, Housed, Length, Pressure, Work
 from decode.policies.weighted_round_robin import WeightedRoundRobin
 from proxy.routing.decode_lists import DecodeLists
 from proxy.routing.events import ModelLoad
-from proxy.routing.pressure import NOTHING, Wants
+from proxy.routing.pressure import NOTHING, Demand
 from tests.unit.proxy import naive
 
 A, B, C = MODELS = [ModelId(name) for name in ("m0", "m1", "m2")]
@@ -35,8 +35,8 @@ class Decodes(RuleBasedStateMachine):
         self.placed: dict[RequestId, InstanceId] = {}
         self.requests = 0
 
-    def wants(self, model: ModelId, tokens: int) -> Wants:
-        return Wants(self.price[model] * tokens, self.price[model], 800_000)
+    def wants(self, model: ModelId, tokens: int) -> Demand:
+        return Demand(self.price[model] * tokens, self.price[model], 800_000)
 
     @rule(model=models, price=st.integers(1, 1000))
     def steps_take_longer_or_less(self, model: ModelId, price: int) -> None:

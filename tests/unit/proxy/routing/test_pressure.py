@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.model import Slo
 from aegis.sim.faults.pretended import PAGE, make_spec
-from proxy.routing.pressure import NOTHING, Wants, wants
+from proxy.routing.pressure import NOTHING, Demand, demand
 
-PARTS = st.builds(Wants, *[st.integers(0, 10**7)] * 3)
+PARTS = st.builds(Demand, *[st.integers(0, 10**7)] * 3)
 
 
 @given(st.lists(PARTS))
-def test_what_has_left_wants_nothing(parts: list[Wants]) -> None:
+def test_what_has_left_wants_nothing(parts: list[Demand]) -> None:
     total = NOTHING
     for part in parts:
         total = total.instead(NOTHING, part)
@@ -24,8 +24,8 @@ def test_what_has_left_wants_nothing(parts: list[Wants]) -> None:
 
 
 def test_loads_count_as_far_as_memory_does_not_hold_everything() -> None:
-    assert Wants(300_000, 800_000, 1_000_000).load_ppm == 300_000
-    assert Wants(300_000, 800_000, 2_000_000).load_ppm == 700_000, "half of it has to be brought in again"
+    assert Demand(300_000, 800_000, 1_000_000).load_ppm == 300_000
+    assert Demand(300_000, 800_000, 2_000_000).load_ppm == 700_000, "half of it has to be brought in again"
 
 
 def test_a_step_every_tbt_and_a_load_every_ttft() -> None:
@@ -33,8 +33,8 @@ def test_a_step_every_tbt_and_a_load_every_ttft() -> None:
         make_spec(1, image_pages=3, block_bytes=PAGE, slo=Slo(scale * 10**10, scale * 10**8)) for scale in (2, 1)
     )
     latency = Latency(fast.manifest, Hardware())
-    wanted, relaxed = wants(fast, latency, 1000, 500), wants(slow, latency, 1000, 500)
+    wanted, relaxed = demand(fast, latency, 1000, 500), demand(slow, latency, 1000, 500)
     assert wanted.steps_ppm == 10**6 * latency.decode_ns(500) // 10**8
     assert wanted.loads_ppm == 10**6 * latency.switch_ns() // 10**10
     assert abs(wanted.steps_ppm - 2 * relaxed.steps_ppm) <= 1
-    assert wants(fast, latency, 1000, 1000).memory_ppm == 1_000_000, "all that fits"
+    assert demand(fast, latency, 1000, 1000).memory_ppm == 1_000_000, "all that fits"

@@ -15,8 +15,8 @@ from aegis.core.messages import (
     PeerForgotten,
     TakeBack,
 )
-from aegis.sim.faults.ground import FaultWorldState
 from aegis.sim.faults.neighbour import Neighbour
+from aegis.sim.faults.state import FaultWorldState
 
 NAME = InstanceId("neighbour-0")
 

@@ -3,7 +3,7 @@ from prometheus_client import CollectorRegistry
 from aegis.core.ids import InstanceId
 from aegis.core.messages import NeedPages
 from aegis.telemetry.metrics.device_memory import DeviceMemoryMetrics
-from memory.arbiter import PageArbiter
+from memory.page_arbiter import PageArbiter
 
 
 def test_devices_are_shown_as_they_are_now() -> None:

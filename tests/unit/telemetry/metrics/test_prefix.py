@@ -6,12 +6,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from aegis.core.ids import MachineId
 from aegis.telemetry.metrics.prefix import PrefixMetrics
-from memory.machines_kv import Hosts
+from memory.machines_kv import MachinesKv
 from tests.live.metrics import Metrics
 
 
 def test_all_that_is_counted_is_told() -> None:
-    hosts, registry = Hosts(1 << 21), CollectorRegistry()
+    hosts, registry = MachinesKv(1 << 21), CollectorRegistry()
     registry.register(PrefixMetrics(hosts))
     hosts.open(MachineId("here"), 2)
     counted = hosts.counters

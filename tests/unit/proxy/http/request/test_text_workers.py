@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from aegis.core.errors import UserError
 from aegis.models.text.text_model import TextModel
 from aegis.models.text.worker_messages import Rendered, TooManyCharacters, TooManyTokens
-from proxy.http.request.text_workers import Texts, characters_of
+from proxy.http.request.text_workers import TextWorkers, characters_of
 from tests.unit.proxy.http.scripted import byte_text
 
 WAIT_S = 60.0
@@ -28,8 +28,8 @@ HOSTILE = {
 
 
 @pytest.fixture
-def texts() -> Iterator[Texts]:
-    texts = Texts(short_s=0.5, suspect_s=2.0, long_s=2.0)
+def texts() -> Iterator[TextWorkers]:
+    texts = TextWorkers(short_s=0.5, suspect_s=2.0, long_s=2.0)
     yield texts
     texts.close()
 
@@ -41,7 +41,9 @@ def run(work: Callable[[], Awaitable[Any]]) -> Any:
     return asyncio.run(main())
 
 
-async def rendered(texts: Texts, text: TextModel, caller: str = "", messages: list[dict[str, Any]] = MESSAGES) -> Any:
+async def rendered(
+    texts: TextWorkers, text: TextModel, caller: str = "", messages: list[dict[str, Any]] = MESSAGES
+) -> Any:
     return await texts.render(
         caller,
         text,
@@ -54,7 +56,7 @@ async def rendered(texts: Texts, text: TextModel, caller: str = "", messages: li
     )
 
 
-def test_a_conversation_becomes_text_and_tokens_as_the_model_has_them(texts: Texts) -> None:
+def test_a_conversation_becomes_text_and_tokens_as_the_model_has_them(texts: TextWorkers) -> None:
     text = byte_text()
     expected = text.render_chat(MESSAGES)
     assert run(lambda: rendered(texts, text)) == Rendered(
@@ -63,7 +65,7 @@ def test_a_conversation_becomes_text_and_tokens_as_the_model_has_them(texts: Tex
 
 
 @pytest.mark.parametrize("template", HOSTILE.values(), ids=HOSTILE)
-def test_a_template_that_takes_what_it_wants_is_given_up_and_others_go_on(texts: Texts, template: str) -> None:
+def test_a_template_that_takes_what_it_wants_is_given_up_and_others_go_on(texts: TextWorkers, template: str) -> None:
     hostile, honest = byte_text(template), byte_text()
 
     async def work() -> tuple[BaseException, Any]:
@@ -79,7 +81,7 @@ def test_a_template_that_takes_what_it_wants_is_given_up_and_others_go_on(texts:
     assert isinstance(told, Rendered)
 
 
-def test_who_took_too_long_over_a_short_text_keeps_none_of_the_short_ones_waiting(texts: Texts) -> None:
+def test_who_took_too_long_over_a_short_text_keeps_none_of_the_short_ones_waiting(texts: TextWorkers) -> None:
     hostile, honest = byte_text(ENDLESS), byte_text()
 
     async def work() -> float:
@@ -103,7 +105,7 @@ def test_who_took_too_long_over_a_short_text_keeps_none_of_the_short_ones_waitin
     assert run(work) < 1.5, "none waits until the process is killed"
 
 
-def test_templates_are_told_what_they_say_and_no_more(texts: Texts) -> None:
+def test_templates_are_told_what_they_say_and_no_more(texts: TextWorkers) -> None:
     text = byte_text("{{ raise_exception('no ' * 10000) }}")
     with pytest.raises(UserError, match="refuses the messages: no no") as caught:
         run(lambda: rendered(texts, text))
@@ -112,7 +114,7 @@ def test_templates_are_told_what_they_say_and_no_more(texts: Texts) -> None:
         run(lambda: rendered(texts, byte_text("{{ messages[7].content.x.y }}")))
 
 
-def test_a_text_or_its_tokens_may_be_too_many(texts: Texts) -> None:
+def test_a_text_or_its_tokens_may_be_too_many(texts: TextWorkers) -> None:
     text = byte_text("{{ 'x' * 5000 }}")
     assert run(lambda: rendered(texts, text)) == TooManyCharacters(5000)
     assert run(lambda: texts.encode("", text, ["x" * 50], special=False, tokens_max=49)) == TooManyTokens(50)
@@ -132,14 +134,14 @@ def backtracking() -> TextModel:
 
 
 @pytest.mark.parametrize("text", [growing(), backtracking()], ids=["growing", "backtracking"])
-def test_a_tokenizer_that_takes_what_it_wants_is_given_up_too(texts: Texts, text: TextModel) -> None:
+def test_a_tokenizer_that_takes_what_it_wants_is_given_up_too(texts: TextWorkers, text: TextModel) -> None:
     encoding = lambda: texts.encode("", text, ["a" * 10 + "x" * 60], special=True, tokens_max=10)  # noqa: E731
     with pytest.raises(UserError, match="time or memory to tokenize"):
         run(encoding)
     assert run(lambda: texts.encode("", byte_text(), ["x"], special=False, tokens_max=1)) == ((120,),)
 
 
-def test_whose_client_left_before_its_turn_is_not_done(texts: Texts) -> None:
+def test_whose_client_left_before_its_turn_is_not_done(texts: TextWorkers) -> None:
     hostile, honest = byte_text(ENDLESS), byte_text()
 
     async def work() -> None:
@@ -156,7 +158,7 @@ def test_whose_client_left_before_its_turn_is_not_done(texts: Texts) -> None:
     run(work)
 
 
-def test_a_process_that_was_killed_is_started_anew(texts: Texts) -> None:
+def test_a_process_that_was_killed_is_started_anew(texts: TextWorkers) -> None:
     text = byte_text()
 
     async def work() -> None:
@@ -171,7 +173,7 @@ def test_a_process_that_was_killed_is_started_anew(texts: Texts) -> None:
 
 
 @pytest.mark.parametrize("value", [1 << 80, float("inf")])
-def test_numbers_no_message_holds_are_refused_or_told(texts: Texts, value: float) -> None:
+def test_numbers_no_message_holds_are_refused_or_told(texts: TextWorkers, value: float) -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": "x", "tool_calls": [value]}]
     try:
         assert isinstance(run(lambda: rendered(texts, byte_text(), messages=messages)), Rendered)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 
 from aegis.core.ids import ModelId
 from aegis.core.messages import TakeBack
-from decode.kv_swap import KvStore
-from decode.room_reasons import RoomReasons
+from decode.eviction_reasons import EvictionReasons
+from decode.kv_swap import KvSwap
 from decode.sequences import Counters, Room, Sequence, Where
 from decode.worklist import AHEAD_BLOCKS, LOOKAHEAD_BLOCKS, Batch, RunningTurn, WorkList
 from memory.balloon import PageRequest
@@ -22,17 +22,17 @@ from memory.ledger import Ledger
 from memory.pages import NoPages
 
 
-class RoomMaker:
+class Eviction:
     """`give_up` ends a sequence whose KV has no place anywhere. Where there are `reasons`, what leaves is explained."""
 
     def __init__(
         self,
         ledger: Ledger,
-        kv: KvStore,
+        kv: KvSwap,
         work: WorkList,
         counters: Counters,
         give_up: Callable[[Sequence, str], None],
-        reasons: RoomReasons | None = None,
+        reasons: EvictionReasons | None = None,
     ) -> None:
         self._ledger = ledger
         self._kv = kv

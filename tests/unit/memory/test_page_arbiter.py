@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aegis.core.ids import PageRun
 from aegis.core.messages import GrantPages
-from memory.arbiter import InstanceUse
+from memory.page_arbiter import InstanceUse
 from tests.unit.memory.accounts import (
     REFUSED,
     A,

@@ -17,7 +17,7 @@ from proxy.http.log_notes import note
 from proxy.http.replies import encode
 from proxy.http.security.http_protocol import cut
 from proxy.http.security.refusals import note_refusal
-from proxy.http.streaming.connection import ClientGone, while_connected
+from proxy.http.streaming.client_disconnect import ClientGone, while_connected
 from proxy.http.streaming.keep_alive import KeepAlive
 
 DONE = b"data: [DONE]\n\n"

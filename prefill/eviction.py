@@ -32,7 +32,7 @@ class Counters:
     abandoned: int = 0  # prefetches given up
 
 
-class RoomMaker:
+class Eviction:
     """`had_step`: a job has run since the instance made way for others last. Where there are `reasons`, what leaves is
     explained."""
 

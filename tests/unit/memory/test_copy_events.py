@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from aegis.core.effects import StreamName
 from aegis.core.request import EventHandle
-from memory.transfers import Transfers
+from memory.copy_events import Transfers
 
 WORDS = {name: 10 + i for i, name in enumerate(StreamName)}
 

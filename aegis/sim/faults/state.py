@@ -9,7 +9,7 @@ from aegis.core.ids import BlockId, InstanceId, ModelId, SlabId
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle
 from aegis.core.rng import Stream
-from aegis.sim.event_queue import Agenda
+from aegis.sim.event_queue import EventQueue
 from aegis.sim.faults.pretended import PAGE
 from aegis.sim.words import Words
 
@@ -35,7 +35,7 @@ class FaultWorldState:
         self.images: dict[int, ModelId] = {}  # whose image is in an extent of the node's model cache
         self.pages: dict[int, InstanceId] = {}  # of the device they all share, by whom they were granted to
         self.dirty: set[int] = set()  # pages that were mapped and not wiped since
-        self._agenda = Agenda()
+        self._agenda = EventQueue()
         self._words = Words()
         self._jitter_ns = jitter_ns
         self._arrives_ns: defaultdict[str, int] = defaultdict(int)  # the last message of a link

@@ -17,8 +17,8 @@ from aegis.core.model import KvShape
 from aegis.core.request import EventHandle, Job
 from memory.common_prefix import alike
 from memory.ledger import Ledger
+from prefill.eviction import Counters
 from prefill.queue import Running
-from prefill.room import Counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class _Past:
     event: EventHandle
 
 
-class Beginnings:
+class PrefixReuse:
     """Of the jobs of one prefill instance."""
 
     def __init__(self, ledger: Ledger, counters: Counters, send: Callable[[FromInstance], None]) -> None:

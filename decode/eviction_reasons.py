@@ -13,7 +13,7 @@ from decode.sequences import Sequence as Request
 from decode.worklist import Batch, WorkList
 
 
-class RoomReasons:
+class EvictionReasons:
     """Of one instance. `now_ns` is the time of the event that it is dealing with."""
 
     def __init__(self, instance: InstanceId, work: WorkList, latency: Mapping[ModelId, Latency]) -> None:
