@@ -33,7 +33,7 @@ help:
 	@echo "make setup     install into $(VENV) (run and test do it by themselves)"
 	@echo "make lint      the part of make test that runs nothing"
 	@echo "make format    format the code"
-	@echo "make generate  renew what is generated: schema, lifecycle, tables of the README"
+	@echo "make generate  renew what is generated: schemas, lifecycle, tables of options and results"
 	@echo "make clean     remove $(VENV) and caches"
 
 setup: $(TOOLS)

@@ -43,7 +43,7 @@ def _default(path: tuple[str, ...], field: Any) -> str:
 
 
 def options() -> str:
-    """The README's table of `aegis launch`."""
+    """The options of `aegis launch`."""
     fields = dict(leaves()) | {OPTIONS["slo"]: Config.model_fields["slo"]}
     rows = [
         (f"`--{name.replace('_', '-')}`", f"`{'.'.join(path)}`", _default(path, fields[path]), fields[path].description)
@@ -80,7 +80,8 @@ def lifecycle() -> str:
 
 
 SECTIONS = {
-    "README.md": {"options": options, "crossings": crossings, "results": results},
+    "docs/options.md": {"options": options},
+    "docs/results.md": {"crossings": crossings, "results": results},
     "docs/configuration.md": {"keys": keys},
     "docs/lifecycle.md": {"lifecycle": lifecycle},
     "docs/policy.md": {"cells": cells},
