@@ -26,6 +26,24 @@ FIGURE = {"name": "handed over", "value": 58.193, "unit": "ms", "wanted": "≤ 6
 SIZE = {"nbytes": 64 << 20, "switch_ns": 12_340_000, "memcpy_ns": 11_000_000, "ratio": 1.1218, "prefetched_ns": 20_000}
 
 
+@pytest.mark.parametrize(
+    ("changes", "cell"),
+    [
+        ({}, "| ≤ 60 |"),
+        ({"value": 61.0, "ok": False}, "| ≤ 60 **missed**: not explained |"),
+        ({"wanted": "", "ok": None}, "|  |"),
+    ],
+)
+def test_a_figure_that_misses_its_bar_is_marked(tmp_path: Path, changes: dict[str, Any], cell: str) -> None:
+    machine = {"date": "2025-06-01T10:00:00", "cpu": "X", "cores": 2}
+    (tmp_path / "memory.json").write_text(json.dumps({"machine": machine, "figures": [FIGURE | changes]}))
+    assert results(tmp_path).endswith(cell)
+
+
+def test_every_figure_that_missed_its_bar_is_explained() -> None:
+    assert "not explained" not in results()
+
+
 def test_no_results_are_said_to_be_none(tmp_path: Path) -> None:
     assert results(tmp_path).startswith("Nothing has been measured yet")
 
