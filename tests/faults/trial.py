@@ -74,7 +74,9 @@ class Trial:
             assert (last.error, last.done) == (None, True), client.body
             assert last.tokens == client.expected, client.body
             for attempt in earlier:
-                assert attempt.error is not None and not attempt.done
+                assert attempt.error is not None
+                # A proxy may die between the last event of an answer and the end of its connection.
+                assert not attempt.done or attempt.error["code"] == CONNECTION
                 assert attempt.tokens == client.expected[: len(attempt.tokens)], client.body
                 if attempt.error["code"] == CONNECTION:
                     assert attempt.proxy in (*died, *([""] if died else [])), client.body
