@@ -132,8 +132,8 @@ _strace:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "Installing strace."; \
 		apt-get -qq update && apt-get -qq install -y --no-install-recommends strace >/dev/null \
-		|| echo "No strace: aegis bench token-path is not tested." >&2; \
-	else echo "No strace: aegis bench token-path is not tested; on Debian: sudo apt-get install strace" >&2; fi
+		|| echo "No strace: aegis lab token-path is not tested." >&2; \
+	else echo "No strace: aegis lab token-path is not tested; on Debian: sudo apt-get install strace" >&2; fi
 
 # exec: Ctrl-C reaches aegis itself, and make has nothing to report.
 run: $(STAMP)

@@ -48,11 +48,13 @@ app = typer.Typer(name="aegis", **_PLAIN)
 models = typer.Typer(help="List, add, change, unload and remove the models of a running server.", **_PLAIN)
 memory = typer.Typer(**_PLAIN)
 config = typer.Typer(help="The configuration file, without launching anything.", **_PLAIN)
-bench = typer.Typer(help="Measure this machine, or any server.", **_PLAIN)
+bench = typer.Typer(help="Measure any server, and compare and report what was measured.", **_PLAIN)
+lab = typer.Typer(help="Measure the parts of aegis on this machine, each beside its limit or its rivals.", **_PLAIN)
 app.add_typer(models, name="models")
 app.add_typer(memory, name="memory")
 app.add_typer(config, name="config")
 app.add_typer(bench, name="bench")
+app.add_typer(lab, name="lab")
 app.add_typer(ctl, name="ctl")
 
 
@@ -83,6 +85,7 @@ def aegis(
 @models.callback(invoke_without_command=True)
 @config.callback(invoke_without_command=True)
 @bench.callback(invoke_without_command=True)
+@lab.callback(invoke_without_command=True)
 def _help_unless_command(context: typer.Context) -> int:
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -110,17 +113,23 @@ memory.callback(invoke_without_command=True)(show_memory)
 memory.command("limit")(limit_memory)
 memory.command("trim")(trim_memory)
 
-bench.command("switch")(bench_switch)
-bench.command("memory")(bench_memory)
-bench.command("decode")(bench_decode)
-bench.command("handover")(bench_handover)
-bench.command("schedule")(bench_schedule)
-bench.command("metadata")(bench_metadata)
-bench.command("prefix")(bench_prefix)
-bench.command("proxy")(proxy)
-bench.command("token-path")(bench_token_path)
-bench.command("structured")(bench_structured)
-bench.command("simulator")(bench_simulator)
+_INSTRUMENTS = {
+    "switch": bench_switch,
+    "memory": bench_memory,
+    "decode": bench_decode,
+    "handover": bench_handover,
+    "schedule": bench_schedule,
+    "metadata": bench_metadata,
+    "prefix": bench_prefix,
+    "proxy": proxy,
+    "token-path": bench_token_path,
+    "structured": bench_structured,
+    "simulator": bench_simulator,
+}
+for name, instrument in _INSTRUMENTS.items():
+    lab.command(name)(instrument)
+    bench.command(name, hidden=True)(instrument)  # its name before there was a lab
+
 bench.command("serve")(serve)
 bench.command("compare")(compare)
 bench.command("rivals")(rivals)

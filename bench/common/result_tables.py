@@ -148,8 +148,8 @@ SUITES = {
 
 MISSED = {
     "overhead over the system calls, 64 scattered": "pages that are not adjacent are booked and mapped one by one",
-    "swap-out of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB, a copy each; from 256 KiB on 0.89 to 1.0",
-    "swap-in of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB, a copy each; from 256 KiB on 0.89 to 1.0",
+    "swap-out of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
+    "swap-in of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
 }
 """Why a figure that missed its bar did: one that is not here has its table say that it isn't explained."""
 

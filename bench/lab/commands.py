@@ -15,7 +15,7 @@ def bench_switch(json: _Json = None) -> int:
 
     \b
     Example:
-      aegis bench switch --json bench/results/switch.json
+      aegis lab switch --json bench/results/switch.json
     """
     from bench.lab.switching import run
 
@@ -39,8 +39,8 @@ def bench_memory(
 
     \b
     Examples:
-      aegis bench memory --json bench/results/memory.json
-      aegis bench memory --only handing,swaps
+      aegis lab memory --json bench/results/memory.json
+      aegis lab memory --only handing,swaps
     """
     from bench.lab.memory.suite import run
 
@@ -62,8 +62,8 @@ def bench_decode(
 
     \b
     Examples:
-      aegis bench decode --json bench/results/decode.json
-      aegis bench decode --engine vllm,transformers --peer vllm --json bench/results/vllm.json
+      aegis lab decode --json bench/results/decode.json
+      aegis lab decode --engine vllm,transformers --peer vllm --json bench/results/vllm.json
     """
     from bench.lab.decode.command import run
 
@@ -78,7 +78,7 @@ def bench_schedule(json: _Json = None) -> int:
 
     \b
     Example:
-      aegis bench schedule --json bench/results/schedule.json
+      aegis lab schedule --json bench/results/schedule.json
     """
     from bench.lab.scheduling.suite import run
 
@@ -93,7 +93,7 @@ def bench_metadata(json: _Json = None) -> int:
 
     \b
     Example:
-      aegis bench metadata --json bench/results/metadata.json
+      aegis lab metadata --json bench/results/metadata.json
     """
     from bench.lab.metadata import run
 
@@ -108,7 +108,7 @@ def bench_prefix(json: _Json = None) -> int:
 
     \b
     Example:
-      aegis bench prefix --json bench/results/prefix.json
+      aegis lab prefix --json bench/results/prefix.json
     """
     from bench.lab.prefix_reuse import run
 
@@ -124,7 +124,7 @@ def bench_handover(json: _Json = None) -> int:
 
     \b
     Example:
-      aegis bench handover --json bench/results/handover.json
+      aegis lab handover --json bench/results/handover.json
     """
     from bench.lab.cluster.handover import run
 
@@ -145,8 +145,8 @@ def bench_token_path(
 
     \b
     Examples:
-      aegis bench token-path --json token_path.json
-      aegis bench token-path --with-ray --redis redis://127.0.0.1:6379/5 --mqtt mqtt://127.0.0.1
+      aegis lab token-path --json token_path.json
+      aegis lab token-path --with-ray --redis redis://127.0.0.1:6379/5 --mqtt mqtt://127.0.0.1
     """
     from bench.lab.token_path import run
 
@@ -162,7 +162,7 @@ def bench_structured(json: _Json = None) -> int:
 
     \b
     Example:
-      aegis bench structured --json bench/results/structured.json
+      aegis lab structured --json bench/results/structured.json
     """
     from bench.lab.structured_output import run
 
@@ -178,7 +178,7 @@ def bench_simulator(
 
     \b
     Example:
-      aegis bench simulator --json bench/results/simulator.json
+      aegis lab simulator --json bench/results/simulator.json
     """
     from bench.lab.scheduling.simulator_speed import run
 

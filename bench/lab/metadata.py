@@ -1,4 +1,4 @@
-"""What recording requests costs: the same streams with the embedded Redis and without: `aegis bench metadata`.
+"""What recording requests costs: the same streams with the embedded Redis and without: `aegis lab metadata`.
 
 Both servers run all the time, and one is measured while the other idles, A B, B A, …: what the machine does meanwhile
 hits both alike. The figures are medians over the pairs.

@@ -1,4 +1,4 @@
-"""What a second chat turn is spared: time to first token of both turns, with reuse and without: `aegis bench prefix`.
+"""What a second chat turn is spared: time to first token of both turns, with reuse and without: `aegis lab prefix`.
 
 Conversations with each of the demo market's models, one after the other: a first message of some 1 000 tokens, the
 answer, a short second message. The same ones are had with a second server that reuses nothing, whose answers have to be

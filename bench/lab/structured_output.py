@@ -1,4 +1,4 @@
-"""What structured output costs, and whether it keeps its word: `aegis bench structured`.
+"""What structured output costs, and whether it keeps its word: `aegis lab structured`.
 
 The same requests with a JSON schema and without, to one server, A B, B A, …: what the machine does meanwhile hits both
 alike. Then answers to schemas drawn at random, each of which has to satisfy its own.

@@ -1,4 +1,4 @@
-"""What a server says to whom while it decodes, as the kernel sees it: `aegis bench token-path`.
+"""What a server says to whom while it decodes, as the kernel sees it: `aegis lab token-path`.
 
 strace watches the launcher, which is a proxy too, and the instances: each call that sends, and who is at the other end.
 Three windows are compared: a few streams, many, and as many while Redis, the broker and all of Ray are stopped

@@ -1,4 +1,4 @@
-"""`aegis bench proxy`, small and without its peer, and the peer's backend. How fast anything was is not judged."""
+"""`aegis lab proxy`, small and without its peer, and the peer's backend. How fast anything was is not judged."""
 
 import asyncio
 import sys

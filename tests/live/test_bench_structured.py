@@ -1,4 +1,4 @@
-"""`aegis bench structured`, small: it runs, and every answer satisfies its schema. How fast it was is not judged."""
+"""`aegis lab structured`, small: it runs, and every answer satisfies its schema. How fast it was is not judged."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The options of `aegis bench decode`."""
+"""The options of `aegis lab decode`."""
 
 from __future__ import annotations
 

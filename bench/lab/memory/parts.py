@@ -1,4 +1,4 @@
-"""The parts of `aegis bench memory`: what each measures, and which of its figures have to be what."""
+"""The parts of `aegis lab memory`: what each measures, and which of its figures have to be what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every figure of memory on the CPU device, each beside what it has to be: `aegis bench memory`.
+"""Every figure of memory on the CPU device, each beside what it has to be: `aegis lab memory`.
 
 The parts run one after the other; the machine should do nothing else meanwhile. Activating models is `aegis bench
 switch`, and what a GPU does is `make test-gpu`.

@@ -1,1 +1,1 @@
-"""What aegis's proxy costs, beside LiteLLM's: `aegis bench proxy`."""
+"""What aegis's proxy costs, beside LiteLLM's: `aegis lab proxy`."""

@@ -1,4 +1,4 @@
-"""The options of `aegis bench proxy`."""
+"""The options of `aegis lab proxy`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def proxy(
 
     \b
     Examples:
-      aegis bench proxy
-      aegis bench proxy --litellm .venv-litellm/bin/python --json bench/results/proxy.json
+      aegis lab proxy
+      aegis lab proxy --litellm .venv-litellm/bin/python --json bench/results/proxy.json
     """
     from bench.lab.proxy.rounds import Plan
     from bench.lab.proxy.suite import run

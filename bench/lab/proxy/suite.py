@@ -1,4 +1,4 @@
-"""What aegis's proxy costs where instances answer at once, beside LiteLLM's proxy: `aegis bench proxy`.
+"""What aegis's proxy costs where instances answer at once, beside LiteLLM's proxy: `aegis lab proxy`.
 
 Each proxy is a process with a core of its own; clients and backends share the others. Both run all the time, one is
 measured while the other idles, A B, B A, …: what the machine does meanwhile hits both alike. Figures are medians over

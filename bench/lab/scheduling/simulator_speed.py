@@ -1,4 +1,4 @@
-"""How fast the simulator is, and how that changes with the size of what it simulates: `aegis bench simulator`."""
+"""How fast the simulator is, and how that changes with the size of what it simulates: `aegis lab simulator`."""
 
 from __future__ import annotations
 

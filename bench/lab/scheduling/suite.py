@@ -1,4 +1,4 @@
-"""What decisions take: placing requests in markets of two sizes, and planning turns: `aegis bench schedule`.
+"""What decisions take: placing requests in markets of two sizes, and planning turns: `aegis lab schedule`.
 
 Nothing is run but the cores and policies that serve. A decision is timed from the event to its effects, views included.
 """

@@ -51,10 +51,21 @@ def test_every_command_has_help(aegis: Any, path: tuple[str, ...]) -> None:
     assert run.out.startswith(f"Usage: {' '.join(('aegis', *path))} ")
 
 
-@pytest.mark.parametrize("path", [path for path, command in commands() if not hasattr(command, "commands")])
+@pytest.mark.parametrize(
+    "path", [path for path, command in commands() if not hasattr(command, "commands") and not command.hidden]
+)
 def test_every_command_shows_examples_that_call_it(aegis: Any, path: tuple[str, ...]) -> None:
     examples = aegis(*path, "--help").out.split("Example", 1)[1]
     assert f"aegis {' '.join(path)}" in examples
+
+
+def test_what_is_hidden_is_an_instrument_of_the_lab_by_its_former_name() -> None:
+    found = dict(commands())
+    hidden = {path: command for path, command in found.items() if getattr(command, "hidden", False)}
+    assert {path[0] for path in hidden} == {"bench"}
+    assert {path[1] for path in hidden} == {path[1] for path in found if path[:1] == ("lab",) and len(path) > 1}
+    for (_, name), command in hidden.items():
+        assert [option.name for option in command.params] == [option.name for option in found["lab", name].params]
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -75,7 +86,7 @@ def test_the_version(aegis: Any) -> None:
     assert (run.code, run.out) == (0, f"aegis {__version__}\n")
 
 
-@pytest.mark.parametrize("group", [(), ("models",), ("config",), ("bench",)])
+@pytest.mark.parametrize("group", [(), ("models",), ("config",), ("bench",), ("lab",)])
 def test_a_group_alone_prints_its_help(aegis: Any, group: tuple[str, ...]) -> None:
     run = aegis(*group)
     assert run.code == 0
