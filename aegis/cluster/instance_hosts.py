@@ -40,7 +40,7 @@ _ASKED_AGAIN_S = 0.25
 
 
 class ClusterHosts:
-    """Implements `aegis.node.machine.Homes`, and `aegis.node.kv_fetches.Fetching` between its machines."""
+    """Implements `aegis.node.machine.InstanceHosts`, and `aegis.node.kv_fetches.Fetching` between its machines."""
 
     def __init__(
         self,

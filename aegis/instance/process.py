@@ -1,4 +1,4 @@
-"""The process of one instance: initialises its engine once, then lets its core decide and its hands do.
+"""The process of one instance: initialises its engine once, then its core decides and its executor performs.
 
 Started as `python -m aegis.instance.process` with its settings as JSON on standard input.
 """
@@ -39,7 +39,7 @@ _SWITCH_INTERVAL_S = 0.0005  # how long a copy thread may wait for the interpret
 
 
 class Instance:
-    """A core, its hands and its link."""
+    """A core, its executor and its link."""
 
     def __init__(self, parts: InstanceParts, pulse: LoopProgress | None = None) -> None:
         self._parts = parts

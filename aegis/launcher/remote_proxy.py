@@ -52,7 +52,7 @@ class RemoteProxy:
         self._lean: dict[ModelId, tuple[ModelSpec, ModelSpec]] = {}  # and what it was made from
         self._call_ids = count()
         self._scrapes: dict[int, asyncio.Future[tuple[Family, ...]]] = {}
-        self._answering: dict[int, asyncio.Task[None]] = {}  # by their tickets
+        self._answering: dict[int, asyncio.Task[None]] = {}  # by the ids of their calls
         self._tallies: dict[ModelId, Tally] = {}
 
     def tell(self, message: ToProxy) -> None:

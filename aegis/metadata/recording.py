@@ -58,7 +58,7 @@ class Recording:
         self.state = CallState.RUNNING
         self.settled = asyncio.Event()  # it has ended, and all of it is written or given up
         self.claim: asyncio.Task[None] | None = None  # on its way, or refused
-        self._known = known  # until there is a ticket of it
+        self._known = known  # until there is a handle of it
         self._unfinished = {number for number, sequence in enumerate(known) if sequence.finish is None}
         self._changed = changed
         self._news = [_News(len(sequence.tokens)) for sequence in known]

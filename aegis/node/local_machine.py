@@ -57,8 +57,8 @@ class LocalMachine:
 
 
 class LocalHost:
-    """Implements `aegis.node.machine.Homes`: every instance is started here. `open_more` opens another device, or a
-    group of them, where there are any left; it raises UserError."""
+    """Implements `aegis.node.machine.InstanceHosts`: every instance is started here. `open_more` opens another device,
+    or a group of them, where there are any left; it raises UserError."""
 
     def __init__(
         self, machine: LocalMachine, devices: Devices, open_more: Callable[[], Sequence[PhysicalPool]] = list

@@ -21,7 +21,7 @@ from aegis.telemetry.spans import Span
 
 
 class NodeQueries:
-    """Implements `proxy.http.market.Desk`."""
+    """Implements `proxy.http.market.ServerQueries`."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

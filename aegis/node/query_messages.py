@@ -1,4 +1,4 @@
-"""What a proxy in another process asks its node's desk, and how both ends write it down."""
+"""The queries that a proxy in another process sends to its node, and how both ends encode them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aegis.telemetry.spans import Span
 
 @dataclass(frozen=True, slots=True)
 class QueryKind:
-    """`answer` is called with the desk and the arguments, of the types in the tuple. It may raise UserError."""
+    """`answer` is called with the node's queries and the arguments, of the tuple's types. It may raise UserError."""
 
     arguments: Any
     result: Any
@@ -63,4 +63,4 @@ QUESTIONS = {
     "limit_memory": QueryKind(tuple[str, int, float], int, _limit_memory),
     "trim_memory": QueryKind(tuple[str, float], int, _trim_memory),
 }
-"""By the name of the desk's method."""
+"""By the name of the method of `ServerQueries`."""

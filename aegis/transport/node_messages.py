@@ -90,7 +90,7 @@ class Drain(Struct, frozen=True, tag=True):
 
 
 class NodeAnswer(Struct, frozen=True, tag=True):
-    """To the question with this ticket: its result, or what `UserError` it raises."""
+    """To the call with this id: its result, or the `UserError` it raises."""
 
     call_id: int
     result: Raw
@@ -199,7 +199,7 @@ class Scraped(Struct, frozen=True, tag=True):
 
 
 class NodeCall(Struct, frozen=True, tag=True):
-    """Somebody wants this of the node: a method of `Desk`, with its arguments. Answered by `NodeAnswer`."""
+    """Somebody wants this of the node: a method of `ServerQueries`, with its arguments. Answered by `NodeAnswer`."""
 
     call_id: int
     what: str

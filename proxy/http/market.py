@@ -1,4 +1,4 @@
-"""What the HTTP layer asks of the rest of aegis. It sees a market of models and tickets for sequences, nothing else."""
+"""What the HTTP layer asks of the rest of aegis. It sees a market of models and handles of sequences only."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Backlog:
         answers: dict[Share, list[Waiting]] = {}
         for waiting in self._waiting:
             answers.setdefault(waiting.share, []).append(waiting)
-        self.nbytes = sum(share.nbytes for share in answers)  # a ticket that is gone may have left some unread
+        self.nbytes = sum(share.nbytes for share in answers)  # a handle that is gone may have left some unread
         for share in sorted(answers, key=lambda share: -share.nbytes):
             if share.nbytes > self._answer_bytes_max:
                 why = f"{_mib(share.nbytes)} of it were not read"

@@ -14,7 +14,7 @@ from aegis.transport.node_messages import Found, FromProxy
 
 
 class LocalNode:
-    """Implements `proxy.live.proxy.NodeEnd`."""
+    """Implements `proxy.live.proxy.NodeLink`."""
 
     def __init__(self, node: Node, proxy: ProxyId) -> None:
         self.queries = NodeQueries(node)

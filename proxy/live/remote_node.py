@@ -1,4 +1,4 @@
-"""A node as a proxy in another process sees it: its models as it tells of them, its desk by question and answer."""
+"""A node as a proxy in another process sees it: its models as it reports them, its queries by call and answer."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class SeenModel:
 
 
 class RemoteNode:
-    """Implements `proxy.live.proxy.NodeEnd`. A model is there once its text is loaded, which is done in a thread."""
+    """Implements `proxy.live.proxy.NodeLink`. A model is there once its text is loaded, which is done in a thread."""
 
     def __init__(self, link: Spoke[ToProxy], *, reuses: bool = False) -> None:
         """Where it `reuses` KV it is asked what is kept."""
@@ -155,7 +155,7 @@ class RemoteNode:
 
 
 class RemoteQueries:
-    """Implements `proxy.http.market.Desk`."""
+    """Implements `proxy.http.market.ServerQueries`."""
 
     def __init__(self, node: RemoteNode) -> None:
         self._node = node

@@ -18,7 +18,7 @@ _GIVEN_UP = 499
 
 
 class LiveSequenceHandle:
-    """One sequence's deliveries. Implements `proxy.http.market.Ticket` and `proxy.live.backlog.Waiting`."""
+    """One sequence's deliveries. Implements `proxy.http.market.SequenceHandle` and `proxy.live.backlog.Waiting`."""
 
     def __init__(
         self,

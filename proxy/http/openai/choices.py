@@ -211,4 +211,4 @@ async def _run(choice: Choice, deliver: Callable[[Choice, Piece], Awaitable[None
         if choice.transcript.finished:
             choice.cancel(satisfied=True)
             return
-    raise AssertionError("a ticket ended before its sequence")
+    raise AssertionError("a handle ended before its sequence")
