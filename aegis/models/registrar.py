@@ -131,8 +131,12 @@ def _why(error: Exception, job: Job) -> str:
 
 
 def _write(out: BinaryIO, answer: Answer) -> None:
-    out.write(msgspec.json.encode(answer) + b"\n")
-    out.flush()
+    """Where nobody reads any more, its launcher has ended: then so does this process, without a word."""
+    try:
+        out.write(msgspec.json.encode(answer) + b"\n")
+        out.flush()
+    except BrokenPipeError:
+        os._exit(0)
 
 
 def _claim_stdout() -> BinaryIO:

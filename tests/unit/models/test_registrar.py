@@ -46,6 +46,17 @@ def test_jobs_are_answered_in_order_and_a_refusal_harms_no_other(tmp_path: Path)
     assert all(answer.within_s > 0 for answer in answers if isinstance(answer, Progress))
 
 
+def test_it_ends_without_a_word_when_nobody_reads_its_answers_any_more(tmp_path: Path) -> None:
+    job = Job(Source(ModelId("bad"), path=str(tmp_path / "nowhere")), "auto", str(tmp_path / "cache"))
+    command = [sys.executable, "-m", "aegis.models.registrar"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as registrar:
+        assert registrar.stdin and registrar.stdout and registrar.stderr
+        registrar.stdout.close()
+        registrar.stdin.write(msgspec.json.encode(job) + b"\n")
+        registrar.stdin.close()
+        assert (registrar.wait(60), registrar.stderr.read()) == (0, b"")
+
+
 def test_a_checkpoint_that_takes_all_memory_is_refused_and_the_next_is_registered(tmp_path: Path) -> None:
     """Some 10 GB, which this machine may have. torch makes what a checkpoint lacks, as large as its configuration says,
     before anybody misses it."""
