@@ -15,7 +15,6 @@ import resource
 import signal
 import socket
 import sys
-from collections import OrderedDict
 from pathlib import Path
 
 import msgspec
@@ -23,7 +22,6 @@ import msgspec
 from aegis.core.errors import UserError
 from aegis.models.text.text_model import TextModel
 from aegis.models.text.worker_messages import (
-    KNOWN_MAX,
     LENGTH_BYTES,
     Answer,
     Count,
@@ -69,7 +67,7 @@ def main(memory_bytes: int, niceness: int, progress_file: int) -> None:
     _limit_memory(memory_bytes)
     asked = socket.socket(fileno=os.dup(0))
     asked.sendall(READY)
-    known: OrderedDict[int, TextModel] = OrderedDict()
+    known: dict[int, TextModel] = {}
     with asked.makefile("rb") as reader:
         while length := reader.read(LENGTH_BYTES):
             nbytes = int.from_bytes(length, "little")
@@ -85,14 +83,14 @@ def main(memory_bytes: int, niceness: int, progress_file: int) -> None:
                 _libc.malloc_trim(0)
 
 
-def _answers(known: OrderedDict[int, TextModel], data: bytes, progress: mmap.mmap) -> bytes:
+def _answers(known: dict[int, TextModel], data: bytes, progress: mmap.mmap) -> bytes:
     answers = list[Answer]()
     for index, asked in enumerate(read_asked(data)):
         progress[:] = index.to_bytes(PROGRESS_BYTES, "little")
         if isinstance(asked, Know):
+            if asked.forget is not None:
+                del known[asked.forget]
             known[asked.key] = TextModel.of(asked.source)
-            if len(known) > KNOWN_MAX:
-                known.popitem(last=False)
             answers.append(Known())
         else:
             answers.append(_done(known[asked.key], asked))

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from threading import Thread
 
 import msgspec
@@ -35,7 +35,7 @@ class TextProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._progress: mmap.mmap | None = None
-        self._told: OrderedDict[int, None] = OrderedDict()  # models that the process knows
+        self._told: OrderedDict[int, None] = OrderedDict()  # models that the process knows, as they were last used
 
     @property
     def pid(self) -> int | None:
@@ -43,15 +43,18 @@ class TextProcess:
 
     async def ask(self, jobs: Sequence[tuple[TextModel, msgspec.Raw]], within_s: float) -> tuple[Answer, ...] | int:
         """The answers to `jobs`, each of which is `encoded`, or the index of the one that took too much time or memory;
-        then none of the others is answered either."""
-        at = 0
+        then none of the others is answered either. They are of `KNOWN_MAX` models at most."""
+        needed, at = {text.key for text, _ in jobs}, 0
+        assert len(needed) <= KNOWN_MAX
         try:
             end = self._socket if self._socket and self._is_alive() else await self._start()
             for index, (text, _) in enumerate(jobs):
                 if text.key not in self._told:
                     at = index
-                    await self._tell(end, text)
+                    await self._tell(end, text, needed)
+                self._told.move_to_end(text.key)
             at = 0
+            self._set_begun(0)
             return await _answers(end, framed([job for _, job in jobs]), within_s)
         except (OSError, EOFError, TimeoutError):
             return min(max(at, self._begun()), len(jobs) - 1)
@@ -59,13 +62,20 @@ class TextProcess:
             self.close()
             raise
 
-    async def _tell(self, end: socket.socket, text: TextModel) -> None:
-        source = await asyncio.to_thread(text.source)
-        if await _answers(end, framed([Know(text.key, source)]), LOAD_S) != (Known(),):
+    async def _tell(self, end: socket.socket, text: TextModel, needed: Set[int]) -> None:
+        """In place of the model that was used the longest ago, and that is not `needed` now, where there are many."""
+        source, forget = await asyncio.to_thread(text.source), None
+        if len(self._told) >= KNOWN_MAX:
+            forget = next(key for key in self._told if key not in needed)
+            del self._told[forget]
+        if await _answers(end, framed([Know(text.key, source, forget)]), LOAD_S) != (Known(),):
             raise EOFError
         self._told[text.key] = None
-        if len(self._told) > KNOWN_MAX:
-            self._told.popitem(last=False)
+
+    def _set_begun(self, index: int) -> None:
+        """So that a process which ends before its first job is not taken for one that ended at a former message's."""
+        assert self._progress
+        self._progress[:] = index.to_bytes(PROGRESS_BYTES, "little")
 
     def _begun(self) -> int:
         """The job it is at, of which it is relieved for good."""

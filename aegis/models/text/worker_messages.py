@@ -13,14 +13,16 @@ from aegis.models.text.text_model import TextSource
 
 LENGTH_BYTES = 4
 KNOWN_MAX = 32
+"""Models that a process knows at a time, and so the most whose jobs one message may have."""
 
 
 class Know(Struct, frozen=True, tag=True):
-    """A model's tokenizer and chat template, under a number that later jobs name. Of more than `KNOWN_MAX`
-    the one that was told first is forgotten."""
+    """A model's tokenizer and chat template, under a number that later jobs name. `forget` is known no more: who asks
+    chooses it, for it knows which models its next jobs need."""
 
     key: int
     source: TextSource
+    forget: int | None = None
 
 
 class Known(Struct, frozen=True, tag=True):
