@@ -20,7 +20,7 @@ def spelled(*blocks: int) -> tuple[int, ...]:
 
 def keep(kept: KeptPrefixes, number: int, *blocks: int, spare: Iterator[SlabId]) -> None:
     offer = OfferKv(number, SPEC.model, token_bytes(spelled(*blocks)))
-    kept.offer(WRITER, offer, "image", SHAPE, lambda: next(spare))
+    kept.offer(WRITER, offer, "image", SHAPE, lambda: next(spare, None))
     kept.ended(WRITER, number, done=True)
 
 
@@ -30,8 +30,8 @@ def found(kept: KeptPrefixes, *blocks: int) -> int:
     return prefix.tokens // BLOCK_TOKENS if prefix else 0
 
 
-def slabs() -> Iterator[SlabId]:
-    return map(SlabId, range(10))
+def slabs(count: int = 10) -> Iterator[SlabId]:
+    return map(SlabId, range(count))
 
 
 def test_what_was_used_the_longest_ago_leaves_first() -> None:
@@ -41,6 +41,16 @@ def test_what_was_used_the_longest_ago_leaves_first() -> None:
     assert found(kept, 1) == 1
     assert len(kept.release(1)) == 1
     assert (found(kept, 1), found(kept, 2)) == (1, 0)
+
+
+def test_what_was_used_the_longest_ago_makes_room_where_there_is_no_slab_to_spare() -> None:
+    kept, spare = KeptPrefixes(PAGE), slabs(3)
+    for number in (1, 2, 3):
+        keep(kept, number, number, spare=spare)
+    assert found(kept, 1) == 1
+    keep(kept, 4, 4, spare=spare)
+    assert [found(kept, block) for block in (1, 2, 3, 4)] == [1, 0, 1, 1]
+    kept.check()
 
 
 def test_the_end_of_a_prefix_leaves_before_its_beginning() -> None:
