@@ -30,7 +30,6 @@ COMPILED = (
     "decode/chunks.py",
     "decode/core.py",
     "decode/losses.py",
-    "decode/models.py",
     "decode/policies/weighted_round_robin.py",
     "decode/eviction.py",
     "decode/sequences.py",

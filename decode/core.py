@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Final
 
 from aegis.core.block_runs import first_blocks
-from aegis.core.effects import DecodeRow, Effect, EndRun, RunDecode, RunPrefill, Send, Track, Untrack
+from aegis.core.effects import DecodeRow, Effect, EndRun, RunDecode, RunPrefill, Track, Untrack
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
 from aegis.core.ids import ONLY_MACHINE, InstanceId, MachineId, ModelId, ProxyId, RequestId, proxy_of
@@ -33,12 +33,10 @@ from aegis.core.messages import (
     DropProxy,
     EvictImage,
     ForgetPeer,
-    FromInstance,
     GaveUp,
     GrantPages,
     GrantSlabs,
     ImageCached,
-    ImageUnreadable,
     KeepKv,
     KvFetched,
     KvReleased,
@@ -68,11 +66,12 @@ from decode.eviction_reasons import EvictionReasons
 from decode.kv_arrivals import Arrivals
 from decode.kv_swap import KvSwap
 from decode.losses import Losses
-from decode.models import Models
 from decode.reasons import TurnReasons
 from decode.sequences import Counters, Room, Sequence, Where
-from decode.step_times import ChangeTimes
+from decode.step_times import ChangeTimes, StepTimes
 from decode.worklist import Batch, RunningTurn, WorkList
+from memory.effect_list import EffectList
+from memory.instance_models import InstanceModels
 from memory.ledger import Ledger
 
 _FOR_EVER_NS: Final = (1 << 63) - 1
@@ -102,27 +101,28 @@ class DecodeCore:
         self.instance = instance
         self.machine = machine
         self.ledger = ledger
-        self.active: ModelId | None = None
         self.counters = Counters()
         self._reasons = TurnReasons(instance, policy) if explains else None
         self._work = WorkList(policy)
         self._by_request: dict[RequestId, Sequence] = {}
         self._prefill: RunPrefill | None = None  # the run under way, or about to begin, where it is one
-        self._out: list[Effect] = []
-        self._kv = KvSwap(ledger, self.counters, self._send, reuses=reuses)
-        self._arrivals = Arrivals(ledger, self._kv, self.counters, self._send, self._give_up)
+        self._effects = EffectList(ledger)
+        send = self._effects.send
+        self._kv = KvSwap(ledger, self.counters, send, reuses=reuses)
+        self._arrivals = Arrivals(ledger, self._kv, self.counters, send, self._give_up)
         self._change_times = ChangeTimes()
         self._begun_ns = 0  # the run under way
         self._changes = False  # it is the first of another model
-        self._models = Models(ledger, hardware, self._send)
-        self._losses = Losses(self._kv, self._arrivals, self._send)
-        self._room_reasons = EvictionReasons(instance, self._work, self._models.latency) if explains else None
-        self._room = Eviction(ledger, self._kv, self._work, self.counters, self._give_up, self._room_reasons)
+        self._step_times = StepTimes(hardware)
+        self._models = InstanceModels(ledger, send)
+        self._losses = Losses(self._kv, self._arrivals, send)
+        self._eviction_reasons = EvictionReasons(instance, self._work, self._step_times.latency) if explains else None
+        self._eviction = Eviction(ledger, self._kv, self._work, self.counters, self._give_up, self._eviction_reasons)
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
         """Takes one event; returns what to do, in order."""
-        if self._room_reasons:
-            self._room_reasons.now_ns = now_ns
+        if self._eviction_reasons:
+            self._eviction_reasons.now_ns = now_ns
         match event:
             case Stepped():
                 self._stepped(event, now_ns)
@@ -145,9 +145,10 @@ class DecodeCore:
             case GrantPages() | ImageCached() | EvictImage() | SetSlo() | UnloadModel():
                 self.ledger.told(event)
             case TakeBack():
-                self._take_back(event, now_ns)
+                self._eviction.give_back(event, now_ns)
             case AddModel():
-                self._models.add(event)
+                if self._models.add(event.spec):
+                    self._step_times.add(event.spec)
             case DropModel():
                 self._models.drop(event.model)
             case ForgetPeer():
@@ -161,15 +162,19 @@ class DecodeCore:
         begun = self._advance(now_ns)
         surplus = self._kv.surplus_slabs()
         if surplus:
-            self._send(ReturnSlabs(surplus))
-        self._flush()
+            self._effects.send(ReturnSlabs(surplus))
+        self._effects.flush()
         if begun:
-            self._out.append(self._run())
+            self._effects.append(self._run())
             self._work.under_way = True
         elif self._work.stepping and self._stale():
-            self._out.append(EndRun())
-        out, self._out = self._out, []
-        return out
+            self._effects.append(EndRun())
+        return self._effects.take()
+
+    @property
+    def active(self) -> ModelId | None:
+        """The model that ran last, where its weights are still here."""
+        return self._models.active
 
     @property
     def queued(self) -> int:
@@ -184,7 +189,7 @@ class DecodeCore:
     def _submit(self, event: Submit) -> None:
         job, spec = event.job, self.ledger.specs.get(event.job.model)
         if spec is None:
-            self._send(_unserved(job))
+            self._effects.send(_unserved(job))
             return
         sequence = Sequence(job, len(job.sent), -1, job.prefill_tokens, spec, None, Where.NOWHERE, prefix=job.kept)
         sequence.made += job.sent
@@ -193,13 +198,13 @@ class DecodeCore:
     def _adopt(self, event: Adopt) -> None:
         spec = self.ledger.specs.get(event.job.model)
         if spec is None:
-            self._send(KvReleased(event.job.request, event.job.attempt, event.kv))
-            self._send(_unserved(event.job))
+            self._effects.send(KvReleased(event.job.request, event.job.attempt, event.kv))
+            self._effects.send(_unserved(event.job))
             return
         where = Where.HOST if event.kv.machine == self.machine else Where.ABROAD
         sequence = Sequence(event.job, len(event.tokens), event.tokens[-1], event.kv.tokens, spec, event.kv, where)
         sequence.made += event.tokens
-        self._out.append(Track(event.job, event.tokens))
+        self._effects.append(Track(event.job, event.tokens))
         self._by_request[sequence.job.request] = sequence
         if where is Where.ABROAD:
             self._arrivals.expect(sequence)
@@ -221,7 +226,7 @@ class DecodeCore:
         """Ends a sequence here, whatever state its KV is in. A step in flight still writes to its blocks. `keep`: the
         next turn of a conversation may begin like it."""
         del self._by_request[sequence.job.request]
-        self._out.append(Untrack(sequence.job.request))
+        self._effects.append(Untrack(sequence.job.request))
         sequence.gone = True
         if sequence.where is Where.ABROAD:
             self._arrivals.leave(sequence)
@@ -263,7 +268,10 @@ class DecodeCore:
         self.counters.generated_tokens += steps * rows
         context = sum([s.cached for s in stepped]) + rows * (steps - 1) // 2
         step_ns = event.duration_ns // steps
-        self._models.saw_steps(stepped[0].job.model, now_ns, context_tokens=context, rows=rows, step_ns=step_ns)
+        model = stepped[0].job.model
+        took = self._step_times.saw(model, now_ns, context_tokens=context, rows=rows, step_ns=step_ns)
+        if took:
+            self._effects.send(took)
         if self._work.turn:
             self._work.turn.batch.chunked = False
         for row, (sequence, token) in enumerate(zip(stepped, event.steps[-1], strict=True)):
@@ -282,7 +290,7 @@ class DecodeCore:
         job = run.job
         self.counters.prefills += run.ends
         self.counters.prompt_tokens += run.stop - run.start
-        self._models.latency[job.model].saw_prefill(run.stop, event.duration_ns, run.start)
+        self._step_times.latency[job.model].saw_prefill(run.stop, event.duration_ns, run.start)
         sequence.prefill_ns += event.duration_ns
         if sequence.gone:
             self._kv.drop(sequence, keep=True)
@@ -297,13 +305,13 @@ class DecodeCore:
         sequence.last = token.id
         sequence.made.append(token.id)
         if event.prompt:
-            self._send(PromptLogprobs(job.request, job.attempt, event.prompt))
+            self._effects.send(PromptLogprobs(job.request, job.attempt, event.prompt))
         finish = job.finish(sequence.generated - 1, token.id)
         if finish:
-            self._send(Tokens(job.request, job.attempt, sequence.generated - 1, (token,), finish))
+            self._effects.send(Tokens(job.request, job.attempt, sequence.generated - 1, (token,), finish))
             self._leave(sequence, keep=True)
         else:
-            self._send(Prefilled(job.request, job.attempt, token, None, sequence.prefill_ns))
+            self._effects.send(Prefilled(job.request, job.attempt, token, None, sequence.prefill_ns))
 
     def _step_failed(self, event: StepFailed) -> None:
         self._prefill = None
@@ -315,28 +323,21 @@ class DecodeCore:
             self._break(sequence, event.reason)
 
     def _break(self, sequence: Sequence, reason: str) -> None:
-        self._send(Broken(sequence.job.request, sequence.job.attempt, reason))
+        self._effects.send(Broken(sequence.job.request, sequence.job.attempt, reason))
         self._leave(sequence)
 
     def _load_failed(self, event: LoadFailed) -> None:
         """Whoever waits for the model goes on when its image was made again; the next request tries again."""
-        self.ledger.weights.abandon(event.model)
-        self._send(ImageUnreadable(event.model, event.reason))
+        self._models.load_failed(event)
         for sequence in [s for s in self._by_request.values() if s.job.model == event.model]:
             self._leave(sequence)
-            self._send(GaveUp(sequence.job.request, sequence.job.attempt))
+            self._effects.send(GaveUp(sequence.job.request, sequence.job.attempt))
 
     def _give_up(self, sequence: Sequence, because: str) -> None:
-        if self._room_reasons:
-            self._out.append(self._room_reasons.gave_up(sequence, because))
+        if self._eviction_reasons:
+            self._effects.append(self._eviction_reasons.gave_up(sequence, because))
         self._leave(sequence)
-        self._send(GaveUp(sequence.job.request, sequence.job.attempt))
-
-    def _take_back(self, event: TakeBack, now_ns: int) -> None:
-        if event.gentle:
-            self._room.trim(event, now_ns)
-        else:
-            self.ledger.balloon.take_back(event, now_ns)
+        self._effects.send(GaveUp(sequence.job.request, sequence.job.attempt))
 
     def _progress(self, event: Progress) -> None:
         self.ledger.progress(event.stream, event.value)
@@ -351,21 +352,21 @@ class DecodeCore:
         if self._models.dropping:
             self._drop_models()
         if self.ledger.unloading:
-            self._unload()
-        if self.ledger.balloon.owes and self._room.give_way(now_ns):
+            self._models.unload(self._in_use())
+        if self.ledger.balloon.owes and self._eviction.give_way(now_ns):
             self._end_turn()
             self.ledger.balloon.settle(now_ns)
         if not self._work.stepping:
             self._kv.compact(self._by_request.values())
-        self._room.abandon_unwanted()
+        self._eviction.abandon_unwanted()
         turn = self._work.turn
         if self._work.stepping and turn:  # who comes meanwhile need not wait for the end of the run
-            self._room.bring_in(turn.batch)
+            self._eviction.bring_in(turn.batch)
         begun = not self._work.stepping and self._find_step(now_ns)
         if self._work.stepping and self._work.rules.prefetches:
-            self._room.prefetch()
+            self._eviction.prefetch()
         if begun and not self.ledger.balloon.owes:
-            self._room.grow_ahead(self._work.stepping)
+            self._eviction.grow_ahead(self._work.stepping)
         return begun
 
     def _find_step(self, now_ns: int) -> bool:
@@ -382,10 +383,10 @@ class DecodeCore:
         if turn is None:
             self.ledger.balloon.content()
             if self.ledger.balloon.owes:
-                self._room.give_way(now_ns)
+                self._eviction.give_way(now_ns)
         elif self._reasons and turn is not previous and self._work.had_choice(previous):
             requests = tuple([sequence.job.request for sequence in turn.batch.sequences])
-            self._out.append(self._reasons.decision(self._work.plan, self._work.given(), requests, now_ns))
+            self._effects.append(self._reasons.decision(self._work.plan, self._work.given(), requests, now_ns))
         if previous and turn and previous.batch is not turn.batch:
             self._preempt(previous.batch)
         return turn
@@ -396,7 +397,7 @@ class DecodeCore:
             sequence.running = False
         self.counters.preemptions += len(stopped)
         if stopped:
-            self._send(Phase(tuple(s.job.request for s in stopped), running=False))
+            self._effects.send(Phase(tuple(s.job.request for s in stopped), running=False))
         if not self._work.rules.keeps_kv:
             for sequence in [s for s in batch.sequences if s.where is not Where.NOWHERE]:
                 self.counters.given_up += 1
@@ -406,7 +407,7 @@ class DecodeCore:
         model, weights = batch.model, self.ledger.weights
         return view_of(
             batch,
-            self._models.latency[model],
+            self._step_times.latency[model],
             self.ledger.specs[model].slo,
             self._work.rules,
             now_ns,
@@ -422,21 +423,20 @@ class DecodeCore:
         assert turn is not None
         self._preempt(turn.batch)
         self._work.end_turn()
-        self._room.leave(turn.batch)
+        self._eviction.leave(turn.batch)
 
     def _try(self, turn: RunningTurn, now_ns: int) -> bool:
         """Does what the turn needs next: weights and KV arrive side by side. True when memory was freed at once on the
         way: look again."""
         model, weights = turn.batch.model, self.ledger.weights
-        if self.active is not None and not weights.is_resident(self.active):
-            self.active = None
+        self._models.check_active()
         if not weights.is_resident(model) and not weights.is_loading(model):
-            if not self._room.load(model):
+            if not self._eviction.load(model):
                 return self._stuck(turn)
             turn.switching.loading_ns = now_ns
-        ready = [s for s in turn.batch.sequences if s.where is Where.DEVICE and not s.lacks and self._room.grow(s)]
+        ready = [s for s in turn.batch.sequences if s.where is Where.DEVICE and not s.lacks and self._eviction.grow(s)]
         # who decodes has to wait in turns that do not: else what is to be prefilled would be refused its room for ever
-        self._room.bring_in(turn.batch, decodes=turn.decodes)
+        self._eviction.bring_in(turn.batch, decodes=turn.decodes)
         if weights.is_loading(model):
             return False
         turn.switching.loaded(now_ns)
@@ -455,12 +455,12 @@ class DecodeCore:
             self.ledger.balloon.content()
             self._break(turn.batch.sequences[-1], "the memory limit of its instance was lowered below what it needs")
             return True
-        return self._room.clear(turn) is Room.NOW
+        return self._eviction.clear(turn) is Room.NOW
 
     def _begin_prefill(self, turn: RunningTurn, now_ns: int) -> bool:
         """Of the batch's next sequence, or of a chunk of it, where there is room for the whole and it is not away."""
         batch, sequence = turn.batch, turn.batch.next_waiting()
-        if sequence.where not in (Where.NOWHERE, Where.DEVICE) or not self._room.grow(sequence):
+        if sequence.where not in (Where.NOWHERE, Where.DEVICE) or not self._eviction.grow(sequence):
             return False
         sequence.where = Where.DEVICE
         self._kv.look_around(sequence, self._by_request.values())
@@ -477,14 +477,16 @@ class DecodeCore:
         """The first run of its prefill. Where that is not at position 0 no engine knows that it is the first."""
         job = sequence.job
         if sequence.reused:
-            self._out.append(Track(job, job.sent))
-        self._send(Started(job.request, job.attempt))
+            self._effects.append(Track(job, job.sent))
+        self._effects.send(Started(job.request, job.attempt))
 
     def _next_chunk(self, sequence: Sequence, until_ns: int | None, now_ns: int) -> RunPrefill:
         job, stop, least_tokens = sequence.job, sequence.cached, self._work.rules.chunk_tokens
         if until_ns is not None and least_tokens is not None:
             chunk_ns = until_ns - now_ns
-            stop = chunk_stop(sequence, self._models.latency[job.model], chunk_ns=chunk_ns, least_tokens=least_tokens)
+            stop = chunk_stop(
+                sequence, self._step_times.latency[job.model], chunk_ns=chunk_ns, least_tokens=least_tokens
+            )
         blocks = first_blocks(sequence.device, sequence.shape.blocks_for(stop))
         return RunPrefill(job, blocks, sequence.cached - sequence.lacks, stop)
 
@@ -494,7 +496,7 @@ class DecodeCore:
         if resumed:
             for sequence in resumed:
                 sequence.running = True
-            self._send(Phase(tuple([s.job.request for s in resumed]), running=True))
+            self._effects.send(Phase(tuple([s.job.request for s in resumed]), running=True))
 
     def _begin_step(self, turn: RunningTurn, stepping: tuple[Sequence, ...], now_ns: int) -> None:
         if turn.started_ns is None:
@@ -507,13 +509,13 @@ class DecodeCore:
 
     def _switched(self, turn: RunningTurn, now_ns: int) -> None:
         """A load beside running steps is not measured: its end is only noticed between two of them."""
-        self.active = turn.batch.model
-        self.ledger.weights.used(self.active)
+        model = self._models.active = turn.batch.model
+        self.ledger.weights.used(model)
         self.counters.switches += 1
-        done = turn.switching.done(now_ns, nbytes=self.ledger.specs[self.active].manifest.image_bytes)
+        done = turn.switching.done(now_ns, nbytes=self.ledger.specs[model].manifest.image_bytes)
         if not done.prefetched:
-            self._models.latency[self.active].saw_switch(done.copy_ns)
-        self._send(done)
+            self._step_times.latency[model].saw_switch(done.copy_ns)
+        self._effects.send(done)
 
     def _stale(self) -> bool:
         """Whether the run under way should make no further step: who can be in it has changed, something else comes
@@ -535,29 +537,14 @@ class DecodeCore:
         steps = 1 if hurried else min([s.steps_held() for s in stepping])
         return RunDecode(turn.batch.model, rows, steps, _FOR_EVER_NS if turn.ends_ns is None else turn.ends_ns)
 
-    # --- models, messages -----------------------------------------------------------------------------------------
+    # --- models ---------------------------------------------------------------------------------------------------
 
     def _drop_models(self) -> None:
         self._kv.give_up_offers()
-        self._models.drop_unused(self._in_use())
-        if self.active not in self.ledger.specs:
-            self.active = None
-
-    def _unload(self) -> None:
-        self.ledger.unload(self._in_use())
-        if self.active is not None and not self.ledger.weights.is_resident(self.active):
-            self.active = None
+        for model in self._models.drop_unused(self._in_use()):
+            self._step_times.forget(model)
 
     def _in_use(self) -> set[ModelId]:
         """Models that a request here is of."""
         there = {s.job.model for s in self._work.stepping} | {b.model for b in self._work.batches}
         return there | self._arrivals.models()
-
-    def _send(self, message: FromInstance) -> None:
-        self._flush()
-        self._out.append(Send(message))
-
-    def _flush(self) -> None:
-        """Memory effects so far go before whatever relies on them."""
-        if self.ledger.effects:
-            self._out += self.ledger.drain()

@@ -19,7 +19,7 @@ from decode.sequences import Counters, Room, Sequence, Where
 from decode.worklist import AHEAD_BLOCKS, LOOKAHEAD_BLOCKS, Batch, RunningTurn, WorkList
 from memory.balloon import PageRequest
 from memory.ledger import Ledger
-from memory.pages import NoPages
+from memory.weight_eviction import WeightEviction
 
 
 class Eviction:
@@ -40,6 +40,7 @@ class Eviction:
         self._counters = counters
         self._give_up = give_up
         self._reasons = reasons
+        self._weights = WeightEviction(ledger, reasons)
 
     # --- for the turn that runs ---------------------------------------------------------------------------------------
 
@@ -51,12 +52,7 @@ class Eviction:
             self._give_up_ahead()
         if ledger.must_wait(pages + spare):
             return False
-        victims = self._victims(model)
-        started = ledger.load(model, victims, spare=spare, prefetch=prefetch)
-        for at, victim in enumerate(victims if self._reasons else ()):
-            if not ledger.weights.is_resident(victim):
-                self._explain(victims, at, model)
-        return not isinstance(started, NoPages)
+        return self._weights.load(model, self._victims(model), spare=spare, prefetch=prefetch)
 
     def bring_in(self, batch: Batch, *, decodes: bool = True) -> None:
         """Starts the swap-in of what is missing, where the batch `decodes`, and of what is there of the next prefill.
@@ -107,7 +103,7 @@ class Eviction:
         if room is Room.NONE and self._ledger.balloon.stands_still and self._evict_all(but=batch.model):
             return Room.NOW  # whatever the rules say: nobody will give more
         if room is Room.NONE:
-            self._evict(self._victims(batch.model), batch.model)
+            self._weights.evict_all(self._victims(batch.model), batch.model)
             self._ledger.balloon.want(self._lacking(turn.first) - self._ledger.pool.free, urgent=True)
         return room
 
@@ -146,7 +142,7 @@ class Eviction:
         for at in range(len(victims)):
             if not balloon.short:
                 break
-            self._evict_one(victims, at, None)
+            self._weights.evict(victims, at, None)
             balloon.settle(now_ns)
         room = Room.NOW
         while room is Room.NOW and balloon.short and not self._ledger.device.moving:
@@ -161,18 +157,14 @@ class Eviction:
         for sequence in [s for s in batch.sequences if s.where is Where.DEVICE]:
             self._put_away(sequence)
         if self._ledger.weights.is_resident(batch.model):
-            self._evict([batch.model], None)
+            self._weights.evict_all([batch.model], None)
 
-    def trim(self, asked: TakeBack, now_ns: int) -> None:
-        """Gives what nobody needs now."""
-        balloon, needed = self._ledger.balloon, {b.model for b in self._work.batches}
-        self._give_up_ahead()
-        victims = [model for model in self._expendable(None) if model not in needed]
-        for at in range(len(victims)):
-            if self._ledger.pool.free >= min(asked.pages, balloon.held - asked.keep):
-                break
-            self._evict_one(victims, at, None)
-        balloon.take_back(asked, now_ns)
+    def give_back(self, asked: TakeBack, now_ns: int) -> None:
+        """Pages that the node asks for; gently, those of blocks and models that nobody needs now."""
+        if asked.gentle:
+            self._give_up_ahead()
+        needed = {batch.model for batch in self._work.batches}
+        self._weights.give_back(asked, [model for model in self._expendable(None) if model not in needed], now_ns)
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -205,7 +197,7 @@ class Eviction:
             return False
         victims = self._victims(sequence.job.model)
         for at in range(len(victims)):
-            self._evict_one(victims, at, sequence.job.model)
+            self._weights.evict(victims, at, sequence.job.model)
             if device.room(shape) >= blocks:
                 return True
         if not device.moving and self._put_away_others(sequence.job.model) is Room.NONE:
@@ -287,33 +279,15 @@ class Eviction:
     def _evict_all(self, *, but: ModelId) -> bool:
         """Whether there was anything to evict."""
         victims = self._expendable(but)
-        self._evict(victims, but)
+        self._weights.evict_all(victims, but)
         return bool(victims)
-
-    def _evict(self, victims: list[ModelId], needed: ModelId | None) -> None:
-        for at in range(len(victims)):
-            self._evict_one(victims, at, needed)
-
-    def _evict_one(self, victims: list[ModelId], at: int, needed: ModelId | None) -> None:
-        """Number `at` of those that may go, the others being next."""
-        self._ledger.evict(victims[at])
-        if self._reasons:
-            self._explain(victims, at, needed)
-
-    def _explain(self, victims: list[ModelId], at: int, needed: ModelId | None) -> None:
-        assert self._reasons
-        spared = next((model for model in victims[at + 1 :] if self._ledger.weights.is_resident(model)), None)
-        self._ledger.effects.append(self._reasons.weights(victims[at], spared, needed))
 
     def _abandon_prefetch(self, needed: ModelId) -> bool:
         """Whether memory comes back from a model that was being brought in for later."""
         return self._abandon([model for model, _ in self._ledger.weights.loading() if model != needed])
 
     def _abandon(self, models: list[ModelId]) -> bool:
-        for model in models:
-            if not self._ledger.weights.is_abandoned(model):
-                self._counters.abandoned += 1
-                self._ledger.abandon(model)
+        self._counters.abandoned += self._weights.abandon(models)
         return bool(models)
 
 

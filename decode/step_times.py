@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from aegis.core.clock import NS_PER_S
-from aegis.core.estimators import Latency
+from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import ModelId
 from aegis.core.messages import StepsTook
+from aegis.core.model import ModelSpec
 
 # What an instance learns of how long a change of models takes besides its copies.
 
@@ -41,16 +42,20 @@ _AGAIN_NS: Final = NS_PER_S
 
 
 class StepTimes:
-    """Of one instance."""
+    """Of one instance. `latency` is of the models that it has."""
 
-    def __init__(self) -> None:
+    def __init__(self, hardware: Hardware) -> None:
+        self.latency: dict[ModelId, Latency] = {}
+        self._hardware = hardware
         self._told_ns: dict[ModelId, int] = {}
 
-    def saw(
-        self, model: ModelId, latency: Latency, now_ns: int, *, context_tokens: int, rows: int, step_ns: int
-    ) -> StepsTook | None:
+    def add(self, spec: ModelSpec) -> None:
+        self.latency[spec.model] = Latency(spec.manifest, self._hardware)
+
+    def saw(self, model: ModelId, now_ns: int, *, context_tokens: int, rows: int, step_ns: int) -> StepsTook | None:
         """Teaches the estimates; returns what proxies are to be told, if it is time. That is the estimate, in which a
         single slow step counts for little."""
+        latency = self.latency[model]
         latency.saw_decode(context_tokens, step_ns, rows)
         told_ns = self._told_ns.get(model)
         if told_ns is not None and now_ns < told_ns + _AGAIN_NS:
@@ -59,4 +64,5 @@ class StepTimes:
         return StepsTook(model, context_tokens, rows, latency.decode_ns(context_tokens, rows))
 
     def forget(self, model: ModelId) -> None:
+        del self.latency[model]
         self._told_ns.pop(model, None)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aegis.core.block_runs import Blocks, count_blocks
-from aegis.core.effects import Effect, RunPrefill, Send, Untrack
+from aegis.core.effects import Effect, RunPrefill, Untrack
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
 from aegis.core.ids import ONLY_MACHINE, InstanceId, MachineId, ModelId, RequestId, proxy_of
@@ -26,18 +26,13 @@ from aegis.core.messages import (
     DropProxy,
     EvictImage,
     ForgetPeer,
-    FromInstance,
     GaveUp,
     GrantPages,
     GrantSlabs,
     ImageCached,
-    ImageUnreadable,
     KeepKv,
     KvFetched,
     MeetProxy,
-    ModelAdded,
-    ModelDropped,
-    ModelFailed,
     NeedSlabs,
     PeerForgotten,
     Ping,
@@ -60,13 +55,15 @@ from aegis.core.model import KvShape
 from aegis.core.request import EventHandle, Job, KvHandle, Token
 from aegis.core.switching import Switching
 from aegis.core.views import PrefillOrder
+from memory.effect_list import EffectList
+from memory.instance_models import InstanceModels
 from memory.ledger import Ledger
 from memory.slabs import NoBlocks
 from prefill.eviction import Counters, Eviction
 from prefill.ordering import Ordering
 from prefill.prefix_reuse import PrefixReuse
 from prefill.queue import Queue, Running
-from prefill.reasons import RoomReasons, next_decision
+from prefill.reasons import EvictionReasons, next_decision
 
 _HARDWARE = Hardware()
 
@@ -101,24 +98,23 @@ class PrefillCore:
         self.machine = machine
         self.ledger = ledger
         self.counters = Counters()
-        self.active: ModelId | None = None
+        self._effects = EffectList(ledger)
+        self._models = InstanceModels(ledger, self._effects.send)
         self._explains = explains
         self._queue = Queue()
-        self._reasons = RoomReasons(instance, self._queue) if explains else None
-        self._room = Eviction(ledger, self._queue, self.counters, self._reasons)
+        self._eviction_reasons = EvictionReasons(instance, self._queue) if explains else None
+        self._eviction = Eviction(ledger, self._queue, self.counters, self._eviction_reasons)
         self._ordering = Ordering(policy, hardware, ledger, self._queue)
         self._handed: dict[tuple[RequestId, int], _Handed] = {}
-        self._beginnings = PrefixReuse(ledger, self.counters, self._send) if reuses else None
+        self._prefix_reuse = PrefixReuse(ledger, self.counters, self._effects.send) if reuses else None
         self._switch: Switching | None = None
-        self._dropping: set[ModelId] = set()
         self._asked_slabs = False
         self._lacks_slabs = False  # they were refused, and come when there are some
-        self._out: list[Effect] = []
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
         """Takes one event; returns what to do, in order."""
-        if self._reasons:
-            self._reasons.now_ns = now_ns
+        if self._eviction_reasons:
+            self._eviction_reasons.now_ns = now_ns
         match event:
             case Progress():
                 self.ledger.progress(event.stream, event.value)
@@ -141,18 +137,19 @@ class PrefillCore:
             case GrantPages() | ImageCached() | EvictImage() | SetSlo() | UnloadModel():
                 self.ledger.told(event)
             case TakeBack():
-                self._take_back(event, now_ns)
+                self._eviction.give_back(event, now_ns)
             case Tick():
                 pass
             case AddModel():
-                self._add_model(event)
+                if self._models.add(event.spec):
+                    self._ordering.add(event.spec)
             case DropModel():
-                self._drop_model(event.model)
+                self._models.drop(event.model)
             case ForgetPeer():
-                self._send(PeerForgotten(event.peer))  # a prefill instance reads nobody's slabs
+                self._effects.send(PeerForgotten(event.peer))  # a prefill instance reads nobody's slabs
             case DropProxy(proxy):
                 self._queue.drop(proxy)
-                self._send(ProxyDropped(proxy))
+                self._effects.send(ProxyDropped(proxy))
             case ReleaseProxy(proxy):
                 for key in [key for key in self._handed if proxy_of(key[0]) == proxy]:
                     self._release(key)
@@ -162,11 +159,15 @@ class PrefillCore:
                 raise AssertionError(f"not for a prefill instance: {event}")
         begun = self._advance(now_ns)
         self._return_slabs()
-        self._flush()
+        self._effects.flush()
         if begun:
-            self._out.append(RunPrefill(begun.job, begun.device, begun.start, begun.job.prefill_tokens))
-        out, self._out = self._out, []
-        return out
+            self._effects.append(RunPrefill(begun.job, begun.device, begun.start, begun.job.prefill_tokens))
+        return self._effects.take()
+
+    @property
+    def active(self) -> ModelId | None:
+        """The model that ran last, where its weights are still here."""
+        return self._models.active
 
     @property
     def queued(self) -> int:
@@ -195,23 +196,17 @@ class PrefillCore:
         else:
             self.ledger.host.free_after(handed.shape, handed.host, handed.event)
 
-    def _add_model(self, event: AddModel) -> None:
-        added = self.ledger.add_model(event.spec)
-        self._ordering.add(event.spec)
-        model = event.spec.model
-        self._send(ModelAdded(model) if added else ModelFailed(model, "no address space is left"))
-
     def _advance(self, now_ns: int) -> Running | None:
         """What begins to run, if anything: the step is the last thing an event asks for, all else being under way."""
-        if self._dropping:
+        if self._models.dropping:
             self._drop_models()
         if self.ledger.unloading:
-            self._unload()
+            self._models.unload(self._in_use())
         if self.ledger.balloon.owes:
-            self._room.give_way(now_ns, lacks_slabs=self._lacks_slabs)
+            self._eviction.give_way(now_ns, lacks_slabs=self._lacks_slabs)
         self._ordering.arrange(now_ns)
         begun = self._start_next(now_ns) if self._queue.running is None else self._goes_on(self._queue.running)
-        self._room.prefetch()
+        self._eviction.prefetch()
         self._ordering.loads(now_ns)
         return begun
 
@@ -229,11 +224,11 @@ class PrefillCore:
         if running:
             if self._explains:
                 why, made_ns = self._ordering.why(running.job, now_ns)
-                self._out.append(next_decision(self.instance, running.job, why, made_ns, now_ns))
+                self._effects.append(next_decision(self.instance, running.job, why, made_ns, now_ns))
             self._ordering.begins(group.jobs.popleft(), now_ns)
             self._activate(group.model, now_ns)
-            self._send(Started(running.job.request, running.job.attempt))
-            if self._beginnings and not self._beginnings.bring(running):
+            self._effects.send(Started(running.job.request, running.job.attempt))
+            if self._prefix_reuse and not self._prefix_reuse.bring(running):
                 return None
         return running
 
@@ -244,12 +239,12 @@ class PrefillCore:
         if running.cancelled:
             self._forfeit(running)
             return
-        assert self._beginnings
-        self._beginnings.checked(running, event)
+        assert self._prefix_reuse
+        self._prefix_reuse.checked(running, event)
 
     def _goes_on(self, running: Running) -> Running | None:
         """The job, once it is known what it goes on from."""
-        return running if self._beginnings and self._beginnings.came(running) else None
+        return running if self._prefix_reuse and self._prefix_reuse.came(running) else None
 
     def _forfeit(self, running: Running) -> None:
         """Frees what was reserved for it."""
@@ -267,15 +262,14 @@ class PrefillCore:
 
     def _bring_in(self, job: Job, now_ns: int) -> bool:
         weights, model = self.ledger.weights, job.model
-        if self.active is not None and not weights.is_resident(self.active):
-            self.active = None
+        self._models.check_active()
         if self._switch is None or self._switch.model != model:
             self._switch = Switching(model, now_ns) if model != self.active else None
         if weights.is_resident(model):
             if self._switch:
                 self._switch.loaded(now_ns)
             return True
-        if not weights.is_loading(model) and self._room.load(job) and self._switch:
+        if not weights.is_loading(model) and self._eviction.load(job) and self._switch:
             self._switch.loading_ns = now_ns
         return False
 
@@ -283,7 +277,7 @@ class PrefillCore:
         shape, device, host = self.ledger.specs[job.model].manifest.kv, self.ledger.device, self.ledger.host
         count = shape.blocks_for(job.prefill_tokens)
         to_host = 0 if len(job.sent) + 1 >= job.sampling.max_tokens else count
-        if not self._room.make(job, count):
+        if not self._eviction.make(job, count):
             return None
         if host.room(shape) < to_host:
             self._ask_slabs(shape, to_host)
@@ -298,18 +292,18 @@ class PrefillCore:
             self._asked_slabs = True
             self._return_slabs()
             short = count - self.ledger.host.room(shape)
-            self._send(NeedSlabs(-(-short // self.ledger.host.per_slab(shape))))
+            self._effects.send(NeedSlabs(-(-short // self.ledger.host.per_slab(shape))))
 
     def _activate(self, model: ModelId, now_ns: int) -> None:
-        self._room.had_step = True
+        self._eviction.had_step = True
         self.ledger.balloon.content()
         switch, self._switch = self._switch, None
         if switch:
-            self.active = model
+            self._models.active = model
             self.counters.switches += 1
             done = switch.done(now_ns, nbytes=self.ledger.specs[model].manifest.image_bytes)
             self._ordering.switched(done)
-            self._send(done)
+            self._effects.send(done)
 
     def _stepped(self, event: Stepped) -> None:
         running, self._queue.running = self._queue.running, None
@@ -319,7 +313,7 @@ class PrefillCore:
         self.counters.prefills += 1
         self.counters.prompt_tokens += job.prefill_tokens - running.start
         self._ordering.ran(job, event.duration_ns, running.start)
-        self._out.append(Untrack(job.request))
+        self._effects.append(Untrack(job.request))
         finish = job.finish(len(job.sent), token.id)
         self.ledger.device.commit(shape, running.device)
         if running.cancelled or finish:
@@ -327,7 +321,7 @@ class PrefillCore:
             self.ledger.host.free(shape, running.host)
             if not running.cancelled:
                 self._report_prompt(job, event)
-                self._send(Tokens(job.request, job.attempt, len(job.sent), (token,), finish))
+                self._effects.send(Tokens(job.request, job.attempt, len(job.sent), (token,), finish))
             return
         self._report_prompt(job, event)
         self._hand_over(running, shape, token, event.duration_ns)
@@ -335,30 +329,23 @@ class PrefillCore:
     def _step_failed(self, event: StepFailed) -> None:
         running = self._queue.running
         assert running is not None
-        self._out.append(Untrack(running.job.request))
+        self._effects.append(Untrack(running.job.request))
         self._forfeit(running)
         if not running.cancelled:
             self._break(running.job, event.reason)
 
     def _load_failed(self, event: LoadFailed) -> None:
         """Whoever waits for the model goes on when its image was made again; the next request tries again."""
-        self.ledger.weights.abandon(event.model)
-        self._send(ImageUnreadable(event.model, event.reason))
+        self._models.load_failed(event)
         for job in self._queue.drain(event.model):
-            self._send(GaveUp(job.request, job.attempt))
+            self._effects.send(GaveUp(job.request, job.attempt))
 
     def _break(self, job: Job, reason: str) -> None:
-        self._send(Broken(job.request, job.attempt, reason))
-
-    def _take_back(self, event: TakeBack, now_ns: int) -> None:
-        if event.gentle:
-            self._room.trim(event, now_ns)
-        else:
-            self.ledger.balloon.take_back(event, now_ns)
+        self._effects.send(Broken(job.request, job.attempt, reason))
 
     def _report_prompt(self, job: Job, event: Stepped) -> None:
         if event.prompt:
-            self._send(PromptLogprobs(job.request, job.attempt, event.prompt))
+            self._effects.send(PromptLogprobs(job.request, job.attempt, event.prompt))
 
     def _hand_over(self, running: Running, shape: KvShape, token: Token, duration_ns: int) -> None:
         job = running.job
@@ -366,47 +353,23 @@ class PrefillCore:
         self.ledger.device.free_after(shape, running.device, ready)
         self.ledger.host.commit(shape, running.host)
         self.counters.swap_out_bytes += shape.block_bytes * count_blocks(running.host)
-        if self._beginnings:
-            self._beginnings.leaves(job, running.device, ready)
+        if self._prefix_reuse:
+            self._prefix_reuse.leaves(job, running.device, ready)
         self._handed[(job.request, job.attempt)] = _Handed(shape, running.host, ready)
         kv = KvHandle(self.instance, running.host, job.prefill_tokens, ready, self.machine)
-        self._send(Prefilled(job.request, job.attempt, token, kv, duration_ns))
-
-    def _drop_model(self, model: ModelId) -> None:
-        if model in self.ledger.specs:
-            self._dropping.add(model)
-        else:
-            self._send(ModelDropped(model))  # it could not be added
+        self._effects.send(Prefilled(job.request, job.attempt, token, kv, duration_ns))
 
     def _drop_models(self) -> None:
-        for model in sorted(self._dropping):
-            running = self._queue.running
-            busy = self.ledger.weights.is_loading(model) or (running and running.job.model == model)
-            if busy or model in self._queue.needed():
-                continue
-            self.ledger.drop_model(model)
-            self._dropping.remove(model)
+        for model in self._models.drop_unused(self._in_use()):
             self._ordering.drop(model)
-            self.active = None if self.active == model else self.active
             self._switch = None if self._switch and self._switch.model == model else self._switch
-            self._send(ModelDropped(model))
 
-    def _unload(self) -> None:
+    def _in_use(self) -> set[ModelId]:
+        """Models that a job here is of."""
         running = self._queue.running
-        self.ledger.unload({*self._queue.needed(), *([running.job.model] if running else ())})
-        if self.active is not None and not self.ledger.weights.is_resident(self.active):
-            self.active = None
+        return {*self._queue.needed(), *([running.job.model] if running else ())}
 
     def _return_slabs(self) -> None:
         surplus = self.ledger.surplus_slabs(keep=0 if self._asked_slabs else 1)
         if surplus:
-            self._send(ReturnSlabs(surplus))
-
-    def _send(self, message: FromInstance) -> None:
-        self._flush()
-        self._out.append(Send(message))
-
-    def _flush(self) -> None:
-        """Memory effects so far go before whatever relies on them."""
-        if self.ledger.effects:
-            self._out += self.ledger.drain()
+            self._effects.send(ReturnSlabs(surplus))

@@ -14,9 +14,9 @@ from aegis.core.messages import TakeBack
 from aegis.core.model import KvShape
 from aegis.core.request import Job
 from memory.ledger import Ledger
-from memory.pages import NoPages
+from memory.weight_eviction import WeightEviction
 from prefill.queue import Queue
-from prefill.reasons import RoomReasons
+from prefill.reasons import EvictionReasons
 
 
 @dataclass(slots=True)
@@ -36,11 +36,13 @@ class Eviction:
     """`had_step`: a job has run since the instance made way for others last. Where there are `reasons`, what leaves is
     explained."""
 
-    def __init__(self, ledger: Ledger, queue: Queue, counters: Counters, reasons: RoomReasons | None = None) -> None:
+    def __init__(
+        self, ledger: Ledger, queue: Queue, counters: Counters, reasons: EvictionReasons | None = None
+    ) -> None:
         self._ledger = ledger
         self._queue = queue
         self._counters = counters
-        self._reasons = reasons
+        self._weights = WeightEviction(ledger, reasons)
         self.had_step = False
 
     # --- for the next job ---------------------------------------------------------------------------------------------
@@ -50,7 +52,7 @@ class Eviction:
         ledger = self._ledger
         if ledger.must_wait(self._weight_pages(job.model)):
             return False
-        if self._load(job.model, self._expendable(job.model)):
+        if self._weights.load(job.model, self._expendable(job.model)):
             return True
         self._demand(job)
         return False
@@ -65,7 +67,7 @@ class Eviction:
             return False
         victims = self._expendable(job.model)
         for at in range(len(victims)):
-            self._evict(victims, at, job.model)
+            self._weights.evict(victims, at, job.model)
             if device.room(shape) >= blocks:
                 return True
         self._demand(job)
@@ -89,7 +91,7 @@ class Eviction:
         if self._ledger.must_wait(self._weight_pages(model) + spare):
             return
         idle = [victim for victim in self._expendable(model) if victim not in needed]
-        if self._load(model, idle, spare=spare, prefetch=True):
+        if self._weights.load(model, idle, spare=spare, prefetch=True):
             self._counters.prefetches += 1
 
     # --- for other instances ------------------------------------------------------------------------------------------
@@ -108,39 +110,15 @@ class Eviction:
         for at in range(len(victims)):
             if not balloon.short:
                 return
-            self._evict(victims, at, None)
+            self._weights.evict(victims, at, None)
             balloon.settle(now_ns)
 
-    def trim(self, asked: TakeBack, now_ns: int) -> None:
-        """Gives what nobody needs now."""
-        balloon, needed = self._ledger.balloon, self._queue.needed()
-        victims = [model for model in self._expendable(None) if model not in needed]
-        for at in range(len(victims)):
-            if self._ledger.pool.free >= min(asked.pages, balloon.held - asked.keep):
-                break
-            self._evict(victims, at, None)
-        balloon.take_back(asked, now_ns)
+    def give_back(self, asked: TakeBack, now_ns: int) -> None:
+        """Pages that the node asks for; gently, those of models that nobody needs now."""
+        needed = self._queue.needed()
+        self._weights.give_back(asked, [model for model in self._expendable(None) if model not in needed], now_ns)
 
     # ------------------------------------------------------------------------------------------------------------------
-
-    def _load(self, model: ModelId, victims: list[ModelId], *, spare: int = 0, prefetch: bool = False) -> bool:
-        """Whether its weights are on their way now, for which victims may have left."""
-        started = not isinstance(self._ledger.load(model, victims, spare=spare, prefetch=prefetch), NoPages)
-        for at, victim in enumerate(victims if self._reasons else ()):
-            if not self._ledger.weights.is_resident(victim):
-                self._explain(victims, at, model)
-        return started
-
-    def _evict(self, victims: list[ModelId], at: int, needed: ModelId | None) -> None:
-        """Number `at` of those that may go, the others being next."""
-        self._ledger.evict(victims[at])
-        if self._reasons:
-            self._explain(victims, at, needed)
-
-    def _explain(self, victims: list[ModelId], at: int, needed: ModelId | None) -> None:
-        assert self._reasons
-        spared = next((model for model in victims[at + 1 :] if self._ledger.weights.is_resident(model)), None)
-        self._ledger.effects.append(self._reasons.weights(victims[at], spared, needed))
 
     def _demand(self, job: Job) -> None:
         """Other instances have to give back what the job lacks: all at once, for who held a part and waited for the
@@ -148,9 +126,7 @@ class Eviction:
         ledger = self._ledger
         if ledger.device.moving or self._abandon(model for model, _ in ledger.weights.loading()):
             return
-        victims = self._expendable(job.model)
-        for at in range(len(victims)):
-            self._evict(victims, at, job.model)
+        self._weights.evict_all(self._expendable(job.model), job.model)
         shape = self._shape(job.model)
         pages = ledger.kv_pages(shape, shape.blocks_for(job.prefill_tokens))
         if not ledger.weights.is_resident(job.model):
@@ -168,10 +144,7 @@ class Eviction:
     def _abandon(self, models: Iterable[ModelId]) -> bool:
         """Whether memory comes back from models that were being brought in for later."""
         leaving = list(models)
-        for model in leaving:
-            if not self._ledger.weights.is_abandoned(model):
-                self._counters.abandoned += 1
-                self._ledger.abandon(model)
+        self._counters.abandoned += self._weights.abandon(leaving)
         return bool(leaving)
 
     def _spare_pages(self) -> int:

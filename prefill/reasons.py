@@ -19,7 +19,7 @@ def next_decision(instance: InstanceId, job: Job, why: Why, made_ns: int, now_ns
     return Decision(now_ns, instance, DecisionKind.PREFILL, job.model, (job.request,), what, why)
 
 
-class RoomReasons:
+class EvictionReasons:
     """Why weights leave the device of one instance. `now_ns` is the time of the event that it is dealing with."""
 
     def __init__(self, instance: InstanceId, queue: Queue) -> None:

@@ -17,8 +17,10 @@ class Core(Protocol):
     """What a report is about."""
 
     ledger: Ledger
-    active: ModelId | None
     counters: Any  # a dataclass of integers
+
+    @property
+    def active(self) -> ModelId | None: ...
 
     @property
     def queued(self) -> int: ...

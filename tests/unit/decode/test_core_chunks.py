@@ -115,7 +115,7 @@ def test_views_say_what_is_left() -> None:
     chunked(driven)
     (whole,), (rest,) = policy.seen
     assert (whole.waiting, rest.waiting) == (1, 1)
-    assert rest.prefill_ns == driven.core._models.latency[A.model].prefill_ns(40, 16)
+    assert rest.prefill_ns == driven.core._step_times.latency[A.model].prefill_ns(40, 16)
     assert rest.first_due_ns == whole.first_due_ns and rest.due_ns is None
     chunked(driven)
     driven.stepped(5)

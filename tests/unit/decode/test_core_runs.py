@@ -85,7 +85,7 @@ def test_the_mean_step_is_what_is_learned() -> None:
     settle(driven)
     for _ in range(4):
         ran(driven, *[(2,)] * 10, after_ns=10 * 50_000_000)
-    assert driven.core._models.latency[A.model].decode_ns(30) == pytest.approx(50_000_000, rel=0.1)
+    assert driven.core._step_times.latency[A.model].decode_ns(30) == pytest.approx(50_000_000, rel=0.1)
 
 
 # --- how long it may be ----------------------------------------------------------------------------------------------

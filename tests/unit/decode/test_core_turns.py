@@ -171,7 +171,7 @@ def test_latencies_are_learned_from_steps_and_loads() -> None:
     driven.complete(WEIGHTS)
     driven.complete(IN)
     driven.stepped(2, after_ns=50_000_000)
-    latency = driven.core._models.latency[A.model]
+    latency = driven.core._step_times.latency[A.model]
     assert latency.switch_ns() == pytest.approx(1_000_000, rel=0.1)
     assert latency.decode_ns(10) == pytest.approx(50_000_000, rel=0.1)
 
@@ -179,9 +179,9 @@ def test_latencies_are_learned_from_steps_and_loads() -> None:
 def test_a_prefetch_is_not_taken_for_a_measurement() -> None:
     """Its end is noticed when the step beside it is over."""
     driven = two_turns(20, A, B)
-    before = driven.core._models.latency[B.model].switch_ns()
+    before = driven.core._step_times.latency[B.model].switch_ns()
     driven.stepped(2, after_ns=50_000_000)
     settle(driven)
     while running(driven) != [2]:
         step(driven)
-    assert driven.core._models.latency[B.model].switch_ns() == before
+    assert driven.core._step_times.latency[B.model].switch_ns() == before

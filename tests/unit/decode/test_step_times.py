@@ -5,41 +5,46 @@ from __future__ import annotations
 import pytest
 
 from aegis.core.clock import NS_PER_MS, NS_PER_S
-from aegis.core.estimators import Hardware, Latency
+from aegis.core.estimators import Hardware
 from aegis.core.ids import ModelId
 from aegis.core.messages import StepsTook
 from aegis.sim.faults.pretended import make_spec
 from decode.step_times import StepTimes
 
-A, B = ModelId("a"), ModelId("b")
+A, B = (make_spec(index, image_pages=3, block_bytes=1024) for index in range(2))
 
 
-def latency() -> Latency:
-    return Latency(make_spec(0, image_pages=3, block_bytes=1024).manifest, Hardware())
+def step_times() -> StepTimes:
+    """Of an instance that has both models."""
+    times = StepTimes(Hardware())
+    times.add(A)
+    times.add(B)
+    return times
 
 
-def saw(times: StepTimes, of: Latency, now_ns: int, *, model: ModelId = A, ms: int = 30) -> StepsTook | None:
-    return times.saw(model, of, now_ns, context_tokens=100, rows=4, step_ns=ms * NS_PER_MS)
+def saw(times: StepTimes, now_ns: int, *, model: ModelId = A.model, ms: int = 30) -> StepsTook | None:
+    return times.saw(model, now_ns, context_tokens=100, rows=4, step_ns=ms * NS_PER_MS)
 
 
 def test_it_is_said_at_once_and_then_seldom_of_each_model() -> None:
-    times, of = StepTimes(), latency()
-    said = [at for at in range(25) if saw(times, of, at * NS_PER_S // 10)]
+    times = step_times()
+    said = [at for at in range(25) if saw(times, at * NS_PER_S // 10)]
     assert said == [0, 10, 20]
-    assert saw(times, of, 21 * NS_PER_S // 10, model=B)
+    assert saw(times, 21 * NS_PER_S // 10, model=B.model)
 
 
 def test_one_that_came_anew_is_told_of_at_once() -> None:
-    times, of = StepTimes(), latency()
-    assert saw(times, of, 0) and not saw(times, of, 1)
-    times.forget(A)
-    assert saw(times, of, 2)
+    times = step_times()
+    assert saw(times, 0) and not saw(times, 1)
+    times.forget(A.model)
+    times.add(A)
+    assert saw(times, 2)
 
 
 def test_what_is_said_is_what_was_learnt_and_no_single_slow_step() -> None:
-    times, of = StepTimes(), latency()
+    times = step_times()
     for at in range(20):
-        took = saw(times, of, at * NS_PER_S)
-    took = saw(times, of, 20 * NS_PER_S, ms=3000)
-    assert took and (took.model, took.context_tokens, took.rows) == (A, 100, 4)
-    assert took.step_ns == of.decode_ns(100, 4) == pytest.approx(30 * NS_PER_MS, rel=0.1)
+        took = saw(times, at * NS_PER_S)
+    took = saw(times, 20 * NS_PER_S, ms=3000)
+    assert took and (took.model, took.context_tokens, took.rows) == (A.model, 100, 4)
+    assert took.step_ns == times.latency[A.model].decode_ns(100, 4) == pytest.approx(30 * NS_PER_MS, rel=0.1)

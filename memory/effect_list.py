@@ -1,0 +1,35 @@
+"""What an instance's core asks for while it deals with one event: effects on memory go before whatever relies on
+them."""
+
+from __future__ import annotations
+
+from aegis.core.effects import Effect, Send
+from aegis.core.messages import FromInstance
+from memory.ledger import Ledger
+
+
+class EffectList:
+    """In the order in which they are to be performed."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._effects: list[Effect] = []
+
+    def append(self, effect: Effect) -> None:
+        """One that does not rely on what the ledger has noted down so far."""
+        self._effects.append(effect)
+
+    def send(self, message: FromInstance) -> None:
+        """Whoever receives it finds the memory effects so far performed."""
+        self.flush()
+        self._effects.append(Send(message))
+
+    def flush(self) -> None:
+        """Puts the memory effects so far next."""
+        if self._ledger.effects:
+            self._effects += self._ledger.drain()
+
+    def take(self) -> list[Effect]:
+        """All of them; the list is empty then."""
+        effects, self._effects = self._effects, []
+        return effects
