@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from aegis.core.decision import Decision, DecisionKind, Why
 from aegis.core.estimators import Latency
 from aegis.core.ids import InstanceId, ModelId
-from aegis.core.wording import count, when
+from aegis.core.wording import UNWANTED, count, given_up, leaves, request_of, stays, when
 from decode.reasons import slack_ns
 from decode.sequences import Sequence as Request
 from decode.worklist import Batch, WorkList
@@ -27,7 +27,7 @@ class EvictionReasons:
         batch, other = self._first(victim), self._first(spared)
         because = self._next_use(batch)
         if spared is not None:
-            because += f"; {spared} stays, {self._next_use(other)}"
+            because = stays(because, spared, self._next_use(other))
         why = Why(
             because,
             self._slack_ns(batch),
@@ -36,30 +36,30 @@ class EvictionReasons:
             self._slack_ns(other),
             None if spared is None else self._latency[spared].switch_ns(),
         )
-        what = f"weights of {victim} leave{_for(needed)}"
+        what = leaves(f"weights of {victim} leave", needed)
         return self._decision(victim, batch.sequences if batch else (), what, why)
 
     def kv(self, moved: Sequence[Request], batch: Batch, spared: Batch | None, needed: ModelId | None) -> Decision:
         """It is on its way to host memory; `spared` would have been next."""
         because = f"of what is on the device it is needed last, {self._next_use(batch)}"
         if spared is not None:
-            because += f"; that of {spared.model} stays, {self._next_use(spared)}"
+            because = stays(because, f"that of {spared.model}", self._next_use(spared))
         lost = spared.model if spared else None
         why = Why(because, self._slack_ns(batch), lost=lost, lost_slack_ns=self._slack_ns(spared))
-        what = f"KV of {count(len(moved), 'request')} of {batch.model} moves to host memory{_for(needed)}"
+        what = leaves(f"KV of {count(len(moved), 'request')} of {batch.model} moves to host memory", needed)
         return self._decision(batch.model, moved, what, why)
 
     def youngest(self, sequence: Request) -> Decision:
         """The KV of its own batch's youngest sequence is on its way to host memory."""
         model = sequence.job.model
-        what = f"KV of request {sequence.job.request} of {model} moves to host memory for the rest of its batch"
+        what = f"KV of {request_of(sequence.job.request, model)} moves to host memory for the rest of its batch"
         why = Why("it is the youngest there, and nothing of others is left to move")
         return self._decision(model, (sequence,), what, why)
 
     def gave_up(self, sequence: Request, because: str) -> Decision:
         """It is to be placed and prefilled again."""
         job = sequence.job
-        what = f"request {job.request} of {job.model} is given up after {count(sequence.generated, 'token')}"
+        what = given_up(job.request, job.model, sequence.generated)
         why = Why(f"{because}; it is to be prefilled again")
         return Decision(self.now_ns, self._instance, DecisionKind.REFUSE, job.model, (job.request,), what, why)
 
@@ -73,7 +73,7 @@ class EvictionReasons:
 
     def _next_use(self, batch: Batch | None) -> str:
         if batch is None:
-            return "nobody waits for it"
+            return UNWANTED
         upcoming, own_ns = self._work.upcoming(), self._slack_ns(batch)
         place = f"its turn is number {upcoming.index(batch) + 1} of {len(upcoming)}"
         return place if own_ns is None else f"{place} and has to begin {when(own_ns)}"
@@ -83,7 +83,3 @@ class EvictionReasons:
         views = self._work.plan.batches
         view = next((view for view in views if batch is not None and view.batch == batch.batch), None)
         return slack_ns(view, self.now_ns) if view else None
-
-
-def _for(needed: ModelId | None) -> str:
-    return f" for {needed}" if needed is not None else " for another instance"

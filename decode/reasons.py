@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from aegis.core.decision import Decision, DecisionKind, ExplainsTurns, Plan, Why
+from aegis.core.decision import Contender, Decision, DecisionKind, ExplainsTurns, Plan, Why, why_before
 from aegis.core.ids import InstanceId, RequestId
 from aegis.core.views import BatchView, RoundPolicy
-from aegis.core.wording import duration, since, when
+from aegis.core.wording import ALONE, due, duration, since, takes
 from decode.slack import begin_by_ns, change_ns
 
 
@@ -30,7 +30,7 @@ def why_turn(plan: Plan, at: int) -> Why:
     """By its place in the plan, whatever made that."""
     batch, now_ns = plan.batch(at), plan.made_ns
     assert batch is not None
-    place = f"number {at + 1} of {len(plan.turns)} in the plan" if len(plan.turns) > 1 else "nobody else has work"
+    place = f"number {at + 1} of {len(plan.turns)} in the plan" if len(plan.turns) > 1 else ALONE
     return why(plan, at, f"{place} ({wants(batch, now_ns)})")
 
 
@@ -38,30 +38,26 @@ def why(plan: Plan, at: int, because: str) -> Why:
     """With the numbers of the batch and of the one that comes after it."""
     batch, second, now_ns = plan.batch(at), plan.batch(at + 1), plan.made_ns
     assert batch is not None
-    if second is None:
-        return Why(because, slack_ns(batch, now_ns), cost_ns(batch))
-    return Why(
-        f"{because}; next {second.model} ({wants(second, now_ns)})",
-        slack_ns(batch, now_ns),
-        cost_ns(batch),
-        second.model,
-        slack_ns(second, now_ns),
-        cost_ns(second),
-    )
+    following = _contender(second, now_ns) if second else None
+    return why_before(because, _contender(batch, now_ns), following, then="next")
+
+
+def _contender(batch: BatchView, now_ns: int) -> Contender:
+    return Contender(batch.model, wants(batch, now_ns), slack_ns(batch, now_ns), cost_ns(batch))
 
 
 def wants(batch: BatchView, now_ns: int) -> str:
     """Its deadlines and what it takes to meet them: `first token due in 1.2 s, prefill 400 ms, weights 450 ms`."""
     parts = []
     if batch.first_due_ns is not None:
-        parts += [f"first token due {when(batch.first_due_ns - now_ns)}", f"prefill {duration(batch.prefill_ns)}"]
+        parts += [due("first token", batch.first_due_ns - now_ns), takes("prefill", batch.prefill_ns)]
     if batch.due_ns is not None:
-        parts.append(f"next token due {when(batch.due_ns - now_ns)}")
-    parts.append(f"step {duration(batch.step_ns)}")
+        parts.append(due("next token", batch.due_ns - now_ns))
+    parts.append(takes("step", batch.step_ns))
     if not batch.resident:
-        parts.append(f"weights {duration(batch.switch_ns)}")
+        parts.append(takes("weights", batch.switch_ns))
     if not batch.active and batch.change_ns:
-        parts.append(f"change {duration(batch.change_ns)}")
+        parts.append(takes("change", batch.change_ns))
     return ", ".join(parts)
 
 

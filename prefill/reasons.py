@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aegis.core.decision import Decision, DecisionKind, ExplainsOrder, Why
+from aegis.core.decision import Contender, Decision, DecisionKind, ExplainsOrder, Why, why_before
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.request import Job
 from aegis.core.views import PrefillJob, PrefillLine, PrefillOrder
-from aegis.core.wording import count, duration, since, when
+from aegis.core.wording import UNWANTED, count, due, first_in_line, leaves, request_of, since, stays, takes
 from prefill.queue import Queue
 
 
 def next_decision(instance: InstanceId, job: Job, why: Why, made_ns: int, now_ns: int) -> Decision:
     """The job begins."""
-    what = f"request {job.request} of {job.model} is prefilled{since(now_ns - made_ns)}"
+    what = f"{request_of(job.request, job.model)} is prefilled{since(now_ns - made_ns)}"
     return Decision(now_ns, instance, DecisionKind.PREFILL, job.model, (job.request,), what, why)
 
 
@@ -31,8 +31,8 @@ class EvictionReasons:
         """They have left for the `needed` model; None: for another instance. `spared` would have been next to go."""
         because = self._next_use(victim)
         if spared is not None:
-            because += f"; {spared} stays, {self._next_use(spared)}"
-        what = f"weights of {victim} leave for {'another instance' if needed is None else needed}"
+            because = stays(because, spared, self._next_use(spared))
+        what = leaves(f"weights of {victim} leave", needed)
         requests = tuple([job.request for group in self._queue.groups if group.model == victim for job in group.jobs])
         why = Why(because, lost=spared)
         return Decision(self.now_ns, self._instance, DecisionKind.EVICT, victim, requests, what, why)
@@ -40,7 +40,7 @@ class EvictionReasons:
     def _next_use(self, model: ModelId) -> str:
         models = self._queue.needed()
         if model not in models:
-            return "nobody waits for it"
+            return UNWANTED
         jobs = sum([len(group.jobs) for group in self._queue.groups if group.model == model])
         return f"its {count(jobs, 'job')} in line are of model number {models.index(model) + 1} of {len(models)}"
 
@@ -48,7 +48,7 @@ class EvictionReasons:
 def why_group(queue: Queue, job: Job) -> Why:
     """First come, first served, by groups. The job still waits."""
     group, *others = [group for group in queue.groups if group.jobs]
-    because = f"first of {queue.waiting} in line, {len(group.jobs)} of them in its group"
+    because = f"{first_in_line(queue.waiting)}, {len(group.jobs)} of them in its group"
     lost = next((other.model for other in others if other.model != job.model), None)
     return Why(f"{because}; then {lost}" if lost else because, lost=lost)
 
@@ -57,36 +57,22 @@ def why_ordered(policy: PrefillOrder, line: PrefillLine, order: Sequence[int], n
     """Of the job that is first in the order."""
     if isinstance(policy, ExplainsOrder):
         return policy.why_next(line, order, now_ns)
-    return why(line, order, now_ns, f"first of {len(order)} in line")
+    return why(line, order, now_ns, first_in_line(len(order)))
 
 
 def why(line: PrefillLine, order: Sequence[int], now_ns: int, because: str) -> Why:
     """With the numbers of the job and of the first one of another model after it."""
     first = line.jobs[order[0]]
-    because = f"{because} ({wants(first, line, now_ns)})"
     second = next((line.jobs[at] for at in order if line.jobs[at].model != first.model), None)
-    if second is None:
-        return Why(because, slack_ns(first, line, now_ns), cost_ns(first, line))
-    return Why(
-        f"{because}; then {second.model} ({wants(second, line, now_ns)})",
-        slack_ns(first, line, now_ns),
-        cost_ns(first, line),
-        second.model,
-        slack_ns(second, line, now_ns),
-        cost_ns(second, line),
-    )
+    chosen, following = _contender(first, line, now_ns), _contender(second, line, now_ns) if second else None
+    return why_before(f"{because} ({chosen.wants})", chosen, following, then="then")
 
 
-def wants(job: PrefillJob, line: PrefillLine, now_ns: int) -> str:
-    """`token due in 1.2 s, prefill 400 ms, weights 450 ms`."""
+def _contender(job: PrefillJob, line: PrefillLine, now_ns: int) -> Contender:
+    """It wants `token due in 1.2 s, prefill 400 ms, weights 450 ms`."""
     load_ns = line.load_ns.get(job.model, 0)
-    weights = f", weights {duration(load_ns)}" if load_ns else ""
-    return f"token due {when(job.due_ns - now_ns)}, prefill {duration(job.prefill_ns)}{weights}"
-
-
-def slack_ns(job: PrefillJob, line: PrefillLine, now_ns: int) -> int:
-    return job.urgent_ns - cost_ns(job, line) - now_ns
-
-
-def cost_ns(job: PrefillJob, line: PrefillLine) -> int:
-    return line.load_ns.get(job.model, 0) + job.prefill_ns
+    parts = [due("token", job.due_ns - now_ns), takes("prefill", job.prefill_ns)]
+    if load_ns:
+        parts.append(takes("weights", load_ns))
+    cost_ns = load_ns + job.prefill_ns
+    return Contender(job.model, ", ".join(parts), job.urgent_ns - cost_ns - now_ns, cost_ns)

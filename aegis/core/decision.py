@@ -37,6 +37,29 @@ class Why(Struct, frozen=True, omit_defaults=True, gc=False):
     lost_cost_ns: int | None = None
 
 
+class Contender(NamedTuple):
+    """Who may be next, with what it `wants` in words and the numbers of a `Why`."""
+
+    model: ModelId
+    wants: str
+    slack_ns: int | None
+    cost_ns: int
+
+
+def why_before(because: str, first: Contender, second: Contender | None, *, then: str) -> Why:
+    """With the numbers of who is first and of who comes after it."""
+    if second is None:
+        return Why(because, first.slack_ns, first.cost_ns)
+    return Why(
+        f"{because}; {then} {second.model} ({second.wants})",
+        first.slack_ns,
+        first.cost_ns,
+        second.model,
+        second.slack_ns,
+        second.cost_ns,
+    )
+
+
 class Decision(Struct, frozen=True, gc=False):
     """`instance` is where it takes effect. `requests` are those it is about; there is nothing else of them in it."""
 

@@ -1,6 +1,14 @@
-"""Times, three digits and the unit last, and counts as they stand in a sentence."""
+"""The wording of reasons: what more than one of them says, and times and counts as they stand in a sentence.
+
+Times have three digits, and the unit last.
+"""
 
 from __future__ import annotations
+
+from aegis.core.ids import ModelId, RequestId
+
+ALONE = "nobody else has work"
+UNWANTED = "nobody waits for it"
 
 _TIMES = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"))
 
@@ -24,6 +32,50 @@ def since(ns: int) -> str:
     return f", as planned {duration(ns)} ago" if ns else ""
 
 
-def count(number: int, noun: str) -> str:
+def count(number: int, noun: str, plural: str | None = None) -> str:
     """`1 token`, `2 tokens`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or f'{noun}s'}"
+
+
+# --- who is next ------------------------------------------------------------------------------------------------------
+
+
+def due(token: str, ns: int) -> str:
+    """`first token due in 1.2 s`."""
+    return f"{token} due {when(ns)}"
+
+
+def takes(what: str, ns: int) -> str:
+    """`prefill 400 ms`."""
+    return f"{what} {duration(ns)}"
+
+
+def first_in_line(jobs: int) -> str:
+    """`first of 3 in line`."""
+    return f"first of {jobs} in line"
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def request_of(request: RequestId, model: ModelId) -> str:
+    """`request 12 of bakery`."""
+    return f"request {request} of {model}"
+
+
+def given_up(request: RequestId, model: ModelId, tokens: int) -> str:
+    """`request 12 of bakery is given up after 3 tokens`."""
+    return f"{request_of(request, model)} is given up after {count(tokens, 'token')}"
+
+
+# --- what leaves the device -------------------------------------------------------------------------------------------
+
+
+def leaves(what: str, needed: ModelId | None) -> str:
+    """`weights of bakery leave for florist`; None: for another instance."""
+    return f"{what} for {'another instance' if needed is None else needed}"
+
+
+def stays(because: str, spared: str, next_use: str) -> str:
+    """`nobody waits for it; florist stays, its turn is number 2 of 3`: who would have been next to go."""
+    return f"{because}; {spared} stays, {next_use}"

@@ -11,7 +11,7 @@ from aegis.core.clock import NS_PER_S
 from aegis.core.decision import Plan, Why
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.views import BatchView, DecodeView, Turn, TurnRules, Work
-from aegis.core.wording import duration
+from aegis.core.wording import ALONE, duration
 from decode.reasons import why
 
 _ALPHA_FLOOR: Final = 0.5
@@ -48,7 +48,7 @@ class WeightedRoundRobin:
         assert batch is not None
         share = f"a step takes {batch.step_ns / max(batch.tbt_ns, 1):.0%} of the time between two tokens"
         if count == 1:
-            return why(plan, at, f"nobody else has work; {share}")
+            return why(plan, at, f"{ALONE}; {share}")
         q_max_ns = min(self.q_max_ns, self._worthwhile_ns(plan.batches))
         switches = f"switches take {duration(switches_ns(plan.batches))} of a round"
         return why(plan, at, f"turn {at + 1} of {count}; {share}, {switches}, Q_MAX is {duration(q_max_ns)}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aegis.core.decision import Why
 from aegis.core.views import PrefillJob, PrefillLine, PrefillPlacement, PrefillView, Work
-from aegis.core.wording import duration, when
+from aegis.core.wording import due, duration, first_in_line, when
 from prefill.policies.prefill_runs import Schedule
 from prefill.reasons import why
 
@@ -60,7 +60,7 @@ class LeastSlackPrefill:
         else:
             place, cost_ns = "home of fewer models, or less to do", switch_ns
         begins_ns = queues.load_ns(instance) + cost_ns
-        because = f"{place}; begins {when(begins_ns)}, first token due {when(ttft_ns)}"
+        because = f"{place}; begins {when(begins_ns)}, {due('first token', ttft_ns)}"
         lost = next((load for load in queues.by_load if load.instance != instance), None)
         if lost is None:
             return Why(because, ttft_ns - begins_ns, cost_ns)
@@ -89,7 +89,7 @@ class LeastSlackPrefill:
             return why(line, order, now_ns, f"has waited the longest, {duration(waited_ns)}, and not been next in time")
         model = line.jobs[order[0]].model
         run = next((at for at, job in enumerate(order) if line.jobs[job].model != model), len(order))
-        return why(line, order, now_ns, f"first of {len(order)} in line, in a run of {run}")
+        return why(line, order, now_ns, f"{first_in_line(len(order))}, in a run of {run}")
 
 
 def _oldest(line: PrefillLine) -> int:

@@ -6,7 +6,7 @@ from aegis.core.decision import Decision, DecisionKind, ExplainsGroups, Explains
 from aegis.core.ids import InstanceId, RequestId
 from aegis.core.request import Job
 from aegis.core.views import DecodePolicy, DecodeView, PrefillPlacement, PrefillPolicy, PrefillView, Work
-from aegis.core.wording import count, duration, when
+from aegis.core.wording import count, duration, given_up, request_of, when
 
 NOWHERE = InstanceId("-")
 """Where a request is that never had a place."""
@@ -33,14 +33,14 @@ class PlaceReasons:
 
 def refusal(job: Job, sent: int, where: InstanceId | None, because: str, due_ns: int, now_ns: int) -> Decision:
     """The request, of which `sent` tokens were, fails; the next one was due at `due_ns`."""
-    verb = f"is given up after {count(sent, 'token')}" if sent or where else "is refused"
     why = Why(f"{because}; its next token is due {when(due_ns - now_ns)}", slack_ns=due_ns - now_ns)
-    what = f"request {job.request} of {job.model} {verb}"
+    refused = f"{request_of(job.request, job.model)} is refused"
+    what = given_up(job.request, job.model, sent) if sent or where else refused
     return Decision(now_ns, where or NOWHERE, DecisionKind.REFUSE, job.model, (job.request,), what, why)
 
 
 def _decision(request: RequestId, work: Work, chosen: InstanceId, how: str, why: Why, now_ns: int) -> Decision:
-    what = f"request {request} of {work.model} is to be {how} on {chosen}"
+    what = f"{request_of(request, work.model)} is to be {how} on {chosen}"
     return Decision(now_ns, chosen, DecisionKind.PLACE, work.model, (request,), what, why)
 
 
@@ -62,5 +62,4 @@ def _why_place(work: Work, lists: DecodeView, chosen: InstanceId) -> Why:
 
 
 def _batches(lists: DecodeView, instance: InstanceId) -> str:
-    batches = lists.batches(instance)
-    return f"{batches} batch{'' if batches == 1 else 'es'}"
+    return count(lists.batches(instance), "batch", "batches")

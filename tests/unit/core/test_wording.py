@@ -1,6 +1,7 @@
-"""Numbers in sentences."""
+"""Numbers in sentences, and sentences that more than one reason says."""
 
-from aegis.core.wording import duration, since, when
+from aegis.core.ids import ModelId, RequestId
+from aegis.core.wording import count, due, duration, given_up, leaves, since, stays, takes, when
 
 
 def test_times_have_three_digits_and_a_unit() -> None:
@@ -11,3 +12,17 @@ def test_times_have_three_digits_and_a_unit() -> None:
 def test_moments_are_seen_from_now() -> None:
     assert [when(ns) for ns in (1_200_000_000, 0, -450_000_000)] == ["in 1.2 s", "in 0 s", "450 ms ago"]
     assert [since(0), since(1_000_000)] == ["", ", as planned 1 ms ago"]
+
+
+def test_counts_have_their_plural() -> None:
+    assert [count(n, "token") for n in (0, 1, 2)] == ["0 tokens", "1 token", "2 tokens"]
+    assert [count(n, "batch", "batches") for n in (1, 2)] == ["1 batch", "2 batches"]
+
+
+def test_sentences_of_several_reasons() -> None:
+    assert due("first token", 1_200_000_000) == "first token due in 1.2 s"
+    assert takes("prefill", 400_000_000) == "prefill 400 ms"
+    assert given_up(RequestId(12), ModelId("a"), 1) == "request 12 of a is given up after 1 token"
+    assert leaves("weights of a leave", ModelId("b")) == "weights of a leave for b"
+    assert leaves("weights of a leave", None) == "weights of a leave for another instance"
+    assert stays("nobody waits for it", "b", "it is next") == "nobody waits for it; b stays, it is next"
