@@ -50,10 +50,6 @@ class Engines(SamplingEngine):
         self._building = Lock()  # of two that build, each restores torch's default dtype to what the other had set
         self._engine(first)
 
-    @property
-    def initialisations(self) -> int:
-        return max(engine.initialisations for engine in self._open.values())
-
     def prepare(self, spec: ModelSpec) -> None:
         engine = self._engine(spec.manifest.engine)
         with self._building:

@@ -51,11 +51,6 @@ class Sampled(Struct, frozen=True):
 class Engine(Protocol):
     """A backend. All calls come from one thread; steps return when their tokens are known."""
 
-    @property
-    def initialisations(self) -> int:
-        """How often the engine was initialised in this process: 1."""
-        ...
-
     def prepare(self, spec: ModelSpec) -> None:
         """Builds what `attach` will bind. May be left out, and may run in another thread beside steps.
 

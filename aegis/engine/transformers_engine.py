@@ -109,11 +109,6 @@ class TransformersEngine(SamplingEngine):
         self.decoder = decoder or _decoder_for(self._device)
         on_cuda = self._device.type == "cuda"
         self._stream: Any = torch.cuda.Stream(self._device) if on_cuda else None  # type: ignore[no-untyped-call]
-        self._initialisations = 1
-
-    @property
-    def initialisations(self) -> int:
-        return self._initialisations
 
     def prepare(self, spec: ModelSpec) -> None:
         self._prepared[spec.model, spec.manifest.fingerprint] = _build(spec)

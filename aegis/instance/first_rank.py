@@ -41,10 +41,6 @@ class FirstRankEngine:
         self._reporting: set[RequestId] = set()  # their prompts' logprobs
         self._decoding: list[BlockTable] = []  # the blocks of each row of the last step
 
-    @property
-    def initialisations(self) -> int:
-        return self._engine.initialisations
-
     def prepare(self, spec: ModelSpec) -> None:
         self._tell(Prepare(spec))
         self._engine.prepare(spec)

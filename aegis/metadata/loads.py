@@ -1,4 +1,4 @@
-"""How busy instances are and what they have in memory, for whoever decides where a request goes."""
+"""How busy instances are and what they have in memory, for readers outside: Aegis itself reads none of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import Telemetry
 from aegis.core.role import Role
 from aegis.metadata.keys import Keys
-from aegis.metadata.lua_scripts import PUBLISH, READ_LOADS
+from aegis.metadata.lua_scripts import PUBLISH
 
 LEASE_MS = 3_000
 """A load that was not published again for so long is nobody's."""
@@ -43,7 +43,6 @@ class Loads:
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._key = keys.loads
         self._publish = redis.register_script(PUBLISH)
-        self._read = redis.register_script(READ_LOADS)
 
     async def publish(self, loads: Mapping[InstanceId, Load]) -> None:
         """Raises one of `connection.FAILURES`."""
@@ -51,12 +50,3 @@ class Loads:
         for instance, load in loads.items():
             words += (instance, msgspec.json.encode(load))
         await self._publish(keys=[self._key], args=[LEASE_MS, *words])
-
-    async def read(self) -> dict[InstanceId, Load]:
-        """Of the instances that live. Raises one of `connection.FAILURES`; ValueError for what others wrote."""
-        words: list[bytes] = await self._read(keys=[self._key], args=[LEASE_MS])
-        names, loads = words[::2], words[1::2]
-        return {
-            InstanceId(name.decode()): msgspec.json.decode(load, type=Load)
-            for name, load in zip(names, loads, strict=True)
-        }

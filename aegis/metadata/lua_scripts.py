@@ -114,21 +114,3 @@ for i = 2, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], string.format('%d ',
 return redis.call('PEXPIRE', KEYS[1], ARGV[1])
 """
 """The server's clock stamps each load, so that no two machines' clocks have to agree."""
-
-READ_LOADS = """
--- keys: loads; arguments: lease_ms
-local time = redis.call('TIME')
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-local all, living = redis.call('HGETALL', KEYS[1]), {}
-for i = 1, #all, 2 do
-  local stamp, load = string.match(all[i + 1], '^(%d+) (.*)$')
-  if now_ms - stamp > tonumber(ARGV[1]) then
-    redis.call('HDEL', KEYS[1], all[i])
-  else
-    living[#living + 1] = all[i]
-    living[#living + 1] = load
-  end
-end
-return living
-"""
-"""The loads that are not older than the lease; the others are removed."""

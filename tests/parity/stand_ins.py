@@ -118,8 +118,6 @@ class InstanceEnd:
 class ScriptedEngine:
     """Its steps take as long as `costs` say, and a request's answer is as long as `lengths` says. As `Engine`."""
 
-    initialisations = 1
-
     def __init__(
         self,
         conductor: Conductor,

@@ -48,11 +48,6 @@ class VllmEngine(SamplingEngine):
             raise UserError(f"the vLLM that is installed is built for {built}, the device is {device}", param="engine")
         self._models: dict[ModelId, _Attached] = {}
         self._prepared: dict[tuple[ModelId, str], Any] = {}  # configurations, by name and fingerprint
-        self._initialisations = 1
-
-    @property
-    def initialisations(self) -> int:
-        return self._initialisations
 
     def prepare(self, spec: ModelSpec) -> None:
         """Configures only: building changes torch's default dtype, which steps in another thread would notice."""

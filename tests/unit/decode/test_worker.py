@@ -28,8 +28,6 @@ class Adding:
     """An engine: each token is the one before it and its position, added; a step takes `STEP_NS`. It raises in the step
     that `fails_in` counts from 1. It is a clock, too."""
 
-    initialisations = 1
-
     def __init__(self, fails_in: int = 0) -> None:
         self.time_ns = 5 * STEP_NS
         self.batches: list[list[Row]] = []

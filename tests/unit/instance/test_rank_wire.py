@@ -58,8 +58,6 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
 class Counting:
     """An engine that says number after number, or fails."""
 
-    initialisations = 1
-
     def __init__(self) -> None:
         self.fails = False
         self.steps = 0

@@ -26,8 +26,6 @@ BLOCKS = ((3, 5),)
 class Noting:
     """An engine that writes down what it was asked for; a position takes it a nanosecond. It is a clock, too."""
 
-    initialisations = 1
-
     def __init__(self, *, fails: bool = False) -> None:
         self.time_ns = 5
         self.asked: list[tuple[object, ...]] = []
