@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
@@ -20,11 +21,12 @@ from aegis.core.effects import Bind, Unbind
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import ModelSpec
+from aegis.core.request import Token
 from aegis.engine.block_table import BlockTable
 from aegis.engine.engines import Engines
-from aegis.engine.parallel.follower_sampler import NoSampler
 from aegis.engine.parallel.group import RanksLost
 from aegis.engine.protocol import EngineFailed, Row, engine_at_work
+from aegis.engine.sampler import Sampler
 from aegis.instance.parts import RankMemory, open_rank_memory, poll
 from aegis.instance.rank_wire import Command, Discard, Extend, Lead, Prefill, Prepare, Step, Touch, unpacked
 from aegis.instance.settings import InstanceSettings
@@ -38,6 +40,21 @@ _GRACE_S = 1.0
 """A step that failed here has likely failed on the first rank too, which is to say whose requests that costs."""
 
 _logger = logging.getLogger(__name__)
+
+
+class NoSampler(Sampler):
+    """In place of one that samples: the first rank does. `reports` is what it said of the prompt at hand."""
+
+    reports = False
+
+    def wants_prompt(self, request: RequestId) -> bool:
+        return self.reports
+
+    def prompt_logprobs(self, request: RequestId, logits: object, prompt: Sequence[int]) -> tuple[Token, ...]:
+        return ()
+
+    def sample(self, requests: Sequence[RequestId], logits: object) -> list[Token]:
+        return [Token(0)] * len(requests)
 
 
 class Follower:
