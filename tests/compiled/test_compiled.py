@@ -15,7 +15,7 @@ from aegis.core.model import Slo
 from aegis.policies import recipe
 from aegis.sim.catalogue import models
 from aegis.sim.gpu_costs import gpu
-from aegis.sim.market import Wanted
+from aegis.sim.market import SimRequest
 from aegis.sim.simulation import Pool, simulate
 from bench.lab.scheduling.simulator_speed import compiled
 from bench.workloads.spec import parse
@@ -33,7 +33,7 @@ for seed, name, more in (
     (6, "least-slack", {}),
 ):
     arrivals = [
-        Wanted(a.at_ns, a.model, a.input_tokens, a.output_tokens, None if i % 5 else a.at_ns + 8_000_000_000)
+        SimRequest(a.at_ns, a.model, a.input_tokens, a.output_tokens, None if i % 5 else a.at_ns + 8_000_000_000)
         for i, a in enumerate(parse("poisson:models=30,rps=0.2,duration=40,lengths=sharegpt", seed))
     ]
     counts = dict(prefills=3, decodes=5) if name == "aegaeon" else dict(mixed=8)
