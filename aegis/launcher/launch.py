@@ -38,6 +38,7 @@ from aegis.node.sizing import host_slabs_of, instances_of, slab_shortage
 from aegis.process import garbage_collection
 from aegis.process.child import end_with_launcher
 from aegis.process.forced_exit import killed_after_signal, on_signals
+from aegis.process.open_files import allow_many_open_files
 from aegis.telemetry import logs
 from aegis.telemetry.tracing import traced
 from proxy.http.settings import Settings
@@ -59,6 +60,7 @@ def main(config: Config, reading: Reading | None = None) -> int:
     what the user can mend."""
     logs.guard_streams(log_settings(config))
     logs.setup(log_settings(config))
+    allow_many_open_files()
     keys, http = read_keyring(config), http_settings(config)
     listener = listen(config.server.host, config.server.port, shared=config.server.proxies > 1)
     _check_sizes(config)

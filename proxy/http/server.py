@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import uvicorn
 from starlette.types import ASGIApp
 
-from proxy.http.security.http_protocol import Protocol
+from proxy.http.security.http_protocol import Connections, Protocol
 
 
-def make_server(app: ASGIApp, *, host: str, port: int, shutdown_s: float = 30) -> uvicorn.Server:
+def make_server(
+    app: ASGIApp, *, host: str, port: int, shutdown_s: float = 30, together: Connections | None = None
+) -> uvicorn.Server:
     """A server that is not running yet: `await server.serve(sockets)`, end it with `server.should_exit = True`.
 
-    Requests are logged by `edge`, so uvicorn's own access log is off; logging is configured by whoever runs this.
+    `together`: what its connections may hold. Requests are logged by the application, so uvicorn's own access log is
+    off; logging is configured by whoever runs this.
     """
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
-        http=Protocol,
+        http=partial(Protocol, together=together or Connections()),  # type: ignore[arg-type]  # is called only
         ws="none",
         lifespan="off",
         log_config=None,

@@ -19,6 +19,7 @@ from aegis.core.messages import FromInstance
 from aegis.metadata.store import join_store
 from aegis.process import garbage_collection
 from aegis.process.clock import MonotonicClock
+from aegis.process.open_files import allow_many_open_files
 from aegis.telemetry import logs
 from aegis.telemetry.history import History
 from aegis.telemetry.request_stages import RequestStages
@@ -160,6 +161,7 @@ def main() -> int:
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=ProxySettings)
     logs.guard_streams(settings.logs)
     logs.setup(settings.logs)
+    allow_many_open_files()
     try:
         uvloop.run(_serve(settings))
     except UserError as error:

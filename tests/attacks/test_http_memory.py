@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import repeat
 from pathlib import Path
 
@@ -85,6 +86,27 @@ def test_framing_has_a_bound(server: Server, name: str) -> None:
     sent, heard = flood(server.url, *ENDLESS[name])
     assert heard.closed and sent < 16 << 20, (sent, heard)
     assert not heard.statuses or heard.statuses[-1] in (400, 431), heard
+
+
+CROWD = 500
+UNENDED = {
+    "of the smallest headers": b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"a:\r\n" * 16_000,
+    "of as many headers as there may be": b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+    + b"a:\r\n" * 120
+    + b"X: "
+    + b"b" * 60_000,
+    "behind others": b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"a:\r\n" * 120 + b"\r\n",
+    "of bodies that do not come": head(length=b"Content-Length: 10")[:-2] + b"X: " + b"b" * 60_000 + b"\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", UNENDED)
+def test_heads_that_do_not_end_take_little_together(server: Server, name: str) -> None:
+    sent = UNENDED[name] * (60 if name == "behind others" else 1)
+    with under_attack(server, f"{CROWD} heads {name}"), ExitStack() as stack:
+        for _ in range(CROWD):
+            stack.enter_context(Wire(server.url)).send(sent)
+        assert server.get("/health").status_code == 200
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """HTTP/1.1 as uvicorn speaks it, with what it lacks: bounds on heads, on framing and on waiting for the rest of a
-request, one reply to one request whatever its framing says, errors in our form, a connection cut at once, or where
-nobody reads what is left of an answer.
+request, on what all connections hold together, one reply to one request whatever its framing says, errors in our form,
+a connection cut at once, or where nobody reads what is left of an answer.
 
 Who sits before this server may read a request in another way than the parser here. So what is not clear is refused
 (RFC 9112, 6.1 and 11.2), and after a refusal nothing more of the connection is parsed.
@@ -9,6 +9,7 @@ Who sits before this server may read a request in another way than the parser he
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
@@ -21,8 +22,20 @@ from aegis.core.errors import UserError
 from proxy.http.errors import error_body
 from proxy.http.replies import encode
 from proxy.http.request.request_ids import HEADER, new_id
+from proxy.http.security.open_connections import OpenConnections, connections_max
+from proxy.http.security.shared_bound import SharedBound
 
 HEAD_BYTES_MAX = 64 << 10
+HEADERS_MAX = 128
+PIPELINED_HEAD_BYTES_MAX = 64 << 10
+"""Of requests that wait for the answer to another one of their connection, as they are in memory."""
+
+UNFINISHED_BYTES_MAX = 16 << 20
+"""Of all connections: heads of requests that are not all there yet, and requests that wait for another's answer."""
+
+UNREAD_BYTES_MAX = 32 << 20
+"""Of all connections: answers that are made and wait for their readers, where it is more than `_UNREAD_BYTES`."""
+
 FRAMING_BYTES_MAX = 64 << 10
 """Of a body: chunk extensions, trailers, and what the sizes of its chunks take beyond `_CHUNK_BYTES` each."""
 
@@ -34,9 +47,16 @@ CHUNKS_MAX = 4096
 """Of a body, that are parsed without giving others their turn."""
 _CUT = "aegis.cut"
 _BROKEN_OFF = "aegis.broken-off"
-_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+_REASONS = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+    503: b"Service Unavailable",
+}
 _BETWEEN_FIELDS = len(": \r\n")
 _CHUNK_BYTES = len("ffffffff\r\n\r\n")
+_HEADER_BYTES = 136  # that a header takes in memory beyond its name and value
+_UNREAD_BYTES = 16 << 10
 
 
 def cut(scope: Scope) -> None:
@@ -52,6 +72,24 @@ def broken_off(scope: Scope) -> UserError | None:
     return error
 
 
+class Connections:
+    """What the connections of one server may hold together."""
+
+    __slots__ = ("open", "unfinished", "unread")
+
+    def __init__(
+        self,
+        *,
+        open_max: int | None = None,
+        unfinished_bytes_max: int = UNFINISHED_BYTES_MAX,
+        unread_bytes_max: int = UNREAD_BYTES_MAX,
+    ) -> None:
+        """Without `open_max` as many may be open as this process has descriptors for."""
+        self.open = OpenConnections[Protocol](open_max or connections_max(), Protocol.make_room)
+        self.unfinished = SharedBound[Protocol](unfinished_bytes_max, Protocol.give_up)
+        self.unread = SharedBound[Protocol](unread_bytes_max, Protocol.abort)
+
+
 class Protocol(HttpToolsProtocol):
     """One connection."""
 
@@ -62,6 +100,9 @@ class Protocol(HttpToolsProtocol):
     _in_head = False
     _head_bytes = 0  # of what is complete, and
     _unread_bytes = 0  # of all that came, while the head is not
+    _headers = 0  # of this head
+    _counts = False  # what it has of unfinished requests is more than nothing
+    _running: RequestResponseCycle | None = None
     _requests = 0
     _body_bytes = 0  # in what is being parsed, its chunks' sizes included
     _chunks = 0  # in what is being parsed
@@ -74,19 +115,33 @@ class Protocol(HttpToolsProtocol):
     _taken_s = 0.0  # when there were less, or more
     _patience: asyncio.TimerHandle | None = None
 
+    def __init__(self, *arguments: Any, together: Connections, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._together = together
+        self._pipelined = deque[int]()  # bytes of the head of each request that waits, the last one first
+        self._pipelined_bytes = 0  # of their bodies, too
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(_UNREAD_BYTES)
         self._heard_s = self.loop.time()
         self._watch()
+        self._together.open.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._together.open.closed(self)
+        self._together.unfinished.hold(self, 0)
+        self._together.unread.hold(self, 0)
         if self._patience:
             self._patience.cancel()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
-            return
+        if not self._is_deaf:
+            self._read(data)
+            self._count()
+
+    def _read(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         requests, self._body_bytes, self._chunks = self._requests, 0, 0
         try:
@@ -106,6 +161,15 @@ class Protocol(HttpToolsProtocol):
             self._framing_bytes += max(len(data) - self._body_bytes, 0)
             if self._framing_bytes > FRAMING_BYTES_MAX:
                 self._refuse(_framing_too_large())
+
+    def _count(self) -> None:
+        """What is here of requests that are not all there, or wait."""
+        nbytes = self._pipelined_bytes
+        if self._awaits_request and self._requests and not self._is_deaf:
+            nbytes += max(self._head_bytes, self._unread_bytes) + self._headers * _HEADER_BYTES
+        if nbytes or self._counts:
+            self._counts = nbytes > 0
+            self._together.unfinished.hold(self, nbytes)
 
     def _parse(self, data: bytes) -> None:
         try:
@@ -138,7 +202,7 @@ class Protocol(HttpToolsProtocol):
         super().on_message_begin()
         self._requests += 1
         self._awaits_request = self._in_head = True
-        self._head_bytes = self._unread_bytes = self._framing_bytes = 0
+        self._head_bytes = self._unread_bytes = self._framing_bytes = self._headers = 0
         self._heard_s, self._body_until_s = self.loop.time(), inf
         self.scope["extensions"] = {_CUT: self.transport.abort}  # type: ignore[dict-item]
 
@@ -149,6 +213,9 @@ class Protocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
             return  # a trailer: nobody here wants one, and none may pass for a header
+        self._headers += 1
+        if self._headers > HEADERS_MAX:
+            raise UserError(f"the head has more than {HEADERS_MAX} headers", status=431)
         super().on_header(name, value)
         self._head_bytes += len(name) + len(value) + _BETWEEN_FIELDS
 
@@ -161,9 +228,17 @@ class Protocol(HttpToolsProtocol):
         _refuse_unclear(self._method, self._version, self.headers)
         if self.parser.should_upgrade():
             return
+        waits = self.cycle is not None and not self.cycle.response_complete
+        nbytes = self._head_bytes + self._headers * _HEADER_BYTES
+        if waits and sum(self._pipelined) + nbytes > PIPELINED_HEAD_BYTES_MAX:
+            message = f"heads of more than {PIPELINED_HEAD_BYTES_MAX} bytes wait for an answer on this connection"
+            raise UserError(message, status=431)
+        super().on_headers_complete()  # which raises where it cannot read the URL
         self._in_head = False
         self._body_until_s = self.loop.time() + self.body_s
-        super().on_headers_complete()
+        if waits:
+            self._pipelined.appendleft(nbytes)
+            self._pipelined_bytes += nbytes
         if self._version == b"1.0":
             _without_chunks(self.cycle)
 
@@ -181,16 +256,31 @@ class Protocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
+        if self.pipeline and self.pipeline[0][0] is self.cycle:
+            self._pipelined_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
         self._awaits_request = False
+        if not self.cycle.response_complete:
+            self._together.open.asked(self)
         super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._pipelined:
+            self._pipelined.pop()
+            if not self._pipelined:
+                self._pipelined_bytes = 0
+            self._count()
+        if self.cycle.response_complete or (self._awaits_request and not self._in_head):
+            self._together.open.answered(self)
         if self._awaits_request and not self._in_head:  # the reply is not to be lost to a connection that is reset
             self._body_until_s = min(self._body_until_s, self.loop.time() + self.answered_s)
             if self._patience:
@@ -232,6 +322,49 @@ class Protocol(HttpToolsProtocol):
         message = f"the rest of the request did not come within {within_s:g} s"
         return UserError(message, status=408, code="request_timeout")
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._together.unread.hold(self, self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._together.unread.hold(self, 0)
+
+    def abort(self) -> None:
+        """What is not read of its answer is more than others have, and too much together."""
+        self.transport.abort()
+
+    def make_room(self) -> None:
+        """It has waited longest for its client, and there are too many connections."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        elif self._awaits_request and self._requests:
+            self._refuse(_crowded())
+        else:
+            self.transport.close()
+
+    def give_up(self) -> None:
+        """What it has of unfinished requests, and of those that wait, is more than others have, and too much together.
+        Requests that wait are not answered: the connection ends behind the answer that is under way."""
+        self._counts = False
+        if self.pipeline and self._running:
+            self.pipeline.clear()
+            self._pipelined.clear()
+            self._pipelined_bytes = 0
+            self.cycle, self._awaits_request = self._running, False
+            self.cycle.keep_alive = False
+            self._fall_deaf()
+        else:
+            self._refuse(_crowded())
+
+    def _fall_deaf(self) -> None:
+        """Nothing is kept of a head that is not all there, in the parser neither."""
+        self._is_deaf = True
+        self.parser = None
+        if self._in_head:
+            self.headers.clear()
+            self.url = b""
+
     def _break_off(self, error: UserError) -> None:
         """Who reads the body answers with the error, like with any other: under the request's id, logged and counted.
         The connection ends with that."""
@@ -245,7 +378,7 @@ class Protocol(HttpToolsProtocol):
         written into it."""
         if self.transport.is_closing():
             return
-        self._is_deaf = True
+        self._fall_deaf()
         cycle = self.cycle
         has_cycle = cycle is not None and self._awaits_request and not self._in_head  # the request at fault
         if cycle is None or (cycle.response_complete and not has_cycle):
@@ -309,6 +442,11 @@ def _without_chunks(cycle: RequestResponseCycle) -> None:
 
 def _no_request() -> UserError:
     return UserError("this is no HTTP/1.1 request", code="invalid_http")
+
+
+def _crowded() -> UserError:
+    message = "too many requests are unfinished; send this one at once"
+    return UserError(message, status=503, code="unfinished_requests", kind="server_error")
 
 
 def _head_too_large() -> UserError:

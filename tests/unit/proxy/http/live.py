@@ -10,16 +10,20 @@ from typing import Any
 
 from aegis.core.api_keys import Keyring
 from proxy.http.app import create_app
+from proxy.http.security.http_protocol import Connections
 from proxy.http.server import make_server
 from proxy.http.settings import Settings
 from tests.unit.proxy.http.scripted import TEXTS, ScriptedMarket
 
 
 @contextmanager
-def serving(behind: ScriptedMarket, keys: Keyring | None = None, **settings: Any) -> Iterator[str]:
+def serving(
+    behind: ScriptedMarket, keys: Keyring | None = None, together: Connections | None = None, **settings: Any
+) -> Iterator[str]:
     """The address of the server, which answers as soon as this is entered."""
     behind.keys = keys or behind.keys
-    server = make_server(create_app(behind, Settings(**settings), texts=TEXTS), host="127.0.0.1", port=0, shutdown_s=1)
+    app = create_app(behind, Settings(**settings), texts=TEXTS)
+    server = make_server(app, host="127.0.0.1", port=0, shutdown_s=1, together=together)
     started = threading.Event()
     address: list[str] = []
 

@@ -7,11 +7,13 @@ import itertools
 import json
 import re
 import socket
+import time
 from collections.abc import Iterable, Iterator
+from http.client import HTTPResponse
 
 import pytest
 
-from proxy.http.security.http_protocol import FRAMING_BYTES_MAX, Protocol
+from proxy.http.security.http_protocol import FRAMING_BYTES_MAX, HEADERS_MAX, Connections, Protocol
 from tests.unit.proxy.http.live import serving
 from tests.unit.proxy.http.scripted import market, says
 
@@ -40,6 +42,34 @@ def reply(port: int, parts: Iterable[bytes]) -> bytes:
         while part := client.recv(1 << 16):
             received += part
     return received
+
+
+@contextlib.contextmanager
+def connected(port: int, *sent: bytes, size_bytes: int = 0) -> Iterator[list[socket.socket]]:
+    """A connection for each; `size_bytes` of its receive buffer, where it is not what the system gives."""
+    with contextlib.ExitStack() as stack:
+        clients = []
+        for each in sent:
+            client = stack.enter_context(socket.socket())
+            if size_bytes:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size_bytes)
+            client.settimeout(WAIT_S)
+            client.connect(("127.0.0.1", port))
+            client.sendall(each)
+            clients.append(client)
+        yield clients
+
+
+def status(client: socket.socket) -> int:
+    """Of the next response, which is read."""
+    response = HTTPResponse(client)
+    response.begin()
+    response.read()
+    return response.status
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
 
 
 def statuses(received: bytes) -> list[int]:
@@ -177,3 +207,77 @@ def test_to_http_1_0_a_body_is_told_without_chunks(port: int, body: bytes) -> No
         assert json.loads(content)["object"] == "text_completion"
     else:
         assert content.startswith(b"data: {") and content.endswith(b"data: [DONE]\n\n")
+
+
+def test_a_head_has_so_many_headers(port: int) -> None:
+    """Bounded in number, too: the smallest take 30 times their bytes."""
+    closing = b"connection: close\r\n"
+    some = INNER.replace(b"host", closing + b"a:\r\n" * (HEADERS_MAX - 2) + b"host")
+    assert statuses(reply(port, [some])) == [200]
+    received = reply(port, [INNER.replace(b"host", b"a:\r\n" * HEADERS_MAX + b"host")])
+    assert statuses(received) == [431] and b"connection: close" in received
+    assert statuses(reply(port, [INNER[:-2] + b"a:\r\n" * 16_000])) == [431], "before all of it is there"
+
+
+def test_an_url_that_cannot_be_read_is_refused_and_the_request_before_it_is_answered(port: int) -> None:
+    bad = INNER.replace(b"/v1/models", b"http://a:99999999/")
+    assert statuses(reply(port, [bad])) == [400]
+    assert statuses(reply(port, [INNER + bad])) == [200]
+    assert statuses(reply(port, [post() + bad])) == [200]
+    with connected(port, INNER) as (client,):
+        assert status(client) == 200
+        client.sendall(bad)
+        assert status(client) == 400
+
+
+def test_heads_that_wait_on_a_connection_are_bounded_together(port: int) -> None:
+    """The first are answered."""
+    large = INNER.replace(b"host", b"a:\r\n" * 120 + b"host")
+    received = statuses(reply(port, [large * 20]))
+    assert 1 <= len(received) < 20 and set(received) == {200}
+
+
+def test_unfinished_heads_are_bounded_together() -> None:
+    """Those that take most are refused, and honest ones beside are not."""
+    large, slow = INNER[:-2] + b"x: " + b"a" * 30_000, post()
+    with (
+        serving(market(says("ab")), together=Connections(unfinished_bytes_max=100_000)) as url,
+        connected(port_of(url), slow[:40], slow[:-5], *[large] * 10) as (head, body, *others),
+    ):
+        assert [status(client) for client in others[:3]] == [503] * 3
+        for client, rest in ((head, slow[40:]), (body, slow[-5:])):
+            client.sendall(rest)
+            assert status(client) == 200
+
+
+def test_too_many_connections_end_the_one_that_has_waited_longest() -> None:
+    with (
+        serving(market(says("ab")), together=Connections(open_max=4)) as url,
+        connected(port_of(url), post()[:-5], b"", INNER[:20]) as (body, silent, head),
+        connected(port_of(url), INNER) as (kept,),
+    ):
+        assert status(kept) == 200
+        with connected(port_of(url), INNER, INNER, INNER) as newer:
+            assert (status(body), silent.recv(1), status(head)) == (503, b"", 503)
+            assert [status(client) for client in newer] == [200] * 3
+            kept.sendall(INNER)
+            assert status(kept) == 200
+
+
+def test_answers_that_nobody_reads_are_bounded_together() -> None:
+    """Those of which most is unread end, and who reads goes on."""
+    page = INNER.replace(b"/v1/models", b"/openapi.json")
+    together = Connections(unread_bytes_max=64 << 10)
+    with (
+        serving(market(), together=together) as url,
+        connected(port_of(url), *[page * 60] * 4, size_bytes=1),
+        connected(port_of(url), INNER) as (reads,),
+    ):
+        assert status(reads) == 200
+        deadline_s = time.monotonic() + WAIT_S
+        while len(together.open) > 3:
+            assert time.monotonic() < deadline_s, "none was cut"
+            time.sleep(0.01)
+        assert together.unread.nbytes <= 64 << 10
+        reads.sendall(INNER)
+        assert status(reads) == 200
