@@ -88,7 +88,7 @@ def test_framing_has_a_bound(server: Server, name: str) -> None:
     assert not heard.statuses or heard.statuses[-1] in (400, 431), heard
 
 
-CROWD = 500
+CROWD = 100
 UNENDED = {
     "of the smallest headers": b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"a:\r\n" * 16_000,
     "of as many headers as there may be": b"GET / HTTP/1.1\r\nHost: localhost\r\n"

@@ -360,7 +360,7 @@ class Protocol(HttpToolsProtocol):
     def _fall_deaf(self) -> None:
         """Nothing is kept of a head that is not all there, in the parser neither."""
         self._is_deaf = True
-        self.parser = None
+        self.parser = None  # type: ignore[assignment]
         if self._in_head:
             self.headers.clear()
             self.url = b""

@@ -4,7 +4,7 @@ refused by name. What is left out here XGrammar would pass over in silence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -51,12 +51,14 @@ _OF_TYPE = {
 _ALONE = ("$ref", "allOf", "anyOf", "const", "enum", "oneOf")
 _DEFINITIONS = ("$defs", "definitions")
 _KNOWN = frozenset().union(_ANNOTATIONS, *_OF_TYPE.values(), _ALONE, _DEFINITIONS, ("type",))
-_NAMES: dict[str, type | tuple[type, ...]] = {
-    "null": type(None),
-    "boolean": bool,
-    "string": str,
-    "array": list,
-    "object": dict,
+_FORMS: dict[str, tuple[type, ...]] = {
+    "null": (type(None),),
+    "boolean": (bool,),
+    "string": (str,),
+    "array": (list,),
+    "object": (dict,),
+    "integer": (int,),
+    "number": (int, float),
 }
 
 
@@ -76,9 +78,10 @@ def _check(schema: Any, path: str, depth: int) -> None:
         raise _refusal(path[:200], f"is nested more than {DEPTH_MAX} deep")
     for keyword in schema.keys() - _KNOWN:
         raise _refusal(f"{path}.{keyword[:60]}", "is not supported: outputs cannot be held to it")
+    types = _read_types(schema, path)
     _check_company(schema, path)
-    _check_types(schema, path)
-    _check_values(schema, path)
+    _check_types(schema, path, types)
+    _check_values(schema, path, types)
     for where, inner in _inner(schema, path):
         _check(inner, where, depth + 1)
 
@@ -102,36 +105,38 @@ def _check_company(schema: dict[str, Any], path: str) -> None:
         raise _refusal(f"{path}.multipleOf", "is supported for integers without bounds only")
 
 
-def _check_types(schema: dict[str, Any], path: str) -> None:
-    types = _types(schema)
+def _check_types(schema: dict[str, Any], path: str, types: Collection[str]) -> None:
     for kind, keywords in _OF_TYPE.items():
         wanted = {"number", "integer"} if kind == "number" else {kind}
         for keyword in sorted(keywords & schema.keys()):
-            if not wanted & types:
+            if wanted.isdisjoint(types):
                 raise _refusal(f"{path}.{keyword}", f"needs 'type': {kind!r} beside it")
 
 
-def _check_values(schema: dict[str, Any], path: str) -> None:
+def _check_values(schema: dict[str, Any], path: str, types: Collection[str]) -> None:
     required, properties = schema.get("required"), schema.get("properties")
     for name in required if isinstance(required, list) else ():
-        if not isinstance(properties, dict) or name not in properties:
+        if not isinstance(properties, dict) or not isinstance(name, str) or name not in properties:
             raise _refusal(f"{path}.required", f"names {shown(name)}, which 'properties' lacks")
     values = schema.get("enum") if "enum" in schema else [schema["const"]] if "const" in schema else []
-    types = _types(schema)
+    wanted = {form for kind in types for form in _FORMS[kind]}
     for value in values if isinstance(values, list) and types else ():
-        if not any(_is(value, kind) for kind in types):
+        if type(value) not in wanted and not ("integer" in types and type(value) is float and value.is_integer()):
             raise _refusal(f"{path}.type", f"is not that of {shown(value)}")
 
 
-def _types(schema: dict[str, Any]) -> set[str]:
-    given = schema.get("type")
-    return {kind for kind in (given if isinstance(given, list) else [given]) if isinstance(kind, str)}
-
-
-def _is(value: object, kind: str) -> bool:
-    if kind in ("integer", "number"):
-        return type(value) is int or (type(value) is float and (kind == "number" or value.is_integer()))
-    return isinstance(value, _NAMES.get(kind, ()))
+def _read_types(schema: dict[str, Any], path: str) -> tuple[str, ...]:
+    """Each once, so that there are few: every value is looked at for each."""
+    if "type" not in schema:
+        return ()
+    given = schema["type"]
+    types = given if isinstance(given, list) else [given]
+    for index, kind in enumerate(types):
+        if not isinstance(kind, str) or kind not in _FORMS:
+            raise _refusal(f"{path}.type", f"must be one of {', '.join(_FORMS)}, or some of them, not {shown(kind)}")
+        if kind in types[:index]:
+            raise _refusal(f"{path}.type", f"names {kind!r} more than once")
+    return tuple(types)
 
 
 def _inner(schema: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from aegis.core.errors import UserError
 from aegis.core.request import Grammar
 from aegis.engine.grammar.trials import GrammarTrials
+from proxy.http.structured.json_schemas import check_schema
 from tests.unit.proxy.http.scripted import market, post, spec, word_text
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -62,7 +65,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
     ({"response_format": {"type": "structural_tag"}}, "response_format.format"),
     ({"response_format": {"type": "structural_tag", "format": {}}}, "response_format"),
-    (response_format({"type": "x"}), "response_format.json_schema.schema"),
+    (response_format({"type": "x"}), "response_format.json_schema.schema.type"),
+    (response_format({"type": ["x"]}), "response_format.json_schema.schema.type"),
+    (response_format({"type": ["string", 5]}), "response_format.json_schema.schema.type"),
+    (response_format({"type": ["string", "string"]}), "response_format.json_schema.schema.type"),
+    (response_format({"type": "object", "required": [[]]}), "response_format.json_schema.schema.required"),
     ({"structured_outputs": {}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "(("}}, "structured_outputs.regex"),
@@ -122,6 +129,40 @@ SCHEMAS: list[tuple[Any, str]] = [
 def test_a_keyword_that_would_not_be_enforced_is_refused_by_its_path(schema: Any, where: str) -> None:
     error = error_of(post(market(), "/v1/completions", COMPLETION | {"structured_outputs": {"json": schema}}))
     assert error["param"] == "structured_outputs.json" + where
+
+
+def test_a_schema_takes_a_time_that_is_proportional_to_its_size() -> None:
+    """Whatever of its keywords is looked at together: the types and the values, here."""
+    for types in ([f"t{i}" for i in range(4000)], ["null", "boolean", "array", "object", "integer", "number"] * 800):
+        schema = {"type": types, "enum": ["a"] * 8000}
+        began_s = time.monotonic()
+        with pytest.raises(UserError, match=r"'s\.type'"):
+            check_schema(schema, "s")
+        assert time.monotonic() - began_s < 0.1
+    began_s = time.monotonic()
+    check_schema({"type": ["null", "boolean", "array", "object", "integer", "string"], "enum": ["a"] * 30_000}, "s")
+    assert time.monotonic() - began_s < 0.1
+
+
+def test_a_value_is_of_the_types_that_are_named() -> None:
+    values = {"null": None, "true": True, "5": 5, "5.0": 5.0, "5.5": 5.5, "text": "x", "list": [], "object": {}}
+    fitting = {
+        "null": ["null"],
+        "boolean": ["true"],
+        "integer": ["5", "5.0"],
+        "number": ["5", "5.0", "5.5"],
+        "string": ["text"],
+        "array": ["list"],
+        "object": ["object"],
+    }
+    for kind, names in fitting.items():
+        for name, value in values.items():
+            try:
+                check_schema({"type": kind, "const": value}, "s")
+            except UserError:
+                assert name not in names, (kind, name)
+            else:
+                assert name in names, (kind, name)
 
 
 def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
