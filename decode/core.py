@@ -412,7 +412,7 @@ class DecodeCore:
             self._work.rules,
             now_ns,
             change_ns=self._change_times.ns,
-            active=model == self.active,
+            active=model == self._models.active,
             resident=weights.is_resident(model) or weights.is_loading(model),
             turn_ns=self._work.had_turn_ns(batch, now_ns),
         )
@@ -501,7 +501,7 @@ class DecodeCore:
     def _begin_step(self, turn: RunningTurn, stepping: tuple[Sequence, ...], now_ns: int) -> None:
         if turn.started_ns is None:
             turn.started_ns = now_ns
-        self._begun_ns, self._changes = now_ns, turn.batch.model != self.active
+        self._begun_ns, self._changes = now_ns, turn.batch.model != self._models.active
         if self._changes:
             self._switched(turn, now_ns)
         self._work.stepping = stepping

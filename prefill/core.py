@@ -264,7 +264,7 @@ class PrefillCore:
         weights, model = self.ledger.weights, job.model
         self._models.check_active()
         if self._switch is None or self._switch.model != model:
-            self._switch = Switching(model, now_ns) if model != self.active else None
+            self._switch = Switching(model, now_ns) if model != self._models.active else None
         if weights.is_resident(model):
             if self._switch:
                 self._switch.loaded(now_ns)
