@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Thread
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -86,6 +88,7 @@ def _check_ended(process: BaseProcess, market: Path) -> None:
 def _work(names: Sequence[str], market: Path, progress: Connection) -> None:
     """In a process of its own; sends a model's name for every step of its training."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    Thread(target=_end_with_parent, daemon=True).start()
     import torch
 
     from aegis.models.demo.training import make_model
@@ -94,3 +97,11 @@ def _work(names: Sequence[str], market: Path, progress: Connection) -> None:
     for name in names:
         with replacing(market / name) as draft:
             make_model(name, draft, report=partial(progress.send_bytes, name.encode()))
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed ends nobody, and the pipe to it breaks only where a step of training is reported."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
