@@ -1,0 +1,4 @@
+"""`aegis bench fidelity`: how far a simulation is from a live run of the same requests.
+
+The command line calls it.
+"""

@@ -1,1 +1,4 @@
-"""`aegis bench report` and `aegis bench timeline`: what runs have left behind, as one page and as a trace."""
+"""`aegis bench report` and `aegis bench timeline`: the files of runs as one HTML page and as a trace.
+
+The command line calls it; `bench.simulate` and `bench.plan` use its plots and numbers.
+"""

@@ -1,1 +1,4 @@
-"""`aegis top`: a server in a terminal."""
+"""`aegis top`: a view of a running server in the terminal.
+
+`aegis.cli.main` adds the command; its figures come over the admin API.
+"""

@@ -1,0 +1,4 @@
+"""The demo market: eight tiny models that are trained on the user's machine and kept in the cache directory.
+
+`aegis demo` and the launcher make it.
+"""

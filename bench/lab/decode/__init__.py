@@ -1,0 +1,4 @@
+"""Decoding beside transformers and beside stock vLLM: `aegis lab decode`.
+
+`bench.lab.commands` calls it.
+"""

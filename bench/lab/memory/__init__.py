@@ -1,0 +1,4 @@
+"""What memory costs on the CPU device, and how well it is shared: `aegis lab memory`.
+
+`bench.lab.commands` calls it.
+"""

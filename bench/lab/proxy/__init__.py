@@ -1,1 +1,4 @@
-"""What aegis's proxy costs, beside LiteLLM's: `aegis lab proxy`."""
+"""What the proxy of aegis costs, beside LiteLLM's: `aegis lab proxy`.
+
+The command line calls it.
+"""
