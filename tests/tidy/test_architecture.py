@@ -1,7 +1,8 @@
-"""docs/architecture.md names what is there, and few hops."""
+"""docs/architecture.md: the names on it exist, the ways are short, and the map is complete and in order."""
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ LEVEL_MAX = 24
 
 
 def named() -> list[tuple[str, str]]:
-    return re.findall(r"`([a-z_/]+\.(?:py|js))(?:: (\w+))?`", PAGE)
+    return re.findall(r"`([a-z_/]+\.(?:py|js))(?:: ([\w.]+))?`", PAGE)
 
 
 def rooms() -> list[str]:
@@ -25,15 +26,17 @@ def rooms() -> list[str]:
 @pytest.mark.parametrize(("file", "name"), named())
 def test_every_name_is_there(file: str, name: str) -> None:
     text = (ROOT / file).read_text(encoding="utf-8")
-    if name:
-        defined = {node.name for node in ast.parse(text).body if hasattr(node, "name")}
-        assert name in defined
+    scope: ast.AST = ast.parse(text) if name else ast.Module([], [])
+    for part in filter(None, name.split(".")):
+        defined = {node.name: node for node in scope.body if hasattr(node, "name")}  # type: ignore[attr-defined]
+        assert part in defined
+        scope = defined[part]
 
 
 @pytest.mark.parametrize("title", HOPS)
 def test_ways_are_short(title: str) -> None:
     (section,) = re.findall(rf"## {title}\n(.*?)(?=\n## )", PAGE, re.DOTALL)
-    hops = re.findall(r"^\d+\. `[a-z_/]+\.py: \w+`", section, re.MULTILINE)
+    hops = re.findall(r"^\d+\. `[a-z_/]+\.py: [\w.]+`", section, re.MULTILINE)
     assert 0 < len(hops) <= HOPS[title]
     assert len(hops) == len(re.findall(r"^\d+\. ", section, re.MULTILINE)), "each hop begins with a file and a name"
 
@@ -45,6 +48,15 @@ def test_every_room_is_on_the_map() -> None:
     known = set(rooms())
     assert {room for room in packages | files if not room.endswith("__pycache__")} - known == set()
     assert [room for room in known if not (ROOT / room).exists()] == []
+
+
+def test_rooms_are_in_the_order_of_their_imports() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (contract,) = [contract for contract in contracts["contracts"] if contract["id"] == "layers"]
+    layers = [re.split(r" [|:] ", layer) for layer in reversed(contract["layers"])]
+    level = {room: number for number, layer in enumerate(layers) for room in layer}
+    levels = [level[room.removesuffix(".py").replace("/", ".")] for room in rooms()]
+    assert levels == sorted(levels)
 
 
 def test_no_room_is_a_hall() -> None:
