@@ -28,7 +28,7 @@ OWING_NS: Final = 5_000_000
 
 
 class PageRequest(Enum):
-    """How the last wish for pages stands."""
+    """The state of the last request for pages."""
 
     NONE = "none"
     ASKED = "asked"
@@ -106,7 +106,7 @@ class Balloon:
             self._ask(wish)
 
     def content(self) -> None:
-        """What was urgent has been had otherwise: others need not give anything back for it."""
+        """The urgent need was met in another way, so others need not give anything back for it."""
         if self.wish in (PageRequest.REFUSED, PageRequest.EXCESSIVE) and self._asked.urgent:
             self._ask(NeedPages(self._asked.count, urgent=False))
 
@@ -177,7 +177,8 @@ class Balloon:
             raise LawBroken(f"V1: {parts} pages in the pool, retired and leaving do not make {self._held}")
 
     def _withdraw(self) -> None:
-        """Who gives what it does not need wants no more; work that stands still keeps its place."""
+        """An instance that gives pages that it does not need asks for no more; a request without which work stands
+        still keeps its place."""
         if self.wish in (PageRequest.REFUSED, PageRequest.EXCESSIVE) and not self._asked.urgent:
             self._asked, self.wish = NeedPages(0, urgent=False), PageRequest.NONE
             self._effects.append(Send(self._asked))

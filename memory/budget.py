@@ -1,4 +1,4 @@
-"""What an instance may hold, and what of a model fits in it."""
+"""The memory that an instance may hold, and how much of a model fits in it."""
 
 from __future__ import annotations
 

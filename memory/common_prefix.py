@@ -1,10 +1,10 @@
-"""How far two sequences of tokens are the same."""
+"""The length of the common beginning of two sequences of tokens."""
 
 from __future__ import annotations
 
 
 def alike(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many tokens both begin with, by halving: slices are compared faster than tokens."""
+    """The number of tokens that both begin with, found by halving, because slices are compared faster than tokens."""
     same, differs = 0, min(len(one), len(other))
     if one[:differs] == other[:differs]:
         return differs

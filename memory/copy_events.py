@@ -51,5 +51,5 @@ class Transfers:
         return sum(self._submitted.values()) - sum(self._completed.values())
 
     def by_stream(self) -> dict[StreamName, int]:
-        """What is in flight, by stream."""
+        """The number of transfers that have not ended, by stream."""
         return {name: submitted - self._completed[name] for name, submitted in self._submitted.items()}

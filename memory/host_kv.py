@@ -52,7 +52,7 @@ class HostKv:
         self._spec_of = spec_of
 
     def prefix_of(self, job: Job) -> KeptPrefix | None:
-        """What is kept of what it prefills. A prompt whose logprobs are wanted has to be run."""
+        """The kept KV of the prompt that the job prefills. A prompt whose logprobs are requested has to be run."""
         spec = self._spec_of(job.model)
         if spec is None or job.sampling.prompt_logprobs is not None:
             return None

@@ -50,7 +50,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class AbandonFill:
-    """What is left of this fill need not be done; it is answered all the same."""
+    """The rest of this fill need not be done; it is answered all the same."""
 
     model: ModelId
 
@@ -281,7 +281,7 @@ class ModelCache:
         self._serve_waiting()
 
     def _victims(self, wanted: _Image, short: int) -> list[ModelId] | None:
-        """Whose extents make up for what is short; None if nobody's do."""
+        """The models whose extents make up for the missing ones; None if none suffice."""
         idle = [
             (image.used_ns, model)
             for model, image in self._images.items()

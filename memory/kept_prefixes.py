@@ -80,7 +80,7 @@ class _Writing:
 
 
 class KeptPrefixes:
-    """What the node keeps on a machine, in slabs of `slab_bytes`."""
+    """The KV that the node keeps on a machine, in slabs of `slab_bytes`."""
 
     def __init__(self, slab_bytes: int, counters: Counters | None = None) -> None:
         self.counters = counters or Counters()
@@ -108,7 +108,7 @@ class KeptPrefixes:
     # --- readers ------------------------------------------------------------------------------------------------------
 
     def find(self, image: str, shape: KvShape, prompt: Sequence[int]) -> KeptPrefix | None:
-        """What is kept of the prompt's beginning; its last token is never part of it."""
+        """The kept KV of the prompt's beginning; the prompt's last token is never part of it."""
         self.counters.prompts += 1
         root = self._roots.get((image, shape))
         if root is None:
@@ -140,8 +140,8 @@ class KeptPrefixes:
         shape: KvShape,
         spare: Callable[[], SlabId | None],
     ) -> KeepKv:
-        """What of the offer is to be written, and where: what follows those of its blocks that are here already, as far
-        as there is room in slabs that are to `spare`, or that were used longer ago."""
+        """The blocks of the offer that are to be written, and their places: those after the blocks that are kept
+        already, as far as there is room in slabs that are to `spare`, or that were used longer ago."""
         root = self._roots.setdefault((image, shape), _Entry(0, b"", None, None, -1))
         blocks = _blocks(offer.tokens, shape)
         known = self._known(root, blocks)

@@ -124,7 +124,7 @@ class Ledger:
         self.effects.append(UnmapWeights(model))
 
     def unload(self, in_use: Set[ModelId]) -> None:
-        """What is to leave and not in use does, and that is answered. A load under way ends first."""
+        """Models that are to leave and are not in use leave, and that is answered. A load under way ends first."""
         for model in sorted(self.unloading - in_use):
             if self.weights.is_loading(model):
                 continue
@@ -145,8 +145,8 @@ class Ledger:
         return self.device.slabs_for(shape, blocks) * self.budget.pages_per_slab
 
     def told(self, message: GrantPages | ImageCached | EvictImage | SetSlo | UnloadModel) -> None:
-        """What the owners of the device's pages, of the node's model cache and of its models say. An eviction is
-        answered once no load reads from the cache what may be overwritten then."""
+        """Takes messages of the owners of the device's pages, of the node's model cache and of its models. An eviction
+        is answered once no load reads from the cache what may be overwritten then."""
         match message:
             case GrantPages():
                 self.balloon.granted(message)
@@ -246,7 +246,7 @@ class Ledger:
         } | {f"transfers_in_flight_{name}": count for name, count in self.transfers.by_stream().items()}
 
     def shapes(self) -> tuple[SlabsOfShape, ...]:
-        """Who the slabs belong to, for telemetry."""
+        """The slabs of each shape, for telemetry."""
         return tuple(
             SlabsOfShape(
                 region=region,

@@ -65,7 +65,7 @@ class MachinesKv:
         return machine in self._homes.values()
 
     def prefix_of(self, instance: InstanceId, job: Job) -> KeptPrefix | None:
-        """What is kept, where the instance is, of what the job prefills."""
+        """The kept KV of the job's prompt on the machine of the instance."""
         home = self._homes.get(instance)
         return None if home is None else self._machines[home].prefix_of(job)
 

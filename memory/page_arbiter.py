@@ -1,16 +1,16 @@
-"""Who of the instances on a device holds which of its pages: one owner of the accounts (Prism §5, ballooning).
+"""The owner of the accounts of a device's pages: which instance holds which of them (Prism §5, ballooning).
 
-An instance asks rarely, for many pages, and allocates them on its own. What cannot be granted is refused at once and
-remembered. An urgent wish, without which its instance stands still, is served strictly in order of asking, and others
-are asked to give back for it: idle ones first, then those above an equal share, then anybody. Whoever is asked for the
-same page, one gets it and the other waits; nobody fails. A crowded wish, without which requests of a turn are left out
-of it, is entitled to an equal share. An idle instance is trimmed to its floor.
+An instance asks rarely, for many pages, and allocates them on its own. A request that cannot be granted is refused at
+once and remembered. An urgent request, without which its instance stands still, is served strictly in order of asking,
+and other instances are asked to give pages back for it: idle ones first, then those above an equal share, then any. If
+two instances ask for the same page, one gets it and the other waits; neither fails. An instance with a crowded request,
+without which a turn leaves requests out, is entitled to an equal share. An idle instance is trimmed to its floor.
 
-Sans-I/O: every method returns effects. Instances answer each `TakeBack` once; one that dies gives everything back, and
-what it may have written is wiped before anybody else gets it.
+Sans-I/O: every method returns effects. Instances answer each `TakeBack` once. The pages of one that dies go back, and
+those that it may have written are wiped before any other instance gets them.
 
 Laws: (A1) free + held + being wiped == capacity; (A2) an instance holds more than its limit only while it is asked to
-give back; (A3) the first urgent wish waits for lack of pages only.
+give back; (A3) the first urgent request waits for lack of pages only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aegis.core.messages import GaveBack, GrantPages, NeedPages, TakeBack
 from memory.pages import NoPages, PagePool, Runs
 
 PATIENCE_NS: Final = 1_000_000_000
-"""How long an instance may take to give pages back that another one needs."""
+"""The time that an instance may take to give back pages that another one needs."""
 
 TICK_NS: Final = 500_000_000
 """Arbiters are told so often that time passes."""
@@ -319,12 +319,12 @@ class PageArbiter:
         return effects
 
     def _missing(self, wish: NeedPages) -> int:
-        """What is neither free nor asked back."""
+        """The pages that are neither free nor asked back."""
         coming = sum(member.taking.pages for member in self._members.values() if member.taking)
         return wish.count - self.free - coming
 
     def _take(self, instance: InstanceId, pages: int) -> ArbiterEffect:
-        """Who could not give as much last time is asked for what it said it had."""
+        """An instance that could not give as many pages last time is asked for the number that it reported."""
         member = self._members[instance]
         pages = min(pages, member.spare or pages)
         member.spare = 0

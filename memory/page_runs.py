@@ -29,11 +29,11 @@ class RunSet:
         return map(PageRun, self._starts, self._stops)
 
     def bounds(self) -> Iterable[tuple[int, int]]:
-        """Where its runs start and stop."""
+        """The starts and stops of its runs."""
         return zip(self._starts, self._stops, strict=True)
 
     def __len__(self) -> int:
-        """How many runs."""
+        """The number of runs."""
         return len(self._starts)
 
     def __bool__(self) -> bool:
@@ -82,7 +82,7 @@ class RunSet:
             del starts[at], stops[at]
 
     def intersection(self, run: PageRun) -> list[PageRun]:
-        """What of the run is in the set."""
+        """The part of the run that is in the set."""
         found: list[PageRun] = []
         for at in range(max(self._at(run.start), 0), len(self._starts)):
             start, stop = max(self._starts[at], run.start), min(self._stops[at], run.stop)

@@ -1,9 +1,9 @@
-"""Which models' weights are on the device: absent, loading (activated or prefetched) or resident.
+"""Residency: the models whose weights are on the device are loading (activated or prefetched) or resident.
 
 A load that is not wanted any more is abandoned: its pages come back when its event has passed.
 
 Laws: (R1) a model that is not absent owns exactly the pages its image needs, an absent one none; (R2) a loading model
-is never a victim, for its pages are the target of a transfer (rule 3).
+is never a victim, because its pages are the target of a transfer (rule 3).
 """
 
 from __future__ import annotations

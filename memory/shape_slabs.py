@@ -37,7 +37,7 @@ class ShapeSlabs:
         return self.slabs[SlabId(self.order[-1] & _SLAB)]
 
     def pieces(self, runs: Iterable[BlockRun]) -> list[tuple[Slab, int]]:
-        """Which blocks of which slab, each slab once."""
+        """The blocks of each slab, each slab once."""
         masks: dict[int, int] = {}
         size, last, mask = self.per_slab, -1, 0
         for start, stop in runs:

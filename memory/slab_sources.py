@@ -1,4 +1,4 @@
-"""Where slabs come from: pages of the device that are mapped while a slab is held, and leases of the node.
+"""The sources of slabs: pages of the device that are mapped while a slab is held, and leases of the node.
 
 The lowest slab is taken first: neighbours make long runs of blocks.
 """

@@ -38,10 +38,10 @@ class NoBlocks:
 
 
 class SlabSource(Protocol):
-    """Where a region's slabs come from: a device's page pool, or the node's leases."""
+    """The source of a region's slabs: a device's page pool, or the node's leases."""
 
     def available(self) -> int:
-        """How many slabs `take` would give now."""
+        """The number of slabs that `take` would give now."""
         ...
 
     def take(self) -> SlabId: ...
@@ -187,7 +187,7 @@ class SlabPool:
         return bool(self._moving)
 
     def use(self) -> dict[KvShape, ShapeUse]:
-        """What each shape holds, for those that hold anything."""
+        """The use of each shape that holds anything."""
         return {shape: self._use(shape, held) for shape, held in self._shapes.items() if held.slabs}
 
     def check(self) -> None:

@@ -8,7 +8,8 @@ from aegis.core.ids import InstanceId, ModelId
 
 
 class Unloading:
-    """Who has not answered `UnloadModel` yet. A model that is wanted again meanwhile keeps its image."""
+    """The instances that have not answered `UnloadModel` yet. A model that is wanted again meanwhile keeps its
+    image."""
 
     def __init__(self) -> None:
         self._waiting: dict[ModelId, set[InstanceId]] = {}

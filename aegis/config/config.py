@@ -1,4 +1,4 @@
-"""What `aegis launch` can be told: the configuration as a model, its options and its variables.
+"""The configuration of `aegis launch` as a model, its options and its variables.
 
 `aegis.config.sources.load` fills it.
 """
@@ -54,7 +54,7 @@ class ModelSlo(Section):
 
 
 class RateLimits(Section):
-    """What is not set is not limited; tokens are those of prompts and answers."""
+    """Limits per minute. An absent value means no limit; tokens are those of prompts and answers."""
 
     requests_per_minute: Count | None = Field(default=None, description="Requests that begin in a minute")
     tokens_per_minute: Count | None = Field(default=None, description="Tokens of prompts and answers in a minute")
@@ -95,7 +95,7 @@ class ModelEntry(Section):
 
 
 class Instances(Section):
-    """How many instances of each kind are launched."""
+    """The number of instances of each kind that are launched."""
 
     prefill: Count = Field(default=1, description="Prefill instances")
     decode: Count = Field(default=1, description="Decode instances")
@@ -136,7 +136,7 @@ class Instances(Section):
 
 
 class Server(Section):
-    """Where the proxies listen."""
+    """The address of the proxies, and what clients may do."""
 
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on")
     port: Port = Field(default=8000, description="Port to listen on")
@@ -181,7 +181,7 @@ class Server(Section):
 
 
 class Memory(Section):
-    """What may be used of device and host memory."""
+    """The amounts of device and host memory that may be used."""
 
     device: Size = Field(
         default=1 << 30, description="Of each device, for weights and KV of all its instances; they share it as needed"
@@ -216,7 +216,7 @@ class Memory(Section):
 
 
 class Telemetry(Section):
-    """What a server remembers of late, for `/debug/spans`, `/debug/records` and `/debug/decisions`."""
+    """The history that a server keeps for `/debug/spans`, `/debug/records` and `/debug/decisions`."""
 
     spans: Count = Field(default=200_000, description="Runs, copies and switches of instances that are remembered")
     records: Count = Field(default=50_000, description="Requests that are remembered after their end")
@@ -242,7 +242,7 @@ class Mqtt(Section):
 
 
 class RedisSettings(Section):
-    """Where requests are recorded, so that a retry of one is answered as the request was (docs/distribution.md)."""
+    """The store of requests: a retry of a recorded request gets the answer of the first one (docs/distribution.md)."""
 
     url: Annotated[SecretStr, AfterValidator(redis_url)] | None = Field(
         default=None,

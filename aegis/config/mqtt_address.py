@@ -1,4 +1,4 @@
-"""Where the broker is: what `--mqtt URL` says, checked, and shown without the password."""
+"""The address of the broker: the URL of `--mqtt`, checked, and shown without the password."""
 
 from __future__ import annotations
 

@@ -10,12 +10,13 @@ _NAMES = ("ttft", "tbt")
 
 
 def parse_slo(text: str) -> Slo:
-    """What is not named keeps its default. Raises UserError."""
+    """Deadlines that the text does not name keep their default. Raises UserError."""
     return Slo(**{f"{name}_ns": limit_ns for name, limit_ns in limits_ns(text).items()})
 
 
 def limits_ns(text: str, origin: str = "--slo") -> dict[str, int]:
-    """What is named of `ttft` and `tbt`. Raises UserError, which says that `origin` is to be mended."""
+    """The deadlines of `ttft` and `tbt` that the text names. Raises UserError, which names `origin` as the place of the
+    mistake."""
     given_ns: dict[str, int] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")

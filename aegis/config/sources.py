@@ -1,4 +1,4 @@
-"""Where the configuration comes from: command-line options over `AEGIS_…` variables over a YAML file over defaults.
+"""The sources of the configuration: command-line options over `AEGIS_…` variables over a YAML file over defaults.
 
 The four are merged as one tree that remembers where each value came from, and validated once; so an error names the
 option, the variable, or the file and key that has to be changed, in one line.
@@ -108,7 +108,8 @@ class _Tree:
         return []
 
     def _where(self, loc: tuple[Any, ...]) -> str:
-        """What a user has to change: the nearest origin above the value, else those of the values below it."""
+        """The setting that a user has to change: the nearest origin above the value, else the origins of the values
+        below it."""
         key = ".".join(str(part) for part in loc if part != "[key]")
         for depth in range(len(loc), -1, -1):
             if origin := self._origins.get(loc[:depth]):
@@ -127,7 +128,7 @@ class _Tree:
 
 
 def _reason(error: Mapping[str, Any]) -> str:
-    """What is wrong, without the library's own words."""
+    """The mistake, without the library's own words."""
     match error["type"]:
         case "extra_forbidden":
             near = difflib.get_close_matches(str(error["loc"][-1]), _keys_around(error["loc"]), n=1)

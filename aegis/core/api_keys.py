@@ -1,6 +1,6 @@
-"""Who may ask, and the API keys they are known by.
+"""Callers, and the API keys that identify them.
 
-A key is kept as its digest, which is enough to know it again and nothing to send, and compared in constant time.
+A key is kept as its digest, which identifies the key but cannot be sent in its place, and is compared in constant time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ANYONE = Caller()
 
 
 class Key(Struct, frozen=True):
-    """What is sent as `Authorization: Bearer …`, as its digest."""
+    """An API key: the digest of the value in `Authorization: Bearer …`."""
 
     digest: bytes
     caller: Caller

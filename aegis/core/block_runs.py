@@ -20,7 +20,7 @@ def count_blocks(runs: Iterable[BlockRun]) -> int:
 
 
 def count_within(runs: Iterable[BlockRun], bounds: BlockRun) -> int:
-    """How many of the blocks lie there."""
+    """The number of the blocks that lie in this range."""
     first, end = bounds
     return sum(min(stop, end) - max(start, first) for start, stop in runs if start < end and stop > first)
 
@@ -83,7 +83,7 @@ def blocks_after(runs: Iterable[BlockRun], count: int) -> Blocks:
 
 
 def moved(runs: Iterable[BlockRun], copies: Sequence[BlockCopy]) -> list[BlockRun]:
-    """Where these blocks are after the copies, which are in the order of their sources."""
+    """The places of these blocks after the copies, which are in the order of their sources."""
     places: list[BlockRun] = []
     for start, stop in runs:
         for source, target, count in copies:

@@ -1,8 +1,8 @@
-"""Which copies go first where several want one direction of a link: a rule for the simulator and for devices alike.
+"""The order of copies that share one direction of a link: a rule for the simulator and for devices alike.
 
-(1) `NOW`: KV that the turn waits for, or that makes room for it. It is little beside weights, and without it rows that
-are due are missing in a step. (2) `WEIGHTS` that the turn waits for. (3) `AHEAD`: weights and KV for later turns. What
-is less urgent goes on where it was once nothing more urgent is left.
+(1) `NOW`: KV that the turn waits for, or that makes room for it. It is small beside weights, and without it sequences
+that are due are missing in a step. (2) `WEIGHTS` that the turn waits for. (3) `AHEAD`: weights and KV for later turns.
+A copy that had to yield goes on from where it stopped when nothing more urgent is left.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Why something was decided: which slack, which cost, which alternative lost.
+"""The reasons of decisions: the slack, the cost, and the alternative that lost.
 
-A decision is explained only where somebody asked for that, by a pure function of what was seen when it was made. What
-explains is the policy itself, from the numbers that it decides by; for one that does not, what it saw is told.
+A decision is explained only on request, by a pure function of the view from which it was made. The policy itself
+explains it, by the numbers that it decides by; for a policy that does not, the explanation is what it saw.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Plan(NamedTuple):
     made_ns: int
 
     def batch(self, at: int) -> BatchView | None:
-        """That of turn number `at`, if there is one."""
+        """The batch of turn number `at`, if there is one."""
         if at >= len(self.turns):
             return None
         return next(batch for batch in self.batches if batch.batch == self.turns[at].batch)
@@ -95,7 +95,7 @@ class ExplainsTurns(Protocol):
     """A `RoundPolicy` that does."""
 
     def why_turn(self, plan: Plan, at: int) -> Why:
-        """Why turn number `at` of a plan of its own is there, when the plan was made."""
+        """The reason of turn number `at` of a plan of this policy, when the plan was made."""
         ...
 
 
@@ -104,7 +104,7 @@ class ExplainsPlaces(Protocol):
     """A `DecodePolicy` that does."""
 
     def why_place(self, work: Work, lists: DecodeView, chosen: InstanceId) -> Why:
-        """Why it placed the work there; the lists are as they were then."""
+        """The reason for placing the work there; the lists are as they were then."""
         ...
 
 
@@ -113,7 +113,7 @@ class ExplainsGroups(Protocol):
     """A `PrefillPolicy` that does."""
 
     def why_group(self, work: Work, queues: PrefillView, chosen: PrefillPlacement) -> Why:
-        """Why it placed the work there; the queues are as they were then."""
+        """The reason for placing the work there; the queues are as they were then."""
         ...
 
 
@@ -122,5 +122,5 @@ class ExplainsOrder(Protocol):
     """A `PrefillOrder` that does."""
 
     def why_next(self, line: PrefillLine, order: Sequence[int], now_ns: int) -> Why:
-        """Why who is first in its order of the line is so, when the order was made."""
+        """The reason why the first job of the order is first, when the order was made."""
         ...

@@ -1,6 +1,8 @@
-"""What an instance core asks its shell to do. Performed in order; a `Run…` is always the last of a list and is answered
-by exactly one `Stepped` or `StepFailed`. Copies are answered by `Progress`; the rest is done when the shell returns to
-the core."""
+"""Effects: what an instance core asks its shell to do.
+
+The shell performs them in order. A `Run…` is always the last of a list and is answered by exactly one `Stepped` or
+`StepFailed`. Copies are answered by `Progress`; everything else is done when the shell returns to the core.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ class LoadWeights(Struct, frozen=True, tag=True):
 
 
 class AbandonLoad(Struct, frozen=True, tag=True):
-    """What is left of this copy need not be done; its event passes all the same."""
+    """The rest of this copy need not be done; its event passes all the same."""
 
     event: EventHandle
 

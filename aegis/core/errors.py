@@ -9,8 +9,8 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """What a user can cause and mend. `message` is one line; `param` names the offending field, if there is one.
-    `reason` is what it is counted as, where `code` says less."""
+    """A mistake that a user can cause and mend. `message` is one line; `param` names the offending field, if there is
+    one. `reason` is the label under which it is counted, if `code` is not precise enough."""
 
     def __init__(
         self,

@@ -25,12 +25,12 @@ _TOLERANCE: Final = 0.01  # an estimate that moves by less stays as it was
 _DEPENDENT: Final = 1e-12  # of a feature's square is left: the others explain it
 
 Features = tuple[float, float, float]
-"""What a cost is linear in. One that is not used is 0 everywhere."""
+"""The quantities in which a cost is linear. An unused one is 0 everywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What a device can do, before anything was measured on it."""
+    """The figures of a device, before anything was measured on it."""
 
     copy_bytes_per_s: float = 8e9  # host to device
     memory_bytes_per_s: float = 8e9  # weights streamed by a decode step
@@ -39,7 +39,7 @@ class Hardware:
 
 
 class Prior:
-    """What is believed of a cost before it was observed. All fits of that cost share one: it never changes."""
+    """The assumed cost before any observation. All fits of that cost share one, which never changes."""
 
     __slots__ = ("bound", "coefficients", "points", "scale", "squares")
 

@@ -1,4 +1,4 @@
-"""What a shell tells an instance core, beside the messages of `aegis.core.messages`."""
+"""Events that a shell tells an instance core, besides the messages of `aegis.core.messages`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class LoadFailed(Struct, frozen=True, tag=True):
 
 
 class Stepped(Struct, frozen=True):
-    """What the run that was asked for last has made: for each of its steps the tokens, one per row and in its order;
-    nothing where it was a chunk of a prefill that goes on. `duration_ns` is that of the whole run; `prompt` comes after
-    a prefill that wanted its prompt's logprobs."""
+    """The result of the last run: the tokens of each of its steps, one per row and in the order of the rows; none if it
+    was a chunk of a prefill that goes on. `duration_ns` is that of the whole run; `prompt` holds the prompt's logprobs,
+    if the prefill was asked for them."""
 
     steps: tuple[tuple[Token, ...], ...]
     duration_ns: int

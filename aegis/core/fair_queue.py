@@ -1,5 +1,5 @@
-"""What several callers wait with for one that works for all: callers have turns, however much one of them wants, and of
-each one's jobs the smallest is next."""
+"""A queue for several callers that wait for one worker: callers take turns, however much one of them wants, and the
+smallest of a caller's jobs is next."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ ModelId = NewType("ModelId", str)
 """The name a client puts in `model`."""
 
 MODEL_NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,127}"
-"""What the whole of a model's name looks like."""
+"""The pattern of a whole model name."""
 
 ProxyId = NewType("ProxyId", int)
 """A proxy's process. One that is started again has another, so nothing of the lost one is ever taken for its."""
@@ -53,7 +53,7 @@ def nth_request(proxy: ProxyId, count: int) -> RequestId:
 
 
 def proxy_of(request: RequestId) -> ProxyId:
-    """Where the request came from, and its tokens go."""
+    """The proxy that the request came from, and that its tokens go to."""
     return ProxyId(request >> _COUNT_BITS)
 
 

@@ -1,4 +1,4 @@
-"""What one key, or one model, may use of a server."""
+"""Limits on the use of a server by one key, or of one model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNLIMITED = Limits()
 
 
 class Scope(Struct, frozen=True):
-    """Whom limits are of."""
+    """The key or the model that has the limits."""
 
     kind: Literal["key", "model"]
     name: str

@@ -1,4 +1,4 @@
-"""What crosses between the instances and their node or proxies: control only, never KV bytes.
+"""Messages between the instances and their node or proxies: control only, never KV bytes.
 
 Each is an event to the core that receives it and an effect of the core that sends it. Encoded as msgpack by the
 transport. Messages about one request carry its `attempt`; a receiver drops those of another attempt (they come from a
@@ -284,8 +284,8 @@ class Reused(Struct, frozen=True, tag=True):
 
 
 class KvReleased(Struct, frozen=True, tag=True):
-    """Who adopted a `KvHandle` is done with it: the KV has arrived, or is no longer wanted. Forwarded to the owner as
-    `ReleaseKv`, whatever became of the request meanwhile."""
+    """The instance that adopted a `KvHandle` is done with it: the KV has arrived, or is no longer wanted. Forwarded to
+    the owner as `ReleaseKv`, whatever became of the request meanwhile."""
 
     request: RequestId
     attempt: int
@@ -377,7 +377,7 @@ class OfferKv(Struct, frozen=True, tag=True):
 
 
 class KvKept(Struct, frozen=True, tag=True):
-    """What `KeepKv` asked for has been copied or, where it is not `done`, never will be."""
+    """The copy that `KeepKv` asked for has ended; if it is not `done`, it never will be."""
 
     offer: int
     done: bool
@@ -412,8 +412,8 @@ class SwitchDone(Struct, frozen=True, tag=True):
 
 
 class StepsTook(Struct, frozen=True, tag=True):
-    """How long a decode step of a batch of this model takes, as the instance reckons after its last run: of `rows`
-    sequences with so many cached tokens in all. Now and then, to all proxies."""
+    """The time of a decode step of a batch of this model, estimated by the instance after its last run: of `rows`
+    sequences with so many cached tokens in all. Sent now and then, to all proxies."""
 
     model: ModelId
     context_tokens: int

@@ -1,4 +1,4 @@
-"""What the whole system knows of a model: its manifest, the shape of its KV cache, its deadlines."""
+"""The facts about a model that the whole system shares: its manifest, the shape of its KV cache, its deadlines."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def _token_bytes(shape: KvShape) -> int:
 
 
 SLO_NS_MIN, SLO_NS_MAX = 1_000, 86_400_000_000_000
-"""What users may ask for. Schedulers divide by deadlines, and what is due has to fit the integers of a message."""
+"""The range of deadlines that users may set. Schedulers divide by deadlines, and due times have to fit the integers of
+a message."""
 
 
 class Slo(Struct, frozen=True):
@@ -90,7 +91,7 @@ class Slo(Struct, frozen=True):
 
 
 class ModelChange(Struct, frozen=True):
-    """What of a model that is served becomes another; None: it stays."""
+    """A change of a model that is served; None: the value stays."""
 
     ttft_ns: int | None = None
     tbt_ns: int | None = None
@@ -100,8 +101,8 @@ class ModelChange(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True):
-    """What an image directory says of itself (`manifest.json`). Beside it lie `image.bin`, one more image for each
-    further rank, `config.json` and, where the checkpoint has one, `tokenizer.json` with its configuration."""
+    """The description of an image directory, in its `manifest.json`. Beside it lie `image.bin`, one more image for each
+    further rank, `config.json` and, if the checkpoint has one, `tokenizer.json` with its configuration."""
 
     fingerprint: str
     architecture: str  # transformers' class name
@@ -131,7 +132,7 @@ class ModelSpec(Struct, frozen=True):
     slo: Slo = Slo()
 
     def shard(self, rank: int) -> ModelSpec:
-        """What one of its ranks loads."""
+        """The part of the model that one of its ranks loads."""
         if self.manifest.ranks == 1:
             return self
         sums = self.manifest.checksums
@@ -140,5 +141,5 @@ class ModelSpec(Struct, frozen=True):
         return replace(self, manifest=own, image_path=self.image_path.removesuffix(image_name()) + image_name(rank))
 
     def without_tensors(self) -> ModelSpec:
-        """What schedulers and books need of it; it cannot be loaded."""
+        """The part that schedulers and accounts need; it cannot be loaded."""
         return replace(self, manifest=replace(self.manifest, tensors=(), checksums=b""), directory="", image_path="")

@@ -16,15 +16,15 @@ PRIORITY_MAX = 8
 
 
 class Grammar(Struct, frozen=True, cache_hash=True):
-    """What output is held to: a JSON Schema, a regular expression, a grammar in EBNF, or one of XGrammar's structural
-    tags. `text` says which one."""
+    """The constraint on an output: a JSON Schema, a regular expression, a grammar in EBNF, or one of XGrammar's
+    structural tags. `text` holds it."""
 
     kind: Literal["json_schema", "regex", "ebnf", "structural_tag"]
     text: str
 
 
 class Sampling(Struct, frozen=True):
-    """How tokens are chosen. Greedy when `temperature` is 0. Ranges are checked at the proxy."""
+    """Sampling parameters. Greedy when `temperature` is 0. Ranges are checked at the proxy."""
 
     max_tokens: int
     seed: int = 0  # always set by the proxy; draw i uses the stream (seed, i), so batching cannot change it
@@ -43,7 +43,7 @@ class Sampling(Struct, frozen=True):
     grammar: Grammar | None = None  # with one, the model has end tokens, which are stop tokens from the first on
 
     def finish(self, index: int, token: int) -> FinishReason | None:
-        """Why generated token number `index` is the last, if it is. Stop tokens count from min_tokens on."""
+        """The reason why generated token number `index` is the last, if it is. Stop tokens count from min_tokens on."""
         if index >= self.min_tokens and token in self.stop_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if index + 1 >= self.max_tokens else None
@@ -102,7 +102,7 @@ class Job(Struct, frozen=True):
         return len(self.prompt) + self.sampling.max_tokens
 
     def ranked_ns(self, slo: Slo) -> int:
-        """When it counts as having arrived, where it is compared with others."""
+        """The time of arrival that counts when the request is compared with others."""
         return self.arrival_ns + self.priority * slo.ttft_ns
 
     def urgent_ns(self, slo: Slo, index: int) -> int:
@@ -110,7 +110,7 @@ class Job(Struct, frozen=True):
         return slo.due_ns(self.ranked_ns(slo), index)
 
     def finish(self, index: int, token: int) -> FinishReason | None:
-        """Why generated token number `index` is the last, if it is."""
+        """The reason why generated token number `index` is the last, if it is."""
         return self.sampling.finish(index, token)
 
 
@@ -122,7 +122,7 @@ class EventHandle(Struct, frozen=True, array_like=True):
 
 
 class KvHandle(Struct, frozen=True):
-    """Where a request's KV lies in the host slabs of the owner's machine, and the event after which it is there."""
+    """The place of a request's KV in the host slabs of the owner's machine, and the event after which it is there."""
 
     owner: InstanceId
     blocks: tuple[BlockRun, ...]

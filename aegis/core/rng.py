@@ -13,7 +13,7 @@ STEP = 0x9E3779B97F4A7C15
 """From one state of a stream to the next, modulo 2**64."""
 
 FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-"""What a state is mixed with to make a draw of it."""
+"""The number with which a state is mixed to make a draw of it."""
 
 
 def derive(seed: int, *names: str | int) -> int:

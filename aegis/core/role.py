@@ -1,4 +1,4 @@
-"""What instances are for."""
+"""The roles of instances."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Role(StrEnum):
 
 
 class Roles(StrEnum):
-    """How a pool divides the work."""
+    """The ways in which a pool divides the work."""
 
     AUTO = "auto"  # every instance prefills and decodes
     FIXED = "fixed"  # some prefill, the others decode

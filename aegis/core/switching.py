@@ -1,4 +1,4 @@
-"""How long a change of model takes, phase by phase."""
+"""The time of a change of models, phase by phase."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What policies see, and the shape of their answers. Views hold no true output length (rule 2)."""
+"""Views: what policies see, and the form of their answers. Views hold no true output length (rule 2)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Load(NamedTuple):
 
 
 class PrefillCandidate(NamedTuple):
-    """How many models had their last request placed at an instance."""
+    """The number of models whose last request was placed at an instance."""
 
     models: int
     instance: InstanceId
@@ -64,11 +64,11 @@ class PrefillView(Protocol):
         ...
 
     def active_on(self, model: ModelId) -> Sequence[InstanceId]:
-        """Where the model is the running one, or was the last to run; in order of instance."""
+        """The instances on which the model is running, or was the last to run; in order of instance."""
         ...
 
     def last_home(self, model: ModelId) -> InstanceId | None:
-        """Where the last request of the model was placed."""
+        """The instance of the last request of the model."""
         ...
 
     @property
@@ -91,7 +91,7 @@ class PrefillPlacement(Struct, frozen=True):
 
 
 class PrefillPolicy(Protocol):
-    """Where arriving requests are prefilled."""
+    """A policy that chooses the instance on which an arriving request is prefilled."""
 
     @property
     def max_group_size(self) -> int:
@@ -122,7 +122,7 @@ class PrefillLine(Struct, frozen=True):
 
 
 class PrefillOrder(Protocol):
-    """Who is next on a prefill instance."""
+    """A policy that orders the jobs of a prefill instance."""
 
     def order(self, line: PrefillLine, now_ns: int) -> list[int]:
         """The positions of all jobs in the line, of which there is at least one. It is asked anew between jobs."""
@@ -133,7 +133,7 @@ class PrefillOrder(Protocol):
 
 
 class Share(NamedTuple):
-    """What a decode instance has of one model."""
+    """The requests of one model on a decode instance."""
 
     instance: InstanceId
     requests: int
@@ -157,9 +157,10 @@ class Housed(NamedTuple):
 
 
 class Pressure(NamedTuple):
-    """How much of an instance's time its requests want, in millionths: a step of each of their models every TBT, and
-    where their weights and KV do not fit its memory together, bringing what does not fit in again every TTFT. All
-    estimated, as far as the proxy knows. Of two that want as little the one comes first that has housed less."""
+    """The share of an instance's time that its requests want, in millionths: a step of each of their models every TBT
+    and, if their weights and KV do not fit its memory together, one load in every TTFT of the part that does not fit.
+    All of it is estimated, as far as the proxy knows. Of two instances with equal shares, the one that has housed fewer
+    models comes first."""
 
     load_ppm: int
     housed_bytes: int
@@ -188,23 +189,23 @@ class DecodeView(Protocol):
         ...
 
     def active_on(self, model: ModelId) -> Sequence[InstanceId]:
-        """Where the model is the running one, or was the last to run; in order of instance."""
+        """The instances on which the model is running, or was the last to run; in order of instance."""
         ...
 
     def tail(self, instance: InstanceId) -> Tail:
-        """What the instance ends with, going by what has come and not left."""
+        """The last batch of the instance's list, according to the requests that have come and not left."""
         ...
 
     def rested_since_ns(self, instance: InstanceId) -> int:
-        """When a token last came from there."""
+        """The time when a token last came from the instance."""
         ...
 
     def homes(self, model: ModelId) -> Sequence[InstanceId]:
-        """Where requests of the model were ever placed, the first place first."""
+        """The instances that requests of the model were ever placed on, the first one first."""
         ...
 
     def last_home(self, model: ModelId) -> InstanceId | None:
-        """Where the last request of the model was placed."""
+        """The instance of the last request of the model."""
         ...
 
     @property
@@ -222,7 +223,8 @@ class DecodeView(Protocol):
 
 
 class DecodePolicy(Protocol):
-    """Where prefilled requests go on; on mixed instances, where arriving ones are prefilled and go on."""
+    """A policy that chooses the instance of a prefilled request; on mixed instances, the instance on which an arriving
+    request is prefilled and goes on."""
 
     def place(self, work: Work, lists: DecodeView) -> InstanceId | None:
         """None: there is no place for this model, and its request fails."""
@@ -264,7 +266,7 @@ class Turn(Struct, frozen=True):
 
 
 class Renewal(StrEnum):
-    """When a plan is made anew. Where all its turns are over it always is."""
+    """When a plan is made anew. It always is when all its turns are over."""
 
     ROUND = "round"  # only then
     TURN = "turn"  # when one is: what the plan says of later ones is a forecast
@@ -273,7 +275,7 @@ class Renewal(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRules:
-    """What a policy of turns wants of its instance."""
+    """The rules of an instance that a policy of turns sets."""
 
     renewal: Renewal = Renewal.ROUND
     max_batch: int = MAX_BATCH
@@ -286,7 +288,7 @@ class TurnRules:
 
 
 class RoundPolicy(Protocol):
-    """Who has the turn on an instance, and for how long."""
+    """A policy that chooses the batch that has the next turn on an instance, and for how long."""
 
     @property
     def rules(self) -> TurnRules: ...

@@ -46,7 +46,7 @@ class Place:
                 self._lane.changed.notify_all()  # it may be more urgent now
 
     def begin(self) -> None:
-        """What is first copies from now on."""
+        """The first copy in line has the lane from now on."""
         with self._lane.changed:
             self._lane.copying.append(self)
 

@@ -1,4 +1,4 @@
-"""What an image directory holds and whether it is whole. Without torch: the proxy reads it too."""
+"""The contents of an image directory, and whether it is whole. Without torch, because the proxy reads it too."""
 
 from __future__ import annotations
 

@@ -70,7 +70,8 @@ def check(path: str, manifest: Manifest) -> None:
 
 
 def checksums(path: str) -> bytes:
-    """What a manifest says of the image at `path`: CRC-32 of each piece, 4 bytes each, little-endian."""
+    """The checksums that a manifest holds for the image at `path`: CRC-32 of each piece, 4 bytes each,
+    little-endian."""
     sums = bytearray()
     with open(path, "rb") as image:  # noqa: PTH123
         while piece := image.read(IMAGE_PIECE_BYTES):
@@ -79,7 +80,7 @@ def checksums(path: str) -> bytes:
 
 
 def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
-    """What is left of them when the first `count` bytes are done."""
+    """The part of them that is left when the first `count` bytes are done."""
     while buffers and count >= len(buffers[0]):
         count -= len(buffers.pop(0))
     if count:

@@ -152,7 +152,7 @@ class MemoryExecutor:
                 self._device.revoke(runs)
 
     def progress(self) -> list[Progress | LoadFailed]:
-        """What the streams have completed since the last call. A load's failure comes before its completion."""
+        """Completions on all streams since the last call. A load's failure comes before its completion."""
         events: list[Progress | LoadFailed] = []
         for name, stream in self._streams.items():
             completed = stream.completed()

@@ -1,4 +1,4 @@
-"""What a device can do by its own figures: what estimates begin with, until steps were measured."""
+"""The speed of a device by its own figures, from which estimates begin until steps are measured."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from aegis.core.request import EventHandle
 
 
 class CopyTimes(NamedTuple):
-    """When the copy with this value was worked on, waits for events of others left out; on the monotonic clock."""
+    """The time in which the copy with this value was worked on, without waits for other events; on the monotonic
+    clock."""
 
     value: int
     start_ns: int
@@ -44,7 +45,8 @@ class Stream(Protocol):
         ...
 
     def abandon(self, event: EventHandle) -> None:
-        """What is left of this copy need not be done, its target being nobody's now. Its event passes all the same."""
+        """The rest of this copy need not be done, because nobody needs its target any more. Its event passes all the
+        same."""
         ...
 
     def completed(self) -> int:
@@ -91,7 +93,7 @@ class PhysicalPool(Protocol):
 
     @property
     def address(self) -> str:
-        """What `open_device` of another process of the same user needs."""
+        """The address that `open_device` needs in another process of the same user."""
         ...
 
     @property
@@ -114,12 +116,12 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """What an engine calls it: `cpu`, `cuda:1`."""
+        """The name that an engine has for it: `cpu`, `cuda:1`."""
         ...
 
     @property
     def device_wide(self) -> int:
-        """How many calls of this process waited for all that the device had to do. Serving makes none."""
+        """The number of calls of this process that waited for all work of the device. Serving makes none."""
         ...
 
     @property

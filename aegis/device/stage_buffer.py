@@ -95,7 +95,7 @@ class StageBuffer:
         return event
 
     def abandon(self, model: ModelId) -> None:
-        """What is left of the model's load need not be done; its event passes all the same, and soon."""
+        """The rest of the model's load need not be done; its event passes all the same, and soon."""
         with self._booking:
             load = self._loads.pop(model, None)
             if load is None:

@@ -1,4 +1,4 @@
-"""What any process needs: clocks, tasks, child processes, restarts, scratch directories and an end in bounded time.
+"""Parts that any process needs: clocks, tasks, children, restarts, scratch directories, an end in bounded time.
 
 Every room with a process of its own uses it.
 """

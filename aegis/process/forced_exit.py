@@ -34,7 +34,8 @@ def on_signals(do: Callable[[], None], shell: int | None) -> None:
 
 @contextmanager
 def killed_after_signal(within_s: float) -> Iterator[int | None]:
-    """What `on_signals` tells the shell by. None where no shell can be started: then nobody kills."""
+    """The pipe by which `on_signals` tells the shell. None if no shell can be started; then nothing kills the
+    process."""
     try:
         shell = subprocess.Popen(
             ["/bin/sh", "-c", _KILL, str(math.ceil(within_s))],

@@ -1,4 +1,4 @@
-"""How seldom processes that serve look for garbage."""
+"""Garbage collection, rarely, in processes that serve."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _YOUNG = 20_000  # new objects before the youngest are looked through; Python's 
 
 
 def seldom() -> None:
-    """What is alive now is never looked through again, what comes later 30 times as seldom.
+    """Objects that are alive now are never examined again, later ones 30 times as seldom.
 
-    Next to nothing here is cyclic, and a look through all that is alive stops a process for up to a quarter of a
-    second: within that time a token is late.
+    Hardly anything here is cyclic, and an examination of all live objects stops a process for up to a quarter of a
+    second: that makes tokens late.
     """
     gc.collect()
     gc.freeze()

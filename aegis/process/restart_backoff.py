@@ -1,4 +1,4 @@
-"""How soon a process that ended is started again, and when it is given up."""
+"""The delay before a process that ended is started again, and the point at which it is given up."""
 
 from __future__ import annotations
 

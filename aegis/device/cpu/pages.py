@@ -158,7 +158,7 @@ class PhysicalPages:
         self._state[start:stop] = new * (stop - start)
 
     def _make_ready(self, start: int, stop: int) -> None:
-        """What the thread has not come to."""
+        """Makes pages ready that the thread has not come to."""
         self._leave_home(start, stop, _READY)
         protect(self._address(start), (stop - start) * PAGE_BYTES, access=True)
         if 0 in self._filled[start:stop]:

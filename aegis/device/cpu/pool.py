@@ -25,7 +25,7 @@ _WORD_BYTES = 4
 
 
 class TouchedPages:
-    """Which pages have been granted since they were last without memory: shared by all processes that map `fd`."""
+    """The pages that have been granted since they last had no memory: shared by all processes that map `fd`."""
 
     __slots__ = ("_base", "_flags", "_nbytes", "_word")
 

@@ -56,12 +56,12 @@ class CudaDevice:
 
     @property
     def name(self) -> str:
-        """What torch calls it."""
+        """The name that torch has for it."""
         return f"cuda:{self._ordinal}"
 
     @property
     def device_wide(self) -> int:
-        """How many driver calls of this process waited for the whole device: 0 while it serves."""
+        """The number of driver calls of this process that waited for the whole device: 0 while it serves."""
         return self._driver.device_wide
 
     def reserve(self, nbytes: int) -> CudaRange:

@@ -78,7 +78,7 @@ class Gpu:
         self.access.flags = api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
     def granularity(self) -> int:
-        """What sizes of physical memory are multiples of, in bytes."""
+        """The number of bytes of which sizes of physical memory are multiples."""
         least = self.driver.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         return int(self.driver("cuMemGetAllocationGranularity", self.memory, least))
 

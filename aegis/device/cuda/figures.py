@@ -1,4 +1,4 @@
-"""What a GPU can do by its own figures.
+"""The bandwidth and speed of a GPU by its own figures.
 
 Bandwidth and arithmetic of a GPU follow from its clocks and widths; what its generation adds stands in a table.
 Written from the documentation of CUDA 13; not run on a GPU.
@@ -34,7 +34,7 @@ _GENERATIONS = {
 
 
 def of_gpu(gpu: Gpu) -> Hardware:
-    """What it does not say is taken from its generation, or from an old one."""
+    """Figures that the GPU does not report are taken from its generation, or from an old one."""
     capability = _said(gpu, "COMPUTE_CAPABILITY_MAJOR"), _said(gpu, "COMPUTE_CAPABILITY_MINOR")
     generation = next(of for least, of in _GENERATIONS.items() if capability >= least)
     clock_hz = 1e3 * (_said(gpu, "CLOCK_RATE") or 1_500_000)

@@ -32,7 +32,7 @@ Export = Callable[[PageRun], Sequence[int]]
 
 
 class Measures(Struct, frozen=True):
-    """What a process has to know of a pool before it maps anything."""
+    """The sizes of a pool that a process has to know before it maps anything."""
 
     ordinal: int
     page_bytes: int
@@ -122,7 +122,7 @@ class HandleClient:
 
 
 def _user_of(peer: socket.socket) -> int:
-    """Whose process connected (SO_PEERCRED: pid, uid, gid)."""
+    """The user whose process connected (SO_PEERCRED: pid, uid, gid)."""
     credentials = struct.Struct("3i")
     _, user, _ = credentials.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))
     return int(user)

@@ -50,7 +50,7 @@ class WordsOnGpu:
         self._address = int(driver("cuMemHostGetDevicePointer", words.base, 0))
 
     def address(self, word: int) -> int:
-        """Where the GPU sees it."""
+        """The address at which the GPU sees it."""
         return self._address + word * WORD_BYTES
 
     def close(self) -> None:
