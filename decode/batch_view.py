@@ -1,4 +1,4 @@
-"""What a policy of turns is shown of a batch when it makes a plan."""
+"""The view of a batch that a policy of turns gets when it makes a plan."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def view_of(
 def _relaxed_by_ns(
     sequences: list[Sequence], slo: Slo, now_ns: int, *, lead_ns: int, prefill_ns: int, later_ttfts: float
 ) -> int | None:
-    """When the batch has to begin, deadlines that cannot be met any more counting later."""
+    """The time by which the batch has to begin, if deadlines that cannot be met any more count later."""
     later_ns = round(later_ttfts * slo.ttft_ns)
     if not later_ns:
         return None

@@ -1,4 +1,4 @@
-"""Where a prefill is cut, so that what else is due need not wait for its end."""
+"""The cuts of a prefill into chunks, so that other batches that are due need not wait for its end."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from decode.sequences import Sequence
 
 
 def chunk_stop(sequence: Sequence, latency: Latency, *, chunk_ns: int, least_tokens: int) -> int:
-    """Where the next chunk of the sequence's prefill stops: at the end if that takes no more than `chunk_ns`, else
-    where a block ends, as late as the time allows but not before `least_tokens`. What is asked for the logprobs of its
-    prompt is not cut."""
+    """The stop of the next chunk of the sequence's prefill: its end if that takes no more than `chunk_ns`, else the end
+    of a block, as late as the time allows but not before `least_tokens`. A prefill that has to report its prompt's
+    logprobs is not cut."""
     start, stop, size = sequence.cached - sequence.lacks, sequence.cached, sequence.block_tokens
     if sequence.job.sampling.prompt_logprobs is not None or latency.prefill_ns(stop, start) <= chunk_ns:
         return stop

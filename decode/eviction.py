@@ -86,8 +86,8 @@ class Eviction:
                 self._kv.grow(sequence, ahead)
 
     def clear(self, turn: RunningTurn) -> Room:
-        """When the turn cannot go on: moves others' KV out, and when there is none that of its own youngest sequence.
-        With nothing left to move, other instances are to give pages back."""
+        """Makes room when the turn cannot go on: moves KV of other batches out and, if there is none, that of its own
+        youngest sequence. If nothing is left to move, other instances are asked to give pages back."""
         if self._ledger.balloon.wish is PageRequest.ASKED or self._ledger.device.moving or self._kv.waiting:
             return Room.LATER
         batch, room = turn.batch, self._put_away_others(turn.batch.model)

@@ -1,4 +1,5 @@
-"""Why weights and KV leave the device of a decode or mixed instance, and who stays in their place."""
+"""The reasons why weights and KV leave the device of a decode or mixed instance, and which batches stay in their
+place."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ class EvictionReasons:
         return Decision(self.now_ns, self._instance, DecisionKind.EVICT, model, names, what, why)
 
     def _first(self, model: ModelId | None) -> Batch | None:
-        """That of its batches whose turn is next."""
+        """The model's batch whose turn comes first."""
         return next((batch for batch in self._work.upcoming() if batch.model == model), None)
 
     def _next_use(self, batch: Batch | None) -> str:

@@ -82,7 +82,8 @@ class Arrivals:
             self._give_up(self._waiting[-1], _NO_SLAB)
 
     def fetched(self, event: KvFetched) -> Sequence | None:
-        """Who has arrived; None: who is gone meanwhile. One whose KV did not come has no host blocks."""
+        """The sequence whose KV has arrived; None if it is gone meanwhile. A sequence whose KV did not come has no host
+        blocks."""
         fetch = self._fetching.pop((event.request, event.attempt))
         sequence = fetch.sequence
         self._release(sequence, fetch.handle)

@@ -52,7 +52,7 @@ def most_alike(sequence: Sequence, others: Iterable[Sequence]) -> tuple[Sequence
 
 
 class _Slabs(Enum):
-    """How a request for host slabs stands."""
+    """The state of a request for host slabs."""
 
     NOT_ASKED = "not asked"
     ASKED = "asked"
@@ -66,7 +66,7 @@ class KvSwap:
     def __init__(
         self, ledger: Ledger, counters: Counters, send: Callable[[FromInstance], None], *, reuses: bool = False
     ) -> None:
-        """Where it `reuses` KV, that of sequences that end is offered to the node."""
+        """If it `reuses` KV, it offers the KV of sequences that end to the node."""
         self._ledger = ledger
         self._counters = counters
         self._send = send
@@ -161,12 +161,12 @@ class KvSwap:
                 self._go_on_from(sequence, other, tokens)
 
     def give_up_offers(self) -> None:
-        """What the node has not answered about leaves the device at once."""
+        """Drops the offers that the node has not answered; their blocks leave the device at once."""
         if self._offers:
             self._offers.give_up()
 
     def _go_on_from(self, sequence: Sequence, other: Sequence, tokens: int) -> None:
-        """What is there of the other's KV for these tokens, which both begin with, is there of the sequence's too."""
+        """Copies the other's KV of these tokens, with which both begin, to the blocks of the sequence."""
         count = sequence.shape.blocks_for(tokens)
         self._ledger.copy_within(
             sequence.shape, first_blocks(other.device, count), first_blocks(sequence.device, count)
@@ -266,7 +266,7 @@ class KvSwap:
                 self._checked(event)
 
     def surplus_slabs(self) -> tuple[SlabId, ...]:
-        """What the node gets back; nothing while an answer is on its way that counts on what is here."""
+        """The slabs that go back to the node; none while an answer is on its way that counts on those that are here."""
         return () if self.waiting else self._ledger.surplus_slabs()
 
     def _release_departed(self) -> None:

@@ -1,5 +1,5 @@
-"""Who is gone: instances whose KV was adopted here, and proxies. Each is answered for once nothing is read any more
-from its memory, or for its requests."""
+"""Lost instances, whose KV was adopted here, and lost proxies. Each loss is answered once nothing is read any more from
+the memory of the instance, or for the requests of the proxy."""
 
 from __future__ import annotations
 

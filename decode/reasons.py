@@ -1,4 +1,4 @@
-"""Why a batch has the turn: in the policy's own words, or by what the policy saw."""
+"""The reasons why a batch has the turn: in the policy's own words, or by the view of the policy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def wants(batch: BatchView, now_ns: int) -> str:
 
 
 def cost_ns(batch: BatchView) -> int:
-    """What comes before its first decode step."""
+    """The time that passes before the batch's first decode step."""
     return change_ns(batch) + batch.prefill_ns
 
 

@@ -23,7 +23,7 @@ class Where(Enum):
 
 
 class Room(Enum):
-    """What became of an attempt to make room on the device."""
+    """The result of an attempt to make room on the device."""
 
     NOW = "now"
     LATER = "later"  # with an event: a copy's, or an answer about host slabs

@@ -1,4 +1,4 @@
-"""When a batch has to begin."""
+"""The time by which a batch has to begin."""
 
 from __future__ import annotations
 

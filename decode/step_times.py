@@ -1,4 +1,4 @@
-"""What an instance learns of how long decode steps take, and how often it says so."""
+"""The times of decode steps: what an instance learns of them, and how often it reports them."""
 
 from __future__ import annotations
 

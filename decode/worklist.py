@@ -130,7 +130,7 @@ class WorkList:
         self._news = True
 
     def ended(self) -> tuple[Sequence, ...]:
-        """Who was in the run that has ended."""
+        """The sequences of the run that has ended."""
         stepped, self.stepping, self.under_way = self.stepping, (), False
         return stepped
 

@@ -1,4 +1,4 @@
-"""Who is next on a prefill instance, where a policy decides it, and what the policy has to know for that."""
+"""The order of jobs on a prefill instance, if a policy decides it, and what the policy has to know for that."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Ordering:
         self._made: tuple[PrefillLine, list[int], int] | None = None  # the last order, and when
 
     def arrange(self, now_ns: int) -> None:
-        """Where jobs have come or gone, and it matters now: for the next job, or for the next model to bring in."""
+        """Orders the jobs anew if jobs have come or gone and it matters now: for the next job, or for the next model to
+        load."""
         if self._policy is None or not self._queue.changed or (self._queue.running and self._ledger.weights.loading()):
             return
         self._queue.changed = False
@@ -40,7 +41,7 @@ class Ordering:
             self._queue.reorder([jobs[at] for at in order])
 
     def why(self, job: Job, now_ns: int) -> tuple[Why, int]:
-        """Why the job, which still waits, is next, and when that was found."""
+        """The reason why the job, which still waits, is next, and when it became the next."""
         if self._policy is None or self._made is None:
             return why_group(self._queue, job), now_ns
         line, order, made_ns = self._made
@@ -74,7 +75,7 @@ class Ordering:
             self._latency[done.model].saw_switch(done.copy_ns)
 
     def loads(self, now_ns: int) -> None:
-        """Whatever is being brought in is so by now."""
+        """Notes since when each model that loads has been loading."""
         if self._policy:
             self._loading_ns = {m: self._loading_ns.get(m, now_ns) for m, _ in self._ledger.weights.loading()}
 

@@ -1,7 +1,8 @@
-"""What of a prompt need not be run, its KV being there: that of the last prefill, or what the node keeps.
+"""The part of a prompt that need not be run because its KV is there: that of the last prefill, or that the node keeps.
 
-The last prefill's KV is on the device until it has been copied out, and of use to other choices of the same request.
-What is kept is copied in, and then the node is asked whether it was there all the time; where it was not, all is run.
+The last prefill's KV stays on the device until it has been copied out, and serves other choices of the same request.
+Kept KV is copied in, and then the node is asked whether it was there all the time; if it was not, the whole prompt is
+run.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Why a job is prefilled next: in the words of the policy that orders them, or by the queue as it was made. And why
-weights leave."""
+"""The reasons why a job is prefilled next, in the words of the policy that orders them, or by the queue as it was made.
+And the reasons why weights leave."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def next_decision(instance: InstanceId, job: Job, why: Why, made_ns: int, now_ns
 
 
 class EvictionReasons:
-    """Why weights leave the device of one instance. `now_ns` is the time of the event that it is dealing with."""
+    """The reasons why weights leave the device of one instance. `now_ns` is the time of the current event."""
 
     def __init__(self, instance: InstanceId, queue: Queue) -> None:
         self.now_ns = 0

@@ -193,7 +193,7 @@ class DecodeView(Protocol):
         ...
 
     def tail(self, instance: InstanceId) -> Tail:
-        """The last batch of the instance's list, according to the requests that have come and not left."""
+        """The last batch of the instance's list, counting the requests that have come and not left."""
         ...
 
     def rested_since_ns(self, instance: InstanceId) -> int:

@@ -1,4 +1,4 @@
-"""Who would be late first runs next, and long enough to be worth the change."""
+"""The batch that would be late first runs next, long enough to be worth the change."""
 
 from __future__ import annotations
 

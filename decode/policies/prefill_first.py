@@ -15,8 +15,9 @@ _RULES = TurnRules(renewal=Renewal.ARRIVAL)
 
 @dataclass(frozen=True, slots=True)
 class PrefillFirst:
-    """What is to be prefilled comes before any decode step, in order of the deadlines, a model's jobs together; whoever
-    decodes is preempted for it. Otherwise batches decode as with `WeightedRoundRobin`, who has waited longest first."""
+    """Prefills come before any decode step, in order of their deadlines, a model's jobs together; batches that decode
+    are preempted for them. Otherwise batches decode as with `WeightedRoundRobin`, the one that has waited longest
+    first."""
 
     turns: WeightedRoundRobin = _TURNS
     rules: TurnRules = _RULES

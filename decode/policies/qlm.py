@@ -33,5 +33,5 @@ class Qlm:
 
 
 def _due(batch: BatchView) -> tuple[bool, int, int]:
-    """Who has its first token and waits comes after those that have not."""
+    """Requests that wait with their first token come after those without."""
     return (batch.first_due_ns is None, batch.first_due_ns or 0, batch.batch)

@@ -93,7 +93,7 @@ class LeastSlackPrefill:
 
 
 def _oldest(line: PrefillLine) -> int:
-    """Who has waited the longest."""
+    """The job that has waited the longest."""
     return min(range(len(line.jobs)), key=lambda at: (line.jobs[at].ranked_ns, at))
 
 

@@ -1,9 +1,9 @@
 """Runs of prefills of one model each, in an order that saves as many first tokens as can be saved.
 
-Moore-Hodgson (Prism §6.2, Algorithm 2) over jobs whose models may have to be brought in first: the earliest deadline
-first, a job beside others of its model where that makes nobody late; and where somebody is late all the same, whoever
-takes the longest is sacrificed. With one model it is Moore-Hodgson, which sacrifices as few as possible; with several
-the problem is NP-hard, and this is a heuristic. Whom a schedule saves it saves, if its estimates are true.
+Moore-Hodgson (Prism §6.2, Algorithm 2) over jobs whose models may have to be loaded first: the earliest deadline comes
+first, and a job joins others of its model if that makes no other job late. If a job is late all the same, the longest
+one is sacrificed. With one model this is Moore-Hodgson, which sacrifices as few as possible; with several the problem is
+NP-hard, and this is a heuristic. A job that a schedule saves is on time if the estimates are true.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from aegis.core.ids import ModelId
 from aegis.core.views import PrefillJob
 
 HEAD = 256
-"""Where not all can be saved with one run of each model, so many are looked at, those due first: each of them may move
-all the others, and a line is put in order whenever somebody comes or goes."""
+"""The number of jobs, those due first, that are considered if not all can be on time with one run of each model: each
+of them may move all the others, and the order is made whenever a job comes or goes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -194,7 +194,7 @@ class Schedule:
         return any([run.start_ns > run.latest_ns for run in self.runs])
 
     def _time(self) -> None:
-        """When each run starts: when the one before has ended and its model has come."""
+        """The start of each run: the previous run has ended and its model is loaded."""
         end_ns = loaded_ns = self._now_ns
         before: set[ModelId] = set()
         for run in self.runs:

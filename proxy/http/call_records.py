@@ -1,4 +1,4 @@
-"""What is kept of calls, so that a retry of one, at whatever proxy, gets the answer that was begun."""
+"""The records of calls: with them a retry, at whatever proxy, gets the answer that was begun."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CallRecord(Protocol):
         ...
 
     def close(self) -> None:
-        """What has not ended counts as cancelled."""
+        """Sequences that have not ended count as cancelled."""
         ...
 
 

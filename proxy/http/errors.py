@@ -57,7 +57,7 @@ def error_reply(error: UserError) -> Response:
 
 
 def unexpected() -> UserError:
-    """What a client hears of a bug of ours; the log has the rest."""
+    """The error that a client gets for a bug of ours; the log has the rest."""
     return UserError("internal error; the server's log has it under this X-Request-Id", status=500, kind="server_error")
 
 

@@ -1,4 +1,4 @@
-"""What the line that is logged of a request says besides its path and status."""
+"""Notes on a request, which its line in the log has besides its path and status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the HTTP layer asks of the rest of aegis. It sees a market of models and handles of sequences only."""
+"""The interface through which the HTTP layer reaches the rest of aegis. It sees a market of models and handles of
+sequences only."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ class SequenceHandle(Protocol):
     def __aiter__(self) -> AsyncIterator[Delivery]: ...
 
     def before(self) -> int | None:
-        """How many that came earlier wait for their first token where it does; None: it has one, or no place yet."""
+        """The number of earlier requests that wait for their first token at the same place; None: it has one, or no
+        place yet."""
         ...
 
     def cancel(self, *, satisfied: bool = False) -> None:
@@ -90,23 +92,23 @@ class Served(Protocol):
 
     @property
     def detail(self) -> str:
-        """Why it failed, or what ails it."""
+        """The reason why it failed, or its present problem."""
         ...
 
     @property
     def weights(self) -> str:
-        """Where its weights are when no instance has them: `cached` in host memory, on their way in or out of it
+        """The place of its weights when no instance has them: `cached` in host memory, on their way in or out of it
         (`filling`, `evicting`), or on `disk`."""
         ...
 
     @property
     def priority(self) -> int:
-        """What is added to that of each of its requests."""
+        """The number that is added to the priority of each of its requests."""
         ...
 
     @property
     def limits(self) -> Limits:
-        """What all its requests together may use."""
+        """The limits of all its requests together."""
         ...
 
     @property
@@ -124,7 +126,7 @@ class Served(Protocol):
 
 
 class ServerQueries(Protocol):
-    """What is asked of the whole server, whichever of its proxies was asked."""
+    """Queries about the whole server, whichever of its proxies was asked."""
 
     async def healthy(self) -> tuple[bool, str]:
         """Whether the server can go on, and if not, why."""
@@ -157,8 +159,8 @@ class ServerQueries(Protocol):
         ...
 
     async def spans(self, since: int) -> tuple[list[Span], int]:
-        """What its instances did of late, from that number on, and the number of what comes next; `records` are what
-        became of requests, `decisions` what was decided."""
+        """The recent spans of its instances, from that number on, and the number of the next one; `records` are the
+        outcomes of requests, `decisions` the decisions."""
         ...
 
     async def records(self, since: int) -> tuple[list[Record], int]: ...
@@ -170,7 +172,7 @@ class ServerQueries(Protocol):
         ...
 
     async def report(self) -> NodeReport:
-        """What the server consists of."""
+        """The parts of the server."""
         ...
 
     async def memory_report(self) -> MemoryReport:
@@ -231,7 +233,8 @@ class Market(Protocol):
         ...
 
     def together(self) -> AbstractContextManager[None]:
-        """What is submitted within comes to its instances at once: choices of a call find each other there."""
+        """Sequences submitted within this context come to their instances at once: choices of a call find each other
+        there."""
         ...
 
     def submit(

@@ -1,4 +1,4 @@
-"""How uvicorn runs the application."""
+"""The settings with which uvicorn runs the application."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the HTTP layer can be told, and how its routes reach it, the market and the records."""
+"""The settings of the HTTP layer, and the way in which its routes reach them, the market and the records."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How much waits for clients that read more slowly than their answers are made, and whose answer is given up where that
-is too much: one answer's share is bounded, and what waits for all clients of a proxy together."""
+"""Bounds on what waits for clients that read more slowly than their answers are made: one for each answer, and one for
+all clients of a proxy together; and the choice of the answer that is given up beyond it."""
 
 from __future__ import annotations
 

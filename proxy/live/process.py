@@ -97,7 +97,7 @@ class _Process:
             self.tell()
 
     def tell(self) -> None:
-        """What is new since it was last called, or that nothing is."""
+        """Sends the news since the last call, or that there are none."""
         records, decisions = self._history.records, self._history.decisions
         told = msgspec.structs.replace(
             self.proxy.told(),

@@ -100,7 +100,7 @@ class NodeLink(Protocol):
         ...
 
     def look_up(self, instance: InstanceId, job: Job, found: Found) -> None:
-        """What is kept of what it prefills, where the instance is: at once, or later."""
+        """Looks up the KV that is kept of the job's prompt on the instance's machine, and answers at once or later."""
         ...
 
     def tell(self, message: FromProxy) -> None: ...
@@ -218,7 +218,7 @@ class Proxy:
 
     @property
     def registry(self) -> CollectorRegistry:
-        """What its metrics are in."""
+        """The registry of its metrics."""
         return self._metrics.registry
 
     def answered(self, path: str, code: int, refused: str | None) -> None:
@@ -246,7 +246,7 @@ class Proxy:
             raise too_many(message, -(-late_ns // NS_PER_S), "would_be_late")
 
     def _unavailable(self) -> str:
-        """Why no request can be served, if none can."""
+        """The reason why no request can be served, if none can."""
         return "the server is shutting down; try another one" if self.draining else self._unserved
 
     # --- what the node says -------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class Proxy:
         return await asyncio.to_thread(scrape, self._metrics.registry)
 
     def told(self) -> ProxyReport:
-        """What is to be said a few times a second where there are other proxies."""
+        """The report that the other proxies get a few times a second, if there are any."""
         return ProxyReport(tuple(self._core.loads()), tallies=tuple(self._metrics.news()))
 
     def tallies(self) -> list[Tally]:

@@ -91,7 +91,7 @@ class RemoteNode:
     """Implements `proxy.live.proxy.NodeLink`. A model is there once its text is loaded, which is done in a thread."""
 
     def __init__(self, link: Spoke[ToProxy], *, reuses: bool = False) -> None:
-        """Where it `reuses` KV it is asked what is kept."""
+        """If it `reuses` KV, it asks the node for kept KV."""
         self.queries = RemoteQueries(self)
         self._reuses = reuses
         self._call_ids = count()

@@ -1,4 +1,4 @@
-"""What a client of the market holds for one sequence."""
+"""The handle of one sequence: the HTTP layer reads its deliveries and may cancel it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What serves clients in a process of its own or beside a node: the HTTP server, its work, its orderly end."""
+"""The HTTP server of a proxy, its work and its orderly end, in a process of its own or beside a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the launcher tells the process of a further proxy, as JSON on its standard input."""
+"""The settings that the launcher gives the process of a further proxy, as JSON on its standard input."""
 
 from __future__ import annotations
 

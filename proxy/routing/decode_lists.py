@@ -1,4 +1,4 @@
-"""What the proxy knows of the decode instances' work lists, as the view that placement decides on.
+"""The work lists of the decode instances as far as the proxy knows them: the view from which placement decides.
 
 Kept up to date like the prefill queues (`proxy.routing.prefill_queues`), and in order, for the same reasons.
 """
@@ -138,7 +138,7 @@ class DecodeLists:
         return self._weight_bytes.get(model, 0)
 
     def own(self, instance: InstanceId) -> tuple[ModelLoad, ...]:
-        """What this proxy has put there."""
+        """The requests that this proxy has placed there."""
         held = self._lists[instance].held.items()
         return tuple([ModelLoad(model, len(of.requests), of.tokens) for model, of in held if of.requests])
 
@@ -197,7 +197,7 @@ class DecodeLists:
         self._shares.pop(model, None)
 
     def reprice(self, model: ModelId) -> None:
-        """What its requests want is another now."""
+        """The cost of the model's steps has changed."""
         for share in self._shares.get(model, ()):
             self._lists[share.instance].changed[model] = self._pressed[share.instance] = None
 

@@ -1,4 +1,4 @@
-"""What the session core is told, and what it asks its shell to do."""
+"""Events that the router is told, and effects that it asks its shell to perform."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ class ModelLoad(Struct, frozen=True):
 
 
 class ForeignLoad(Struct, frozen=True, tag=True):
-    """What other proxies have put on an instance, as of late: `prefill_ns` is the estimated time of what waits there to
-    be prefilled."""
+    """Requests that other proxies have placed on an instance, by their last report: `prefill_ns` is the estimated time
+    of their waiting prefills."""
 
     instance: InstanceId
     prefill_ns: int

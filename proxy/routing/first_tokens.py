@@ -1,7 +1,8 @@
-"""What waits for its first token, by instance: how long that will take on mixed ones, and who came before whom.
+"""Requests that wait for their first token, by instance: how long that will take on mixed ones, and in which order they
+came.
 
 Prefill instances have queues whose loads `proxy.routing.prefill_queues` keeps. On mixed instances prefills and decode
-steps take turns, and the order is decided there; here it is only counted what there is to do.
+steps take turns, and the instance decides their order; here only the amount of work is counted.
 """
 
 from __future__ import annotations
@@ -75,11 +76,11 @@ class FirstTokens:
             del waiting.models[work.model]
 
     def beside(self, instance: InstanceId, prefill_ns: int) -> None:
-        """What other proxies have put there takes so long."""
+        """The time of the prefills that other proxies have placed there."""
         self._waiting[instance].beside_ns = prefill_ns
 
     def before(self, request: RequestId) -> int | None:
-        """How many that came earlier wait at the same place; None where it does not wait there."""
+        """The number of earlier requests that wait at the same place; None if it does not wait there."""
         if request not in self._places:
             return None
         return bisect_left(self._waiting[self._places[request][0]].requests, request)

@@ -1,12 +1,12 @@
-"""Who may begin a request now: the books of all limits of a server, whichever of its proxies asks.
+"""Permits to begin a request: the accounts of all limits of a server, whichever of its proxies asks.
 
-A minute's worth may be used at once and comes back evenly (the generic cell rate algorithm, ITU-T I.371): all there is
-to keep of a rate is the time at which what was used so far is paid for. A request has its permit before its prompt is
-tokenized, which is work already. The prompt's tokens are paid for when they are known, those of the answer when it has
-ended, for nobody knows before how many there will be. So what is used may exceed a limit by the requests that are under
-way; it is paid for before anybody else may begin.
+The amount of a minute may be used at once and comes back evenly (the generic cell rate algorithm, ITU-T I.371): the
+only state of a rate is the time at which everything used so far is paid for. A request has its permit before its prompt
+is tokenized, because tokenizing is work already. The prompt's tokens are paid for when they are known, those of the
+answer when it has ended, because nobody knows their number before. So the requests under way may exceed a limit; the
+excess is paid for before another request may begin.
 
-Laws: (P1) a request that is refused uses nothing; (P2) in any time t no more requests begin than a minute's worth and
+Laws: (P1) a request that is refused uses nothing; (P2) in any time t no more requests begin than a minute's amount and
 t's; (P3) no more run at once than may; (P4) what a lost proxy's requests held is free.
 """
 

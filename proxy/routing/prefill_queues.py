@@ -1,8 +1,8 @@
-"""What the proxy knows of the prefill instances' queues, as the view that placement decides on.
+"""The queues of the prefill instances as far as the proxy knows them: the view from which placement decides.
 
-The proxy dispatches everything and hears of every first token and every end, so it keeps this mirror itself: no message
-is spent on asking. Whatever a policy may ask is kept in order as requests come and go, so that a decision takes hardly
-longer with a thousand instances than with ten.
+The proxy dispatches every request and hears of every first token and every end, so it keeps this copy itself, and no
+message is spent on asking. Everything that a policy may ask for is kept in order as requests come and go, so that a
+decision takes hardly longer with a thousand instances than with ten.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class _Queue:
 
 @dataclass(slots=True)
 class _Backlog:
-    """What waits of one model in one queue, as the sums that its time is made of: where an estimate moves, a sum gets
-    another price, however many jobs are in it."""
+    """The waiting jobs of one model in one queue, as the sums that their time is made of: if an estimate changes, a sum
+    gets another price, however many jobs are in it."""
 
     queue: _Queue
     model: ModelId
@@ -144,7 +144,7 @@ class PrefillQueues:
         return before_ns + own_ns
 
     def own_ns(self, instance: InstanceId) -> int:
-        """What this proxy has put there."""
+        """The time of the jobs that this proxy has placed there."""
         queue = self._queues[instance]
         return queue.load_ns - queue.beside_ns
 
@@ -234,7 +234,7 @@ class PrefillQueues:
             kept.pop(model, None)
 
     def beside(self, instance: InstanceId, load_ns: int) -> None:
-        """What other proxies have put there takes so long."""
+        """The time of the jobs that other proxies have placed there."""
         queue = self._queues[instance]
         queue.load_ns += load_ns - queue.beside_ns
         queue.beside_ns = load_ns
@@ -296,7 +296,7 @@ class PrefillQueues:
         self._follow(queue, after)
 
     def _follow(self, queue: _Queue, group: _Group | None) -> None:
-        """What is before the group has changed: its model has to be brought in where another one runs before it."""
+        """The jobs before the group have changed: its model has to be loaded if another one runs before it."""
         if group is None:
             return
         before = group.before.backlog.model if group.before else queue.active

@@ -1,4 +1,4 @@
-"""What requests want of the instance they are on, in millionths, so that instances can be compared."""
+"""The share of their instance that requests want, in millionths, so that instances can be compared."""
 
 from __future__ import annotations
 

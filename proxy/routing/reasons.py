@@ -1,4 +1,4 @@
-"""Why a request goes where it goes: in the policy's own words, or by what the policy saw. And why one is not served."""
+"""The reasons of placements: in the policy's own words, or by the view of the policy. And the reasons of refusals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aegis.core.views import DecodePolicy, DecodeView, PrefillPlacement, Prefill
 from aegis.core.wording import count, duration, given_up, request_of, when
 
 NOWHERE = InstanceId("-")
-"""Where a request is that never had a place."""
+"""The place of a request that never had one."""
 
 
 class PlaceReasons:

@@ -1,18 +1,18 @@
-"""Which instance changes between prefill and decode, where requests wait for one of them and the other has time left.
+"""The choice of the instance that changes between prefill and decode, if requests wait for one role and the other has
+time left.
 
-`on(event, now_ns) -> effects`; no clock, no I/O. An instance is loaded with what waits for it, as a share of the time
-that there is for it: of prefill the time of its queue, of the deadline of a first token; of decode the steps that its
-requests want, of the time between two tokens.
+`on(event, now_ns) -> effects`; no clock, no I/O. The load of an instance is a share of the time that there is for its
+work: of a prefill instance the time of its queue, of the deadline of a first token; of a decode instance the steps that
+its requests want, of the time between two tokens.
 
-(1) A role is short of instances while their mean load is above `SHORT_PPM`.
-(2) The other one can spare an instance while its whole load, on one instance fewer, is below `SPARE_PPM` each; of
-    prefill also what its instances have worked of late, for a queue is short until it is not.
-(3) Where both have held for `HELD_NS` without a break, the least loaded instance changes.
-(4) Then nothing changes for `SETTLED_NS`, nor is anything held to have been so.
+(1) A role is short of instances while their mean load is above `SHORT_PPM`. (2) The other role can spare an instance
+while its whole load, on one instance less, is below `SPARE_PPM` each; for prefill the recent work of its instances
+counts too, because a queue is short until it is not. (3) If both have held for `HELD_NS` without a break, the least
+loaded instance changes. (4) Then nothing changes for `SETTLED_NS`, and the time of (3) begins anew.
 
-Laws: (R1) the last instance of a role does not change; (R2) under loads that stay what they are no role takes an
-instance back that it gave: without it it is loaded less than `SPARE_PPM`, and takes one above `SHORT_PPM` only; (R3)
-where (1) and (2) hold and nothing has changed of late, an instance changes at the first look after `HELD_NS`.
+Laws: (R1) the last instance of a role does not change; (R2) under constant loads no role takes an instance back that it
+gave: without it its load is less than `SPARE_PPM`, and it takes one only above `SHORT_PPM`; (R3) if (1) and (2) hold
+and nothing has changed of late, an instance changes at the first look after `HELD_NS`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Looked(Struct, frozen=True):
 
 
 class Changed(Struct, frozen=True):
-    """What was wanted has been done, or refused."""
+    """The change that was wanted has been done, or refused."""
 
 
 Event = Looked | Changed

@@ -179,22 +179,22 @@ class Router:
         return {request: (s.job.model, s.state) for request, s in self._sessions.items()}
 
     def loads(self) -> list[ForeignLoad]:
-        """What the requests of this proxy are to others: one for each instance."""
+        """The load of this proxy's requests for other proxies: one for each instance."""
         prefills = [ForeignLoad(name, self._prefills.own_ns(name), ()) for name in self._prefills.instances()]
         return prefills + [
             ForeignLoad(name, self._waiting_ns(name), self._decodes.own(name)) for name in self._decodes.instances()
         ]
 
     def load_ppm(self) -> dict[InstanceId, int]:
-        """What waits for each instance: of prefill its queue, as a part of the shortest TTFT of a model; of others the
-        steps that their requests want, as a part of the time between two tokens."""
+        """The load of each instance: of a prefill instance its queue, as a part of the shortest TTFT of a model; of
+        others the steps that their requests want, as a part of the time between two tokens."""
         ttft_ns = min(self._ttft_ns.values(), default=1)
         queues = {name: 1_000_000 * self._prefills.load_ns(name) // ttft_ns for name in self._prefills.instances()}
         return queues | {name: self._decodes.load_ppm(name) for name in self._decodes.instances()}
 
     def waiting_before(self, request: RequestId) -> int | None:
-        """How many of this proxy's requests that came earlier wait at the same place for their first token; None where
-        it has one, or no place yet."""
+        """The number of this proxy's earlier requests that wait at the same place for their first token; None if the
+        request has one, or no place yet."""
         return self._first_tokens.before(request)
 
     def expected_ttft_ns(self, model: ModelId, tokens: int) -> int | None:
@@ -420,7 +420,7 @@ class Router:
             self._decodes.beside(load.instance, known)
 
     def _down(self, instance: InstanceId, *, blameless: bool) -> None:
-        """Whatever the lost process held is prefilled again elsewhere, from prompt and tokens sent."""
+        """The requests of the lost process are prefilled again elsewhere, from prompt and tokens sent."""
         if instance in self._prefills:
             self._prefills.down(instance)
         if instance in self._decodes:
@@ -503,7 +503,8 @@ class Router:
         self._place(request)
 
     def _stop_work(self, request: RequestId) -> None:
-        """Whoever still works on the request is told to stop. An adopter releases the KV it was given by itself."""
+        """Tells the instances that still work on the request to stop. An adopter releases the KV it was given by
+        itself."""
         session = self._sessions[request]
         attempt = session.job.attempt
         if session.decode is not None:

@@ -1,7 +1,8 @@
-"""What the server did and decided of late, as JSON lines: `/debug/spans`, `/debug/records`, `/debug/decisions`; and all
-that its watchers show, with what came since they last asked: `/debug/live`.
+"""The recent past of the server, as JSON lines: `/debug/spans`, `/debug/records`, `/debug/decisions`; and the live
+view, with the news since the last request: `/debug/live`.
 
-`since` is the number of the first entry wanted, 0 if left out; the header `Aegis-Next` says what to ask for next time.
+`since` is the number of the first entry wanted, 0 if left out; the header `Aegis-Next` is the number for the next
+request.
 """
 
 from __future__ import annotations

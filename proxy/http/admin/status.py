@@ -1,4 +1,4 @@
-"""How the server does: `/health`, `/ready`, `/metrics`, `/version`."""
+"""The state of the server: `/health`, `/ready`, `/metrics`, `/version`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def ready(request: Request) -> Response:
 
 
 def _status(well: bool, reason: str) -> Response:
-    """Whoever looks is no request that is turned away, so what is not well is answered and not raised."""
+    """A problem is answered and not raised, because a status check is no request that is turned away."""
     if well:
         return json_reply(Status("ok"))
     return error_reply(UserError(reason, status=503, code="unavailable", kind="server_error"))

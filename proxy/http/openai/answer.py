@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Shape(Protocol):
-    """How one API words its replies."""
+    """The wording of one API's replies."""
 
     def chunk(self, index: int, piece: Piece) -> Struct | None:
         """None where there is nothing to tell yet."""

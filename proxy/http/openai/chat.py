@@ -199,7 +199,7 @@ def _read_max_tokens(fields: Fields) -> int | None:
 
 
 def _read_logprobs(fields: Fields) -> int | None:
-    """How many alternatives to report per token; None for no logprobs at all."""
+    """The number of alternatives to report per token; None for no logprobs at all."""
     wanted = fields.flag("logprobs")
     top = fields.integer("top_logprobs", None, low=0, high=LOGPROBS_MAX)
     if top is not None and not wanted:

@@ -12,7 +12,8 @@ from proxy.http.structured.tools import Tools
 
 
 class Reading(Struct, frozen=True):
-    """How the replies to one request are to be read. `marks` are None where nothing is marked, or looked for."""
+    """The marks to look for in the replies to one request. `marks` are None if there are none, or none are looked
+    for."""
 
     prompt: str
     marks: ReasoningMarks | None
@@ -25,7 +26,7 @@ class Reading(Struct, frozen=True):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What has to be seen of the text, even where a model has special tokens for it."""
+        """The special tokens that have to be part of the text."""
         marks = (self.marks.begin, self.marks.end) if self.marks else ()
         form = self.tools.form if self.tools and self.tools.choice == "auto" else None
         return (*marks, *((form.begin, form.end, "[ARGS]", "[CALL_ID]") if form else ()))
@@ -41,7 +42,7 @@ class ChatReader:
         self._name = reading.tools.name if reading.tools else ""
 
     def feed(self, text: str, *, last: bool) -> list[Part]:
-        """What the next piece of the reply's text says; all that waited, where it is the last."""
+        """The content of the next piece of the reply's text; with the last piece, everything that waited."""
         parts: list[Part] = self._splitter.feed(text) if self._splitter else [TextPart(text)] if text else []
         if self._splitter and last:
             parts += self._splitter.end()

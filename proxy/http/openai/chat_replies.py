@@ -1,4 +1,4 @@
-"""How `/v1/chat/completions` words its replies."""
+"""The wording of replies of `/v1/chat/completions`."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Choice:
         self._prompt_scores: tuple[Token, ...] = ()
 
     def take(self, delivery: Delivery) -> Piece | None:
-        """What the delivery adds, if anything. Raises UserError where the sequence failed."""
+        """The text that the delivery adds, if any. Raises UserError if the sequence failed."""
         match delivery:
             case Delta(tokens):
                 return self._next(self.transcript.push(tokens))
@@ -194,7 +194,7 @@ class GenerationRequest:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def status(self) -> str:
-        """What the first of its sequences waits for."""
+        """The reason for which the first of its sequences waits."""
         before = self.choices[0].handle.before()
         return "waiting" if before is None else f"waiting, {before} requests come before this one"
 

@@ -1,4 +1,4 @@
-"""How `/v1/completions` words its replies."""
+"""The wording of replies of `/v1/completions`."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ _LOOK_S = 0.1
 
 
 async def held(request: Request, fields: Fields, respond: Callable[[], Awaitable[Response]]) -> Response:
-    """What `respond` answers, once the model that the request names is there, or is known not to come. A stream begins
-    at once; what is refused afterwards is its last event. Raises UserError."""
+    """The answer of `respond`, once the model that the request names is there, or is known not to come. A stream begins
+    at once; an error afterwards is its last event. Raises UserError."""
     market, name = market_of(request), fields.required_text("model")
     if not _is_coming(market, name):
         return await respond()

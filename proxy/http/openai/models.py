@@ -1,4 +1,4 @@
-"""Which models there are: `/v1/models`, and finding the one a request names."""
+"""The list of models, `/v1/models`, and the search for the one that a request names."""
 
 from __future__ import annotations
 

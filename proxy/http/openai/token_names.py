@@ -1,4 +1,4 @@
-"""How single tokens are told to clients, in logprobs."""
+"""The names of single tokens in logprobs."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def _read_message(fields: Fields) -> dict[str, Any]:
 
 
 def _read_answer(fields: Fields) -> dict[str, Any]:
-    """What an earlier answer had beside its content."""
+    """Reads the parts of an earlier answer besides its content."""
     answer: dict[str, Any] = {}
     for name in ("reasoning_content", "reasoning"):
         thought = fields.take(name)

@@ -120,7 +120,7 @@ def too_many_tokens(param: str, count: int, spec: ModelSpec) -> UserError:
 
 
 def known(fields: Fields, param: str, tokens: Sequence[int], spec: ModelSpec) -> tuple[int, ...]:
-    """What a tokenizer made of `param`. Raises UserError where the model has no embedding for a token of it."""
+    """The tokens of `param`. Raises UserError if the model has no embedding for one of them."""
     vocabulary, highest = spec.manifest.vocab_size, max(tokens, default=0)
     if highest >= vocabulary:
         raise fields.refusal(param, f"has a token, {highest}, beyond the model's vocabulary of {vocabulary}")
@@ -138,9 +138,10 @@ def needs_tokenizer(served: Served, param: str) -> TextModel:
 def max_tokens_for(
     served: Served, prompt_tokens: int, parameters: GenerationParameters, *, default: int | None, param: str
 ) -> int:
-    """How many tokens may be generated: as many as the client asked for, else as many as fit, at most `default`.
+    """The number of tokens that may be generated: as many as the client asked for, else as many as fit, at most
+    `default`.
 
-    Raises UserError with both lengths where prompt and answer do not fit both the model's context and the KV memory.
+    Raises UserError with both lengths if prompt and answer do not fit both the model's context and the KV memory.
     """
     model, context = served.spec.model, served.spec.manifest.context_tokens
     limit = min(context, served.kv_limit_tokens)

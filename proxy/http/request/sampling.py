@@ -52,9 +52,9 @@ _TELLING = frozenset({"request_id", "return_token_ids", "stream", "stream_option
 
 
 class GenerationParameters(Struct, frozen=True):
-    """How a client wants its choices generated, and told.
+    """The client's parameters for generating its choices and for the form of the reply.
 
-    `sampling` is complete but for `max_tokens` and `seed`, which each sequence gets its own of.
+    `sampling` is complete but for `max_tokens` and `seed`, of which each sequence gets its own.
     """
 
     sampling: Sampling

@@ -151,7 +151,7 @@ class Lane:
         return batch
 
     async def _answer(self, batch: list[_Waiting]) -> list[_Waiting]:
-        """What of the batch has still to be done: all but those of the model of which one took too much."""
+        """The jobs of the batch that are still to be done: all but those of the model of which one took too much."""
         jobs = [(waiting.text, waiting.job) for waiting in batch]
         asking = asyncio.create_task(self.process.ask(jobs, self.within_s))
         if len(batch) == 1:  # whose client may leave meanwhile

@@ -19,5 +19,5 @@ T = TypeVar("T")
 
 
 async def beside_loop(work: Callable[[], T], size: int, *, few: int = FEW) -> T:
-    """What `work` makes of `size` of something: in the thread, unless they are few."""
+    """The result of `work` on `size` items: computed in the thread, unless they are few."""
     return work() if size <= few else await asyncio.get_running_loop().run_in_executor(_THREAD, work)

@@ -61,7 +61,7 @@ def _or_null(schema: Schema) -> Schema:
 
 
 def only(*values: Any) -> Schema:
-    """What asks for nothing; anything else is refused."""
+    """A value that asks for nothing; any other is refused."""
     return {"enum": list(values)}
 
 

@@ -35,5 +35,5 @@ async def admitted(request: Request, served: Served) -> AsyncIterator[AdmittedRe
 
 
 def who(request: Request) -> str:
-    """Whose turn it is where callers take turns. Those without a key are told apart by their addresses."""
+    """The caller that counts when callers take turns. Those without a key are told apart by their addresses."""
     return caller_of(request).name or (request.client.host if request.client else "")

@@ -1,10 +1,11 @@
-"""Who may command the server, beyond asking models something.
+"""Access to commands to the server, which goes beyond requests to models.
 
-With an admin key those that send it, without one those on this machine, but no web page that a browser shows there and
-nobody a reverse proxy stands for.
+If there is an admin key, it is open to those who send it. Otherwise it is open to clients on this machine, but not to
+web pages that a browser shows there, nor to requests that a reverse proxy passes on.
 
-A page may have a name of its own that leads here (DNS rebinding): to the browser it is a page of this server then, and
-only the name in `Host` tells. Nobody else can have localhost, an address, or the name that the server listens on.
+A page may have a name of its own that leads here (DNS rebinding). To the browser it is then a page of this server, and
+only the name in `Host` shows the difference. No other page can have localhost, an address, or the name that the server
+listens on.
 """
 
 from __future__ import annotations

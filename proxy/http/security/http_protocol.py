@@ -67,7 +67,8 @@ def cut(scope: Scope) -> None:
 
 
 def broken_off(scope: Scope) -> UserError | None:
-    """Why the rest of the request's body is not waited for any more; what is there of it ends as if it were whole."""
+    """The reason why the rest of the request's body is not waited for any more; the part that has come ends as if it
+    were whole."""
     error: UserError | None = scope.get("extensions", {}).get(_BROKEN_OFF)
     return error
 
@@ -220,7 +221,7 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes += len(name) + len(value) + _BETWEEN_FIELDS
 
     def on_headers_complete(self) -> None:
-        """What it raises stops the parser, and is what `data_received` refuses the request with."""
+        """An error raised here stops the parser, and `data_received` refuses the request with it."""
         if self._head_bytes > HEAD_BYTES_MAX:
             raise _head_too_large()
         if len(self.pipeline) >= PIPELINED_MAX:
@@ -366,7 +367,7 @@ class Protocol(HttpToolsProtocol):
             self.url = b""
 
     def _break_off(self, error: UserError) -> None:
-        """Who reads the body answers with the error, like with any other: under the request's id, logged and counted.
+        """The reader of the body answers with the error, as with any other: under the request's id, logged and counted.
         The connection ends with that."""
         cycle, self._broke_off = self.cycle, True
         cycle.scope["extensions"][_BROKEN_OFF] = error  # type: ignore[assignment]

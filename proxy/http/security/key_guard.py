@@ -1,4 +1,4 @@
-"""Who asks: the guard that lets nobody in without an API key where there are any, or were."""
+"""The guard that lets no request in without an API key if there are any keys, or were."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT, PAGE = "/", "/dashboard"
 """Open to all: a browser sends no key with an address that is typed in, and its files tell nothing of this server."""
 
 ADMIN = ("/debug/", "/models/")
-"""Whose routes see for themselves who may command the server (`authorise`)."""
+"""Paths whose routes check by themselves who may command the server (`authorise`)."""
 
 
 class Guard:

@@ -1,7 +1,8 @@
-"""How many bytes of large bodies a proxy has in hand, so that nobody can fill its memory by sending many at a time.
+"""A bound on the bytes of large bodies that a proxy reads at a time, so that no client can fill its memory by sending
+many.
 
-A body is some times its size in memory until its text is tokenized. Those that wait are not read, so they take nothing
-but what their connections buffer. Whose turn it is has to send, or makes room for others.
+A body takes several times its size in memory until its text is tokenized. Bodies that wait are not read, so they take
+nothing but the buffers of their connections. A client whose turn it is has to send, or makes room for others.
 """
 
 from __future__ import annotations

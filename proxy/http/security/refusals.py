@@ -15,6 +15,6 @@ def note_refusal(scope: Scope, error: UserError) -> None:
 
 
 def refusal_of(scope: Scope) -> str | None:
-    """Why it was refused, in a word; None: it was not."""
+    """The reason of the refusal, in a word; None: it was not refused."""
     refused: str | None = scope["state"].get("refused")
     return refused

@@ -36,7 +36,7 @@ def event(value: Struct) -> bytes:
 
 
 def comment(text: str) -> bytes:
-    """What clients pass by; people see it."""
+    """A comment: clients ignore it, people see it."""
     return f": {' '.join(text.split())}\n\n".encode()
 
 

@@ -1,4 +1,4 @@
-"""What the text of a chat reply consists of."""
+"""The parts of the text of a chat reply."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Part = TextPart | ReasoningPart | CallBegun | CallArguments
 
 
 def held(text: str, marker: str) -> int:
-    """How many characters at the end of `text` may begin `marker`, or blanks before it."""
+    """The number of characters at the end of `text` that may begin `marker`, or blanks before it."""
     for length in range(min(len(text), len(marker) - 1), -1, -1):
         if text.endswith(marker[:length]):
             return len(text) - len(text[: len(text) - length].rstrip())

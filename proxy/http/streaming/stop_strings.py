@@ -32,7 +32,7 @@ class StopScanner:
 
     @property
     def held(self) -> int:
-        """How many characters at the end of the text begin a stop string."""
+        """The number of characters at the end of the text that begin a stop string."""
         return max(self._states)
 
     def feed(self, text: str) -> Match | None:

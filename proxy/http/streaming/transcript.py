@@ -27,7 +27,8 @@ class Scored(Struct, frozen=True):
 
 
 class Piece(Struct, frozen=True):
-    """What a choice says next. `first` and `finish` mark its first and last piece; joined they are the choice."""
+    """The next part of a choice's text. `first` and `finish` mark its first and last piece; joined they are the
+    choice."""
 
     text: str = ""
     tokens: tuple[Scored, ...] = ()

@@ -1,6 +1,5 @@
-"""Which JSON Schemas structured output can be held to: every keyword is enforced, says nothing about values, or is
-refused by name. What is left out here XGrammar would pass over in silence.
-"""
+"""The JSON Schemas that structured output can enforce: every keyword is enforced, says nothing about values, or is
+refused by name. XGrammar would silently ignore the keywords that are missing here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a client wants its output held to: `response_format` and `structured_outputs`, from JSON to a `Grammar`."""
+"""The constraint that a client puts on its output: `response_format` and `structured_outputs`, from JSON to a
+`Grammar`."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class CallFinder:
         return parts
 
     def end(self) -> list[Part]:
-        """What began like a call and is text; a call that was cut off remains one."""
+        """The rest: text that began like a call and is none; a call that was cut off remains a call."""
         if self._state in (self._in_arguments, self._after_arguments) or (self.calls and not self._waiting):
             return []
         return list(said(self._skipped + self._waiting))
