@@ -83,7 +83,7 @@ class AdminClient:
         return self._moved("trim", {"instance": instance, "timeout_s": timeout_s})
 
     def node(self) -> NodeReport:
-        """What the server consists of."""
+        """The parts of the server."""
         import msgspec
 
         from aegis.telemetry.node_report import NodeReport
@@ -94,15 +94,15 @@ class AdminClient:
             raise UserError(f"{self._url} answers, but is no aegis server of this version") from None
 
     def spans(self, since: int = 0) -> bytes:
-        """What its instances did of late, one span a line, from that number on."""
+        """The recent spans of its instances, one a line, from that number on."""
         return self._lines("/debug/spans", since).content
 
     def records(self, since: int = 0) -> bytes:
-        """What became of its requests of late, one record a line, from that number on."""
+        """The recent records of its requests, one a line, from that number on."""
         return self._lines("/debug/records", since).content
 
     def decisions(self, since: int = 0) -> tuple[bytes, int]:
-        """What was decided of late and why, one a line, from that number on, and the number to go on from."""
+        """The recent decisions and their reasons, one a line, from that number on, and the number to go on from."""
         response = self._lines("/debug/decisions", since)
         return response.content, int(response.headers["aegis-next"])
 

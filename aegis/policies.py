@@ -38,12 +38,12 @@ _PREFILLS = LeastSlackPrefill()
 
 
 class Policy(DecodePolicy, RoundPolicy, Protocol):
-    """Where requests go on, and the turns there."""
+    """A scheduler: where requests go on, and the turns there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What a policy may ask for when it is made: `memory_bytes` of an instance's device, `turns` as they are
+    """The parameters of a policy when it is made: `memory_bytes` of an instance's device, `turns` as they are
     configured, as are the `groups` of prefills, and the oracle."""
 
     memory_bytes: int

@@ -1,4 +1,4 @@
-"""What every process of a market has to know of how requests are scheduled."""
+"""The scheduling of requests, as every process of a market has to know it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True):
     reuses: bool = False  # KV of requests that have ended
 
     def scheduler(self) -> Policy:
-        """Where requests go, for a proxy, and what turns they get, for an instance. Raises UserError."""
+        """The policy of places, for a proxy, and of turns, for an instance. Raises UserError."""
         turns = WeightedRoundRobin(self.q_max_ns, self.switching_share)
         return recipe(self.policy).policy(Site(memory_bytes=self.memory_bytes, turns=turns))
 
     def prefill_order(self) -> PrefillOrder | None:
-        """Who is next on a prefill instance; None: one group after the other. Raises UserError."""
+        """The order of jobs on a prefill instance; None: one group after the other. Raises UserError."""
         return recipe(self.policy).order
 
     def session_core(self) -> Router:

@@ -5,7 +5,7 @@ progress is at least n. That makes the event of a copy known before it is submit
 the simulator.
 
 The three rules of Aegaeon §5.3, and where they are code:
-(1) compute waits for its own request's KV only: a sequence joins a step once its arrival has passed (`KvStore.settle`);
+(1) compute waits for its own request's KV only: a sequence joins a step once its arrival has passed (`KvSwap.settle`);
 (2) a transfer waits for the last transfer of its source blocks: `CopyBlocks.after`;
 (3) blocks that an earlier transfer still touches are on a move list: `SlabPool.free_after`.
 """

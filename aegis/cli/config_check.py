@@ -1,4 +1,4 @@
-"""What is wrong with a configuration file, and with the files that it names."""
+"""The mistakes in a configuration file, and in the files that it names."""
 
 from __future__ import annotations
 

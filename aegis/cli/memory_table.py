@@ -1,4 +1,4 @@
-"""What `aegis memory` prints: a memory report as tables, sizes in MiB."""
+"""The output of `aegis memory`: a memory report as tables, sizes in MiB."""
 
 from __future__ import annotations
 

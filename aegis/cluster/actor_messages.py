@@ -1,4 +1,4 @@
-"""What the launcher and a machine of the cluster tell each other, as msgpack in the arguments of Ray's calls."""
+"""Messages between the launcher and a machine of the cluster, as msgpack in the arguments of Ray's calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aegis.node.machine import RankMemory
 
 
 class Opening(Struct, frozen=True):
-    """What a machine is to have."""
+    """The parts that a machine is to have."""
 
     machine: str
     version: str  # of the launcher's aegis
@@ -19,7 +19,8 @@ class Opening(Struct, frozen=True):
 
 
 class Opened(Struct, frozen=True):
-    """What it has. `version` is that of its aegis; where it is another one there is nothing else."""
+    """The parts that it has. `version` is that of its aegis; if it differs from the launcher's, there is nothing
+    else."""
 
     version: str
     hostname: str = ""

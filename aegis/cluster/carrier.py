@@ -75,7 +75,8 @@ class _Carrier:
         return self._regions[name]
 
     def reach(self, name: str, source: Any, region: str) -> str:
-        """That carrier's region is known here by `name`, which has none or another until now. Returns why it is not."""
+        """That carrier's region is known here by `name`, which has none or another until now. Returns the reason if it
+        cannot be."""
         try:
             ref = source.offer.remote(region)
             if not ray.wait([ref], timeout=SILENCE_S, fetch_local=False)[0]:

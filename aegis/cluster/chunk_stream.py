@@ -35,7 +35,7 @@ from aegis.cluster.receive_window import (
 KEY_BYTES = 32
 NAME_BYTES = 56
 KEY_WITHIN_S = 10.0
-"""Who connects sends it at once."""
+"""A client that connects sends it at once."""
 
 WIDTH = 8
 """Chunks that are asked for ahead."""
@@ -47,7 +47,7 @@ _TIMEVAL = struct.Struct("@ll")
 
 
 Copy = tuple[int, int, int]
-"""Where to, from where and how many bytes, as `block_copies` has them."""
+"""Target, source and number of bytes, as `block_copies` has them."""
 
 Connect = Callable[[], socket.socket]
 
@@ -209,7 +209,7 @@ def _receive(connection: socket.socket, left: list[memoryview]) -> bool:
 
 
 def _after(content: list[memoryview], count: int) -> list[memoryview]:
-    """What is left of it after so many bytes."""
+    """The rest of it after so many bytes."""
     for at, view in enumerate(content):
         if count < len(view):
             return [view[count:], *content[at + 1 :]]

@@ -57,7 +57,7 @@ async def open_cluster_machines(
 
 
 def need_of(config: Config) -> dict[str, float]:
-    """What Ray reserves for an instance."""
+    """The resources that Ray reserves for an instance."""
     ranks = config.instances.tensor_parallel_size
     return {"GPU": float(ranks)} if config.device == "cuda" else {"CPU": config.ray.cpus * ranks}
 

@@ -47,7 +47,7 @@ class Region:
         self.memory: Bytes | None = memory
 
     def close(self) -> None:
-        """What is under way may still end."""
+        """Transfers under way may still end."""
         self.memory = None
 
 
@@ -138,7 +138,7 @@ class DirectTransport(TensorTransportManager):  # type: ignore[misc]
         raise AssertionError("the receiver reads")
 
     def abort_transport(self, obj_id: str, communicator_metadata: Any) -> None:
-        """What has failed has closed its connection already."""
+        """A transfer that has failed has closed its connection already."""
 
 
 class RemoteRegion:

@@ -1,4 +1,5 @@
-"""Where instances are started in a cluster: a machine is opened on each node that Ray chooses, anew when it is lost."""
+"""The machines of a cluster on which instances are started: one is opened on each node that Ray chooses, anew when it
+is lost."""
 
 from __future__ import annotations
 
@@ -198,7 +199,7 @@ class ClusterHosts:
         return self._pools[key]
 
     async def _end(self, instance: InstanceId) -> None:
-        """What it had is free for others."""
+        """Its resources are free for others."""
         pools = [pool for key, mine in self._pools.items() if key[1] == instance for pool in mine]
         self._pools = {key: mine for key, mine in self._pools.items() if key[1] != instance}
         if self._devices.has(instance):

@@ -17,7 +17,7 @@ _GONE = "the machine that has its KV is lost"
 
 
 async def transfer_kv(wanted: FetchKv, source: RemoteMachine, target: RemoteMachine, *, slab_bytes: int) -> str:
-    """Why it did not come; empty where it did."""
+    """The reason why it did not come; empty if it did."""
     try:
         if not await source.has_copied(wanted.kv.ready):
             return f"its KV has not left the device on {source.id}"

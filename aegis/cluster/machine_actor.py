@@ -196,7 +196,7 @@ class MachineActor:
         return False
 
     async def drop_damaged(self, name: str, spec: bytes) -> None:
-        """What was found damaged somewhere is read here: where it is, it is to come again."""
+        """Reads an image here that was found damaged elsewhere: if it is damaged here too, it has to be sent again."""
         image = ArrivingImage(default_cache_dir() / "images", name)
         await asyncio.to_thread(image.drop_damaged, msgspec.msgpack.decode(spec, type=ModelSpec))
 

@@ -1,5 +1,5 @@
-"""Which node of the cluster each instance is on: Ray's choice, in one placement group that spreads over the nodes, and
-in one of its own for an instance that joins."""
+"""The node of the cluster that each instance is on: Ray's choice, in one placement group that spreads over the nodes,
+and in a group of its own for an instance that joins."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Placement:
             await asyncio.to_thread(_remove, bundle.group)
 
     async def node(self, instance: InstanceId) -> tuple[str, list[int]]:
-        """Where its bundle is now, and which GPUs of that node are in it. Waits while that is nowhere."""
+        """The node of its bundle now, and the GPUs of that node that are in it. Waits while the bundle has no node."""
         while True:
             node = await asyncio.to_thread(self._node, instance)
             if node:
@@ -116,7 +116,8 @@ def _own_gpus() -> list[int]:
 
 
 def missing_room(need: Mapping[str, float], count: int, free: Sequence[Mapping[str, float]]) -> str:
-    """What nodes with so much `free` lack for `count` instances that `need` this each; empty where they have it."""
+    """The room that nodes with so much `free` lack for `count` instances that `need` this each; empty if they have
+    it."""
     fit = sum(min(int(node.get(kind, 0) / amount + 1e-6) for kind, amount in need.items()) for node in free)
     if fit >= count:
         return ""
@@ -131,7 +132,7 @@ def missing_room(need: Mapping[str, float], count: int, free: Sequence[Mapping[s
 
 
 def _free() -> list[dict[str, float]]:
-    """What each node has free now."""
+    """The free resources of each node now."""
     from ray._private.state import available_resources_per_node
 
     nodes = alive()

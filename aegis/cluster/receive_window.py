@@ -1,6 +1,7 @@
-"""What the receiving side of a transfer asks for, and when it gives up: chunks by number, a few at a time.
+"""The requests of the receiving side of a transfer, and the point at which it gives up: chunks by number, a few at a
+time.
 
-So many asked for and no more is what holds the sender back, and what keeps the wire full while a chunk is checked.
+The bound on requested chunks holds the sender back, and still keeps the link full while a chunk is checked.
 
 Laws: (W1) at most `width` chunks are asked for and not there; (W2) `Done` comes when each chunk has arrived sound, and
 nothing after it or after `Failed`; (W3) a chunk that has arrived sound is neither asked for nor taken again.
@@ -42,7 +43,7 @@ class Ask(NamedTuple):
 
 
 class Reconnect(NamedTuple):
-    """What is asked from here on goes over a new connection."""
+    """Requests from here on go over a new connection."""
 
 
 class Done(NamedTuple):

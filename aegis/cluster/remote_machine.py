@@ -91,7 +91,7 @@ class RemoteMachine:
         return await self.answer(lambda: getattr(self._actor, method).remote(*arguments))
 
     async def answer(self, call: Callable[[], Any]) -> Any:
-        """What became of a call of one of its actors. Raises likewise."""
+        """The result of a call of one of its actors. Raises the call's error."""
         import ray
 
         if self.lost:
@@ -290,7 +290,7 @@ class RemoteFiller:
 
 
 def region(rank: int) -> str:
-    """What carriers call a rank's host KV."""
+    """The name that carriers have for a rank's host KV."""
     return f"kv-{rank}"
 
 

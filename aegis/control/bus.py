@@ -64,7 +64,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Node(Protocol):
-    """Whoever has the instances."""
+    """The owner of the instances."""
 
     def ask(self, instance: InstanceId) -> None:
         """Over the instance's own link; `Bus.answered` follows, if it lives."""
@@ -79,7 +79,7 @@ class Node(Protocol):
         ...
 
     async def do(self, instance: str, command: Command | Add) -> str:
-        """What was done, in one line. Raises UserError where it cannot be."""
+        """Does the command and returns the result in one line. Raises UserError if it cannot be done."""
         ...
 
 
@@ -209,7 +209,7 @@ class Bus:
         await self._connection.publish(self._topics.claim, replace(self._claim, phase=phase), qos=1, retain=True)
 
     def _received(self, topic: str, payload: bytes) -> None:
-        """Whatever anyone may publish to a broker that is not ours alone."""
+        """Takes any message that anyone may publish to a broker that is not ours alone."""
         about = self._topics.instance_of(topic)
         try:
             if topic == self._topics.beat:

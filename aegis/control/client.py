@@ -1,4 +1,4 @@
-"""Whoever orders: one order to one instance, or to the cluster, and its reply."""
+"""The sender of a command: one command to one instance, or to the cluster, and its reply."""
 
 from __future__ import annotations
 

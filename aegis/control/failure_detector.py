@@ -1,15 +1,15 @@
-"""Which instances are dead although their processes exist: stopped, hung, or on a host that is gone.
+"""Finds instances that are dead although their processes exist: stopped, hung, or on a host that is gone.
 
-`on(event, now_ns) -> effects`; no clock, no I/O. An instance is held to be dead when both of its voices fail:
+`on(event, now_ns) -> effects`; no clock, no I/O. An instance counts as dead when it fails both of these checks:
 
-1. Its heartbeats over MQTT stop, or say that its main loop does not get on, for `OVERDUE_NS`. Then, or at once where
-   the broker publishes its last will, it is asked over its own link, which does not know the broker.
+1. Its heartbeats over MQTT stop, or say that its main loop does not run, for `OVERDUE_NS`. Then, or at once if the
+   broker publishes its last will, it is asked over its own link, which does not depend on the broker.
 2. For `PATIENCE_NS` it does not answer that either.
 
-The time of the first is not the clock's but the broker's: it passes only while the launcher's own beats come back from
-the broker. While the broker is away, refuses or is slow it stands still, so no silence of the broker's is taken for one
-of an instance; and an instance the broker has shut out goes on answering the second. After a pause of the broker
-everybody has its whole time again, for clients come back in any order.
+The time of the first check passes only while the launcher's own heartbeats come back from the broker. While the broker
+is away, refuses or is slow, that time stands still, so silence of the broker is never taken for silence of an instance;
+and an instance that the broker has shut out goes on answering the second check. After a pause of the broker every
+instance has its whole time again, because clients come back in any order.
 """
 
 from __future__ import annotations

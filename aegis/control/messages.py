@@ -1,6 +1,6 @@
-"""What is said over MQTT, as JSON. `configs/bus.schema.json` is derived from these.
+"""The messages on the bus (MQTT), as JSON. `configs/bus.schema.json` is derived from these.
 
-MQTT 3.1.1: it is what the embedded broker speaks, so what version 5 has properties for is in the payload.
+The embedded broker speaks MQTT 3.1.1, so the payload holds what version 5 has properties for.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ class SetRole(Struct, frozen=True, tag_field="do", tag="set_role"):
 
 
 class SetLimit(Struct, frozen=True, tag_field="do", tag="set_limit"):
-    """What it may hold of its device's memory; done when it holds no more than that, or nothing is changed."""
+    """The limit of the device memory that the instance may hold; done when it holds no more than that, or nothing is
+    changed."""
 
     nbytes: Annotated[int, Meta(gt=0)]
     timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
@@ -173,7 +174,7 @@ class Reply(Struct, frozen=True, kw_only=True):
 
 
 class Sender(Struct, frozen=True):
-    """What is needed of an order, however wrong the rest is, to refuse it."""
+    """The part of a command that is needed to refuse it, however wrong the rest is."""
 
     id: CorrelationId
     client: ClientName

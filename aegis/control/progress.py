@@ -1,5 +1,5 @@
-"""What an instance's main loop leaves for the thread that speaks with the broker: plain values, written by one thread
-and read by the other, so that neither ever waits."""
+"""The state that an instance's main loop leaves for the thread that speaks with the broker: plain values, written by
+one thread and read by the other, so that neither ever waits."""
 
 from __future__ import annotations
 

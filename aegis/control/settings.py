@@ -1,4 +1,4 @@
-"""What whoever goes on the bus has to know of it."""
+"""The settings of every client of the bus."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ CLIENT_PATTERN = r"[A-Za-z0-9_.-]{1,64}"
 
 
 CLUSTER = ""
-"""Who is ordered, where it is no instance."""
+"""The receiver of commands that go to no instance."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What layers may ask of paged attention, for those who look at a model before it runs and for what runs it.
+"""The arguments of layers that paged attention accepts: for the check of a model before it runs, and for the run.
 
 An argument that is falsy, and no tensor, asks for nothing: it counts as absent.
 """
@@ -31,5 +31,5 @@ def strange_arguments(given: Mapping[str, Any]) -> list[str]:
 
 
 def attends_causally(module: torch.nn.Module, given: Mapping[str, Any]) -> bool:
-    """What the layer and its attention call say; a mask may still say something else."""
+    """Whether the layer and its attention call ask for causal attention; a mask may still say something else."""
     return getattr(module, "is_causal", True) and given.get("is_causal") is not False

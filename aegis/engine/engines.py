@@ -1,4 +1,5 @@
-"""Which backend runs which model: as its image says, all of them in one process over the same KV region."""
+"""The backends of an instance: each model runs on the one that its image names, all in one process over the same KV
+region."""
 
 from __future__ import annotations
 

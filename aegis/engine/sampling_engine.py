@@ -1,4 +1,4 @@
-"""What all backends do alike for a request: its sampler's state."""
+"""The state of a request's sampler, which all backends keep alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aegis.engine.sampler import Sampler
 
 
 class SamplingEngine:
-    """That part of `Engine`."""
+    """The part of `Engine` that keeps it."""
 
     def __init__(self, sampler: Sampler | None) -> None:
         self._sampler = sampler or Sampler()

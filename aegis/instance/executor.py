@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 
 class EffectExecutor:
-    """What a core decides, done."""
+    """Performs the effects of a core."""
 
     def __init__(
         self,

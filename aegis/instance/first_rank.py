@@ -94,7 +94,7 @@ class FirstRankEngine:
 
     @contextmanager
     def _together(self, step: Command) -> Iterator[None]:
-        """Where it fails nobody knows how far the others came, so the ranks part."""
+        """If it fails, the progress of the other ranks is unknown, so the ranks part."""
         self._tell(step)
         try:
             yield
@@ -182,7 +182,7 @@ class FirstRankMemory:
         return self._memory_executor.copied()
 
     def _completed(self) -> list[Progress]:
-        """What all ranks have done by now."""
+        """The count that all ranks have completed by now."""
         now = {name: min(done[name] for done in self._done) for name in StreamName}
         news = [Progress(name, value) for name, value in now.items() if value != self._told[name]]
         self._told = now

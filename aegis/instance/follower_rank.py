@@ -119,7 +119,7 @@ class Follower:
         self._engine.decode(step.model, [Row(_NOBODY, *row) for row in rows])
 
     def _attach(self, bind: Bind) -> None:
-        """What is refused here is refused by the first rank, which then says `Unbind`."""
+        """A model that is refused here is refused by the first rank too, which then sends `Unbind`."""
         self._built(bind.spec)
         with suppress(UserError):
             self._engine.attach(bind.spec, self._memory_executor.weights_base(bind))

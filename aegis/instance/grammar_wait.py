@@ -28,7 +28,7 @@ class GrammarWait:
         self._waiting: list[_Work] = []
 
     def passed(self, event: InstanceEvent) -> list[InstanceEvent]:
-        """What the core is to hear in place of `event`, now."""
+        """The events that the core gets now in place of `event`."""
         match event:
             case Submit(job) | Adopt(job):
                 if self._engine.ready(job.model, job.sampling):

@@ -20,7 +20,7 @@ from aegis.core.model import ModelSpec, Slo
 
 
 class Preparing(Protocol):
-    """What has something to do before a model is bound: an engine, a mover."""
+    """A part that has work to do before a model is bound: an engine, a mover."""
 
     def prepare(self, spec: ModelSpec) -> None: ...
 

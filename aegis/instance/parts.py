@@ -1,4 +1,4 @@
-"""What an instance is put together from, opened as its settings say."""
+"""The parts of an instance, opened as its settings say."""
 
 from __future__ import annotations
 

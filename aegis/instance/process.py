@@ -136,7 +136,7 @@ class Instance:
         return list(messages)
 
     def _wake_ns(self, now_ns: int) -> int:
-        """When there will be something to do, whatever is heard until then."""
+        """The time at which there will be something to do, whatever messages come until then."""
         wake_ns = now_ns + (_GRAMMAR_POLL_NS if self._grammars.waiting else _IDLE_NS)
         if self._core.ledger.balloon.owes:
             wake_ns = min(wake_ns, self._tick_ns)

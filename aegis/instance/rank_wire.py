@@ -110,7 +110,7 @@ class Followers:
         self._parted = True
 
     def reports(self) -> list[list[Report]]:
-        """What each of them has said since the last call."""
+        """The reports of each of them since the last call."""
         with self._lock:
             return [_received(socket) for socket in self._sockets]
 

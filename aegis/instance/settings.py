@@ -1,4 +1,4 @@
-"""What the launcher tells an instance's process, as JSON on its standard input."""
+"""The settings that the launcher gives an instance's process, as JSON on its standard input."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class SpanLog:
         self._decisions.append(decision)
 
     def drain(self) -> list[Spans | Decisions]:
-        """What was written since the last call, to be sent."""
+        """The spans and decisions since the last call, to be sent."""
         spans, self._spans = self._spans, []
         decisions, self._decisions = self._decisions, []
         written: list[Spans | Decisions] = [Spans(tuple(spans))] if spans else []

@@ -122,7 +122,7 @@ _KEYS_OF_SERVER = dict.fromkeys(("api_key", "api_key_file", "admin_key", "admin_
 
 
 def _sections_that_wait(before: Config, after: Config) -> Iterable[str]:
-    """What is new in them takes effect at the next start."""
+    """Changes in them take effect at the next start."""
     for name in Config.model_fields.keys() - {"models", "sources", "slo", "api_keys"}:
         old, new = getattr(before, name), getattr(after, name)
         if isinstance(old, Server):
@@ -132,8 +132,8 @@ def _sections_that_wait(before: Config, after: Config) -> Iterable[str]:
 
 
 def _kept_closed(before: Keyring, after: Keyring) -> Keyring:
-    """Whose key was taken away is not let in after all where it was the last. Raises UserError where this machine's
-    users could command for want of an admin key."""
+    """A caller whose key was the last one and was removed is still refused. Raises UserError if a change would let this
+    machine's users command because there is no admin key."""
     if before.admin and not after.admin:
         raise UserError("without an admin key any user of this machine could command; leave one, or start anew")
     return replace(after, closed=before.asks and not after.callers)

@@ -144,7 +144,7 @@ async def _serve(
 def _proxy_template(
     config: Config, http: Settings, market: LiveMarket, services: Services, listener: socket.socket
 ) -> ProxySettings:
-    """What all further proxies are told alike."""
+    """The settings that all further proxies share."""
     scheduling = market.scheduling
     return ProxySettings(
         policy=scheduling.policy,

@@ -141,7 +141,7 @@ def _history(config: Config) -> History:
 
 
 def _template(config: Config, budget: Budget, *, bus: BusSettings, address: str, wires: Wires) -> InstanceSettings:
-    """What all instances are told alike; the pool adds who each of them is."""
+    """The settings that all instances share; the pool adds the identity of each."""
     return InstanceSettings(
         instance=InstanceId(""),
         incarnation=0,

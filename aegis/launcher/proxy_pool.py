@@ -228,7 +228,7 @@ class ProxyPool:
 
     @property
     def _ending(self) -> bool:
-        """Who has nothing left to do ends as soon as it is told to drain."""
+        """A proxy that has nothing left to do ends as soon as it is told to drain."""
         return self._close_asked.is_set() or self._market.node.draining
 
     async def _keep(self, place: _Place) -> None:

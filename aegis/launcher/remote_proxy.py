@@ -56,13 +56,13 @@ class RemoteProxy:
         self._tallies: dict[ModelId, Tally] = {}
 
     def tell(self, message: ToProxy) -> None:
-        """What it is told of a model it can look up."""
+        """It can look up the models that it is told of."""
         if isinstance(message, ModelUp):
             message = replace(message, spec=self._leaned(message.spec))
         self._link.send(self._identity, [*self._changes(), message])
 
     def refresh(self) -> None:
-        """What has changed of the models without an event."""
+        """Sends changes of models that have no event."""
         changes = self._changes()
         if changes:
             self._link.send(self._identity, changes)

@@ -1,4 +1,5 @@
-"""What a market speaks with besides its own processes: an embedded one that ends with it, or one of the user's."""
+"""The services that a market uses besides its own processes: an embedded one that ends with it, or one of the
+user's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is written of a request's tokens: batches of entries, appended one after the other.
+"""The stored form of a request's tokens: batches of entries, appended one after the other.
 
-Each entry says where it begins, so that a batch written twice (an answer that got lost) counts once, and a missing one
-(the server made room) ends what is known.
+Each entry says where it begins, so that a batch written twice (after an answer that got lost) counts once, and a
+missing one (the server made room) ends the known part.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Entry(Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class Sequence:
-    """What is known of one sequence."""
+    """The stored part of one sequence."""
 
     tokens: list[Token] = field(default_factory=list)
     finish: FinishReason | None = None
@@ -49,7 +49,7 @@ def joined(batches: Several[bytes]) -> bytes:
 
 
 def assemble(batches: Iterable[bytes], sequences: int) -> list[Sequence]:
-    """What the batches say of so many sequences. Raises ValueError for what this version did not write."""
+    """The stored part of so many sequences. Raises ValueError for batches that this version did not write."""
     known = [Sequence() for _ in range(sequences)]
     for batch in batches:
         for entry in _decode(batch):

@@ -93,7 +93,7 @@ class Claims:
             self._sending = asyncio.create_task(self._send_all())
 
     async def close(self) -> None:
-        """Who still waits is told nothing any more."""
+        """Callers that still wait get no answer any more."""
         if self._sending:
             await cancelled(self._sending)
 
@@ -106,7 +106,7 @@ class Claims:
                 await self._give_back(list(islice(self._left, _AT_ONCE)))
 
     async def _send(self, claims: list[_Claim]) -> None:
-        """What fails stays to be sent."""
+        """Claims that fail stay to be sent."""
         for claim in claims:
             claim.sent = True
         try:
@@ -125,7 +125,7 @@ class Claims:
                     claim.answer.set_exception(error)
 
     async def _give_back(self, calls: list[str]) -> None:
-        """What fails stays to be given back."""
+        """Claims that fail stay to be given back."""
         keys = [self._keys.request(call) for call in calls if not self._wanted(call)]
         try:
             if keys:
@@ -146,7 +146,7 @@ class Claims:
 
 
 def fields(asked: RecordedCall, seed: int) -> list[str | bytes | int]:
-    """What is recorded of a call besides its tokens, its owner and its state; equally many of every call."""
+    """The recorded fields of a call besides its tokens, its owner and its state; equally many of every call."""
     return [
         *("model", asked.model),
         *("arrival_ms", round(time() * 1000)),

@@ -15,7 +15,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from aegis.core.errors import UserError
 
 FAILURES = (RedisError, OSError, TimeoutError)
-"""What a command can raise when the server is away, slow, or refuses."""
+"""The errors that a command can raise when the server is away, slow, or refuses."""
 
 _PARAMETERS = {
     "db",
@@ -58,7 +58,7 @@ def shown(url: str) -> str:
 
 
 def why(error: BaseException) -> str:
-    """What went wrong, in a few words."""
+    """The error, in a few words."""
     text = str(error).lower()
     if isinstance(error, AuthenticationError) or "wrongpass" in text or "noauth" in text:
         return "user name or password is wrong, or missing"

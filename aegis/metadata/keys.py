@@ -1,4 +1,4 @@
-"""How the store's keys are named, and the version of what is in them."""
+"""The names of the store's keys, and the version of their contents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Keys(Struct, frozen=True):
 
     @property
     def proxies(self) -> str:
-        """What the key of a proxy begins with."""
+        """The beginning of every key of a proxy."""
         return f"{self.prefix}:proxy:"
 
     def proxy(self, owner: str) -> str:

@@ -1,4 +1,4 @@
-"""What has to happen as one step, because two proxies might race: Lua that the server runs.
+"""Lua scripts that the server runs as one step, because two proxies might race.
 
 Keys and arguments of each are named in its first lines. A script's answers are told apart by their first word.
 """
@@ -60,8 +60,9 @@ for i = 1, #KEYS, 2 do
 end
 return answers
 """
-"""Who asks becomes the owner of each request, unless it is finished or a living proxy is at work on it. What ended
-otherwise, and what a dead proxy left, goes on from the tokens recorded. One that fails, fails alone."""
+"""The proxy that asks becomes the owner of each request, unless it is finished or a living proxy is at work on it.
+Requests that ended otherwise, and those of a dead proxy, go on from the tokens recorded. One that fails, fails
+alone."""
 
 GIVE_BACK = """
 -- keys: requests; arguments: owner
@@ -70,7 +71,7 @@ for _, request in ipairs(KEYS) do
   if found[1] == ARGV[1] and found[2] == 'running' then redis.call('HSET', request, 'state', 'cancelled') end
 end
 """
-"""Whoever claims one of them next may go on with it."""
+"""The next proxy that claims one of them may go on with it."""
 
 APPEND = """
 -- keys: request and tokens of each; arguments: owner, ttl_ms, then state and batch of each

@@ -1,7 +1,8 @@
-"""That this proxy lives, and that its cluster alone uses the prefix: two leases, renewed for as long as it does.
+"""The two leases of a proxy: one says that it lives, the other that its cluster alone uses the prefix. Both are renewed
+as long as they hold.
 
-The same renewal tells whether the server can be used at all. While it cannot, `up` is not set; who found out first says
-`doubt()`, and the next renewal comes at once.
+The same renewal shows whether the server can be used at all. While it cannot, `up` is not set; whoever finds out first
+calls `doubt()`, and the next renewal comes at once.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this is. `cluster` is common to the proxies of one launch, of which one founded it; an `incarnation` is never
-    used again."""
+    """The identity of a proxy. `cluster` is common to the proxies of one launch, of which one founded it; an
+    `incarnation` is never used again."""
 
     cluster: str
     proxy: str
@@ -124,7 +125,7 @@ class Membership:
             await asyncio.sleep(_RETRY_S)
 
     async def _failure(self) -> str:
-        """Why the leases are not held; empty where they are."""
+        """The reason why the leases are not held; empty if they are."""
         try:
             word, value, _ = await self._renew()
         except FAILURES as error:

@@ -153,7 +153,7 @@ class Recorder:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     async def write_for_ever(self) -> None:
-        """What is to be written when a round begins is written in it, evenly."""
+        """Entries that are to be written when a round begins are written in it, evenly."""
         now_s = asyncio.get_running_loop().time
         while True:
             await self._news.wait()
@@ -273,7 +273,7 @@ class Recorder:
 
 
 def commands_for(waiting: int) -> int:
-    """How many commands write so many requests in a round, or as many of them as a round may."""
+    """The number of commands that write so many requests in a round, or as many of them as a round may."""
     return min(max(-(-waiting // _AT_ONCE), 1), _COMMANDS_MAX)
 
 

@@ -29,7 +29,7 @@ class CallState(StrEnum):
 
 @dataclass(slots=True)
 class _News:
-    """What no batch has yet of a sequence, from its token number `first` on."""
+    """The part of a sequence that is in no batch yet, from its token number `first` on."""
 
     first: int = 0
     tokens: list[Token] = field(default_factory=list)
@@ -39,7 +39,7 @@ class _News:
 
 @dataclass(slots=True)
 class Batch:
-    """What is to be written next; so many `parts` are written then."""
+    """The next batch to write; so many `parts` are written then."""
 
     state: CallState
     data: bytes
@@ -85,7 +85,7 @@ class Recording:
             await asyncio.shield(self.claim)
 
     def note(self, sequence: int, delivery: Delivery) -> None:
-        """What is delivered now."""
+        """Takes the tokens that are delivered now."""
         if self.settled.is_set():
             return
         match delivery:
@@ -110,7 +110,7 @@ class Recording:
         self._changed(self)
 
     def batch(self) -> Batch:
-        """What has not been written yet."""
+        """The entries that have not been written yet."""
         entries: list[Entry] = []
         for sequence in self._new:
             news = self._news[sequence]

@@ -65,7 +65,8 @@ _COMMAND_S = 1.0  # what a command may take; a claim tries again within its own 
 
 
 class StoreSettings(Struct, frozen=True):
-    """What a further proxy needs to join. The URL may hold a password: it is for a pipe, not for a command line."""
+    """The settings that a further proxy needs to join. The URL may hold a password, so it belongs on a pipe, not on a
+    command line."""
 
     url: str
     prefix: str
@@ -75,7 +76,7 @@ class StoreSettings(Struct, frozen=True):
 
 
 class Store:
-    """What `open_store` and `join_store` open. `records` is what the HTTP layer asks."""
+    """The store that `open_store` and `join_store` open. The HTTP layer asks `records`."""
 
     def __init__(self, redis: Redis, settings: StoreSettings, identity: Identity, *, place: str) -> None:
         """`place` is how messages call the server."""
@@ -103,7 +104,7 @@ class Store:
         self._run(self.records.keep_for_ever())
 
     def report_to(self, registry: CollectorRegistry) -> None:
-        """How the store does is among the metrics from now on."""
+        """The state of the store is among the metrics from now on."""
         registry.register(StoreMetrics(self.membership, self.records))
 
     def publish(self, loads: Callable[[], Mapping[InstanceId, Load]]) -> None:

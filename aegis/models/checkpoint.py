@@ -123,7 +123,7 @@ def _refuse_more_layers(config: dict[str, Any], tensors: int) -> None:
 
 
 def _check_weights(file: Path, expected: set[str]) -> int:
-    """How many tensors it holds."""
+    """The number of tensors that it holds."""
     try:
         with safe_open(file, framework="numpy") as opened:
             found = set(opened.keys())

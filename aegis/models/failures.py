@@ -1,4 +1,4 @@
-"""What libraries raise over a checkpoint they cannot make sense of, and the one line of it that a user is told."""
+"""The errors that libraries raise over a checkpoint that they cannot read, and the one line that a user gets."""
 
 from __future__ import annotations
 

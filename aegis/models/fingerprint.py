@@ -46,7 +46,7 @@ def _small_files(directory: Path) -> list[Path]:
 
 
 def _processor() -> tuple[str, ...]:
-    """What it can do, as Linux says."""
+    """The features of the processor, as Linux lists them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,10 +1,11 @@
-"""What a model's KV cache looks like and whether paged attention can serve it, found by watching one forward pass.
+"""A probe of a model's KV cache: its shape, and whether paged attention can serve it, found by watching one forward
+pass.
 
 Nothing here knows an architecture by name. The model runs once over a few tokens with an attention function that
-records how each layer calls it, under masks that remember what they stand for. A layer can be served if all it asks
-of attention is accepted (`aegis.engine.accepted_layers`) and its mask is what the arguments say: causal, within the
-sliding window if there is one. The pass runs on the loaded model rather than on the meta device, because routers of
-experts and scaled rotary embeddings look at values.
+records how each layer calls it, under masks that remember what they stand for. A layer can be served if every argument
+of its attention call is accepted (`aegis.engine.accepted_layers`) and its mask is the one that the arguments describe:
+causal, within the sliding window if there is one. The pass runs on the loaded model rather than on the meta device,
+because routers of experts and scaled rotary embeddings look at values.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def may_reuse(directory: str) -> bool:
 
 
 def _kinds(value: object) -> Iterator[str]:
-    """What stands behind `rope_type`, or its older name `type`, at any depth."""
+    """The values of `rope_type`, or of its older name `type`, at any depth."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if key in ("rope_type", "type") and isinstance(inner, str):

@@ -131,7 +131,7 @@ def _why(error: Exception, job: Job) -> str:
 
 
 def _write(out: BinaryIO, answer: Answer) -> None:
-    """Where nobody reads any more, its launcher has ended: then so does this process, without a word."""
+    """If nobody reads any more, the launcher has ended: then this process ends too, without a message."""
     try:
         out.write(msgspec.json.encode(answer) + b"\n")
         out.flush()

@@ -40,7 +40,7 @@ makes of it. The median, because a router that is a rounding away from another e
 
 
 class _Reference(Struct, frozen=True):
-    """What transformers generated: `logits [tokens, vocab]` before any processing, float32."""
+    """The output of transformers: `logits [tokens, vocab]` before any processing, float32."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -97,8 +97,8 @@ def _differences_of(spec: ModelSpec, references: Sequence[_Reference], make_engi
 def _run(
     engine: Engine, model: ModelId, references: Sequence[_Reference], blocks: Sequence[BlockTable]
 ) -> Iterator[tuple[int, int, Sampled]]:
-    """Which reference, which of its tokens, and what the engine says there. The engine is fed the reference's tokens,
-    so a near tie that falls differently does not matter. The latter half is prefilled in two chunks."""
+    """Yields the reference, the number of its token, and the engine's logits there. The engine is fed the reference's
+    tokens, so a near tie that falls differently does not matter. The latter half is prefilled in two chunks."""
     sampling = Sampling(max_tokens=STEPS, temperature=0.0, logprobs=_TOP)
     for i, reference in enumerate(references):
         engine.start(model, RequestId(i), reference.prompt, (), sampling)

@@ -87,7 +87,7 @@ def write_stored(
 
 
 def _shared_out(model: PreTrainedModel, layers: tuple[KvLayer, ...], ranks: int) -> tuple[KvLayer, ...]:
-    """What each rank caches. Raises ModelRefused where heads of KV are left over."""
+    """The KV of each rank. Raises ModelRefused if heads of KV are left over."""
     if ranks == 1 or not cuts_attention(model):
         return layers
     if odd := [layer.heads for layer in layers if layer.heads % ranks]:

@@ -1,4 +1,4 @@
-"""What the bus asks of a node, done."""
+"""The commands of the bus to a node, and their execution."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class NodeControl:
 
     @asynccontextmanager
     async def _alone(self, instance: InstanceId) -> AsyncIterator[None]:
-        """Who goes on serving is looked at and changed by one order at a time. Raises UserError where the one before
-        has removed it."""
+        """Only one command at a time examines and changes the set of instances that go on serving. Raises UserError if
+        the command before has removed the instance."""
         async with self._changing:
             self._find(instance)
             yield
@@ -159,7 +159,8 @@ class NodeControl:
             self._share()
 
     def _share(self) -> None:
-        """What there is for all. Raises UserError, with nothing changed, where promises forbid that there are more."""
+        """Shares memory out among all instances. Raises UserError, with nothing changed, if promises to clients forbid
+        more instances."""
         self._node.catalogue.share_among(len(self._pool.roles()) + self._expected)
 
     async def _joined(self, instance: InstanceId, timeout_s: float) -> str:

@@ -28,7 +28,7 @@ class Wire(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """What a group of ranks has, each a device with a pool: the same pages of all of them are taken and given back."""
+    """The devices of a group of ranks, each with a pool: the same pages of all of them are taken and given back."""
 
     pools: Sequence[PhysicalPool]
     arbiter: PageArbiter
@@ -106,7 +106,7 @@ class Devices:
             self._devices.remove(device)
 
     def addresses(self, instance: InstanceId) -> list[str]:
-        """What the instance's ranks open their devices by."""
+        """The addresses by which the instance's ranks open their devices."""
         return [pool.address for pool in self._of(instance).pools]
 
     def device_of(self, instance: InstanceId) -> int:

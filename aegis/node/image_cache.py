@@ -32,7 +32,7 @@ class Wire(Protocol):
 
 
 class Filler(Protocol):
-    """What has the memory and reads the disk: `ImageFiller`, or one on another machine."""
+    """The part that has the memory and reads the disk: `ImageFiller`, or one on another machine."""
 
     @property
     def extents(self) -> int:
@@ -114,7 +114,7 @@ class ImageCache:
         self._perform(self._books.evicted(model, instance))
 
     def close(self) -> None:
-        """What is being filled need not be any more."""
+        """Fills under way need not go on."""
         for task in self._filling:
             task.cancel()
 

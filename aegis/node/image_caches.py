@@ -19,7 +19,7 @@ _LEAST = (State.ABSENT, State.EVICTING, State.FILLING, State.CACHED)
 
 
 class Supply(Protocol):
-    """How images get to the disks of machines."""
+    """The way in which images get to the disks of machines."""
 
     async def __call__(self, spec: ModelSpec, *, renewed: bool = False) -> None:
         """Every machine has the model's image when this returns; where it was `renewed` here, also those that had a
@@ -113,7 +113,7 @@ class ImageCaches:
             cache.use(model, now_ns)
 
     def state(self, model: ModelId) -> State:
-        """Where it has come least far."""
+        """The state on the machine on which it is the least advanced."""
         return min((cache.state(model) for cache in self._caches.values()), key=_LEAST.index, default=State.ABSENT)
 
     # --- instances ----------------------------------------------------------------------------------------------------
@@ -169,11 +169,11 @@ class ImageCaches:
 
 
 async def _is_there(spec: ModelSpec, *, renewed: bool = False) -> None:
-    """Where there is but one machine."""
+    """The supply of a market with one machine: every image is there."""
 
 
 class _MachineWire:
-    """What one of the caches says."""
+    """The messages of one of the caches."""
 
     def __init__(self, caches: ImageCaches, machine: MachineId) -> None:
         self._caches = caches

@@ -27,7 +27,7 @@ _EXTENTS_PER_PIECE = IMAGE_PIECE_BYTES // IMAGE_EXTENT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """How a fill ended: `whole`, or not, and then perhaps because the image on disk is not what it should be."""
+    """The end of a fill: `whole`, or not, and then perhaps because the image on disk is damaged."""
 
     whole: bool
     damage: str = ""
@@ -90,7 +90,7 @@ class ImageFiller:
         return filling.ended
 
     def abandon(self, model: ModelId) -> None:
-        """What is left of the fill under way need not be done."""
+        """The rest of the fill under way need not be done."""
         if model in self._fillings:
             self._fillings[model].stopped = True
 
@@ -142,7 +142,7 @@ class ImageFiller:
             yield piece
 
     def _buffers(self, filling: _Filling, region: _Region, piece: int, nbytes: int) -> list[memoryview]:
-        """Where a piece goes: one extent after the other."""
+        """The buffers that a piece goes to: one extent after the other."""
         first = piece * _EXTENTS_PER_PIECE
         buffers = []
         for extent in filling.extents[first : first + _EXTENTS_PER_PIECE]:

@@ -88,13 +88,13 @@ class InstancePool:
         return f"{instance}/{self._places[instance].incarnation}"
 
     def sender(self, identity: str) -> InstanceId | None:
-        """Whose living process this is; None for one that was lost."""
+        """The instance whose living process this is; None for a lost one."""
         name, _, _ = identity.rpartition("/")
         place = self._places.get(InstanceId(name))
         return place.instance if place and place.process and self.identity(place.instance) == identity else None
 
     def machine(self, instance: InstanceId) -> MachineId:
-        """Where its living process is."""
+        """The machine of its living process."""
         host = self._places[instance].host
         assert host
         return host.machine.id
@@ -130,7 +130,7 @@ class InstancePool:
         place.coming = place.joining = False
 
     def failure(self, instance: InstanceId) -> str:
-        """Why one that should join does not; empty while it may."""
+        """The reason why an instance that should join does not; empty while it may."""
         return self._places[instance].failure
 
     def dead(self) -> list[InstanceId]:

@@ -12,10 +12,11 @@ from aegis.core.messages import FetchKv, KvFetched
 
 
 class Fetching(Protocol):
-    """How KV gets from one machine to another."""
+    """The way in which KV gets from one machine to another."""
 
     async def fetch(self, wanted: FetchKv, into: MachineId) -> str:
-        """Why it did not come; empty where it did. The host blocks are written to no more when it returns."""
+        """The reason why it did not come; empty if it did. Nothing writes to the host blocks any more when it
+        returns."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""How what a lost proxy's requests held is freed: everywhere, each thing once.
+"""Frees what the requests of a lost proxy held: everywhere, each thing once.
 
-(1) Every instance drops its requests, and answers when no transfer for them is left. (2) When all have answered, or are
-lost themselves, nobody reads what was handed over for them, and its owners release it.
+(1) Every instance drops the requests, and answers when no transfer for them is left. (2) When all have answered, or are
+lost themselves, nobody reads KV that was handed over for them, and its owners release it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ WORDS_PER_INSTANCE = len(StreamName) + STAGE_WORDS
 
 
 class RankMemory(Struct, frozen=True):
-    """Where a rank of all instances of a machine finds what they share."""
+    """The memory that all instances of a machine share, for one rank."""
 
     words_path: str
     host_kv_path: str
@@ -43,7 +43,7 @@ class Running(Protocol):
 
 
 class Machine(Protocol):
-    """`NearMachine`, or one of a Ray cluster."""
+    """`LocalMachine`, or one of a Ray cluster."""
 
     @property
     def id(self) -> MachineId: ...
@@ -55,7 +55,7 @@ class Machine(Protocol):
 
     @property
     def clock_ahead_ns(self) -> int:
-        """How much later its clock is than the launcher's."""
+        """The time by which its clock is later than the launcher's."""
         ...
 
     @property
@@ -78,7 +78,7 @@ class Machine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InstanceHost:
-    """Where an instance is started: a machine, the devices of its ranks, the words that are its own."""
+    """The place in which an instance is started: a machine, the devices of its ranks, and words of its own."""
 
     machine: Machine
     devices: Sequence[str]

@@ -1,4 +1,4 @@
-"""What a market's instances live on: machines, their memory, and the books of it."""
+"""The machines that a market's instances live on, their memory, and its accounts."""
 
 from __future__ import annotations
 

@@ -144,11 +144,11 @@ class Catalogue:
         return cast(Mapping[str, RegisteringModel], self._coming)
 
     def specs(self) -> list[ModelSpec]:
-        """What an instance that comes up has to be told of."""
+        """The models that an instance is told of when it comes up."""
         return [model.spec for model in self._models.values()]
 
     def ready(self) -> list[ModelUp | Registering]:
-        """What a proxy that comes up has to be told of."""
+        """The models that a proxy is told of when it comes up."""
         ready = [model for model in self._models.values() if model.state == "ready" and not model.away]
         return [self._news(), *(ModelUp(model.spec, model.kv_limit_tokens) for model in ready)]
 
@@ -487,7 +487,7 @@ class Catalogue:
 
 
 def _misfit(spec: ModelSpec, budget: Budget) -> str:
-    """Why the model can never be served with these memories; empty if it can."""
+    """The reason why the model can never be served with these memories; empty if it can."""
     manifest, total = spec.manifest, budget.pages * budget.page_bytes
     if manifest.image_bytes > total:
         return (

@@ -201,7 +201,7 @@ class Node:
 
     @property
     def keys(self) -> Keyring:
-        """That clients have to send."""
+        """The keys that clients have to send."""
         return self._keys
 
     @keys.setter
@@ -215,7 +215,7 @@ class Node:
         self.proxies.tell(Drain(within_s))
 
     def heard(self, proxy: ProxyId, message: FromProxy) -> None:
-        """What a proxy says of itself."""
+        """Takes a message that a proxy sends about itself."""
         match message:
             case Noted():
                 self.proxies.noted(proxy, message)
@@ -236,7 +236,7 @@ class Node:
                 self.proxies.loads(proxy, loads)
 
     def prefix_of(self, instance: InstanceId, job: Job) -> KeptPrefix | None:
-        """What is kept, where the instance is, of what the job prefills."""
+        """The kept KV of the job's prompt on the instance's machine."""
         return self.host.prefix_of(instance, job) if self._reuses else None
 
     # --- what instances say -------------------------------------------------------------------------------------------
@@ -397,6 +397,6 @@ class Node:
             self.host.check()
 
     def _spec_of(self, model: ModelId) -> ModelSpec | None:
-        """Where its KV may be reused."""
+        """The model's spec, if its KV may be reused."""
         served = self.catalogue.models().get(model)
         return served.spec if served and may_reuse(served.spec.directory) else None

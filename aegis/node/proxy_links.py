@@ -51,7 +51,7 @@ class ProxyLinks:
         self._share_loads()
 
     def addresses(self) -> dict[ProxyId, str]:
-        """Where they listen for instances."""
+        """The addresses at which they listen for instances."""
         return {proxy: end.address for proxy, end in self._ends.items()}
 
     def tell(self, message: ToProxy) -> None:
@@ -97,7 +97,7 @@ class ProxyLinks:
         return tally.total([*self._past.values(), *(each for end in self._ends.values() for each in end.tallies())])
 
     def loads(self, proxy: ProxyId, loads: Iterable[ForeignLoad]) -> None:
-        """What the proxy's requests are to the others, who are told where it has changed."""
+        """Takes the load of the proxy's requests, and tells the other proxies if it has changed."""
         self._loads[proxy] = {load.instance: load for load in loads}
         self._share_loads()
 

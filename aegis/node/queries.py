@@ -1,4 +1,4 @@
-"""What anybody may ask of a node, through whichever of its proxies."""
+"""Queries to a node, which come through any of its proxies."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def was_unloaded(model: ModelId) -> ModelRefused:
 
 
 class Register(Protocol):
-    """How checkpoints become models: `register`, here."""
+    """A function that makes models of checkpoints: `register`, here."""
 
     def __call__(
         self,

@@ -1,4 +1,4 @@
-"""How a configuration divides memory and names instances."""
+"""The division of memory and the names of instances that follow from a configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def host_slabs_of(config: Config) -> int:
 
 
 def slab_shortage(slabs: int, instances: int) -> str:
-    """What to do where so many host slabs are too few for so many instances; empty where they are enough."""
+    """Advice if there are too few host slabs for so many instances; empty if there are enough."""
     if slabs >= 2 * instances:
         return ""
     return (

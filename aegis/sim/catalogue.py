@@ -1,4 +1,4 @@
-"""Which models a simulation has: `--models`."""
+"""The models of a simulation: `--models`."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Streams:
         return bool(self._completed) or any(self._queues.values())
 
     def progress(self) -> list[Progress]:
-        """What the streams have completed since the last call."""
+        """Completions on the streams since the last call."""
         if not self._completed:
             return []
         completed, self._completed = self._completed, {}
@@ -77,7 +77,7 @@ class Streams:
         self._submit(Copy(StreamName.SCRUB, effect.event, None, 0, ModelId(""), NOW))
 
     def abandon(self, event: EventHandle) -> None:
-        """What is left of it is not copied."""
+        """The rest of it is not copied."""
         for queue in self._queues.values():
             for copy in queue:
                 if copy.event == event:

@@ -14,7 +14,7 @@ _Schema = TypeVar("_Schema", bound=BaseModel)
 
 
 def read(file: Path, schema: type[_Schema]) -> _Schema:
-    """What `file` holds, by `schema`. Raises UserError: one line with the file, the key and what was expected there."""
+    """The contents of `file`, by `schema`. Raises UserError: one line with the file, the key and the expected value."""
     try:
         return schema.model_validate(read_mapping(file))
     except ValidationError as error:

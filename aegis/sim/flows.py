@@ -38,7 +38,7 @@ class Bus:
         self._busy: dict[Link, None] = {}  # in order
 
     def share(self, link: Link) -> int:
-        """What a busy link gets."""
+        """The share that a busy link gets."""
         if self.bytes_per_s and link.bytes_per_s * len(self._busy) > self.bytes_per_s:
             return self.bytes_per_s // len(self._busy)
         return link.bytes_per_s
@@ -95,7 +95,7 @@ class Link:
         return flow
 
     def stop(self, flow: Flow) -> None:
-        """What is left of it is not copied."""
+        """The rest of it is not copied."""
         flow.left = 0
         flow.urgency = NOW
         if flow in self.flows:

@@ -1,4 +1,4 @@
-"""What the simulator knows of a GPU and of the node it sits in: memory, links, and how long steps take on it."""
+"""The simulator's knowledge of a GPU and of its node: memory, links, and the time of steps on it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class GpuSpec:
         )
 
     def hardware(self) -> Hardware:
-        """What the estimators may know before they have seen a step."""
+        """The figures that the estimators may know before they have seen a step."""
         return Hardware(
             copy_bytes_per_s=self.in_bytes_per_s,
             memory_bytes_per_s=self.memory_bytes_per_s,
@@ -231,7 +231,7 @@ def _from_file(file: Path) -> GpuSpec:
 
 
 class _CostsFile(Section):
-    """What `aegis calibrate` writes; `beta` (eq. 4) is for people."""
+    """The file that `aegis calibrate` writes; `beta` (eq. 4) is for people."""
 
     link_in: Size | None = None
     link_out: Size | None = None

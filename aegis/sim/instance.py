@@ -56,7 +56,7 @@ _COPIES: Final = {
 
 
 class Core(instance_reports.Core, Protocol):
-    """That of an instance that serves."""
+    """The core of an instance that serves."""
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]: ...
 
@@ -69,7 +69,7 @@ class Watch(Protocol):
     decisions: DecisionLog | None
 
     def output_tokens(self, request: RequestId) -> int:
-        """How long its answer will be: known here, and to no core or policy."""
+        """The length of its answer: known here, and to no core or policy."""
         ...
 
     def made(self, request: RequestId, index: int, times: Times) -> None:
@@ -201,7 +201,7 @@ class SimInstance:
             self._report_later()
 
     def _tell_core(self, event: InstanceEvent) -> None:
-        """What it asks for is done; messages leave together."""
+        """Performs what the core asks for; messages leave together."""
         now_ns = self._agenda.now_ns
         effects = self.core.on(event, now_ns)
         if self._reporter:
@@ -396,5 +396,5 @@ class SimInstance:
 
 
 def switch_ns(done: SwitchDone) -> int:
-    """How long the whole change took."""
+    """The duration of the whole change."""
     return done.make_room_ns + done.copy_ns + done.kv_ns

@@ -86,7 +86,7 @@ class _Fate:
 
 
 _SAMPLING: Final = Sampling(max_tokens=4096, stop_token_ids=(END,))
-"""What a client asks for. Whose answer is longer asks for all that the context has room for."""
+"""The tokens that a client asks for. A client with a longer answer asks for all that the context has room for."""
 
 
 class SimMarket:
@@ -160,7 +160,7 @@ class SimMarket:
         return fate.output_tokens if fate else self._left[request]  # its client has left, the message is on its way
 
     def left(self, request: RequestId) -> int:
-        """What an oracle knows: how many tokens the request has still to make."""
+        """The knowledge of an oracle: the number of tokens that the request has still to make."""
         fate = self._fates.get(request)
         return fate.left if fate else 0
 
@@ -223,7 +223,7 @@ class SimMarket:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def _perform(self, event: Event) -> None:
-        """What the session core decides is done."""
+        """Performs what the router decides."""
         for effect in self._session.on(event, self.agenda.now_ns):
             if type(effect) is To:
                 self._put(effect.instance, effect.message)

@@ -1,4 +1,4 @@
-"""How fast runs get on where instances share the processors of their node, as they do where the device is the CPU.
+"""The pace of runs if instances share the processors of their node, as they do on CPU devices.
 
 A run that has `n` others beside it takes `1 + contention * n` times as long as alone, for as long as they run.
 """
@@ -12,7 +12,7 @@ _ALONE: Final = 1_000  # per mille
 
 
 class Pace:
-    """When how much of a run's work is done. Work is counted in the nanoseconds that it takes alone."""
+    """The progress of a run over time. Work is counted in the nanoseconds that it takes alone."""
 
     __slots__ = ("_marks",)
 
@@ -21,12 +21,12 @@ class Pace:
         self._marks = [(start_ns, 0, slowness)]  # from a time on, at which so much was done
 
     def at(self, work_ns: int) -> int:
-        """When so much is, or will be done if nothing changes."""
+        """The time at which so much is, or will be done if nothing changes."""
         start_ns, done_ns, slowness = next(mark for mark in reversed(self._marks) if mark[1] <= work_ns)
         return start_ns - (done_ns - work_ns) * slowness // _ALONE
 
     def done(self, now_ns: int) -> int:
-        """How much is done by then; 0 before the start."""
+        """The work done by then; 0 before the start."""
         for start_ns, done_ns, slowness in reversed(self._marks):
             if start_ns <= now_ns:
                 return done_ns + (now_ns - start_ns) * _ALONE // slowness

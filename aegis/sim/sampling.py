@@ -1,4 +1,4 @@
-"""How full the host's KV slabs are, looked at in even steps of time."""
+"""The use of the host's KV slabs, sampled in even steps of time."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def stream_words(at: int) -> dict[StreamName, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """What the instances on a GPU share, and those of its node the `cores`."""
+    """The parts that the instances on a GPU share; the `cores` are shared by those of its node."""
 
     arbiter: PageArbiter
     to_device: Link

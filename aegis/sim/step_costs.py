@@ -1,7 +1,7 @@
-"""How long an engine's steps take (Aegaeon Appendix A.2, eq. 5 and 6).
+"""The duration of an engine's steps (Aegaeon Appendix A.2, eq. 5 and 6).
 
-Coefficients are whole picoseconds, so that a run of many steps has one exact duration on any machine, and asking how
-many steps fit into a time is its exact inverse.
+Coefficients are whole picoseconds, so that a run of many steps has one exact duration on any machine, and the number of
+steps that fit into a time is its exact inverse.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class StepCosts:
         return steps
 
     def steps_in_time(self, context_tokens: int, batch: int, steps: int, *, budget_ns: int, each_ns: int) -> int:
-        """How many n of `1 … steps` have `run_ns(.., n) <= budget_ns + n * each_ns`."""
+        """The number n of `1 … steps` that have `run_ns(.., n) <= budget_ns + n * each_ns`."""
         first_ps = self._first_step_ps(context_tokens, batch) - each_ns * _PS_PER_NS
         growth_ps, budget_ps = self.context_token_ps * batch, budget_ns * _PS_PER_NS
         low, high = 1, steps

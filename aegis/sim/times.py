@@ -1,4 +1,4 @@
-"""When tokens are made, without an event for each."""
+"""The times at which tokens are made, without an event for each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from aegis.sim.step_costs import StepCosts
 
 
 class Times:
-    """When the steps of a run end: `of(k)` for step k, from 0. Without a pace it runs alone."""
+    """The ends of the steps of a run: `of(k)` for step k, from 0. Without a pace it runs alone."""
 
     __slots__ = ("_batch", "_context", "_costs", "_pace", "start_ns", "steps")
 
@@ -26,7 +26,7 @@ class Times:
         return self._pace.at(work_ns) if self._pace else self.start_ns + work_ns
 
     def in_time(self, due_ns: int, each_ns: int) -> int:
-        """How many steps end by their deadlines, that of step k being `due_ns + k * each_ns`."""
+        """The number of steps that end by their deadlines, that of step k being `due_ns + k * each_ns`."""
         if self._pace:
             return sum([self.of(step) <= due_ns + step * each_ns for step in range(self.steps)])
         budget_ns = due_ns - each_ns - self.start_ns

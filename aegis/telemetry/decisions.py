@@ -1,5 +1,5 @@
-"""What the cores decided, one line each: `time_ns who what`. The simulator and the live server write the same lines, so
-that two runs can be compared line for line."""
+"""A log of the cores' decisions, one line each: `time_ns who what`. The simulator and the live server write the same
+lines, so that two runs can be compared line for line."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from aegis.core.request import EventHandle
 
 
 class Decisions(Struct, frozen=True, tag=True):
-    """What an instance tells the proxy now and then: all that it decided since it last did."""
+    """The decisions that an instance has made since its last message, sent to the proxy now and then."""
 
     decisions: tuple[Decision, ...]
 
@@ -67,18 +67,18 @@ class DecisionLog:
         self.lines: list[str] = []
 
     def did(self, instance: InstanceId, effects: Iterable[Effect], now_ns: int) -> None:
-        """What an instance's core asked its shell for."""
+        """Logs the effects that an instance's core asked its shell for."""
         for effect in effects:
             what = _said(effect.message) if isinstance(effect, Send) else _done(effect)
             if what:
                 self.lines.append(f"{now_ns} {instance} {what}")
 
     def explained(self, decision: Decision) -> None:
-        """What the market's cores decided, where they say why."""
+        """Logs the decisions of the market's cores, if they are explained."""
         self.lines.append(f"{decision.at_ns} market for {decision.instance}: {decision.line}")
 
     def told(self, instance: InstanceId, message: ToInstance, now_ns: int) -> None:
-        """What the market's cores want an instance to know."""
+        """Logs the messages that the market's cores send to an instance."""
         what = _told(message)
         if what:
             self.lines.append(f"{now_ns} market tells {instance}: {what}")

@@ -1,4 +1,4 @@
-"""How an instance is doing, and when it says so."""
+"""The reports of an instance about its state, and when they are due."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPORT_NS = 200_000_000
 
 
 class Core(Protocol):
-    """What a report is about."""
+    """The core that a report is about."""
 
     ledger: Ledger
     counters: Any  # a dataclass of integers
@@ -42,7 +42,7 @@ class Reporter:
 
     @property
     def due_ns(self) -> int | None:
-        """When a report will be due, if nothing more is told."""
+        """The time at which a report will be due, if nothing more happens."""
         if not self._told:
             return None
         return self._next_ns if self.busy == self._busy else 0

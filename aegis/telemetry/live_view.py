@@ -45,7 +45,7 @@ class LiveModel(Struct, frozen=True):
 
 
 class SeenUntil(Struct, frozen=True):
-    """How far someone has seen: the numbers of the next span, decision and record."""
+    """The position of a viewer: the numbers of the next span, decision and record."""
 
     spans: int = 0
     decisions: int = 0
@@ -53,7 +53,7 @@ class SeenUntil(Struct, frozen=True):
 
 
 class LiveUpdate(Struct, frozen=True):
-    """What came since; `seen` is what to ask for next time."""
+    """The news since then; `seen` is the position for the next request."""
 
     seen: SeenUntil
     spans: list[Span]

@@ -53,7 +53,7 @@ class LogWriter(io.TextIOBase):
         return True
 
     def flush(self) -> None:
-        """What was written is as far as it gets without waiting."""
+        """Sends written lines as far as possible without waiting."""
 
     def write(self, text: str) -> int:
         data = text.encode("utf-8", "replace")
@@ -106,7 +106,7 @@ class LogWriter(io.TextIOBase):
             self._waiting_bytes += len(line)
 
     def _write(self, data: bytes) -> int:
-        """How much there was room for. Where there is no reader any more it counts as written."""
+        """The number of bytes that there was room for. If there is no reader any more, all count as written."""
         try:
             return self._socket.send(data, socket.MSG_DONTWAIT) if self._socket else os.write(self._file, data)
         except BlockingIOError:

@@ -28,7 +28,7 @@ Value = str | int | float | bool | None
 
 
 class LogSettings(msgspec.Struct, frozen=True):
-    """How a process logs. `texts`: what clients ask, too."""
+    """The log settings of a process. `texts`: log clients' prompts, too."""
 
     level: str = "info"
     format: str = "text"
@@ -61,7 +61,7 @@ def _guarded(stream: TextIO, settings: LogSettings) -> TextIO:
 
 
 def lines_dropped() -> int:
-    """That nobody read, since the start of this process."""
+    """The number of lines that no reader took, since the start of this process."""
     return sum(stream.dropped for stream in (sys.stdout, sys.stderr) if isinstance(stream, LogWriter))
 
 

@@ -31,8 +31,8 @@ class WeightsReport(Struct, frozen=True):
 
 
 class RangesReport(Struct, frozen=True):
-    """Address space of an instance: `placed_bytes` of what is reserved for weights are models', each at its address for
-    life. It holds memory only where a model is resident or loading, or a slab is held."""
+    """Address space of an instance. `weights_placed_bytes` of the bytes reserved for weights belong to models, each at
+    its address for life. Memory is there only where a model is resident or loading, or a slab is held."""
 
     weights_reserved_bytes: int
     weights_placed_bytes: int
@@ -243,7 +243,7 @@ def _slabs(region: str, reports: Iterable[Telemetry]) -> SlabsReport:
 
 
 def _shape(uses: Sequence[SlabsOfShape]) -> ShapeReport:
-    """What several instances hold of one shape."""
+    """The slabs of one shape that several instances hold."""
     return ShapeReport(
         models=uses[0].models,
         block_bytes=uses[0].block_bytes,

@@ -1,4 +1,4 @@
-"""What a server consists of: all that a simulation of it has to know beside what things cost."""
+"""The parts of a server: all that a simulation of it has to know besides costs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from aegis.core.role import Role
 
 
 class BusPlace(Struct, frozen=True):
-    """Where commands to instances are published: the broker, without user and password, and the prefix of topics."""
+    """The place to which commands to instances are published: the broker, without user and password, and the prefix of
+    topics."""
 
     url: str
     prefix: str

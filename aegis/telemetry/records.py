@@ -1,4 +1,4 @@
-"""What became of a request, as its client saw it."""
+"""The outcome of a request, as its client saw it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the registration of a model is."""
+"""The progress of the registration of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an instance did, stretch by stretch. The simulator and the live server write the same spans; reports, timeline
+"""Spans: the stretches of an instance's work. The simulator and the live server write the same spans; reports, timeline
 exports and calibration read nothing else of an instance."""
 
 from __future__ import annotations
@@ -40,6 +40,6 @@ class Span(Struct, frozen=True, array_like=True):
 
 
 class Spans(Struct, frozen=True, tag=True):
-    """What an instance tells the proxy now and then: all that ended since it last did."""
+    """The spans that have ended since the last message, which an instance sends to the proxy now and then."""
 
     spans: tuple[Span, ...]

@@ -1,4 +1,4 @@
-"""What a proxy counts of each model, as numbers that can be sent and added up: for whoever watches a server live."""
+"""The counts that a proxy keeps of each model, as numbers that can be sent and added up, for live views of a server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def total(tallies: Iterable[Tally]) -> dict[ModelId, Tally]:
 
 
 def lasting(tallies: Iterable[Tally]) -> Iterable[Tally]:
-    """What of them still counts when the proxy they are of is gone."""
+    """The counts that still matter when their proxy is gone."""
     return (replace(tally, waiting=0, running=0) for tally in tallies)
 
 

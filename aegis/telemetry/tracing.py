@@ -10,8 +10,8 @@ from aegis.telemetry.request_stages import RequestStages
 
 @contextmanager
 def traced(url: str | None, proxy: str) -> Iterator[RequestStages | None]:
-    """What a proxy is to tell of its requests, to be sent to the collector at `url`. On leaving all is sent. Raises
-    UserError where the packages for it are not installed."""
+    """The traces of a proxy's requests, which go to the collector at `url`. All are sent when the context ends. Raises
+    UserError if the packages for it are not installed."""
     if url is None:
         yield None
         return

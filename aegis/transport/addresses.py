@@ -1,4 +1,5 @@
-"""Where instances reach the launcher and its proxies: private sockets, or an address that other machines see."""
+"""The addresses at which instances reach the launcher and its proxies: private sockets, or addresses that other
+machines see."""
 
 from __future__ import annotations
 

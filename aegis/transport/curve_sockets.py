@@ -66,7 +66,7 @@ class CurveWires:
         return self._wires[-1]
 
     def cut(self, wire: CurveWire) -> None:
-        """What was said on it and is not received yet never is."""
+        """Messages that were sent on it and not received yet never are."""
         self._wires.remove(wire)
         self._poller.unregister(wire.socket)
         wire.socket.close(linger=0)
@@ -83,8 +83,8 @@ class CurveWires:
 
 
 class CurvePort:
-    """What many connect to, of one event loop. `heard` is told who says what. A port that is left open
-    (`tcp://127.0.0.1:*`) is found in `address`.
+    """A port that many connect to, of one event loop. `heard` gets each sender and its messages. A port that is
+    left open (`tcp://127.0.0.1:*`) is found in `address`.
 
     A ZeroMQ socket's descriptor is edge-triggered, and a send swallows the edge of what has just come in. So it is read
     again after every send; `zmq.asyncio`, which learns of no send but its own, would wait for ever.

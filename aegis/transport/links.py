@@ -78,7 +78,7 @@ def _phases(phase: Phase) -> dict[ProxyId, Phase]:
 
 
 Said = FromInstance | Spans | Decisions
-"""What an instance sends."""
+"""The messages of an instance."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -110,7 +110,7 @@ class InstanceLink:
         self._proxies: dict[ProxyId, _Wire] = {}
 
     def meet(self, proxy: ProxyId, address: str, greeting: Greeting) -> None:
-        """What is sent about its requests goes there from now on, after the greeting."""
+        """Messages about its requests go there from now on, after the greeting."""
         wire = self._proxies[proxy] = self._wires.connected(address)
         wire.send(_encoder.encode([greeting]))
 
@@ -154,7 +154,7 @@ def _wires(node_address: str, identity: str, market_key: str) -> _Wires:
 
 
 class _Inbox:
-    """What has come, in order, for one reader."""
+    """Received messages, in order, for one reader."""
 
     def __init__(self) -> None:
         self._heard: deque[tuple[str, list[bytes]]] = deque()
@@ -194,7 +194,7 @@ class Hub(Generic[T]):
         self._port.send(identity, _encoder.encode(messages))
 
     async def receive(self) -> tuple[str, list[T]]:
-        """What somebody sent, all that has come of it, and who."""
+        """The messages that one sender has sent so far, and its identity."""
         identity, bodies = await self._inbox.take()
         return identity, _all(self._decoder, bodies)
 

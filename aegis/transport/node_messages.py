@@ -1,7 +1,7 @@
-"""What a node and its proxies tell each other: who lives, which models there are, and what clients ask of the node.
+"""Messages between a node and its proxies: who lives, which models there are, and what clients ask of the node.
 
-A proxy in the node's own process is told by a call, any other over a wire. Nothing about a request in flight is among
-it: that goes between proxies and instances.
+A proxy in the node's own process is told by a call, any other over a link. No message is about a request in flight:
+those go between proxies and instances.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class InstanceGivenUp(Struct, frozen=True, tag=True):
 
 
 class Card(Struct, frozen=True, tag=True):
-    """What clients are shown of a model, `proxy.http.market.Served` but for its text. A new one replaces the last."""
+    """The data about a model that clients see, `proxy.http.market.Served` but for its text. A new one replaces the
+    last."""
 
     spec: ModelSpec
     kv_limit_tokens: int
@@ -213,7 +214,7 @@ class NodeCallCancelled(Struct, frozen=True, tag=True):
 
 
 class LookUp(Struct, frozen=True, tag=True):
-    """What is kept, where the instance is, of what this job prefills? Answered by `PrefixFound`."""
+    """Asks for the kept KV of this job's prompt on the instance's machine. Answered by `PrefixFound`."""
 
     call_id: int
     instance: InstanceId

@@ -1,4 +1,4 @@
-"""What is to be sent to instances when an event has been dealt with, in one batch for each."""
+"""Messages to instances, kept until an event has been dealt with and then sent in one batch for each instance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aegis.telemetry.decisions import DecisionLog
 
 
 class Link(Protocol):
-    """Where it goes: a `Hub`."""
+    """The link that sends them: a `Hub`."""
 
     def send(self, identity: str, messages: Sequence[object]) -> None: ...
 
@@ -47,7 +47,7 @@ class Outbox:
                 self._decisions.told(instance, message, self._clock.now_ns())
 
     def hold(self, instance: InstanceId) -> Held:
-        """What is put after it waits until it is filled."""
+        """Messages that are put after it wait until it is filled."""
         held = Held(instance)
         self._messages[instance].append(held)
         return held

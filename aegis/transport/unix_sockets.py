@@ -99,7 +99,7 @@ class LocalWire:
         return self._messages()
 
     def close(self, linger_s: float = 0.0) -> None:
-        """What is unsent has so long to be sent."""
+        """Unsent messages have this long to be sent."""
         self.open = False
         if self._unsent and linger_s:
             self._socket.settimeout(linger_s)
@@ -133,7 +133,7 @@ class LocalWires:
         return wire
 
     def cut(self, wire: LocalWire) -> None:
-        """What was said on it and is not received yet never is."""
+        """Messages that were sent on it and not received yet never are."""
         self._wires.remove(wire)
         wire.close()
 
@@ -200,7 +200,7 @@ class LocalEnd:
 
 
 class LocalPort:
-    """What many connect to, of one event loop. `heard` is told who says what."""
+    """A port that many connect to, of one event loop. `heard` gets each sender and its messages."""
 
     def __init__(self, address: str, heard: Callable[[str, list[bytes]], None]) -> None:
         self.address = address

@@ -1,4 +1,4 @@
-"""`aegis bench` of this machine: switching, memory, decoding, deciding and simulating."""
+"""The options of `aegis lab`: switching, memory, decoding, scheduling and simulating."""
 
 from __future__ import annotations
 

@@ -5,10 +5,11 @@ time left.
 work: of a prefill instance the time of its queue, of the deadline of a first token; of a decode instance the steps that
 its requests want, of the time between two tokens.
 
-(1) A role is short of instances while their mean load is above `SHORT_PPM`. (2) The other role can spare an instance
-while its whole load, on one instance less, is below `SPARE_PPM` each; for prefill the recent work of its instances
-counts too, because a queue is short until it is not. (3) If both have held for `HELD_NS` without a break, the least
-loaded instance changes. (4) Then nothing changes for `SETTLED_NS`, and the time of (3) begins anew.
+(1) A role is short of instances while their mean load is above `SHORT_PPM`.
+(2) The other role can spare an instance while its whole load, on one instance less, is below `SPARE_PPM` each; for
+    prefill the recent work of its instances counts too, because a queue is short until it is not.
+(3) If both have held for `HELD_NS` without a break, the least loaded instance changes.
+(4) Then nothing changes for `SETTLED_NS`, and the time of (3) begins anew.
 
 Laws: (R1) the last instance of a role does not change; (R2) under constant loads no role takes an instance back that it
 gave: without it its load is less than `SPARE_PPM`, and it takes one only above `SHORT_PPM`; (R3) if (1) and (2) hold

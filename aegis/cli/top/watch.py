@@ -1,5 +1,4 @@
-"""What a server did of late, from what it told each time that it was asked. Knows no terminal and no clock but the
-server's."""
+"""The recent activity of a server, from its answers so far. Knows no terminal and no clock but the server's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The CUDA device. Written from the documentation of CUDA 13; not run on a GPU.
 
-Its memory belongs to a `CudaPool` of another process. Its parts: handles of granted pages and ranges over them
-(`cuda_ranges`), streams that write their progress to shared words (`cuda_streams`), page-locked files (`cuda_host`).
-Nothing here waits for a whole device: `device_wide` counts the driver calls that would.
+Its memory belongs to a `CudaPool` of another process. Its parts are handles of granted pages and ranges over them
+(`memory_mapping`), streams that write their progress to shared words (`streams`), and page-locked files
+(`pinned_memory`). Nothing here waits for a whole device: `device_wide` counts the driver calls that would.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ class DecodeGraphs:
         return len(self._recordings)
 
     def run(self, model: ModelId, bucket: int, forward: Forward) -> torch.Tensor:
-        """What `forward` returns. It must depend on nothing but the model, the bucket and memory at fixed addresses."""
+        """The result of `forward`, which must depend on nothing but the model, the bucket and memory at fixed
+        addresses."""
         key = (model, bucket)
         recording = self._recordings.pop(key, None)
         if recording is None and key in self._seen and model not in self._refused and self.nbytes < self._nbytes_most:

@@ -1,8 +1,8 @@
-"""What a decode step reads besides weights and KV, in device memory whose addresses never change.
+"""The inputs of a decode step besides weights and KV, in device memory whose addresses never change.
 
 Tokens, positions, lengths and block tables of all rows lie in one piece, written by one copy before the step: a CUDA
-graph that was captured over them can be replayed for other rows. There are as many rows as the next bucket holds; those
-too many have length 0, so that attention neither reads nor writes anything for them.
+graph that was captured over them can be replayed for other rows. There are as many rows as the next bucket holds;
+surplus rows have length 0, so that attention neither reads nor writes anything for them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def bucket_of(rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Where the rows' KV lies: row r has `lengths[r]` positions, the new one included, in the views' rows
+    """The places of the rows' KV: row r has `lengths[r]` positions, the new one included, in the views' rows
     `units[starts[r]:]`. All int32, on the device."""
 
     lengths: torch.Tensor  # [rows]

@@ -45,7 +45,7 @@ class Grammars:
         return grammar is None or model not in self._specs or self._future(model, grammar).done()
 
     def begin(self, model: ModelId, grammar: Grammar, generated: Sequence[int]) -> GrammarPosition:
-        """Where an output stands that has come as far as `generated`."""
+        """The state of an output that has come as far as `generated`."""
         return GrammarPosition(self._future(model, grammar), generated, self._specs[model].manifest.eos_token_ids)
 
     def _future(self, model: ModelId, grammar: Grammar) -> Future[Compiled]:

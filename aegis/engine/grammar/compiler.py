@@ -30,12 +30,12 @@ _SOURCE = re.compile(
 )
 _PLACE = re.compile(r"^(?:EBNF|Regex) \w+ error at ((line|position) [^:]*: )")
 _OWN_PLACES = {"ebnf": "line", "regex": "position"}
-"""Where XGrammar says something about what it has made of the client's text, the place is not the client's."""
+"""Messages of XGrammar about its own translation of the client's text: their place is not a place in that text."""
 
 _REASON_CHARACTERS = 120
 _CONTROLS = frozenset(range(0x20))
 _LEAD, _TRAILS = 0xED, range(0xA0, 0xC0)
-"""What a surrogate would begin with in UTF-8, where there are none: XGrammar takes them for characters."""
+"""The first byte that a surrogate would have in UTF-8, which has none: XGrammar takes surrogates for characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Compiled:
 
 
 class GrammarRefused(ValueError):
-    """Why outputs cannot be held to it, on one line that begins with a verb."""
+    """The reason why outputs cannot be held to the grammar, on one line that begins with a verb."""
 
 
 def read_vocabulary(tokenizer_json: str, *, size: int, ends: Sequence[int]) -> Vocabulary:

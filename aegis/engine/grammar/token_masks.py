@@ -1,4 +1,4 @@
-"""How far outputs have come in their grammars, and what that leaves of the logits."""
+"""The states of outputs in their grammars, and the masks that these put on the logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said to the process that tries grammars out, each message behind its length."""
+"""Messages to and from the process that tries grammars out, each behind its length."""
 
 from __future__ import annotations
 

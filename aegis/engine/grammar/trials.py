@@ -94,10 +94,10 @@ class GrammarTrials:
     async def problem(
         self, manifest: Manifest, tokenizer_json: Callable[[], str], grammar: Grammar, caller: str = ""
     ) -> str | None:
-        """What there is against the grammar for this model, if anything, from a verb on. Waits as long as trying
-        takes, after what other callers wait for. One that nobody waits for any more is not tried.
+        """The objection to the grammar for this model, if there is one, from a verb on. Waits for the trial, and before
+        that for the trials of other callers. A grammar that no request waits for any more is not tried.
 
-        Raises UserError where it cannot be tried, or the caller has many waiting.
+        Raises UserError if it cannot be tried, or the caller has many waiting.
         """
         key = _key(manifest, grammar)
         if known := self._remembered(key):

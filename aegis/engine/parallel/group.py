@@ -1,4 +1,4 @@
-"""What the ranks of a tensor-parallel instance tell each other during a forward pass: sums and parts, nothing else.
+"""Communication between the ranks of a tensor-parallel instance during a forward pass: sums and parts, nothing else.
 
 All ranks make the same calls in the same order with tensors of the same shape.
 """
@@ -115,7 +115,7 @@ class ThreadGroup:
 
 
 class SharedParts:
-    """What the threads of one group share."""
+    """The state that the threads of one group share."""
 
     def __init__(self, size: int) -> None:
         self.barrier = Barrier(size)

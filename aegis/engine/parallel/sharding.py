@@ -1,7 +1,8 @@
-"""How a model is shared out among the ranks of a tensor-parallel instance, as transformers' plan for it says.
+"""Sharding of a model among the ranks of a tensor-parallel instance, by transformers' plan for it.
 
-A plan names modules and parameters, each with a style: which dimension of its weight is cut, and what the ranks tell
-each other when it has run (Megatron-LM, Shoeybi et al. 2019, section 3). Every rank has a part of the same shape.
+A plan names modules and parameters, each with a style: it says which dimension of the weight is cut, and what the ranks
+exchange after the module has run (Megatron-LM, Shoeybi et al. 2019, section 3). Every rank has a part of the same
+shape.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _MAY_STAY_WHOLE = frozenset({"colwise_gather_output", "embedding_rowwise"})
 
 
 def cuts(model: PreTrainedModel, size: int) -> dict[str, Cut]:
-    """How each parameter that is not whole on every rank is cut, by name. What the ranks gather anyhow stays whole
-    where it cannot be shared out evenly. Raises ModelRefused where something else cannot be."""
+    """The cut of each parameter that is not whole on every rank, by name. A parameter whose results the ranks gather
+    anyway stays whole if it cannot be divided evenly. Raises ModelRefused if another one cannot be."""
     found = {}
     for path, style in _planned(model).items():
         for name, parameter in _parameters(model, path) if style != _EXPERTS else ():

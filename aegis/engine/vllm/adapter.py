@@ -1,4 +1,4 @@
-"""All that is taken from vLLM: model classes, weight loaders, attention. Nothing else but `vllm_norms` imports it.
+"""Everything that the backend uses of vLLM: model classes, weight loaders, attention. Only `norms` imports vLLM besides.
 
 Its engine, scheduler, workers and model runners are not used. What a worker does to its process is done here once, and
 two things are undone that belong to a process with one model: linear layers on a CPU do not move their weights into
@@ -132,7 +132,7 @@ def _building(config: VllmConfig) -> Iterator[None]:
 
 
 def kv_layers(config: VllmConfig) -> tuple[KvLayer, ...]:
-    """What each layer caches. Raises ModelRefused where it is not KV that is paged."""
+    """The KV of each layer. Raises ModelRefused if a layer caches something other than paged KV."""
     layers = _attention_layers(config).values()
     return tuple(KvLayer(layer.num_kv_heads, layer.head_size, layer.head_size_v) for layer in layers)
 
@@ -272,7 +272,7 @@ def _apart(batch: Batch, first: Sequence[int]) -> Batch:
 
 
 def _initialise(config: VllmConfig) -> None:
-    """What a worker does to its process. Its group of processes is this one alone."""
+    """Prepares the process as vLLM's worker does. Its group of processes is this one alone."""
     if not torch.distributed.is_initialized():
         with tempfile.TemporaryDirectory() as directory, set_current_vllm_config(config):
             init_distributed_environment(1, 0, f"file://{directory}/store", 0, "gloo" if on_cpu() else "nccl")
@@ -289,7 +289,7 @@ def _plain(layer: Any, remove_weight: bool) -> None:
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """What there is to wait for or to give back on a CPU."""
+    """Stands for waiting and for giving memory back, which a CPU does not need."""
 
 
 registry._run_in_subprocess = lambda inspect: inspect()  # a process for each architecture costs ten seconds

@@ -50,9 +50,9 @@ class RecordedSteps:
         return rows in self._replays
 
     def run(self, rows: int, inputs: Sequence[torch.Tensor], lengths: tuple[int, ...], step: Step) -> torch.Tensor:
-        """What `step()` returns, which reads `inputs` and changes none of them in shape. Where some of them are one
-        tensor, they are so in each step of as many rows. `lengths` are all numbers that it knows and that may be others
-        in the next one; two recordings are compared where each of them differs."""
+        """The result of `step()`, which reads `inputs` and changes none of them in shape. If some of them are one
+        tensor, they are one tensor in each step of as many rows. `lengths` are all numbers that the step knows and that
+        may differ in the next one; two recordings are compared in which each of them differs."""
         if (replay := self._replays.get(rows)) is not None:
             return replay(*inputs)
         known, first = self._first.get(rows, (None, None))
@@ -141,7 +141,7 @@ class _Recording:
 
 
 def _taking(places: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
-    """What is at these places of a list."""
+    """The entries at these places of a list."""
     if len(places) == 1:
         return itemgetter(slice(places[0], places[0] + 1))
     return itemgetter(*places) if places else _nothing
@@ -268,7 +268,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Which bytes it sees and how."""
+    """The bytes that the tensor sees, and its strides over them."""
     if tensor.layout != torch.strided:
         return (id(tensor),)
     sees = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)

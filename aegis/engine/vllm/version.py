@@ -1,7 +1,7 @@
-"""Which vLLM the backend is written for, and whether that one is installed. Imports nothing of it.
+"""The version of vLLM that the backend is written for, and whether it is installed. Imports nothing of it.
 
-vLLM promises nothing to those who use it as a library: from release to release, layouts of KV and arguments of contexts
-change. One version is therefore pinned, and moved together with `vllm_adapter`, when the tests of that backend pass.
+vLLM promises nothing to those who use it as a library: layouts of KV and arguments of contexts change from release to
+release. So one version is pinned, and raised together with `adapter` when the tests of that backend pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def installed() -> str | None:
 
 
 def refusal() -> str | None:
-    """Why the backend cannot be used here, and what to do about it; None where it can."""
+    """The reason why the backend cannot be used here, and what to do about it; None if it can."""
     found = installed()
     if found is None:
         return (

@@ -21,7 +21,7 @@ from aegis.engine.vllm.packed_linear import pack, packed_linear, packs
 
 
 class Use(Enum):
-    """What a weight that could be packed is for."""
+    """The purpose of a weight that could be packed."""
 
     MULTIPLIED = auto()
     BOTH = auto()  # rows of it are looked up too
@@ -66,7 +66,7 @@ def check_bound(model: torch.nn.Module, name: ModelId) -> None:
 
 
 def _become(tensor: torch.Tensor, view: torch.Tensor) -> None:
-    """Whoever holds `tensor`, be it a module or not, holds the view from now on."""
+    """Every holder of `tensor`, be it a module or not, holds the view from now on."""
     parameter = isinstance(tensor, torch.nn.Parameter)
     other = torch.nn.Parameter(view, requires_grad=False) if parameter else view
     torch.utils.swap_tensors(tensor, other)  # type: ignore[no-untyped-call]

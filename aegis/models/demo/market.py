@@ -27,7 +27,7 @@ _WORKERS = 2
 
 
 def demo_models(cache_dir: Path, *, slo: Slo = Slo()) -> list[Source]:  # noqa: B008
-    """Where the market's models are once `make_market` has returned."""
+    """The places of the market's models once `make_market` has returned."""
     return [Source(ModelId(name), path=str(_market(cache_dir) / name), slo=slo) for name in RECIPES]
 
 

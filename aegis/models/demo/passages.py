@@ -1,4 +1,4 @@
-"""What the demo models know by heart, one passage each, and the questions they learn to answer with it."""
+"""The passages that the demo models know by heart, one each, and the questions that they learn to answer with them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _keys = count()
 
 
 class TextSource(Struct, frozen=True):
-    """What another process needs to have the same."""
+    """The data from which another process makes the same text model."""
 
     tokenizer_json: str
     special: dict[str, str]
@@ -40,8 +40,8 @@ class TextSource(Struct, frozen=True):
 class TextModel:
     """The tokenizer of one model. Threads may share it. `key` is its own in this process.
 
-    What a client wrote is encoded and rendered by another process (`text_process`), for both take as much time and
-    memory as the checkpoint wants; tokens are decoded here."""
+    Another process (`worker`) encodes and renders clients' texts, because both take as much time and memory as the
+    checkpoint wants; tokens are decoded here."""
 
     def __init__(self, tokenizer: Tokenizer, special: Mapping[str, str], chat_template: str | None) -> None:
         self.key = next(_keys)
@@ -161,7 +161,7 @@ class TextStream:
         return self._take(certain, self._piece(self._waiting[:certain]))
 
     def end(self) -> str:
-        """What was still waiting; after this nothing may be pushed."""
+        """The text that was still waiting; after this nothing may be pushed."""
         return self._piece(self._waiting)
 
     def _piece(self, tokens: list[int]) -> str:

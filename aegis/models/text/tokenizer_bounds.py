@@ -1,4 +1,4 @@
-"""How much longer a tokenizer may make a text, read from its `tokenizer.json` before anything runs it.
+"""Bounds on the growth of a text by a tokenizer, read from its `tokenizer.json` before anything runs it.
 
 Normalizers grow a prompt and decoders grow an answer. Each kind makes at most so many characters of one; a sequence of
 them makes the product.
@@ -22,11 +22,11 @@ GROWTH_MAX = 2048
 """Of a prompt. ALBERT's four unicode steps in a row have 1296."""
 
 DECODED_CHARACTERS_MAX = 1 << 16
-"""That one token may stand for. A proxy decodes between two events."""
+"""The characters that one token may stand for. A proxy decodes between two events."""
 
 STEPS_MAX = 64
 PATTERN_CHARACTERS_MAX = 128
-"""That a decoder replaces."""
+"""The characters that a decoder may replace."""
 
 _UNICODE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18}
 _NORMALIZERS = _UNICODE | {"Lowercase": 2, "BertNormalizer": 3 * 4 * 2, "ByteLevel": 4}

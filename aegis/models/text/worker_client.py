@@ -1,4 +1,4 @@
-"""The proxy's end of a process that works on texts (`text_worker`), which is killed when a job takes too long."""
+"""The proxy's end of a process that works on texts (`worker`), which is killed when a job takes too long."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is said to a process that works on texts, and what it answers: messages that are sent together are answered
-together, behind their length."""
+"""Messages to and from a process that works on texts: messages that are sent together are answered together, behind
+their length."""
 
 from __future__ import annotations
 

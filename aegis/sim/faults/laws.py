@@ -1,4 +1,4 @@
-"""What holds when a run is over: everyone was answered, undisturbed, and everything is free again."""
+"""The laws at the end of a run: every request was answered, undisturbed, and everything is free again."""
 
 from __future__ import annotations
 

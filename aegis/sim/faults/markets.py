@@ -45,7 +45,7 @@ class Setup:
 
 
 def scenario_of(seed: int) -> tuple[Setup, Scenario]:
-    """What a seed stands for."""
+    """The scenario of a seed."""
     draw = Stream(seed, "harsh")
     setup = _setup(draw, most=2)
     return setup, _reusing(seed, _market(draw, setup))

@@ -101,7 +101,7 @@ class Models:
             self._keep(self.cache.use(model, self._ground.now_ns * _HASTE))
 
     def check_end(self) -> None:
-        """Whatever was to leave has left."""
+        """Checks that everything that was to leave has left."""
         self.cache.check()
         assert not self.cache.accounts()["evicting"] and not self._removing, f"{sorted(self._removing)} never left"
         assert not self._unloading, "somebody was never done with unloading a model"
@@ -190,7 +190,7 @@ class Models:
         self._wire.inform(ModelUp(spec, limit))
 
     def _keep(self, effects: list[CacheEffect]) -> None:
-        """What the model cache decides is done."""
+        """Performs what the model cache decides."""
         self.cache.check()
         for effect in effects:
             match effect:

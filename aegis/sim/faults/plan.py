@@ -1,8 +1,8 @@
-"""What goes wrong in a run, drawn from its seed.
+"""The faults of a run, drawn from its seed.
 
-Each kind of fault has a stream of its own: with fewer kinds the others happen as they did. What is not here cannot
-happen: a wire keeps the order of what one sender sends and delivers nothing twice, so messages are late, or lost with
-the process they go to, and no more. Commands of users, which are retried, come twice.
+Each kind of fault has a random stream of its own: with fewer kinds the others happen as before. A fault that is not
+here cannot happen: a link keeps the order of one sender's messages and delivers nothing twice, so messages are late, or
+lost with the process they go to, and no more. Commands of users, who retry them, come twice.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ BLOCK_TOKENS = 16
 
 
 def next_token(sequence: Sequence[int | None]) -> int:
-    """What the pretended model says after `sequence`."""
+    """The token that the pretended model gives after `sequence`."""
     return int.from_bytes(blake2b(repr(tuple(sequence)).encode(), digest_size=2).digest(), "little") % 50
 
 

@@ -1,4 +1,4 @@
-"""What the parts of the small world share: time, chance, a log, the node's shared words and host memory."""
+"""The state that the parts of the small world share: time, chance, a log, the node's shared words and host memory."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class FaultWorldState:
         self._words.signal(event)
 
     def poison(self, word: int) -> None:
-        """Whoever waits for a word of a process that was lost goes on."""
+        """Parts that wait for a word of a lost process go on."""
         self._words.signal(EventHandle(word, _POISON))
 
 

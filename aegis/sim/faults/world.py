@@ -204,7 +204,7 @@ class World:
         return begin + prompt[same:]
 
     def _leave(self, request: RequestId) -> None:
-        """Who has an odd number of tokens has all it wanted."""
+        """A client with an odd number of tokens has all that it wanted."""
         if request not in self.ended and len(self.delivered[request]) % 2:
             self.satisfied.add(request)
         self.tell(ClientLeft(request, satisfied=request in self.satisfied))

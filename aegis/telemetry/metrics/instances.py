@@ -1,4 +1,4 @@
-"""What instances report, as metrics: their counters added up over restarts, their gauges as they are."""
+"""Reports of instances as metrics: their counters added up over restarts, their gauges as they are."""
 
 from __future__ import annotations
 

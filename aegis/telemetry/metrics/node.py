@@ -14,7 +14,7 @@ _SWITCH_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5,
 
 
 class NodeMetrics:
-    """What is not about requests. The node's memory and state are registered besides."""
+    """The metrics that are not about requests. The node's memory and state are registered besides."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]

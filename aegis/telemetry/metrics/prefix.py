@@ -1,4 +1,4 @@
-"""What the node keeps of the KV of requests that have ended, as metrics."""
+"""Metrics of the KV that the node keeps of requests that have ended."""
 
 from __future__ import annotations
 

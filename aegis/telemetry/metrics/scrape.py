@@ -37,7 +37,7 @@ def scrape(registry: CollectorRegistry) -> tuple[Family, ...]:
 
 
 def lasting(families: Iterable[Family]) -> tuple[Family, ...]:
-    """What of them still counts when the process they are of is gone."""
+    """The metrics that still count when their process is gone."""
     return tuple(family for family in families if family.kind in ("counter", "histogram") or family.name == RATIO)
 
 

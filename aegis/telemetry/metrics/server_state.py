@@ -1,4 +1,4 @@
-"""How a server stands, as metrics: its instances, models, proxies, host memory and bus."""
+"""The state of a server as metrics: its instances, models, proxies, host memory and bus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What instances did and decided, added up as metrics."""
+"""The work and the decisions of instances, added up as metrics."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`/openapi.json`: what the server takes and how it answers, errors too. Written from the bodies that are read
-(`openapi_bodies`) and the structs that are sent. The dashboard is not in it: a page and its files, for browsers."""
+"""`/openapi.json`: the schema of requests and answers, errors included. It is made from the bodies that are read
+(`bodies`) and the structs that are sent. The dashboard is not in it, because it is a page with files, for browsers."""
 
 from __future__ import annotations
 
