@@ -1,4 +1,4 @@
-"""What users measure with: load generator, comparison, reports, simulation, planning, calibration; `lab/` is our own.
+"""Tools to measure servers: load generator, comparison, reports, simulation, planning, calibration; `lab/` is our own.
 
 Only the command line calls it.
 """

@@ -81,12 +81,12 @@ def _mean(values: Vector, weights: Vector) -> float:
 
 
 def _noise(left: Vector, features: Matrix, occasions: Vector | None) -> Vector:
-    """How far each observation is from what those with features like its own were on other occasions, squared; NaN
-    where there were none. No function of the features explains it: it is the pure error of a test for lack of fit.
+    """The squared distance of each observation from those with features like its own on other occasions; NaN if there
+    were none. No function of the features explains it: it is the pure error of a test for lack of fit.
 
-    What a fit `left` is compared, in place of what was seen, so that features which differ a little do not matter. The
-    mean of the k - 1 other occasions is off as well, which is taken out as if all the noise were between occasions; in
-    so far as it is not, this is too little, and the ceiling too high rather than too low.
+    The residuals that a fit `left` are compared, not the observations, so that small differences between features do
+    not matter. The mean of the k - 1 other occasions has an error as well, which is taken out as if all the noise were
+    between occasions; in so far as it is not, this is too little, and the ceiling too high rather than too low.
     """
     near = np.rint(_PER_OCTAVE * np.log2(np.maximum(features, 1.0)))
     when = np.arange(len(left)) if occasions is None else occasions

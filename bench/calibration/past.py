@@ -42,18 +42,18 @@ def since(client: AdminClient, start: Mark = Mark(0, 0)) -> Past:
 
 
 def watch(client: AdminClient, seconds: float) -> Past:
-    """What happens in so many seconds from now."""
+    """The events of so many seconds from now."""
     start = mark(client)
     time.sleep(seconds)
     return since(client, start)
 
 
 def settled(client: AdminClient, start: Mark) -> Past:
-    """What happened since, once instances have told all: they do so a few times a second."""
+    """The events since then, once instances have reported all: they report a few times a second."""
     time.sleep(_TELLING_S)
     return since(client, start)
 
 
 def kept(spans: Path, records: Path | None) -> Past:
-    """What `/debug/spans` and `/debug/records` answered once. Raises UserError."""
+    """Stored answers of `/debug/spans` and `/debug/records`. Raises UserError."""
     return Past(read_spans(spans), read_records(records) if records else [])

@@ -1,4 +1,4 @@
-"""What copies, switches, messages and the time between runs cost, from spans and records."""
+"""The costs of copies, switches, messages and the time between runs, from spans and records."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _alone(ordered: Sequence[Span]) -> list[Span]:
 
 
 def _between_runs(spans: Sequence[Span], alive: _Alive) -> tuple[float, float]:
-    """What lies between two decode runs of an instance that has work, and how much more where the model changes."""
+    """The time between two decode runs of an instance that has work, and the additional time if the model changes."""
     same, changed = list[int](), list[int]()
     waited = _Waited(spans)
     for before, after in _neighbours(spans):
@@ -108,7 +108,7 @@ def _neighbours(spans: Sequence[Span]) -> Iterator[tuple[Span, Span]]:
 
 
 class _Alive:
-    """When some request was being decoded, as far as that is known: without records, always."""
+    """The times when some request was being decoded, as far as that is known: without records, always."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         lives = sorted((r.first_ns, r.last_ns) for r in records if r.first_ns is not None and r.last_ns is not None)
@@ -175,7 +175,7 @@ def _message_ns(spans: Sequence[Span], records: Iterable[Record], run_ns: float,
 
 
 class _Prefills:
-    """Which run was a request's; `before` is the one that its instance made before."""
+    """The run of each request; `before` is the run that its instance made before."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self.before: dict[Span, Span | None] = {}

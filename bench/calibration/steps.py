@@ -1,10 +1,11 @@
-"""What steps cost, model by model (Aegaeon Appendix A.2, eq. 5 and 6), from the spans of runs.
+"""The costs of steps, model by model (Aegaeon Appendix A.2, eq. 5 and 6), from the spans of runs.
 
-Where runs share processors, how long one waits for them says nothing of its model. So where spans tell for how long a
-run had a processor, costs are fitted to that, and what it waited besides to how many others were under way.
+If runs share processors, the time for which a run waits for them does not depend on its model. So if spans hold the
+time for which a run had a processor, costs are fitted to that time, and the wait besides to the number of other runs
+under way.
 
-A scheduler ends a run when another batch may need its time, after a few steps or after hundreds. So what is observed of
-decoding is not a run but all of a batch's that follow each other while nobody joins it or leaves.
+A scheduler ends a run when another batch may need its time, after a few steps or after hundreds. So an observation of
+decoding is not a run but all consecutive runs of a batch that no request joins or leaves.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class _Runs:
 
 
 def fit_steps(spans: Sequence[Span]) -> tuple[float, dict[ModelId, StepFit]]:
-    """How much longer a run takes for each other one beside it, and every model's costs, where both its prefills and
-    its decode steps were seen."""
+    """The factor by which a run takes longer for each other one beside it, and every model's costs, if both its
+    prefills and its decode steps were seen."""
     busy = _Busy(spans)
     decodes, prefills = (_runs(spans, kind, busy) for kind in (SpanKind.DECODE, SpanKind.PREFILL))
     runs = [*decodes.values(), *prefills.values()]
@@ -89,8 +90,8 @@ def _judged(runs: _Runs, contention: float) -> Quality:
 
 @dataclass(frozen=True, slots=True)
 class _Waits:
-    """What a run takes, as a multiple of the processor time that it gets, while no other is under way, while one is
-    ...; and for how long each was seen."""
+    """The duration of a run, as a multiple of the processor time that it gets, while no other is under way, while one
+    is ...; and the time for which each was seen."""
 
     factors: Vector
     lasted: Vector
@@ -119,7 +120,7 @@ class _Waits:
 
 
 class _Busy:
-    """How many instances were running, at any time."""
+    """The number of instances that were running, at any time."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         changes = Counter[int]()
@@ -200,7 +201,7 @@ def _prefill_features(span: Span) -> tuple[float, ...]:
 
 
 def _contention(runs: Sequence[_Runs]) -> float:
-    """That with which the fits explain most: on a grid, twice refined."""
+    """The contention with which the fits explain most: on a grid, twice refined."""
     best, width = _CONTENTION_MAX / 2, _CONTENTION_MAX / 2
     for _ in range(3):
         grid = [max(best + width * (step / 8), 0.0) for step in range(-8, 9)]

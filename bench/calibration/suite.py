@@ -49,7 +49,7 @@ def lines(contention: float, fits: Mapping[ModelId, StepFit], rates: Rates) -> I
 
 
 def _poor(fits: Mapping[ModelId, StepFit]) -> Iterator[str]:
-    """What may be done about fits that explain little."""
+    """Advice for fits that explain little."""
     poor = {
         model: [judged for judged in (fit.decode_quality, fit.prefill_quality) if judged.r2 < GOOD_R2]
         for model, fit in fits.items()
@@ -92,7 +92,7 @@ def _rate(rate: CopyRate) -> str:
 
 
 def probed(url: str) -> Past:
-    """What the server did with a grid of requests to each of its models. Raises UserError."""
+    """The spans and records of a grid of requests to each of the server's models. Raises UserError."""
     client = AdminClient(url)
     start = past.mark(client)
     suite.run(Settings(base_url=url, workload=grid_for(client.node()), map="round-robin"))
@@ -174,7 +174,7 @@ def calibrate(seen: Past, out: Path) -> Learned:
 
 
 def _left_out(models: Sequence[ModelId]) -> list[str]:
-    """What a simulation would miss in the file."""
+    """The parts that a simulation would miss in the file."""
     return [f"too few runs, so not in the file: {', '.join(models)}; send more requests to them"] if models else []
 
 

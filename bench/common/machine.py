@@ -1,4 +1,4 @@
-"""What a result was measured on. No host names and no paths: results are published."""
+"""The machine that a result was measured on. No host names and no paths, because results are published."""
 
 from __future__ import annotations
 

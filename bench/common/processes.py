@@ -34,7 +34,7 @@ def command_of(pid: int) -> str:
 
 
 def resident_bytes(pid: int) -> int:
-    """What it holds of the machine's memory, what it shares with others included."""
+    """The bytes of the machine's memory that it holds, including those that it shares with others."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

@@ -20,8 +20,8 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """How one suite's file is shown: a row for each of its `cases`, `columns` being title → text of a case. `file` is
-    given where it is not the suite's name."""
+    """The table of one suite's file: a row for each of its `cases`, `columns` being title → text of a case. `file` is
+    given if it is not the suite's name."""
 
     title: str
     cases: str
@@ -155,7 +155,7 @@ MISSED = {
 
 
 def wanted(figure: Mapping[str, Any]) -> str:
-    """What a figure has to be, and where it is not, that it missed and why."""
+    """The bar of a figure and, if the figure misses it, that it does and why."""
     if figure["ok"] is not False:
         return figure["wanted"]  # type: ignore[no-any-return]
     return f"{figure['wanted']} **missed**: {MISSED.get(figure['name'], 'not explained')}"

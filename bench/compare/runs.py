@@ -103,7 +103,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _check_comparable(first: Path, before: Mapping[str, Any], other: Path, after: Mapping[str, Any]) -> None:
-    """What both say of their workload has to be the same; a result of vLLM's own says less of it."""
+    """Checks that both have the same workload; a result of vLLM's own says less about it."""
     for name in _SAME_WORKLOAD:
         if name in before and name in after and before[name] != after[name]:
             raise UserError(

@@ -1,4 +1,4 @@
-"""How far a simulation is from the live run of the same requests."""
+"""The error of a simulation against the live run of the same requests."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ class Pieces:
         return at_ns // self._slot_ns % 2 == 1
 
     def split(self, asked: Sequence[Record], seen: Past) -> tuple[Past, Past]:
-        """What a server did for the workload that costs are measured on, and for that which is compared. What began in
-        a pause is of the piece that is nearer."""
+        """Divides the history of a server between the workload that costs are measured on and the one that is compared.
+        Events that began in a pause belong to the nearer piece."""
         start_ns = _start_ns(asked, seen.records)
         measured, compared = Past([], []), Past([], [])
         for span in seen.spans:

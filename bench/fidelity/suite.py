@@ -58,7 +58,7 @@ class FidelityOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
-    """What a server did with requests as they were `asked`: with those that are compared, and, where they came in
+    """The history of a server with requests as they were `asked`: with those that are compared and, if they came in
     `pieces`, with those that costs are measured on."""
 
     node: NodeReport
@@ -68,7 +68,7 @@ class _Replayed:
     pieces: Pieces | None
 
     def simulated(self, costs: Path) -> Past:
-        """What becomes of those that are compared, with the others in between. Raises UserError."""
+        """The simulated outcomes of the requests that are compared, with the others in between. Raises UserError."""
         outcome = simulate(pool_of(self.node, costs), _wanted(self.asked))
         past = Past(outcome.spans, outcome.records)
         return self.pieces.split(self.asked, past)[1] if self.pieces else past
@@ -120,8 +120,8 @@ def _measure(seen: Past, costs: Path) -> dict[str, dict[str, float]]:
 
 
 def _by_its_own_costs(replayed: _Replayed, costs: Path) -> Compared | None:
-    """How far the simulation is off where runs cost what they did in this very run: what is wrong then is not the
-    costs. None where it was too short to learn them."""
+    """The error of the simulation with the costs of this very run: the rest that costs do not explain. None if the run
+    was too short to learn them."""
     try:
         calibrate(replayed.live, costs)
         simulated = replayed.simulated(costs)

@@ -44,7 +44,7 @@ class Assigned:
 
 @dataclass(slots=True)
 class Stream:
-    """What a client saw: when each token came, and why it ended where it failed."""
+    """The answer as a client saw it: the time of each token, and the reason if it failed."""
 
     tokens_ns: list[int] = field(default_factory=list)
     failure: str = ""

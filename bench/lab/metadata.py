@@ -1,7 +1,7 @@
-"""What recording requests costs: the same streams with the embedded Redis and without: `aegis lab metadata`.
+"""The cost of recording requests: the same streams with the embedded Redis and without: `aegis lab metadata`.
 
-Both servers run all the time, and one is measured while the other idles, A B, B A, …: what the machine does meanwhile
-hits both alike. The figures are medians over the pairs.
+Both servers run all the time, and one is measured while the other idles, A B, B A, …, so that other work of the machine
+affects both alike. The figures are medians over the pairs.
 """
 
 from __future__ import annotations

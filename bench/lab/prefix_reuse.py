@@ -1,8 +1,9 @@
-"""What a second chat turn is spared: time to first token of both turns, with reuse and without: `aegis lab prefix`.
+"""The time that prefix reuse saves a second chat turn: time to first token of both turns, with reuse and without:
+`aegis lab prefix`.
 
 Conversations with each of the demo market's models, one after the other: a first message of some 1 000 tokens, the
-answer, a short second message. The same ones are had with a second server that reuses nothing, whose answers have to be
-the same, to the token.
+answer, a short second message. A second server that reuses nothing has the same conversations, and its answers have to
+be the same, to the token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who is at the other end of a process's sockets, on this machine, as proc(5) tells."""
+"""The peers of a process's sockets, on this machine, as proc(5) lists them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Peers:
         return frozenset(self._holders.get(inode, ()))
 
     def kind(self, send: Send) -> str:
-        """What a process has at the other end."""
+        """The kind of the process's peer."""
         if not send.descriptor.startswith(("UNIX", "TCP", "UDP", "socket")):
             return ITSELF
         found = self.at(send)

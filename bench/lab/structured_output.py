@@ -1,7 +1,7 @@
-"""What structured output costs, and whether it keeps its word: `aegis lab structured`.
+"""The cost of structured output, and a check that it keeps its word: `aegis lab structured`.
 
-The same requests with a JSON schema and without, to one server, A B, B A, …: what the machine does meanwhile hits both
-alike. Then answers to schemas drawn at random, each of which has to satisfy its own.
+The same requests go with a JSON schema and without to one server, A B, B A, …, so that other work of the machine
+affects both alike. Then come answers to schemas drawn at random, each of which has to satisfy its own.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Result(Struct, frozen=True):
     figures: tuple[Figure, ...]
     held: tuple[Round, ...]
     free: tuple[Round, ...]
-    """That of the same place was asked right before or after the one in `held`, of the same model."""
+    """The request at the same place was sent right before or after the one in `held`, to the same model."""
     answers: tuple[Answer, ...]
 
 
@@ -139,7 +139,7 @@ async def _round(client: httpx.AsyncClient, model: str, batch: int, is_held: boo
 
 
 async def _stream(client: httpx.AsyncClient, model: str, number: int, is_held: bool) -> list[float]:
-    """When each token came."""
+    """The time of each token."""
     body = _chat(model, f"Tell me of {number + 2} people.") | {"max_tokens": _TOKENS, "temperature": 0}
     body |= {"stream": True, "return_token_ids": True} | (_format(_PEOPLE) if is_held else {"ignore_eos": True})
     times: list[float] = []

@@ -123,7 +123,7 @@ class TwoModels:
             self._ledger.progress(progress.stream, progress.value)
 
     def promote(self, model: int) -> None:
-        """What a switch to a model that is there takes: a look at the books, and here at both ends of its bytes."""
+        """The time of a switch to a model that is there: a look at the accounts, and here at both ends of its bytes."""
         assert self._ledger.weights.is_resident(self._specs[model].model)
         self._perform()
         for address in (self._bases[model], self._bases[model] + self.nbytes - 1):

@@ -1,4 +1,5 @@
-"""What processes send, recorded by strace: each system call that puts bytes into a socket, a pipe or a file."""
+"""The bytes that processes send, recorded by strace: each system call that puts bytes into a socket, a pipe or a
+file."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ _POLL_S = 0.01
 
 
 class Send(NamedTuple):
-    """When it was called, in seconds since 1970, by which process, and the descriptor with both its ends. `connected`
-    is the path or port that it was connected to meanwhile."""
+    """A call: its time in seconds since 1970, its process, and the descriptor with both its ends. `connected` is the
+    path or port that it was connected to meanwhile."""
 
     at_s: float
     process: int
@@ -35,7 +36,7 @@ class Send(NamedTuple):
 
 
 class Recorded:
-    """What was sent between two moments; to be asked when the recording has ended."""
+    """The calls between two moments; to be asked when the recording has ended."""
 
     def __init__(self) -> None:
         self.sends: Sequence[Send] = ()

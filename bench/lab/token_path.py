@@ -1,9 +1,9 @@
-"""What a server says to whom while it decodes, as the kernel sees it: `aegis lab token-path`.
+"""The messages of a server while it decodes, and their receivers, as the kernel sees them: `aegis lab token-path`.
 
-strace watches the launcher, which is a proxy too, and the instances: each call that sends, and who is at the other end.
-Three windows are compared: a few streams, many, and as many while Redis, the broker and all of Ray are stopped
-(SIGSTOP). What a token needs grows with the tokens; what is said now and then does not. And whatever waited for one of
-the three before it delivered a token would deliver none while they are stopped.
+strace watches the launcher, which is a proxy too, and the instances: each call that sends, and its peer. Three windows
+are compared: a few streams, many, and as many while Redis, the broker and all of Ray are stopped (SIGSTOP). Calls that
+a token needs grow with the tokens; calls that come now and then do not. And if a token's delivery waited for one of the
+three, no token would be delivered while they are stopped.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _POLL_S = 0.01
 
 
 class Window(Struct, frozen=True):
-    """What was said while it was watched. `sends` are system calls by the kind of peer, `instance_sends` those of
-    instances alone; `still`: Redis, the broker and Ray were stopped."""
+    """The calls while it was watched. `sends` are system calls by the kind of peer, `instance_sends` those of instances
+    alone; `still`: Redis, the broker and Ray were stopped."""
 
     streams: int
     still: bool

@@ -1,4 +1,4 @@
-"""How few GPUs serve a workload, beside an instance for each model: `aegis plan`.
+"""The fewest GPUs that serve a workload, beside an instance for each model: `aegis plan`.
 
 The searches are those of the suite `gpus`; of several seeds the one that needs most decides.
 """

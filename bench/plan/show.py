@@ -27,7 +27,7 @@ def show(plan: Plan) -> None:
 
 
 def sentence(plan: Plan) -> str:
-    """How many it takes, or that there may not be enough."""
+    """The number of GPUs that it takes, or that there may not be enough."""
     first, *others = plan.needs
     if first.gpus.at is None:
         return (
@@ -50,7 +50,7 @@ def sentence(plan: Plan) -> str:
 
 
 def memory(plan: Plan) -> str:
-    """What has to be where."""
+    """The memory that is needed, and where."""
     first = plan.needs[0]
     gpus, host = round(value(first.gpus)), plan.weight_bytes + first.use.kv_bytes
     return (

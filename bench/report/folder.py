@@ -1,7 +1,7 @@
-"""What a folder holds, told apart by what is in the files and put together by their names.
+"""The runs in a folder: files are told apart by their contents and put together by their names.
 
 `a.json`, `a.records.jsonl`, `a.spans.jsonl.gz`, `a.decisions.jsonl.gz` and `a.memory.jsonl` are of the run `a`,
-`b/spans.jsonl` is of the run `b`. Several files of the same kind are one after the other.
+`b/spans.jsonl` is of the run `b`. Several files of the same kind are read one after the other.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Covered:
         return self._before[-1]
 
     def within(self, start_ns: int, stop_ns: int) -> int:
-        """How much of `[start_ns, stop_ns)` is covered."""
+        """The covered part of `[start_ns, stop_ns)`."""
         return self._until(stop_ns) - self._until(start_ns) if start_ns < stop_ns else 0
 
     def _until(self, at_ns: int) -> int:

@@ -7,7 +7,7 @@ from html import escape
 
 
 class Markup(str):
-    """What is to be taken as it is."""
+    """Text that needs no escaping."""
 
     __slots__ = ()
 

@@ -1,8 +1,9 @@
-"""Which spans a request was part of. Records say when it came and got its tokens, spans what instances did; neither
+"""The spans of each request. Records hold the times of its arrival and its tokens, spans the work of instances; neither
 names the other.
 
 Its prefill, or the last chunk of it, is found by its model, its prompt's length and its end, right before the first
-token. It was decoded where a run of its model ended last before it did: a run ends when one of its requests does.
+token. It was decoded on the instance on which a run of its model ended last before it did: a run ends when one of its
+requests does.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _OF_INSTANCES = (DecisionKind.TURN, DecisionKind.PREFILL)
 
 
 class Reasons:
-    """What was decided on each instance, to be found by what came of it."""
+    """The decisions on each instance, indexed by the spans that followed from them."""
 
     def __init__(self, decisions: Iterable[Decision]) -> None:
         self._of: Mapping[InstanceId, list[Decision]] = defaultdict(list)
@@ -48,7 +48,7 @@ class Reasons:
 
 
 class Served(Struct, frozen=True):
-    """What a report reads of a result of `aegis bench serve`, or of `vllm bench serve`, which says less."""
+    """The fields that a report reads of a result of `aegis bench serve`, or of `vllm bench serve`, which has fewer."""
 
     completed: int
     duration: float

@@ -41,8 +41,9 @@ def schedule(folder: Folder) -> Markup:
 
 
 def packed(run: Run) -> dict[str, Any]:
-    """What the timeline is drawn from, times in microseconds since the start. A lane is a list for each field of its
-    spans; starts are told as steps from one to the next, reasons as places in their list, which begins with none."""
+    """The data from which the timeline is drawn, times in microseconds since the start. A lane is a list for each field
+    of its spans; starts are stored as steps from one to the next, reasons as places in their list, which begins with
+    none."""
     shown = dict(list(instances(run.spans).items())[:INSTANCES_MAX])
     marks = {name: [each for each in run.decisions if each.kind in _MARKS and each.instance == name] for name in shown}
     known = {span.model for spans in shown.values() for span in spans}

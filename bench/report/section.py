@@ -1,4 +1,4 @@
-"""What the page's sections are made of."""
+"""The elements of the page's sections."""
 
 from __future__ import annotations
 

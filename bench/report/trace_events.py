@@ -98,7 +98,7 @@ def _slices(spans: Iterable[Span], process: int, run: Run) -> Iterator[_Event]:
 
 
 def _marks(decisions: Iterable[Decision], process: int, zero_ns: int) -> Iterator[_Event]:
-    """What left the device, and who was refused."""
+    """Marks of evictions and refusals."""
     for each in decisions:
         if each.kind in _MARKED:
             yield {
@@ -123,7 +123,7 @@ def _batches(runs: Iterable[Span], process: int, zero_ns: int) -> Iterator[_Even
 
 
 def _waiting(records: Iterable[Record], zero_ns: int) -> Iterator[_Event]:
-    """How many requests have no token yet."""
+    """The number of requests without a token."""
     steps = [(record.arrival_ns, 1) for record in records if record.first_ns is not None]
     steps += [(record.first_ns, -1) for record in records if record.first_ns is not None]
     count = 0

@@ -1,4 +1,4 @@
-"""What instances and their links did with their time."""
+"""The use of time by instances and their links."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ SCENES = (
     Scene("market", "market:models=8,rps=0.4,lengths=uniform,input=16-400,output=16-160", "ttft=2,tbt=0.1"),
     Scene("strict-slo", "poisson:models=8,rps=0.5,lengths=uniform,input=16-200,output=16-120", "ttft=0.3,tbt=0.03"),
 )
-"""Where the literature says that each way is at its best: high rates and long outputs, a market, strict deadlines."""
+"""The scenes in which each way is at its best, according to the literature: high rates and long outputs, a market,
+strict deadlines."""
 
 MEMORY = ("--device-memory", "32MiB")
 """Three of the eight models and some KV."""
@@ -50,7 +51,8 @@ CONTENDERS = {
     "request-level": ("--policy", "serverlessllm", "--mixed", "2"),
     "dedicated": ("--policy", "dedicated", "--mixed", "8"),
 }
-"""How each is launched. Aegaeon's policy has its own setting: of two instances one prefills, the other decodes."""
+"""The options with which each is launched. Aegaeon's policy has its own setting: of two instances one prefills, the
+other decodes."""
 
 
 class Run(Struct, frozen=True):

@@ -38,7 +38,7 @@ class _Choice(Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """How many came with it: one, where there is content and the server does not say how many tokens it is."""
+        """The number of tokens in it: one, if there is content and the server does not say how many tokens it is."""
         if self.token_ids is not None:
             return len(self.token_ids)
         said: Sequence[object] = (self.text,)
@@ -121,6 +121,6 @@ class Answer:
 
 
 def error_message(error: Any) -> str:
-    """What a server says went wrong, from the `error` of its reply, whatever its form."""
+    """The server's error message, from the `error` of its reply, whatever its form."""
     message = error.get("message") if isinstance(error, dict) else error
     return str(message) if message else "no reason given"

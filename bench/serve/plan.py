@@ -1,4 +1,4 @@
-"""What a run will send: each request with its time, its model and its lengths."""
+"""The plan of a run: each request with its time, its model and its lengths."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a request, in nanoseconds since the start of the run.
+    """The outcome of a request, in nanoseconds since the start of the run.
 
     The client was to send it at `planned.at_ns`, came to it `late_ns` later, and sent it at `sent_ns`, which is later
-    still where it first waited for others to end. `failure` is empty where the answer came whole.
+    still if it first waited for others to end. `failure` is empty if the answer came whole.
     """
 
     request: int
@@ -67,7 +67,7 @@ class Outcome:
         return self.output_tokens if ended_itself else max(self.planned.output_tokens, self.output_tokens)
 
     def on_time(self, slo: Slo) -> int:
-        """How many tokens came when they were due (Aegaeon §2.1); none, where the request failed."""
+        """The number of tokens that came when they were due (Aegaeon §2.1); none if the request failed."""
         if self.failure:
             return 0
         at_ns = self.planned.at_ns

@@ -1,4 +1,4 @@
-"""How a planned request is worded: its prompt of about so many tokens, and the JSON around it."""
+"""The wording of a planned request: its prompt of about so many tokens, and the JSON around it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run measured, under the names that `vllm bench serve` gives it, and what that lacks.
+"""The measurements of a run, under the names that `vllm bench serve` gives them, and those that it lacks.
 
 Means, medians, deviations and percentiles are of the requests that were answered. TTFT, TPOT and E2EL count from when a
 request was sent; an ITL is the time from one chunk with tokens to the next. Attainment (Aegaeon §2.1) counts from when
@@ -25,7 +25,7 @@ _SECOND_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """What is to be told. `goodput`: a limit in ms for each metric that a good request has to keep."""
+    """The figures to show. `goodput`: a limit in ms for each metric that a good request has to keep."""
 
     slo: Slo = field(default_factory=Slo)
     goodput: Mapping[str, float] | None = None

@@ -108,7 +108,7 @@ def _progress(total: int) -> Progress:
 
 
 def _head(settings: Settings, plan: Sequence[Planned]) -> dict[str, Any]:
-    """What was run, in the words of `vllm bench serve`, and what identifies the workload."""
+    """A description of the run in the words of `vllm bench serve`, and the identity of the workload."""
     backend = "openai-chat" if settings.chat else "openai"
     models = sorted({each.model for each in plan})
     rate = None if settings.timed else settings.request_rate

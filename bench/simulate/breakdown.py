@@ -1,4 +1,4 @@
-"""Where the time of requests goes (Aegaeon §7.3, Figure 14)."""
+"""The time of requests by stages (Aegaeon §7.3, Figure 14)."""
 
 from __future__ import annotations
 

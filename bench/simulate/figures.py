@@ -1,4 +1,4 @@
-"""What a simulation comes to, in a handful of figures."""
+"""The result of a simulation, in a handful of figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of the host's KV slabs is waste (Aegaeon §7.3, Figure 16)."""
+"""The waste in the host's KV slabs (Aegaeon §7.3, Figure 16)."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def _check_mixed(given: Mapping[str, Any], base: Setting, policies: Sequence[str
 
 
 def chosen(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was said of a setting; the rest keeps its default. Raises UserError."""
+    """The given values of a setting; the rest keeps its default. Raises UserError."""
     said = {name: given[name] for name in _OF_A_SETTING if given.get(name) is not None}
     if given.get("slo"):
         said["slo"] = parse_slo(given["slo"])

@@ -1,10 +1,10 @@
-"""What others have measured of the points that a suite simulates.
+"""Published measurements of the points that a suite simulates.
 
-Two sources. The paper's text says where curves of Aegaeon's Figures 11 to 13 lie, mostly as ratios. And its public
-artifact holds a simulator of its baselines and of its policy (H100 step times, 16 GPUs, 6 + 10): what that gives was
-computed by the strict metric, on the artifact's own inputs as it is shipped, and again with the baselines mended (the
-same 49.5 GB/s as Aegaeon's, prefetch, batches of up to 64, an idle GPU first, an oracle that does not preempt) and with
-inputs that are Poisson for 600 s.
+There are two sources. The paper's text says where curves of Aegaeon's Figures 11 to 13 lie, mostly as ratios. And its
+public artifact holds a simulator of its baselines and of its policy (H100 step times, 16 GPUs, 6 + 10): its results
+were computed by the strict metric, on the artifact's own inputs as it is shipped, and again with the baselines mended
+(the same 49.5 GB/s as Aegaeon's, prefetch, batches of up to 64, an idle GPU first, an oracle that does not preempt) and
+with inputs that are Poisson for 600 s.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _PAPER = "Aegaeon, SOSP'25, "
 
 
 class Reference(Struct, frozen=True):
-    """Where a policy's curve falls below 90 %. `as_published`: of the policies as their papers have them."""
+    """The point at which a policy's curve falls below 90 %. `as_published`: of the policies as their papers have
+    them."""
 
     policy: str
     crossing: Crossing
@@ -116,7 +117,7 @@ CLAIMS: dict[str, str] = {
     "fig16": _PAPER + "§7.3: overall fragmentation below 20 %",
     "fig17": _PAPER + "§7.4: a decent attainment on A10; 72B models with TP = 4 served alike",
 }
-"""What the paper says of a figure beside crossings."""
+"""The paper's statements about a figure besides crossings."""
 
 
 class Comparison(Struct, frozen=True):

@@ -106,7 +106,7 @@ def tell_uncosted(setting: Setting) -> None:
 
 
 def models_of(setting: Setting) -> int:
-    """How many models its workload or trace asks for. Raises UserError."""
+    """The number of models in its workload or trace. Raises UserError."""
     return len({arrival.model for arrival in _arrivals_of(setting)})
 
 

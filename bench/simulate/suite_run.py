@@ -26,7 +26,7 @@ _MEASURES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """How suites are run. `policies` of none: those that `aegis simulate` chooses."""
+    """The way in which suites are run. `policies` of none: those that `aegis simulate` chooses."""
 
     policies: tuple[str, ...]
     as_published: bool = False

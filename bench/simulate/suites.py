@@ -16,7 +16,7 @@ from bench.workloads import spec
 
 
 class Form(Enum):
-    """What is measured of each panel."""
+    """The kind of measurement of each panel."""
 
     CURVES = "attainment over what is swept"
     BREAKDOWN = "where the time of requests goes"
@@ -161,9 +161,9 @@ SUITES = {
         ),
     )
 }
-"""What the paper leaves open is as in its artifact: six 7B, two 9B and two 13B of ten models, a TBT of 0.2 s for 72B
-models. Ours are the setups of Figures 14 and 15, the sizes of slabs in 16 (the artifact's are of 1 GiB), and factors of
-0.5 and 2 on TTFT in 17, as the paper has them on TBT."""
+"""Values that the paper leaves open are those of its artifact: six 7B, two 9B and two 13B of ten models, a TBT of 0.2 s
+for 72B models. Ours are the setups of Figures 14 and 15, the sizes of slabs in 16 (the artifact's are of 1 GiB), and
+factors of 0.5 and 2 on TTFT in 17, as the paper has them on TBT."""
 
 
 def suite(name: str) -> Suite:
@@ -188,7 +188,7 @@ def conditions(panel: Panel, *, as_published: bool, tiny: bool, seed: int) -> Se
 
 
 def swept(panel: Panel, *, tiny: bool) -> Sweep | None:
-    """What is swept of a panel; in tiny form only the first values."""
+    """The swept values of a panel; in tiny form only the first ones."""
     if panel.sweep is None:
         return None
     whole = sweep.parse(panel.sweep)

@@ -34,8 +34,8 @@ def parse(text: str) -> Sweep:
 
 
 class Crossing(Struct, frozen=True, omit_defaults=True):
-    """Where a curve first falls below 90 %: `at` a value, or the whole curve lies `below` or `above`: before its first
-    value, or after its last one."""
+    """The point at which a curve first falls below 90 %: `at` a value, or the whole curve lies `below` or `above`:
+    before its first value, or after its last one."""
 
     at: float | None = None
     below: float | None = None

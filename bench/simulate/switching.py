@@ -1,4 +1,4 @@
-"""How long instances take to change the model, and KV to move (Aegaeon §7.3, Figure 15)."""
+"""The time in which instances change the model, and KV moves (Aegaeon §7.3, Figure 15)."""
 
 from __future__ import annotations
 

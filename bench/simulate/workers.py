@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 
 
 def cores() -> int:
-    """That this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 

@@ -43,7 +43,7 @@ class Grid:
                 yield Arrival(round(index * self.every_s * 1e9), model_name(model), prompt, self.answer)
 
     def _cells(self) -> list[tuple[int, int]]:
-        """How many requests of how many tokens: powers of two, up to `rows`."""
+        """The sizes of groups and their tokens: powers of two, up to `rows`."""
         prompts = [max(1, self.prompt // shorter) for shorter in _SHORTER]
         sizes = [1 << power for power in range(self.rows.bit_length())]
         return [cell for cell in product(sizes, prompts) if cell[0] == 1 or cell[0] * cell[1] <= _TOGETHER]

@@ -1,4 +1,4 @@
-"""How many tokens the requests of a workload have."""
+"""The numbers of tokens of a workload's requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OUTPUT = (
     (1.0, 1223),
 )
 _OUTPUT_SCALE = ((0.0, 1.05), (0.25, 0.82), (0.45, 0.98), (0.6, 1.07))
-"""What the output is multiplied by from this quantile of the input on."""
+"""The factor on the output from this quantile of the input on."""
 
 
 def sharegpt(draws: Stream) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from bench.workloads.poisson import Poisson
 
 
 class Generator(Protocol):
-    """When each of so many models is called."""
+    """A generator of the times at which each of so many models is called."""
 
     @property
     def models(self) -> int: ...

@@ -126,7 +126,7 @@ def _csv(path: Path, file: TextIO) -> Iterator[Arrival]:
 
 
 def _columns(header: list[str]) -> dict[str, int]:
-    """Where each of `COLUMNS` is; model and priority may lack."""
+    """The place of each of `COLUMNS`; model and priority may be missing."""
     columns = {name: header.index(name) for name in COLUMNS if name in header}
     if missing := [name for name in COLUMNS if name not in columns and name not in _OPTIONAL]:
         expected = ", ".join([name for name in COLUMNS if name != "priority"])

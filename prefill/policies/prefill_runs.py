@@ -2,8 +2,8 @@
 
 Moore-Hodgson (Prism §6.2, Algorithm 2) over jobs whose models may have to be loaded first: the earliest deadline comes
 first, and a job joins others of its model if that makes no other job late. If a job is late all the same, the longest
-one is sacrificed. With one model this is Moore-Hodgson, which sacrifices as few as possible; with several the problem is
-NP-hard, and this is a heuristic. A job that a schedule saves is on time if the estimates are true.
+one is sacrificed. With one model this is Moore-Hodgson, which sacrifices as few as possible; with several the problem
+is NP-hard, and this is a heuristic. A job that a schedule saves is on time if the estimates are true.
 """
 
 from __future__ import annotations

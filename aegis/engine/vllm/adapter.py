@@ -1,4 +1,4 @@
-"""Everything that the backend uses of vLLM: model classes, weight loaders, attention. Only `norms` imports vLLM besides.
+"""Everything that the backend uses of vLLM: model classes, weight loaders, attention. Only `norms` imports it too.
 
 Its engine, scheduler, workers and model runners are not used. What a worker does to its process is done here once, and
 two things are undone that belong to a process with one model: linear layers on a CPU do not move their weights into

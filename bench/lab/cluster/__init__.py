@@ -1,4 +1,4 @@
-"""How fast KV moves between the nodes of a Ray cluster: `aegis lab handover`.
+"""The speed of KV transfers between the nodes of a Ray cluster: `aegis lab handover`.
 
 `bench.lab.commands` calls it.
 """

@@ -1,7 +1,8 @@
-"""How fast KV gets from node to node, beside a plain socket copy of the same bytes: `aegis lab handover`.
+"""The speed of KV from node to node, beside a plain socket copy of the same bytes: `aegis lab handover`.
 
 Two Ray nodes on this machine, with a cable between them. Each round copies the same bytes each way of doing it, in
-turns: what the machine does meanwhile hits all alike. Figures are medians over the rounds, measured at the receiver.
+turns, so that other work of the machine affects all alike. Figures are medians over the rounds, measured at the
+receiver.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What hand-overs between nodes are measured against: the same bytes over a socket, and through Ray's object store.
+"""The competitors of hand-overs between nodes: the same bytes over a socket, and through Ray's object store.
 
 One actor on each node, with the same memory mapped as the carrier there.
 """
@@ -34,7 +34,7 @@ class _Peer:
         return port
 
     def receive(self, address: tuple[str, int], nbytes: int) -> int:
-        """How many nanoseconds that takes, connecting included."""
+        """The nanoseconds that it takes, connecting included."""
         started_ns = time.monotonic_ns()
         view = self._region.data[:nbytes]
         with socket.create_connection(address) as connection:

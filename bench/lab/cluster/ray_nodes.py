@@ -104,7 +104,7 @@ class RayCluster:
                 ray.shutdown()
 
     def node_id(self, at: int) -> str:
-        """What Ray calls that node; within `driver`."""
+        """Ray's name of that node; within `driver`."""
         (found,) = [node["NodeID"] for node in ray.nodes() if self.nodes[at].name in node["Resources"]]
         return str(found)
 

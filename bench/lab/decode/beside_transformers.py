@@ -33,7 +33,7 @@ _READ_BYTES = 512 << 20
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What to measure: every combination. Each run decodes `tokens` tokens per sequence after `context` others."""
+    """The measurements: every combination. Each run decodes `tokens` tokens per sequence after `context` others."""
 
     checkpoints: tuple[str, ...] = tuple(CHECKPOINTS)
     dtypes: tuple[str, ...] = ("float32", "bfloat16")

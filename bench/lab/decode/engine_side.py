@@ -94,7 +94,7 @@ class Side:
         self._engine.attach(spec, self._image.ctypes.data)
 
     def replace(self, spec: ModelSpec, image: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-        """What a switch of models is."""
+        """Switches the model."""
         self._image[: len(image)] = image
         self.spec = spec
 

@@ -1,4 +1,4 @@
-"""What a GPU does, beside the limits of the hardware: moving memory, activating models, decoding. Never run on a GPU.
+"""The speed of a GPU beside the limits of its hardware: moving memory, activating models, decoding. Never run on a GPU.
 
 `bench.lab.commands` calls it.
 """

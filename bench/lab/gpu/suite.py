@@ -1,4 +1,4 @@
-"""What a GPU does: moving memory, activating models, decoding, each beside the hardware's own limit in the same run.
+"""The speed of a GPU: moving memory, activating models, decoding, each beside the hardware's own limit in the same run.
 
 `python -m bench.lab.gpu.suite --json FILE` prints a table and writes FILE, with the GPU's name and the date. It needs
 no network and no checkpoint. Not run on a GPU yet. On a machine without one it says so and ends with code 3.
@@ -26,7 +26,7 @@ from bench.common.figures import Figure
 
 
 def why_no_gpu() -> str | None:
-    """Why it cannot, in one line; None if it can."""
+    """The reason why it cannot run, in one line; None if it can."""
     try:
         Gpu(Driver(), 0)
     except UserError as error:

@@ -203,7 +203,7 @@ def _own_bytes(pid: int) -> int:
 
 
 def _shared_bytes() -> int:
-    """What this process, which owns all of it, has in files in memory."""
+    """The bytes that this process, which owns all of it, has in files in memory."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         try:

@@ -1,8 +1,8 @@
-"""What moving physical memory costs on the CPU device: mapping, reserving, first touches, wiping.
+"""The cost of moving physical memory on the CPU device: mapping, reserving, first touches, wiping.
 
 Pages are recycled: their memory was taken and their page tables were filled before, as in all but the first minutes of
-a server. `overhead` is how much longer mapping and unmapping takes, with the books that say which pages, than the very
-system calls it issues, which are repeated beside it: same functions, same sizes, same places, no books.
+a server. `overhead` compares mapping and unmapping, with the accounts that say which pages, with the very system calls
+that it issues, which are repeated beside it: same functions, same sizes, same places, no accounts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How long memory takes from one process to another: unmapped, wiped and revoked here, granted and mapped there.
+"""The time in which memory passes from one process to another: unmapped, wiped and revoked here, granted and mapped
+there.
 
 Two processes hold one pool's pages in turn, as two instances do when one deflates and the other inflates; a pipe stands
-for the messages. The first time a process gets a page it has to fill its page table; later it is just let in again.
+for the messages. The first time a process gets a page it has to fill its page table; later it only gets access again.
 """
 
 from __future__ import annotations

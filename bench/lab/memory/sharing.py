@@ -46,7 +46,7 @@ class Arm(Struct, frozen=True):
 
 
 class Sharing(Struct, frozen=True):
-    """What became of the same load. `device_bytes` is M."""
+    """The results of the same load. `device_bytes` is M."""
 
     device_bytes: int
     clients: int

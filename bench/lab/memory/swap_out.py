@@ -1,9 +1,9 @@
-"""What moving KV costs on the CPU device: blocks between the device's pages and the host's slabs, beside memcpy.
+"""The cost of moving KV on the CPU device: blocks between the device's pages and the host's slabs, beside memcpy.
 
 A request's blocks are one transfer on a stream, as an instance submits it. As many as make 64 MiB are queued behind a
-gate, as at a switch; timed is from its opening to the last one's event. What submitting takes of the instance's own
-thread is reported apart. The memcpy beside it moves as many bytes in pieces as long as a transfer, each contiguous,
-between the same two memories. `ratio` is the median of the quotients of such neighbours.
+gate, as at a switch; the time runs from its opening to the last one's event. The time that submitting takes of the
+instance's own thread is reported apart. The memcpy beside it moves as many bytes in pieces as long as a transfer, each
+contiguous, between the same two memories. `ratio` is the median of the quotients of such neighbours.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the proxy of aegis costs, beside LiteLLM's: `aegis lab proxy`.
+"""The cost of aegis's proxy, beside LiteLLM's: `aegis lab proxy`.
 
 The command line calls it.
 """

@@ -14,7 +14,7 @@ from aegis.device.image_directory import CHAT_TEMPLATE, TOKENIZER
 AT_ONCE = ModelId("at-once")
 SILENT = ModelId("silent")
 WORD = "x"
-"""What an answer consists of, a token each time."""
+"""The text of an answer, a token each time."""
 
 TOKEN = ord(WORD)
 _CONTEXT_TOKENS = 8192
@@ -61,7 +61,7 @@ def spec(model: ModelId, directory: Path) -> ModelSpec:
 
 
 def _name(byte: int) -> str:
-    """How byte-level tokenizers write a byte: as itself where it can be seen, else beyond Latin-1."""
+    """The form in which byte-level tokenizers write a byte: as itself if it is printable, else beyond Latin-1."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     if byte in seen:
         return chr(byte)

@@ -1,4 +1,5 @@
-"""What is measured of one proxy: what it adds to single requests, how many it gets through, what idle streams cost."""
+"""The measurements of one proxy: the latency that it adds to single requests, its throughput, the cost of idle
+streams."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _OPENING = 100  # streams that are being opened at a time
 
 
 class Plan(Struct, frozen=True):
-    """How much is measured."""
+    """The amount of measurements."""
 
     rounds: int = 5
     asks: int = 300  # one after the other, for a latency
@@ -63,8 +64,8 @@ class Round(Struct, frozen=True):
 
 
 class Idle(Struct, frozen=True):
-    """What each proxy grew by when it held the streams for the first time, and latencies in pairs: of the one that held
-    none, of the one that held them."""
+    """The growth of each proxy when it held the streams for the first time, and latencies in pairs: of the one that
+    held none, of the one that held them."""
 
     streams: int
     grown_bytes: tuple[int, ...]
@@ -73,8 +74,7 @@ class Idle(Struct, frozen=True):
 
 
 async def warm_up(side: Side, asks: int) -> None:
-    """What a process does the first time only is not measured. Raises UserError where an answer is not what it is to
-    be."""
+    """The first requests of a process are not measured. Raises UserError if an answer is not as expected."""
     connection = await Connection.open(side.port)
     for stream in (False, True):
         wish = body(tokens=SHORT_TOKENS, stream=stream)

@@ -104,7 +104,7 @@ def litellm_version(python: Path) -> str:
 
 
 def _settings(config: Config, node: str, address: str, port: int, store: StoreSettings) -> ProxySettings:
-    """What `aegis launch` tells a further proxy."""
+    """The settings that `aegis launch` gives a further proxy."""
     scheduling, kept = config.scheduling, config.telemetry
     return ProxySettings(
         policy=scheduling.policy,

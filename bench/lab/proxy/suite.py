@@ -1,8 +1,8 @@
-"""What aegis's proxy costs where instances answer at once, beside LiteLLM's proxy: `aegis lab proxy`.
+"""The cost of aegis's proxy if instances answer at once, beside LiteLLM's proxy: `aegis lab proxy`.
 
 Each proxy is a process with a core of its own; clients and backends share the others. Both run all the time, one is
-measured while the other idles, A B, B A, …: what the machine does meanwhile hits both alike. Figures are medians over
-the rounds.
+measured while the other idles, A B, B A, …, so that other work of the machine affects both alike. Figures are medians
+over the rounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long decisions and simulations take: `aegis lab schedule` and `aegis lab simulator`.
+"""The time of decisions and simulations: `aegis lab schedule` and `aegis lab simulator`.
 
 `bench.lab.commands` calls it.
 """

@@ -1,4 +1,4 @@
-"""How fast the simulator is, and how that changes with the size of what it simulates: `aegis lab simulator`."""
+"""The speed of the simulator, and how it changes with the size of the simulated market: `aegis lab simulator`."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _grown(size: Size) -> tuple[Case, Case]:
 
 
 def _run(size: Size) -> tuple[int, float, float]:
-    """How many requests there were, process time and wall time."""
+    """The number of requests, process time and wall time."""
     arrivals = _arrivals(size)
     gc.collect()  # what an earlier one left behind
     process, wall = time.process_time(), time.perf_counter()

@@ -1,6 +1,6 @@
-"""What decisions take: placing requests in markets of two sizes, and planning turns: `aegis lab schedule`.
+"""The time of decisions: placing requests in markets of two sizes, and planning turns: `aegis lab schedule`.
 
-Nothing is run but the cores and policies that serve. A decision is timed from the event to its effects, views included.
+Only the cores and policies that serve run. A decision is timed from the event to its effects, views included.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MEMORY_BYTES = 80 << 30
 
 
 class Decision(Struct, frozen=True):
-    """How long the core took over one kind of event. `limit_us` None: measured for information."""
+    """The time that the core took over one kind of event. `limit_us` None: measured for information."""
 
     setting: str
     event: str
@@ -106,7 +106,7 @@ def _planning(rounds: int) -> Decision:
 
 
 def _turns(turns: int) -> Iterator[Decision]:
-    """Who is next on an instance with as many models as batches, by the policy that is ours."""
+    """The choice of the next turn on an instance with as many models as batches, by our policy."""
     policy = TimedPolicy(recipe("least-slack").policy(Site(memory_bytes=_MEMORY_BYTES)), _BATCHES)
     instance = Turns(policy, _BATCHES)
     instance.measure(turns)

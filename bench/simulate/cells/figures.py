@@ -1,4 +1,4 @@
-"""What is said of a cell: each contender's median over the seeds, and how far ours is ahead of the best rival."""
+"""The figures of a cell: each contender's median over the seeds, and the lead of ours over the best rival."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _draw(axes: Axes, suite: CellSuite, name: str, cells: Sequence[CellFigures])
 
 
 class Results(Struct, frozen=True):
-    """What a JSON file holds."""
+    """The contents of a JSON file."""
 
     suite: str
     title: str
@@ -151,7 +151,7 @@ def _search(
     known: dict[Key, SearchResult],
     json: Path,
 ) -> None:
-    """What is not known, beginning where the first seed ended."""
+    """Searches for the unknown results, beginning where the first seed ended."""
     tasks, keys = [], []
     for cell, contender in chosen:
         first = known.get((cell.name, contender.name, choice.seeds[0]))
@@ -168,7 +168,7 @@ def _search(
 
 
 def _conditions(cell: Cell) -> dict[str, Any]:
-    """What a cell's results depend on, but for the contender and the seed."""
+    """The conditions that a cell's results depend on, but for the contender and the seed."""
     conditions = cell.setting.conditions()
     del conditions["seed"], conditions["roles"], conditions["counted"]
     return conditions

@@ -1,4 +1,4 @@
-"""How many models a policy can serve, or how few GPUs it needs: by bisection, each step a simulation."""
+"""The most models that a policy can serve, or the fewest GPUs that it needs: by bisection, each step a simulation."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Search:
         return SearchResult(self.setting.seed, at, tuple(probes[at] for at in sorted(probes)))
 
     def placed(self, at: int) -> Setting:
-        """What is simulated of `at` models or GPUs."""
+        """The simulation of `at` models or GPUs."""
         if self.aim is Aim.MODELS:
             assert self.setting.workload
             return replace(self.setting, workload=spec.override(self.setting.workload, "models", str(at)))
