@@ -1,8 +1,8 @@
 """The vLLM backend: its model classes and attention kernels under our loop, weights and KV in memory of ours.
 
 A model's image holds the weights as vLLM's loader leaves them (`weights`); `attach` builds the modules without bytes
-and makes their tensors views of the weight range, for life. Blocks of KV have vLLM's layout within and ours without: every layer
-sees the whole region through one stride, as `KvViews` has it.
+and makes their tensors views of the weight range, for life. Blocks of KV have vLLM's layout within and ours without:
+every layer sees the whole region through one stride, as `KvViews` has it.
 """
 
 from __future__ import annotations
