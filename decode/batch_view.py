@@ -21,7 +21,7 @@ def view_of(
     resident: bool,
     turn_ns: int | None,
 ) -> BatchView:
-    """`latency` and `slo` are its model's. Only what the rules of the policy ask for is worked out."""
+    """`latency` and `slo` are its model's. Only values that the rules of the policy ask for are computed."""
     waiting = [s for s in batch.sequences if s.lacks] if batch.waiting else []
     decoding = [s for s in batch.sequences if not s.lacks] if waiting else batch.sequences
     squares = sum([s.cached**2 - (s.cached - s.lacks) ** 2 for s in waiting])

@@ -1,10 +1,10 @@
 """Room on a decode instance's device: made for the turn that runs and those after it, given up for other instances.
 
-Blocks that a sequence has ahead of its next step are for whoever needs them now. Then what goes first is what costs
-least: (1) weights, which leave at once: those of models that nobody waits for, the least recently used first, then of
-those that are needed last; (2) KV of the batch whose turn is furthest, which moves to host slabs; (3) a prefetch under
-way; (4) the youngest sequence of the very batch. Before anything goes the device is asked for more pages, and when
-nothing can go they are asked for urgently.
+Blocks that a sequence has ahead of its next step go to a sequence that needs them now. After that the cheapest leaves
+first: (1) weights, which leave at once: those of models without requests, the least recently used first, then those
+that are needed last; (2) KV of the batch whose turn is furthest, which moves to host slabs; (3) a prefetch under way;
+(4) the youngest sequence of the batch itself. Before anything leaves, the device is asked for more pages, and if
+nothing can leave, they are asked for urgently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memory.weight_eviction import WeightEviction
 
 
 class Eviction:
-    """`give_up` ends a sequence whose KV has no place anywhere. Where there are `reasons`, what leaves is explained."""
+    """`give_up` ends a sequence whose KV has no place anywhere. If there are `reasons`, evictions are explained."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class Eviction:
         return self._weights.load(model, self._victims(model), spare=spare, prefetch=prefetch)
 
     def bring_in(self, batch: Batch, *, decodes: bool = True) -> None:
-        """Starts the swap-in of what is missing, where the batch `decodes`, and of what is there of the next prefill.
-        Who is there already comes first: nobody is brought in to be put away again as soon as they grow."""
+        """Starts the swap-in of missing KV, if the batch `decodes`, and of the KV that the next prefill has. Sequences
+        whose KV is there come first: no KV is brought in that has to leave again as soon as they grow."""
         following = batch.next_waiting() if batch.waiting else None
         away = [s for s in batch.sequences if s.where is Where.HOST and (s is following if s.lacks else decodes)]
         if not away:
@@ -77,7 +77,7 @@ class Eviction:
         return missing <= 0 or (self._make(sequence, missing) and self._kv.grow(sequence, missing))
 
     def grow_ahead(self, sequences: Iterable[Sequence]) -> None:
-        """Blocks for more steps, so that a run need not end for lack of them, as far as nobody has to make room."""
+        """Blocks for more steps, so that a run need not end for lack of them, as long as no other KV has to leave."""
         for sequence in sequences:
             ahead = sequence.blocks_ahead(AHEAD_BLOCKS) - sequence.held
             if ahead > self._ledger.device.spare(sequence.shape):
@@ -108,8 +108,8 @@ class Eviction:
         return room
 
     def prefetch(self) -> None:
-        """The models and KV of the turns to come, while this one decodes: what is needed first comes first, as far as
-        there is room that nobody needs sooner. Weights come in one model at a time, each with the link to itself."""
+        """Prefetches the models and KV of the turns to come, while this one decodes: the soonest first, as far as there
+        is room that is not needed sooner. Weights are loaded one model at a time, each with the link to itself."""
         weights = self._ledger.weights
         loading = weights.loading()
         for after, batch in enumerate(self._work.after(self._work.stepping[0].job.model)):
@@ -121,7 +121,7 @@ class Eviction:
                 return
 
     def abandon_unwanted(self) -> None:
-        """Nothing waits any more for a model that is on its way: the link is for others."""
+        """Abandons loads of models that no batch waits for any more, so that others have the link."""
         loading = self._ledger.weights.loading()
         if loading:
             wanted = {batch.model for batch in self._work.batches}
@@ -130,8 +130,8 @@ class Eviction:
     # --- for other instances ------------------------------------------------------------------------------------------
 
     def give_way(self, now_ns: int) -> bool:
-        """Frees what is owed, as far as it disturbs nobody. True: the turn itself has to make way, which has had a step
-        and the time that it is given, or stands still."""
+        """Frees owed pages, as long as that disturbs no batch. True: the turn itself has to make way, because it has
+        had a step and its time, or stands still."""
         balloon, turn = self._ledger.balloon, self._work.turn
         if turn and turn.started_ns is None and not balloon.stands_still:
             balloon.expire(now_ns)  # what a turn was granted it keeps until it has had a step, or nobody got one
@@ -153,14 +153,14 @@ class Eviction:
         return balloon.stands_still or (turn.started_ns is not None and balloon.must_yield(now_ns))
 
     def leave(self, batch: Batch) -> None:
-        """Frees all a batch has on the device."""
+        """Frees everything that a batch has on the device."""
         for sequence in [s for s in batch.sequences if s.where is Where.DEVICE]:
             self._put_away(sequence)
         if self._ledger.weights.is_resident(batch.model):
             self._weights.evict_all([batch.model], None)
 
     def give_back(self, asked: TakeBack, now_ns: int) -> None:
-        """Pages that the node asks for; gently, those of blocks and models that nobody needs now."""
+        """Gives back pages that no batch needs now."""
         if asked.gentle:
             self._give_up_ahead()
         needed = {batch.model for batch in self._work.batches}
@@ -169,7 +169,8 @@ class Eviction:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _prefetch_weights(self, batch: Batch, after: int) -> bool:
-        """Whether they are on their way now. For the first `after` the running one, KV of later ones makes room."""
+        """Whether the weights are on their way now. For the first model `after` the running one, KV of later batches
+        makes room."""
         started = self.load(batch.model, spare=self._ledger.budget.pages_per_slab, prefetch=True)
         self._counters.prefetches += started
         waits = self._ledger.balloon.wish is PageRequest.ASKED or self._ledger.device.moving
@@ -205,7 +206,8 @@ class Eviction:
         return device.room(shape) >= blocks
 
     def _give_up_ahead(self, *, but: Batch | None = None) -> None:
-        """The blocks ahead of all but that batch and those in the run under way, and what the node was offered."""
+        """Gives up the blocks ahead of all batches but that one and those in the run under way, and the blocks that the
+        node was offered."""
         self._kv.give_up_offers()
         busy = self._work.stepping if self._work.under_way else ()
         for batch in self._work.batches:
@@ -214,8 +216,8 @@ class Eviction:
                     self._kv.shrink(sequence)
 
     def _lacking(self, sequence: Sequence) -> int:
-        """Free pages without which the sequence cannot make a step: all at once, for who held a part and waited for the
-        rest would have it taken, again and again."""
+        """The free pages without which the sequence cannot make a step: all at once, because an instance that held a
+        part and waited for the rest would have it taken, again and again."""
         weights, model = self._ledger.weights, sequence.job.model
         pages = self._ledger.kv_pages(sequence.shape, sequence.blocks_now() - sequence.held)
         if not weights.is_resident(model) and not weights.is_loading(model):
@@ -254,7 +256,7 @@ class Eviction:
         return [s for s in batch.sequences if s.where is Where.DEVICE and s not in self._work.stepping]
 
     def _put_away(self, sequence: Sequence) -> Room:
-        """With no slab to be had in the host the sequence is given up and prefilled again."""
+        """If the host has no slab to give, the sequence is given up and prefilled again."""
         room = self._kv.put_away(sequence)
         if room is Room.NOW:
             self._counters.given_up += 1
@@ -266,8 +268,8 @@ class Eviction:
         return self._expendable(needed) if self._work.rules.evicts else []
 
     def _expendable(self, needed: ModelId | None) -> list[ModelId]:
-        """Resident models whose weights may go, those needed last first: those that nobody waits for in the order of
-        their last use, then those whose turns come after that of the `needed` one, the furthest first."""
+        """Resident models whose weights may go, those needed last first: models without requests in the order of their
+        last use, then those whose turns come after that of the `needed` one, the furthest first."""
         places, stepping = self._work.places(), self._work.stepping
         never = len(places)
         sooner = -1 if needed is None else places.get(needed, never)
@@ -283,7 +285,7 @@ class Eviction:
         return bool(victims)
 
     def _abandon_prefetch(self, needed: ModelId) -> bool:
-        """Whether memory comes back from a model that was being brought in for later."""
+        """Whether memory comes back from a model that was being loaded for later."""
         return self._abandon([model for model, _ in self._ledger.weights.loading() if model != needed])
 
     def _abandon(self, models: list[ModelId]) -> bool:

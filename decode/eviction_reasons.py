@@ -15,7 +15,7 @@ from decode.worklist import Batch, WorkList
 
 
 class EvictionReasons:
-    """Of one instance. `now_ns` is the time of the event that it is dealing with."""
+    """The reasons of one instance. `now_ns` is the time of the current event."""
 
     def __init__(self, instance: InstanceId, work: WorkList, latency: Mapping[ModelId, Latency]) -> None:
         self.now_ns = 0
@@ -24,7 +24,8 @@ class EvictionReasons:
         self._latency = latency
 
     def weights(self, victim: ModelId, spared: ModelId | None, needed: ModelId | None) -> Decision:
-        """They have left for the `needed` model; None: for another instance. `spared` would have been next to go."""
+        """The weights have left for the `needed` model; None: for another instance. `spared` would have been next to
+        go."""
         batch, other = self._first(victim), self._first(spared)
         because = self._next_use(batch)
         if spared is not None:
@@ -41,7 +42,7 @@ class EvictionReasons:
         return self._decision(victim, batch.sequences if batch else (), what, why)
 
     def kv(self, moved: Sequence[Request], batch: Batch, spared: Batch | None, needed: ModelId | None) -> Decision:
-        """It is on its way to host memory; `spared` would have been next."""
+        """The KV is on its way to host memory; `spared` would have been next."""
         because = f"of what is on the device it is needed last, {self._next_use(batch)}"
         if spared is not None:
             because = stays(because, f"that of {spared.model}", self._next_use(spared))
@@ -80,7 +81,7 @@ class EvictionReasons:
         return place if own_ns is None else f"{place} and has to begin {when(own_ns)}"
 
     def _slack_ns(self, batch: Batch | None) -> int | None:
-        """Seen from now, by the last plan; None where that did not have the batch."""
+        """The slack, seen from now, by the last plan; None if the batch was not in it."""
         views = self._work.plan.batches
         view = next((view for view in views if batch is not None and view.batch == batch.batch), None)
         return slack_ns(view, self.now_ns) if view else None

@@ -1,7 +1,8 @@
-"""Sequences whose KV lies on another machine: fetched into host slabs of this one, after which they are like any other.
+"""Sequences whose KV lies on another machine: it is fetched into host slabs of this one, after which they are like any
+other.
 
-None is in a batch before it is here. Host blocks are taken for one after the other, in the order of adoption, so that
-two never hold a part each of what both need.
+None is in a batch before its KV is here. Host blocks are taken for one sequence after the other, in the order of
+adoption, so that two never hold a part each of the blocks that both need.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _NO_SLAB = "its KV is to come from another machine, and the host has no slab for
 
 @dataclass(slots=True)
 class _Fetch:
-    """Under way into these blocks. Whoever is `gone` meanwhile leaves them to it."""
+    """A fetch under way into these blocks. A sequence that is `gone` meanwhile leaves them to it."""
 
     sequence: Sequence
     handle: KvHandle
@@ -33,7 +34,7 @@ class _Fetch:
 
 
 class Arrivals:
-    """Of one decode instance."""
+    """The arrivals of one decode instance."""
 
     def __init__(
         self,
@@ -58,16 +59,16 @@ class Arrivals:
         return bool(self._waiting or self._fetching)
 
     def models(self) -> set[ModelId]:
-        """Those whose blocks are taken."""
+        """The models of sequences whose blocks are taken."""
         return {fetch.sequence.job.model for fetch in self._fetching.values()}
 
     def expect(self, sequence: Sequence) -> None:
-        """It was adopted."""
+        """The sequence was adopted."""
         self._waiting.append(sequence)
 
     def advance(self, *, idle: bool) -> None:
-        """Fetches for whom there are host blocks. Where there are none left, and this instance is `idle` and will give
-        none back either, the youngest are given up."""
+        """Fetches KV for which there are host blocks. If none are left, and this instance is `idle` and will give none
+        back either, the youngest sequences are given up."""
         while self._waiting:
             sequence = self._waiting[0]
             assert sequence.handle is not None
@@ -96,18 +97,18 @@ class Arrivals:
         return None if sequence.gone else sequence
 
     def leave(self, sequence: Sequence) -> None:
-        """It is `gone`. What is being fetched for it is freed when it has come."""
+        """The sequence is `gone`. Its KV, if it is being fetched, is freed when it has come."""
         if sequence in self._waiting:
             self._waiting.remove(sequence)
             assert sequence.handle is not None
             self._release(sequence, sequence.handle)
 
     def reads_from(self, peer: InstanceId) -> bool:
-        """Whether KV of the peer's is being fetched."""
+        """Whether KV of the peer is being fetched."""
         return any(fetch.handle.owner == peer for fetch in self._fetching.values())
 
     def reads_for(self, proxy: ProxyId) -> bool:
-        """Whether any is for a request of the proxy's."""
+        """Whether any KV is being fetched for a request of the proxy."""
         return any(proxy_of(fetch.sequence.job.request) == proxy for fetch in self._fetching.values())
 
     def _fetch(self, sequence: Sequence, handle: KvHandle, blocks: Blocks) -> None:

@@ -1,7 +1,7 @@
 """Moves the KV of sequences between host and device, and says where it may come from and go to.
 
-Whoever holds a `KvHandle` of another instance releases it exactly once: when the KV has arrived or is not wanted. What
-is kept of a prompt nobody holds: once it was copied the node is asked whether it was there all the time. KV of
+The holder of a `KvHandle` of another instance releases it exactly once: when the KV has arrived or is not wanted.
+Nobody holds kept KV of a prompt: after it was copied, the node is asked whether it was there all the time. KV of
 sequences that end is offered to the node.
 """
 
@@ -36,8 +36,8 @@ from memory.slabs import NoBlocks
 
 
 def most_alike(sequence: Sequence, others: Iterable[Sequence]) -> tuple[Sequence | None, int]:
-    """The one whose KV begins with most of the sequence's tokens, and how many; the last of these has to be run. None
-    where nobody's begins with a block more than it has."""
+    """The sequence whose KV begins with most of the sequence's tokens, and how many; the last of these has to be run.
+    None if no KV has a common block that the sequence lacks."""
     tokens, best = (*sequence.job.prompt, *sequence.job.sent)[:-1], None
     most = sequence.reused + sequence.block_tokens - 1
     for other in others:
@@ -61,7 +61,7 @@ class _Slabs(Enum):
 
 
 class KvSwap:
-    """Moves sequences' KV between host and device, on the ledger's books."""
+    """Moves sequences' KV between host and device, on the accounts of the ledger."""
 
     def __init__(
         self, ledger: Ledger, counters: Counters, send: Callable[[FromInstance], None], *, reuses: bool = False
@@ -88,11 +88,11 @@ class KvSwap:
 
     @property
     def checking(self) -> bool:
-        """Whether the node still has to say what a sequence may go on from."""
+        """Whether the node still has to say whether kept KV was intact."""
         return bool(self._checking)
 
     def capacity(self, spec: ModelSpec) -> int:
-        """Blocks the device can hold for a model while its weights are in."""
+        """The blocks that the device can hold for a model while its weights are loaded."""
         budget = self._ledger.budget
         pages = budget.pages - budget.weight_pages(spec.manifest.image_bytes)
         return pages // budget.pages_per_slab * self._ledger.device.per_slab(spec.manifest.kv)
@@ -138,7 +138,7 @@ class KvSwap:
         self._release_departed()
 
     def _checked(self, event: PrefixChecked) -> None:
-        """A sequence goes on from its prefix or, where that was gone, is prefilled from the beginning."""
+        """The sequence goes on from its prefix or, if that was gone, is prefilled from the beginning."""
         sequence = self._checking.pop((event.request, event.attempt), None)
         if sequence is None:
             return  # it has left
@@ -153,7 +153,7 @@ class KvSwap:
         sequence.lacks, sequence.reused = sequence.cached, 0
 
     def look_around(self, sequence: Sequence, others: Iterable[Sequence]) -> None:
-        """Before its first run: others may have KV on the device that it can go on from."""
+        """Before its first run: looks for KV of other sequences on the device that it can go on from."""
         begun = sequence.lacks < sequence.cached - sequence.reused
         if self._offers and not begun and sequence.job.sampling.prompt_logprobs is None:
             other, tokens = most_alike(sequence, others)
@@ -195,7 +195,7 @@ class KvSwap:
         return True
 
     def shrink(self, sequence: Sequence) -> None:
-        """Frees what the next step does not need."""
+        """Frees blocks that the next step does not need."""
         needed = sequence.blocks_now()
         if sequence.held > needed:
             self._ledger.device.free(sequence.shape, cut_off(sequence.device, sequence.held - needed))
@@ -233,8 +233,8 @@ class KvSwap:
         return Room.LATER
 
     def drop(self, sequence: Sequence, *, keep: bool = False) -> None:
-        """Frees all the sequence holds; what a transfer still touches goes to the move lists (rule 3). `keep`: the next
-        turn of a conversation may begin like it."""
+        """Frees all blocks of the sequence; blocks that a transfer still touches go to the move lists (rule 3). `keep`:
+        the next turn of a conversation may begin like it."""
         if keep and self._offers and sequence.where is Where.DEVICE:
             tokens = (*sequence.job.prompt, *sequence.made)[: sequence.cached - sequence.lacks]
             self._offers.make(sequence.spec, tokens, sequence.device)
@@ -253,7 +253,7 @@ class KvSwap:
         sequence.device, sequence.held, sequence.host, sequence.handle = [], 0, (), None
 
     def told(self, event: GrantSlabs | KeepKv | PrefixChecked) -> None:
-        """By the node, of host memory."""
+        """Takes the node's answers about host memory."""
         match event:
             case GrantSlabs():
                 self._ledger.grant(event.slabs)
@@ -270,7 +270,7 @@ class KvSwap:
         return () if self.waiting else self._ledger.surplus_slabs()
 
     def _release_departed(self) -> None:
-        """Handles of sequences that were dropped while arriving, once nothing reads from them."""
+        """Releases handles of sequences that were dropped while arriving, once nothing reads from them."""
         if not self._departing:
             return
         passed = self._ledger.transfers.passed

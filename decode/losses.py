@@ -12,7 +12,7 @@ from decode.kv_swap import KvSwap
 
 
 class Losses:
-    """Of one instance."""
+    """The losses that one instance has to answer."""
 
     def __init__(self, kv: KvSwap, arrivals: Arrivals, send: Callable[[FromInstance], None]) -> None:
         self._kv = kv

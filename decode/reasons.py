@@ -10,7 +10,7 @@ from decode.slack import begin_by_ns, change_ns
 
 
 class TurnReasons:
-    """Of one instance."""
+    """The reasons of one instance's turns."""
 
     def __init__(self, instance: InstanceId, policy: RoundPolicy) -> None:
         self._instance = instance
@@ -27,7 +27,7 @@ class TurnReasons:
 
 
 def why_turn(plan: Plan, at: int) -> Why:
-    """By its place in the plan, whatever made that."""
+    """The reason by the place in the plan, whatever made the plan."""
     batch, now_ns = plan.batch(at), plan.made_ns
     assert batch is not None
     place = f"number {at + 1} of {len(plan.turns)} in the plan" if len(plan.turns) > 1 else ALONE
@@ -35,7 +35,7 @@ def why_turn(plan: Plan, at: int) -> Why:
 
 
 def why(plan: Plan, at: int, because: str) -> Why:
-    """With the numbers of the batch and of the one that comes after it."""
+    """The reason with the numbers of the batch and of the one that comes after it."""
     batch, second, now_ns = plan.batch(at), plan.batch(at + 1), plan.made_ns
     assert batch is not None
     following = _contender(second, now_ns) if second else None
@@ -47,7 +47,8 @@ def _contender(batch: BatchView, now_ns: int) -> Contender:
 
 
 def wants(batch: BatchView, now_ns: int) -> str:
-    """Its deadlines and what it takes to meet them: `first token due in 1.2 s, prefill 400 ms, weights 450 ms`."""
+    """Its deadlines, and the times that they leave room for: `first token due in 1.2 s, prefill 400 ms, weights 450
+    ms`."""
     parts = []
     if batch.first_due_ns is not None:
         parts += [due("first token", batch.first_due_ns - now_ns), takes("prefill", batch.prefill_ns)]
@@ -67,6 +68,6 @@ def cost_ns(batch: BatchView) -> int:
 
 
 def slack_ns(batch: BatchView, now_ns: int) -> int | None:
-    """Until it has to begin so that none of its tokens is late; None where it waits for none."""
+    """The time until the batch has to begin so that none of its tokens is late; None if it waits for none."""
     waits = batch.first_due_ns is not None or batch.due_ns is not None
     return begin_by_ns(batch) - now_ns if waits else None

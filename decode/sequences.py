@@ -12,8 +12,8 @@ from aegis.core.request import EventHandle, Job, KeptPrefix, KvHandle
 
 
 class Where(Enum):
-    """Of a sequence's KV. Who has it ABROAD, on another machine, is in no batch. Being moved out is HOST already: a
-    swap-in waits for the swap-out's event (rule 2)."""
+    """The place of a sequence's KV. A sequence with its KV ABROAD, on another machine, is in no batch. KV that is being
+    moved out counts as HOST already: a swap-in waits for the swap-out's event (rule 2)."""
 
     ABROAD = "abroad"
     NOWHERE = "nowhere"  # it is to be prefilled here
@@ -52,8 +52,8 @@ class Counters:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`cached` positions of KV exist, or will once it is prefilled: so many of them it `lacks`. That of `last`, the
-    latest of the `generated` tokens, is not among them. `prefix` is set until what is kept of its prompt has come."""
+    """`cached` positions of KV exist, or will once it is prefilled: it `lacks` that many of them. The KV of `last`, the
+    latest of the `generated` tokens, is not among them. `prefix` is set until kept KV of its prompt has come."""
 
     job: Job
     generated: int
@@ -88,7 +88,7 @@ class Sequence:
         self.most_blocks = self.shape.blocks_for(self.job.most_tokens)
 
     def blocks_now(self) -> int:
-        """Blocks the next step needs."""
+        """The blocks that the next step needs."""
         return self.cached // self.block_tokens + 1
 
     def steps_held(self) -> int:

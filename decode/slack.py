@@ -6,8 +6,8 @@ from aegis.core.views import BatchView
 
 
 def begin_by_ns(batch: BatchView) -> int:
-    """The latest start with which none of the tokens that it waits for is late: before its next deadline by what a
-    change to its model, its prefills where it is a first token's, and a step take."""
+    """The latest start with which no token that the batch waits for is late: its next deadline, less the time of a
+    change to its model, of its prefills if it waits for a first token, and of a step."""
     first, due = batch.first_due_ns, batch.due_ns
     by_ns = first - batch.prefill_ns if first is not None else due
     if by_ns is None or (due is not None and due < by_ns):
@@ -20,5 +20,5 @@ def begin_by_ns(batch: BatchView) -> int:
 
 
 def change_ns(batch: BatchView) -> int:
-    """Until its first run can begin."""
+    """The time until its first run can begin."""
     return (0 if batch.resident else batch.switch_ns) + (0 if batch.active else batch.change_ns)

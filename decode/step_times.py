@@ -18,8 +18,8 @@ _LEAST_NS: Final = 5_000_000  # less makes no difference to turns, and may be no
 
 
 class ChangeTimes:
-    """Of one instance: the time that passed before a run although nothing had to be waited for, which its steps do not
-    account for, beside that of runs without a change."""
+    """The changes of one instance: the time that passed before a run although nothing had to be waited for, and that
+    its steps do not account for, compared with runs without a change."""
 
     def __init__(self) -> None:
         self._usual_ns = 0.0
@@ -38,11 +38,12 @@ class ChangeTimes:
 
 
 _AGAIN_NS: Final = NS_PER_S
-"""So seldom about one model. Said again where nothing has changed, too: a proxy may be new."""
+"""The least time between two reports about one model. A report is repeated even if nothing has changed, because a proxy
+may be new."""
 
 
 class StepTimes:
-    """Of one instance. `latency` is of the models that it has."""
+    """The step times of one instance."""
 
     def __init__(self, hardware: Hardware) -> None:
         self.latency: dict[ModelId, Latency] = {}
@@ -53,7 +54,7 @@ class StepTimes:
         self.latency[spec.model] = Latency(spec.manifest, self._hardware)
 
     def saw(self, model: ModelId, now_ns: int, *, context_tokens: int, rows: int, step_ns: int) -> StepsTook | None:
-        """Teaches the estimates; returns what proxies are to be told, if it is time. That is the estimate, in which a
+        """Teaches the estimates; returns the report for proxies, if it is time. The report is the estimate, in which a
         single slow step counts for little."""
         latency = self.latency[model]
         latency.saw_decode(context_tokens, step_ns, rows)

@@ -19,8 +19,8 @@ AHEAD_BLOCKS: Final = 16  # that a run is given where they lie idle in slabs, so
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Sequences of one model that are decoded together; never empty. `waiting` of them are to be prefilled first, of
-    which a part may be done. Where it was `chunked`, who decodes has a step before the next chunk."""
+    """Sequences of one model that are decoded together; never empty. `waiting` of them are to be prefilled first, and a
+    part of that may be done. If a prefill was `chunked`, sequences that decode have a step before the next chunk."""
 
     batch: int
     model: ModelId
@@ -39,7 +39,7 @@ class Batch:
 
 @dataclass(slots=True)
 class RunningTurn:
-    """`started_ns` is that of its first step: time spent bringing things in is not taken from the quota."""
+    """`started_ns` is that of its first step: time spent on loading is not taken from the quota."""
 
     batch: Batch
     quota_ns: int | None
@@ -59,7 +59,7 @@ class RunningTurn:
 
     @property
     def first(self) -> Sequence:
-        """Of those the turn is for."""
+        """The first of the sequences that the turn is for."""
         return next(s for s in self.batch.sequences if (self.prefills if s.lacks else self.decodes))
 
     def used_up(self, now_ns: int) -> bool:
@@ -67,7 +67,7 @@ class RunningTurn:
 
 
 class WorkList:
-    """Batches in order of their making. A plan has turns for those that are there when it is made."""
+    """Batches in the order in which they were made. A plan has turns for the batches that are there when it is made."""
 
     __slots__ = (
         "_by_id",
@@ -126,7 +126,7 @@ class WorkList:
             self._reordered()
 
     def cut(self) -> None:
-        """A prefill was, for somebody may need the next step sooner."""
+        """A prefill was cut, because another batch may need the next step sooner."""
         self._news = True
 
     def ended(self) -> tuple[Sequence, ...]:
@@ -135,7 +135,7 @@ class WorkList:
         return stepped
 
     def turn_now(self, now_ns: int, view: Callable[[Batch], BatchView]) -> RunningTurn | None:
-        """The turn that goes on, or the next one, of the next round if need be; None when there is no work."""
+        """The turn that goes on, or the next one, of the next round if need be; None if there is no work."""
         turn = self.turn
         goes_on = turn is not None and not turn.used_up(now_ns) and _has_work(turn, turn.batch)
         if goes_on and not self.outdated:
@@ -160,12 +160,13 @@ class WorkList:
         return self.turn
 
     def end_turn(self) -> None:
-        """Before its time."""
+        """Ends the turn before its time."""
         self.turn = None
         self._reordered()
 
     def had_turn_ns(self, batch: Batch, now_ns: int) -> int | None:
-        """For how long the batch has had the turn, from the first step on; None: it has it not, or has used it up."""
+        """The time for which the batch has had the turn, from the first step on; None: it does not have the turn, or
+        has used it up."""
         turn = self.turn
         if turn is None or turn.batch is not batch or turn.used_up(now_ns):
             return None
@@ -177,7 +178,7 @@ class WorkList:
         return self._news and self.rules.renewal is Renewal.ARRIVAL
 
     def _planned(self, now_ns: int, view: Callable[[Batch], BatchView]) -> tuple[Turn, Batch]:
-        """The next turn in which there is something to do, of a new plan if need be."""
+        """The next turn with something to do, of a new plan if need be."""
         if self.outdated or self.rules.renewal is Renewal.TURN:
             self._round.clear()
         self._news = False
@@ -194,7 +195,7 @@ class WorkList:
         raise AssertionError("the policy plans nothing that can be done")
 
     def had_choice(self, previous: RunningTurn | None) -> bool:
-        """Whether the turn that was just given is another batch's, or could have been."""
+        """Whether the turn that was just given belongs to another batch than before, or could have."""
         turn = self.turn
         return len(self.plan.turns) > 1 or previous is None or turn is None or turn.batch is not previous.batch
 

@@ -1,4 +1,4 @@
-"""The books of memory: pages, weights, KV slabs and blocks, and who may have which. They count and touch no bytes.
+"""The accounts of memory: pages, weights, KV slabs and blocks, and their holders. They count and touch no bytes.
 
 The cores of `prefill` and `decode`, the node and the simulator keep their accounts here.
 """

@@ -1,13 +1,13 @@
 """An instance's share of its device's pages: how it grows, and how it is taken back (Prism §5, ballooning).
 
-Growing: a wish is asked for, and granted whole or refused; a refused one is remembered by the owner of the device's
-accounts (`memory.page_arbiter`) and granted later. Taking back is a protocol: (1) what is owed is retired as it becomes
-free, and nothing retired is handed out any more; (2) it becomes free when every step and transfer that could touch it
-has finished, by its event; (3) it is unmapped and, where it was written, wiped; (4) it is acknowledged. All that is
-owed is given, or none: when time runs out what was retired may be handed out again, and the answer says how much that
-was.
+Growing: an instance asks for pages, and the owner of the device's accounts (`memory.page_arbiter`) grants them all or
+refuses; it remembers a refused request and grants it later. Taking back is a protocol: (1) pages that are owed are
+retired as they become free, and no retired page is handed out any more; (2) a page becomes free when every step and
+transfer that could touch it has finished, by its event; (3) it is unmapped and, if it was written, wiped; (4) it is
+acknowledged. All owed pages are given, or none: when time runs out the retired pages may be handed out again, and the
+answer says how many there were.
 
-Laws: (V1) pages granted and not given back are in the pool, retired or leaving; (V2) what is leaving is in no range.
+Laws: (V1) pages granted and not given back are in the pool, retired or leaving; (V2) a leaving page is in no range.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memory.copy_events import Transfers
 from memory.pages import PagePool, Runs, count_pages
 
 OWING_NS: Final = 5_000_000
-"""While pages are owed, a core that hears nothing else for so long is told that time passes."""
+"""While pages are owed, a core that gets no other event for this long gets a `Tick`."""
 
 
 class PageRequest(Enum):
@@ -94,11 +94,13 @@ class Balloon:
         return sum(count_pages(leaving.runs) for leaving in self._leaving)
 
     def must_yield(self, now_ns: int) -> bool:
-        """Whether what runs should make way for what is owed. Up to then it is only not allowed to grow."""
+        """Whether the running batch or job should make way for what is owed. Before that it is only not allowed to
+        grow."""
         return self.short > 0 and self._owed is not None and now_ns >= self._owed.yield_ns
 
     def want(self, pages: int, *, urgent: bool, crowded: bool = False) -> None:
-        """Asks for so many more pages, unless the owner knows. An answer is awaited before anything else is asked."""
+        """Asks for so many more pages, unless the owner knows that already. It asks for nothing else before it has an
+        answer."""
         assert pages > 0
         wish, last = NeedPages(pages, urgent=urgent, crowded=crowded), self._asked
         weightier = (urgent and wish != last) or (crowded and not last.crowded and not last.urgent)
@@ -112,12 +114,12 @@ class Balloon:
 
     @property
     def stands_still(self) -> bool:
-        """Whether nothing can go on before others have given something back."""
+        """Whether nothing can go on before other instances have given pages back."""
         return self._asked.urgent and self.wish is PageRequest.REFUSED
 
     @property
     def hopeless(self) -> bool:
-        """Whether what cannot go on without more pages never gets them: the instance's limit forbids it."""
+        """Whether work that needs more pages never gets them, because the instance's limit forbids it."""
         return self._asked.urgent and self.wish is PageRequest.EXCESSIVE
 
     def granted(self, message: GrantPages) -> None:
@@ -143,7 +145,7 @@ class Balloon:
         self._owed = _Owed(message.ticket, message.pages, now_ns + patience_ns // 4, now_ns + patience_ns)
 
     def settle(self, now_ns: int) -> None:
-        """Retires what has become free, and gives it when it is all there."""
+        """Retires pages that have become free, and gives them back when they are all there."""
         owed = self._owed
         if owed is None:
             return
@@ -155,7 +157,7 @@ class Balloon:
         self.expire(now_ns)
 
     def expire(self, now_ns: int) -> None:
-        """Gives up on what is owed when it is too late: nothing is given."""
+        """Gives up on owed pages when it is too late: none is given."""
         owed = self._owed
         if owed and now_ns >= owed.deadline_ns:
             self._owed = None
@@ -163,7 +165,7 @@ class Balloon:
             self._effects.append(Send(GaveBack(owed.ticket, (), refused=True, spare=owed.retired)))
 
     def progress(self) -> None:
-        """Acknowledges what has been wiped."""
+        """Acknowledges pages that have been wiped."""
         if not self._leaving:
             return
         for leaving in [leaving for leaving in self._leaving if self._transfers.passed(leaving.wiped)]:
@@ -171,7 +173,7 @@ class Balloon:
             self._gone(leaving.ticket, leaving.runs)
 
     def check(self) -> None:
-        """Raises LawBroken where a law does not hold."""
+        """Raises LawBroken if a law does not hold."""
         parts = (self._pool.capacity, self.retired, self.leaving)
         if sum(parts) != self._held:
             raise LawBroken(f"V1: {parts} pages in the pool, retired and leaving do not make {self._held}")

@@ -25,7 +25,7 @@ class Budget:
         return -(-image_bytes // self.page_bytes)
 
     def least_pages(self, image_bytes: int) -> int:
-        """Without so many pages no token of the model can be made: its weights and one slab."""
+        """The fewest pages with which a token of the model can be made: its weights and one slab."""
         return self.weight_pages(image_bytes) + self.pages_per_slab
 
     def holds(self, image_bytes: int, shape: KvShape) -> bool:

@@ -1,8 +1,9 @@
-"""The bump buffer: where a model's weights live (Aegaeon §5.2), at an address that never changes.
+"""The bump buffer: the place of models' weights (Aegaeon §5.2), at addresses that never change.
 
-Address space is bumped, physical pages come and go beneath it. A model is given its range once, at registration, and
-keeps it until it is removed: parameters are bound as views a single time, and a prefetched model is filled in place
-while another one runs. Aegaeon's buffer is one physical range and has to compact by an on-device copy; here is none.
+A pointer moves through address space; physical pages come and go beneath it. A model gets its range once, at
+registration, and keeps it until it is removed. So parameters are bound as views once, and a prefetched model is filled
+in place while another one runs. Aegaeon's buffer is one physical range and has to be compacted by an on-device copy;
+this one never is.
 
 Laws: (B1) ranges are disjoint and page-aligned; (B2) a placed model's offset never changes; (B3) with no model placed
 the pointer is at 0.
@@ -43,7 +44,7 @@ class BumpBuffer:
 
     @property
     def placed(self) -> int:
-        """Pages that are some model's."""
+        """The pages that belong to models."""
         return sum(pages for _, pages in self._placed.values())
 
     def offset(self, model: ModelId) -> int:

@@ -1,4 +1,4 @@
-"""A machine's host memory for KV: slabs leased to instances, and what the node keeps in those that nobody needs."""
+"""A machine's host memory for KV: slabs leased to instances, and kept KV in slabs that no instance needs."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def with_prefix(submit: Submit, kept: KeptPrefix | None) -> Submit:
 
 
 class HostKv:
-    """`capacity` slabs of `slab_bytes`. `spec_of` knows the models whose KV may be kept; where nothing is, it knows
-    none. What is kept is counted in `counters`, which other machines may share."""
+    """`capacity` slabs of `slab_bytes`. `spec_of` knows the models whose KV may be kept; if none may, it knows none.
+    `counters` count kept KV, and other machines may share them."""
 
     __slots__ = ("_spec_of", "kept", "leases")
 
@@ -60,7 +60,7 @@ class HostKv:
         return self.kept.find(manifest.fingerprint, manifest.kv, (*job.prompt, *job.sent))
 
     def looked_up(self, submit: Submit) -> Submit:
-        """With what is kept of its prompt."""
+        """The message with the kept KV of its prompt."""
         return with_prefix(submit, self.prefix_of(submit.job))
 
     def join(self, instance: InstanceId) -> None:
@@ -71,7 +71,7 @@ class HostKv:
         return [*self.leases.lost(instance, words)]
 
     def leave(self, reader: InstanceId) -> Answers:
-        """Gone is one of another machine, which only read from here."""
+        """An instance of another machine is gone, which only read from here."""
         return [*self.leases.leave(reader)]
 
     def hear(self, instance: InstanceId, message: ForHost) -> Answers:

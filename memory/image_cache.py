@@ -1,19 +1,21 @@
-"""The node's model cache, counted: which weight images lie in its extents, which are on their way in or out.
+"""The node's model cache, counted: the weight images in its extents, and those on their way in or out.
 
-One region of host memory, cut in extents, holds as many images as fit; every instance has all of it mapped. An image
-is absent, filling, cached or evicting. It leaves in two steps, for an instance may be loading from it: all are told,
-and its extents are free once each has answered or was lost.
+One region of host memory, cut in extents, holds as many images as fit; every instance has all of it mapped. An image is
+absent, filling, cached or evicting. It leaves in two steps, because an instance may be loading from it: all instances
+are told, and its extents are free once each has answered or was lost.
 
-An image that is wanted and absent takes free extents, else it evicts, least recently used first, what is not pinned;
-only if that suffices, else nobody leaves and it is refused: its model is loaded from disk. It never evicts an image
-that was used since it was itself used last: who is asked for twice while another is not asked for at all is the more
-frequent of the two (O'Neil et al., The LRU-K page replacement algorithm, SIGMOD 1993, with K = 2). So a model asked for
-once a day drives nobody out, and models that take turns and do not fit keep a part of them cached, where plain LRU
-would evict each shortly before it is needed. Uses in quick succession are one.
+An image that is wanted and absent takes free extents; without enough of them it evicts images that are not pinned,
+least recently used first. If even that does not suffice, no image leaves and the wanted one is refused: its model is
+loaded from disk. It never evicts an image that was used since its own last use: of two models, the one that is used
+twice while the other is not used at all is the more frequent (O'Neil et al., The LRU-K page replacement algorithm,
+SIGMOD 1993, with K = 2). So a model that is called once a day drives nobody out, and models that take turns and do not
+fit keep a part of them cached, where plain LRU would evict each shortly before it is needed. Uses in quick succession
+count as one.
 
 Laws: (I1) an image that is not absent holds exactly its extents, an absent one none, and no extent has two holders;
-(I2) what was promised to those that wait for evictions is free or being evicted; (I3) who waits first wants more than
-is free; (I4) an image on its way out waits for an instance that is up; (I5) only a dropped image leaves though pinned.
+(I2) extents promised to images that wait for evictions are free or being evicted; (I3) the first waiting image wants
+more than is free; (I4) an image on its way out waits for an instance that is up; (I5) of pinned images only a dropped
+one leaves.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from aegis.core.messages import EvictImage, ImageCached
 from memory.pages import NoPages, PagePool, Runs
 
 ONE_USE_NS: Final = 1_000_000_000
-"""Uses so soon after another do not show that a model is in demand: one client may send them."""
+"""A use that follows another one within this time does not show demand for the model, because one client may send
+both."""
 
 _NEVER_NS: Final = -1
 
@@ -73,7 +76,7 @@ CacheEffect = Fill | AbandonFill | Tell | Forgotten
 
 @dataclass(slots=True)
 class Counters:
-    """Since the start. A use is a hit where the image was cached; `refused` are misses that found no room."""
+    """Counts since the start. A use is a hit if the image was cached; `refused` are misses that found no room."""
 
     hits: int = 0
     misses: int = 0
@@ -106,7 +109,7 @@ class _Image:
 
 
 class ModelCache:
-    """The books of `capacity` extents."""
+    """The accounts of `capacity` extents."""
 
     def __init__(self, capacity: int) -> None:
         self.counters = Counters()
@@ -126,7 +129,7 @@ class ModelCache:
         return self._images[model].pinned
 
     def accounts(self) -> dict[str, int]:
-        """Extents of now, by what they hold. From any thread."""
+        """The number of extents by what they hold now. From any thread."""
         extents = {"free": self._pool.free, "filling": 0, "cached": 0, "evicting": 0}
         for image in list(self._images.values()):
             state = image.state
@@ -140,8 +143,8 @@ class ModelCache:
     # --- models -------------------------------------------------------------------------------------------------------
 
     def add(self, model: ModelId, count: int, *, pinned: bool = False) -> list[CacheEffect] | NoPages:
-        """An image of `count` extents. It comes in at once if there is room; a pinned one makes room. Refused, and not
-        added, where the pinned images alone would be more than the cache holds."""
+        """Adds an image of `count` extents. It is filled at once if there is room; a pinned one makes room. Refused,
+        and not added, if the pinned images alone would be more than the cache holds."""
         assert model not in self._images
         pins = sum(image.count for image in self._images.values() if image.pinned and not image.dropped)
         if pinned and pins + count > self._pool.capacity:
@@ -152,8 +155,8 @@ class ModelCache:
         return self._drain()
 
     def pin(self, model: ModelId) -> list[CacheEffect] | NoPages:
-        """From now on it stays; absent, it comes in. Refused where the pinned images alone would be more than the cache
-        holds. It must not be evicting."""
+        """From now on the image stays; if it is absent, it is filled. Refused if the pinned images alone would be more
+        than the cache holds. It must not be evicting."""
         image = self._images[model]
         assert image.state is not State.EVICTING
         pins = sum(other.count for other in self._images.values() if other.pinned and not other.dropped)
@@ -171,7 +174,7 @@ class ModelCache:
         self._images[model].pinned = False
 
     def drop(self, model: ModelId) -> list[CacheEffect]:
-        """The model is no more; `Forgotten` follows, now or when everybody has let go of its image."""
+        """The model is removed; `Forgotten` follows, now or when every instance has let go of its image."""
         image = self._images[model]
         image.dropped = True
         if model in self._waiting:
@@ -185,7 +188,7 @@ class ModelCache:
         return self._serve()
 
     def unload(self, model: ModelId) -> list[CacheEffect]:
-        """It leaves, and comes in again with its next use. It must not be pinned."""
+        """The image leaves, and is filled again with its next use. It must not be pinned."""
         image = self._images[model]
         assert not image.pinned
         if model in self._waiting:
@@ -227,7 +230,7 @@ class ModelCache:
     # --- instances ----------------------------------------------------------------------------------------------------
 
     def join(self, instance: InstanceId) -> list[CacheEffect]:
-        """A new process: it is told of all that is cached."""
+        """A new process: it is told of all cached images."""
         assert instance not in self._up
         self._up.add(instance)
         cached = [(model, image.extents) for model, image in self._images.items() if image.state is State.CACHED]
@@ -246,7 +249,7 @@ class ModelCache:
         return self._serve()
 
     def check(self) -> None:
-        """Raises LawBroken where a law does not hold."""
+        """Raises LawBroken if a law does not hold."""
         self._pool.check()
         for model, image in self._images.items():
             if self._pool.runs_of(model) != image.extents or bool(image.extents) != (image.state is not State.ABSENT):
@@ -265,7 +268,7 @@ class ModelCache:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _unpromised(self) -> int:
-        """Extents that are free, or will be, and nobody waits for."""
+        """Extents that are free, or will be, and that no image waits for."""
         leaving = sum(image.count for image in self._images.values() if image.state is State.EVICTING)
         return self._pool.free + leaving - sum(self._images[model].count for model in self._waiting)
 

@@ -1,16 +1,15 @@
-"""KV of sequences that have ended, kept in a machine's host memory for prompts that begin alike.
+"""KV of sequences that have ended, kept in a machine's host memory for prompts with the same beginning.
 
-The node alone owns it, so nobody has to be asked to give it up: slabs of what is kept are as good as free ones. What is
-kept forms trees, one for each weight image and shape of KV: a block's way from the root is all the tokens before it and
-its own. It is found by those tokens themselves and not by a digest of them, so no two prompts are ever taken for each
-other.
+The node alone owns it, so no instance has to be asked to give it up: slabs of kept KV are as good as free ones. Kept KV
+forms trees, one for each weight image and shape of KV: the path of a block from the root is the tokens before it and
+its own. A block is found by those tokens themselves and not by a digest of them, so two prompts are never confused.
 
-Slabs are filled from their beginning and leave as a whole, the one that was used the longest ago first, with all that
-goes on from it elsewhere. A reader holds nothing: it copies, and then asks whether what it copied was there all the
-time (`intact`). Only what is being written to cannot leave; it can as soon as its writer has ended.
+Slabs are filled from their beginning and leave as a whole, the least recently used first, together with all blocks
+elsewhere that continue theirs. A reader holds nothing: it copies, and then asks whether the blocks were there all the
+time (`intact`). Only a slab that is being written to cannot leave; it can as soon as its writer has ended.
 
-Laws: (K1) a block that is kept lies in one slab that is held, at a place of its own; (K2) its parent is kept, too;
-(K3) a slab is written to by as many as say so; (K4) the entries of a slab are those that lie there.
+Laws: (K1) a kept block lies in one slab that is held, at a place of its own; (K2) its parent is kept, too; (K3) the
+count of a slab's writers is right; (K4) the entries of a slab are those that lie there.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ TOKEN_BYTES = array("I").itemsize
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
-    """As messages have them."""
+    """The bytes of tokens, as messages hold them."""
     return array("I", tokens).tobytes()
 
 
@@ -62,7 +61,7 @@ class _Slab:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A block. `number` is never another one's; the root of a tree has none and lies nowhere."""
+    """A block. `number` is never used for another one; the root of a tree has none and lies nowhere."""
 
     number: int
     tokens: bytes
@@ -99,7 +98,7 @@ class KeptPrefixes:
 
     @property
     def idle(self) -> int:
-        """Slabs that could leave at once."""
+        """The number of slabs that could leave at once."""
         return len(self._slabs) - len({slab.slab for writing in self._writing.values() for slab in writing.slabs})
 
     def held(self) -> list[SlabId]:
@@ -125,7 +124,7 @@ class KeptPrefixes:
         return KeptPrefix(runs_of(entry.block for entry in found), tokens, found[-1].number)
 
     def intact(self, entry: int) -> bool:
-        """Whether all of a prefix that ends with this entry has been there since it was found."""
+        """Whether all blocks of a prefix that ends with this entry have been there since it was found."""
         intact = entry in self._entries
         self.counters.stale += not intact
         return intact
@@ -164,7 +163,7 @@ class KeptPrefixes:
         return KeepKv(offer.offer, len(known), runs_of(entry.block for entry in made))
 
     def ended(self, writer: InstanceId, offer: int, *, done: bool) -> None:
-        """It was written, or will not be: what was to be written to may leave again."""
+        """The offer was written, or will not be: slabs that were to be written to may leave again."""
         writing = self._writing.pop((writer, offer))
         for slab in writing.slabs:
             slab.writers -= 1
@@ -178,21 +177,21 @@ class KeptPrefixes:
             self.counters.kept_blocks += 1
 
     def lost(self, writer: InstanceId) -> None:
-        """Its process is gone, and what it was writing with it."""
+        """The instance's process is gone, and with it everything that it was writing."""
         for key in [key for key in self._writing if key[0] == writer]:
             self.ended(*key, done=False)
 
     # --- room ---------------------------------------------------------------------------------------------------------
 
     def release(self, count: int) -> list[SlabId]:
-        """Up to `count` slabs for what lives, whose content is given up."""
+        """Gives up the contents of up to `count` slabs, for live KV."""
         oldest = list(islice((slab for slab in self._slabs.values() if not slab.writers), max(count, 0)))
         for slab in oldest:
             self._evict(slab)
         return [slab.slab for slab in oldest]
 
     def check(self) -> None:
-        """Raises LawBroken where a law does not hold."""
+        """Raises LawBroken if a law does not hold."""
         places = Counter(entry.block for entry in self._entries.values())
         for number, entry in self._entries.items():
             slab = entry.slab
@@ -212,7 +211,7 @@ class KeptPrefixes:
             raise LawBroken("K4: slabs and entries differ")
 
     def _known(self, root: _Entry, blocks: Iterable[bytes]) -> list[_Entry]:
-        """The entries of the longest beginning that there is, some of which may have to be written yet."""
+        """The entries of the longest known beginning, some of which may have to be written yet."""
         known: list[_Entry] = []
         entry = root
         for block in blocks:
@@ -224,7 +223,7 @@ class KeptPrefixes:
         return known
 
     def _use(self, entries: Sequence[_Entry]) -> None:
-        """The last ones first: what others go on from stays longer."""
+        """The last blocks first, so that their parents stay longer."""
         for entry in reversed(entries):
             assert entry.slab
             self._slabs[entry.slab.slab] = self._slabs.pop(entry.slab.slab)
@@ -261,7 +260,7 @@ class KeptPrefixes:
             del self._open[slab.shape]
 
     def _forget(self, first: _Entry) -> None:
-        """It cannot be found any more, nor what goes on from it."""
+        """The block cannot be found any more, nor the blocks that continue it."""
         assert first.parent
         del first.parent.children[first.tokens]
         going = [first]
@@ -276,6 +275,6 @@ class KeptPrefixes:
 
 
 def _blocks(tokens: bytes, shape: KvShape) -> list[bytes]:
-    """Whole blocks of them."""
+    """The whole blocks of these tokens."""
     size = shape.block_tokens * TOKEN_BYTES
     return [tokens[at : at + size] for at in range(0, len(tokens) - size + 1, size)]

@@ -1,9 +1,9 @@
-"""All the memory of one instance in one set of books: pages, weights, KV slabs of device and host, transfers.
+"""All accounts of one instance's memory: pages, weights, KV slabs of device and host, transfers.
 
-A `Ledger` counts and says what has to be done to bytes; it touches none. Operations append to `effects`, which its core
-drains in order. `check` proves every law at any moment (rule 3).
+A `Ledger` counts, and says what has to be done to bytes; it touches none. Operations append to `effects`, which its
+core drains in order. `check` proves every law at any moment (rule 3).
 
-The pages are those the device has lent (`Balloon`): weights and KV grow at each other's cost and at that of other
+The pages are those that the device has lent (`Balloon`): weights and KV grow at each other's cost and at that of other
 instances.
 
 Laws: (M1) the pages of resident and loading models and of device KV slabs are all the pages in use; (M2) pages back
@@ -55,7 +55,7 @@ from memory.slabs import SlabPool
 
 
 class Ledger:
-    """The books of one instance."""
+    """The accounts of one instance."""
 
     def __init__(self, budget: Budget, words: Mapping[StreamName, int], *, address_pages: int) -> None:
         self.budget = budget
@@ -91,7 +91,7 @@ class Ledger:
         return True
 
     def drop_model(self, model: ModelId) -> None:
-        """The model must not be loading and no block of its sequences be left."""
+        """The model must not be loading, and no block of its sequences may be left."""
         if self.weights.is_resident(model):
             self.evict(model)
         self.weights.remove(model)
@@ -103,7 +103,7 @@ class Ledger:
     def load(
         self, model: ModelId, expendable: Sequence[ModelId], *, spare: int = 0, prefetch: bool = False
     ) -> EventHandle | NoPages:
-        """Starts bringing the model in, evicting from `expendable` as far as needed. Promotion later is free."""
+        """Starts to load the model, evicting from `expendable` as far as needed. To promote it later costs nothing."""
         admitted = self.weights.admit(model, expendable, spare=spare)
         if isinstance(admitted, NoPages):
             return admitted
@@ -116,7 +116,7 @@ class Ledger:
         return event
 
     def abandon(self, model: ModelId) -> None:
-        """The model that is loading is not wanted any more: its pages come back when the copy has stopped."""
+        """The loading model is not wanted any more: its pages come back when the copy has stopped."""
         self.effects.append(AbandonLoad(self.weights.abandon(model)))
 
     def evict(self, model: ModelId) -> None:
@@ -124,7 +124,8 @@ class Ledger:
         self.effects.append(UnmapWeights(model))
 
     def unload(self, in_use: Set[ModelId]) -> None:
-        """Models that are to leave and are not in use leave, and that is answered. A load under way ends first."""
+        """Models that are to leave and are not in use leave, and their `ModelUnloaded` is sent. A load under way ends
+        first."""
         for model in sorted(self.unloading - in_use):
             if self.weights.is_loading(model):
                 continue
@@ -134,14 +135,14 @@ class Ledger:
             self.effects.append(Send(ModelUnloaded(model)))
 
     def must_wait(self, pages: int, *, crowded: bool = False) -> bool:
-        """Whether the device's answer has to be awaited before anything is evicted for lack of so many free pages."""
+        """Whether the device has to answer before anything is evicted for lack of so many free pages."""
         if pages <= self.pool.free:
             return False
         self.balloon.want(pages - self.pool.free, urgent=False, crowded=crowded)
         return self.balloon.wish is PageRequest.ASKED
 
     def kv_pages(self, shape: KvShape, blocks: int) -> int:
-        """Free pages it takes to give so many more blocks."""
+        """The free pages that so many more blocks need."""
         return self.device.slabs_for(shape, blocks) * self.budget.pages_per_slab
 
     def told(self, message: GrantPages | ImageCached | EvictImage | SetSlo | UnloadModel) -> None:
@@ -174,14 +175,14 @@ class Ledger:
         ahead: bool = False,
     ) -> EventHandle:
         """Host to device, perhaps `ahead` of a turn that waits for it; rule 2: `after` is the last transfer of the host
-        blocks, None where that was over long ago."""
+        blocks, None if that was over long ago."""
         return self._copy(StreamName.SWAP_IN, shape, host, device, after, ahead=ahead)
 
     def copy_out(
         self, shape: KvShape, device: Sequence[BlockRun], host: Sequence[BlockRun], *, ahead: bool = False
     ) -> EventHandle:
-        """Device to host. The device blocks hold their content already: a step or a swap-in has finished. `ahead`:
-        nobody waits for the room."""
+        """Device to host. The device blocks hold their content already: a step or a swap-in has finished. `ahead`: no
+        turn waits for the room."""
         return self._copy(StreamName.SWAP_OUT, shape, device, host, None, ahead=ahead)
 
     def copy_within(self, shape: KvShape, source: Sequence[BlockRun], target: Sequence[BlockRun]) -> None:
@@ -196,7 +197,7 @@ class Ledger:
         return copies
 
     def progress(self, stream: StreamName, value: int) -> None:
-        """Books what a stream has completed: models that are loaded now, blocks that nothing moves any more."""
+        """Books the completions of a stream: models that are loaded now, blocks that nothing moves any more."""
         self.transfers.progress(stream, value)
         for model, event in self.weights.loading():
             if self.transfers.passed(event) and not self.weights.loaded(model):
@@ -221,7 +222,7 @@ class Ledger:
         return effects
 
     def accounts(self) -> dict[str, int]:
-        """Counts of now, for telemetry."""
+        """Present counts, for telemetry."""
         device, host = self.device.use().values(), self.host.use().values()
         return {
             "device_pages": self.balloon.held,
@@ -264,7 +265,7 @@ class Ledger:
         )
 
     def check(self) -> None:
-        """Raises LawBroken where any law of the books does not hold."""
+        """Raises LawBroken if any law of the accounts does not hold."""
         for part in (self.pool, self.balloon, self._ranges, self.weights, self.device, self.host):
             part.check()
         weights = self._weight_pages(self.weights.resident()) + self._weight_pages(m for m, _ in self.weights.loading())

@@ -1,7 +1,7 @@
 """Host memory for KV of several machines: an instance leases slabs of the machine it is on, and may read from any.
 
-So the slabs of an instance that is lost are free again when no living instance of any machine reads from them. What is
-kept of requests that have ended is of use to the machine's own instances only.
+So the slabs of a lost instance are free again when no living instance of any machine reads from them. Kept KV serves
+only the machine's own instances.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ class MachinesKv:
         return sum(host.kept.nbytes for host in list(self._machines.values()))
 
     def open(self, machine: MachineId, capacity: int) -> None:
-        """It has so many slabs."""
+        """The machine has so many slabs."""
         host = self._machines[machine] = HostKv(capacity, self._slab_bytes, self._spec_of, self.counters)
         for instance in self._homes:
             host.join(instance)
 
     def close(self, machine: MachineId) -> None:
-        """It is gone, and its instances are lost already."""
+        """The machine is gone, and its instances are lost already."""
         assert not self.is_home(machine)
         del self._machines[machine]
 
     def is_home(self, machine: MachineId) -> bool:
-        """Whether any instance there has not been lost."""
+        """Whether any instance there is not lost."""
         return machine in self._homes.values()
 
     def prefix_of(self, instance: InstanceId, job: Job) -> KeptPrefix | None:
@@ -75,7 +75,7 @@ class MachinesKv:
             host.join(instance)
 
     def lost(self, instance: InstanceId, words: tuple[int, ...]) -> Answers:
-        """The instance's process is gone, whose these words were; all others are asked to forget it."""
+        """The process of the instance with these words is gone; all other instances are asked to forget it."""
         home, answers = self._homes.pop(instance), Answers()
         for machine, host in self._machines.items():
             answers += host.lost(instance, words) if machine == home else host.leave(instance)
@@ -92,7 +92,8 @@ class MachinesKv:
             host.check()
 
     def _forgotten(self, instance: InstanceId, message: PeerForgotten) -> Answers:
-        """An answer is as good for any of the machines on which the peer was lost; for one that is gone it is none."""
+        """An answer counts for every machine on which the peer was lost; for a machine that is gone it counts for
+        none."""
         for host in self._machines.values():
             if host.leases.awaits(instance, message.peer):
                 return host.hear(instance, message)

@@ -29,7 +29,7 @@ PATIENCE_NS: Final = 1_000_000_000
 """The time that an instance may take to give back pages that another one needs."""
 
 TICK_NS: Final = 500_000_000
-"""Arbiters are told so often that time passes."""
+"""The interval at which arbiters are told that time passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class WipeLost:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A command is done. `refused`: nothing was changed; `pages` are what could have been given, else what was."""
+    """A command is done. `refused`: nothing was changed, and `pages` is what could have been given; else it is what was
+    given."""
 
     command: int
     pages: int
@@ -51,8 +52,8 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class InstanceUse:
-    """One instance's part of a device. `limit` is the device's size where none was set; `wish` is 0 or what it waits
-    for."""
+    """One instance's part of a device. `limit` is the device's size if none was set; `wish` is 0 or the number of pages
+    that it waits for."""
 
     held: int
     limit: int
@@ -72,7 +73,7 @@ class _Limit:
 
 @dataclass(frozen=True, slots=True)
 class _Taking:
-    """A firm `TakeBack` under way; of a limit, with the one before."""
+    """A firm `TakeBack` under way; for a limit, with the limit before."""
 
     ticket: int
     pages: int
@@ -97,7 +98,7 @@ class _Member:
 
 
 class PageArbiter:
-    """The pages `[0, capacity)` of one device. Instances grow by `quantum` pages at least where nobody else waits."""
+    """The pages `[0, capacity)` of one device. Instances grow by at least `quantum` pages while no other one waits."""
 
     def __init__(
         self, capacity: int, *, floor: int = 0, idle_ns: int, patience_ns: int, quantum: int | None = None
@@ -131,7 +132,7 @@ class PageArbiter:
     # --- instances come and go ----------------------------------------------------------------------------------------
 
     def join(self, instance: InstanceId) -> None:
-        """An instance that was lost comes back with the limit it had."""
+        """A lost instance comes back with the limit it had."""
         assert instance not in self._members
         self._members[instance] = _Member(self._limits.pop(instance, self.capacity))
 
@@ -154,7 +155,7 @@ class PageArbiter:
         return effects + self._serve()
 
     def forget(self, instance: InstanceId) -> None:
-        """One that was lost does not come back."""
+        """A lost instance does not come back."""
         self._limits.pop(instance, None)
 
     def wiped(self, key: str) -> list[ArbiterEffect]:
@@ -164,7 +165,7 @@ class PageArbiter:
     # --- what instances say -------------------------------------------------------------------------------------------
 
     def ask(self, instance: InstanceId, wish: NeedPages) -> list[ArbiterEffect]:
-        """A new wish replaces the last one and keeps its place, unless it has become urgent or is so no more."""
+        """A new request replaces the last one and keeps its place, unless it has become urgent or is not any more."""
         before = self._wishes.get(instance)
         if before and before.urgent is not wish.urgent:
             del self._wishes[instance]
@@ -220,7 +221,7 @@ class PageArbiter:
         return [(instance, TakeBack(ticket, self.held(instance), self._patience_ns, gentle=True, keep=least))]
 
     def tick(self, now_ns: int) -> list[ArbiterEffect]:
-        """Trims whoever has been idle for long enough; to be called now and then."""
+        """Trims instances that have been idle for long enough; to be called now and then."""
         effects: list[ArbiterEffect] = []
         for instance, member in sorted(self._members.items()):
             since_ns = member.idle_since_ns
@@ -234,7 +235,7 @@ class PageArbiter:
     # ------------------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises LawBroken where a law does not hold."""
+        """Raises LawBroken if a law does not hold."""
         self._pool.check()
         if self._pool.capacity != self.capacity:
             raise LawBroken(f"A1: {self._pool.capacity} pages counted, {self.capacity} exist")
@@ -246,7 +247,7 @@ class PageArbiter:
             raise LawBroken(f"A3: {self.free} pages are free, {first} waits for {self._wishes[first].count}")
 
     def _urgent(self) -> Iterator[InstanceId]:
-        """Those that stand still and may grow so far, in order of asking."""
+        """Instances that stand still and may grow so far, in order of asking."""
         return (name for name, wish in self._wishes.items() if wish.urgent and self._within_limit(name, wish))
 
     def _wish(self, instance: InstanceId) -> NeedPages:
@@ -256,14 +257,15 @@ class PageArbiter:
         return self.held(instance) + wish.count <= self._members[instance].limit
 
     def _excessive(self, instance: InstanceId) -> bool:
-        """Whether the instance waits for what its limit forbids, with nothing on its way back that would allow it."""
+        """Whether the instance waits for pages that its limit forbids, with nothing on its way back that would allow
+        them."""
         wish, member = self._wishes.get(instance), self._members[instance]
         if wish is None or not wish.urgent or member.giving or member.limit == self.capacity:
             return False
         return not self._within_limit(instance, wish)
 
     def _warn(self, instance: InstanceId) -> list[ArbiterEffect]:
-        """Tells an instance whose wish was refused that it has become hopeless."""
+        """Tells an instance whose request was refused that it has become hopeless."""
         return [(instance, GrantPages((), refused=True, excessive=True))] if self._excessive(instance) else []
 
     def _serve(self) -> list[ArbiterEffect]:
@@ -286,7 +288,7 @@ class PageArbiter:
         return instance, GrantPages(runs)
 
     def _take_for(self, instance: InstanceId) -> list[ArbiterEffect]:
-        """Asks others for what the wish lacks and nobody was asked for yet."""
+        """Asks others for the pages that the request lacks and that no instance was asked for yet."""
         missing = self._missing(self._wishes[instance])
         share = self.capacity // len(self._members)
         others = [name for name, member in self._members.items() if name != instance and not member.giving]
@@ -301,8 +303,8 @@ class PageArbiter:
         return [self._take(name, pages) for name, pages in asked.items() if pages]
 
     def _coax(self, instance: InstanceId) -> list[ArbiterEffect]:
-        """Asks others for what they do not need: idle ones, and where the wisher has less than an equal share those
-        that have more. For a crowded wish those have to give what they do need, too."""
+        """Asks others for pages that they do not need: idle ones and, if the asking instance has less than an equal
+        share, those that have more. For a crowded request the latter have to give pages that they need, too."""
         wish, share = self._wishes[instance], self.capacity // len(self._members)
         poor = self.held(instance) + wish.count <= share
         missing = self._missing(wish)

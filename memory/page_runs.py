@@ -1,4 +1,4 @@
-"""Sets of pages as sorted, merged, half-open runs: what is adjacent is mapped, wiped and sent in one go.
+"""Sets of pages as sorted, merged, half-open runs: adjacent pages are mapped, wiped and sent in one go.
 
 Law (U1): runs are not empty, sorted, disjoint and not adjacent.
 """
@@ -93,7 +93,7 @@ class RunSet:
         return found
 
     def check(self) -> None:
-        """Raises LawBroken where the law does not hold."""
+        """Raises LawBroken if the law does not hold."""
         runs = list(self)
         if any(start >= stop for start, stop in runs) or any(a.stop >= b.start for a, b in pairwise(runs)):
             raise LawBroken("U1: runs are empty, out of order, or touch")

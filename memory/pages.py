@@ -25,7 +25,7 @@ def count_pages(runs: Iterable[PageRun]) -> int:
 
 
 class NoPages(Struct, frozen=True):
-    """A refusal: so many pages were wanted, so few are free. Most looks ahead end in one, hence no dataclass."""
+    """A refusal: so many pages were wanted, so few are free. Most look-aheads end in one, so it is no dataclass."""
 
     wanted: int
     free: int
@@ -85,7 +85,7 @@ class PagePool:
             del self._used[owner]
 
     def transfer(self, owner: str, to: str) -> Runs:
-        """All an owner holds becomes another's, who held nothing; says what it was."""
+        """Passes all pages of an owner to another, which held none; returns them."""
         assert to not in self._used
         runs = self._used.pop(owner, None)
         if runs:
@@ -124,7 +124,7 @@ class PagePool:
             self._free.add(run)
 
     def check(self) -> None:
-        """Raises LawBroken where a law does not hold."""
+        """Raises LawBroken if a law does not hold."""
         used = list(self._used.values())
         for runs in (self._free, self._clean, *used):
             runs.check()
@@ -159,7 +159,7 @@ class PagePool:
 
 
 def _first(runs: Iterable[PageRun], count: int) -> Runs:
-    """`count` pages, or all there are, of short runs before long ones: what stays behind is in long runs."""
+    """`count` pages, or all there are, of short runs before long ones, so that the rest is in long runs."""
     picked: list[PageRun] = []
     for start, stop in sorted(runs, key=lambda run: (run.stop - run.start, run.start)):
         if not count:

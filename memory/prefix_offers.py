@@ -1,7 +1,7 @@
 """KV of sequences that have ended on an instance, offered to the node, which keeps it as long as there is room.
 
-What is offered stays on the device until it has been copied out, or until somebody needs the room: before the copy is
-under way it is given up at once.
+Offered KV stays on the device until it has been copied out, or until its room is needed: before the copy is under way
+it is given up at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Offer:
 
 
 class PrefixOffers:
-    """Those of one instance, on its ledger's books."""
+    """The offers of one instance, on the accounts of its ledger."""
 
     def __init__(self, ledger: Ledger, send: Callable[[FromInstance], None]) -> None:
         self._ledger = ledger
@@ -65,13 +65,13 @@ class PrefixOffers:
             self._leaving.append((message.offer, event))
 
     def progress(self) -> None:
-        """Tells of what has been copied."""
+        """Reports KV that has been copied."""
         while self._leaving and self._ledger.transfers.passed(self._leaving[0][1]):
             offer, _ = self._leaving.pop(0)
             self._send(KvKept(offer, done=True))
 
     def give_up(self) -> None:
-        """Frees what waits for an answer."""
+        """Frees blocks that wait for an answer."""
         for offer in self._open.values():
             self._ledger.device.free(offer.shape, offer.blocks)
         self._open.clear()

@@ -62,7 +62,7 @@ class Residency:
         return list(self._loading.items()) if self._loading else []
 
     def used(self, model: ModelId) -> None:
-        """The resident model is the latest to be."""
+        """Makes the resident model the most recently used one."""
         del self._resident[model]
         self._resident[model] = None
 

@@ -1,7 +1,7 @@
 """Room on a prefill instance's device: made for the next job, given up for other instances.
 
-What is lacking comes, in this order, from (1) the device, where it has pages to spare; (2) weights of models that are
-needed last; (3) a prefetch under way; (4) other instances, who are asked for it urgently.
+Missing pages come, in this order, from (1) the device, if it has pages to spare; (2) weights of models that are needed
+last; (3) a prefetch under way; (4) other instances, which are asked for them urgently.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Counters:
 
 
 class Eviction:
-    """`had_step`: a job has run since the instance made way for others last. Where there are `reasons`, what leaves is
+    """`had_step`: a job has run since the instance last made way for others. If there are `reasons`, evictions are
     explained."""
 
     def __init__(
@@ -74,8 +74,8 @@ class Eviction:
         return False
 
     def prefetch(self) -> None:
-        """The next group's model, while this one prefills; never at the cost of what the queue needs sooner: models,
-        and room for the KV of the running group's jobs."""
+        """Loads the next group's model while this one prefills, but never at the cost of anything that the queue needs
+        sooner: models, and room for the KV of the running group's jobs."""
         weights, running = self._ledger.weights, self._queue.running
         loading = weights.loading()
         if not loading and running is None:
@@ -97,8 +97,8 @@ class Eviction:
     # --- for other instances ------------------------------------------------------------------------------------------
 
     def give_way(self, now_ns: int, *, lacks_slabs: bool) -> None:
-        """Frees what is owed. The model in front makes way when the time that it is given is over and a job has run, or
-        none can for lack of host slabs, which others may only free with these pages; at once when it stands still."""
+        """Frees owed pages. The model in front makes way when its time is over and a job has run, or if none can run
+        for lack of host slabs, which others may only free with these pages; at once when it stands still."""
         balloon, front = self._ledger.balloon, self._queue.front()
         if front and not self.had_step and not balloon.stands_still and not lacks_slabs:
             balloon.expire(now_ns)  # what a job was granted it keeps until it has run, or nobody's did
@@ -114,15 +114,15 @@ class Eviction:
             balloon.settle(now_ns)
 
     def give_back(self, asked: TakeBack, now_ns: int) -> None:
-        """Pages that the node asks for; gently, those of models that nobody needs now."""
+        """Gives back pages that the node asks for; gently, only those of models that no job needs now."""
         needed = self._queue.needed()
         self._weights.give_back(asked, [model for model in self._expendable(None) if model not in needed], now_ns)
 
     # ------------------------------------------------------------------------------------------------------------------
 
     def _demand(self, job: Job) -> None:
-        """Other instances have to give back what the job lacks: all at once, for who held a part and waited for the
-        rest would have it taken, again and again."""
+        """Other instances have to give back all pages that the job lacks at once: an instance that held a part and
+        waited for the rest would have it taken, again and again."""
         ledger = self._ledger
         if ledger.device.moving or self._abandon(model for model, _ in ledger.weights.loading()):
             return
@@ -142,13 +142,13 @@ class Eviction:
         return sorted(candidates, key=lambda model: (-order.get(model, len(order)), model))
 
     def _abandon(self, models: Iterable[ModelId]) -> bool:
-        """Whether memory comes back from models that were being brought in for later."""
+        """Whether memory comes back from models that were being loaded for later."""
         leaving = list(models)
         self._counters.abandoned += self._weights.abandon(leaving)
         return bool(leaving)
 
     def _spare_pages(self) -> int:
-        """Pages that the largest job left in the running group may take."""
+        """The pages that the largest job left in the running group may take."""
         group = self._queue.groups[0]
         shape = self._shape(group.model)
         blocks = max((shape.blocks_for(job.prefill_tokens) for job in group.jobs), default=0)

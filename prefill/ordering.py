@@ -70,7 +70,7 @@ class Ordering:
             self._latency[job.model].saw_prefill(job.prefill_tokens, duration_ns, start)
 
     def switched(self, done: SwitchDone) -> None:
-        """A load beside a prefill is not measured: its end is only noticed after that."""
+        """A load beside a prefill is not measured, because its end is noticed only after the prefill."""
         if self._policy and not done.prefetched:
             self._latency[done.model].saw_switch(done.copy_ns)
 

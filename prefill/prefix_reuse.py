@@ -24,7 +24,7 @@ from prefill.queue import Running
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """On the device until `event`."""
+    """KV of a past prefill, on the device until `event`."""
 
     model: ModelId
     tokens: tuple[int, ...]
@@ -33,7 +33,7 @@ class _Past:
 
 
 class PrefixReuse:
-    """Of the jobs of one prefill instance."""
+    """Prefix reuse of the jobs of one prefill instance."""
 
     def __init__(self, ledger: Ledger, counters: Counters, send: Callable[[FromInstance], None]) -> None:
         self._ledger = ledger
@@ -46,7 +46,7 @@ class PrefixReuse:
         self._past = _Past(job.model, _tokens(job), device, event)
 
     def bring(self, running: Running) -> bool:
-        """Whether the job can be run now. Not where something is on its way: its `arrival` is set then."""
+        """Whether the job can be run now. Not if KV is on its way: its `arrival` is set then."""
         job, shape = running.job, self._ledger.specs[running.job.model].manifest.kv
         if job.sampling.prompt_logprobs is not None or self._goes_on_from_past(running, shape):
             return True
@@ -57,7 +57,7 @@ class PrefixReuse:
         return False
 
     def came(self, running: Running) -> bool:
-        """Whether the job can be run now, something having happened."""
+        """Whether the job can be run now, after an event."""
         if running.checked:
             running.checked = False
             return True
@@ -69,7 +69,7 @@ class PrefixReuse:
         return False
 
     def checked(self, running: Running, event: PrefixChecked) -> None:
-        """It goes on from there, or begins anew."""
+        """The job goes on from there, or begins anew."""
         running.checked = True
         if event.intact:
             self._begin_at(running, running.job.kept_tokens)
@@ -87,7 +87,7 @@ class PrefixReuse:
         return True
 
     def _begin_at(self, running: Running, tokens: int) -> None:
-        """No engine knows then that the run is the job's first."""
+        """The engine does not learn then that the run is the job's first."""
         job, running.start = running.job, tokens
         self._counters.reused_tokens += tokens
         self._send(Reused(job.request, job.attempt, tokens))

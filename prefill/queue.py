@@ -1,6 +1,7 @@
 """The queue of a prefill instance: groups of one model each, and the job that runs (Aegaeon §4.2).
 
-Groups run as they were made, unless somebody puts their jobs in another order: then a group is what runs in a row.
+Groups run as they were made, unless a policy puts their jobs in another order: then a group is the jobs of one model
+that run in a row.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Group:
 
 @dataclass(slots=True)
 class Running:
-    """A prefill under way, and what was reserved for it."""
+    """A prefill under way, and the memory that is reserved for it."""
 
     job: Job
     device: Blocks
@@ -59,7 +60,7 @@ class Queue:
         self.groups.append(Group(proxy, event.group, event.job.model, deque([event.job])))
 
     def cancel(self, request: RequestId, attempt: int) -> None:
-        """A job that runs ends with its step."""
+        """A running job ends with its step."""
         running = self.running
         if running and (running.job.request, running.job.attempt) == (request, attempt):
             running.cancelled = True
@@ -79,7 +80,7 @@ class Queue:
                 self.cancel(job.request, job.attempt)
 
     def reorder(self, jobs: list[Job]) -> None:
-        """They are all that wait."""
+        """These are all the waiting jobs, in their new order."""
         self.groups.clear()
         for job in jobs:
             if not self.groups or self.groups[-1].model != job.model:
@@ -87,13 +88,13 @@ class Queue:
             self.groups[-1].jobs.append(job)
 
     def front(self) -> Group | None:
-        """The first group with a job; those before it are done."""
+        """The first group with a job; the groups before it are done."""
         while self.groups and not self.groups[0].jobs:
             self.groups.popleft()
         return self.groups[0] if self.groups else None
 
     def needed(self) -> list[ModelId]:
-        """Models with waiting jobs, those needed first first."""
+        """Models with waiting jobs, in the order in which they are needed."""
         return list(dict.fromkeys([group.model for group in self.groups if group.jobs]))
 
     def drain(self, model: ModelId) -> list[Job]:

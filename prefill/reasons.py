@@ -28,7 +28,8 @@ class EvictionReasons:
         self._queue = queue
 
     def weights(self, victim: ModelId, spared: ModelId | None, needed: ModelId | None) -> Decision:
-        """They have left for the `needed` model; None: for another instance. `spared` would have been next to go."""
+        """The weights have left for the `needed` model; None: for another instance. `spared` would have been next to
+        go."""
         because = self._next_use(victim)
         if spared is not None:
             because = stays(because, spared, self._next_use(spared))
@@ -54,14 +55,14 @@ def why_group(queue: Queue, job: Job) -> Why:
 
 
 def why_ordered(policy: PrefillOrder, line: PrefillLine, order: Sequence[int], now_ns: int) -> Why:
-    """Of the job that is first in the order."""
+    """The reason of the job that is first in the order."""
     if isinstance(policy, ExplainsOrder):
         return policy.why_next(line, order, now_ns)
     return why(line, order, now_ns, first_in_line(len(order)))
 
 
 def why(line: PrefillLine, order: Sequence[int], now_ns: int, because: str) -> Why:
-    """With the numbers of the job and of the first one of another model after it."""
+    """The reason with the numbers of the job and of the first one of another model after it."""
     first = line.jobs[order[0]]
     second = next((line.jobs[at] for at in order if line.jobs[at].model != first.model), None)
     chosen, following = _contender(first, line, now_ns), _contender(second, line, now_ns) if second else None

@@ -17,8 +17,8 @@ _RULES = TurnRules(renewal=Renewal.ROUND)
 
 @dataclass(frozen=True, slots=True)
 class DecodeFirst:
-    """While anybody decodes nobody is prefilled: batches take turns as with `WeightedRoundRobin`. When nobody does, the
-    batch whose first token is due first is prefilled, all of it, and decodes."""
+    """While any sequence decodes none is prefilled: batches take turns as with `WeightedRoundRobin`. When none decodes,
+    the batch whose first token is due first is prefilled, all of it, and decodes."""
 
     turns: WeightedRoundRobin = _TURNS
     rules: TurnRules = _RULES

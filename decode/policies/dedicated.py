@@ -24,5 +24,5 @@ class Dedicated:
         return next(free, None)
 
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
-        """A model has several batches where its requests do not fit into one."""
+        """A model has several batches if its requests do not fit into one."""
         return [Turn(batch.batch, None) for batch in batches]

@@ -21,32 +21,30 @@ _IN_ORDER_OF_MAKING = attrgetter("batch")
 
 @dataclass(frozen=True, slots=True)
 class LeastSlack:
-    """Placing. A request goes where the last one of its model went, unless the instance that is pressed the least is
-    better off by `migrate_share` of its time; where none of its requests are left there, unless another is better off
-    at all. So it is where its batches there have no room: rather than wait for each other's turns on one instance they
-    run on several.
+    """Placing. A request goes to the instance of the last request of its model, unless the instance under the least
+    pressure is better off by `migrate_share` of its time; if no request of the model is left there, unless another
+    instance is better off at all. The same holds if its batches there have no room: they run on several instances
+    rather than wait for each other's turns on one.
 
-    Turns. The slack of a batch is the time until it has to begin so that none of its tokens is late: until its next
-    deadline, less what bringing in its model, its prefills and a step take. The batch with the least slack has the
-    turn, and keeps it for at least a quantum. With turns of Q, changes of time c cost c / Q of the instance, and the
-    others wait in proportion to Q, of which the TTFT deadline T allows so much: c / Q + Q / T is least at √(c·T). The
-    quantum is `turn_factor` of that, c being the mean over the batches of a change, or of a step if that is longer: a
+    Turns. The slack of a batch is the time until it has to begin so that none of its tokens is late: its next deadline,
+    less the time of loading its model, of its prefills and of a step. The batch with the least slack has the turn, and
+    keeps it for at least a quantum. With turns of Q, changes of time c cost c / Q of the instance, and the others wait
+    in proportion to Q, which costs Q / T of their TTFT deadline T: c / Q + Q / T is least at √(c·T). The quantum is
+    `turn_factor` of that. c is the mean over the batches of the time of a change, or of a step if that is longer: a
     turn begins as soon as the KV of one sequence is there, and a step without the others is worth little.
 
-    Where less than `calm_share` of the time is spoken for, which is the sum over batches of step time over TBT, the
-    quantum is the time of `calm_switches` changes if that is shorter: time that nobody needs is spent on first tokens
-    that come sooner.
+    If less than `calm_share` of the time is needed, which is the sum over batches of step time over TBT, the quantum is
+    the time of `calm_switches` changes if that is shorter: spare time goes into earlier first tokens.
 
-    Where more than all of the time is spoken for, not everybody can be on time. There a deadline that cannot be met any
-    more counts `rules.later_ttfts` times TTFT later, so that those who can still be saved come first.
+    If more than all of the time is needed, not every batch can be on time. Then a deadline that cannot be met any more
+    counts `rules.later_ttfts` times TTFT later, so that batches that can still be saved come first.
 
-    Nobody starves. A batch comes before another one for a token that has to begin earlier, and each token gets it one
-    such turn, but for those in which prefills took a whole quantum; besides, each batch has a turn in a round. A turn
-    lasts for a quantum, the prefills it was planned with and one run. So who waits, other than for memory, waits for no
-    more turns than others have tokens due before its own may count, prefills and batches.
+    No batch starves. A batch comes before another one for a token that has to begin earlier, and each token gets it one
+    such turn, not counting those in which prefills took a whole quantum; besides, each batch has a turn in a round. A
+    turn lasts for a quantum, the prefills it was planned with and one run. So a request that waits, other than for
+    memory, waits for no more turns than others have tokens due before its own may count, prefills and batches.
 
-    Where `rules` say how short chunks may be, a prefill is cut for the earliest next token among the batches that are
-    there.
+    If `rules` say how short chunks may be, a prefill is cut for the earliest next token among the loaded batches.
     """
 
     migrate_share: float = 1.0
@@ -130,13 +128,13 @@ def _spoken_for(batches: Sequence[BatchView]) -> float:
 
 
 def _free_until_ns(batches: Sequence[BatchView]) -> int | None:
-    """Until when none of the batches that are there needs a step so that no token is late that can be saved."""
+    """The time until which none of the loaded batches needs a step to keep a token on time that can be saved."""
     there = [(batch.savable_due_ns, batch.step_ns) for batch in batches if batch.resident]
     return min([due_ns - step_ns for due_ns, step_ns in there if due_ns is not None], default=None)
 
 
 def _relaxed_by_ns(batch: BatchView) -> int:
-    """The same where deadlines that cannot be met any more count later."""
+    """The same if deadlines that cannot be met any more count later."""
     by_ns = batch.relaxed_by_ns
     return begin_by_ns(batch) if by_ns is None else by_ns
 

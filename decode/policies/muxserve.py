@@ -15,7 +15,7 @@ _RULES = TurnRules(renewal=Renewal.ARRIVAL, prefetches=False, evicts=False)
 
 @dataclass(frozen=True, slots=True)
 class MuxServe:
-    """A model's first request finds it the instance with the fewest bytes of weights on which it fits; there it stays.
+    """A model's first request gives it the instance with the fewest bytes of weights on which it fits; there it stays.
     A model that fits nowhere is refused. Nothing is ever evicted.
 
     Models with work take turns that are shorter than the time between two tokens may be, prefills first.

@@ -17,7 +17,7 @@ class Qlm:
     """Requests of one model form a group, which waits in the virtual queue of one instance.
 
     A request joins a group of its model; without one, it makes a group on an idle instance, else on the shortest queue.
-    When a group is done the one follows whose first token is due first: a group is not swapped out for another.
+    When a group is done, the group whose first token is due first follows: a group is not swapped out for another.
     """
 
     rules: TurnRules = _RULES

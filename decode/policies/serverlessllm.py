@@ -37,9 +37,9 @@ class ServerlessLlm:
 
 @dataclass(frozen=True, slots=True)
 class ServerlessLlmAsPublished:
-    """As in Aegaeon's artifact: runs of at most four requests, every load blocks, and a newcomer goes to the instance
-    whose last step ended first, one that never had any before all. One that loads a model does not step: the next
-    newcomers follow, though others idle."""
+    """As in Aegaeon's artifact: runs of at most four requests, every load blocks, and a new request goes to the
+    instance whose last step ended first; instances that never had a step come before all others. An instance that loads
+    a model does not step, so the next new requests follow, though others idle."""
 
     rules: TurnRules = _PUBLISHED_RULES
 
@@ -56,14 +56,14 @@ class ServerlessLlmAsPublished:
         return [Turn(batch.batch, None) for batch in batches]
 
     def _ending(self, model: ModelId, lists: DecodeView) -> list[tuple[int, InstanceId]]:
-        """Instances that end with the model, and how many of its requests they end with."""
+        """Instances whose list ends with the model, and how many of its requests are at the end."""
         near = dict.fromkeys([share.instance for share in lists.shares(model)] + [*lists.active_on(model)])
         tails = [(instance, lists.tail(instance)) for instance in near]
         return [(tail.requests, instance) for instance, tail in tails if tail.model == model]
 
 
 def idle_instance(model: ModelId, lists: DecodeView) -> InstanceId | None:
-    """One that still has the model, else the one that has rested longest."""
+    """An instance that still has the model, else the one that has rested longest."""
     for instance in lists.active_on(model):
         if not lists.batches(instance):
             return instance

@@ -18,8 +18,8 @@ Left = Callable[[RequestId], int]
 
 @dataclass(frozen=True, slots=True)
 class ServerlessLlmOracleSjf:
-    """As `ServerlessLlm`, but when a model's run is over the batch that takes least time comes next, one of the model
-    that is there already before all others. Nothing is preempted."""
+    """As `ServerlessLlm`, but when a model's run is over, the batch that takes the least time comes next, and a batch
+    of the loaded model before all others. Nothing is preempted."""
 
     left: Left
     rules: TurnRules = _RULES
@@ -39,11 +39,11 @@ class ServerlessLlmOracleSjf:
 @dataclass(frozen=True, slots=True)
 class ServerlessLlmOracleSjfAsPublished:
     """As in Aegaeon's artifact: batches of at most four are sorted anew whenever a request arrives, those with a
-    prefill to do by its time, the others by what their first request has left to decode. Prefills are short, so whoever
-    decodes is preempted, loses its KV, and has a prefill to do.
+    prefill to do by its time, the others by the time that their first request still decodes. Prefills are short, so a
+    request that decodes is preempted, loses its KV, and has a prefill to do.
 
-    There every arrival anywhere sorts every instance's list. Here an instance hears of its own arrivals; a quota stands
-    for the others.
+    In the artifact every arrival anywhere sorts every instance's list. Here an instance learns only of its own
+    arrivals; a quota stands for the others.
     """
 
     left: Left

@@ -12,7 +12,7 @@ from aegis.core.wording import duration
 @dataclass(frozen=True, slots=True)
 class GroupedFcfs:
     """(1) Join the first group of the same model that has room; (2) else make a group on the least loaded instance,
-    load being the estimated time of all its groups, switches included. Group sizes are cumulative, so that a hot model
+    load being the estimated time of all its groups, switches included. Group sizes are cumulative, so that a busy model
     cannot refill a group for ever."""
 
     max_group_size: int = 8

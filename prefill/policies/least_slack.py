@@ -1,4 +1,4 @@
-"""Prefills in order of slack: who has to begin first to be on time runs first."""
+"""Prefills in order of slack: the job that has to begin first to be on time runs first."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _UNLIMITED = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class LeastSlackPrefill:
-    """Placing. A request joins others of its model in line, where there is the least to do if there are several such
-    places: that costs nobody a load. It goes elsewhere where it would be late there, behind everybody, and elsewhere
-    not: where its first token comes soonest, be it where the last one of its model went, whose weights may still be
-    there, or where there is the least to do.
+    """Placing. A request joins others of its model in a queue, and of several such queues the one with the least to do:
+    that costs no other job a load. If it would be late there, after everything that waits, and on time elsewhere, it
+    goes to the instance on which its first token comes soonest: that of the model's last request, whose weights may
+    still be there, or the one with the least to do.
 
-    Order. Runs that save all first tokens, if that can be (`prefill.policies.prefill_runs`). If not, deadlines are
-    taken `grace` times TTFT later, and as many are saved as can be: who is late by little has most of its tokens on
-    time still, and whoever is put off makes its model come once more. Who cannot be saved even so is not dropped: it
-    runs beside others of its model where that makes nobody late, else after all that can be saved. Priorities shift the
-    deadlines that say who comes before whom, and not those that say who can be saved; where somebody is sacrificed it
-    is one of those with the least priority.
+    Order. Runs that save all first tokens, if that is possible (`prefill.policies.prefill_runs`). If not, deadlines
+    count `grace` times TTFT later, and as many jobs as possible are saved: a job that is a little late still has most
+    of its tokens on time, and a job that is put off makes its model load once more. A job that cannot be saved even so
+    is not dropped: it runs beside others of its model if that makes no other job late, else after all jobs that can be
+    saved. Priorities shift the deadlines that decide the order, and not those that decide which jobs can be saved; a
+    sacrificed job is one of those with the least priority.
 
-    Nobody starves: where the job that has waited the longest, its priority counted in, has been that for its TTFT
-    deadline and not been the next one, it is now. So a job before which `k` others came, likewise, waits for at most
-    `k + 1` deadlines, each with two loads and two prefills.
+    No job starves: if the job that has waited the longest, its priority counted in, has been that for its TTFT deadline
+    and has not been the next one, it is next now. So a job before which `k` others came, counted likewise, waits for at
+    most `k + 1` deadlines, each with two loads and two prefills.
     """
 
     grace: float = 4.0

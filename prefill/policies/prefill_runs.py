@@ -36,10 +36,10 @@ class Run:
 
 
 class Schedule:
-    """Runs one after the other. Models that are not there are brought in meanwhile, one after the other as well."""
+    """Runs one after the other. Models without loaded weights are loaded meanwhile, one after the other as well."""
 
     def __init__(self, line: Sequence[PrefillJob], load_ns: Mapping[ModelId, int], now_ns: int) -> None:
-        """`load_ns` of models that are not there."""
+        """`load_ns` of models whose weights are not loaded."""
         self.runs: list[Run] = []
         self.sacrificed: list[int] = []
         self._line = line
@@ -49,7 +49,7 @@ class Schedule:
         self._last: dict[ModelId, Run] = {}  # of each model
 
     def save(self, *, all_or_none: bool = False) -> bool:
-        """Whether all are saved that were looked at. With `all_or_none` it ends where one is not."""
+        """Whether all considered jobs are saved. With `all_or_none` it ends as soon as one is not."""
         by_deadline = sorted(range(len(self._line)), key=self._by_deadline)
         hopeful = [at for at in by_deadline if self._soonest_ns(at) <= self._line[at].due_ns]
         if len(hopeful) < len(by_deadline):
@@ -66,8 +66,9 @@ class Schedule:
         return not self.sacrificed
 
     def order(self) -> list[int]:
-        """Of all jobs. Whose model is there need not wait for others' to come, and who was not looked at or was
-        sacrificed runs beside others of its model, unless that makes somebody late; else after all the rest."""
+        """The order of all jobs. Jobs whose model is loaded need not wait for other models. Jobs that were not
+        considered or were sacrificed run beside others of their model, unless that makes another job late; else after
+        all the rest."""
         self._bring_forward()
         rest: dict[ModelId, list[int]] = {}
         others = self._beyond + sorted(self.sacrificed, key=self._by_deadline)
@@ -79,7 +80,7 @@ class Schedule:
     # --- who is saved -------------------------------------------------------------------------------------------------
 
     def _saves_with_a_run_each(self, jobs: Sequence[int]) -> bool:
-        """Whether all can be with one run of each model, as most often they can."""
+        """Whether all can be saved with one run of each model, as is most often the case."""
         for at in jobs:
             model = self._line[at].model
             self._put(at, self._last.get(model) or self._add_run(model))
@@ -101,7 +102,7 @@ class Schedule:
             self._sacrifice()
 
     def _joins(self, at: int) -> bool:
-        """The last run of its model."""
+        """The last run of the job's model."""
         job = self._line[at]
         run = self._last.get(job.model)
         if run is None or run.end_ns + job.prefill_ns > job.due_ns or not self._can_grow(run, job.prefill_ns):
@@ -111,8 +112,8 @@ class Schedule:
         return True
 
     def _sacrifice(self) -> None:
-        """Of those with the least priority whoever takes the longest, the one with the latest deadline of those that
-        take as long."""
+        """Sacrifices, of the jobs with the least priority, the longest one; of equally long ones, the one with the
+        latest deadline."""
         everybody = [(*self._expendable(at, run), number) for number, run in enumerate(self.runs) for at in run.jobs]
         _, _, _, job, number = max(everybody)
         run = self.runs[number]
@@ -178,8 +179,8 @@ class Schedule:
         return self._can_wait(self.runs.index(run) + 1, len(self.runs), by_ns)
 
     def _can_wait(self, start: int, stop: int, delay_ns: int) -> bool:
-        """Whether nobody in these runs is late if so much more is done before them. What waits for its model anyway is
-        delayed by less."""
+        """Whether no job in these runs is late if so much more is done before them. A run that waits for its model
+        anyway is delayed by less."""
         end_ns = self.runs[start - 1].end_ns if start else self._now_ns
         for run in self.runs[start:stop]:
             delay_ns -= run.start_ns - end_ns
