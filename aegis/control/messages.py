@@ -121,8 +121,7 @@ class SetRole(Struct, frozen=True, tag_field="do", tag="set_role"):
 
 
 class SetLimit(Struct, frozen=True, tag_field="do", tag="set_limit"):
-    """The limit of the device memory that the instance may hold; done when it holds no more than that, or nothing is
-    changed."""
+    """The device memory that the instance may hold; done when it holds no more than that, or nothing is changed."""
 
     nbytes: Annotated[int, Meta(gt=0)]
     timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
