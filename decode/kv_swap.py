@@ -32,7 +32,7 @@ from memory.ledger import Ledger
 from memory.prefix_offers import PrefixOffers
 from memory.slabs import NoBlocks
 
-# Whose KV on the device a prefill can go on from: choices of one request, and prompts that begin alike.
+# Sequences whose KV on the device a prefill can go on from: choices of one request, and prompts that begin alike.
 
 
 def most_alike(sequence: Sequence, others: Iterable[Sequence]) -> tuple[Sequence | None, int]:

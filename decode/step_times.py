@@ -10,7 +10,7 @@ from aegis.core.ids import ModelId
 from aegis.core.messages import StepsTook
 from aegis.core.model import ModelSpec
 
-# What an instance learns of how long a change of models takes besides its copies.
+# The time of a change of models besides its copies, as an instance learns it.
 
 
 _NEWEST_SHARE: Final = 1 / 8

@@ -14,7 +14,7 @@ from aegis.core.views import BatchView, Renewal, RoundPolicy, Turn
 from decode.sequences import Sequence
 
 LOOKAHEAD_BLOCKS: Final = 4  # room for growth a sequence is counted with when it joins a batch (Aegaeon's artifact)
-AHEAD_BLOCKS: Final = 16  # that a run is given where they lie idle in slabs, so that it ends for better reasons
+AHEAD_BLOCKS: Final = 16  # that a run gets if they lie idle in slabs, so that it does not end for lack of blocks
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +88,7 @@ class WorkList:
     def __init__(self, policy: RoundPolicy) -> None:
         self.rules = policy.rules
         self._policy = policy
-        self._news = False  # since the last plan: somebody has arrived, or a prefill was cut
+        self._news = False  # since the last plan: a sequence has arrived, or a prefill was cut
         self._next_batch = 0
         self._round: deque[Turn] = deque()
         self.plan = Plan((), (), 0)  # the last one

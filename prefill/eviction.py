@@ -101,7 +101,7 @@ class Eviction:
         for lack of host slabs, which others may only free with these pages; at once when it stands still."""
         balloon, front = self._ledger.balloon, self._queue.front()
         if front and not self.had_step and not balloon.stands_still and not lacks_slabs:
-            balloon.expire(now_ns)  # what a job was granted it keeps until it has run, or nobody's did
+            balloon.expire(now_ns)  # a job keeps the pages it was granted until it has run
             return
         yields = balloon.stands_still or balloon.must_yield(now_ns)
         self.had_step = self.had_step and not yields

@@ -1,4 +1,4 @@
-"""Does to bytes what a ledger has counted: maps pages, loads weights, copies KV blocks, reports progress."""
+"""Performs on bytes what a ledger has counted: maps pages, loads weights, copies KV blocks, reports progress."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ MemoryEffect = (
 
 
 class CopyDone(NamedTuple):
-    """A copy that has ended; `model` is that of weights, "" of KV. From disk it starts when it is asked for."""
+    """A copy that has ended; `model` is the model of weights, "" for KV. A copy from disk starts when it is asked
+    for."""
 
     stream: StreamName
     model: ModelId
@@ -74,8 +75,8 @@ _KV = ModelId("")
 
 class MemoryExecutor:
     """One instance's memory: a range for weights, one for KV slabs, and its streams. `host` are the node's KV slabs,
-    `images` is its model cache; an image that is not there comes from disk through `stage`. Of a model that ranks share
-    out it loads what is this `rank`'s."""
+    `images` is its model cache; an image that is not there comes from disk through `stage`. If ranks share a model out,
+    it loads the part of this `rank`."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class MemoryExecutor:
         return self._weights.base + bind.offset_pages * self._device.page_bytes
 
     def perform(self, effect: MemoryEffect) -> None:
-        """Maps at once, copies asynchronously. Raises OSError where the system refuses. The `Unbind` of a model that is
+        """Maps at once, copies asynchronously. Raises OSError if the system refuses. The `Unbind` of a model that is
         not bound does nothing."""
         match effect:
             case Bind(spec):

@@ -38,7 +38,7 @@ class _Load:
     spec: ModelSpec
     first: int  # its first chunk
     pieces: int
-    left: int  # pieces that no reader is done with
+    left: int  # pieces that are not read yet
     wanted: bool = True
     file: ImageFile | None = None
     opening: Lock = field(default_factory=Lock)
@@ -51,8 +51,7 @@ class _Load:
 
 
 class StageBuffer:
-    """Loads images from disk, one after the other. `word` is a shared word for the readers, still 0 and nobody
-    else's."""
+    """Loads images from disk, one after the other. `word` is a shared word for the readers alone, still 0."""
 
     def __init__(
         self, device: Device, words: SharedWords, word: int, *, chunks: int = CHUNKS, readers: int = READERS
@@ -78,8 +77,8 @@ class StageBuffer:
             reader.start()
 
     def load(self, spec: ModelSpec, target: int, *, urgency: int = NOW) -> EventHandle:
-        """Copies the model's image to the address `target` on the device. The event passes whatever happens; what went
-        wrong before it is told by `failures`."""
+        """Copies the model's image to the address `target` on the device. The event passes whatever happens; `failures`
+        reports errors before it."""
         nbytes = spec.manifest.image_bytes
         pieces = -(-nbytes // IMAGE_PIECE_BYTES)
         load = self._loads[spec.model] = _Load(spec, self._submitted, pieces, left=pieces)

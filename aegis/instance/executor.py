@@ -44,7 +44,7 @@ class EffectExecutor:
         self._refused: dict[ModelId, str] = {}
 
     def perform(self, effects: Sequence[Effect]) -> list[InstanceEvent]:
-        """Returns what the core has to be told next. Messages leave before a step begins, in one batch."""
+        """Returns the events that the core has to be told next. Messages leave before a step begins, in one batch."""
         outbox: list[FromInstance] = []
         answers: list[InstanceEvent] = []
         for effect in effects:
@@ -55,7 +55,7 @@ class EffectExecutor:
                     self._flush(outbox)
                     answers.append(self._step(effect))
                 case EndRun():
-                    pass  # for who called
+                    pass  # the caller looks for it
                 case Track(job, generated):
                     self._engine.start(job.model, job.request, job.prompt, generated, job.sampling)
                 case Untrack(request):
@@ -74,7 +74,7 @@ class EffectExecutor:
         return answers
 
     def _step(self, effect: RunPrefill | RunDecode) -> Stepped | StepFailed:
-        """A step on which the engine raises costs its own requests, not the instance."""
+        """If the engine raises in a step, the requests of that step fail, not the instance."""
         self._spans.begins()
         try:
             stepped = self._prefill.step(effect) if isinstance(effect, RunPrefill) else self._decode.run(effect)
@@ -85,7 +85,7 @@ class EffectExecutor:
         return stepped
 
     def _bind(self, bind: Bind) -> bool:
-        """False where it is refused: the core is told to drop the model, and its `Unbind` undoes what was done."""
+        """False if the model is refused: the core is told to drop it, and its `Unbind` undoes what was done."""
         try:
             self._memory_executor.perform(bind)
             self._engine.attach(bind.spec, self._memory_executor.weights_base(bind))

@@ -1,6 +1,7 @@
 """A checkpoint directory as found: its configuration and its safetensors files, both known to be readable.
 
-Everything here is decided without torch, from a few kilobytes: what is broken is refused before anything is loaded.
+Everything here is decided without torch, from a few kilobytes: a broken checkpoint is refused before anything is
+loaded.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from aegis.core.errors import ModelRefused
 from aegis.models.failures import one_line
 
-# Which files of a checkpoint may be opened at all: what somebody else wrote may be anything, and without end.
+# The files of a checkpoint that may be opened at all: a foreign file may be anything, and endless.
 
 
 JSON_BYTES_MAX = 64 << 20
@@ -30,7 +31,7 @@ _TEMPLATES = "additional_chat_templates"
 
 
 def refuse_odd_files(directory: Path) -> None:
-    """Raises ModelRefused where an entry is neither a file nor a directory, wherever links lead, or a file beside the
+    """Raises ModelRefused if an entry is neither a file nor a directory, wherever links lead, or if a file beside the
     weights is too large. Opens none."""
     within = directory / _TEMPLATES
     entries = [*directory.iterdir(), *(within.iterdir() if within.is_dir() else ())]
@@ -41,7 +42,7 @@ def refuse_odd_files(directory: Path) -> None:
 def _refuse_odd(entry: Path, name: str) -> None:
     try:
         found = entry.stat()
-    except FileNotFoundError:  # a link to nothing, which nobody can open
+    except FileNotFoundError:  # a link to nothing
         return
     except OSError as error:
         raise ModelRefused(f"{name}: {error.strerror}") from None
@@ -114,7 +115,8 @@ def _read_index(index: Path) -> dict[Path, set[str]]:
 
 
 def _refuse_more_layers(config: dict[str, Any], tensors: int) -> None:
-    """Making the model would take time and memory for each of them."""
+    """Refuses a configuration with more layers than tensors: making the model would take time and memory for each of
+    them."""
     inner = [part for part in config.values() if isinstance(part, dict)]
     for part in [config, *inner]:
         for name, value in part.items():

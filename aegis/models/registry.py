@@ -1,4 +1,4 @@
-"""Registering a model: from what the user named to a `ModelSpec` that any instance can bind.
+"""Registration of a model: from a user's source to a `ModelSpec` that any instance can bind.
 
 A checkpoint is converted once; afterwards its image is found by fingerprint in milliseconds and without torch. An image
 appears in the cache whole or not at all, and only after the model has been checked.
@@ -25,15 +25,15 @@ from aegis.models.text.text_model import TextModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Whether a chat template can be used at all, before a model with it is served.
+# The check that a chat template can be used at all, before a model with it is served.
 
 
 _MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
 def try_chat_template(text: TextModel) -> None:
-    """Renders a conversation as serving does, if there is a template. Raises ModelRefused where it is none. One that
-    objects to this conversation may take others: many want certain roles, or tools."""
+    """Renders a conversation as serving does, if there is a template. Raises ModelRefused if it is no template. A
+    template that objects to this conversation may accept others: many want certain roles, or tools."""
     from jinja2 import TemplateSyntaxError
 
     try:
@@ -51,11 +51,11 @@ Check = Callable[[ModelSpec, "PreTrainedModel"], None]
 """Compares the image, served by an engine, with the model as transformers runs it. Raises ModelRefused."""
 
 Report = Callable[[str, float], None]
-"""Receives one line on what is being done, and how long it may take until the next one, in seconds."""
+"""Receives one line on the present work, and the time that it may take until the next line, in seconds."""
 
 STAGE_S = 120.0
 BYTES_PER_S = 16 << 20
-"""Of weights, at the least: slow disks have less than a tenth of what others have."""
+"""The least speed of reading weights: slow disks have less than a tenth of the speed of others."""
 
 TEMPLATE_S = 10.0
 FETCH_S = 600.0
@@ -91,7 +91,8 @@ def register(
 
 
 def _refuse_too_large(checkpoint: Checkpoint, limit_bytes: int | None) -> None:
-    """Only what is sure already: stored in half the bytes, or with tied weights stored twice, it might still fit."""
+    """Refuses only sure cases: stored in half the bytes, or with tied weights stored twice, the model might still
+    fit."""
     stored = _stored_bytes(checkpoint)
     if limit_bytes is not None and stored > 2 * limit_bytes:
         raise ModelRefused(
@@ -176,7 +177,7 @@ def _convert(
 
 
 def _writer(engine: EngineName, ranks: int, model: PreTrainedModel) -> Callable[[str, Path, Path], Manifest]:
-    """Of the image that `engine` binds: told its fingerprint, the checkpoint and where to write."""
+    """The writer of the image that `engine` binds: it gets the fingerprint, the checkpoint and the directory."""
     if engine == "vllm":
         from aegis.models.vllm_weight_image import write_vllm_image
 

@@ -1,8 +1,8 @@
 """Checkpoint to weight image: all tensors of a model in one file, aligned, in the order of its modules.
 
-`image.bin` holds every parameter and buffer, those that no checkpoint stores (rotary frequencies) included, each tied
-tensor once, each at a multiple of TENSOR_ALIGNMENT_BYTES. `manifest.json` says what lies where. Raw bytes, nothing
-that could run. Making the model's weights available is then one copy.
+`image.bin` holds every parameter and buffer, including those that no checkpoint stores (rotary frequencies), each tied
+tensor once, each at a multiple of TENSOR_ALIGNMENT_BYTES. `manifest.json` holds the place of each. The image is raw
+bytes, nothing that could run. To make the model's weights available then takes one copy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def write_image(
     model: PreTrainedModel, probed: Probed, fingerprint: str, checkpoint: Path, into: Path, *, ranks: int = 1
 ) -> Manifest:
     """Writes image, manifest and the checkpoint's configuration files into the directory `into`. With several `ranks`
-    an image for each; raises ModelRefused where they cannot share the model out."""
+    there is an image for each; raises ModelRefused if they cannot share the model out."""
     kv = KvShape(
         layers=_shared_out(model, probed.layers, ranks),
         dtype=str(probed.kv_dtype).removeprefix("torch."),
@@ -54,8 +54,8 @@ def write_stored(
     *,
     engine: EngineName = "transformers",
 ) -> Manifest:
-    """The same of these tensors of each rank, as `engine` lays them out; `model` is what the checkpoint is to
-    transformers."""
+    """Writes the same for these tensors of each rank, as `engine` lays them out; `model` is the checkpoint as
+    transformers loads it."""
     entries = list(_laid_out(parts[0]))
     image_bytes = _aligned(entries[-1].offset + entries[-1].nbytes)
     images = [into / image_name(rank) for rank in range(len(parts))]
@@ -111,7 +111,8 @@ def _part(tensor: Stored, cut: Mapping[str, Cut], rank: int, ranks: int) -> Stor
 
 
 def _distinct(model: PreTrainedModel) -> Iterator[Stored]:
-    """Each tensor once, with all names it is bound to: same storage, place, shape, strides and type is the same."""
+    """Each tensor once, with all names it is bound to: tensors with the same storage, place, shape, strides and type
+    are one."""
     named: dict[tuple[_Place, bool], tuple[list[str], torch.Tensor]] = {}
     parameters = ((name, tensor, False) for name, tensor in model.named_parameters(remove_duplicate=False))
     buffers = ((name, tensor, True) for name, tensor in model.named_buffers(remove_duplicate=False))
@@ -153,7 +154,7 @@ def _ends(model: PreTrainedModel, vocab_size: int) -> tuple[int, ...]:
 
 
 def _intermediate_size(config: PretrainedConfig) -> int:
-    """One for all layers: the largest where they differ, the customary one where the configuration is silent."""
+    """The size for all layers: the largest if they differ, the customary one if the configuration has none."""
     size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     return max(size) if isinstance(size, list) else int(size)
 

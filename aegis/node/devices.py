@@ -1,6 +1,6 @@
-"""The devices of the node: their memory, the accounts of it, and which instances are on each.
+"""The devices of the node: their memory, the accounts of it, and the instances on each.
 
-The memory lives in this process, which outlives instances; what is decided about it is `memory.page_arbiter`'s.
+The memory lives in this process, which outlives instances; `memory.page_arbiter` decides about it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Device:
 
 
 class Devices:
-    """`placement` says which device each instance is on; `ranks` pools in a row count as one. Methods are called on the
+    """`placement` maps each instance to its device; `ranks` pools in a row count as one. Methods are called on the
     event loop."""
 
     def __init__(
@@ -74,17 +74,18 @@ class Devices:
 
     @property
     def page_count(self) -> int:
-        """Of each device."""
+        """The number of pages of each device."""
         return min(device.page_count for device in self._devices)
 
     def place(self, instance: InstanceId, pools: Sequence[PhysicalPool]) -> None:
-        """From now on it has a device of its own, of these pools; what it had before is gone. It is not up."""
+        """From now on the instance has a device of its own, of these pools; the one that it had before is gone. It is
+        not up."""
         device, before = self._device(pools), self._placement.get(instance)
         self._devices = [other for other in self._devices if other is not before] + [device]
         self._placement[instance] = device
 
     def share(self, instance: InstanceId) -> None:
-        """From now on it is on the device that the fewest are on."""
+        """From now on the instance is on the device with the fewest instances."""
         count = Counter(map(id, self._placement.values()))
         self._placement[instance] = min(self._devices, key=lambda device: count[id(device)])
 
@@ -92,12 +93,12 @@ class Devices:
         return instance in self._placement
 
     def vacant(self) -> bool:
-        """Whether nobody is on one of them."""
+        """Whether a device has no instance."""
         taken = list(self._placement.values())
         return any(device not in taken for device in self._devices)
 
     async def leave(self, instance: InstanceId, *, with_device: bool = False) -> None:
-        """It is not up, and does not come up any more; nor is its device there then, where it goes too."""
+        """The instance is not up, and does not come up any more; with `with_device` its device goes, too."""
         device = self._placement.pop(instance)
         device.arbiter.forget(instance)
         if with_device:
@@ -110,7 +111,7 @@ class Devices:
         return [pool.address for pool in self._of(instance).pools]
 
     def device_of(self, instance: InstanceId) -> int:
-        """Its ordinal."""
+        """The ordinal of its device."""
         return self._devices.index(self._of(instance))
 
     def arbiters(self) -> list[PageArbiter]:
@@ -148,8 +149,8 @@ class Devices:
     # --- commands -----------------------------------------------------------------------------------------------------
 
     async def limit(self, name: str, nbytes: int, *, least_bytes: int, timeout_s: float) -> int:
-        """Answers when the instance holds no more than that: how many bytes it gave back. Raises UserError, with
-        nothing changed, where it cannot be done or not in time."""
+        """Answers when the instance holds no more than that, with the bytes that it gave back. Raises UserError, with
+        nothing changed, if it cannot be done or not in time."""
         instance, device = self._up(name)
         pages, page_bytes = nbytes // device.page_bytes, device.page_bytes
         if nbytes < least_bytes:
@@ -173,7 +174,8 @@ class Devices:
         return outcome.pages * page_bytes
 
     async def trim(self, name: str, *, timeout_s: float) -> int:
-        """Answers when the instance has given back what it does not need now: how many bytes. Raises UserError."""
+        """Answers when the instance has given back pages that it does not need now, with the number of bytes. Raises
+        UserError."""
         instance, device = self._up(name)
         command, settled = self._command()
         self._perform(device, device.arbiter.trim(instance, command=command))
@@ -181,7 +183,7 @@ class Devices:
         return outcome.pages * device.page_bytes
 
     async def close(self) -> None:
-        """The instances are gone."""
+        """Closes the pools once the instances are gone."""
         for task in list(self._wiping):
             await task
         for device in self._devices:
@@ -212,7 +214,8 @@ class Devices:
         return self._next_command, settled
 
     async def _outcome(self, command: int, settled: asyncio.Future[Settled], name: str, timeout_s: float) -> Settled:
-        """The instance answers in time; one that hangs does not, and its answer is booked whenever it comes."""
+        """The outcome of a command. An instance answers in time unless it hangs; a late answer is booked whenever it
+        comes."""
         try:
             async with asyncio.timeout(timeout_s + PATIENCE_NS / NS_PER_S):
                 return await settled

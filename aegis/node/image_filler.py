@@ -1,6 +1,6 @@
 """The memory of a machine's model cache: one region per rank for weight images, filled from disk by a few threads.
 
-Instances map a region once, whole; which extents hold what they are told. Nothing is decided here.
+Instances map a region once, whole, and are told which extents hold which image. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aegis.device.image_file import ImageDamaged, ImageFile
 from memory.pages import Runs
 
 READERS = min(4, len(os.sched_getaffinity(0)))
-_NICE = 10  # of the reading threads alone: whoever waits for the image loads it from disk meanwhile
+_NICE = 10  # of the reading threads alone: an instance that needs the image loads it from disk meanwhile
 _EXTENTS_PER_PIECE = IMAGE_PIECE_BYTES // IMAGE_EXTENT_BYTES
 
 
@@ -55,7 +55,7 @@ class _Filling:
     extents: Sequence[int]
     ended: asyncio.Future[Filled]
     lanes: int
-    left: int  # pieces that are not read yet
+    left: int  # pieces that have not been read yet
     next_piece: int = 0
     stopped: bool = False
     damage: str = ""
@@ -76,7 +76,7 @@ class ImageFiller:
 
     @property
     def paths(self) -> list[str]:
-        """Of each rank's region, for instances."""
+        """The path of each rank's region, for instances."""
         return [region.memory.path for region in self._regions]
 
     def fill(self, spec: ModelSpec, runs: Runs) -> asyncio.Future[Filled]:

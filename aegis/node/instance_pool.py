@@ -1,8 +1,8 @@
 """The instances' processes: started, watched, started again when they die; instances that join, and leave.
 
-Each start of an instance is an incarnation with shared words of its own. When a process is lost, and whoever has to
-know does, its words are poisoned, so that whoever waits for one of its copies goes on; what it held is replayed by the
-session cores.
+Each start of an instance is an incarnation with shared words of its own. When a process is lost, and everyone who has
+to know does, its words are poisoned, so that processes that wait for one of its copies go on; the routers replay its
+requests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Place:
     host: InstanceHost | None = None
     process: Running | None = None
     ready: bool = False
-    coming: bool = False  # since somebody asked for it: nobody counts on it yet
+    coming: bool = False  # it was asked for, and nothing depends on it yet
     joining: bool = False  # the same, and it has never served: not tried again
     failure: str = ""  # why it is not tried again
     drained: bool = False  # not started again until that ends
@@ -100,7 +100,7 @@ class InstancePool:
         return host.machine.id
 
     def words(self, instance: InstanceId) -> tuple[int, ...]:
-        """Of its present, or its last, process."""
+        """The words of its present, or its last, process."""
         host = self._places[instance].host
         assert host
         return host.words
@@ -121,11 +121,11 @@ class InstancePool:
         return [place.instance for place in places if not (place.ready or place.drained or place.coming)]
 
     def coming(self) -> set[InstanceId]:
-        """Those that somebody asked for, and that do not serve yet."""
+        """Instances that were asked for and do not serve yet."""
         return {place.instance for place in self._places.values() if place.coming and not place.drained}
 
     def arrived(self, instance: InstanceId) -> None:
-        """It serves."""
+        """The instance serves."""
         place = self._places[instance]
         place.coming = place.joining = False
 
@@ -142,12 +142,12 @@ class InstancePool:
         return {place.instance: _state(place) for place in list(self._places.values())}
 
     def hopeless(self) -> bool:
-        """Whether no request can be served, however long one waits."""
+        """Whether no request can ever be served, however long one waits."""
         alive = {place.role for place in self._places.values() if not place.restarts.given_up}
         return Role.MIXED not in alive and not {Role.PREFILL, Role.DECODE} <= alive
 
     def fence(self, instance: InstanceId, incarnation: int) -> bool:
-        """Ends that process at once, whatever state it is in. False where it is the instance's no more."""
+        """Ends that process at once, whatever state it is in. False if it is not the instance's any more."""
         place = self._places[instance]
         if place.process is None or place.incarnation != incarnation:
             return False
@@ -162,7 +162,7 @@ class InstancePool:
         self._link.send(self.identity(instance), [Shutdown()])
 
     def drained(self, instance: InstanceId) -> bool:
-        """Whether it has no process any more, and shall have none."""
+        """Whether it has no process any more, and will have none."""
         place = self._places[instance]
         return place.drained and place.process is None
 
@@ -173,8 +173,8 @@ class InstancePool:
         place.resumed.set()
 
     async def admit(self, role: Role, count: int) -> list[InstanceId]:
-        """Starts so many more, under names that nobody ever had; each joins if it comes up at the first try. Raises
-        UserError, with nothing changed, where there is no room for all of them."""
+        """Starts so many more, under names that were never used; each joins if it comes up at the first try. Raises
+        UserError, with nothing changed, if there is no room for all of them."""
         names = [InstanceId(f"{role}-{self._named[role] + n}") for n in range(count)]
         self._named[role] += count
         admitted: list[InstanceId] = []
@@ -224,7 +224,7 @@ class InstancePool:
             await asyncio.wait(late)
 
     async def _keep(self, place: _Place) -> None:
-        """Starts the instance again and again, until it is given up or to end; one that joins, once."""
+        """Starts the instance again and again, until it is given up or has to end; an instance that joins, once."""
         while not place.ending.is_set():
             try:
                 host = await self._find_home(place)
@@ -252,7 +252,7 @@ class InstancePool:
             await _within(place.ending, place.restarts.pause_s)
 
     async def _find_home(self, place: _Place) -> InstanceHost | None:
-        """None where it is to end first. Raises UserError."""
+        """None if it has to end first. Raises UserError."""
         finding = asyncio.create_task(self._instance_hosts.host(place.instance))
         ending = asyncio.create_task(place.ending.wait())
         await asyncio.wait((finding, ending), return_when=asyncio.FIRST_COMPLETED)
@@ -263,7 +263,7 @@ class InstancePool:
         return finding.result()
 
     async def _watch(self, place: _Place, process: Running, host: InstanceHost) -> str:
-        """Until it ends: how it did."""
+        """Waits until the process ends; returns how it did."""
         started_s = time.monotonic()
         if place.ending.is_set():
             process.kill()

@@ -1,8 +1,8 @@
-"""The wires of a market: msgpack messages in batches. On private sockets, or, between machines, encrypted.
+"""The links of a market: msgpack messages in batches, on private sockets, or encrypted between machines.
 
-An instance has one to its node and one to each proxy, so that nothing about a request passes through anybody else. Its
-identity on all of them is `name/incarnation`, so what a dead process sent can be told from what its successor sends. A
-proxy that is not in the node's process has one to the node besides.
+An instance has one link to its node and one to each proxy, so that messages about a request pass through nobody else.
+Its identity on all of them is `name/incarnation`, so that messages of a dead process can be told from those of its
+successor. A proxy that is not in the node's process has a link to the node besides.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from aegis.telemetry.spans import Spans
 from aegis.transport.addresses import Keys, is_local
 from aegis.transport.unix_sockets import LocalEnd, LocalPort, LocalWire, LocalWires
 
-# Who is to know what an instance says: the node of memory, models and its life, a proxy of its own requests.
+# The receivers of an instance's messages: the node of those on memory, models and its life, a proxy of those on its own
+# requests.
 
 
 T = TypeVar("T")
@@ -49,8 +50,7 @@ _OF_ONE_REQUEST: frozenset[object] = frozenset(
 
 
 def addressed(messages: Sequence[T], proxies: Iterable[ProxyId]) -> dict[ProxyId | None, list[T | Phase]]:
-    """The messages of each, in order; None is the node. `proxies` are those that are told of every switch, and of how
-    long steps take."""
+    """The messages to each proxy, in order; None is the node. `proxies` get every switch and the times of steps."""
     mail: defaultdict[ProxyId | None, list[T | Phase]] = defaultdict(list)
     for message in messages:
         if type(message) in _OF_ONE_REQUEST:
@@ -102,7 +102,7 @@ class _Wires(Protocol):
 
 
 class InstanceLink:
-    """An instance's end of all its wires; blocking, one thread. `market_key` is the public one, where there is one."""
+    """An instance's end of all its links; blocking, one thread. `market_key` is the public one, if there is one."""
 
     def __init__(self, node_address: str, identity: str, market_key: str = "") -> None:
         self._wires = _wires(node_address, identity, market_key)
@@ -115,13 +115,13 @@ class InstanceLink:
         wire.send(_encoder.encode([greeting]))
 
     def leave(self, proxy: ProxyId) -> None:
-        """The proxy is lost: what it said and is not received yet never is."""
+        """The proxy is lost: messages of it that were not received yet never are."""
         wire = self._proxies.pop(proxy, None)
         if wire:
             self._wires.cut(wire)
 
     def send(self, messages: Sequence[Said]) -> None:
-        """To whom it concerns, at once; what concerns a lost proxy is dropped."""
+        """Sends each message to its receivers at once; messages to a lost proxy are dropped."""
         for proxy, its in addressed(messages, self._proxies).items():
             wire = self._node if proxy is None else self._proxies.get(proxy)
             if wire:
@@ -180,8 +180,8 @@ class _Port(Protocol):
 
 
 class Hub(Generic[T]):
-    """The end that many are connected to: a node's or a proxy's, of one event loop. `said` is what they send. A port
-    that is left open (`tcp://127.0.0.1:*`) is found in `address`."""
+    """The end that many are connected to: a node's or a proxy's, of one event loop. `said` is the type of their
+    messages. A port that is left open (`tcp://127.0.0.1:*`) is found in `address`."""
 
     def __init__(self, address: str, said: Any, keys: Keys | None = None) -> None:
         self._decoder = msgspec.msgpack.Decoder(list[said])
@@ -190,7 +190,7 @@ class Hub(Generic[T]):
         self.address = self._port.address
 
     def send(self, identity: str, messages: Sequence[object]) -> None:
-        """At once; to an identity that is gone it is dropped, as its death is handled elsewhere."""
+        """Sends at once; messages to an identity that is gone are dropped, because its death is handled elsewhere."""
         self._port.send(identity, _encoder.encode(messages))
 
     async def receive(self) -> tuple[str, list[T]]:
@@ -211,7 +211,7 @@ class Hub(Generic[T]):
 
 
 class Spoke(Generic[T]):
-    """An end connected to a hub on this machine, of one event loop. `told` is what the hub sends."""
+    """An end connected to a hub on this machine, of one event loop. `told` is the type of the hub's messages."""
 
     def __init__(self, address: str, identity: str, told: Any) -> None:
         self._decoder = msgspec.msgpack.Decoder(list[told])

@@ -29,7 +29,7 @@ class Held:
 
 
 class Outbox:
-    """`identity` names the process of an instance that is meant; `decisions` are told what was decided, if given."""
+    """`identity` names the process of an instance; `decisions` log the messages, if given."""
 
     def __init__(
         self, link: Link, identity: Callable[[InstanceId], str], clock: Clock, decisions: DecisionLog | None
@@ -74,7 +74,7 @@ class Outbox:
 
 
 def _ready(messages: Sequence[ToInstance | Held]) -> list[ToInstance]:
-    """Up to the first that is not known yet."""
+    """The messages before the first one that is not known yet."""
     ready: list[ToInstance] = []
     for each in messages:
         message = each.message if isinstance(each, Held) else each

@@ -1,5 +1,5 @@
-"""The outermost layer: gives every request its id, logs one line of it, keeps a bug of ours to its request. Each reply
-says which proxy it is from, as `X-Aegis-Proxy`."""
+"""The outermost layer: it gives every request its id, logs one line of it, and confines a bug of ours to its request.
+Each reply names its proxy in `X-Aegis-Proxy`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RequestMiddleware:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except asyncio.CancelledError:  # the server, which ends, has waited for it as long as it may
+        except asyncio.CancelledError:  # the server ends, and has waited for the request as long as it may
             if not status:
                 await error_reply(_ENDING)(scope, receive, send_with_id)
         except Exception:  # noqa: BLE001 - the client was answered; the server goes on

@@ -1,7 +1,7 @@
-"""A proxy: the session core wired to clients, instances and its node.
+"""A proxy: the router wired to clients, instances and its node.
 
-Requests go to instances and come back from them directly; its node tells it which instances and models there are. One
-object of one event loop: whatever an event makes the core decide is done before the next event is looked at.
+Requests go to instances and come back from them directly; its node tells it which instances and models there are. It is
+one object of one event loop: the core's decisions on an event are performed before the next event is looked at.
 """
 
 from __future__ import annotations
@@ -122,11 +122,11 @@ class Proxy:
         stages: RequestStages | None = None,
         refuses_late: bool = False,
     ) -> None:
-        """`stages` are for whoever wants traces. Where it `refuses_late`, a request whose first token would be late is
-        refused."""
+        """`stages` are for traces, if they are wanted. If it `refuses_late`, a request whose first token would be late
+        is refused."""
         self.address = link.address
         self.number = number
-        self.keys = Keyring()  # until its node tells
+        self.keys = Keyring()  # until its node sends them
         self.draining = False
         self._gathering = 0  # calls of which not all choices have been submitted
         self._core = core
@@ -142,10 +142,10 @@ class Proxy:
         self._handles: dict[RequestId, LiveSequenceHandle] = {}
         self._backlog = Backlog()
         self._next_request = 0
-        self._unserved = ""  # why, where nothing can be served any more
+        self._unserved = ""  # the reason, if nothing can be served any more
         self._identities: dict[InstanceId, str] = {}  # the processes of those that are up
         self._lost: dict[InstanceId, int] = {}  # the last incarnation known to be gone
-        self._beside: dict[InstanceId, ForeignLoad] = {}  # what the node said last
+        self._beside: dict[InstanceId, ForeignLoad] = {}  # the last reports of the node
         self._outbox = Outbox(link, lambda instance: self._identities[instance], clock, decisions)
 
     # --- what the HTTP layer asks -------------------------------------------------------------------------------------
@@ -229,16 +229,16 @@ class Proxy:
         return bool(self._handles)
 
     def flush(self) -> None:
-        """Something that was looked up has been found."""
+        """Kept KV that was looked up has been found."""
         self._outbox.flush()
 
     def abandon(self) -> None:
-        """Fails every request that has not ended: the server is about to, or nobody is left to serve it."""
+        """Fails every request that has not ended: the server is about to end, or no instance is left to serve them."""
         for request in list(self._handles):
             self._happened(ClientLeft(request))
 
     def _refuse_late(self, spec: ModelSpec, tokens: int) -> None:
-        """Raises UserError where its first token would be late, going by the schedulers' estimates."""
+        """Raises UserError if its first token would be late by the schedulers' estimates."""
         expected_ns = self._core.expected_ttft_ns(spec.model, tokens)
         late_ns = (expected_ns or 0) - spec.slo.ttft_ns
         if late_ns > 0:
@@ -302,7 +302,7 @@ class Proxy:
             self._outbox.flush()
 
     def _hear(self, instance: InstanceId, incarnation: int, messages: Sequence[FromInstance]) -> None:
-        """A process that is gone is not heard any more, however much it said."""
+        """Messages of a process that is gone are ignored, however many there are."""
         identity = f"{instance}/{incarnation}"
         for message in messages:
             if isinstance(message, Greeting):
@@ -340,7 +340,7 @@ class Proxy:
     # --- doing --------------------------------------------------------------------------------------------------------
 
     def _happened(self, event: Event) -> None:
-        """Something outside the instances."""
+        """Takes an event that comes from outside the instances."""
         self._perform(event)
         if not self._gathering:
             self._outbox.flush()
@@ -375,7 +375,7 @@ class Proxy:
                     self._decided(effect)
 
     def _submit(self, instance: InstanceId, submit: Submit) -> None:
-        """With what is kept of its prompt. Whatever is sent there meanwhile comes after it."""
+        """Submits it with the kept KV of its prompt. Messages that are sent there meanwhile come after it."""
         held = self._outbox.hold(instance)
         self._node.look_up(instance, submit.job, lambda kept: self._outbox.fill(held, with_prefix(submit, kept)))
 

@@ -12,7 +12,8 @@ from proxy.live.backlog import Backlog, Share, bytes_of
 from proxy.routing.events import ClientLeft
 
 UNREAD_MAX = 4096
-"""So many deliveries wait for a client that reads more slowly than its answer is made; then it gets no more."""
+"""The number of deliveries that wait for a client that reads more slowly than its answer is made; beyond it, the client
+gets no more."""
 
 _GIVEN_UP = 499
 
@@ -36,7 +37,7 @@ class LiveSequenceHandle:
         self._backlog = backlog
         self._unread: deque[Delivery] = deque()
         self._reader: asyncio.Future[None] | None = None  # waits for more
-        self._awaited = False  # the first that is unread: it is not counted, its reader is on the way
+        self._awaited = False  # the first unread one: it is not counted, because its reader is on the way
         self._fell_behind = False
         self._given_up = False
         backlog.join(self)
@@ -88,7 +89,7 @@ class LiveSequenceHandle:
             self._backlog.grow(self.share, bytes_of(delivery))
 
     def _keep(self, last: Delivery) -> None:
-        """Nothing else."""
+        """Keeps this delivery and no other."""
         if self._awaited:
             self._unread.popleft()
             self._awaited = False

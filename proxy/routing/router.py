@@ -1,13 +1,12 @@
-"""The session core: every request from its arrival to its one terminal reply, whatever dies meanwhile.
+"""The router: it has every request from its arrival to its one terminal reply, whatever dies meanwhile.
 
 `on(event, now_ns) -> effects`; no clock, no I/O. It places requests on prefill instances, carries the KV's address from
 prefill to decode, delivers tokens in order and each exactly once, and replays requests whose instance was lost. In a
 pool without prefill instances requests are placed on mixed ones, where they stay.
 
 Laws: (1) tokens of a request are delivered as indices 0, 1, 2 … (from `sent` on, if it was begun elsewhere), none
-twice, none left out, over all its attempts; (2)
-exactly one `Ended` per request, and nothing after it; (3) every `KvHandle` is released to a living owner exactly once,
-by whoever adopted it or, if the adopter died, by this core.
+twice, none left out, over all its attempts; (2) exactly one `Ended` per request, and nothing after it; (3) every
+`KvHandle` is released to a living owner exactly once, by its adopter or, if the adopter died, by this core.
 """
 
 from __future__ import annotations
@@ -72,10 +71,11 @@ from proxy.routing.pressure import Demand, demand
 from proxy.routing.reasons import PlaceReasons, refusal
 
 MAX_LOSSES: Final = 3
-"""A request that has seen so many instances die while it was running on them is failed: it may be what kills them."""
+"""A request fails after so many instances died while it was running on them, because it may be what kills them."""
 
 MAX_REPLAYS: Final = 10
-"""The same for deaths of whatever it was waiting on: what was running may not have had the time to say so."""
+"""The same for deaths of instances that it was waiting on: a request that was running may not have been reported
+yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,18 +83,19 @@ class _Session:
     job: Job
     beside: RequestId | None = None
     state: State = State.QUEUED
-    sent: list[int] = field(default_factory=list)  # no logprobs: they are told once, and take much more memory
+    sent: list[int] = field(default_factory=list)  # no logprobs: they are sent once, and take much more memory
     prefill: InstanceId | None = None
     decode: InstanceId | None = None
     kv: KvHandle | None = None  # handed over and not adopted yet
     prompt_reported: bool = False
-    reused: int = 0  # tokens that the prefill under way need not run
+    reused: int = 0  # tokens that the running prefill need not run
     losses: int = 0
     deaths: int = 0
 
 
 _BEFORE_FIRST_TOKEN: Final = (State.QUEUED, State.PREFILLING)
-"""A batch that has the turn is not one of a request in these: what says so is about an attempt that was given up."""
+"""A batch that has the turn has no request in these states: a message that says so is about an attempt that was given
+up."""
 
 
 class _Handle(Struct, frozen=True):
@@ -115,8 +116,8 @@ class Router:
         give_up_ns: int | None = None,
         explains: bool = False,
     ) -> None:
-        """A request that has no token after `give_up_ns` fails when the next one arrives. Where it `explains`, there is
-        a `Decision` among the effects for each request that is placed, and for each that fails."""
+        """A request that has no token after `give_up_ns` fails when the next one arrives. If it `explains`, there is a
+        `Decision` among the effects for each request that is placed, and for each that fails."""
         self._prefill_policy = prefill_policy
         self._decode_policy = decode_policy
         self._hardware = hardware
@@ -198,7 +199,7 @@ class Router:
         return self._first_tokens.before(request)
 
     def expected_ttft_ns(self, model: ModelId, tokens: int) -> int | None:
-        """The estimated time to the first token of a request that came now; None where nobody can tell."""
+        """The estimated time to the first token of a request that came now; None if there is no estimate."""
         work = Work(model, tokens)
         if model not in self._latency:
             return None
@@ -269,7 +270,7 @@ class Router:
         self._decodes.add(instance, request, work)
 
     def _refuse(self, request: RequestId) -> None:
-        """Unless an instance is to come back, which may have a place."""
+        """Fails the request, unless an instance is to come back, which may have a place."""
         if self._absent:
             return
         self._stop_work(request)
@@ -383,7 +384,7 @@ class Router:
         self._place_decode(request)
 
     def _reused(self, message: Reused) -> None:
-        """A replay is no news to the client."""
+        """The client does not learn of a replay."""
         session = self._current(message.request, message.attempt)
         if session:
             session.reused = message.tokens

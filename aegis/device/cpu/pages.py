@@ -2,17 +2,17 @@
 
 Mapping a page anew costs more than copying it: the kernel fills 512 page-table entries and empties them again at unmap.
 So a page's entries are filled once in the life of the process, at the page's *home*, a mapping of the whole memory at
-addresses nobody is told. `send` carries the filled page table from there into a range and `fetch` carries it home, both
-with mremap, which moves the table as a whole because everything is aligned to 2 MiB: below 1 µs a page in long runs,
-about 6 µs for scattered single pages.
+addresses that are known to nobody else. `send` carries the filled page table from there into a range and `fetch`
+carries it home, both with mremap, which moves the table as a whole because everything is aligned to 2 MiB: below 1 µs a
+page in long runs, about 6 µs for scattered single pages.
 
 Hence every page is at one place at a time, address space that lost its page has no access from that moment on, and a
 touch of it crashes (SIGSEGV) at full speed and in production as it does in tests. So does a touch of the home of a page
-that is not ours. Access is given and taken with mprotect, which keeps the entries: a page that comes back after it was
-another's is ready in a third of the time that filling its table took.
+that is not ours. Access is given and taken with mprotect, which keeps the entries: a page that comes back from another
+process is ready in a third of the time that filling its table took.
 
-All that is slow is done in the background: a thread makes granted pages ready, the stream that wipes pages takes the
-access to them. They hold the lock for half a millisecond at most, and whoever waits for it comes next.
+Slow work is done in the background: a thread makes granted pages ready, and the stream that wipes pages takes the
+access to them. They hold the lock for half a millisecond at most, and a thread that waits for it comes next.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from aegis.device.cpu.libc import carry, clear, map_file, populate, protect, rel
 from aegis.device.cpu.pool import PAGE_BYTES, TouchedPages
 
 WIPE_PAGES = 8
-"""Wiped in one go: taking the access to them takes 0.5 ms."""
+"""The number of pages that are wiped in one go: taking the access to them takes 0.5 ms."""
 _STEPS = 4  # in which a page is made ready, each 0.4 ms where the operating system has to find memory
 
 _FOREIGN, _CLOSED, _OPEN, _READY, _MAPPED, _WIPING = (bytes([state]) for state in range(6))
@@ -38,7 +38,7 @@ _AT_HOME = _CLOSED + _OPEN + _READY
 
 
 class Turnstile:
-    """A lock that goes to who has waited for it, not to who asks again at once after giving it up."""
+    """A lock that goes to the thread that has waited for it, not to one that asks again at once after giving it up."""
 
     __slots__ = ("_lock", "_next")
 
@@ -58,7 +58,7 @@ class PhysicalPages:
     """The pages of the pool at `address`. Contents stay when a page moves.
 
     A page is foreign; or ours and at home, where it is closed, then open, then ready (its entries are filled); or
-    mapped in a range; or being wiped, after which it is closed. Raises UserError where there is no such pool.
+    mapped in a range; or being wiped, after which it is closed. Raises UserError if there is no such pool.
     """
 
     __slots__ = ("_closing", "_fd", "_filled", "_granted", "_home", "_state", "_thread", "_touched", "count", "lock")
@@ -74,7 +74,7 @@ class PhysicalPages:
         reserve_file(self._fd, self.count * PAGE_BYTES, self._home.base)
         self._state = bytearray(self.count)
         self._filled = bytearray(self.count)  # a hint: the memory of a lost process takes its entries along
-        self.lock = Turnstile()  # holds for the states, and for access and entries at home
+        self.lock = Turnstile()  # guards the states, and access and entries at home
         self._granted: SimpleQueue[PageRun | None] = SimpleQueue()
         self._closing = False
         self._thread = Thread(target=self._prepare_granted, name="device pages", daemon=True)
@@ -171,12 +171,12 @@ class PhysicalPages:
                 for step in range(_STEPS):
                     if self._closing:
                         return
-                    with self.lock, suppress(OSError):  # no memory: who maps the page will say so
+                    with self.lock, suppress(OSError):  # no memory: the mapping of the page will fail, too
                         self._prepare(page, step)
 
     def _prepare(self, page: int, step: int) -> None:
         if self._state[page] != (_OPEN if step else _CLOSED)[0]:
-            return  # the mapper was faster, or it has gone
+            return  # the mapping thread was faster, or the page has gone
         if step == 0:
             protect(self._address(page), PAGE_BYTES, access=True)
             self._turn(page, page + 1, _CLOSED, _READY if self._filled[page] else _OPEN)

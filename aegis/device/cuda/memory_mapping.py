@@ -52,7 +52,8 @@ class GrantedPages:
         self._work.put(handles)
 
     def handles(self, runs: Sequence[PageRun]) -> list[Any]:
-        """Of granted pages, in order. Waits for those that are still on their way; raises what kept them."""
+        """The handles of granted pages, in order. Waits for those that are still on their way; raises the error that
+        kept them."""
         with self._arrived:
             self._arrived.wait_for(lambda: self._error or all(None not in self._handles[a:b] for a, b in runs))
         if self._error is not None:
@@ -126,7 +127,7 @@ class GrantedPages:
 class CudaRange:
     """A `VirtualRange` on the GPU. Work that touches a page must have completed before the page is unmapped.
 
-    Maps all pages or none: raises OSError where the driver refuses.
+    Maps all pages or none: raises OSError if the driver refuses.
     """
 
     def __init__(self, pages: GrantedPages, nbytes: int) -> None:
@@ -157,7 +158,7 @@ class CudaRange:
         self._pages.remove(pages)
 
     def back(self, offset_pages: int, runs: Sequence[PageRun]) -> None:
-        """The driver's part of `map`, without the books."""
+        """The driver's part of `map`, without the accounts."""
         size, address = self.page_bytes, self.base + offset_pages * self.page_bytes
         done = 0
         try:
@@ -175,7 +176,7 @@ class CudaRange:
         self._driver("cuMemUnmap", self.base + offset_pages * self.page_bytes, count * self.page_bytes)
 
     def close(self) -> None:
-        """Unmaps what is mapped and gives the addresses back; a second call does nothing."""
+        """Unmaps the mapped pages and gives the addresses back; a second call does nothing."""
         if self.base:
             for offset in sorted(self._mapped):
                 self.unmap(offset, 1)

@@ -33,11 +33,11 @@ class Shape(Protocol):
     """The wording of one API's replies."""
 
     def chunk(self, index: int, piece: Piece) -> Struct | None:
-        """None where there is nothing to tell yet."""
+        """None if there is nothing to send yet."""
         ...
 
     def usage(self, usage: Usage) -> Struct:
-        """The chunk after all others, where the client asked for it."""
+        """The chunk after all others, if the client asked for it."""
         ...
 
     def whole(self, pieces: Sequence[Piece], usage: Usage) -> Struct:
@@ -53,7 +53,7 @@ async def answer(
     shape: Shape,
     admitted: AdmittedRequest,
 ) -> Response:
-    """Submits the sequences and answers with them. Raises UserError; ClientGone where nobody waits any more."""
+    """Submits the sequences and answers with them. Raises UserError; ClientGone if the client has left."""
     model, settings = served.spec.model, settings_of(request)
     if settings.logs_prompts:
         _log_prompts(request, served, orders)

@@ -118,7 +118,7 @@ async def _generate(
             raise fields.refusal("tool_choice", f"and {parameters.held_to.param!r} cannot be had together")
         parameters = structs.replace(parameters, held_to=wanted, sampling=held_to(fields, parameters.sampling, wanted))
     grammar = parameters.sampling.grammar
-    free = grammar is None or grammar.kind == "structural_tag"  # that has room for reasoning
+    free = grammar is None or grammar.kind == "structural_tag"  # these leave room for reasoning
     marks = marks_of(text.chat_template or "") if free else None
     reading = Reading(rendered, marks, tools)
     parameters = structs.replace(parameters, shown=reading.markers)
@@ -142,7 +142,7 @@ async def _generate(
 
 
 def needs_chat_template(served: Served) -> TextModel:
-    """Raises UserError where the model has none."""
+    """Raises UserError if the model has none."""
     text = needs_tokenizer(served, "model")
     if text.chat_template is None:
         message = f"model {served.spec.model!r} has no chat template: send its prompt to /v1/completions"
@@ -153,7 +153,7 @@ def needs_chat_template(served: Served) -> TextModel:
 async def render(
     request: Request, fields: Fields, served: Served, text: TextModel, tools: Tools | None
 ) -> tuple[str, tuple[int, ...]]:
-    """The prompt that `messages` make, and its tokens. Raises UserError; ClientGone where nobody waits any more."""
+    """The prompt that `messages` make, and its tokens. Raises UserError; ClientGone if the client has left."""
     messages, variables = await beside_loop(lambda: read_conversation(fields, tools), fields.nbytes, few=SMALL_BYTES)
     size = characters_of(messages) + characters_of(list(variables.values()))
     rendering = texts_of(request).render(

@@ -19,7 +19,7 @@ _SUBMITTED_AT_ONCE = 16
 
 
 class SequenceRequest(Struct, frozen=True):
-    """One prompt, checked: `max_tokens` fits. `echo` is what the answer begins with, its tokens included."""
+    """One prompt, checked: `max_tokens` fits. `echo` is the text with which the answer begins, its tokens included."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -76,7 +76,7 @@ class Choice:
                 raise UserError(message, status=status, code="generation_failed", kind="server_error")
 
     def cancel(self, *, satisfied: bool = False) -> None:
-        """Frees what the sequence holds, unless it has ended."""
+        """Frees the resources of the sequence, unless it has ended."""
         if not self._ended:
             self._ended = True
             self.handle.cancel(satisfied=satisfied)
@@ -116,7 +116,7 @@ class Usage(Struct, frozen=True):
 
 
 class GenerationRequest:
-    """All sequences of one request. Who makes one calls `cancel` when the reply has ended, however it ended."""
+    """All sequences of one request. The creator calls `cancel` when the reply has ended, however it ended."""
 
     def __init__(self, served: Served, orders: Sequence[SequenceRequest]) -> None:
         self.served = served
@@ -176,12 +176,12 @@ class GenerationRequest:
         return Usage(prompt, generated, prompt + generated, PromptDetails(self._cached()))
 
     def _cached(self) -> int:
-        """Of each prompt, what its first choice found: the others may go on from that one's KV."""
+        """The tokens that the first choice of each prompt found kept: the others may go on from its KV."""
         of_each = max(len(self.choices) // len(self.orders), 1)
         return sum(choice.reused for choice in self.choices[::of_each])
 
     async def run(self, deliver: Callable[[Choice, Piece], Awaitable[None]]) -> None:
-        """Hands on each choice's pieces as they come. Raises UserError where one of them failed."""
+        """Hands on each choice's pieces as they come. Raises UserError if one of them failed."""
         if len(self.choices) == 1:
             await _run(self.choices[0], deliver)
             return

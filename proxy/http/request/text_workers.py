@@ -1,12 +1,12 @@
-"""Tokenizing and rendering for clients, in processes beside the proxy: what a checkpoint's tokenizer or template makes
-of a client's text may take any time and memory, and must take neither from others.
+"""Tokenizing and rendering for clients, in processes beside the proxy: a checkpoint's tokenizer or template may take
+any time and memory for a client's text, and must take neither from others.
 
-1. Jobs of short texts are done by the process for short ones, some at a time, within `SHORT_S`.
-2. Those of a model that took longer than that lately, by a process for such models, within `SUSPECT_S`, one at a time.
-3. Those of longer texts, by the process for long ones, within `LONG_S`.
-4. What serves no request (`/tokenize`, `/detokenize`), by one of its own, so that it delays none.
+1. The process for short texts does their jobs, several at a time, within `SHORT_S`.
+2. If a model took longer than that lately, a process for such models does its jobs, within `SUSPECT_S`, one at a time.
+3. The process for long texts does theirs, within `LONG_S`.
+4. Jobs that serve no request (`/tokenize`, `/detokenize`) have a process of their own, so that they delay none.
 
-In each, callers take turns, and of one caller's jobs the smallest is next.
+In each, callers take turns, and the smallest of a caller's jobs is next.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from aegis.telemetry.logs import log
 SHORT_CHARACTERS = 1 << 14
 SHORT_S, LONG_S = 0.5, 20.0
 SHORT_AT_ONCE = 32
-"""Of one at a time most of the processor's time would go into changing from one process to the other."""
+"""With one job at a time, most of the processor's time would go into changing from one process to the other."""
 
 SUSPECT_S = 2.0
 BARRED_S = 60.0
@@ -59,7 +59,7 @@ _NOTHING = msgspec.Raw()
 _logger = logging.getLogger(__name__)
 
 Watch = Callable[[Coroutine[Any, Any, "Answer | None"]], Awaitable["Answer | None"]]
-"""Ends what it is given when nobody waits for it any more."""
+"""Ends the given work when no client waits for it any more."""
 
 
 async def _unwatched(work: Coroutine[Any, Any, Answer | None]) -> Answer | None:
@@ -74,7 +74,7 @@ class _Waiting:
 
 
 class Lane:
-    """One process and those that wait for it. Event loops may use it one after the other."""
+    """One process and the jobs that wait for it. Event loops may use it one after the other."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class Lane:
         most_waiting: int = WAITING_MAX,
         barred_s: float = 0.0,
     ) -> None:
-        """The process gets up to `at_once` jobs at a time, which it has `within_s` for. For `barred_s` after one took
-        too much none of its model is done."""
+        """The process gets up to `at_once` jobs at a time, and has `within_s` for them. If one takes too much, the jobs
+        of its model are barred for `barred_s`."""
         self.process = process
         self.within_s = within_s
         self._at_once = at_once
@@ -96,12 +96,12 @@ class Lane:
         self._working: asyncio.Task[None] | None = None
 
     def bars(self, text: TextModel) -> bool:
-        """Whether a job of the model took more than there is lately."""
+        """Whether a job of the model took too much lately."""
         return self._barred_until_s.get(text.key, 0.0) > monotonic()
 
     async def do(self, caller: str, size: int, text: TextModel, job: Job) -> Answer | None:
-        """None where it takes more time or memory than there is for it, or is of a model that is barred. Raises
-        UserError where the caller has many waiting, or no message holds the job."""
+        """None if the job takes too much time or memory, or is of a barred model. Raises UserError if the caller has
+        many waiting, or no message holds the job."""
         try:
             message = encoded(job)
         except OverflowError:
@@ -121,13 +121,13 @@ class Lane:
             waiting.job = _NOTHING  # it may be large, and its place in the queue stays
 
     async def start(self) -> None:
-        """The process, before there is a job."""
+        """Starts the process before there is a job."""
         if self._working is None:
             self._working = asyncio.create_task(self._work(starts=True))
             await self._working
 
     async def _work(self, *, starts: bool = False) -> None:
-        """While there are jobs."""
+        """Works while there are jobs."""
         batch: list[_Waiting] = []
         try:
             if starts:
@@ -181,7 +181,7 @@ def _tell(waiting: _Waiting, answer: Answer | None) -> None:
 
 
 class TextWorkers:
-    """All of one proxy's. Processes are started by their first jobs."""
+    """All text workers of one proxy. Each process is started by its first job."""
 
     def __init__(self, *, short_s: float = SHORT_S, suspect_s: float = SUSPECT_S, long_s: float = LONG_S) -> None:
         self._short = Lane(TextProcess(memory_bytes=512 * _MIB), short_s, at_once=SHORT_AT_ONCE, barred_s=BARRED_S)
@@ -190,7 +190,7 @@ class TextWorkers:
         self._suspects = Lane(TextProcess(memory_bytes=512 * _MIB, niceness=5), suspect_s)
 
     async def start(self) -> None:
-        """The process that serves most, so that the first request does not wait for it."""
+        """Starts the process with the most jobs, so that the first request does not wait for it."""
         await self._short.start()
 
     def close(self) -> None:
@@ -207,7 +207,8 @@ class TextWorkers:
         tokens_max: int,
         watch: Watch = _unwatched,
     ) -> tuple[tuple[int, ...], ...] | TooManyTokens:
-        """Token ids of each; no tokens of an empty one. `watch` is given what may take long. Raises UserError."""
+        """Token ids of each string; no tokens of an empty one. `watch` gets work that may take long. Raises
+        UserError."""
         job = Encode(text.key, tuple(strings), special, tokens_max)
         answer = await self._serve(caller, sum(map(len, strings)), text, job, watch)
         if isinstance(answer, TooManyTokens):
@@ -271,7 +272,7 @@ class TextWorkers:
 
 
 def characters_of(value: Any) -> int:
-    """About how many there are in what a client sent as JSON; where it has very many parts, only that they are many."""
+    """About how many characters there are in a client's JSON; if it has very many parts, only that there are many."""
     count, rest = 0, [value]
     while rest and count <= _COUNTED_MAX:
         match rest.pop():

@@ -1,4 +1,4 @@
-"""Before anything is made of a request's prompts: its permit."""
+"""Admission: a request gets its permit before its prompts are worked on."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from proxy.http.settings import market_of
 
 
 class AdmittedRequest:
-    """A request that has a permit, which is closed when nothing comes of the request, unless it is kept."""
+    """A request with a permit. The permit is closed if the request comes to nothing, unless it is kept."""
 
     def __init__(self, permit: Permit, undoing: ExitStack) -> None:
         self.permit = permit
         self._undoing = undoing
 
     def keep(self) -> Permit:
-        """For who answers, and closes it."""
+        """Keeps the permit for the code that answers, which closes it."""
         self._undoing.pop_all()
         return self.permit
 

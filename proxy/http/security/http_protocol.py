@@ -60,7 +60,7 @@ _UNREAD_BYTES = 16 << 10
 
 
 def cut(scope: Scope) -> None:
-    """Ends the connection without waiting for who does not read."""
+    """Ends the connection without waiting for a client that does not read."""
     aborts: dict[str, Callable[[], None]] = scope.get("extensions", {})
     if _CUT in aborts:
         aborts[_CUT]()
@@ -180,8 +180,8 @@ class Protocol(HttpToolsProtocol):
 
     def _decline_upgrade(self, rest: bytes) -> None:
         """Reads the request as if no other protocol had been asked for, which any server may do (RFC 9110, 7.8). The
-        parser takes no body where one was, and what follows the head for the next request: another one gets the head
-        anew, without the question."""
+        parser expects no body after an upgrade and takes the bytes after the head for the next request, so a new parser
+        gets the head again, without `Upgrade`."""
         head = [self._method, b" ", self.url, b" HTTP/", self._version, b"\r\n"]
         for name, value in _without_upgrade(self.headers):
             head += [name, b": ", value, b"\r\n"]
@@ -244,7 +244,8 @@ class Protocol(HttpToolsProtocol):
             _without_chunks(self.cycle)
 
     def _yield(self) -> None:
-        """Others have their turn before more of so many chunks is parsed. Of what was answered already no more is."""
+        """Lets other connections have their turn before more of so many chunks is parsed. If the request was answered
+        already, no more of it is parsed."""
         if self.cycle.response_complete and self._awaits_request:
             self.transport.close()
         else:
@@ -289,7 +290,7 @@ class Protocol(HttpToolsProtocol):
             self._watch()
 
     def _watch(self) -> None:
-        """One timer for a connection: it looks again when patience would end, if nothing were to come."""
+        """The one timer of a connection: it looks again when patience would end if nothing came."""
         if self._is_left_unread():
             self.transport.abort()
             return
@@ -310,8 +311,8 @@ class Protocol(HttpToolsProtocol):
             self._patience = self.loop.call_later(self.patience_s, self._watch)
 
     def _is_left_unread(self) -> bool:
-        """Whether nothing was taken for so long of what remains of an answer that is made: it could be all of it, and
-        nobody else looks. `KeepAlive` does at a stream that is under way."""
+        """Whether the client has taken nothing for so long of what is left of a complete answer. That may be all of it,
+        and nothing else watches it; `KeepAlive` watches streams that are under way."""
         unsent_bytes, now_s = self.transport.get_write_buffer_size(), self.loop.time()
         made = self.cycle is None or self.cycle.response_complete
         if not unsent_bytes or unsent_bytes != self._unsent_bytes or not made:
@@ -375,7 +376,7 @@ class Protocol(HttpToolsProtocol):
         cycle.message_event.set()
 
     def _refuse(self, error: UserError) -> None:
-        """The last that is answered on this connection. A reply that is under way is finished first, and nothing is
+        """Answers for the last time on this connection. A reply that is under way is finished first, and nothing is
         written into it."""
         if self.transport.is_closing():
             return
@@ -408,7 +409,7 @@ def _without_upgrade(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[b
 
 
 def _refuse_unclear(method: bytes, version: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Raises UserError where another server might take the request for another one, or for two."""
+    """Raises UserError if another server might read the request as another one, or as two."""
     if version not in (b"1.0", b"1.1"):
         raise _no_request()
     if method == b"CONNECT":
@@ -426,7 +427,7 @@ def _refuse_unclear(method: bytes, version: bytes, headers: Iterable[tuple[bytes
 
 
 def _without_chunks(cycle: RequestResponseCycle) -> None:
-    """A client of HTTP/1.0 knows no chunks: a body whose length is not told ends with the connection."""
+    """A client of HTTP/1.0 does not understand chunks: a body without a length ends with the connection."""
     send, told = cycle.send, False
 
     async def send_plain(message: Any) -> None:

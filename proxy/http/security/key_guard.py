@@ -13,10 +13,11 @@ from proxy.http.market import Market
 from proxy.http.security.refusals import note_refusal
 
 STATUS = frozenset({"/health", "/metrics", "/ready", "/version"})
-"""Paths that need no key, unless the server is told so."""
+"""Paths that need no key, unless the configuration says that they do."""
 
 ROOT, PAGE = "/", "/dashboard"
-"""Open to all: a browser sends no key with an address that is typed in, and its files tell nothing of this server."""
+"""Paths that are open to all: a browser sends no key with an address that is typed in, and these files say nothing
+about this server."""
 
 ADMIN = ("/debug/", "/models/")
 """Paths whose routes check by themselves who may command the server (`authorise`)."""

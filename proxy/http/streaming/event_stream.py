@@ -1,5 +1,5 @@
-"""Server-sent events as raw bytes: one write per event, comments as keep-alive while there is nothing to say, which
-tell what is waited for."""
+"""Server-sent events as raw bytes: one write per event, and comments as keep-alive while there is no event, which say
+what the stream waits for."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def comment(text: str) -> bytes:
 
 class EventStream(Response):
     """Runs `write`, which emits the events, for as long as the client listens; `close` is called in any case. `status`
-    is what comments say.
+    is the text of comments.
 
-    What `write` raises becomes an error event, the last of the stream: a client that saw no `[DONE]` knows that the
+    An error of `write` becomes an error event, the last of the stream: a client that saw no `[DONE]` knows that the
     answer is not whole.
     """
 

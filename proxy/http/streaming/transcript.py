@@ -1,4 +1,4 @@
-"""One choice's text as its tokens come in: what may be sent now, what has to wait, where it ends.
+"""One choice's text as its tokens come in: the part that may be sent now, the part that has to wait, and the end.
 
 Tokens are taken one by one, so neither the text nor its end depends on how they were delivered. Text waits while it may
 belong to a stop string, and a token's logprobs wait with its text.
@@ -19,7 +19,8 @@ _CONTEXT_TOKENS = 4  # of the prompt: a first word has its space, and a characte
 
 
 class Scored(Struct, frozen=True):
-    """A token and where its text begins, in characters of the choice's text. `text` is what it added."""
+    """A token and the place where its text begins, in characters of the choice's text. `text` is the text that it
+    added."""
 
     token: Token
     offset: int
