@@ -27,10 +27,10 @@ def schema() -> int:
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A YAML file with settings.", show_default=False)],
 ) -> int:
-    """Say what is wrong with a configuration file, a line for each mistake: its line, its key, what was expected.
+    """List the mistakes of a configuration file, one a line: its line, its key, what was expected.
 
     It is read as `aegis launch` reads it, but without options and variables; keys and models that it names are looked
-    for, too. Exits 2 where there is a mistake. A checkpoint that is not there is a warning: the others are served
+    for, too. Exits with 2 if there is a mistake. A checkpoint that is not there is a warning: the others are served
     without it.
 
     \b

@@ -20,14 +20,15 @@ _Place = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """A line for each, in the order of the file's. Of `warnings` a server is none the less launched."""
+    """The mistakes, a line each, in the order of the file's lines. `warnings` do not keep a server from being
+    launched."""
 
     mistakes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 def look_at(file: Path) -> Findings:
-    """Files that it names are looked at where it has no mistake of its own."""
+    """Files that the configuration names are checked only if it has no mistake of its own."""
     if found := sources.mistakes(file):
         return Findings(tuple(found))
     config = sources.load({"config": file}, {})
@@ -41,12 +42,12 @@ def look_at(file: Path) -> Findings:
 
 
 def _line(lines: dict[_Place, int], place: _Place) -> int:
-    """Of the key, else of the nearest one around it."""
+    """The line of the key, else of the nearest one around it."""
     return next((lines[place[:depth]] for depth in range(len(place), 0, -1) if place[:depth] in lines), 0)
 
 
 def _mistakes(config: Config) -> Iterator[tuple[_Place, str]]:
-    """With which no server is launched."""
+    """The mistakes that keep a server from being launched."""
     keys: list[Key] = []
     for secret in secrets_of(config):
         try:
@@ -69,7 +70,7 @@ def _mistakes(config: Config) -> Iterator[tuple[_Place, str]]:
 
 
 def _warnings(config: Config) -> Iterator[tuple[_Place, str]]:
-    """Models that are refused where they are looked for now, while the others are served."""
+    """Models that would be refused now, while the others are served."""
     for name, entry in config.models.items():
         if entry.path and not is_checkpoint(Path(entry.path)):
             told = f"models.{name}.path: {entry.path} holds no config.json; it should be a checkpoint's directory"

@@ -38,7 +38,7 @@ def ctl_options(
     ] = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Give up after so many seconds.")] = 120.0,
 ) -> int:
-    """Send a command to an instance, or the cluster, and print the reply. docs/bus.md says what there is besides.
+    """Send a command to an instance, or the cluster, and print the reply. docs/bus.md describes the rest of the bus.
 
     \b
     Examples:
@@ -84,7 +84,7 @@ def add(
     role: Annotated[
         str | None, typer.Option("--role", metavar="ROLE", help="prefill or decode; left out where all are mixed.")
     ] = None,
-    count: Annotated[int, typer.Option("--count", metavar="N", help="So many of them.")] = 1,
+    count: Annotated[int, typer.Option("--count", metavar="N", help="Number of instances.")] = 1,
 ) -> int:
     """Start more instances, which serve like the others from then on.
 
@@ -102,7 +102,7 @@ def add(
 
 @ctl.command()
 def remove(context: typer.Context, instance: _Instance) -> int:
-    """Drain an instance, if it is not, and forget it.
+    """Drain an instance, unless it is drained, and forget it.
 
     \b
     Example:
@@ -173,9 +173,9 @@ def role(
 def limit(
     context: typer.Context,
     instance: _Instance,
-    size: Annotated[str, typer.Argument(metavar="SIZE", help="What it may hold of its device's memory.")],
+    size: Annotated[str, typer.Argument(metavar="SIZE", help="Limit of its share of the device's memory.")],
 ) -> int:
-    """Limit what the instance may hold; done when it holds no more than that.
+    """Limit the device memory of an instance; done when it holds no more than that.
 
     \b
     Example:
@@ -200,7 +200,7 @@ def _role(what: str, name: str) -> Role:
 
 
 def _send(options: dict[str, Any], instance: str, command: Command | Add) -> int:
-    """Prints the reply. Raises Refused with the cluster's own words where it says no."""
+    """Prints the reply. Raises Refused with the cluster's own words if it refuses."""
     import asyncio
 
     from aegis.admin_client import AdminClient, Refused

@@ -1,4 +1,4 @@
-"""`aegis explain`: what was decided and why, of a running server or of a simulation's file."""
+"""`aegis explain`: the decisions of a running server, or of a simulation's file, and their reasons."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def explain(
     request: Annotated[
         int | None, typer.Option(metavar="N", help="Only about this request, by its number in `/debug/records`.")
     ] = None,
-    last: Annotated[int, typer.Option(metavar="N", min=1, help="The last so many.")] = _LAST,
+    last: Annotated[int, typer.Option(metavar="N", min=1, help="Number of decisions.")] = _LAST,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with new ones until Ctrl-C.")] = False,
     json: Annotated[bool, typer.Option("--json", help="As JSON, one decision a line, times in nanoseconds.")] = False,
     url: Annotated[str | None, typer.Option("--url", metavar="URL", help="[default: http://127.0.0.1:8000]")] = None,
 ) -> int:
-    """Say why: which request went where, who had the turn, who was prefilled next, what was evicted, who was refused.
+    """Show decisions and their reasons: places of requests, turns, prefills, evictions and refusals.
 
     Each line has the slack, the cost and the alternative that lost. A server remembers its last decisions
     (`telemetry.decisions`); the first column is seconds of its clock, or of the simulation. docs/explain.md has more.
@@ -84,7 +84,7 @@ def _filter(instance: str | None, model: str | None, request: int | None) -> Cal
 
 
 def _say_why_nothing(decisions: Sequence[Decision], asked: Mapping[str, object]) -> None:
-    """Raises UserError where something was asked for in particular."""
+    """Raises UserError if something was asked for in particular."""
     if not decisions:
         if asked:
             raise UserError(_NOTHING)
@@ -104,7 +104,7 @@ def _say_why_nothing(decisions: Sequence[Decision], asked: Mapping[str, object])
 
 
 def _told(server: AdminClient, *, follow: bool) -> Iterator[list[Decision]]:
-    """In order of time, as far as they have come in by then."""
+    """Decisions in order of time, as far as they have come in by then."""
     from aegis.core.decision import Decision
     from aegis.telemetry.files import parse
 

@@ -1,4 +1,4 @@
-"""`aegis launch`, and `aegis demo`, which makes what that serves by default."""
+"""`aegis launch`, and `aegis demo`, which makes the market that `launch` serves by default."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def launch(
     ] = None,
     device_memory: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Of each device, for weights and KV of its instances. [default: 1GiB]"),
+        typer.Option(metavar="SIZE", help="Memory of each device, for weights and KV. [default: 1GiB]"),
     ] = None,
     host_memory: Annotated[
         str | None,
@@ -105,12 +105,12 @@ def launch(
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Also log what clients ask.")] = False,
     api_key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="Who asks has to send it. Other users see options: rather AEGIS_API_KEY."),
+        typer.Option(metavar="KEY", help="Requests need this key. Other users see options: rather AEGIS_API_KEY."),
     ] = None,
     api_key_file: Annotated[str | None, typer.Option(metavar="FILE", help="A file that holds it.")] = None,
     admin_key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="Who changes models or memory has to send it; likewise AEGIS_ADMIN_KEY."),
+        typer.Option(metavar="KEY", help="Changes of models or memory need this key; rather AEGIS_ADMIN_KEY."),
     ] = None,
     admin_key_file: Annotated[str | None, typer.Option(metavar="FILE", help="A file that holds it.")] = None,
     cors_origin: Annotated[
@@ -123,7 +123,8 @@ def launch(
         bool, typer.Option("--refuse-late", help="Answer 429 where the first token would be late.")
     ] = False,
     shutdown_timeout: Annotated[
-        str | None, typer.Option(metavar="S", help="What runs may take so long to finish at the end. [default: 3.0]")
+        str | None,
+        typer.Option(metavar="S", help="Running requests may take so long to finish at the end. [default: 3.0]"),
     ] = None,
     mqtt: Annotated[
         str | None, typer.Option(metavar="URL", help="MQTT broker, in place of an own one: mqtt://… or mqtts://…")
@@ -139,7 +140,7 @@ def launch(
         ),
     ] = None,
     redis_prefix: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What its keys begin with. [default: aegis]")
+        str | None, typer.Option(metavar="NAME", help="First part of its keys. [default: aegis]")
     ] = None,
     otlp: Annotated[
         str | None, typer.Option(metavar="URL", help="Send OpenTelemetry traces there, like http://127.0.0.1:4318.")

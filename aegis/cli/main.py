@@ -69,10 +69,10 @@ def aegis(
     Examples:
       aegis launch                                  the demo market on http://127.0.0.1:8000
       aegis launch --models ~/checkpoints           your own models
-      aegis models list                             what a running server serves
-      aegis top                                     what it does now
-      aegis memory                                  where its memory is
-      aegis explain                                 why it did what it did
+      aegis models list                             the models of a running server
+      aegis top                                     the activity of its instances
+      aegis memory                                  the use of its memory
+      aegis explain                                 the reasons of its decisions
       aegis ctl drain mixed-0                       a command to one of its instances
       aegis COMMAND --help                          options and examples of a command
     """
@@ -139,7 +139,7 @@ bench.command("timeline")(timeline)
 
 
 def valued(arguments: list[str]) -> list[str]:
-    """With `--ray` alone as `--ray auto`: Typer knows no options whose value may be left out."""
+    """The arguments with `--ray` alone as `--ray auto`: Typer knows no options whose value may be left out."""
     full: list[str] = []
     for at, argument in enumerate(arguments):
         alone = argument == "--ray" and (at + 1 == len(arguments) or arguments[at + 1].startswith("-"))

@@ -1,4 +1,4 @@
-"""`aegis memory`: what a running server has its memory for."""
+"""`aegis memory`: the use of a running server's memory."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ _Timeout = Annotated[float, typer.Option("--timeout", metavar="S", help="Give up
 
 def limit_memory(
     instance: _Instance,
-    size: Annotated[str, typer.Argument(metavar="SIZE", help="What it may hold of its device's memory.")],
+    size: Annotated[str, typer.Argument(metavar="SIZE", help="Limit of its share of the device's memory.")],
     timeout: _Timeout = 30.0,
     url: _Url = DEFAULT_URL,
 ) -> int:
-    """Limit what an instance may hold, while it serves; done when it holds no more than that.
+    """Limit the memory of an instance while it serves; done when it holds no more than that.
 
-    Where it cannot be done in time nothing is changed. The size of the device or more lifts the limit.
+    If it cannot be done in time, nothing is changed. The size of the device or more lifts the limit.
 
     \b
     Examples:
@@ -76,7 +76,7 @@ def limit_memory(
 
 
 def trim_memory(instance: _Instance, timeout: _Timeout = 30.0, url: _Url = DEFAULT_URL) -> int:
-    """Take back what an instance does not need now, down to the floor; done when it has given it.
+    """Take back memory that an instance does not need now, down to the floor; done when it has given it.
 
     \b
     Example:

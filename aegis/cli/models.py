@@ -58,13 +58,13 @@ def set_model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Its name, as `aegis models list` shows it.")],
     slo: Annotated[str | None, typer.Option(metavar="TARGETS", help="When tokens are due: ttft=10,tbt=0.1")] = None,
     priority: Annotated[int | None, typer.Option(metavar="N", help="-8 to 8; the lower, the earlier.")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(metavar="N", help="0: as many as come.")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(metavar="N", help="0: as many as come.")] = None,
-    concurrent: Annotated[int | None, typer.Option(metavar="N", help="Requests at one time; 0: all.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(metavar="N", help="0: no limit.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(metavar="N", help="0: no limit.")] = None,
+    concurrent: Annotated[int | None, typer.Option(metavar="N", help="Requests at one time; 0: no limit.")] = None,
     pin: Annotated[bool | None, typer.Option("--pin/--unpin", help="Keep its weights in the model cache.")] = None,
     url: _Url = DEFAULT_URL,
 ) -> int:
-    """Change a model of a running server, at once; what is not named stays.
+    """Change a model of a running server, at once; values that are not named stay.
 
     \b
     Examples:
@@ -91,7 +91,7 @@ def unload_model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Its name, as `aegis models list` shows it.")],
     url: _Url = DEFAULT_URL,
 ) -> int:
-    """Take a model's weights out of memory, where requests use them as soon as those end; the next one loads it again.
+    """Take a model's weights out of memory, after the requests that use them; the next request loads it again.
 
     \b
     Example:

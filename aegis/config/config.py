@@ -141,19 +141,19 @@ class Server(Section):
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on")
     port: Port = Field(default=8000, description="Port to listen on")
     proxies: Count = Field(default=1, description="Processes that serve clients, on one port")
-    log_level: LogLevel = Field(default="info", description="Least level that is logged")
+    log_level: LogLevel = Field(default="info", description="Lowest level that is logged")
     log_format: LogFormat = Field(
         default="text", description="text: a line of names and values; json: an object a line"
     )
-    log_prompts: bool = Field(default=False, description="Also log what clients ask; nobody's text is logged otherwise")
+    log_prompts: bool = Field(default=False, description="Also log clients' prompts; no text is logged otherwise")
     api_key: SecretStr | None = Field(
-        default=None, min_length=1, description="Who asks has to send it; api_keys has several, with names and limits"
+        default=None, min_length=1, description="Requests need this key; api_keys has several, with names and limits"
     )
     api_key_file: str | None = Field(default=None, description="A file that holds it")
     admin_key: SecretStr | None = Field(
         default=None,
         min_length=1,
-        description="Whoever sends it may add and remove models and move memory; without one, this machine's users may",
+        description="Its senders may add and remove models and move memory; without one, this machine's users may",
     )
     admin_key_file: str | None = Field(default=None, description="A file that holds it")
     status_needs_key: bool = Field(default=False, description="/health, /ready, /version and /metrics need a key, too")
@@ -166,10 +166,10 @@ class Server(Section):
         description="A request whose first token would be late by the schedulers' estimate is answered 429",
     )
     reader_timeout_s: Positive = Field(
-        default=60.0, description="Who takes nothing of an answer for so long is cut off"
+        default=60.0, description="A client that takes nothing of an answer for so long is cut off"
     )
     shutdown_timeout_s: Seconds = Field(
-        default=3.0, description="What runs when the server is ended may take so long to finish"
+        default=3.0, description="Running requests may take so long to finish when the server ends"
     )
 
     @model_validator(mode="after")
@@ -184,9 +184,10 @@ class Memory(Section):
     """The amounts of device and host memory that may be used."""
 
     device: Size = Field(
-        default=1 << 30, description="Of each device, for weights and KV of all its instances; they share it as needed"
+        default=1 << 30,
+        description="Memory of each device, for weights and KV of its instances, which share it as needed",
     )
-    floor: Size = Field(default=64 << 20, description="What an idle instance keeps of its device's memory")
+    floor: Size = Field(default=64 << 20, description="Part of its device's memory that an idle instance keeps")
     idle_s: Positive = Field(default=30.0, description="An instance is trimmed to the floor when idle for so long")
     host: Size = Field(default=4 << 30, description="Host memory of the node: cached weights and KV")
     model_cache: Size | None = Field(
@@ -223,7 +224,7 @@ class Telemetry(Section):
     decisions: CountOrNone = Field(
         default=10_000, description="Decisions that are remembered, with their reasons (`aegis explain`); 0: none"
     )
-    token_times: bool = Field(default=False, description="Also remember when each of their tokens came")
+    token_times: bool = Field(default=False, description="Also remember the time of each of their tokens")
     otlp: Annotated[str, Field(pattern=r"^https?://[^/]")] | None = Field(
         default=None, description="Collector of OpenTelemetry traces: http://127.0.0.1:4318; needs aegis-serve[otel]"
     )
@@ -251,9 +252,9 @@ class RedisSettings(Section):
     prefix: str = Field(
         default="aegis",
         pattern=r"^[A-Za-z0-9_.-]{1,64}$",
-        description="What its keys begin with; each cluster on one server has its own",
+        description="First part of all keys; each cluster on a server has its own",
     )
-    wait_s: Positive = Field(default=2.0, description="New requests wait for it so long, then they are answered 503")
+    wait_s: Positive = Field(default=2.0, description="New requests wait so long for it and are then answered 503")
     ttl_s: Positive = Field(default=600.0, description="A record is kept for so long after the last change")
 
     @property
@@ -291,7 +292,7 @@ class DecodeScheduling(Section):
 class Scheduling(Section):
     """Constants of the schedulers."""
 
-    policy: PolicyName = Field(default=DEFAULT_POLICY, description="Who is served when, and where")
+    policy: PolicyName = Field(default=DEFAULT_POLICY, description="Scheduler: docs/policies.md")
     prefill: PrefillScheduling = PrefillScheduling()
     decode: DecodeScheduling = DecodeScheduling()
 
@@ -305,7 +306,7 @@ class Config(Section):
     demo: bool = Field(default=False, description="Serve the demo market, also beside other models")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="Kind of device")
     dtype: Dtype = Field(default="auto", description="Type of weights and KV; auto: the checkpoint's, on cuda bfloat16")
-    engine: EngineName = Field(default="transformers", description="What runs the models: docs/vllm.md")
+    engine: EngineName = Field(default="transformers", description="Engine that runs the models: docs/vllm.md")
     instances: Instances = Instances()
     server: Server = Server()
     memory: Memory = Memory()

@@ -14,7 +14,7 @@ def calibrate(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Write the costs to this YAML file.")],
     url: Annotated[str, typer.Option(metavar="URL", help="Address of the server.")] = DEFAULT_URL,
     probe: Annotated[
-        bool, typer.Option("--probe", help="Send the server groups of requests that show what steps cost.")
+        bool, typer.Option("--probe", help="Send the server groups of requests that show the costs of steps.")
     ] = False,
     seconds: Annotated[
         float | None,
@@ -26,10 +26,11 @@ def calibrate(
         Path | None, typer.Option(metavar="FILE", help="Take what /debug/spans answered, instead of a server.")
     ] = None,
     records: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="And what /debug/records did: for what messages cost.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Take also what /debug/records answered, for the costs of messages."),
     ] = None,
 ) -> int:
-    """Learn what steps, copies and messages cost, from what a running server did.
+    """Learn the costs of steps, copies and messages from the history of a running server.
 
     Costs are fitted model by model and judged on runs that the fit has not seen. The server should be under load of all
     kinds meanwhile, or else --probe makes it: docs/calibrate.md.

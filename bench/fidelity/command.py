@@ -12,20 +12,18 @@ CALIBRATE_ON = "gamma:models=8,rps=0.3,cv=2,duration=330,lengths=uniform,input=1
 
 
 def fidelity(
-    workload: Annotated[str, typer.Option(metavar="SPEC", help="What is compared.")] = WORKLOAD,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the workload.")] = 1,
+    workload: Annotated[str, typer.Option(metavar="SPEC", help="The requests that are compared.")] = WORKLOAD,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the workload.")] = 1,
     costs: Annotated[
         Path | None, typer.Option(metavar="FILE", help="As `aegis calibrate` wrote them. [default: measured]")
     ] = None,
     calibrate_on: Annotated[
         str, typer.Option(metavar="SPEC", help="The requests that costs are measured on, where no file has them.")
     ] = CALIBRATE_ON,
-    calibrate_seed: Annotated[int, typer.Option(metavar="N", help="Of those.")] = 2,
+    calibrate_seed: Annotated[int, typer.Option(metavar="N", help="Seed of those requests.")] = 2,
     piece: Annotated[
         float,
-        typer.Option(
-            metavar="S", min=1, max=3600, help="How long either workload goes on before it is the other's turn."
-        ),
+        typer.Option(metavar="S", min=1, max=3600, help="Seconds of either workload before the other's turn."),
     ] = 30,
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="A running server. [default: the demo market is launched]")
@@ -39,7 +37,7 @@ def fidelity(
         Path | None, typer.Option(metavar="DIR", help="Keep spans, records and costs in this directory.")
     ] = None,
 ) -> int:
-    """Measure how well a simulation tells what a server will do.
+    """Measure how well a simulation predicts a server.
 
     The requests are sent to a server, and simulated on the same instances and memory by costs that were measured on
     other requests, which come in between. The machine should have nothing else to do. Takes twelve minutes.

@@ -35,7 +35,7 @@ def bench_memory(
 ) -> int:
     """Measure how memory moves: between instances, to the host and back, under load. Takes minutes.
 
-    Each figure is printed beside what it has to be. The machine should have nothing else to do.
+    Each figure is printed beside its bar. The machine should have nothing else to do.
 
     \b
     Examples:
@@ -54,7 +54,7 @@ def bench_decode(
         str, typer.Option(metavar="NAMES", help="transformers, vllm or both, with a comma.")
     ] = "transformers",
     peer: Annotated[str, typer.Option(metavar="NAME", help="transformers or vllm.")] = "transformers",
-    threads: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Of each side.")] = 1,
+    threads: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Threads of each side.")] = 1,
 ) -> int:
     """Measure decoding at batch 1, 8 and 32, beside another way to run the same checkpoint.
 
@@ -72,9 +72,9 @@ def bench_decode(
 
 
 def bench_schedule(json: _Json = None) -> int:
-    """Measure what decisions take: placing requests in markets of two sizes, and planning a decode round.
+    """Measure the time of decisions: placing requests in markets of two sizes, and planning a decode round.
 
-    Each figure is printed beside what it has to be. The machine should have nothing else to do.
+    Each figure is printed beside its bar. The machine should have nothing else to do.
 
     \b
     Example:
@@ -87,9 +87,9 @@ def bench_schedule(json: _Json = None) -> int:
 
 
 def bench_metadata(json: _Json = None) -> int:
-    """Measure what recording requests costs: 64 streams with the embedded Redis and without, in turns.
+    """Measure the cost of recording requests: 64 streams with the embedded Redis and without, in turns.
 
-    The figure is printed beside what it has to be. The machine should have nothing else to do.
+    The figure is printed beside its bar. The machine should have nothing else to do.
 
     \b
     Example:
@@ -102,9 +102,9 @@ def bench_metadata(json: _Json = None) -> int:
 
 
 def bench_prefix(json: _Json = None) -> int:
-    """Measure what a second chat turn is spared: time to first token of both turns, with prefix reuse and without.
+    """Measure the time that prefix reuse saves a second chat turn: time to first token of both turns, with and without.
 
-    The figures are printed beside what they have to be. The machine should have nothing else to do.
+    The figures are printed beside their bars. The machine should have nothing else to do.
 
     \b
     Example:
@@ -117,7 +117,7 @@ def bench_prefix(json: _Json = None) -> int:
 
 
 def bench_handover(json: _Json = None) -> int:
-    """Measure how fast KV gets from node to node over Ray, beside a plain socket copy of the same bytes.
+    """Measure the speed of KV from node to node over Ray, beside a plain socket copy of the same bytes.
 
     Starts two Ray nodes on this machine; as root, in network namespaces of their own. Each figure is printed beside
     what it has to be. The machine should have nothing else to do.
@@ -156,9 +156,9 @@ def bench_token_path(
 
 
 def bench_structured(json: _Json = None) -> int:
-    """Measure what a JSON schema costs each token of an answer, and hold 200 answers against schemas drawn at random.
+    """Measure the cost of a JSON schema per token, and check 200 answers against schemas drawn at random.
 
-    The figures are printed beside what they have to be. The machine should have nothing else to do.
+    The figures are printed beside their bars. The machine should have nothing else to do.
 
     \b
     Example:
@@ -174,7 +174,7 @@ def bench_simulator(
     json: _Json = None,
     large: Annotated[bool, typer.Option("--large", help="Also 1000 models on 1000 instances, 10⁶ requests")] = False,
 ) -> int:
-    """Measure how many requests the simulator gets through per second, and how that changes with the size of a market.
+    """Measure how many requests per second the simulator simulates, and how that changes with the size of a market.
 
     \b
     Example:

@@ -18,11 +18,11 @@ def plan(
     slo: SloText = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Who answers; others stand beside it. [default: least-slack]"),
+        typer.Option(metavar="NAME", help="The policy that answers; further ones are compared. [default: least-slack]"),
     ] = None,
     most: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="GPUs that there may be. [default: 64, or two for each model]"),
+        typer.Option(metavar="N", min=1, help="Largest number of GPUs. [default: 64, or two for each model]"),
     ] = None,
     costs: Costs = None,
     link: Link = None,
@@ -30,9 +30,11 @@ def plan(
         int | None,
         typer.Option(metavar="N", min=1, max=1000, help="Draws of a --workload; the worst decides. [default: 3]"),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="The first of them.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the first draw.")] = 0,
     jobs: Jobs = None,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan and all that was tried.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the plan and all numbers of GPUs that were tried.")
+    ] = None,
 ) -> int:
     """How many GPUs serve these models and this traffic, by simulation: docs/planning.md.
 

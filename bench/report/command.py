@@ -16,7 +16,7 @@ def report(
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("report.html"),
 ) -> int:
-    """Make one page of what runs have left in a folder.
+    """Make one page of the files of runs in a folder.
 
     The page needs nothing but itself. docs/reports.md says how files are named and what is shown.
 
@@ -36,25 +36,25 @@ def report(
 
 
 def timeline(
-    spans: Annotated[Path | None, typer.Argument(metavar="SPANS.jsonl", help="What each instance did.")] = None,
+    spans: Annotated[Path | None, typer.Argument(metavar="SPANS.jsonl", help="The work of each instance.")] = None,
     records: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What became of each request, for arrows from run to run.")
+        Path | None, typer.Option(metavar="FILE", help="The outcome of each request, for arrows from run to run.")
     ] = None,
     decisions: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What was decided, for the reason of each run and switch.")
+        Path | None, typer.Option(metavar="FILE", help="Decisions, for the reason of each run and switch.")
     ] = None,
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="Ask a running server instead of reading files.")
     ] = None,
     admin_key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", envvar=ADMIN_KEY, show_envvar=True, help="Of that server, if it has one."),
+        typer.Option(metavar="KEY", envvar=ADMIN_KEY, show_envvar=True, help="Key of that server, if it has one."),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The trace; gzipped where it ends in .gz.")] = Path(
         "trace.json.gz"
     ),
 ) -> int:
-    """Write a trace that ui.perfetto.dev and chrome://tracing open: who did what when.
+    """Write a trace of the instances' work that ui.perfetto.dev and chrome://tracing open.
 
     \b
     Examples:

@@ -10,8 +10,8 @@ import typer
 
 def rivals(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where results, spans and records are written.")],
-    seconds: Annotated[int, typer.Option(metavar="N", help="Of requests in each of twelve runs.", min=1)] = 90,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the workloads.")] = 0,
+    seconds: Annotated[int, typer.Option(metavar="N", help="Seconds of requests in each of twelve runs.", min=1)] = 90,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the workloads.")] = 0,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures there.")] = None,
     launch: Annotated[
         list[str] | None,

@@ -72,7 +72,7 @@ def serve(
     max_concurrency: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Requests under way at a time. [default: no limit]")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of all that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of everything that is drawn.")] = 0,
     ignore_eos: Annotated[
         bool | None,
         typer.Option("--ignore-eos/--no-ignore-eos", help="Answers go on to the last token. [default: with times]"),
@@ -89,12 +89,12 @@ def serve(
     slo: Annotated[str, typer.Option(metavar="SLO", help="When tokens are due, in seconds.")] = "ttft=10,tbt=0.1",
     goodput: Annotated[
         list[str] | None,
-        typer.Option(metavar="LIMITS", help="What a good request keeps, in ms, like ttft:500,tpot:50."),
+        typer.Option(metavar="LIMITS", help="Limits that a good request keeps, in ms, like ttft:500,tpot:50."),
     ] = None,
     percentile_metrics: Annotated[
-        str, typer.Option(metavar="NAMES", help="Of ttft, tpot, itl, e2el.")
+        str, typer.Option(metavar="NAMES", help="Some of ttft, tpot, itl, e2el.")
     ] = "ttft,tpot,itl",
-    metric_percentiles: Annotated[str, typer.Option(metavar="PS", help="Percentiles to tell.")] = "99",
+    metric_percentiles: Annotated[str, typer.Option(metavar="PS", help="Percentiles to show.")] = "99",
     label: Annotated[str | None, typer.Option(metavar="TEXT", help="A name for the run, in its result.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result to this file.")] = None,
     save_result: Annotated[
@@ -105,7 +105,7 @@ def serve(
         str | None, typer.Option(metavar="NAME", help="[default: made of rate, model and date]")
     ] = None,
     records: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write what became of each request, one JSON a line.")
+        Path | None, typer.Option(metavar="FILE", help="Write the outcome of each request, one JSON a line.")
     ] = None,
 ) -> int:
     """Measure a server with OpenAI's API under requests to many models.

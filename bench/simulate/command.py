@@ -66,12 +66,12 @@ def simulate(
     link: Link = None,
     switch: Annotated[
         float | None,
-        typer.Option(metavar="S", min=0, max=1e6, help="What a switch takes beside its copies. [default: the GPU's]"),
+        typer.Option(metavar="S", min=0, max=1e6, help="Seconds of a switch besides its copies. [default: the GPU's]"),
     ] = None,
     sweep: Annotated[
         str | None, typer.Option(metavar="SWEEP", help="A key of the workload, like models=16:80:8.")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of all that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of everything that is drawn.")] = 0,
     jobs: Jobs = None,
     seeds: Annotated[
         int | None,
@@ -84,16 +84,22 @@ def simulate(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="Of them: searches with it in CELL/POLICY. May be repeated."),
+        typer.Option(
+            metavar="TEXT", help="Of cells and gpus: only searches whose CELL/POLICY contains it. May be repeated."
+        ),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Of them: also what the file of --json holds.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Of cells and gpus: repeat also results in the file of --json.")
+    ] = False,
     trace_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Of a suite: traces like M16_rps0.10.csv.gz.")
     ] = None,
-    tiny: Annotated[bool, typer.Option("--tiny", help="Of a suite: in seconds, to see that it works.")] = False,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Of a suite: a run of seconds, to check that it works.")] = False,
     faults: Annotated[
         bool,
-        typer.Option("--faults", help="Small markets in which everything goes wrong; each seed has to keep every law."),
+        typer.Option(
+            "--faults", help="Play small markets in which everything goes wrong; each seed has to keep every law."
+        ),
     ] = False,
     fault: Annotated[
         list[str] | None,
@@ -110,11 +116,13 @@ def simulate(
         Path | None, typer.Option(metavar="FILE", help="Draw them, .png or .svg. [default: none; of a suite: NAME.png]")
     ] = None,
     records: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What became of each request, one JSON a line.")
+        Path | None, typer.Option(metavar="FILE", help="The outcome of each request, one JSON a line.")
     ] = None,
-    spans: Annotated[Path | None, typer.Option(metavar="FILE", help="What each instance did, one JSON a line.")] = None,
+    spans: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The work of each instance, one JSON a line.")
+    ] = None,
     decisions: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What was decided and why, for `aegis explain FILE`.")
+        Path | None, typer.Option(metavar="FILE", help="Decisions and their reasons, for `aegis explain FILE`.")
     ] = None,
 ) -> int:
     """Run the schedulers that serve on simulated GPUs.

@@ -26,7 +26,7 @@ _BAR = 10
 
 
 class Top(App[None]):
-    """Asks `client` for what is new every `every_s` seconds; goes on trying where it does not answer."""
+    """Asks `client` for news every `every_s` seconds; goes on trying if it does not answer."""
 
     TITLE = "aegis top"
     ENABLE_COMMAND_PALETTE = False
@@ -136,7 +136,7 @@ class Top(App[None]):
         return first, row.now.seat
 
     def _fill(self, name: str, rows: dict[str, list[Text | str]]) -> None:
-        """Cells of rows that stay are changed in place: who has scrolled stays where they are."""
+        """Changes the cells of rows that stay in place, so that the scroll position stays, too."""
         table: DataTable[Text | str] = self.query_one(f"#{name}", DataTable)
         if [str(key.value) for key in table.rows] != list(rows):
             table.clear()

@@ -7,7 +7,7 @@ from rich.text import Text
 from aegis.config.sizes import format_size
 
 COLOURS = ("#4aa3dc", "#dd5216", "#7bf0c8", "#b8608a", "#74cde6", "#f3d53f", "#f8877a", "#7268ee")
-"""Those of the dashboard on dark ground."""
+"""The colours of the dashboard on dark ground."""
 
 _GOOD, _FAIR = 0.99, 0.9
 _MARKS = "●◆■▲▼◉"
@@ -15,7 +15,7 @@ _NONE = Text("–", style="dim", justify="right")
 
 
 def named(model: str, seat: int) -> Text:
-    """With the mark and colour that are the model's own."""
+    """The name with the mark and colour that are the model's own."""
     mark = _MARKS[seat // len(COLOURS) % len(_MARKS)]
     return Text.assemble((mark, COLOURS[seat % len(COLOURS)]), " ", model)
 
@@ -35,7 +35,7 @@ def milliseconds(ms: float | None) -> Text:
 
 
 def share(part: float | None) -> Text:
-    """100 % only where nothing is missing."""
+    """The share; it is 100 % only if nothing is missing."""
     if part is None:
         return _NONE
     shown = min(part, 0.999) if part < 1 else 1.0

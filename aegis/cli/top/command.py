@@ -1,4 +1,4 @@
-"""`aegis top`: what a running server does, in the terminal."""
+"""`aegis top`: the activity of a running server, in the terminal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from aegis.core.errors import UserError
 
 
 def top(
-    url: Annotated[str, typer.Option("--url", metavar="URL", help="Of the server.")] = DEFAULT_URL,
-    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.2, help="From one look to the next.")] = 1.0,
+    url: Annotated[str, typer.Option("--url", metavar="URL", help="Address of the server.")] = DEFAULT_URL,
+    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.2, help="Seconds between two updates.")] = 1.0,
 ) -> int:
     """Watch a running server: instances and the models they run, queues, tokens a second, memory.
 
-    Keys: q quits, p pauses, s sorts the models by something else. It asks for what the dashboard shows, with the admin
+    Keys: q quits, p pauses, s changes the order of the models. It asks for what the dashboard shows, with the admin
     key in AEGIS_ADMIN_KEY where the server has one.
 
     \b

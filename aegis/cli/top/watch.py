@@ -95,7 +95,7 @@ class Watch:
         return ModelRow(now, self._tokens_per_s([name]), self._on_time([name]), median(firsts) if firsts else None)
 
     def _busy(self, instance: InstanceId, now_ns: int) -> float:
-        """A run is told when it ends: one that goes on is not in it yet."""
+        """A run is reported when it ends, so one that goes on is not counted yet."""
         since_ns = max(now_ns - RATE_NS, self._samples[0].at_ns)
         ran_ns = sum(stop_ns - max(start_ns, since_ns) for who, start_ns, stop_ns in self._runs
                      if who == instance and stop_ns > since_ns)  # fmt: skip
@@ -116,7 +116,7 @@ class Watch:
         return sum(number(last.get(model, _NOTHING)) - number(since.tallies.get(model, _NOTHING)) for model in models)
 
     def _ago(self, duration_ns: int) -> _Sample:
-        """The last that is so old, or the oldest."""
+        """The last answer that is so old, or the oldest."""
         at_ns = self._samples[-1].at_ns - duration_ns
         return next((sample for sample in reversed(self._samples) if sample.at_ns <= at_ns), self._samples[0])
 
@@ -151,7 +151,7 @@ class Server:
         self._start: int | None = None
 
     def hear(self, live: Live) -> bool:
-        """False for the first answer of another start: its news are of what was never seen, and to be asked for."""
+        """False for the first answer of another start: its news begin before it, and have to be asked for."""
         known = self._start in (None, live.start)
         self._start = live.start
         if not known:
