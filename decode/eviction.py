@@ -17,7 +17,7 @@ from decode.eviction_reasons import EvictionReasons
 from decode.kv_swap import KvSwap
 from decode.sequences import Counters, Room, Sequence, Where
 from decode.worklist import AHEAD_BLOCKS, LOOKAHEAD_BLOCKS, Batch, RunningTurn, WorkList
-from memory.balloon import PageRequest
+from memory.balloon import PageRequestState
 from memory.ledger import Ledger
 from memory.weight_eviction import WeightEviction
 
@@ -88,7 +88,11 @@ class Eviction:
     def clear(self, turn: RunningTurn) -> Room:
         """Makes room when the turn cannot go on: moves KV of other batches out and, if there is none, that of its own
         youngest sequence. If nothing is left to move, other instances are asked to give pages back."""
-        if self._ledger.balloon.wish is PageRequest.ASKED or self._ledger.device.moving or self._kv.waiting:
+        if (
+            self._ledger.balloon.request_state is PageRequestState.ASKED
+            or self._ledger.device.moving
+            or self._kv.waiting
+        ):
             return Room.LATER
         batch, room = turn.batch, self._put_away_others(turn.batch.model)
         if room is Room.NONE and self._abandon_prefetch(batch.model):
@@ -173,7 +177,7 @@ class Eviction:
         makes room."""
         started = self.load(batch.model, spare=self._ledger.budget.pages_per_slab, prefetch=True)
         self._counters.prefetches += started
-        waits = self._ledger.balloon.wish is PageRequest.ASKED or self._ledger.device.moving
+        waits = self._ledger.balloon.request_state is PageRequestState.ASKED or self._ledger.device.moving
         if not started and after == 0 and not waits and self._fit_together(batch):
             self._put_away_others(batch.model, but=batch)
         return started

@@ -27,7 +27,7 @@ OWING_NS: Final = 5_000_000
 """While pages are owed, a core that gets no other event for this long gets a `Tick`."""
 
 
-class PageRequest(Enum):
+class PageRequestState(Enum):
     """The state of the last request for pages."""
 
     NONE = "none"
@@ -38,7 +38,7 @@ class PageRequest(Enum):
 
 @dataclass(slots=True)
 class _Owed:
-    ticket: int
+    number: int
     pages: int
     yield_ns: int
     deadline_ns: int
@@ -52,7 +52,7 @@ class _Owed:
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    ticket: int
+    number: int
     runs: Runs
     wiped: EventHandle
 
@@ -65,8 +65,8 @@ class Balloon:
         self._transfers = transfers
         self._effects = effects
         self._held = 0
-        self._asked = NeedPages(0, urgent=False)
-        self.wish = PageRequest.NONE
+        self._last_request = NeedPages(0, urgent=False)
+        self.request_state = PageRequestState.NONE
         self._owed: _Owed | None = None
         self._leaving: list[_Leaving] = []
 
@@ -102,32 +102,34 @@ class Balloon:
         """Asks for so many more pages, unless the owner knows that already. It asks for nothing else before it has an
         answer."""
         assert pages > 0
-        wish, last = NeedPages(pages, urgent=urgent, crowded=crowded), self._asked
-        weightier = (urgent and wish != last) or (crowded and not last.crowded and not last.urgent)
-        if self.wish is PageRequest.NONE or (self.wish is not PageRequest.ASKED and weightier):
-            self._ask(wish)
+        request, last = NeedPages(pages, urgent=urgent, crowded=crowded), self._last_request
+        weightier = (urgent and request != last) or (crowded and not last.crowded and not last.urgent)
+        if self.request_state is PageRequestState.NONE or (
+            self.request_state is not PageRequestState.ASKED and weightier
+        ):
+            self._send_request(request)
 
     def content(self) -> None:
         """The urgent need was met in another way, so others need not give anything back for it."""
-        if self.wish in (PageRequest.REFUSED, PageRequest.EXCESSIVE) and self._asked.urgent:
-            self._ask(NeedPages(self._asked.count, urgent=False))
+        if self.request_state in (PageRequestState.REFUSED, PageRequestState.EXCESSIVE) and self._last_request.urgent:
+            self._send_request(NeedPages(self._last_request.count, urgent=False))
 
     @property
     def stands_still(self) -> bool:
         """Whether nothing can go on before other instances have given pages back."""
-        return self._asked.urgent and self.wish is PageRequest.REFUSED
+        return self._last_request.urgent and self.request_state is PageRequestState.REFUSED
 
     @property
     def hopeless(self) -> bool:
         """Whether work that needs more pages never gets them, because the instance's limit forbids it."""
-        return self._asked.urgent and self.wish is PageRequest.EXCESSIVE
+        return self._last_request.urgent and self.request_state is PageRequestState.EXCESSIVE
 
     def granted(self, message: GrantPages) -> None:
         if message.refused:
-            if self._asked.count:  # else it has been withdrawn meanwhile
-                self.wish = PageRequest.EXCESSIVE if message.excessive else PageRequest.REFUSED
+            if self._last_request.count:  # else it has been withdrawn meanwhile
+                self.request_state = PageRequestState.EXCESSIVE if message.excessive else PageRequestState.REFUSED
             return
-        self.wish = PageRequest.NONE
+        self.request_state = PageRequestState.NONE
         self._held += count_pages(message.runs)
         self._pool.inflate(message.runs)
         self._effects.append(AcceptPages(message.runs))
@@ -138,11 +140,11 @@ class Balloon:
             self._withdraw()
             free = self._pool.free - self.short  # what is owed goes first
             count = max(min(free, message.pages, self._held - message.keep), 0)
-            self._leave(message.ticket, *self._pool.deflate(count))
+            self._leave(message.number, *self._pool.deflate(count))
             return
         assert self._owed is None and message.pages <= self._held
         patience_ns = message.patience_ns
-        self._owed = _Owed(message.ticket, message.pages, now_ns + patience_ns // 4, now_ns + patience_ns)
+        self._owed = _Owed(message.number, message.pages, now_ns + patience_ns // 4, now_ns + patience_ns)
 
     def settle(self, now_ns: int) -> None:
         """Retires pages that have become free, and gives them back when they are all there."""
@@ -153,7 +155,7 @@ class Balloon:
         owed.clean, owed.dirty = owed.clean + clean, owed.dirty + dirty
         if not self.short:
             self._owed = None
-            self._leave(owed.ticket, owed.clean, owed.dirty)
+            self._leave(owed.number, owed.clean, owed.dirty)
         self.expire(now_ns)
 
     def expire(self, now_ns: int) -> None:
@@ -162,7 +164,7 @@ class Balloon:
         if owed and now_ns >= owed.deadline_ns:
             self._owed = None
             self._pool.restore(owed.clean, owed.dirty)
-            self._effects.append(Send(GaveBack(owed.ticket, (), refused=True, spare=owed.retired)))
+            self._effects.append(Send(GaveBack(owed.number, (), refused=True, spare=owed.retired)))
 
     def progress(self) -> None:
         """Acknowledges pages that have been wiped."""
@@ -170,7 +172,7 @@ class Balloon:
             return
         for leaving in [leaving for leaving in self._leaving if self._transfers.passed(leaving.wiped)]:
             self._leaving.remove(leaving)
-            self._gone(leaving.ticket, leaving.runs)
+            self._gone(leaving.number, leaving.runs)
 
     def check(self) -> None:
         """Raises LawBroken if a law does not hold."""
@@ -181,24 +183,27 @@ class Balloon:
     def _withdraw(self) -> None:
         """An instance that gives pages that it does not need asks for no more; a request without which work stands
         still keeps its place."""
-        if self.wish in (PageRequest.REFUSED, PageRequest.EXCESSIVE) and not self._asked.urgent:
-            self._asked, self.wish = NeedPages(0, urgent=False), PageRequest.NONE
-            self._effects.append(Send(self._asked))
+        if (
+            self.request_state in (PageRequestState.REFUSED, PageRequestState.EXCESSIVE)
+            and not self._last_request.urgent
+        ):
+            self._last_request, self.request_state = NeedPages(0, urgent=False), PageRequestState.NONE
+            self._effects.append(Send(self._last_request))
 
-    def _ask(self, wish: NeedPages) -> None:
-        self._asked, self.wish = wish, PageRequest.ASKED
-        self._effects.append(Send(wish))
+    def _send_request(self, request: NeedPages) -> None:
+        self._last_request, self.request_state = request, PageRequestState.ASKED
+        self._effects.append(Send(request))
 
-    def _leave(self, ticket: int, clean: Runs, dirty: Runs) -> None:
+    def _leave(self, number: int, clean: Runs, dirty: Runs) -> None:
         if not dirty:
-            self._gone(ticket, clean)
+            self._gone(number, clean)
             return
         wiped = self._transfers.next(StreamName.SCRUB)
         self._effects.append(WipePages(dirty, wiped))
-        self._leaving.append(_Leaving(ticket, clean + dirty, wiped))
+        self._leaving.append(_Leaving(number, clean + dirty, wiped))
 
-    def _gone(self, ticket: int, runs: Runs) -> None:
+    def _gone(self, number: int, runs: Runs) -> None:
         self._held -= count_pages(runs)
         if runs:
             self._effects.append(RevokePages(runs))
-        self._effects.append(Send(GaveBack(ticket, runs)))
+        self._effects.append(Send(GaveBack(number, runs)))

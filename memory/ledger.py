@@ -44,7 +44,7 @@ from aegis.core.messages import (
 )
 from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import EventHandle
-from memory.balloon import Balloon, PageRequest
+from memory.balloon import Balloon, PageRequestState
 from memory.budget import Budget
 from memory.bump import BumpBuffer
 from memory.copy_events import Transfers
@@ -139,7 +139,7 @@ class Ledger:
         if pages <= self.pool.free:
             return False
         self.balloon.want(pages - self.pool.free, urgent=False, crowded=crowded)
-        return self.balloon.wish is PageRequest.ASKED
+        return self.balloon.request_state is PageRequestState.ASKED
 
     def kv_pages(self, shape: KvShape, blocks: int) -> int:
         """The free pages that so many more blocks need."""

@@ -52,12 +52,12 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class InstanceUse:
-    """One instance's part of a device. `limit` is the device's size if none was set; `wish` is 0 or the number of pages
+    """One instance's part of a device. `limit` is the device's size if none was set; `requested` is 0 or the number of pages
     that it waits for."""
 
     held: int
     limit: int
-    wish: int
+    requested: int
     idle: bool
 
 
@@ -75,7 +75,7 @@ class _Limit:
 class _Taking:
     """A firm `TakeBack` under way; for a limit, with the limit before."""
 
-    ticket: int
+    number: int
     pages: int
     limit: _Limit | None = None
     before: int = 0
@@ -86,7 +86,7 @@ class _Member:
     limit: int
     taking: _Taking | None = None
     limits: deque[_Limit] = field(default_factory=deque)  # waiting for the one under way
-    trims: dict[int, int | None] = field(default_factory=dict)  # tickets of gentle takings, with their commands
+    trims: dict[int, int | None] = field(default_factory=dict)  # numbers of gentle takings, with their commands
     spare: int = 0  # what it could have given when it refused last
     idle_since_ns: int | None = None
     trimmed_ns: int = 0  # when time did so last
@@ -111,8 +111,8 @@ class PageArbiter:
         self._pool = PagePool([PageRun(0, capacity)])
         self._members: dict[InstanceId, _Member] = {}
         self._limits: dict[InstanceId, int] = {}  # of instances that were lost
-        self._wishes: dict[InstanceId, NeedPages] = {}  # in order of asking
-        self._next_ticket = 0
+        self._requests: dict[InstanceId, NeedPages] = {}  # in order of asking
+        self._last_number = 0
         self._wiping = 0
 
     @property
@@ -125,7 +125,9 @@ class PageArbiter:
     def use(self) -> dict[InstanceId, InstanceUse]:
         """From any thread."""
         return {
-            name: InstanceUse(self.held(name), member.limit, self._wish(name).count, member.idle_since_ns is not None)
+            name: InstanceUse(
+                self.held(name), member.limit, self._request_of(name).count, member.idle_since_ns is not None
+            )
             for name, member in list(self._members.items())
         }
 
@@ -139,7 +141,7 @@ class PageArbiter:
     def lost(self, instance: InstanceId) -> list[ArbiterEffect]:
         """Its process is gone, and with it every mapping of its pages."""
         member = self._members.pop(instance)
-        self._wishes.pop(instance, None)
+        self._requests.pop(instance, None)
         commands = [limit.command for limit in member.limits]
         commands += [command for command in member.trims.values() if command is not None]
         self._limits[instance] = member.limit
@@ -164,17 +166,17 @@ class PageArbiter:
 
     # --- what instances say -------------------------------------------------------------------------------------------
 
-    def ask(self, instance: InstanceId, wish: NeedPages) -> list[ArbiterEffect]:
+    def ask(self, instance: InstanceId, request: NeedPages) -> list[ArbiterEffect]:
         """A new request replaces the last one and keeps its place, unless it has become urgent or is not any more."""
-        before = self._wishes.get(instance)
-        if before and before.urgent is not wish.urgent:
-            del self._wishes[instance]
-        if wish.count:
-            self._wishes[instance] = wish
+        before = self._requests.get(instance)
+        if before and before.urgent is not request.urgent:
+            del self._requests[instance]
+        if request.count:
+            self._requests[instance] = request
         else:
-            self._wishes.pop(instance, None)
+            self._requests.pop(instance, None)
         effects = self._serve()
-        if instance in self._wishes:
+        if instance in self._requests:
             effects.append((instance, GrantPages((), refused=True, excessive=self._excessive(instance))))
         return effects
 
@@ -184,12 +186,12 @@ class PageArbiter:
         self._pool.give(instance, answer.runs)
         effects: list[ArbiterEffect] = []
         taking = member.taking
-        if answer.ticket in member.trims:
-            command = member.trims.pop(answer.ticket)
+        if answer.number in member.trims:
+            command = member.trims.pop(answer.number)
             member.kept = self.held(instance)
             effects += [] if command is None else [Settled(command, given)]
         else:
-            assert taking and taking.ticket == answer.ticket
+            assert taking and taking.number == answer.number
             member.taking, member.spare = None, answer.spare
             if taking.limit:
                 if answer.refused:
@@ -216,9 +218,9 @@ class PageArbiter:
 
     def trim(self, instance: InstanceId, *, keep: int | None = None, command: int | None = None) -> list[ArbiterEffect]:
         """Takes what the instance does not need now, down to `keep` pages or the floor; never refused."""
-        ticket, least = self._ticket(), self.floor if keep is None else keep
-        self._members[instance].trims[ticket] = command
-        return [(instance, TakeBack(ticket, self.held(instance), self._patience_ns, gentle=True, keep=least))]
+        number, least = self._new_number(), self.floor if keep is None else keep
+        self._members[instance].trims[number] = command
+        return [(instance, TakeBack(number, self.held(instance), self._patience_ns, gentle=True, keep=least))]
 
     def tick(self, now_ns: int) -> list[ArbiterEffect]:
         """Trims instances that have been idle for long enough; to be called now and then."""
@@ -243,26 +245,28 @@ class PageArbiter:
             if self.held(instance) > member.limit and member.taking is None:
                 raise LawBroken(f"A2: {instance} holds {self.held(instance)} pages, its limit is {member.limit}")
         first = next(iter(self._urgent()), None)
-        if first and self._wishes[first].count <= self.free:
-            raise LawBroken(f"A3: {self.free} pages are free, {first} waits for {self._wishes[first].count}")
+        if first and self._requests[first].count <= self.free:
+            raise LawBroken(f"A3: {self.free} pages are free, {first} waits for {self._requests[first].count}")
 
     def _urgent(self) -> Iterator[InstanceId]:
         """Instances that stand still and may grow so far, in order of asking."""
-        return (name for name, wish in self._wishes.items() if wish.urgent and self._within_limit(name, wish))
+        return (
+            name for name, request in self._requests.items() if request.urgent and self._within_limit(name, request)
+        )
 
-    def _wish(self, instance: InstanceId) -> NeedPages:
-        return self._wishes.get(instance, NeedPages(0, urgent=False))
+    def _request_of(self, instance: InstanceId) -> NeedPages:
+        return self._requests.get(instance, NeedPages(0, urgent=False))
 
-    def _within_limit(self, instance: InstanceId, wish: NeedPages) -> bool:
-        return self.held(instance) + wish.count <= self._members[instance].limit
+    def _within_limit(self, instance: InstanceId, request: NeedPages) -> bool:
+        return self.held(instance) + request.count <= self._members[instance].limit
 
     def _excessive(self, instance: InstanceId) -> bool:
         """Whether the instance waits for pages that its limit forbids, with nothing on its way back that would allow
         them."""
-        wish, member = self._wishes.get(instance), self._members[instance]
-        if wish is None or not wish.urgent or member.giving or member.limit == self.capacity:
+        request, member = self._requests.get(instance), self._members[instance]
+        if request is None or not request.urgent or member.giving or member.limit == self.capacity:
             return False
-        return not self._within_limit(instance, wish)
+        return not self._within_limit(instance, request)
 
     def _warn(self, instance: InstanceId) -> list[ArbiterEffect]:
         """Tells an instance whose request was refused that it has become hopeless."""
@@ -271,17 +275,17 @@ class PageArbiter:
     def _serve(self) -> list[ArbiterEffect]:
         effects: list[ArbiterEffect] = []
         for instance in list(self._urgent()):
-            if self._wishes[instance].count > self.free:
+            if self._requests[instance].count > self.free:
                 return effects + self._take_for(instance)
             effects.append(self._grant(instance))
-        for instance, wish in list(self._wishes.items()):
-            if self._within_limit(instance, wish):
-                effects += [self._grant(instance)] if wish.count <= self.free else self._coax(instance)
+        for instance, request in list(self._requests.items()):
+            if self._within_limit(instance, request):
+                effects += [self._grant(instance)] if request.count <= self.free else self._coax(instance)
         return effects
 
     def _grant(self, instance: InstanceId) -> ArbiterEffect:
-        count = self._wishes.pop(instance).count
-        if not self._wishes:
+        count = self._requests.pop(instance).count
+        if not self._requests:
             count = max(count, min(self._quantum, self.free, self._members[instance].limit - self.held(instance)))
         runs = self._pool.take(instance, count)
         assert not isinstance(runs, NoPages)
@@ -289,7 +293,7 @@ class PageArbiter:
 
     def _take_for(self, instance: InstanceId) -> list[ArbiterEffect]:
         """Asks others for the pages that the request lacks and that no instance was asked for yet."""
-        missing = self._missing(self._wishes[instance])
+        missing = self._missing(self._requests[instance])
         share = self.capacity // len(self._members)
         others = [name for name, member in self._members.items() if name != instance and not member.giving]
         idle = {name: self._members[name].idle_since_ns is not None for name in others}
@@ -305,9 +309,9 @@ class PageArbiter:
     def _coax(self, instance: InstanceId) -> list[ArbiterEffect]:
         """Asks others for pages that they do not need: idle ones and, if the asking instance has less than an equal
         share, those that have more. For a crowded request the latter have to give pages that they need, too."""
-        wish, share = self._wishes[instance], self.capacity // len(self._members)
-        poor = self.held(instance) + wish.count <= share
-        missing = self._missing(wish)
+        request, share = self._requests[instance], self.capacity // len(self._members)
+        poor = self.held(instance) + request.count <= share
+        missing = self._missing(request)
         effects: list[ArbiterEffect] = []
         for name, member in self._members.items():
             keep = 0 if member.idle_since_ns is not None else share if poor else self.capacity
@@ -315,23 +319,23 @@ class PageArbiter:
                 continue
             if self.held(name) != member.kept:
                 effects += self.trim(name, keep=keep)
-            elif wish.crowded and poor and missing > 0:
+            elif request.crowded and poor and missing > 0:
                 effects.append(self._take(name, min(missing, self.held(name) - keep)))
-                missing = self._missing(wish)
+                missing = self._missing(request)
         return effects
 
-    def _missing(self, wish: NeedPages) -> int:
+    def _missing(self, request: NeedPages) -> int:
         """The pages that are neither free nor asked back."""
         coming = sum(member.taking.pages for member in self._members.values() if member.taking)
-        return wish.count - self.free - coming
+        return request.count - self.free - coming
 
     def _take(self, instance: InstanceId, pages: int) -> ArbiterEffect:
         """An instance that could not give as many pages last time is asked for the number that it reported."""
         member = self._members[instance]
         pages = min(pages, member.spare or pages)
         member.spare = 0
-        member.taking = _Taking(self._ticket(), pages)
-        return instance, TakeBack(member.taking.ticket, pages, self._patience_ns)
+        member.taking = _Taking(self._new_number(), pages)
+        return instance, TakeBack(member.taking.number, pages, self._patience_ns)
 
     def _next_limit(self, instance: InstanceId) -> list[ArbiterEffect]:
         member = self._members[instance]
@@ -343,10 +347,10 @@ class PageArbiter:
             if excess <= 0:
                 effects.append(Settled(limit.command, 0))
                 continue
-            member.taking = _Taking(self._ticket(), excess, limit, before)
-            effects.append((instance, TakeBack(member.taking.ticket, excess, limit.patience_ns)))
+            member.taking = _Taking(self._new_number(), excess, limit, before)
+            effects.append((instance, TakeBack(member.taking.number, excess, limit.patience_ns)))
         return effects
 
-    def _ticket(self) -> int:
-        self._next_ticket += 1
-        return self._next_ticket
+    def _new_number(self) -> int:
+        self._last_number += 1
+        return self._last_number

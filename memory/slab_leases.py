@@ -67,8 +67,8 @@ class SlabLeases:
         self._leased[instance] = set()
 
     def ask(self, instance: InstanceId, count: int) -> Grants:
-        """Grants `count` slabs, or none. Asking again replaces the wish and keeps its place. No answer: it comes when
-        what is kept has been written."""
+        """Grants `count` slabs, or none. Asking again replaces the request and keeps its place. No answer: it comes
+        when what is kept has been written."""
         self._wanted[instance] = count
         grants = self.serve()
         if instance in self._wanted and self._wanted_until(instance) > self.free + self.kept:

@@ -14,7 +14,7 @@ from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import FinishReason, Job, KvHandle, Token
 from aegis.core.role import Role
 
-# --- to an instance ---------------------------------------------------------------------------------------------
+# --- to an instance ---------------------------------------------------------------------------------------------------
 
 
 class AddModel(Struct, frozen=True, tag=True):
@@ -90,7 +90,7 @@ class KvFetched(Struct, frozen=True, tag=True):
 
 
 class GrantPages(Struct, frozen=True, tag=True):
-    """The device lends these pages. `refused` is true where the wish cannot be granted now: it is remembered. An
+    """The device lends these pages. `refused` is true where the request cannot be granted now: it is remembered. An
     `excessive` one is more than the instance's limit allows."""
 
     runs: tuple[PageRun, ...]
@@ -99,10 +99,11 @@ class GrantPages(Struct, frozen=True, tag=True):
 
 
 class TakeBack(Struct, frozen=True, tag=True):
-    """Give `pages` back within `patience_ns`, all or none; answered once by `GaveBack`. A `gentle` one may not disturb
-    requests: only what nobody needs now is given, however little, down to `keep` pages held."""
+    """Give `pages` back within `patience_ns`, all or none; answered once by a `GaveBack` of the same `number`. A
+    `gentle` one may not disturb requests: only what nobody needs now is given, however little, down to `keep` pages
+    held."""
 
-    ticket: int
+    number: int
     pages: int
     patience_ns: int
     gentle: bool = False
@@ -201,7 +202,7 @@ ToInstance = (
 )
 
 
-# --- from an instance -------------------------------------------------------------------------------------------
+# --- from an instance -------------------------------------------------------------------------------------------------
 
 
 class Ready(Struct, frozen=True, tag=True):
@@ -337,9 +338,9 @@ class FetchKv(Struct, frozen=True, tag=True):
 
 
 class NeedPages(Struct, frozen=True, tag=True):
-    """Asks the device for pages. A new wish replaces the last one; 0 withdraws it. An `urgent` one stands for work that
-    cannot go on without: others are asked to give pages back for it. A `crowded` one stands for requests of the running
-    turn: up to an equal share of the device, others are asked to give for it too."""
+    """Asks the device for pages. A new request replaces the last one; 0 withdraws it. An `urgent` one stands for work
+    that cannot go on without: others are asked to give pages back for it. A `crowded` one stands for requests of the
+    running turn: up to an equal share of the device, others are asked to give for it too."""
 
     count: int
     urgent: bool
@@ -350,7 +351,7 @@ class GaveBack(Struct, frozen=True, tag=True):
     """Answers `TakeBack`. These pages are nobody's now, unmapped and wiped. With `refused` it was more than could be
     had in time, nothing was given, and `spare` pages are what could have been."""
 
-    ticket: int
+    number: int
     runs: tuple[PageRun, ...]
     refused: bool = False
     spare: int = 0

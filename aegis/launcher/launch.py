@@ -278,6 +278,6 @@ def _announce(console: Console, market: LiveMarket, listener: socket.socket) -> 
 
 def _example(url: str, model: str, *, needs_key: bool) -> str:
     """A request, for a shell; the key is the user's to have in a variable, and in no terminal's history."""
-    wish = {"model": model, "prompt": "Tell me a story.", "max_tokens": 64, "temperature": 0, "stream": True}
+    body = {"model": model, "prompt": "Tell me a story.", "max_tokens": 64, "temperature": 0, "stream": True}
     key = f' -H "Authorization: Bearer ${API_KEY}"' if needs_key else ""
-    return f"curl -N {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{json.dumps(wish)}'"
+    return f"curl -N {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"

@@ -153,7 +153,7 @@ class _RecordedHandle:
     def __init__(self, recording: Recording, sequence: int, known: Sequence, handle: SequenceHandle | None) -> None:
         self._recording = recording
         self._sequence = sequence
-        self._ticket = handle
+        self._handle = handle
         self._scores, self._tokens, self._finish = known.scores, tuple(known.tokens), known.finish
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
@@ -163,20 +163,20 @@ class _RecordedHandle:
             tokens, self._tokens = self._tokens, ()
             yield Delta(tokens)
             del tokens
-        if self._ticket is None:
+        if self._handle is None:
             assert self._finish is not None
             yield Finished(self._finish)
             return
-        async for delivery in self._ticket:
+        async for delivery in self._handle:
             self._recording.note(self._sequence, delivery)
             yield delivery
 
     def before(self) -> int | None:
-        return self._ticket.before() if self._ticket else None
+        return self._handle.before() if self._handle else None
 
     def cancel(self, *, satisfied: bool = False) -> None:
-        if self._ticket is None:
+        if self._handle is None:
             return
-        self._ticket.cancel(satisfied=satisfied)
+        self._handle.cancel(satisfied=satisfied)
         if satisfied:
             self._recording.note(self._sequence, Finished(FinishReason.STOP))

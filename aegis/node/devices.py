@@ -127,9 +127,9 @@ class Devices:
         device = self._of(instance)
         self._perform(device, device.arbiter.lost(instance))
 
-    def asked(self, instance: InstanceId, wish: NeedPages) -> None:
+    def pages_requested(self, instance: InstanceId, request: NeedPages) -> None:
         device = self._of(instance)
-        self._perform(device, device.arbiter.ask(instance, wish))
+        self._perform(device, device.arbiter.ask(instance, request))
 
     def gave_back(self, instance: InstanceId, answer: GaveBack) -> None:
         device = self._of(instance)

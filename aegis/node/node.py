@@ -329,7 +329,7 @@ class Node:
                 assert self._fetches, "there is one machine"
                 self._fetches.begin(instance, self.pool.machine(instance), message)
             case NeedPages():
-                self.devices.asked(instance, message)
+                self.devices.pages_requested(instance, message)
             case GaveBack():
                 self.devices.gave_back(instance, message)
             case ImageEvicted(model):

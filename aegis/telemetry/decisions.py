@@ -132,8 +132,8 @@ def _said(message: FromInstance) -> str | None:
             return f"reckons with {step_ns} for a step of {model}, {rows} rows of {context_tokens} tokens"
         case NeedPages(count, urgent):
             return f"needs {count} pages{' urgently' if urgent else ''}"
-        case GaveBack(ticket, runs, refused, spare):
-            return f"gives back for {ticket}: {f'nothing of {spare}' if refused else _runs(runs)}"
+        case GaveBack(number, runs, refused, spare):
+            return f"gives back for {number}: {f'nothing of {spare}' if refused else _runs(runs)}"
         case OfferKv(offer, model, tokens):
             return f"offers KV of {model}, {len(tokens)} bytes of tokens, as {offer}"
         case KvKept(offer, done):
@@ -171,8 +171,8 @@ def _told(message: ToInstance) -> str | None:
             return f"KV of {request}.{attempt} is {f'not fetched: {reason}' if reason else 'fetched'}"
         case GrantPages(runs, refused, excessive):
             return f"pages refused{' as excessive' if excessive else ''}" if refused else f"pages {_runs(runs)}"
-        case TakeBack(ticket, pages, _, gentle, keep):
-            return f"take back {pages} pages for {ticket}{f' gently, keep {keep}' if gentle else ''}"
+        case TakeBack(number, pages, _, gentle, keep):
+            return f"take back {pages} pages for {number}{f' gently, keep {keep}' if gentle else ''}"
         case _:
             return None
 

@@ -17,7 +17,7 @@ class SpanKind(StrEnum):
     PREFETCH = "prefetch"  # weights, for later
     SWAP_IN = "swap_in"
     SWAP_OUT = "swap_out"
-    SWITCH = "switch"  # from the wish for another model to its first step
+    SWITCH = "switch"  # from the request for another model to its first step
 
 
 class Span(Struct, frozen=True, array_like=True):

@@ -26,7 +26,7 @@ from aegis.device.cpu.device import CpuDevice
 from aegis.device.shared_events import SharedWords
 
 TIMEOUT_NS = 60_000_000_000
-LONGEST_WISH = 16
+LONGEST_REQUEST = 16
 PAUSE_S = 0.001  # so that the owner gets a word in on few cores
 
 ToHolder = GrantPages | TakeBack
@@ -53,20 +53,20 @@ class Holder:
         self._space = device.reserve(device.page_count * device.page_bytes)
         self._scrub = device.stream("scrub")
         self._held: dict[int, int] = {}  # page → the word it is filled with
-        self._wishing = False
+        self._requesting = False
         self.report = Report(0, 0, 0)
 
-    def wish(self) -> NeedPages | None:
+    def request(self) -> NeedPages | None:
         """A new one when the last one was granted, and now and then another one instead."""
-        if self._wishing and self._random.random() > 0.02:
+        if self._requesting and self._random.random() > 0.02:
             return None
-        self._wishing = True
-        return NeedPages(self._random.randint(1, LONGEST_WISH), urgent=self._random.random() < 0.8)
+        self._requesting = True
+        return NeedPages(self._random.randint(1, LONGEST_REQUEST), urgent=self._random.random() < 0.8)
 
     def granted(self, message: GrantPages) -> None:
         if message.refused:
             return
-        self._wishing = False
+        self._requesting = False
         self._device.grant(message.runs)
         for run in message.runs:
             self._space.map(run.start, [run])
@@ -81,13 +81,13 @@ class Holder:
         if message.gentle:
             count = max(min(message.pages, len(self._held) - message.keep), 0)
         elif message.pages > len(self._held):
-            return GaveBack(message.ticket, (), refused=True, spare=len(self._held))
+            return GaveBack(message.number, (), refused=True, spare=len(self._held))
         else:
             count = message.pages
         runs = self._give_up(self._random.sample(sorted(self._held), count))
         assert self._device.wait(self._scrub.wipe(runs), timeout_ns=TIMEOUT_NS)
         self._device.revoke(runs)
-        return GaveBack(message.ticket, runs)
+        return GaveBack(message.number, runs)
 
     def verify(self, pages: Sequence[int] | None = None) -> None:
         """These pages, one of them by default."""
@@ -118,8 +118,8 @@ def main(pool: str, words: str, word: str, seed: str) -> None:
     Thread(target=listen, args=(incoming,)).start()
     holder = Holder(CpuDevice(pool, SharedWords.open(words), stream_words=[int(word)]), int(seed))
     while True:
-        if wish := holder.wish():
-            say(wish)
+        if request := holder.request():
+            say(request)
         holder.verify()
         try:
             line = incoming.get(timeout=PAUSE_S)

@@ -32,8 +32,8 @@ def next_number(server: Server, what: str) -> int:
 
 def test_a_request_is_found_in_spans_and_records(server: Server) -> None:
     span, record = next_number(server, "spans"), next_number(server, "records")
-    wish = {"model": "llama", "prompt": [5, 6, 7, 8, 9], "max_tokens": 4, "ignore_eos": True}
-    assert server.post("/v1/completions", wish).status_code == httpx.codes.OK
+    body = {"model": "llama", "prompt": [5, 6, 7, 8, 9], "max_tokens": 4, "ignore_eos": True}
+    assert server.post("/v1/completions", body).status_code == httpx.codes.OK
 
     def decoded() -> list[Span]:
         return [each for each in spans_since(server, span) if each.kind is SpanKind.DECODE]
@@ -57,8 +57,8 @@ def test_a_request_is_found_in_spans_and_records(server: Server) -> None:
 
 def test_a_request_is_found_in_the_reasons(server: Server) -> None:
     since = next_number(server, "decisions")
-    wish = {"model": "llama", "prompt": [5, 6, 7, 8, 9], "max_tokens": 4, "ignore_eos": True}
-    assert server.post("/v1/completions", wish).status_code == httpx.codes.OK
+    body = {"model": "llama", "prompt": [5, 6, 7, 8, 9], "max_tokens": 4, "ignore_eos": True}
+    assert server.post("/v1/completions", body).status_code == httpx.codes.OK
 
     def told() -> list[Decision]:
         found = msgspec.json.Decoder(Decision).decode_lines(server.get(f"/debug/decisions?since={since}").content)

@@ -70,8 +70,8 @@ class Owner:
             self._perform(self.arbiter.lost(name))
         else:
             match msgspec.json.decode(line, type=FromHolder):
-                case NeedPages() as wish:
-                    self._perform(self.arbiter.ask(name, wish))
+                case NeedPages() as request:
+                    self._perform(self.arbiter.ask(name, request))
                 case GaveBack() as answer:
                     self.handed += sum(run.pages for run in answer.runs)
                     self._perform(self.arbiter.gave_back(name, answer))

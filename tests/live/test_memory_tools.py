@@ -115,8 +115,8 @@ def test_a_limit_is_lowered_while_streams_run_and_no_token_is_another(
     async def lower(streams: Sequence[Stream]) -> None:
         async with client_of(roomy.url) as client:
             before = await seen(client, lambda r: decode(r)["held_bytes"] > limit, "more held than the limit will be")
-            wish = {"instance": "decode-0", "limit": "8MiB", "timeout_s": 30}
-            answer = await client.post("/debug/memory/limit", json=wish)
+            body = {"instance": "decode-0", "limit": "8MiB", "timeout_s": 30}
+            answer = await client.post("/debug/memory/limit", json=body)
             after = (await client.get("/debug/memory")).json()
             answers.append((before, answer, after, any(not stream.ended for stream in streams)))
 
@@ -138,8 +138,8 @@ def test_what_cannot_be_given_in_time_is_a_conflict_and_changes_nothing(
     async def lower(_: Sequence[Stream]) -> None:
         async with client_of(roomy.url) as client:
             before = await seen(client, lambda r: decode(r)["kv_bytes"] >= 6 * MIB, "three slabs in use")
-            wish = {"instance": "decode-0", "limit": f"{LEAST_MIB}MiB", "timeout_s": 1e-6}
-            answer = await client.post("/debug/memory/limit", json=wish)
+            body = {"instance": "decode-0", "limit": f"{LEAST_MIB}MiB", "timeout_s": 1e-6}
+            answer = await client.post("/debug/memory/limit", json=body)
             answers.append((before, answer, (await client.get("/debug/memory")).json()))
 
     streams = run_all(roomy.url, [body] * 4, lower)

@@ -33,8 +33,8 @@ def reusing(
 
 
 def complete(server: Server, model: str, prompt: list[int], **more: Any) -> dict[str, Any]:
-    wish = {"max_tokens": ANSWER, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-    reply = server.post("/v1/completions", {"model": model, "prompt": prompt, **wish, **more})
+    body = {"max_tokens": ANSWER, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    reply = server.post("/v1/completions", {"model": model, "prompt": prompt, **body, **more})
     assert reply.status_code == 200, reply.text
     return dict(reply.json())
 

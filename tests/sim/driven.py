@@ -72,8 +72,8 @@ class Driven(Generic[Core]):
         if self._leases:
             for message in self.said(ReturnSlabs, effects):
                 self._leases.give_back(self.core.instance, message.slabs)
-            for wish in self.said(NeedSlabs, effects):
-                for _, answer in self._leases.ask(self.core.instance, wish.count):
+            for request in self.said(NeedSlabs, effects):
+                for _, answer in self._leases.ask(self.core.instance, request.count):
                     assert isinstance(answer, GrantSlabs)
                     effects += self._feed(answer)
         return effects

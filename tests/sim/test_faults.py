@@ -157,7 +157,7 @@ def _images_too_early(patch: pytest.MonkeyPatch) -> None:
 
 def _unwiped(patch: pytest.MonkeyPatch) -> None:
     leave = Balloon._leave
-    patch.setattr(Balloon, "_leave", lambda self, ticket, clean, dirty: leave(self, ticket, clean + dirty, ()))
+    patch.setattr(Balloon, "_leave", lambda self, number, clean, dirty: leave(self, number, clean + dirty, ()))
 
 
 def _before_the_proxy_knows(patch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ class Neighbour:
         if not self.alive:
             return
         if self._refuses and not asked.gentle:
-            self._say(self.name, GaveBack(asked.ticket, (), refused=True, spare=0))
+            self._say(self.name, GaveBack(asked.number, (), refused=True, spare=0))
             return
         count = min(asked.pages, self._pool.free - (asked.keep if asked.gentle else 0))
         runs: tuple[PageRun, ...] = ()
@@ -81,4 +81,4 @@ class Neighbour:
         for page in [page for run in runs for page in range(run.start, run.stop)]:
             del self._ground.pages[page]
             self._ground.dirty.discard(page)
-        self._say(self.name, GaveBack(asked.ticket, runs))
+        self._say(self.name, GaveBack(asked.number, runs))

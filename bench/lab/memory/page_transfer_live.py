@@ -83,7 +83,7 @@ async def _measure(directory: Path, nbytes: int, repetitions: int, streams: int)
             for at, (model, stream) in enumerate(zip(models, seen, strict=True))
         ]
         await until(lambda: all(len(stream.tokens_ns) > 20 for stream in seen))
-        waiting = [await _wishing(market, instance) for instance in (_FIRST, _SECOND)]
+        waiting = [await _requesting(market, instance) for instance in (_FIRST, _SECOND)]
         windows = [await _hand(market, nbytes, *_direction(turn)) for turn in range(repetitions)]
         assert not any(client.done() for client in clients), "the streams were too short"
         for client in (*clients, *waiting):
@@ -118,12 +118,12 @@ def _direction(turn: int) -> tuple[InstanceId, InstanceId]:
     return (_FIRST, _SECOND) if turn % 2 == 0 else (_SECOND, _FIRST)
 
 
-async def _wishing(market: LiveMarket, instance: InstanceId) -> asyncio.Task[Stream]:
+async def _requesting(market: LiveMarket, instance: InstanceId) -> asyncio.Task[Stream]:
     """A request for the large model, whose turn does not come; the first gets the memory, the second waits for it."""
     (_, arbiter) = market.node.devices.arbiters()
     free, model = arbiter.free, _LARGE[instance]
     client = asyncio.create_task(follow(market, model, draw_prompt(market, model, Random(0), 16), 2, Stream()))
-    await until(lambda: arbiter.free < free // 2 or arbiter.use()[instance].wish > 0)
+    await until(lambda: arbiter.free < free // 2 or arbiter.use()[instance].requested > 0)
     await asyncio.sleep(_SETTLE_S)
     return client
 
@@ -131,7 +131,7 @@ async def _wishing(market: LiveMarket, instance: InstanceId) -> asyncio.Task[Str
 async def _hand(market: LiveMarket, nbytes: int, giver: InstanceId, taker: InstanceId) -> _Window:
     devices, (_, arbiter) = market.node.devices, market.node.devices.arbiters()
     await devices.limit(taker, arbiter.capacity * PAGE_BYTES, least_bytes=0, timeout_s=_TIMEOUT_S)
-    await until(lambda: arbiter.use()[taker].wish > 0)
+    await until(lambda: arbiter.use()[taker].requested > 0)
     await asyncio.sleep(_SETTLE_S)
     limit = arbiter.held(giver) * PAGE_BYTES - nbytes
     before = arbiter.held(taker)
@@ -146,11 +146,11 @@ async def _hand(market: LiveMarket, nbytes: int, giver: InstanceId, taker: Insta
 
 
 async def _mapped(market: LiveMarket, taker: InstanceId) -> None:
-    """Until the taker has all it wished for and has seen to it: a trim that takes nothing, for it holds less than the
-    floor, is answered after what was sent before it."""
+    """Until the taker has all it requested and has seen to it: a trim that takes nothing, for it holds less than
+    the floor, is answered after what was sent before it."""
     (_, arbiter) = market.node.devices.arbiters()
     held = -1
-    while held != arbiter.held(taker) or arbiter.use()[taker].wish:
+    while held != arbiter.held(taker) or arbiter.use()[taker].requested:
         held = arbiter.held(taker)
         await market.node.devices.trim(taker, timeout_s=_TIMEOUT_S)
 

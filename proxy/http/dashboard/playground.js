@@ -81,7 +81,7 @@ export class Playground {
     const answer = new Answer(column);
     column.abort = new AbortController();
     try {
-      const { path, body } = this.wish(column.model, prompt);
+      const { path, body } = this.requestOf(column.model, prompt);
       const reply = await ask(path, { method: "POST", headers: { "Content-Type": "application/json" }, body, signal: column.abort.signal });
       if (!reply.ok) throw new Error(await reason(reply));
       for await (const event of events(reply.body)) {
@@ -94,7 +94,7 @@ export class Playground {
     }
   }
 
-  wish(model, prompt) {
+  requestOf(model, prompt) {
     const form = byId("ask"), chat = form.mode.value === "chat";
     const how = {
       model, stream: true, stream_options: { include_usage: true },

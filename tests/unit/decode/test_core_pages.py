@@ -35,7 +35,7 @@ REFUSED = GrantPages((), refused=True)
 EXCESSIVE = GrantPages((), refused=True, excessive=True)
 
 
-def wishes(driven: Driven[DecodeCore]) -> list[NeedPages]:
+def page_requests(driven: Driven[DecodeCore]) -> list[NeedPages]:
     return driven.said(NeedPages)
 
 
@@ -45,15 +45,15 @@ def stands_still(*specs: ModelSpec, pages: int, requests: int = 1) -> Driven[Dec
     for request in range(1, requests + 1):
         take(driven, request, specs[0])
     driven.on(REFUSED)
-    (wish,) = wishes(driven)
-    assert wish.urgent
+    (page_request,) = page_requests(driven)
+    assert page_request.urgent
     driven.on(REFUSED)
     return driven
 
 
 def gave_back(driven: Driven[DecodeCore]) -> list[tuple[int, int, bool]]:
-    """Tickets, pages, and whether it was refused."""
-    return [(m.ticket, count_pages(m.runs), m.refused) for m in driven.said(GaveBack)]
+    """Numbers, pages, and whether it was refused."""
+    return [(m.number, count_pages(m.runs), m.refused) for m in driven.said(GaveBack)]
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def one_idle_model(pages: int) -> Driven[DecodeCore]:
 
 def test_the_device_is_asked_before_anything_is_evicted() -> None:
     driven = one_idle_model(4)
-    assert wishes(driven) == [NeedPages(2, urgent=False)]
+    assert page_requests(driven) == [NeedPages(2, urgent=False)]
     assert not driven.asked(UnmapWeights) and driven.loads == [WIDE.model]
 
 
@@ -87,7 +87,7 @@ def test_once_it_has_refused_what_is_not_needed_is_evicted() -> None:
     driven.on(REFUSED)
     assert driven.asked(UnmapWeights) == [UnmapWeights(WIDE.model)] and driven.loads[-1] == WIDE_2.model
     settle(driven)
-    assert running(driven) == [2] and not wishes(driven)
+    assert running(driven) == [2] and not page_requests(driven)
 
 
 def test_kv_is_put_away_only_once_the_device_has_refused() -> None:
@@ -112,11 +112,11 @@ def test_pages_are_wanted_urgently_when_nothing_is_left_to_put_away() -> None:
     """All that is lacking at once: weights and the first block."""
     driven = lent(WIDE, pages=2)
     take(driven, 1, WIDE)
-    assert wishes(driven) == [NeedPages(1, urgent=False)]
+    assert page_requests(driven) == [NeedPages(1, urgent=False)]
     driven.on(REFUSED)
-    assert wishes(driven) == [NeedPages(2, urgent=True)]
+    assert page_requests(driven) == [NeedPages(2, urgent=True)]
     driven.on(REFUSED)
-    assert not wishes(driven) and not driven.loads
+    assert not page_requests(driven) and not driven.loads
     driven.on(GrantPages((PageRun(2, 4),)))
     settle(driven)
     assert running(driven) == [1] and not driven.said(NeedPages)
@@ -142,9 +142,9 @@ def test_what_a_limit_forbids_ends_the_youngest_with_a_clear_reason() -> None:
     driven.on(EXCESSIVE)
     (broken,) = driven.said(Broken)
     assert broken.request == 2 and "memory limit of its instance" in broken.reason
-    assert wishes(driven) == [NeedPages(2, urgent=False)], "others need give nothing"
+    assert page_requests(driven) == [NeedPages(2, urgent=False)], "others need give nothing"
     driven.on(REFUSED)
-    assert wishes(driven) == [NeedPages(2, urgent=True)], "the elder one still tries"
+    assert page_requests(driven) == [NeedPages(2, urgent=True)], "the elder one still tries"
     driven.on(EXCESSIVE)
     assert [m.request for m in driven.said(Broken)] == [1] and driven.core.queued == 0
 
@@ -165,7 +165,7 @@ def test_nobody_is_ended_while_kv_that_arrives_can_still_be_put_away() -> None:
     driven.on(Cancel(RequestId(1), 1))
     driven.stepped(2)
     driven.on(REFUSED)
-    assert not any(wish.urgent for wish in wishes(driven))
+    assert not any(page_request.urgent for page_request in page_requests(driven))
     driven.complete(IN)
     assert driven.under_way(OUT) and not driven.said(Broken, driven.effects)
 
@@ -237,14 +237,14 @@ def test_what_was_retired_before_the_deadline_is_used_again_after_it() -> None:
     assert driven.core.ledger.pool.free == 0
     driven.on(Tick(), after_ns=PATIENCE_NS)
     assert driven.said(GaveBack) == [GaveBack(1, (), refused=True, spare=1)]
-    assert step(driven) == [1] and step(driven) == [1] and not wishes(driven)
+    assert step(driven) == [1] and step(driven) == [1] and not page_requests(driven)
 
 
 def test_who_stands_still_gives_way_at_once() -> None:
     driven = stands_still(WIDE, pages=2)
     driven.on(TakeBack(1, 2, PATIENCE_NS))
     assert gave_back(driven) == [(1, 2, False)]
-    assert wishes(driven) == [NeedPages(4, urgent=True)], "it waits for all of it now"
+    assert page_requests(driven) == [NeedPages(4, urgent=True)], "it waits for all of it now"
 
 
 def test_what_is_left_when_the_last_request_is_given_up_is_given_at_once() -> None:
@@ -254,7 +254,7 @@ def test_what_is_left_when_the_last_request_is_given_up_is_given_at_once() -> No
     settle(driven)
     driven.on(TakeBack(1, 5, PATIENCE_NS))
     driven.stepped(2, after_ns=PATIENCE_NS // 4)
-    assert driven.said(NeedSlabs) and wishes(driven)
+    assert driven.said(NeedSlabs) and page_requests(driven)
     driven.on(REFUSED)
     driven.granted(refused=True)
     assert driven.said(GaveUp) and driven.core.queued == 0
@@ -375,7 +375,7 @@ def test_a_prefetch_is_abandoned_when_the_turn_needs_its_memory() -> None:
     assert running(driven) == [1] and driven.under_way(PREFETCH) == 1
     while step(driven):
         assert not driven.asked(AbandonLoad)
-    assert wishes(driven) == [NeedPages(1, urgent=False, crowded=True)]
+    assert page_requests(driven) == [NeedPages(1, urgent=False, crowded=True)]
     driven.on(REFUSED)
     assert len(driven.asked(AbandonLoad)) == 1
     assert driven.core.counters.abandoned == 1 and running(driven) == []

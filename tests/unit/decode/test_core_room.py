@@ -142,7 +142,7 @@ def test_slabs_that_are_not_needed_go_back_but_for_one() -> None:
 
 
 def test_a_refused_instance_keeps_no_slabs_from_others() -> None:
-    """What it wished for stays remembered by the node; what lies idle here meanwhile goes back."""
+    """What it requested stays remembered by the node; what lies idle here meanwhile goes back."""
     driven = two_turns(4, slabs=None)
     driven.stepped(5)
     driven.granted(refused=True)

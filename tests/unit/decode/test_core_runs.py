@@ -57,7 +57,7 @@ def two_running() -> Driven[DecodeCore]:
     return driven
 
 
-# --- what a run has made ---------------------------------------------------------------------------------------------
+# --- what a run has made ----------------------------------------------------------------------------------------------
 
 
 def test_all_steps_of_a_run_count() -> None:
@@ -88,7 +88,7 @@ def test_the_mean_step_is_what_is_learned() -> None:
     assert driven.core._step_times.latency[A.model].decode_ns(30) == pytest.approx(50_000_000, rel=0.1)
 
 
-# --- how long it may be ----------------------------------------------------------------------------------------------
+# --- how long it may be -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_cancellation_ends_the_run_even_while_another_one_waits_to_be_in_it() 
     assert driven.last[-1] == EndRun()
 
 
-# --- blocks ahead are for whoever needs them -------------------------------------------------------------------------
+# --- blocks ahead are for whoever needs them --------------------------------------------------------------------------
 
 
 def test_blocks_ahead_do_not_keep_the_next_model_out() -> None:
@@ -221,7 +221,7 @@ def test_blocks_ahead_are_given_back_first() -> None:
     driven.on(TakeBack(1, 4, PATIENCE_NS))
     ran(driven, (2,))
     driven.complete(SCRUB)
-    assert [(answer.ticket, answer.refused) for answer in driven.said(GaveBack)] == [(1, False)]
+    assert [(answer.number, answer.refused) for answer in driven.said(GaveBack)] == [(1, False)]
     ran(driven, (2,))
     assert running(driven) == [1] and driven.core.counters.preemptions == 0 and not driven.said(Broken)
     assert not driven.under_way(WEIGHTS)

@@ -38,39 +38,41 @@ samplings = st.builds(
     stop_token_ids=st.just((1, 2)),
     logprobs=st.sampled_from([None, 0, 3]),
 )
-wishes = st.lists(samplings, min_size=1, max_size=5)
+parameter_lists = st.lists(samplings, min_size=1, max_size=5)
 
 
 def logits_of(row: int, at: int) -> torch.Tensor:
     return torch.randn(VOCAB, generator=torch.Generator().manual_seed(1000 * row + at)) * 3
 
 
-def adjusted(logits: torch.Tensor, wish: Sampling, prompt: list[int], output: list[int]) -> list[float]:
+def adjusted(logits: torch.Tensor, parameters: Sampling, prompt: list[int], output: list[int]) -> list[float]:
     """Bias, min_tokens and penalties, token by token."""
     out = logits.tolist()
-    for token, bias in wish.logit_bias:
+    for token, bias in parameters.logit_bias:
         out[token] += bias
-    if len(output) < wish.min_tokens:
-        for token in wish.stop_token_ids:
+    if len(output) < parameters.min_tokens:
+        for token in parameters.stop_token_ids:
             out[token] = -math.inf
     for token in range(VOCAB):
         if token in prompt or token in output:
-            out[token] *= wish.repetition_penalty if out[token] <= 0 else 1 / wish.repetition_penalty
-        out[token] -= wish.frequency_penalty * output.count(token) + wish.presence_penalty * (token in output)
+            out[token] *= parameters.repetition_penalty if out[token] <= 0 else 1 / parameters.repetition_penalty
+        out[token] -= parameters.frequency_penalty * output.count(token) + parameters.presence_penalty * (
+            token in output
+        )
     return out
 
 
-def distribution(logits: list[float], wish: Sampling) -> list[float]:
+def distribution(logits: list[float], parameters: Sampling) -> list[float]:
     """What a token is drawn from: temperature, min_p, top_k, top_p."""
     top = max(logits)
-    weights = [math.exp((x - top) / wish.temperature) for x in logits]
-    weights = [w if w >= wish.min_p else 0.0 for w in weights]
+    weights = [math.exp((x - top) / parameters.temperature) for x in logits]
+    weights = [w if w >= parameters.min_p else 0.0 for w in weights]
     order = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
-    kept = order[: wish.top_k or None]
+    kept = order[: parameters.top_k or None]
     mass = sum(weights[i] for i in kept)
     nucleus, before = [], 0.0
     for i in kept:
-        if before < wish.top_p * mass:
+        if before < parameters.top_p * mass:
             nucleus.append(i)
         before += weights[i]
     total = sum(weights[i] for i in nucleus)
@@ -78,13 +80,13 @@ def distribution(logits: list[float], wish: Sampling) -> list[float]:
 
 
 @settings(deadline=None)
-@given(wishes, st.integers(1, 6))
+@given(parameter_lists, st.integers(1, 6))
 def test_a_row_is_independent_of_its_batch(batch: list[Sampling], steps: int) -> None:
     together, alone = Sampler(), Sampler()
     requests = [RequestId(i) for i in range(len(batch))]
-    for request, wish in zip(requests, batch, strict=True):
-        together.start(MODEL, request, [7, 8], (), wish)
-        alone.start(MODEL, request, [7, 8], (), wish)
+    for request, parameters in zip(requests, batch, strict=True):
+        together.start(MODEL, request, [7, 8], (), parameters)
+        alone.start(MODEL, request, [7, 8], (), parameters)
     for at in range(steps):
         logits = torch.stack([logits_of(row, at) for row in requests])
         expected = [alone.sample([row], logits_of(row, at)[None])[0] for row in requests]
@@ -93,33 +95,33 @@ def test_a_row_is_independent_of_its_batch(batch: list[Sampling], steps: int) ->
 
 @settings(deadline=None)
 @given(samplings, st.integers(1, 8), st.integers(0, 8))
-def test_a_replay_draws_the_same_tokens(wish: Sampling, steps: int, cut: int) -> None:
+def test_a_replay_draws_the_same_tokens(parameters: Sampling, steps: int, cut: int) -> None:
     sampler, prompt, request = Sampler(), [7, 8, 8], RequestId(1)
-    sampler.start(MODEL, request, prompt, (), wish)
+    sampler.start(MODEL, request, prompt, (), parameters)
     whole = [sampler.sample([request], logits_of(0, at)[None])[0] for at in range(steps)]
     cut = min(cut, steps)
     sampler.stop(request)
-    sampler.start(MODEL, request, prompt, [token.id for token in whole[:cut]], wish)
+    sampler.start(MODEL, request, prompt, [token.id for token in whole[:cut]], parameters)
     assert [sampler.sample([request], logits_of(0, at)[None])[0] for at in range(cut, steps)] == whole[cut:]
 
 
 @settings(deadline=None)
 @given(samplings, st.integers(1, 6))
-def test_tokens_come_from_the_distribution_asked_for(wish: Sampling, steps: int) -> None:
+def test_tokens_come_from_the_distribution_asked_for(parameters: Sampling, steps: int) -> None:
     sampler, prompt, request, output = Sampler(), [7, 8], RequestId(1), list[int]()
-    sampler.start(MODEL, request, prompt, (), wish)
+    sampler.start(MODEL, request, prompt, (), parameters)
     for at in range(steps):
-        expected = adjusted(logits_of(0, at), wish, prompt, output)
+        expected = adjusted(logits_of(0, at), parameters, prompt, output)
         token = sampler.sample([request], logits_of(0, at)[None])[0].id
-        if wish.temperature == 0:
+        if parameters.temperature == 0:
             assert expected[token] == pytest.approx(max(expected), abs=1e-4)
         else:
-            assert distribution(expected, wish)[token] > 0
+            assert distribution(expected, parameters)[token] > 0
         output.append(token)
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "parameters",
     [
         sampling(),
         sampling(temperature=0.6),
@@ -131,15 +133,15 @@ def test_tokens_come_from_the_distribution_asked_for(wish: Sampling, steps: int)
     ],
     ids=["plain", "temperature", "top_k", "top_p", "min_p", "all", "penalties"],
 )
-def test_frequencies_match_the_reference(wish: Sampling) -> None:
+def test_frequencies_match_the_reference(parameters: Sampling) -> None:
     """Draw i of DRAWS requests with seeds of their own; Pearson's chi-squared within 5 standard deviations."""
     logits, prompt, output = logits_of(3, 0), [2, 9], [4, 4, 9, 11]
     sampler = Sampler()
     requests = [RequestId(i) for i in range(DRAWS)]
     for request in requests:
-        sampler.start(MODEL, request, prompt, output, msgspec.structs.replace(wish, seed=request))
+        sampler.start(MODEL, request, prompt, output, msgspec.structs.replace(parameters, seed=request))
     drawn = Counter(token.id for token in sampler.sample(requests, logits.expand(DRAWS, -1)))
-    expected = distribution(adjusted(logits, wish, prompt, output), wish)
+    expected = distribution(adjusted(logits, parameters, prompt, output), parameters)
     likely = [token for token in range(VOCAB) if expected[token] * DRAWS >= 5]
     assert all(expected[token] > 0 for token in drawn)
     chi2 = sum((drawn[t] - expected[t] * DRAWS) ** 2 / (expected[t] * DRAWS) for t in likely)
@@ -193,11 +195,11 @@ def test_greedy_takes_the_first_of_equals() -> None:
 
 
 def test_stop_tokens_wait_for_min_tokens() -> None:
-    wish = sampling(temperature=0.0, min_tokens=2, stop_token_ids=(6,))
+    parameters = sampling(temperature=0.0, min_tokens=2, stop_token_ids=(6,))
     logits = torch.zeros(1, VOCAB)
     logits[0, 6], logits[0, 3] = 9.0, 5.0
     sampler = Sampler()
-    sampler.start(MODEL, RequestId(1), [], (), wish)
+    sampler.start(MODEL, RequestId(1), [], (), parameters)
     assert [sampler.sample([RequestId(1)], logits)[0].id for _ in range(3)] == [3, 3, 6]
 
 
@@ -255,19 +257,19 @@ extreme_samplings = st.builds(
 )
 def test_any_logits_and_parameters_give_a_token_of_the_vocabulary(batch: list[tuple[Sampling, list[float]]]) -> None:
     sampler, requests = Sampler(), [RequestId(i) for i in range(len(batch))]
-    for request, (wish, _) in zip(requests, batch, strict=True):
-        sampler.start(MODEL, request, [0, 3], [4], wish)
+    for request, (parameters, _) in zip(requests, batch, strict=True):
+        sampler.start(MODEL, request, [0, 3], [4], parameters)
     logits = torch.tensor([row for _, row in batch])
     for _ in range(2):
         assert all(0 <= token.id < VOCAB for token in sampler.sample(requests, logits))
 
 
-@pytest.mark.parametrize("wish", [sampling(temperature=0.0), sampling(), sampling(temperature=0.0, logprobs=0)])
-def test_a_token_without_a_number_is_never_chosen(wish: Sampling) -> None:
+@pytest.mark.parametrize("parameters", [sampling(temperature=0.0), sampling(), sampling(temperature=0.0, logprobs=0)])
+def test_a_token_without_a_number_is_never_chosen(parameters: Sampling) -> None:
     logits = torch.full((1, VOCAB), math.nan)
     logits[0, 7] = -5.0
     sampler = Sampler()
-    sampler.start(MODEL, RequestId(1), [], (), wish)
+    sampler.start(MODEL, RequestId(1), [], (), parameters)
     assert sampler.sample([RequestId(1)], logits)[0].id == 7
 
 
@@ -279,19 +281,19 @@ def test_the_least_temperature_takes_the_likeliest() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_where_everything_is_banned_nothing_is(temperature: float) -> None:
-    wish = sampling(temperature=temperature, top_k=1, min_tokens=1, stop_token_ids=tuple(range(VOCAB)))
+    parameters = sampling(temperature=temperature, top_k=1, min_tokens=1, stop_token_ids=tuple(range(VOCAB)))
     sampler = Sampler()
-    sampler.start(MODEL, RequestId(1), [], (), wish)
+    sampler.start(MODEL, RequestId(1), [], (), parameters)
     assert sampler.sample([RequestId(1)], logits_of(0, 0)[None])[0].id == int(logits_of(0, 0).argmax())
 
 
 def test_ids_beyond_the_vocabulary_have_no_effect() -> None:
     within = sampling(repetition_penalty=1.3, min_tokens=3, stop_token_ids=(3,), logit_bias=((5, 1.0),), logprobs=0)
     beyond = VOCAB
-    wish = msgspec.structs.replace(within, stop_token_ids=(3, beyond), logit_bias=((5, 1.0), (beyond, 9.0)))
+    parameters = msgspec.structs.replace(within, stop_token_ids=(3, beyond), logit_bias=((5, 1.0), (beyond, 9.0)))
     sampler = Sampler()
     sampler.start(MODEL, RequestId(1), [2, 2], [8, 8], within)
-    sampler.start(MODEL, RequestId(2), [2, beyond], [8, beyond], wish)
+    sampler.start(MODEL, RequestId(2), [2, beyond], [8, beyond], parameters)
     logits = torch.stack([logits_of(0, 0)] * 2)
     first, second = sampler.sample([RequestId(1), RequestId(2)], logits)
     assert first == second

@@ -115,11 +115,11 @@ def test_blocks_are_said_again_only_where_they_are_others(ranks: Ranks) -> None:
 
 def test_followers_know_whether_a_prompt_is_reported_on(ranks: Ranks) -> None:
     engine = FirstRankEngine(Counting(), ranks.followers)  # type: ignore[arg-type]
-    for number, wish in enumerate((None, 0)):
-        engine.start(MODEL, RequestId(number), (1, 2), (), Sampling(max_tokens=1, prompt_logprobs=wish))
+    for number, parameters in enumerate((None, 0)):
+        engine.start(MODEL, RequestId(number), (1, 2), (), Sampling(max_tokens=1, prompt_logprobs=parameters))
         engine.prefill(MODEL, RequestId(number), (1, 2), np.array([0]))
         (heard, _) = ranks.heard()
-        assert isinstance(heard, Prefill) and heard.reports is (wish is not None)
+        assert isinstance(heard, Prefill) and heard.reports is (parameters is not None)
 
 
 def test_a_step_that_fails_parts_the_ranks(ranks: Ranks) -> None:

@@ -54,8 +54,8 @@ def grants(effects: list[ArbiterEffect]) -> list[tuple[InstanceId, int]]:
     return [(name, count_pages(message.runs)) for name, message in found if isinstance(message, GrantPages)]
 
 
-def ticket(effects: list[ArbiterEffect], name: InstanceId) -> int:
-    (found,) = [e[1].ticket for e in effects if isinstance(e, tuple) and isinstance(e[1], TakeBack) and e[0] == name]
+def number_of(effects: list[ArbiterEffect], name: InstanceId) -> int:
+    (found,) = [e[1].number for e in effects if isinstance(e, tuple) and isinstance(e[1], TakeBack) and e[0] == name]
     return found
 
 

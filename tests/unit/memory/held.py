@@ -47,14 +47,14 @@ class Held:
         assert not isinstance(taken, NoPages)
         return taken
 
-    def take_back(self, ticket: int, pages: int, *, now_ns: int = 0, settle: bool = True) -> list[Effect]:
-        self.balloon.take_back(TakeBack(ticket, pages, PATIENCE_NS), now_ns)
+    def take_back(self, number: int, pages: int, *, now_ns: int = 0, settle: bool = True) -> list[Effect]:
+        self.balloon.take_back(TakeBack(number, pages, PATIENCE_NS), now_ns)
         if settle:
             self.balloon.settle(now_ns)
         return self.look()
 
-    def trim(self, ticket: int, pages: int, *, keep: int = 0) -> list[Effect]:
-        self.balloon.take_back(TakeBack(ticket, pages, PATIENCE_NS, gentle=True, keep=keep), 0)
+    def trim(self, number: int, pages: int, *, keep: int = 0) -> list[Effect]:
+        self.balloon.take_back(TakeBack(number, pages, PATIENCE_NS, gentle=True, keep=keep), 0)
         return self.look()
 
     def wiped(self, value: int) -> list[Effect]:

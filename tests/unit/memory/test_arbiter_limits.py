@@ -22,9 +22,9 @@ from tests.unit.memory.accounts import (
     grants,
     hold,
     idle,
+    number_of,
     refuse,
     takings,
-    ticket,
     trims,
 )
 
@@ -43,10 +43,10 @@ def test_a_limit_below_what_is_held_takes_back_and_is_settled_when_it_is_there()
     arbiter = device(12, A, B)
     hold(arbiter, A, 8)
     effects = arbiter.set_limit(A, 5, command=7, patience_ns=9)
-    assert effects == [(A, TakeBack(ticket(effects, A), 3, 9))]
+    assert effects == [(A, TakeBack(number_of(effects, A), 3, 9))]
     arbiter.check()
     assert ask(arbiter, A, 1) == [(A, REFUSED)], "it holds from the start"
-    assert give(arbiter, A, ticket(effects, A), 3)[0] == Settled(7, 3)
+    assert give(arbiter, A, number_of(effects, A), 3)[0] == Settled(7, 3)
     assert arbiter.use()[A] == InstanceUse(5, 5, 1, False)
 
 
@@ -55,7 +55,7 @@ def test_a_limit_that_cannot_be_met_in_time_is_refused_and_the_old_one_back() ->
     arbiter.set_limit(A, 9, command=1, patience_ns=9)
     hold(arbiter, A, 8)
     effects = arbiter.set_limit(A, 5, command=2, patience_ns=9)
-    assert refuse(arbiter, A, ticket(effects, A), spare=2) == [Settled(2, 2, refused=True)], "so much could be had"
+    assert refuse(arbiter, A, number_of(effects, A), spare=2) == [Settled(2, 2, refused=True)], "so much could be had"
     assert arbiter.use()[A] == InstanceUse(8, 9, 0, False)
     assert grants(ask(arbiter, A, 1)) == [(A, 1)]
 
@@ -73,9 +73,9 @@ def test_limits_are_settled_one_after_the_other() -> None:
     first = arbiter.set_limit(A, 8, command=1, patience_ns=9)
     assert arbiter.set_limit(A, 6, command=2, patience_ns=8) == []
     assert arbiter.set_limit(A, 10, command=3, patience_ns=7) == []
-    effects = give(arbiter, A, ticket(first, A), 4)
+    effects = give(arbiter, A, number_of(first, A), 4)
     assert effects[0] == Settled(1, 4) and takings(effects) == {A: 2} and arbiter.use()[A].limit == 6
-    assert refuse(arbiter, A, ticket(effects, A)) == [Settled(2, 0, refused=True), Settled(3, 0)]
+    assert refuse(arbiter, A, number_of(effects, A)) == [Settled(2, 0, refused=True), Settled(3, 0)]
     assert arbiter.use()[A].limit == 10
 
 
@@ -85,17 +85,17 @@ def test_a_limit_waits_for_a_trim_under_way() -> None:
     hold(arbiter, A, 8)
     trim = arbiter.trim(A, keep=4)
     assert arbiter.set_limit(A, 5, command=1, patience_ns=9) == []
-    assert give(arbiter, A, ticket(trim, A), 4) == [Settled(1, 0)] and arbiter.use()[A].limit == 5
+    assert give(arbiter, A, number_of(trim, A), 4) == [Settled(1, 0)] and arbiter.use()[A].limit == 5
 
 
-def test_an_urgent_wish_beyond_the_limit_is_told_so_and_holds_up_nobody() -> None:
+def test_an_urgent_request_beyond_the_limit_is_told_so_and_holds_up_nobody() -> None:
     arbiter = device(12, A, B)
     arbiter.set_limit(A, 4, command=1, patience_ns=9)
     assert ask(arbiter, A, 5, urgent=True) == [(A, EXCESSIVE)]
     assert grants(ask(arbiter, B, 12, urgent=True)) == [(B, 12)]
 
 
-def test_a_patient_wish_beyond_the_limit_just_waits() -> None:
+def test_a_patient_request_beyond_the_limit_just_waits() -> None:
     arbiter = device(12, A, B)
     arbiter.set_limit(A, 4, command=1, patience_ns=9)
     assert ask(arbiter, A, 5) == [(A, REFUSED)]
@@ -111,7 +111,7 @@ def test_who_waits_urgently_is_told_when_a_limit_makes_that_hopeless(held: int) 
     effects = arbiter.set_limit(A, 4, command=1, patience_ns=9)
     if held:
         assert grants(effects) == [], "what is being taken may make room"
-        effects = give(arbiter, A, ticket(effects, A), held - 4)
+        effects = give(arbiter, A, number_of(effects, A), held - 4)
     assert [e for e in effects if isinstance(e, tuple) and e[0] == A] == [(A, EXCESSIVE)]
 
 
@@ -121,7 +121,7 @@ def test_nothing_is_hopeless_while_pages_are_on_their_way_back() -> None:
     arbiter.set_limit(A, 8, command=1, patience_ns=9)
     trim = arbiter.trim(A, keep=0)
     assert ask(arbiter, A, 4, urgent=True) == [(A, REFUSED)]
-    assert grants(give(arbiter, A, ticket(trim, A), 4)) == [(A, 4)]
+    assert grants(give(arbiter, A, number_of(trim, A), 4)) == [(A, 4)]
 
 
 # --- idle and lost ----------------------------------------------------------------------------------------------------
@@ -133,9 +133,9 @@ def test_an_idle_instance_is_trimmed_to_its_floor() -> None:
     idle(arbiter, A)
     assert arbiter.tick(IDLE_NS - 1) == []
     effects = arbiter.tick(IDLE_NS)
-    assert effects == [(A, TakeBack(ticket(effects, A), 8, PATIENCE_NS, gentle=True, keep=2))]
+    assert effects == [(A, TakeBack(number_of(effects, A), 8, PATIENCE_NS, gentle=True, keep=2))]
     assert arbiter.tick(9 * IDLE_NS) == [], "it has not answered yet"
-    assert give(arbiter, A, ticket(effects, A), 6) == []
+    assert give(arbiter, A, number_of(effects, A), 6) == []
     assert arbiter.tick(99 * IDLE_NS) == [], "it is at its floor"
 
 
@@ -153,7 +153,7 @@ def test_an_idle_one_that_kept_something_is_asked_again_after_a_while() -> None:
     arbiter = device(12, A)
     hold(arbiter, A, 8)
     idle(arbiter, A)
-    give(arbiter, A, ticket(arbiter.tick(IDLE_NS), A), 1)
+    give(arbiter, A, number_of(arbiter.tick(IDLE_NS), A), 1)
     assert arbiter.tick(2 * IDLE_NS - 1) == [] and trims(arbiter.tick(2 * IDLE_NS)) == {A: 0}
 
 
@@ -163,8 +163,8 @@ def test_a_trim_says_how_much_it_got_and_is_never_refused() -> None:
     first = arbiter.trim(A, keep=3, command=5)
     second = arbiter.trim(A, command=6)
     assert (trims(first), trims(second)) == ({A: 3}, {A: 0})
-    assert give(arbiter, A, ticket(first, A), 5) == [Settled(5, 5)]
-    assert give(arbiter, A, ticket(second, A), 0) == [Settled(6, 0)]
+    assert give(arbiter, A, number_of(first, A), 5) == [Settled(5, 5)]
+    assert give(arbiter, A, number_of(second, A), 0) == [Settled(6, 0)]
 
 
 def test_a_lost_instances_pages_are_wiped_before_anybody_gets_them() -> None:
@@ -238,6 +238,6 @@ def test_check_finds_what_is_broken(law: str) -> None:
         case "A2":
             arbiter._members[A].limit = 3
         case "A3":
-            arbiter._wishes[B] = NeedPages(4, urgent=True)
+            arbiter._requests[B] = NeedPages(4, urgent=True)
     with pytest.raises(LawBroken, match=law):
         arbiter.check()

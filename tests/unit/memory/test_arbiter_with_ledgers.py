@@ -63,7 +63,7 @@ class Device(RuleBasedStateMachine):
         self.processes: dict[InstanceId, Process] = {}
         self.owner: dict[Page, str] = {}  # as messages say
         self.written: set[Page] = set()
-        self.wishes: dict[InstanceId, NeedPages] = {}  # that wait, in order
+        self.requests: dict[InstanceId, NeedPages] = {}  # that wait, in order
         self.limits: dict[InstanceId, int] = {}
         self.takings: dict[int, tuple[InstanceId, TakeBack]] = {}  # unanswered
         self.commands: dict[int, Command] = {}  # unsettled
@@ -86,8 +86,8 @@ class Device(RuleBasedStateMachine):
         if name not in self.processes:
             return
         del self.processes[name]
-        self.wishes.pop(name, None)
-        self.takings = {ticket: taking for ticket, taking in self.takings.items() if taking[0] != name}
+        self.requests.pop(name, None)
+        self.takings = {number: taking for number, taking in self.takings.items() if taking[0] != name}
         mine = {command for command, what in self.commands.items() if what.instance == name}
         effects = self.arbiter.lost(name)
         refused = {e.command for e in effects if isinstance(e, Settled) and e.refused}
@@ -193,24 +193,24 @@ class Device(RuleBasedStateMachine):
         if not process or not process.said:
             return
         match process.said.popleft():
-            case NeedPages() as wish:
-                self.note(name, wish)
-                self.perform(self.arbiter.ask(name, wish))
+            case NeedPages() as request:
+                self.note(name, request)
+                self.perform(self.arbiter.ask(name, request))
             case GaveBack() as answer:
                 self.check_answer(name, answer)
                 self.perform(self.arbiter.gave_back(name, answer))
 
-    def note(self, name: InstanceId, wish: NeedPages) -> None:
-        """A wish keeps its place, but for one that becomes urgent or is so no more."""
-        before = self.wishes.get(name)
-        if before and before.urgent != wish.urgent:
-            del self.wishes[name]
-        self.wishes[name] = wish
-        if not wish.count:
-            del self.wishes[name]
+    def note(self, name: InstanceId, request: NeedPages) -> None:
+        """A request keeps its place, but for one that becomes urgent or is so no more."""
+        before = self.requests.get(name)
+        if before and before.urgent != request.urgent:
+            del self.requests[name]
+        self.requests[name] = request
+        if not request.count:
+            del self.requests[name]
 
     def check_answer(self, name: InstanceId, answer: GaveBack) -> None:
-        asked_of, asked = self.takings.pop(answer.ticket)  # each is answered once
+        asked_of, asked = self.takings.pop(answer.number)  # each is answered once
         given = pages_of(answer.runs)
         assert asked_of == name and len(given) <= asked.pages
         assert asked.gentle or len(given) == (0 if answer.refused else asked.pages), "all or none"
@@ -226,8 +226,8 @@ class Device(RuleBasedStateMachine):
                 case Settled():
                     self.settled(effect)
                 case (name, TakeBack() as asked):
-                    assert asked.ticket not in self.takings
-                    self.takings[asked.ticket] = (name, asked)
+                    assert asked.number not in self.takings
+                    self.takings[asked.number] = (name, asked)
                     self.processes[name].to.append(asked)
                 case (name, GrantPages() as grant):
                     self.granted(name, grant)
@@ -242,17 +242,17 @@ class Device(RuleBasedStateMachine):
 
     def granted(self, name: InstanceId, grant: GrantPages) -> None:
         if grant.refused:
-            assert name in self.wishes and not grant.runs
+            assert name in self.requests and not grant.runs
             return
-        wish, pages = self.wishes[name], pages_of(grant.runs)
-        assert len(pages) >= wish.count and not pages & self.owner.keys(), "no page is granted twice"
+        request, pages = self.requests[name], pages_of(grant.runs)
+        assert len(pages) >= request.count and not pages & self.owner.keys(), "no page is granted twice"
         assert not pages & self.written, "another one's bytes come into reach"
-        for other, earlier in self.wishes.items():
-            if other == name and wish.urgent:
+        for other, earlier in self.requests.items():
+            if other == name and request.urgent:
                 break
             fits = self.arbiter.held(other) + earlier.count <= self.arbiter.use()[other].limit
-            assert other == name or not earlier.urgent or not fits, "urgent wishes come first, in order of asking"
-        del self.wishes[name]
+            assert other == name or not earlier.urgent or not fits, "urgent requests come first, in order of asking"
+        del self.requests[name]
         self.owner |= dict.fromkeys(pages, name)
 
     # --- what users and time do ---------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ class Device(RuleBasedStateMachine):
         for name, use in self.arbiter.use().items():
             held = {page for page, owner in self.owner.items() if owner == name}
             assert use.held == len(held) >= self.processes[name].ledger.balloon.held - self.coming(name)
-            assert use.wish == (self.wishes[name].count if name in self.wishes else 0)
+            assert use.requested == (self.requests[name].count if name in self.requests else 0)
 
     def coming(self, name: InstanceId) -> int:
         return sum(len(pages_of(m.runs)) for m in self.processes[name].said if isinstance(m, GaveBack))
@@ -308,11 +308,11 @@ class Device(RuleBasedStateMachine):
         assert not self.takings and not self.commands and not self.lost
         for name, use in self.arbiter.use().items():
             assert use.limit == self.limits[name]
-            wish = self.wishes.get(name)
-            if wish and wish.urgent and use.limit < PAGES:
-                assert use.held + wish.count > use.limit, "what stands still has what there is"
+            request = self.requests.get(name)
+            if request and request.urgent and use.limit < PAGES:
+                assert use.held + request.count > use.limit, "what stands still has what there is"
                 assert self.processes[name].ledger.balloon.hopeless, "or is told that it never will"
-        for _ in range(2):  # a wish may be granted while it is being withdrawn
+        for _ in range(2):  # a request may be granted while it is being withdrawn
             for name in self.processes:
                 self.perform(self.arbiter.trim(name, keep=0))
             self.calm()

@@ -1,4 +1,4 @@
-"""An instance's pages as they come and are taken back: the protocol step by step, and how pages are wished for."""
+"""An instance's pages as they come and are taken back: the protocol step by step, and how pages are requested."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aegis.core.effects import AcceptPages, RevokePages, Send, WipePages
 from aegis.core.errors import LawBroken
 from aegis.core.ids import PageRun
 from aegis.core.messages import GaveBack, GrantPages, NeedPages
-from memory.balloon import PageRequest
+from memory.balloon import PageRequestState
 from memory.pages import NoPages
 from tests.unit.memory.held import EXCESSIVE, PATIENCE_NS, REFUSED, Held, pages_of, runs
 
@@ -144,40 +144,40 @@ def test_a_trim_leaves_what_is_owed() -> None:
     assert not held.balloon.owes and held.balloon.held == 1
 
 
-# --- wishes -----------------------------------------------------------------------------------------------------------
+# --- requests ---------------------------------------------------------------------------------------------------------
 
 
 def asked(held: Held) -> list[NeedPages]:
     return [e.message for e in held.look() if isinstance(e, Send) and isinstance(e.message, NeedPages)]
 
 
-def test_a_wish_is_asked_once_and_an_answer_awaited() -> None:
+def test_a_request_is_asked_once_and_an_answer_awaited() -> None:
     held = Held()
     held.balloon.want(3, urgent=False)
     held.balloon.want(5, urgent=False)
     held.balloon.want(5, urgent=True)
-    assert asked(held) == [NeedPages(3, urgent=False)] and held.balloon.wish is PageRequest.ASKED
+    assert asked(held) == [NeedPages(3, urgent=False)] and held.balloon.request_state is PageRequestState.ASKED
 
 
-def test_a_refused_wish_is_remembered_by_who_refused_it() -> None:
+def test_a_refused_request_is_remembered_by_who_refused_it() -> None:
     held = Held()
     held.balloon.want(3, urgent=False)
     held.balloon.granted(REFUSED)
     held.balloon.want(3, urgent=False)
     held.balloon.want(4, urgent=False)
-    assert asked(held) == [NeedPages(3, urgent=False)] and held.balloon.wish is PageRequest.REFUSED
+    assert asked(held) == [NeedPages(3, urgent=False)] and held.balloon.request_state is PageRequestState.REFUSED
 
 
-def test_an_urgent_wish_is_asked_again_only_where_it_changed() -> None:
+def test_an_urgent_request_is_asked_again_only_where_it_changed() -> None:
     held = Held()
-    for wish, message in [(3, NeedPages(3, urgent=True)), (3, None), (4, NeedPages(4, urgent=True))]:
-        held.balloon.want(wish, urgent=True)
+    for request_state, message in [(3, NeedPages(3, urgent=True)), (3, None), (4, NeedPages(4, urgent=True))]:
+        held.balloon.want(request_state, urgent=True)
         assert asked(held) == ([message] if message else [])
         held.balloon.granted(REFUSED)
     assert held.balloon.stands_still and not held.balloon.hopeless
 
 
-def test_a_refused_wish_is_asked_again_when_it_becomes_crowded() -> None:
+def test_a_refused_request_is_asked_again_when_it_becomes_crowded() -> None:
     held = Held()
     held.balloon.want(3, urgent=False)
     held.balloon.granted(REFUSED)
@@ -211,7 +211,7 @@ def test_what_the_limit_forbids_is_hopeless_until_it_is_granted_or_wanted_no_mor
     assert not held.balloon.hopeless and held.balloon.held == 3
 
 
-def test_only_an_urgent_wish_is_hopeless() -> None:
+def test_only_an_urgent_request_is_hopeless() -> None:
     held = Held()
     held.balloon.want(3, urgent=False)
     held.balloon.granted(EXCESSIVE)
@@ -219,18 +219,20 @@ def test_only_an_urgent_wish_is_hopeless() -> None:
 
 
 @pytest.mark.parametrize("answer", [REFUSED, EXCESSIVE])
-def test_who_is_trimmed_withdraws_its_wish(answer: GrantPages) -> None:
+def test_who_is_trimmed_withdraws_its_request(answer: GrantPages) -> None:
     held = Held(2)
     held.balloon.want(3, urgent=False)
     held.balloon.granted(answer)
     held.look()
-    assert held.trim(1, 2)[0] == Send(NeedPages(0, urgent=False)) and held.balloon.wish is PageRequest.NONE
+    assert (
+        held.trim(1, 2)[0] == Send(NeedPages(0, urgent=False)) and held.balloon.request_state is PageRequestState.NONE
+    )
     held.balloon.want(1, urgent=False)
     assert asked(held) == [NeedPages(1, urgent=False)]
 
 
 @pytest.mark.parametrize("answer", [REFUSED, EXCESSIVE])
-def test_an_answer_to_a_wish_that_was_withdrawn_keeps_nobody_from_asking_again(answer: GrantPages) -> None:
+def test_an_answer_to_a_request_that_was_withdrawn_keeps_nobody_from_asking_again(answer: GrantPages) -> None:
     held = Held(2)
     held.balloon.want(3, urgent=False)
     held.balloon.granted(REFUSED)
@@ -241,7 +243,7 @@ def test_an_answer_to_a_wish_that_was_withdrawn_keeps_nobody_from_asking_again(a
 
 
 def test_pages_that_come_after_all_are_taken_in() -> None:
-    """They were granted while the wish was being withdrawn."""
+    """They were granted while the request was being withdrawn."""
     held = Held(2)
     held.balloon.want(3, urgent=False)
     held.balloon.granted(REFUSED)

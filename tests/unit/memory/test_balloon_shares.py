@@ -26,8 +26,8 @@ class Shares(RuleBasedStateMachine):
         self.written: set[int] = set()
         self.leaving: set[int] = set()  # being wiped
         self.wipes: list[set[int]] = []  # in order of their events, from the first that has not passed
-        self.wiped = self.ticket = self.now_ns = self.since_ns = 0
-        self.open: dict[int, int | None] = {}  # unanswered tickets: how many pages, None for a trim
+        self.wiped = self.number = self.now_ns = self.since_ns = 0
+        self.open: dict[int, int | None] = {}  # unanswered numbers: how many pages, None for a trim
 
     @rule(data=st.data())
     def grant(self, data: st.DataObject) -> None:
@@ -52,18 +52,18 @@ class Shares(RuleBasedStateMachine):
     @precondition(lambda self: not self.held.balloon.owes and self.ours - self.leaving)
     @rule(data=st.data())
     def take_back(self, data: st.DataObject) -> None:
-        self.ticket += 1
-        pages = self.open[self.ticket] = data.draw(st.integers(1, len(self.ours - self.leaving)))
+        self.number += 1
+        pages = self.open[self.number] = data.draw(st.integers(1, len(self.ours - self.leaving)))
         self.since_ns = self.now_ns
-        assert self.held.take_back(self.ticket, pages, now_ns=self.now_ns, settle=False) == []
+        assert self.held.take_back(self.number, pages, now_ns=self.now_ns, settle=False) == []
 
     @rule(pages=st.integers(0, PAGES), keep=st.integers(0, PAGES))
     def trim(self, pages: int, keep: int) -> None:
-        self.ticket += 1
-        self.open[self.ticket] = None
+        self.number += 1
+        self.open[self.number] = None
         free = self.held.pool.free
         most = max(min(free - self.held.balloon.short, pages, len(self.ours) - keep), 0)
-        self.listen(self.held.trim(self.ticket, pages, keep=keep))
+        self.listen(self.held.trim(self.number, pages, keep=keep))
         assert self.held.pool.free == free - most
 
     @rule(ns=st.integers(0, PATIENCE_NS // 2))
@@ -101,7 +101,7 @@ class Shares(RuleBasedStateMachine):
         self.leaving -= gone
 
     def answered(self, answer: GaveBack) -> None:
-        pages = self.open.pop(answer.ticket)  # once
+        pages = self.open.pop(answer.number)  # once
         if pages is None:
             assert not answer.refused
         else:

@@ -46,8 +46,8 @@ def spelled(text: Text) -> tuple[int, ...]:
 
 
 def submit(model: ModelId, text: Text, *, request: int = 1, more: tuple[int, ...] = (9,), **sampling: int) -> Submit:
-    wish = Sampling(max_tokens=1, **sampling)  # type: ignore[arg-type]
-    return Submit(Job(RequestId(request), 1, model, spelled(text) + more, wish, 0))
+    parameters = Sampling(max_tokens=1, **sampling)  # type: ignore[arg-type]
+    return Submit(Job(RequestId(request), 1, model, spelled(text) + more, parameters, 0))
 
 
 def offer(number: int, model: ModelId, text: Text) -> OfferKv:

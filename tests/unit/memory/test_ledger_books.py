@@ -138,7 +138,7 @@ class Books(RuleBasedStateMachine):
         self.node = [SlabId(i) for i in range(6)]
         self.device = set(range(BUDGET.pages))  # pages that are not ours
         self.owed: TakeBack | None = None
-        self.ticket = self.now_ns = 0
+        self.number = self.now_ns = 0
 
     @rule(data=st.data())
     def lend(self, data: st.DataObject) -> None:
@@ -153,8 +153,8 @@ class Books(RuleBasedStateMachine):
         held = self.ledger.balloon.held - self.ledger.balloon.leaving
         if not held or (self.owed and not gentle):
             return
-        self.ticket += 1
-        asked = TakeBack(self.ticket, data.draw(st.integers(1, held)), 10, gentle=gentle)
+        self.number += 1
+        asked = TakeBack(self.number, data.draw(st.integers(1, held)), 10, gentle=gentle)
         self.owed = self.owed if gentle else asked
         self.ledger.balloon.take_back(asked, self.now_ns)
 
@@ -256,7 +256,7 @@ class Books(RuleBasedStateMachine):
         for answer in self.bytes.said:
             if isinstance(answer, GaveBack):
                 self.device |= set(pages_of(answer.runs))
-                self.owed = None if self.owed and self.owed.ticket == answer.ticket else self.owed
+                self.owed = None if self.owed and self.owed.number == answer.number else self.owed
         self.bytes.said.clear()
 
     @invariant()

@@ -1,4 +1,4 @@
-"""Leases of host slabs: whole wishes in order of asking, and slabs of lost instances that others may still read."""
+"""Leases of host slabs: whole requests in order of asking, and slabs of lost instances that others may still read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ instances = st.sampled_from([A, B, C])
 
 
 class Leases(RuleBasedStateMachine):
-    """The instances' side of it: what each holds, wishes for, and has not answered yet."""
+    """The instances' side of it: what each holds, requests for, and has not answered yet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Leases(RuleBasedStateMachine):
                 self.questions.append((instance, message.peer))
                 continue
             if message.refused:
-                assert not message.slabs, "part of a wish was granted"
+                assert not message.slabs, "part of a request was granted"
                 refused.append(instance)
                 continue
             assert (instance, len(message.slabs)) == self.line.pop(0), "not in order of asking"
@@ -73,7 +73,7 @@ class Leases(RuleBasedStateMachine):
         if instance not in self.held:
             return
         slabs = self.held.pop(instance)
-        self.line = [wish for wish in self.line if wish[0] != instance]
+        self.line = [request for request in self.line if request[0] != instance]
         self.questions = [q for q in self.questions if q[0] != instance]
         if self.held:
             self.unread[instance] = self.unread.get(instance, set()) | slabs
@@ -120,7 +120,7 @@ def started(capacity: int, *names: InstanceId) -> SlabLeases:
     return leases
 
 
-def test_a_wish_is_granted_whole_or_not_at_all() -> None:
+def test_a_request_is_granted_whole_or_not_at_all() -> None:
     leases = started(4, A, B)
     assert leases.ask(A, 3) == [(A, GrantSlabs((SlabId(0), SlabId(1), SlabId(2))))]
     assert leases.ask(B, 2) == [(B, GrantSlabs((), refused=True))]
@@ -128,7 +128,7 @@ def test_a_wish_is_granted_whole_or_not_at_all() -> None:
     assert leases.give_back(A, [SlabId(1)]) == [(B, GrantSlabs((SlabId(1), SlabId(3))))]
 
 
-def test_small_wishes_do_not_overtake_a_large_one() -> None:
+def test_small_requestes_do_not_overtake_a_large_one() -> None:
     leases = started(4, A, B, C)
     leases.ask(A, 3)
     leases.ask(B, 4)
@@ -136,7 +136,7 @@ def test_small_wishes_do_not_overtake_a_large_one() -> None:
     assert [name for name, _ in leases.give_back(A, [SlabId(i) for i in range(3)])] == [B]
 
 
-def test_asking_again_replaces_the_wish_and_keeps_its_place() -> None:
+def test_asking_again_replaces_the_request_and_keeps_its_place() -> None:
     leases = started(4, A, B, C)
     leases.ask(A, 4)
     leases.ask(B, 4)

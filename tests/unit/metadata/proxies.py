@@ -59,7 +59,7 @@ def tokens(*ids: int) -> tuple[Token, ...]:
 
 
 class Scripted:
-    """A ticket that delivers what it was given, and then waits to be cancelled."""
+    """A sequence handle that delivers what it was given, and then waits to be cancelled."""
 
     def __init__(self, deliveries: Sequence[Delivery]) -> None:
         self._deliveries = deliveries

@@ -49,13 +49,13 @@ def submit(driven: Driven[PrefillCore], request: int, spec: ModelSpec, *, prompt
     driven.on(Submit(make_job(request, spec, prompt=prompt), request))
 
 
-def wishes(driven: Driven[PrefillCore]) -> list[NeedPages]:
+def page_requests(driven: Driven[PrefillCore]) -> list[NeedPages]:
     return driven.said(NeedPages)
 
 
 def gave_back(driven: Driven[PrefillCore]) -> list[tuple[int, int, bool]]:
-    """Tickets, pages, and whether it was refused."""
-    return [(m.ticket, count_pages(m.runs), m.refused) for m in driven.said(GaveBack)]
+    """Numbers, pages, and whether it was refused."""
+    return [(m.number, count_pages(m.runs), m.refused) for m in driven.said(GaveBack)]
 
 
 def had_a_step(pages: int = TWO_MODELS_FIT) -> Driven[PrefillCore]:
@@ -73,7 +73,7 @@ def had_a_step(pages: int = TWO_MODELS_FIT) -> Driven[PrefillCore]:
 def test_the_device_is_asked_before_anything_is_evicted() -> None:
     driven = had_a_step(4)
     submit(driven, 2, B)
-    assert wishes(driven) == [NeedPages(2, urgent=False)] and not driven.asked(UnmapWeights)
+    assert page_requests(driven) == [NeedPages(2, urgent=False)] and not driven.asked(UnmapWeights)
     driven.on(REFUSED)
     assert driven.asked(UnmapWeights) == [UnmapWeights(A.model)] and driven.loads[-1] == B.model
 
@@ -85,7 +85,7 @@ def test_it_is_asked_for_kv_before_idle_weights_go() -> None:
     finish(driven)
     submit(driven, 2, WIDE, prompt=48)
     loaded(driven)
-    assert wishes(driven) == [NeedPages(2, urgent=False)] and not driven.asked(UnmapWeights, driven.effects)
+    assert page_requests(driven) == [NeedPages(2, urgent=False)] and not driven.asked(UnmapWeights, driven.effects)
     driven.on(REFUSED)
     assert driven.asked(UnmapWeights) == [UnmapWeights(A.model)] and ran(driven) == [1, 2]
 
@@ -102,14 +102,14 @@ def test_pages_are_wanted_urgently_when_nothing_is_left_to_evict() -> None:
     """All that is lacking at once: weights and the whole prompt's blocks."""
     driven = lent(WIDE, pages=2)
     submit(driven, 1, WIDE, prompt=40)
-    assert wishes(driven) == [NeedPages(1, urgent=False)]
+    assert page_requests(driven) == [NeedPages(1, urgent=False)]
     driven.on(REFUSED)
-    assert wishes(driven) == [NeedPages(4, urgent=True)]
+    assert page_requests(driven) == [NeedPages(4, urgent=True)]
     driven.on(REFUSED)
-    assert not wishes(driven) and not driven.loads
+    assert not page_requests(driven) and not driven.loads
     driven.on(GrantPages((PageRun(2, 6),)))
     loaded(driven)
-    assert ran(driven) == [1] and not wishes(driven)
+    assert ran(driven) == [1] and not page_requests(driven)
 
 
 def test_who_is_content_lets_others_keep_what_they_have() -> None:
@@ -193,7 +193,7 @@ def test_who_stands_still_gives_way_at_once() -> None:
     driven.on(REFUSED)
     driven.on(REFUSED)
     driven.on(TakeBack(1, 2, PATIENCE_NS))
-    assert gave_back(driven) == [(1, 2, False)] and wishes(driven) == [NeedPages(4, urgent=True)]
+    assert gave_back(driven) == [(1, 2, False)] and page_requests(driven) == [NeedPages(4, urgent=True)]
 
 
 def test_who_waits_for_host_slabs_makes_way_when_its_time_is_over() -> None:
@@ -273,7 +273,7 @@ def test_a_prefetch_is_abandoned_when_the_next_job_needs_its_memory() -> None:
     finish(driven)
     driven.on(Cancel(RequestId(2), 1))
     submit(driven, 3, A, prompt=16 * 4 * 2)
-    while not driven.asked(RunPrefill) and wishes(driven):
+    while not driven.asked(RunPrefill) and page_requests(driven):
         driven.on(REFUSED)
     assert ran(driven) == [1] and driven.core.counters.abandoned == 1
     driven.complete(PREFETCH)

@@ -24,8 +24,8 @@ def test_a_phase_is_told_in_parts() -> None:
 
 
 def test_everybody_hears_of_a_switch_and_the_node_alone_of_memory() -> None:
-    switch, wish = SwitchDone(ModelId("m"), False, 0, 0, 0, 0), NeedSlabs(2)
-    assert addressed([switch, wish], PROXIES) == {None: [switch, wish], FIRST: [switch], SECOND: [switch]}
+    switch, need = SwitchDone(ModelId("m"), False, 0, 0, 0, 0), NeedSlabs(2)
+    assert addressed([switch, need], PROXIES) == {None: [switch, need], FIRST: [switch], SECOND: [switch]}
 
 
 def test_proxies_alone_hear_how_long_steps_take() -> None:

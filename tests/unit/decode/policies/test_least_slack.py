@@ -201,9 +201,9 @@ def test_who_keeps_the_turn_says_how_much_of_it_is_left() -> None:
 
 @given(st.lists(st.tuples(st.integers(-5000, 5000), st.booleans(), st.booleans()), min_size=2, max_size=9), st.data())
 def test_nobody_has_the_turn_before_one_with_less_slack_unless_it_keeps_it(
-    wishes: list[tuple[int, bool, bool]], data: st.DataObject
+    drawn: list[tuple[int, bool, bool]], data: st.DataObject
 ) -> None:
-    running = data.draw(st.none() | st.integers(0, len(wishes) - 1))
+    running = data.draw(st.none() | st.integers(0, len(drawn) - 1))
     batches = [
         batch(
             number,
@@ -213,7 +213,7 @@ def test_nobody_has_the_turn_before_one_with_less_slack_unless_it_keeps_it(
             resident=resident,
             turn_ms=data.draw(st.integers(0, 3000)) if number == running else None,
         )
-        for number, (due_ms, waits, resident) in enumerate(wishes)
+        for number, (due_ms, waits, resident) in enumerate(drawn)
     ]
     for at in range(len(batches) - 1):
         told = why(*batches, at=at)

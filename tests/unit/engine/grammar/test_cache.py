@@ -116,20 +116,20 @@ def test_what_is_banned_otherwise_is_still_chosen_from_the_grammar(grammars: Gra
 def test_a_special_token_is_no_text(grammars: Grammars, text: TextModel) -> None:
     special = text.encode("<|user|>", add_special_tokens=False)
     assert len(special) == 1
-    wish = msgspec.structs.replace(FREE, grammar=Grammar("regex", r"<\|user\|>"), temperature=0.0)
-    wish = msgspec.structs.replace(wish, logit_bias=((special[0], 100.0),))
+    parameters = msgspec.structs.replace(FREE, grammar=Grammar("regex", r"<\|user\|>"), temperature=0.0)
+    parameters = msgspec.structs.replace(parameters, logit_bias=((special[0], 100.0),))
     sampler = Sampler(grammars)
-    sampler.start(MODEL, RequestId(1), [5], (), wish)
+    sampler.start(MODEL, RequestId(1), [5], (), parameters)
     assert special[0] not in babble(sampler, RequestId(1), 0)
 
 
 def test_a_replay_goes_on_where_it_was(grammars: Grammars) -> None:
-    wish = msgspec.structs.replace(FREE, grammar=schema(random_schema(random.Random(3))), seed=3)
+    parameters = msgspec.structs.replace(FREE, grammar=schema(random_schema(random.Random(3))), seed=3)
     rows = torch.randn(4000, WIDTH, generator=torch.Generator().manual_seed(3))
 
     def run(sent: list[int]) -> list[int]:
         sampler, said = Sampler(grammars), list(sent)
-        sampler.start(MODEL, RequestId(3), [5], sent, wish)
+        sampler.start(MODEL, RequestId(3), [5], sent, parameters)
         while not said or said[-1] != END:
             said.append(sampler.sample([RequestId(3)], rows[len(said)][None])[0].id)
         return said

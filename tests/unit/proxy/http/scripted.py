@@ -117,7 +117,7 @@ Script = Callable[[Sequence[int], Sampling], Sequence[Delivery | Awaitable[Any]]
 """What a sequence delivers; anything awaitable among it is waited for."""
 
 
-class ScriptedTicket:
+class ScriptedHandle:
     def __init__(self, deliveries: Sequence[Delivery | Awaitable[Any]]) -> None:
         self.cancelled = False
         self.satisfied = False
@@ -186,7 +186,7 @@ class ScriptedMarket:
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     submitted: list[tuple[ModelId, tuple[int, ...], Sampling]] = field(default_factory=list)
     priorities: list[int] = field(default_factory=list)
-    handles: list[ScriptedTicket] = field(default_factory=list)
+    handles: list[ScriptedHandle] = field(default_factory=list)
     beside: list[object] = field(default_factory=list)
     among: list[object] = field(default_factory=list)
     refusals: list[UserError | None] = field(default_factory=list)
@@ -234,7 +234,7 @@ class ScriptedMarket:
         sent: tuple[int, ...] = (),
         beside: object = None,
         among: object = None,
-    ) -> ScriptedTicket:
+    ) -> ScriptedHandle:
         refusal = self.refusals.pop(0) if self.refusals else None
         if refusal:
             raise refusal
@@ -242,7 +242,7 @@ class ScriptedMarket:
         self.priorities.append(priority)
         self.beside.append(beside)
         self.among.append(among)
-        self.handles.append(ScriptedTicket(self.served[model].script(prompt, sampling)))
+        self.handles.append(ScriptedHandle(self.served[model].script(prompt, sampling)))
         return self.handles[-1]
 
     @property

@@ -35,9 +35,14 @@ def test_probes_that_want_no_body_have_none(path: str) -> None:
 def test_who_asks_for_a_websocket_is_answered_plainly_and_no_package_is_missed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    wish = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "eA=="}
+    headers = {
+        "connection": "Upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": "eA==",
+    }
     with serving(market()) as url, caplog.at_level(logging.WARNING):
-        reply = httpx.get(url + "/ws", headers=wish, trust_env=False)
+        reply = httpx.get(url + "/ws", headers=headers, trust_env=False)
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "no_such_route")
     assert not caplog.messages
 

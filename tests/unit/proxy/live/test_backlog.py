@@ -25,7 +25,7 @@ PART = bytes_of(delta())
 
 
 class Stand:
-    """A proxy's tickets, and who left."""
+    """A proxy's sequence handles, and who left."""
 
     def __init__(self, answer_parts: int, all_parts: int) -> None:
         self.backlog = Backlog(answer_bytes_max=answer_parts * PART, all_bytes_max=all_parts * PART)
@@ -143,7 +143,7 @@ def test_the_count_is_right_also_where_a_reader_is_stopped_on_its_way() -> None:
     run(main)
 
 
-def test_what_tickets_that_are_gone_left_unread_does_not_count_against_others() -> None:
+def test_what_handles_that_are_gone_left_unread_does_not_count_against_others() -> None:
     async def main() -> None:
         stand = Stand(answer_parts=10, all_parts=20)
         for _ in range(50):
