@@ -44,9 +44,9 @@ COMPILED = (
     "prefill/eviction.py",
     "proxy/routing/decode_lists.py",
     "proxy/routing/first_tokens.py",
-    "proxy/routing/ordered.py",
+    "proxy/routing/sorted_lists.py",
     "proxy/routing/prefill_queues.py",
-    "proxy/routing/pressure.py",
+    "proxy/routing/demand.py",
     "proxy/routing/router.py",
 )
 

@@ -20,14 +20,14 @@ class MachinesKv:
     """One `HostKv` for each machine, all of slabs of `slab_bytes`. `spec_of` knows the models whose KV may be kept:
     none until it is set. Numbers are those of all machines together, and may be read from any thread."""
 
-    __slots__ = ("_homes", "_machines", "_slab_bytes", "counters", "spec_of")
+    __slots__ = ("_machine_of", "_machines", "_slab_bytes", "counters", "spec_of")
 
     def __init__(self, slab_bytes: int) -> None:
         self.spec_of: Callable[[ModelId], ModelSpec | None] = lambda model: None
         self.counters = Counters()
         self._slab_bytes = slab_bytes
         self._machines: dict[MachineId, HostKv] = {}
-        self._homes: dict[InstanceId, MachineId] = {}
+        self._machine_of: dict[InstanceId, MachineId] = {}
 
     @property
     def capacity(self) -> int:
@@ -52,39 +52,39 @@ class MachinesKv:
     def open(self, machine: MachineId, capacity: int) -> None:
         """The machine has so many slabs."""
         host = self._machines[machine] = HostKv(capacity, self._slab_bytes, self._spec_of, self.counters)
-        for instance in self._homes:
+        for instance in self._machine_of:
             host.join(instance)
 
     def close(self, machine: MachineId) -> None:
         """The machine is gone, and its instances are lost already."""
-        assert not self.is_home(machine)
+        assert not self.has_instances(machine)
         del self._machines[machine]
 
-    def is_home(self, machine: MachineId) -> bool:
+    def has_instances(self, machine: MachineId) -> bool:
         """Whether any instance there is not lost."""
-        return machine in self._homes.values()
+        return machine in self._machine_of.values()
 
     def prefix_of(self, instance: InstanceId, job: Job) -> KeptPrefix | None:
         """The kept KV of the job's prompt on the machine of the instance."""
-        home = self._homes.get(instance)
-        return None if home is None else self._machines[home].prefix_of(job)
+        own = self._machine_of.get(instance)
+        return None if own is None else self._machines[own].prefix_of(job)
 
     def join(self, instance: InstanceId, machine: MachineId) -> None:
-        self._homes[instance] = machine
+        self._machine_of[instance] = machine
         for host in self._machines.values():
             host.join(instance)
 
     def lost(self, instance: InstanceId, words: tuple[int, ...]) -> Answers:
         """The process of the instance with these words is gone; all other instances are asked to forget it."""
-        home, answers = self._homes.pop(instance), Answers()
+        own, answers = self._machine_of.pop(instance), Answers()
         for machine, host in self._machines.items():
-            answers += host.lost(instance, words) if machine == home else host.leave(instance)
+            answers += host.lost(instance, words) if machine == own else host.leave(instance)
         return answers
 
     def hear(self, instance: InstanceId, message: ForHost) -> Answers:
         if isinstance(message, PeerForgotten):
             return self._forgotten(instance, message)
-        return self._machines[self._homes[instance]].hear(instance, message)
+        return self._machines[self._machine_of[instance]].hear(instance, message)
 
     def check(self) -> None:
         """Raises LawBroken where a law does not hold."""

@@ -211,7 +211,7 @@ class ClusterHosts:
     def _bury(self) -> None:
         """Lost machines whose instances have been told of."""
         for machine in list(self._machines.values()):
-            if machine.lost and not self._hosts.is_home(machine.id):
+            if machine.lost and not self._hosts.has_instances(machine.id):
                 self._forget(machine)
 
     def _forget(self, machine: RemoteMachine) -> None:

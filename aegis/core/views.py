@@ -23,7 +23,7 @@ class Work(Struct, frozen=True):
     owner: InstanceId | None = None  # who holds its KV
 
 
-# --- prefill --------------------------------------------------------------------------------------------------------
+# --- prefill ----------------------------------------------------------------------------------------------------------
 
 
 class OpenGroup(NamedTuple):
@@ -67,12 +67,12 @@ class PrefillView(Protocol):
         """The instances on which the model is running, or was the last to run; in order of instance."""
         ...
 
-    def last_home(self, model: ModelId) -> InstanceId | None:
+    def home(self, model: ModelId) -> InstanceId | None:
         """The instance of the last request of the model."""
         ...
 
     @property
-    def by_homes(self) -> Sequence[PrefillCandidate]:
+    def by_model_count(self) -> Sequence[PrefillCandidate]:
         """All instances, the one that is home to the fewest models first."""
         ...
 
@@ -129,7 +129,7 @@ class PrefillOrder(Protocol):
         ...
 
 
-# --- decode ---------------------------------------------------------------------------------------------------------
+# --- decode -----------------------------------------------------------------------------------------------------------
 
 
 class Share(NamedTuple):
@@ -149,8 +149,8 @@ class Tail(NamedTuple):
     requests: int
 
 
-class Housed(NamedTuple):
-    """Models that an instance has come to serve."""
+class PlacedModels(NamedTuple):
+    """Models whose requests were ever placed at an instance."""
 
     models: int
     weight_bytes: int
@@ -159,11 +159,11 @@ class Housed(NamedTuple):
 class Pressure(NamedTuple):
     """The share of an instance's time that its requests want, in millionths: a step of each of their models every TBT
     and, if their weights and KV do not fit its memory together, one load in every TTFT of the part that does not fit.
-    All of it is estimated, as far as the proxy knows. Of two instances with equal shares, the one that has housed fewer
+    All of it is estimated, as far as the proxy knows. Of two instances with equal shares, the one that less was fewer
     models comes first."""
 
     load_ppm: int
-    housed_bytes: int
+    placed_bytes: int
     instance: InstanceId
 
 
@@ -196,15 +196,15 @@ class DecodeView(Protocol):
         """The last batch of the instance's list, counting the requests that have come and not left."""
         ...
 
-    def rested_since_ns(self, instance: InstanceId) -> int:
+    def last_token_ns(self, instance: InstanceId) -> int:
         """The time when a token last came from the instance."""
         ...
 
-    def homes(self, model: ModelId) -> Sequence[InstanceId]:
+    def instances_of(self, model: ModelId) -> Sequence[InstanceId]:
         """The instances that requests of the model were ever placed on, the first one first."""
         ...
 
-    def last_home(self, model: ModelId) -> InstanceId | None:
+    def home(self, model: ModelId) -> InstanceId | None:
         """The instance of the last request of the model."""
         ...
 
@@ -215,7 +215,7 @@ class DecodeView(Protocol):
 
     def load_ppm(self, instance: InstanceId) -> int: ...
 
-    def housed(self, instance: InstanceId) -> Housed:
+    def placed_models(self, instance: InstanceId) -> PlacedModels:
         """All models whose requests were ever placed there."""
         ...
 

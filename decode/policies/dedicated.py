@@ -18,9 +18,9 @@ class Dedicated:
     rules: TurnRules = _RULES
 
     def place(self, work: Work, lists: DecodeView) -> InstanceId | None:
-        if homes := lists.homes(work.model):
-            return homes[0]
-        free = (length.instance for length in lists.by_length if not lists.housed(length.instance).models)
+        if instances := lists.instances_of(work.model):
+            return instances[0]
+        free = (length.instance for length in lists.by_length if not lists.placed_models(length.instance).models)
         return next(free, None)
 
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:

@@ -55,7 +55,7 @@ class LeastSlack:
     rules: TurnRules = _RULES
 
     def place(self, work: Work, lists: DecodeView) -> InstanceId:
-        home, best = lists.last_home(work.model), lists.by_pressure[0]
+        home, best = lists.home(work.model), lists.by_pressure[0]
         if home is None:
             return best.instance
         joins = any(s.instance == home and s.room_tokens >= work.tokens for s in lists.shares(work.model))
@@ -93,7 +93,7 @@ class LeastSlack:
         return Why(because, slack_ns, cost_ns(chosen), second.model, second_ns, cost_ns(second))
 
     def why_place(self, work: Work, lists: DecodeView, chosen: InstanceId) -> Why:
-        home, pressed = lists.last_home(work.model), lists.by_pressure
+        home, pressed = lists.home(work.model), lists.by_pressure
         best = pressed[0]
         if home is None:
             second = pressed[1] if len(pressed) > 1 else None

@@ -27,14 +27,14 @@ class MuxServe:
     rules: TurnRules = _RULES
 
     def place(self, work: Work, lists: DecodeView) -> InstanceId | None:
-        if homes := lists.homes(work.model):
-            return homes[0]
+        if instances := lists.instances_of(work.model):
+            return instances[0]
         weight_bytes = lists.weight_bytes(work.model)
         fitting = []
         for _, instance in lists.by_length:
-            housed = lists.housed(instance)
-            if housed.models < self.models_max and housed.weight_bytes + weight_bytes <= self.weights_bytes_max:
-                fitting.append((housed.weight_bytes, instance))
+            placed = lists.placed_models(instance)
+            if placed.models < self.models_max and placed.weight_bytes + weight_bytes <= self.weights_bytes_max:
+                fitting.append((placed.weight_bytes, instance))
         return min(fitting)[1] if fitting else None
 
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:

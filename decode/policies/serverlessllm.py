@@ -49,7 +49,7 @@ class ServerlessLlmAsPublished:
             same = {instance for _, instance in ending}
             others = [length.instance for length in lists.by_length if length.instance not in same]
             if others:
-                return min(others, key=lambda i: (lists.housed(i).models > 0, lists.rested_since_ns(i), i))
+                return min(others, key=lambda i: (lists.placed_models(i).models > 0, lists.last_token_ns(i), i))
         return min(ending)[1]
 
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
@@ -68,4 +68,4 @@ def idle_instance(model: ModelId, lists: DecodeView) -> InstanceId | None:
         if not lists.batches(instance):
             return instance
     idle = [length.instance for length in takewhile(lambda length: not length.batches, lists.by_length)]
-    return min(idle, key=lambda instance: (lists.rested_since_ns(instance), instance), default=None)
+    return min(idle, key=lambda instance: (lists.last_token_ns(instance), instance), default=None)

@@ -44,10 +44,10 @@ class LeastSlackPrefill:
             load_ns, instance, number = min(groups)
             if load_ns <= ttft_ns or soonest_ns > ttft_ns:
                 return PrefillPlacement(instance, number)
-        home = queues.last_home(model)
+        home = queues.home(model)
         if home is not None and queues.load_ns(home) <= soonest_ns:
             return PrefillPlacement(home, None)
-        emptiest = queues.by_homes[0].instance
+        emptiest = queues.by_model_count[0].instance
         return PrefillPlacement(emptiest if queues.load_ns(emptiest) <= soonest_ns else best.instance, None)
 
     def why_group(self, work: Work, queues: PrefillView, chosen: PrefillPlacement) -> Why:
@@ -55,7 +55,7 @@ class LeastSlackPrefill:
         ttft_ns, switch_ns = queues.ttft_ns(model), queues.switch_ns(model)
         if chosen.group is not None:
             place, cost_ns = "others of its model are in line", 0
-        elif queues.last_home(model) == instance:
+        elif queues.home(model) == instance:
             place, cost_ns = "home of its model", 0
         else:
             place, cost_ns = "home of fewer models, or less to do", switch_ns

@@ -145,7 +145,7 @@ class Proxy:
         self._unserved = ""  # the reason, if nothing can be served any more
         self._identities: dict[InstanceId, str] = {}  # the processes of those that are up
         self._lost: dict[InstanceId, int] = {}  # the last incarnation known to be gone
-        self._beside: dict[InstanceId, ForeignLoad] = {}  # the last reports of the node
+        self._foreign: dict[InstanceId, ForeignLoad] = {}  # the last reports of the node
         self._outbox = Outbox(link, lambda instance: self._identities[instance], clock, decisions)
 
     # --- what the HTTP layer asks -------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class Proxy:
             case ModelUp() | ModelAway() | ModelGone() | SloSet():
                 self._happened(message)
             case ForeignLoad(instance):
-                self._beside[instance] = message
+                self._foreign[instance] = message
                 self._happened(message)
             case InstanceLost(instance, incarnation, asked):
                 self._lost[instance] = incarnation
@@ -318,8 +318,8 @@ class Proxy:
             self._down(instance, asked=False)
         self._identities[instance] = f"{instance}/{incarnation}"
         self._perform(InstanceUp(instance, role))
-        if instance in self._beside:
-            self._perform(self._beside[instance])
+        if instance in self._foreign:
+            self._perform(self._foreign[instance])
 
     def _down(self, instance: InstanceId, *, asked: bool) -> None:
         del self._identities[instance]

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.views import MAX_BATCH, Housed, Length, Pressure, Share, Tail, Work
+from aegis.core.views import MAX_BATCH, Length, PlacedModels, Pressure, Share, Tail, Work
+from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.events import ModelLoad
-from proxy.routing.ordered import renew, renew_in_place
-from proxy.routing.pressure import NOTHING, Demand
+from proxy.routing.sorted_lists import renew, renew_in_place
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class _Held:
 
     tokens: int = 0
     requests: dict[RequestId, int] = field(default_factory=dict)  # and how many tokens
-    beside: ModelLoad | None = None  # what other proxies have there
+    foreign: ModelLoad | None = None  # what other proxies have there
     share: Share | None = None
 
 
@@ -31,15 +31,15 @@ class _Held:
 class _List:
     length: Length
     pressure: Pressure  # as it stands in order
-    wants: Demand = NOTHING
+    demand: Demand = NOTHING
     of_models: dict[ModelId, Demand] = field(default_factory=dict)  # which add up to that
     changed: dict[ModelId, None] = field(default_factory=dict)  # and what is to be asked anew
-    housed_bytes: int = 0
+    placed_bytes: int = 0
     held: defaultdict[ModelId, _Held] = field(default_factory=lambda: defaultdict(_Held))
     models: dict[RequestId, ModelId] = field(default_factory=dict)
-    housed: dict[ModelId, int] = field(default_factory=dict)  # and the bytes of its weights
+    placed: dict[ModelId, int] = field(default_factory=dict)  # and the bytes of its weights
     active: ModelId | None = None
-    rested_ns: int = 0
+    last_token_ns: int = 0
 
 
 class DecodeLists:
@@ -49,13 +49,13 @@ class DecodeLists:
         "_active",
         "_by_pressure",
         "_capacity_tokens",
-        "_homes",
-        "_last_home",
+        "_demand_of",
+        "_home",
+        "_instances_of",
         "_lists",
         "_max_batch",
-        "_pressed",
+        "_repriced",
         "_shares",
-        "_wants",
         "_weight_bytes",
         "by_length",
     )
@@ -64,22 +64,22 @@ class DecodeLists:
         self,
         capacity_tokens: Mapping[ModelId, int],
         weight_bytes: Mapping[ModelId, int] | None = None,
-        wants: Callable[[ModelId, int], Demand] = lambda model, tokens: NOTHING,
+        demand: Callable[[ModelId, int], Demand] = lambda model, tokens: NOTHING,
         *,
         max_batch: int = MAX_BATCH,
     ) -> None:
-        """`capacity_tokens` of every model there are requests of: what an instance holds of its KV. `wants` says
+        """`capacity_tokens` of every model there are requests of: what an instance holds of its KV. `demand` says
         what requests of a model, with so many tokens in all, want of their instance."""
         self.by_length: list[Length] = []
         self._by_pressure: list[Pressure] = []
-        self._pressed: dict[InstanceId, None] = {}  # whose pressure has changed since it was last asked for
+        self._repriced: dict[InstanceId, None] = {}  # whose pressure has changed since it was last asked for
         self._capacity_tokens = capacity_tokens
         self._weight_bytes = {} if weight_bytes is None else weight_bytes  # one that is empty now may fill
-        self._wants = wants
+        self._demand_of = demand
         self._max_batch = max_batch
         self._active: defaultdict[ModelId, list[InstanceId]] = defaultdict(list)
-        self._homes: defaultdict[ModelId, list[InstanceId]] = defaultdict(list)
-        self._last_home: dict[ModelId, InstanceId] = {}
+        self._instances_of: defaultdict[ModelId, list[InstanceId]] = defaultdict(list)
+        self._home: dict[ModelId, InstanceId] = {}
         self._lists: dict[InstanceId, _List] = {}
         self._shares: defaultdict[ModelId, list[Share]] = defaultdict(list)
 
@@ -112,27 +112,27 @@ class DecodeLists:
             model, requests = other, requests + 1
         return Tail(model, requests)
 
-    def rested_since_ns(self, instance: InstanceId) -> int:
-        return self._lists[instance].rested_ns
+    def last_token_ns(self, instance: InstanceId) -> int:
+        return self._lists[instance].last_token_ns
 
-    def homes(self, model: ModelId) -> Sequence[InstanceId]:
-        return self._homes.get(model, ())
+    def instances_of(self, model: ModelId) -> Sequence[InstanceId]:
+        return self._instances_of.get(model, ())
 
-    def last_home(self, model: ModelId) -> InstanceId | None:
-        return self._last_home.get(model)
+    def home(self, model: ModelId) -> InstanceId | None:
+        return self._home.get(model)
 
     @property
     def by_pressure(self) -> Sequence[Pressure]:
-        self._press()
+        self._update_pressure()
         return self._by_pressure
 
     def load_ppm(self, instance: InstanceId) -> int:
-        self._press()
+        self._update_pressure()
         return self._lists[instance].pressure.load_ppm
 
-    def housed(self, instance: InstanceId) -> Housed:
+    def placed_models(self, instance: InstanceId) -> PlacedModels:
         known = self._lists[instance]
-        return Housed(len(known.housed), known.housed_bytes)
+        return PlacedModels(len(known.placed), known.placed_bytes)
 
     def weight_bytes(self, model: ModelId) -> int:
         return self._weight_bytes.get(model, 0)
@@ -145,7 +145,7 @@ class DecodeLists:
     def instances(self) -> Iterable[InstanceId]:
         return self._lists
 
-    # --- what changes them ----------------------------------------------------------------------------------------
+    # --- what changes them --------------------------------------------------------------------------------------------
 
     def up(self, instance: InstanceId) -> None:
         known = self._lists[instance] = _List(Length(0, instance), Pressure(0, 0, instance))
@@ -154,18 +154,18 @@ class DecodeLists:
 
     def down(self, instance: InstanceId) -> None:
         """With all that is there."""
-        self.beside(instance, ())
+        self.set_foreign(instance, ())
         for request in list(self._lists[instance].models):
             self.remove(instance, request)
         self.switched(instance, None)
         known = self._lists.pop(instance)
-        for model in known.housed:
-            self._homes[model].remove(instance)
-            if self._last_home.get(model) == instance:
-                del self._last_home[model]
+        for model in known.placed:
+            self._instances_of[model].remove(instance)
+            if self._home.get(model) == instance:
+                del self._home[model]
         renew(self.by_length, known.length, None)
         renew(self._by_pressure, known.pressure, None)
-        self._pressed.pop(instance, None)
+        self._repriced.pop(instance, None)
 
     def switched(self, instance: InstanceId, model: ModelId | None) -> None:
         """The instance runs `model` now."""
@@ -176,50 +176,50 @@ class DecodeLists:
             renew(self._active[model], None, instance)
         known.active = model
 
-    def rested(self, instance: InstanceId, now_ns: int) -> None:
+    def tokens_came(self, instance: InstanceId, now_ns: int) -> None:
         """Tokens came from there, be it one of these instances or not."""
         known = self._lists.get(instance)
         if known:
-            known.rested_ns = now_ns
+            known.last_token_ns = now_ns
 
     def forget(self, model: ModelId) -> None:
         """The model is gone, and all its requests: one of that name that comes later is another one."""
-        self._last_home.pop(model, None)
+        self._home.pop(model, None)
         for instance in self._active.pop(model, ()):
             self._lists[instance].active = None
-        for instance in self._homes.pop(model, ()):
+        for instance in self._instances_of.pop(model, ()):
             known = self._lists[instance]
             if model in known.held:  # others' requests, of which they will say that they are gone
-                known.held[model].beside = None
+                known.held[model].foreign = None
                 self._share(known, model, known.held[model])
-            known.housed_bytes -= known.housed.pop(model)
-            self._pressed[instance] = None
+            known.placed_bytes -= known.placed.pop(model)
+            self._repriced[instance] = None
         self._shares.pop(model, None)
 
     def reprice(self, model: ModelId) -> None:
         """The cost of the model's steps has changed."""
         for share in self._shares.get(model, ()):
-            self._lists[share.instance].changed[model] = self._pressed[share.instance] = None
+            self._lists[share.instance].changed[model] = self._repriced[share.instance] = None
 
-    def beside(self, instance: InstanceId, loads: Iterable[ModelLoad]) -> None:
+    def set_foreign(self, instance: InstanceId, loads: Iterable[ModelLoad]) -> None:
         """These requests of other proxies are there, and no more; all their models are known."""
         known = self._lists[instance]
         now = {load.model: load for load in loads}
-        before = {model: held.beside for model, held in known.held.items() if held.beside}
+        before = {model: held.foreign for model, held in known.held.items() if held.foreign}
         for model in dict.fromkeys([*before, *now]):
             if before.get(model) != now.get(model):
                 if model in now:
-                    self._house(known, model)
+                    self._note_placed(known, model)
                 held = known.held[model]
-                held.beside = now.get(model)
+                held.foreign = now.get(model)
                 self._share(known, model, held)
 
     def add(self, instance: InstanceId, request: RequestId, work: Work) -> None:
         known = self._lists[instance]
         assert request not in known.models
         known.models[request] = work.model
-        self._last_home[work.model] = instance
-        self._house(known, work.model)
+        self._home[work.model] = instance
+        self._note_placed(known, work.model)
         held = known.held[work.model]
         held.requests[request] = work.tokens
         held.tokens += work.tokens
@@ -235,23 +235,23 @@ class DecodeLists:
         held.tokens -= held.requests.pop(request)
         self._share(known, model, held)
 
-    def _house(self, known: _List, model: ModelId) -> None:
-        if model not in known.housed:
-            known.housed[model] = weight_bytes = self.weight_bytes(model)
-            known.housed_bytes += weight_bytes
-            self._homes[model].append(known.length.instance)
+    def _note_placed(self, known: _List, model: ModelId) -> None:
+        if model not in known.placed:
+            known.placed[model] = weight_bytes = self.weight_bytes(model)
+            known.placed_bytes += weight_bytes
+            self._instances_of[model].append(known.length.instance)
 
     def _share(self, known: _List, model: ModelId, held: _Held) -> None:
         """Batch sizes are bounded by the KV capacity of the device (Aegaeon Alg. 2, line 2)."""
         capacity, requests, shown, length = self._capacity_tokens[model], len(held.requests), held.share, known.length
         tokens = held.tokens
-        if held.beside:
-            requests += held.beside.requests
-            tokens += held.beside.tokens
+        if held.foreign:
+            requests += held.foreign.requests
+            tokens += held.foreign.tokens
         batches = max(-(-tokens // max(capacity, 1)), -(-requests // self._max_batch))
         room_tokens = batches * capacity - tokens if requests < batches * self._max_batch else 0
         held.share = Share(length.instance, requests, batches, room_tokens) if requests else None
-        known.changed[model] = self._pressed[length.instance] = None
+        known.changed[model] = self._repriced[length.instance] = None
         renew_in_place(self._shares[model], shown, held.share)
         if not requests:
             del known.held[model]
@@ -259,18 +259,18 @@ class DecodeLists:
             known.length = Length(length.batches + grown, length.instance)
             renew(self.by_length, length, known.length)
 
-    def _press(self) -> None:
+    def _update_pressure(self) -> None:
         """Only now, for most policies never ask."""
-        for instance in self._pressed:
+        for instance in self._repriced:
             known = self._lists[instance]
             for model in known.changed:
                 held, before = known.held.get(model), known.of_models.pop(model, NOTHING)
-                tokens = held.tokens + (held.beside.tokens if held.beside else 0) if held else 0
-                wants = self._wants(model, tokens) if held else NOTHING
-                known.wants = known.wants.instead(before, wants)
+                tokens = held.tokens + (held.foreign.tokens if held.foreign else 0) if held else 0
+                demand = self._demand_of(model, tokens) if held else NOTHING
+                known.demand = known.demand.instead(before, demand)
                 if held:
-                    known.of_models[model] = wants
+                    known.of_models[model] = demand
             known.changed.clear()
-            shown, known.pressure = known.pressure, Pressure(known.wants.load_ppm, known.housed_bytes, instance)
+            shown, known.pressure = known.pressure, Pressure(known.demand.load_ppm, known.placed_bytes, instance)
             renew(self._by_pressure, shown, known.pressure)
-        self._pressed.clear()
+        self._repriced.clear()

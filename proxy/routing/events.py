@@ -12,14 +12,14 @@ from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import FinishReason, Job, Token
 from aegis.core.role import Role
 
-# --- events ---------------------------------------------------------------------------------------------------------
+# --- events -----------------------------------------------------------------------------------------------------------
 
 
 class RequestArrived(Struct, frozen=True):
-    """`beside`: the first choice of the same call, which has the same prompt."""
+    """`first_choice`: the first choice of the same call, which has the same prompt."""
 
     job: Job
-    beside: RequestId | None = None
+    first_choice: RequestId | None = None
 
 
 class ClientLeft(Struct, frozen=True):
@@ -113,7 +113,7 @@ Event = (
 )
 
 
-# --- effects --------------------------------------------------------------------------------------------------------
+# --- effects ----------------------------------------------------------------------------------------------------------
 
 
 class To(Struct, frozen=True):

@@ -39,7 +39,7 @@ class _Sums:
 class _Waiting:
     requests: list[RequestId] = field(default_factory=list)  # in order of coming
     models: defaultdict[ModelId, _Sums] = field(default_factory=lambda: defaultdict(_Sums))
-    beside_ns: int = 0  # what other proxies have put there
+    foreign_ns: int = 0  # what other proxies have put there
 
 
 class FirstTokens:
@@ -75,9 +75,9 @@ class FirstTokens:
         if not sums.jobs:
             del waiting.models[work.model]
 
-    def beside(self, instance: InstanceId, prefill_ns: int) -> None:
+    def set_foreign(self, instance: InstanceId, prefill_ns: int) -> None:
         """The time of the prefills that other proxies have placed there."""
-        self._waiting[instance].beside_ns = prefill_ns
+        self._waiting[instance].foreign_ns = prefill_ns
 
     def before(self, request: RequestId) -> int | None:
         """The number of earlier requests that wait at the same place; None if it does not wait there."""
@@ -97,7 +97,7 @@ class FirstTokens:
         own = _Sums()
         own.count(1, work.tokens)
         there = (*active, *waiting.models)
-        work_ns = waiting.beside_ns + self.own_ns(instance, active) + self._model_ns(work.model, own, there)
+        work_ns = waiting.foreign_ns + self.own_ns(instance, active) + self._model_ns(work.model, own, there)
         return work_ns * _PPM // max(_PPM - steps_ppm, _LEAST_SHARE_PPM)
 
     def _model_ns(self, model: ModelId, sums: _Sums, active: Sequence[ModelId]) -> int:

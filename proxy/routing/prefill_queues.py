@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from aegis.core.estimators import Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import Load, OpenGroup, PrefillCandidate, PrefillPlacement, Work
-from proxy.routing.ordered import renew, renew_in_place
+from proxy.routing.sorted_lists import renew, renew_in_place
 
 
 @dataclass(slots=True)
@@ -24,12 +24,12 @@ class _Queue:
 
     instance: InstanceId
     listed: Load  # as it stands in order
-    housed: PrefillCandidate  # likewise
+    candidate: PrefillCandidate  # likewise
     load_ns: int = 0
-    beside_ns: int = 0  # of it, what other proxies have put there
+    foreign_ns: int = 0  # of it, what other proxies have put there
     active: ModelId | None = None
     made: int = 0
-    homes: int = 0  # models whose last request was placed here
+    models: int = 0  # models whose last request was placed here
     back: _Group | None = None
     front: _Group | None = None
     groups: dict[int, _Group] = field(default_factory=dict)
@@ -72,15 +72,15 @@ class PrefillQueues:
     __slots__ = (
         "_active",
         "_backlogs",
-        "_by_homes",
-        "_last_home",
+        "_by_model_count",
+        "_home",
         "_latency",
         "_max_group_size",
         "_moved",
         "_open",
         "_order",
         "_queues",
-        "_rehoused",
+        "_recounted",
         "_ttft_ns",
     )
 
@@ -88,9 +88,9 @@ class PrefillQueues:
         self, max_group_size: int, latency: Mapping[ModelId, Latency], ttft_ns: Mapping[ModelId, int] | None = None
     ) -> None:
         """`latency` and `ttft_ns` have every model that waits. When estimates move, `reprice` is to be called."""
-        self._by_homes: list[PrefillCandidate] = []
-        self._rehoused: dict[InstanceId, _Queue] = {}  # which have another place among those by now
-        self._last_home: dict[ModelId, InstanceId] = {}
+        self._by_model_count: list[PrefillCandidate] = []
+        self._recounted: dict[InstanceId, _Queue] = {}  # which have another place among those by now
+        self._home: dict[ModelId, InstanceId] = {}
         self._ttft_ns = {} if ttft_ns is None else ttft_ns  # one that is empty now may fill
         self._order: list[Load] = []
         self._moved: dict[InstanceId, _Queue] = {}  # whose loads have another place in the order by now
@@ -117,12 +117,12 @@ class PrefillQueues:
         return self._order
 
     @property
-    def by_homes(self) -> Sequence[PrefillCandidate]:
-        for queue in self._rehoused.values():
-            housed, queue.housed = queue.housed, PrefillCandidate(queue.homes, queue.instance)
-            renew(self._by_homes, housed, queue.housed)
-        self._rehoused.clear()
-        return self._by_homes
+    def by_model_count(self) -> Sequence[PrefillCandidate]:
+        for queue in self._recounted.values():
+            candidate, queue.candidate = queue.candidate, PrefillCandidate(queue.models, queue.instance)
+            renew(self._by_model_count, candidate, queue.candidate)
+        self._recounted.clear()
+        return self._by_model_count
 
     def load_ns(self, instance: InstanceId) -> int:
         return self._queues[instance].load_ns
@@ -134,7 +134,7 @@ class PrefillQueues:
         if chosen.group is None:
             last = queue.back.backlog.model if queue.back else queue.active
             return queue.load_ns + own_ns + (0 if last == work.model else latency.switch_ns())
-        before_ns, group = queue.beside_ns, queue.front
+        before_ns, group = queue.foreign_ns, queue.front
         while group:
             backlog = group.backlog
             before_ns += backlog.price_ns * group.waiting // max(backlog.jobs, 1)
@@ -146,7 +146,7 @@ class PrefillQueues:
     def own_ns(self, instance: InstanceId) -> int:
         """The time of the jobs that this proxy has placed there."""
         queue = self._queues[instance]
-        return queue.load_ns - queue.beside_ns
+        return queue.load_ns - queue.foreign_ns
 
     def instances(self) -> Iterable[InstanceId]:
         return self._queues
@@ -157,8 +157,8 @@ class PrefillQueues:
     def active_on(self, model: ModelId) -> Sequence[InstanceId]:
         return self._active.get(model, ())
 
-    def last_home(self, model: ModelId) -> InstanceId | None:
-        return self._last_home.get(model)
+    def home(self, model: ModelId) -> InstanceId | None:
+        return self._home.get(model)
 
     def switch_ns(self, model: ModelId) -> int:
         return self._latency[model].switch_ns()
@@ -166,25 +166,25 @@ class PrefillQueues:
     def ttft_ns(self, model: ModelId) -> int:
         return self._ttft_ns[model]
 
-    # --- what changes them ----------------------------------------------------------------------------------------
+    # --- what changes them --------------------------------------------------------------------------------------------
 
     def up(self, instance: InstanceId) -> None:
         queue = self._queues[instance] = _Queue(instance, Load(0, instance), PrefillCandidate(0, instance))
         insort(self._order, queue.listed)
-        insort(self._by_homes, queue.housed)
+        insort(self._by_model_count, queue.candidate)
 
     def down(self, instance: InstanceId) -> None:
         """With all that waits there."""
         for request in list(self._queues[instance].jobs):
             self.remove(instance, request)
         self.switched(instance, None)
-        for model in [model for model, home in self._last_home.items() if home == instance]:
+        for model in [model for model, home in self._home.items() if home == instance]:
             self._settle(model, None)
         self._moved.pop(instance, None)
-        self._rehoused.pop(instance, None)
+        self._recounted.pop(instance, None)
         queue = self._queues.pop(instance)
         renew(self._order, queue.listed, None)
-        renew(self._by_homes, queue.housed, None)
+        renew(self._by_model_count, queue.candidate, None)
 
     def add(self, placement: PrefillPlacement, request: RequestId, work: Work) -> int:
         """Returns the group joined."""
@@ -199,7 +199,7 @@ class PrefillQueues:
         self._settle(work.model, placement.instance)
         return group.number
 
-    def beside_of(self, instance: InstanceId, request: RequestId) -> PrefillPlacement:
+    def group_of(self, instance: InstanceId, request: RequestId) -> PrefillPlacement:
         """In the group of a request that was placed there, while it is open, and else in one of its own."""
         group, _ = self._queues[instance].jobs.get(request, (None, 0))
         return PrefillPlacement(instance, group.number if group and group.shown else None)
@@ -233,11 +233,11 @@ class PrefillQueues:
         for kept in (self._active, self._open, self._backlogs):
             kept.pop(model, None)
 
-    def beside(self, instance: InstanceId, load_ns: int) -> None:
+    def set_foreign(self, instance: InstanceId, load_ns: int) -> None:
         """The time of the jobs that other proxies have placed there."""
         queue = self._queues[instance]
-        queue.load_ns += load_ns - queue.beside_ns
-        queue.beside_ns = load_ns
+        queue.load_ns += load_ns - queue.foreign_ns
+        queue.foreign_ns = load_ns
         self._moved[instance] = queue
 
     def reprice(self, model: ModelId) -> None:
@@ -246,21 +246,21 @@ class PrefillQueues:
             self._price(backlog, self._latency[model])
 
     def _settle(self, model: ModelId, home: InstanceId | None) -> None:
-        before = self._last_home.get(model)
+        before = self._home.get(model)
         if home == before:
             return
         if before is not None:
-            del self._last_home[model]
-            self._house(self._queues[before], -1)
+            del self._home[model]
+            self._count_models(self._queues[before], -1)
         if home is not None:
-            self._last_home[model] = home
-            self._house(self._queues[home], 1)
+            self._home[model] = home
+            self._count_models(self._queues[home], 1)
 
-    def _house(self, queue: _Queue, models: int) -> None:
-        queue.homes += models
-        self._rehoused[queue.instance] = queue
+    def _count_models(self, queue: _Queue, models: int) -> None:
+        queue.models += models
+        self._recounted[queue.instance] = queue
 
-    # --- groups ---------------------------------------------------------------------------------------------------
+    # --- groups -------------------------------------------------------------------------------------------------------
 
     def _append(self, queue: _Queue, model: ModelId) -> _Group:
         """It has no price until there is a job in it."""
@@ -314,7 +314,7 @@ class PrefillQueues:
         if shown or is_open:
             renew_in_place(self._open[model], shown, group.shown)
 
-    # --- loads ----------------------------------------------------------------------------------------------------
+    # --- loads --------------------------------------------------------------------------------------------------------
 
     def _count(self, backlog: _Backlog, jobs: int, tokens: int) -> None:
         """`jobs` of so many tokens each came, or went."""

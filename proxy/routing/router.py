@@ -45,6 +45,7 @@ from aegis.core.request import FinishReason, Job, KvHandle, Token
 from aegis.core.role import Role
 from aegis.core.views import MAX_BATCH, DecodePolicy, PrefillPolicy, Work
 from proxy.routing.decode_lists import DecodeLists
+from proxy.routing.demand import Demand, demand
 from proxy.routing.events import (
     ClientLeft,
     Deliver,
@@ -67,7 +68,6 @@ from proxy.routing.events import (
 )
 from proxy.routing.first_tokens import FirstTokens
 from proxy.routing.prefill_queues import PrefillQueues
-from proxy.routing.pressure import Demand, demand
 from proxy.routing.reasons import PlaceReasons, refusal
 
 MAX_LOSSES: Final = 3
@@ -81,7 +81,7 @@ yet."""
 @dataclass(slots=True, eq=False)
 class _Session:
     job: Job
-    beside: RequestId | None = None
+    first_choice: RequestId | None = None
     state: State = State.QUEUED
     sent: list[int] = field(default_factory=list)  # no logprobs: they are sent once, and take much more memory
     prefill: InstanceId | None = None
@@ -128,7 +128,7 @@ class Router:
         self._prefills = PrefillQueues(prefill_policy.max_group_size, self._latency, self._ttft_ns)
         self._specs: dict[ModelId, ModelSpec] = {}
         self._weight_bytes: dict[ModelId, int] = {}
-        self._decodes = DecodeLists(self._capacity, self._weight_bytes, self._wants, max_batch=max_batch)
+        self._decodes = DecodeLists(self._capacity, self._weight_bytes, self._demand_of, max_batch=max_batch)
         self._first_tokens = FirstTokens(self._latency)
         self._mixed: set[InstanceId] = set()
         self._away: set[ModelId] = set()  # whose weights cannot be loaded at the moment
@@ -146,9 +146,9 @@ class Router:
         match event:
             case MessageReceived():
                 self._heard(event.instance, event.message, now_ns)
-            case RequestArrived(job, beside):
+            case RequestArrived(job, first_choice):
                 assert job.request not in self._sessions
-                self._sessions[job.request] = _Session(job, beside=beside, sent=list(job.sent))
+                self._sessions[job.request] = _Session(job, first_choice=first_choice, sent=list(job.sent))
                 self._give_up_late(job.request, now_ns)
                 self._place(job.request)
             case ClientLeft(request, satisfied):
@@ -171,7 +171,7 @@ class Router:
             case ModelGone(model, why):
                 self._model_gone(model, why)
             case ForeignLoad():
-                self._beside(event)
+                self._set_foreign(event)
         out, self._out = self._out, []
         return out
 
@@ -213,7 +213,7 @@ class Router:
             work, instance, self._decodes.active_at(instance), self._decodes.load_ppm(instance)
         )
 
-    # --- placing --------------------------------------------------------------------------------------------------
+    # --- placing ------------------------------------------------------------------------------------------------------
 
     def _place(self, request: RequestId) -> None:
         session = self._sessions[request]
@@ -221,20 +221,20 @@ class Router:
         if job.model not in self._latency or job.model in self._away:
             return  # placed when the model, or an instance, comes up
         work = Work(job.model, job.prefill_tokens)
-        first = self._sessions.get(session.beside) if session.beside is not None else None
+        first = self._sessions.get(session.first_choice) if session.first_choice is not None else None
         if self._prefills:
             at = first.prefill if first and first.prefill in self._prefills else None
-            beside = self._prefills.beside_of(at, first.job.request) if first and at else None
-            chosen = beside or self._prefill_policy.place(work, self._prefills)
-            if self._reasons and not beside:
+            joined = self._prefills.group_of(at, first.job.request) if first and at else None
+            chosen = joined or self._prefill_policy.place(work, self._prefills)
+            if self._reasons and not joined:
                 self._out.append(self._reasons.group(request, work, self._prefills, chosen, self._now_ns))
             group = self._prefills.add(chosen, request, work)
             session.prefill = chosen.instance
             self._first_tokens.add(chosen.instance, request)
             self._out.append(To(chosen.instance, Submit(job, group)))
         elif self._mixed:
-            beside_at = first.decode if first and first.decode in self._mixed else None
-            session.decode = beside_at or self._decode_policy.place(work, self._decodes)
+            joined_at = first.decode if first and first.decode in self._mixed else None
+            session.decode = joined_at or self._decode_policy.place(work, self._decodes)
             if session.decode is None:
                 self._refuse(request)
                 return
@@ -291,15 +291,15 @@ class Router:
                 self._end(waiting[0], Step.FAIL, message="it had no token for too long")
             waiting.popleft()
 
-    # --- what instances say ---------------------------------------------------------------------------------------
+    # --- what instances say -------------------------------------------------------------------------------------------
 
     def _heard(self, instance: InstanceId, message: FromInstance, now_ns: int) -> None:
         match message:
             case Tokens():
-                self._decodes.rested(instance, now_ns)
+                self._decodes.tokens_came(instance, now_ns)
                 self._tokens(message)
             case Prefilled():
-                self._decodes.rested(instance, now_ns)
+                self._decodes.tokens_came(instance, now_ns)
                 self._prefilled(message)
             case SwitchDone():
                 self._switched(instance, message)
@@ -399,7 +399,7 @@ class Router:
         if owner in self._prefills:
             self._out.append(To(owner, ReleaseKv(request, attempt)))
 
-    # --- coming and going -----------------------------------------------------------------------------------------
+    # --- coming and going ---------------------------------------------------------------------------------------------
 
     def _up(self, instance: InstanceId, role: Role) -> None:
         if role is Role.PREFILL:
@@ -411,14 +411,14 @@ class Router:
         self._absent.discard(instance)
         self._place_waiting()
 
-    def _beside(self, load: ForeignLoad) -> None:
+    def _set_foreign(self, load: ForeignLoad) -> None:
         if load.instance in self._prefills:
-            self._prefills.beside(load.instance, load.prefill_ns)
+            self._prefills.set_foreign(load.instance, load.prefill_ns)
         if load.instance in self._mixed:
-            self._first_tokens.beside(load.instance, load.prefill_ns)
+            self._first_tokens.set_foreign(load.instance, load.prefill_ns)
         if load.instance in self._decodes:
             known = [of_model for of_model in load.models if of_model.model in self._capacity]
-            self._decodes.beside(load.instance, known)
+            self._decodes.set_foreign(load.instance, known)
 
     def _down(self, instance: InstanceId, *, blameless: bool) -> None:
         """The requests of the lost process are prefilled again elsewhere, from prompt and tokens sent."""
@@ -427,7 +427,7 @@ class Router:
         if instance in self._decodes:
             self._decodes.down(instance)
             self._mixed.discard(instance)
-            self._first_tokens.beside(instance, 0)
+            self._first_tokens.set_foreign(instance, 0)
         lost = {
             r for r, s in self._sessions.items() if instance in (s.prefill, s.decode) and self._held_by(instance, r)
         }
@@ -448,7 +448,7 @@ class Router:
             else:
                 self._replay(request)
 
-    def _wants(self, model: ModelId, tokens: int) -> Demand:
+    def _demand_of(self, model: ModelId, tokens: int) -> Demand:
         return demand(self._specs[model], self._latency[model], self._capacity[model], tokens)
 
     def _waiting_ns(self, instance: InstanceId) -> int:

@@ -26,7 +26,7 @@ class Queue:
     running: ModelId | None = None
     groups: dict[int, Group] = field(default_factory=dict)
     made: int = 0
-    beside_ns: int = 0  # what other proxies have there
+    foreign_ns: int = 0  # what other proxies have there
 
     def add(self, request: RequestId, model: ModelId, tokens: int, group: int | None) -> int:
         if group is None:
@@ -46,7 +46,7 @@ class Queue:
 
 def load_ns(queue: Queue, latency: Mapping[ModelId, Latency]) -> int:
     """Eq. 4 and 5. The jobs of a model are priced together, so that nothing is rounded twice."""
-    total, running = queue.beside_ns, queue.running
+    total, running = queue.foreign_ns, queue.running
     waiting: dict[ModelId, list[int]] = {}
     for group in queue.groups.values():
         if group.model != running:
@@ -74,14 +74,14 @@ def algorithm_1(
 
 @dataclass(slots=True)
 class List:
-    """The requests of a decode instance, and their tokens when they came. `beside` are how many other proxies have
+    """The requests of a decode instance, and their tokens when they came. `foreign` are how many other proxies have
     there, and their tokens."""
 
     instance: InstanceId
     held: dict[RequestId, tuple[ModelId, int]] = field(default_factory=dict)
-    housed: set[ModelId] = field(default_factory=set)
+    placed: set[ModelId] = field(default_factory=set)
     active: ModelId | None = None
-    beside: dict[ModelId, tuple[int, int]] = field(default_factory=dict)
+    foreign: dict[ModelId, tuple[int, int]] = field(default_factory=dict)
 
     def tail(self) -> Tail:
         models = [model for model, _ in self.held.values()]
@@ -96,7 +96,7 @@ class List:
     def of(self, model: ModelId) -> tuple[int, int]:
         """All requests of the model, and their tokens."""
         tokens = [t for m, t in self.held.values() if m == model]
-        others, their_tokens = self.beside.get(model, (0, 0))
+        others, their_tokens = self.foreign.get(model, (0, 0))
         return len(tokens) + others, sum(tokens) + their_tokens
 
     def is_open(self, model: ModelId, tokens: int, capacity_tokens: int) -> bool:

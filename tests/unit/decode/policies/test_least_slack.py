@@ -13,7 +13,7 @@ from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import BatchView, Renewal, TurnRules, Work
 from decode.policies.least_slack import LeastSlack
 from proxy.routing.decode_lists import DecodeLists
-from proxy.routing.pressure import Demand
+from proxy.routing.demand import Demand
 
 _MS = 1_000_000
 _S = 1_000 * _MS
@@ -142,10 +142,10 @@ def test_models_are_spread() -> None:
     for request, model in enumerate((A, B, C)):
         work = Work(model, 1)
         made.add(POLICY.place(work, made), RequestId(request), work)
-    assert [made.last_home(model) for model in (A, B, C)] == [X, Y, Y]
+    assert [made.home(model) for model in (A, B, C)] == [X, Y, Y]
 
 
-def test_nothing_in_flight_models_go_where_less_was_ever_housed() -> None:
+def test_nothing_in_flight_models_go_where_less_was_ever_placed() -> None:
     made = lists()
     made.add(X, RequestId(1), Work(A, 1))
     made.remove(X, RequestId(1))

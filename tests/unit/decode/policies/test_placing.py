@@ -32,9 +32,9 @@ class Pool:
             self.lists.add(instance, request, Work(model, 10))
         return requests
 
-    def ran(self, instance: InstanceId, model: ModelId, *, rested_ns: int = 0) -> None:
+    def ran(self, instance: InstanceId, model: ModelId, *, last_token_ns: int = 0) -> None:
         self.lists.switched(instance, model)
-        self.lists.rested(instance, rested_ns)
+        self.lists.tokens_came(instance, last_token_ns)
 
     def asks(self, policy: DecodePolicy, model: ModelId) -> InstanceId | None:
         return policy.place(Work(model, 10), self.lists)
@@ -59,9 +59,9 @@ def test_request_level_joins_the_running_model_before_it_takes_an_idle_instance(
 
 def test_request_level_prefers_an_idle_instance_that_has_the_model_then_the_longest_rested() -> None:
     pool, policy = Pool(), ServerlessLlm()
-    pool.ran(X, A, rested_ns=30)
-    pool.ran(Y, B, rested_ns=20)
-    pool.ran(Z, C, rested_ns=10)
+    pool.ran(X, A, last_token_ns=30)
+    pool.ran(Y, B, last_token_ns=20)
+    pool.ran(Z, C, last_token_ns=10)
     assert [pool.asks(policy, model) for model in (A, B, C, D)] == [X, Y, Z, Z]
 
 
@@ -78,8 +78,8 @@ def test_request_level_waits_in_line_with_its_model_else_in_the_shortest_line() 
 def test_as_published_a_run_takes_four_and_a_newcomer_goes_where_a_step_ended_first() -> None:
     pool, policy = Pool(max_batch=4), ServerlessLlmAsPublished()
     assert pool.places(policy, A, A, A, A, A) == [X, X, X, X, Y]
-    for instance, rested_ns in ((X, 50), (Y, 40), (Z, 45)):
-        pool.ran(instance, A, rested_ns=rested_ns)
+    for instance, last_token_ns in ((X, 50), (Y, 40), (Z, 45)):
+        pool.ran(instance, A, last_token_ns=last_token_ns)
     pool.holds(Z, C)
     assert pool.asks(policy, B) == Y, "which is busy"
 

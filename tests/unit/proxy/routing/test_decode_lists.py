@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.views import MAX_BATCH, Housed, Length, Pressure, Work
+from aegis.core.views import MAX_BATCH, Length, PlacedModels, Pressure, Work
 from decode.policies.weighted_round_robin import WeightedRoundRobin
 from proxy.routing.decode_lists import DecodeLists
+from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.events import ModelLoad
-from proxy.routing.pressure import NOTHING, Demand
 from tests.unit.proxy import naive
 
 A, B, C = MODELS = [ModelId(name) for name in ("m0", "m1", "m2")]
@@ -47,7 +47,7 @@ class Decodes(RuleBasedStateMachine):
     def look(self) -> None:
         """At what nobody had asked for since it changed."""
         pressed = sorted(
-            Pressure(self.load_ppm(known), sum(WEIGHT_BYTES[model] for model in known.housed), instance)
+            Pressure(self.load_ppm(known), sum(WEIGHT_BYTES[model] for model in known.placed), instance)
             for instance, known in self.naive.items()
         )
         assert list(self.kept.by_pressure) == pressed
@@ -56,7 +56,7 @@ class Decodes(RuleBasedStateMachine):
     def load_ppm(self, known: naive.List) -> int:
         total = NOTHING
         for model in MODELS:
-            requests, tokens = known.beside.get(model, (0, 0))
+            requests, tokens = known.foreign.get(model, (0, 0))
             own = [its for of, its in known.held.values() if of == model]
             if requests or own:
                 total = total.instead(NOTHING, self.wants(model, tokens + sum(own)))
@@ -83,7 +83,7 @@ class Decodes(RuleBasedStateMachine):
             self.placed[request] = chosen
             self.kept.add(chosen, request, work)
             self.naive[chosen].held[request] = (model, tokens)
-            self.naive[chosen].housed.add(model)
+            self.naive[chosen].placed.add(model)
 
     @precondition(lambda self: self.naive)
     @rule(data=st.data(), model=models)
@@ -96,9 +96,9 @@ class Decodes(RuleBasedStateMachine):
     @rule(data=st.data(), loads=st.dictionaries(models, st.tuples(st.integers(1, 70), st.integers(1, 300))))
     def others(self, data: st.DataObject, loads: dict[ModelId, tuple[int, int]]) -> None:
         instance = data.draw(st.sampled_from(sorted(self.naive)))
-        self.kept.beside(instance, [ModelLoad(model, *load) for model, load in loads.items()])
-        self.naive[instance].beside = loads
-        self.naive[instance].housed |= loads.keys()
+        self.kept.set_foreign(instance, [ModelLoad(model, *load) for model, load in loads.items()])
+        self.naive[instance].foreign = loads
+        self.naive[instance].placed |= loads.keys()
 
     @invariant()
     def what_is_told_to_others_is_what_was_placed_here(self) -> None:
@@ -121,8 +121,8 @@ class Decodes(RuleBasedStateMachine):
             for request in [r for r, (of, _) in known.held.items() if of == model]:
                 self.kept.remove(instance, request)
                 del known.held[request], self.placed[request]
-            known.beside = {other: load for other, load in known.beside.items() if other != model}
-            known.housed.discard(model)
+            known.foreign = {other: load for other, load in known.foreign.items() if other != model}
+            known.placed.discard(model)
             known.active = None if known.active == model else known.active
         self.kept.forget(model)
 
@@ -138,11 +138,11 @@ class Decodes(RuleBasedStateMachine):
         for model in MODELS:
             active = sorted(i for i, known in self.naive.items() if known.active == model)
             assert list(self.kept.active_on(model)) == active
-            assert set(self.kept.homes(model)) == {i for i, known in self.naive.items() if model in known.housed}
+            assert set(self.kept.instances_of(model)) == {i for i, known in self.naive.items() if model in known.placed}
         for instance, known in self.naive.items():
             assert self.kept.tail(instance) == known.tail()
-            weights = sum(WEIGHT_BYTES[model] for model in known.housed)
-            assert self.kept.housed(instance) == Housed(len(known.housed), weights)
+            weights = sum(WEIGHT_BYTES[model] for model in known.placed)
+            assert self.kept.placed_models(instance) == PlacedModels(len(known.placed), weights)
 
     @invariant()
     def the_decision_is_that_of_algorithm_2(self) -> None:

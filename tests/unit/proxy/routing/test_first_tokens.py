@@ -49,7 +49,7 @@ def test_the_estimate_is_all_prefills_and_the_switches_they_take() -> None:
     assert tokens.expected_ns(Work(A, 10), HERE, [A], 0) == backlog_ns + a.prefill_ns(10)
     cold_ns = backlog_ns + a.switch_ns() + b.switch_ns() + b.prefill_ns(10)
     assert tokens.expected_ns(Work(B, 10), HERE, [], 0) == cold_ns
-    tokens.beside(HERE, 1_000_000)
+    tokens.set_foreign(HERE, 1_000_000)
     assert tokens.expected_ns(Work(B, 10), HERE, [], 500_000) == 2 * (cold_ns + 1_000_000)
     assert tokens.expected_ns(Work(B, 10), THERE, [B], 0) == b.prefill_ns(10)
 

@@ -48,7 +48,7 @@ class Prefills(RuleBasedStateMachine):
         self.kept = PrefillQueues(self.policy.max_group_size, self.latency)
         self.naive: dict[InstanceId, naive.Queue] = {}
         self.placed: dict[RequestId, InstanceId] = {}
-        self.homes: dict[ModelId, InstanceId] = {}
+        self.home_of: dict[ModelId, InstanceId] = {}
         self.requests = 0
 
     @rule(instance=instances)
@@ -57,7 +57,7 @@ class Prefills(RuleBasedStateMachine):
             self.kept.down(instance)
             del self.naive[instance]
             self.placed = {r: i for r, i in self.placed.items() if i != instance}
-            self.homes = {m: i for m, i in self.homes.items() if i != instance}
+            self.home_of = {m: i for m, i in self.home_of.items() if i != instance}
         else:
             self.kept.up(instance)
             self.naive[instance] = naive.Queue(instance)
@@ -74,7 +74,7 @@ class Prefills(RuleBasedStateMachine):
             chosen = self.policy.place(work, self.kept)
             self.requests += 1
             request = RequestId(self.requests)
-            self.placed[request] = self.homes[model] = chosen.instance
+            self.placed[request] = self.home_of[model] = chosen.instance
             assert self.kept.add(chosen, request, work) == self.naive[chosen.instance].add(
                 request, model, tokens, chosen.group
             )
@@ -83,8 +83,8 @@ class Prefills(RuleBasedStateMachine):
     @rule(data=st.data(), load_ns=st.integers(0, 10**10))
     def others(self, data: st.DataObject, load_ns: int) -> None:
         instance = data.draw(st.sampled_from(sorted(self.naive)))
-        self.kept.beside(instance, load_ns)
-        own_ns, self.naive[instance].beside_ns = self.kept.own_ns(instance), load_ns
+        self.kept.set_foreign(instance, load_ns)
+        own_ns, self.naive[instance].foreign_ns = self.kept.own_ns(instance), load_ns
         assert own_ns == naive.load_ns(self.naive[instance], self.latency) - load_ns
 
     @precondition(lambda self: self.placed)
@@ -136,14 +136,14 @@ class Prefills(RuleBasedStateMachine):
                 del self.placed[request]
             queue.running = None if queue.running == model else queue.running
         self.kept.forget(model)
-        self.homes.pop(model, None)
+        self.home_of.pop(model, None)
 
     @invariant()
     def homes_are_where_the_last_requests_went(self) -> None:
-        assert [self.kept.last_home(model) for model in MODELS] == [self.homes.get(model) for model in MODELS]
-        housed = list(self.homes.values())
-        assert self.kept.by_homes == sorted(
-            PrefillCandidate(housed.count(instance), instance) for instance in self.naive
+        assert [self.kept.home(model) for model in MODELS] == [self.home_of.get(model) for model in MODELS]
+        homes = list(self.home_of.values())
+        assert self.kept.by_model_count == sorted(
+            PrefillCandidate(homes.count(instance), instance) for instance in self.naive
         )
 
     @invariant()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.routing.ordered import renew, renew_in_place
+from proxy.routing.sorted_lists import renew, renew_in_place
 
 entries = st.tuples(st.integers(0, 9), st.sampled_from("ab"))
 
