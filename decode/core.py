@@ -139,11 +139,11 @@ class DecodeCore:
             case Cancel():
                 self._cancel(event)
             case GrantSlabs() | KeepKv() | PrefixChecked():
-                self._kv.told(event)
+                self._kv.on_message(event)
             case KvFetched():
                 self._fetched(event)
             case GrantPages() | ImageCached() | EvictImage() | SetSlo() | UnloadModel():
-                self.ledger.told(event)
+                self.ledger.on_message(event)
             case TakeBack():
                 self._eviction.give_back(event, now_ns)
             case AddModel():

@@ -252,7 +252,7 @@ class KvSwap:
             self._release_host(sequence)
         sequence.device, sequence.held, sequence.host, sequence.handle = [], 0, (), None
 
-    def told(self, event: GrantSlabs | KeepKv | PrefixChecked) -> None:
+    def on_message(self, event: GrantSlabs | KeepKv | PrefixChecked) -> None:
         """Takes the node's answers about host memory."""
         match event:
             case GrantSlabs():

@@ -74,7 +74,7 @@ class HostKv:
         """An instance of another machine is gone, which only read from here."""
         return [*self.leases.leave(reader)]
 
-    def hear(self, instance: InstanceId, message: ForHost) -> Answers:
+    def on_message(self, instance: InstanceId, message: ForHost) -> Answers:
         match message:
             case NeedSlabs(count):
                 return [*self.leases.ask(instance, count)]

@@ -59,7 +59,7 @@ class AbandonFill:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class NotifyInstance:
     instance: InstanceId
     message: ImageCached | EvictImage
 
@@ -71,7 +71,7 @@ class Forgotten:
     model: ModelId
 
 
-CacheEffect = Fill | AbandonFill | Tell | Forgotten
+CacheEffect = Fill | AbandonFill | NotifyInstance | Forgotten
 
 
 @dataclass(slots=True)
@@ -219,7 +219,7 @@ class ModelCache:
             return self._serve()
         image.state = State.CACHED
         self.counters.fills += 1
-        return [Tell(instance, ImageCached(model, image.extents)) for instance in sorted(self._up)]
+        return [NotifyInstance(instance, ImageCached(model, image.extents)) for instance in sorted(self._up)]
 
     def unfillable(self, model: ModelId) -> list[CacheEffect]:
         """The image could not be read, or its fill was abandoned."""
@@ -234,7 +234,7 @@ class ModelCache:
         assert instance not in self._up
         self._up.add(instance)
         cached = [(model, image.extents) for model, image in self._images.items() if image.state is State.CACHED]
-        return [Tell(instance, ImageCached(model, extents)) for model, extents in cached]
+        return [NotifyInstance(instance, ImageCached(model, extents)) for model, extents in cached]
 
     def lost(self, instance: InstanceId) -> list[CacheEffect]:
         """Its process is gone, and with it every load."""
@@ -302,7 +302,7 @@ class ModelCache:
     def _evict(self, model: ModelId, image: _Image) -> None:
         image.state = State.EVICTING
         image.answers = set(self._up)
-        self._out += [Tell(instance, EvictImage(model)) for instance in sorted(self._up)]
+        self._out += [NotifyInstance(instance, EvictImage(model)) for instance in sorted(self._up)]
         if not image.answers:
             self._release(model, image)
 

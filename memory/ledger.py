@@ -145,7 +145,7 @@ class Ledger:
         """The free pages that so many more blocks need."""
         return self.device.slabs_for(shape, blocks) * self.budget.pages_per_slab
 
-    def told(self, message: GrantPages | ImageCached | EvictImage | SetSlo | UnloadModel) -> None:
+    def on_message(self, message: GrantPages | ImageCached | EvictImage | SetSlo | UnloadModel) -> None:
         """Takes messages of the owners of the device's pages, of the node's model cache and of its models. An eviction
         is answered once no load reads from the cache what may be overwritten then."""
         match message:

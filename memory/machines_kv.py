@@ -81,10 +81,10 @@ class MachinesKv:
             answers += host.lost(instance, words) if machine == own else host.leave(instance)
         return answers
 
-    def hear(self, instance: InstanceId, message: ForHost) -> Answers:
+    def on_message(self, instance: InstanceId, message: ForHost) -> Answers:
         if isinstance(message, PeerForgotten):
             return self._forgotten(instance, message)
-        return self._machines[self._machine_of[instance]].hear(instance, message)
+        return self._machines[self._machine_of[instance]].on_message(instance, message)
 
     def check(self) -> None:
         """Raises LawBroken where a law does not hold."""
@@ -96,7 +96,7 @@ class MachinesKv:
         none."""
         for host in self._machines.values():
             if host.leases.awaits(instance, message.peer):
-                return host.hear(instance, message)
+                return host.on_message(instance, message)
         return []
 
     def _spec_of(self, model: ModelId) -> ModelSpec | None:

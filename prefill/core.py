@@ -135,7 +135,7 @@ class PrefillCore:
                 self.ledger.grant(event.slabs)
                 self._asked_slabs = self._lacks_slabs = event.refused and self._asked_slabs
             case GrantPages() | ImageCached() | EvictImage() | SetSlo() | UnloadModel():
-                self.ledger.told(event)
+                self.ledger.on_message(event)
             case TakeBack():
                 self._eviction.give_back(event, now_ns)
             case Tick():

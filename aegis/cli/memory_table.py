@@ -47,7 +47,7 @@ def _device(device: DeviceReport) -> Iterator[RenderableType]:
 def _instance(use: InstanceReport) -> tuple[str, ...]:
     moving = ", ".join(f"{stream} {count}" for stream, count in use.transfers_in_flight.items() if count)
     limit = "-" if use.limit_bytes is None else _mib(use.limit_bytes)
-    sizes = (use.requested_bytes, use.weights_bytes, use.kv_bytes, use.unused_bytes, use.returning_bytes)
+    sizes = (use.wish_bytes, use.weights_bytes, use.kv_bytes, use.unused_bytes, use.returning_bytes)
     state = "idle" if use.idle else "busy"
     return use.instance, state, _mib(use.held_bytes), limit, *map(_mib, sizes), moving or "-"
 

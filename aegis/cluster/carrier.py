@@ -17,7 +17,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from aegis.cluster.chunk_stream import Copy, HandOverFailed
-from aegis.cluster.direct_transport import SILENCE_S, TRANSPORT, Region, RemoteRegion
+from aegis.cluster.direct_transport import TIMEOUT_S, TRANSPORT, Region, RemoteRegion
 
 AT_ONCE = 4
 """Transfers to one node that are under way together; what comes then waits its turn."""
@@ -79,9 +79,9 @@ class _Carrier:
         cannot be."""
         try:
             ref = source.offer.remote(region)
-            if not ray.wait([ref], timeout=SILENCE_S, fetch_local=False)[0]:
+            if not ray.wait([ref], timeout=TIMEOUT_S, fetch_local=False)[0]:
                 return "silent"
-            self._reached[name] = ray.get(ref, timeout=SILENCE_S), ref
+            self._reached[name] = ray.get(ref, timeout=TIMEOUT_S), ref
         except GetTimeoutError:
             return "silent"
         except LookupError:

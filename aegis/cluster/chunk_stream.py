@@ -19,15 +19,15 @@ from xxhash import xxh3_64
 
 from aegis.cluster.chunks import CHUNK_BYTES, PIECES_MAX, Bytes, Piece, cut, views, within
 from aegis.cluster.receive_window import (
-    Arrived,
-    Ask,
-    Broken,
+    ChunkArrived,
+    RequestChunk,
+    ConnectionBroken,
     Done,
     Event,
     Failed,
     Reconnect,
-    Silent,
-    Unknown,
+    TimedOut,
+    RegionUnknown,
     Why,
     Window,
 )
@@ -60,7 +60,7 @@ class HandOverFailed(Exception):
         self.why = why
 
 
-def limit_silence(connection: socket.socket, seconds: float) -> None:
+def set_timeout(connection: socket.socket, seconds: float) -> None:
     """Nothing for so long is an error; with 0 nothing is. It is the system that waits for a whole chunk, and not we for
     every part of it, as we would with a timeout of Python's."""
     connection.settimeout(None)
@@ -81,10 +81,10 @@ def answer(
 ) -> None:
     """Until the other side ends it. Who has said the key may be silent for as long as it likes: its connection is kept
     for the next transfer. Raises OSError."""
-    limit_silence(connection, key_within_s)
+    set_timeout(connection, key_within_s)
     if not hmac.compare_digest(_exactly(connection, KEY_BYTES), key):
         return
-    limit_silence(connection, 0)
+    set_timeout(connection, 0)
     while asked := _exactly(connection, _ASK.size):
         name, chunk, count = _ASK.unpack(asked)
         if not 0 < count <= PIECES_MAX:
@@ -108,7 +108,7 @@ class Receiver:
     def __init__(
         self, name: str, target: Bytes, copies: Sequence[Copy], connect: Connect, kept: socket.socket | None = None
     ) -> None:
-        """`connect` returns a connection that has begun, its silence limited, or raises OSError; `kept` is such a one,
+        """`connect` returns a connection that has begun, its timeout set, or raises OSError; `kept` is such a one,
         of an earlier transfer."""
         assert within(target, [Piece(to, nbytes) for to, _, nbytes in copies])
         self._name = name.encode("ascii")
@@ -127,7 +127,7 @@ class Receiver:
                 asks = bytearray()
                 while pending:
                     match pending.popleft():
-                        case Ask(chunk):
+                        case RequestChunk(chunk):
                             pieces = self._sources[chunk]
                             asks += _ASK.pack(self._name, chunk, len(pieces)) + _packed(pieces)
                         case Reconnect():
@@ -149,24 +149,24 @@ class Receiver:
             self._connection.sendall(asks)
             return self._take(self._connection)
         except (BlockingIOError, TimeoutError):
-            return Silent()
+            return TimedOut()
         except OSError:
-            return Broken()
+            return ConnectionBroken()
 
     def _take(self, connection: socket.socket) -> Event:
         head = _exactly(connection, _ANSWER.size)
         if not head:
-            return Broken()
+            return ConnectionBroken()
         chunk, nbytes, checksum = _ANSWER.unpack(head)
         if not nbytes:
-            return Unknown()
+            return RegionUnknown()
         if nbytes > CHUNK_BYTES:
-            return Broken()
+            return ConnectionBroken()
         wanted = self._window.wanted(chunk) and nbytes == sum(piece.nbytes for piece in self._places[chunk])
         content = views(self._target, self._places[chunk]) if wanted else [memoryview(bytearray(nbytes))]
         if not _receive(connection, content):
-            return Broken()
-        return Arrived(chunk, wanted and _checksum(chunk, content) == checksum)
+            return ConnectionBroken()
+        return ChunkArrived(chunk, wanted and _checksum(chunk, content) == checksum)
 
     def _close(self) -> None:
         if self._connection:

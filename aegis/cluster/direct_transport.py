@@ -24,11 +24,11 @@ from ray.experimental import (
     register_tensor_transport,
 )
 
-from aegis.cluster.chunk_stream import KEY_BYTES, Copy, HandOverFailed, Receiver, answer, limit_silence
+from aegis.cluster.chunk_stream import KEY_BYTES, Copy, HandOverFailed, Receiver, answer, set_timeout
 from aegis.cluster.chunks import Bytes
 
 TRANSPORT = "AEGIS"
-SILENCE_S = 2.0
+TIMEOUT_S = 2.0
 """Without a byte for so long, a transfer has failed."""
 
 _GONE_S = 10
@@ -173,9 +173,9 @@ class RemoteRegion:
             connection.close()
 
     def _connected(self) -> socket.socket:
-        connection = socket.create_connection(self._where.address, SILENCE_S)
+        connection = socket.create_connection(self._where.address, TIMEOUT_S)
         _set_up(connection)
-        limit_silence(connection, SILENCE_S)
+        set_timeout(connection, TIMEOUT_S)
         connection.sendall(self._where.key)
         return connection
 

@@ -23,8 +23,8 @@ async def ship(spec: ModelSpec, machine: RemoteMachine, *, renewed: bool = False
     directory = Path(spec.directory)
     manifest = await asyncio.to_thread((directory / "manifest.json").read_bytes)
     if renewed:
-        await machine.ask("drop_damaged", directory.name, msgspec.msgpack.encode(machine.localised(spec)))
-    if not await machine.ask("has_image", directory.name, manifest):
+        await machine.call("drop_damaged", directory.name, msgspec.msgpack.encode(machine.localised(spec)))
+    if not await machine.call("has_image", directory.name, manifest):
         await _send(directory, machine)
     machine.shipped.add((spec.model, spec.manifest.fingerprint))
 
@@ -39,12 +39,12 @@ async def _send(directory: Path, machine: RemoteMachine) -> None:
                 task.result()
         under_way.add(asyncio.create_task(_send_piece(directory / file, at, machine)))
     await asyncio.gather(*under_way)
-    await machine.ask("end_image", directory.name)
+    await machine.call("end_image", directory.name)
 
 
 async def _send_piece(path: Path, at: int, machine: RemoteMachine) -> None:
     content = await asyncio.to_thread(_read, path, at)
-    await machine.ask("write_image", path.parent.name, path.name, at, content, crc32(content))
+    await machine.call("write_image", path.parent.name, path.name, at, content, crc32(content))
 
 
 def _pieces(directory: Path) -> Iterator[tuple[str, int]]:

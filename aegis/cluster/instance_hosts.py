@@ -156,7 +156,7 @@ class ClusterHosts:
         try:
             async with asyncio.timeout(_OPENED_WITHIN_S):
                 machine.opened = msgspec.msgpack.decode(
-                    await machine.ask("open", msgspec.msgpack.encode(order)), type=Opened
+                    await machine.call("open", msgspec.msgpack.encode(order)), type=Opened
                 )
                 if machine.opened.version != __version__:
                     raise UserError(

@@ -63,7 +63,7 @@ def _join(address: str, cpus: float, directory: str) -> None:
     if found is None or found == LOCAL:
         _start_own(cpus, directory)
         return
-    _refuse_silence(found)
+    _refuse_unreachable(found)
     import ray
 
     try:
@@ -85,7 +85,7 @@ def _found_here() -> str | None:
     return address
 
 
-def _refuse_silence(address: str) -> None:
+def _refuse_unreachable(address: str) -> None:
     """Ray itself tries for minutes. Raises UserError."""
     host, _, port = address.rpartition(":")
     try:

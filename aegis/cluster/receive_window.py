@@ -19,26 +19,26 @@ TRIES = 3
 Why = Literal["damaged", "lost", "silent", "unknown"]
 
 
-class Arrived(NamedTuple):
+class ChunkArrived(NamedTuple):
     """A chunk that was `wanted` is there; `sound` if its checksum says so."""
 
     chunk: int
     sound: bool
 
 
-class Broken(NamedTuple):
+class ConnectionBroken(NamedTuple):
     """The connection ended; what was asked for on it will not come."""
 
 
-class Silent(NamedTuple):
+class TimedOut(NamedTuple):
     """Nothing has come for so long that nothing will."""
 
 
-class Unknown(NamedTuple):
+class RegionUnknown(NamedTuple):
     """The sender has no such bytes, or no longer."""
 
 
-class Ask(NamedTuple):
+class RequestChunk(NamedTuple):
     chunk: int
 
 
@@ -54,21 +54,21 @@ class Failed(NamedTuple):
     why: Why
 
 
-Event = Arrived | Broken | Silent | Unknown
-Effect = Ask | Reconnect | Done | Failed
+Event = ChunkArrived | ConnectionBroken | TimedOut | RegionUnknown
+Effect = RequestChunk | Reconnect | Done | Failed
 
 
 class Window:
     """Of `chunks` chunks, `[0, chunks)`."""
 
-    __slots__ = ("_arrived", "_asked", "_damaged", "_ended", "_fresh", "_lost", "_width", "chunks")
+    __slots__ = ("_arrived", "_requested", "_damaged", "_ended", "_fresh", "_lost", "_width", "chunks")
 
     def __init__(self, chunks: int, width: int) -> None:
         assert chunks >= 0 and width > 0
         self.chunks = chunks
         self._width = width
         self._fresh: Iterator[int] = iter(range(chunks))
-        self._asked: dict[int, None] = {}  # in the order of asking
+        self._requested: dict[int, None] = {}  # in the order of asking
         self._arrived: set[int] = set()
         self._damaged: Counter[int] = Counter()
         self._lost = 0
@@ -79,38 +79,38 @@ class Window:
 
     def wanted(self, chunk: int) -> bool:
         """Whether the bytes of this chunk have a place to go to; else they are somebody's already."""
-        return chunk in self._asked and not self._ended
+        return chunk in self._requested and not self._ended
 
     def on(self, event: Event) -> list[Effect]:
         if self._ended:
             return []
         match event:
-            case Arrived(chunk, sound):
+            case ChunkArrived(chunk, sound):
                 return self._on_arrived(chunk, sound)
-            case Broken():
+            case ConnectionBroken():
                 self._lost += 1
-                again: list[Effect] = [Reconnect(), *map(Ask, self._asked)]
+                again: list[Effect] = [Reconnect(), *map(RequestChunk, self._requested)]
                 return again if self._lost < TRIES else self._fail("lost")
-            case Silent():
+            case TimedOut():
                 return self._fail("silent")
-            case Unknown():
+            case RegionUnknown():
                 return self._fail("unknown")
 
     def _on_arrived(self, chunk: int, sound: bool) -> list[Effect]:
-        if chunk not in self._asked:
+        if chunk not in self._requested:
             return []
         if not sound:
             self._damaged[chunk] += 1
-            return [Ask(chunk)] if self._damaged[chunk] < TRIES else self._fail("damaged")
+            return [RequestChunk(chunk)] if self._damaged[chunk] < TRIES else self._fail("damaged")
         self._lost = 0
-        del self._asked[chunk]
+        del self._requested[chunk]
         self._arrived.add(chunk)
         return self._go_on([])
 
     def _go_on(self, effects: list[Effect]) -> list[Effect]:
-        while len(self._asked) < self._width and (chunk := next(self._fresh, None)) is not None:
-            self._asked[chunk] = None
-            effects.append(Ask(chunk))
+        while len(self._requested) < self._width and (chunk := next(self._fresh, None)) is not None:
+            self._requested[chunk] = None
+            effects.append(RequestChunk(chunk))
         if len(self._arrived) == self.chunks:
             self._ended = True
             effects.append(Done())

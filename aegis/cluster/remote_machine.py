@@ -56,7 +56,7 @@ class RemoteMachine:
         self.reaching = asyncio.Lock()
         self._lost = asyncio.Event()
         self._keys = count()
-        self._telling: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self._pools = count()
 
     @property
@@ -86,7 +86,7 @@ class RemoteMachine:
             with suppress(ray.exceptions.RayError, ValueError):
                 ray.kill(actor)
 
-    async def ask(self, method: str, *arguments: Any) -> Any:
+    async def call(self, method: str, *arguments: Any) -> Any:
         """Raises MachineLost, and what the method raises."""
         return await self.answer(lambda: getattr(self._actor, method).remote(*arguments))
 
@@ -117,20 +117,20 @@ class RemoteMachine:
         for rank, memory in enumerate(self.opened.memory):
             await self.answer(partial(self.carrier.open.remote, region(rank), memory.host_kv_path))
 
-    def tell(self, method: str, *arguments: Any) -> None:
+    def start_call(self, method: str, *arguments: Any) -> None:
         """Nobody waits for an answer."""
-        self._beside(self.do(method, *arguments))
+        self._in_background(self.do(method, *arguments))
 
     async def do(self, method: str, *arguments: Any) -> None:
         """Returns when it has done so, or is lost. Raises what the method raises."""
-        await self._told(self.ask(method, *arguments))
+        await self._unless_lost(self.call(method, *arguments))
 
     async def compare_clocks(self) -> None:
         """By the quickest of a few answers, which cannot be wrong by more than half the time it took."""
         quickest_ns = None
         for _ in range(_CLOCKS_COMPARED):
             asked_ns = time.monotonic_ns()
-            there_ns = await self.ask("clock")
+            there_ns = await self.call("clock")
             answered_ns = time.monotonic_ns()
             if quickest_ns is None or answered_ns - asked_ns < quickest_ns:
                 quickest_ns = answered_ns - asked_ns
@@ -159,25 +159,25 @@ class RemoteMachine:
 
     def poison(self, words: Sequence[int]) -> None:
         if not self.lost:
-            self.tell("poison", list(words))
+            self.start_call("poison", list(words))
 
     async def start(self, ranks: Sequence[InstanceSettings]) -> RemoteProcesses:
         key = next(self._keys)
         try:
-            pid = await self.ask("start", key, msgspec.msgpack.encode(list(ranks)))
+            pid = await self.call("start", key, msgspec.msgpack.encode(list(ranks)))
         except MachineLost:
             raise OSError(0, "its machine is lost") from None
         return RemoteProcesses(self, key, pid)
 
     async def open_pool(self, kind: str, nbytes: int, ordinal: int) -> RemotePool | str:
         """Or why there is none. Raises MachineLost."""
-        answer = await self.ask("open_pool", kind, nbytes, ordinal)
+        answer = await self.call("open_pool", kind, nbytes, ordinal)
         opened = msgspec.msgpack.decode(answer, type=PoolOpened)
         return opened.refusal or RemotePool(self, next(self._pools), opened)
 
     async def has_copied(self, event: EventHandle) -> bool:
         """Whether a copy to the host slabs there ended in time. Raises MachineLost."""
-        return bool(await self.ask("wait_for_copy", event.word, event.value))
+        return bool(await self.call("wait_for_copy", event.word, event.value))
 
     async def close(self) -> None:
         """Raises nothing: whatever it cannot let go of ends with its actor."""
@@ -185,7 +185,7 @@ class RemoteMachine:
             return
         try:
             async with asyncio.timeout(_KILLED_WITHIN_S):
-                await self.ask("close")
+                await self.call("close")
         except (MachineLost, TimeoutError):
             pass
         except Exception as error:  # noqa: BLE001 - whatever broke over there
@@ -195,15 +195,15 @@ class RemoteMachine:
 
     def answering(self) -> asyncio.Task[None]:
         """Done when its carrier has answered, or it is lost."""
-        return self._beside(self._told(self.answer(self.carrier.__ray_ready__.remote)))
+        return self._in_background(self._unless_lost(self.answer(self.carrier.__ray_ready__.remote)))
 
-    def _beside(self, doing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _in_background(self, doing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(doing)
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
         return task
 
-    async def _told(self, asking: Awaitable[Any]) -> None:
+    async def _unless_lost(self, asking: Awaitable[Any]) -> None:
         with suppress(MachineLost):
             await asking
 
@@ -223,7 +223,7 @@ class RemoteProcesses:
 
     async def wait(self) -> int:
         try:
-            return int(await self._machine.ask("ended", self._key))
+            return int(await self._machine.call("ended", self._key))
         except MachineLost:
             return _LOST_CODE
 
@@ -253,14 +253,14 @@ class RemotePool:
 
     def wipe(self, runs: Sequence[PageRun]) -> None:
         """From a thread."""
-        wiping = self._machine.ask("wipe", self._number, [tuple(run) for run in runs])
+        wiping = self._machine.call("wipe", self._number, [tuple(run) for run in runs])
         with suppress(MachineLost):
             asyncio.run_coroutine_threadsafe(wiping, self._loop).result()
 
     async def end(self) -> None:
         """Nobody has any of it."""
         with suppress(MachineLost):
-            await self._machine.ask("end_pool", self._number)
+            await self._machine.call("end_pool", self._number)
 
     def close(self) -> None: ...
 
@@ -279,12 +279,12 @@ class RemoteFiller:
         return asyncio.create_task(self._fill(spec, runs))
 
     def abandon(self, model: str) -> None:
-        self._machine.tell("abandon_fill", model)
+        self._machine.start_call("abandon_fill", model)
 
     async def _fill(self, spec: ModelSpec, runs: Runs) -> Filled:
         order = msgspec.msgpack.encode(self._machine.localised(spec))
         try:
-            return Filled(*await self._machine.ask("fill", order, [tuple(run) for run in runs]))
+            return Filled(*await self._machine.call("fill", order, [tuple(run) for run in runs]))
         except MachineLost:
             return Filled(whole=False)
 

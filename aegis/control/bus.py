@@ -66,7 +66,7 @@ _logger = logging.getLogger(__name__)
 class Node(Protocol):
     """The owner of the instances."""
 
-    def ask(self, instance: InstanceId) -> None:
+    def probe(self, instance: InstanceId) -> None:
         """Over the instance's own link; `Bus.answered` follows, if it lives."""
         ...
 
@@ -115,7 +115,7 @@ class Bus:
                 self._topics.commands(CLUSTER),
             ),
             on_message=self._received,
-            on_up=lambda: self._spawn(self._say_claim(Phase.UP)),
+            on_up=lambda: self._spawn(self._publish_claim(Phase.UP)),
             will=(self._topics.claim, replace(self._claim, phase=Phase.LOST)),
         )
 
@@ -160,7 +160,7 @@ class Bus:
 
     def _begin(self) -> None:
         self._ours = True
-        self._spawn(self._beat())
+        self._spawn(self._publish_beats())
 
     @contextmanager
     def serving(self, node: Node) -> Iterator[None]:
@@ -174,18 +174,18 @@ class Bus:
     async def close(self) -> None:
         await cancelled(*self._tasks)
         if self._ours:
-            await self._say_claim(Phase.STOPPED)
+            await self._publish_claim(Phase.STOPPED)
         await self._connection.close()
 
     # --- what the node says -------------------------------------------------------------------------------------------
 
     def answered(self, instance: InstanceId) -> None:
         """It lives: so its own link says."""
-        self._judge(ProbeAnswered(instance))
+        self._detect(ProbeAnswered(instance))
 
     def ended(self, instance: InstanceId) -> None:
         """Its process is gone."""
-        self._judge(Ended(instance))
+        self._detect(Ended(instance))
 
     def removed(self, instance: InstanceId) -> None:
         """There is none of that name any more; nor is its state kept."""
@@ -198,14 +198,14 @@ class Bus:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _beat(self) -> None:
+    async def _publish_beats(self) -> None:
         claim = self._claim
         for number in itertools.count():
             beat = Beat(cluster=claim.cluster, node=claim.node, pid=claim.pid, number=number)
             await self._connection.publish(self._topics.beat, beat)
             await asyncio.sleep(_ECHO_S)
 
-    async def _say_claim(self, phase: Phase) -> None:
+    async def _publish_claim(self, phase: Phase) -> None:
         await self._connection.publish(self._topics.claim, replace(self._claim, phase=phase), qos=1, retain=True)
 
     def _received(self, topic: str, payload: bytes) -> None:
@@ -213,32 +213,32 @@ class Bus:
         about = self._topics.instance_of(topic)
         try:
             if topic == self._topics.beat:
-                self._heard_beat(msgspec.json.decode(payload, type=Beat))
+                self._on_beat(msgspec.json.decode(payload, type=Beat))
             elif topic == self._topics.claim:
                 if payload:
-                    self._heard_claim(msgspec.json.decode(payload, type=Claim))
+                    self._on_claim(msgspec.json.decode(payload, type=Claim))
             elif topic == self._topics.commands(CLUSTER):
-                self._ordered(CLUSTER, payload)
+                self._on_order(CLUSTER, payload)
             elif about and about[1] == "heartbeat":
-                self._heard_heartbeat(msgspec.json.decode(payload, type=Heartbeat))
+                self._on_heartbeat(msgspec.json.decode(payload, type=Heartbeat))
             elif about and about[1] == "state":
                 if payload:
-                    self._heard_state(msgspec.json.decode(payload, type=InstanceState))
+                    self._on_state(msgspec.json.decode(payload, type=InstanceState))
             elif about and about[1] == "commands":
-                self._ordered(about[0], payload)
+                self._on_order(about[0], payload)
         except (msgspec.DecodeError, UnicodeDecodeError, Unanswerable) as error:
             log(_logger, logging.WARNING, "nothing that can be read", {"topic": topic, "why": str(error)})
 
     # --- clusters -----------------------------------------------------------------------------------------------------
 
-    def _heard_beat(self, beat: Beat) -> None:
+    def _on_beat(self, beat: Beat) -> None:
         if beat.cluster == self._claim.cluster:
-            self._judge(OwnHeartbeatHeard())
+            self._detect(OwnHeartbeatHeard())
         else:
             self._rival = beat
             self._rival_beats.set()
 
-    def _heard_claim(self, claim: Claim) -> None:
+    def _on_claim(self, claim: Claim) -> None:
         if claim.cluster == self._claim.cluster:
             self._claimed.set()
         elif claim.phase is not Phase.UP:
@@ -253,38 +253,38 @@ class Bus:
     async def _reclaim(self) -> None:
         await asyncio.sleep(_RECLAIM_S)
         self._reclaiming = False
-        await self._say_claim(Phase.UP)
+        await self._publish_claim(Phase.UP)
 
     # --- instances ----------------------------------------------------------------------------------------------------
 
-    def _heard_heartbeat(self, beat: Heartbeat) -> None:
+    def _on_heartbeat(self, beat: Heartbeat) -> None:
         if beat.cluster == self._claim.cluster and beat.protocol == PROTOCOL:
-            self._judge(HeartbeatHeard(InstanceId(beat.instance), beat.incarnation, beat.progress))
+            self._detect(HeartbeatHeard(InstanceId(beat.instance), beat.incarnation, beat.progress))
 
-    def _heard_state(self, state: InstanceState) -> None:
+    def _on_state(self, state: InstanceState) -> None:
         if state.cluster != self._claim.cluster:
             return
         if state.protocol != PROTOCOL and self._node:
             why = f"it speaks protocol {state.protocol}, the launcher {PROTOCOL}: install the same version everywhere"
             self._node.fence(InstanceId(state.instance), state.incarnation, why)
         elif state.phase is Phase.LOST:
-            self._judge(ConnectionLost(InstanceId(state.instance), state.incarnation))
+            self._detect(ConnectionLost(InstanceId(state.instance), state.incarnation))
         if self._node and not self._node.has(InstanceId(state.instance)):  # the last word of one that was removed
             self.removed(InstanceId(state.instance))
 
-    def _judge(self, event: Event) -> None:
+    def _detect(self, event: Event) -> None:
         for effect in self._detector.on(event, self._clock.now_ns()):
             if self._node is None:
                 continue
             match effect:
                 case Probe(instance):
-                    self._node.ask(instance)
+                    self._node.probe(instance)
                 case Fence(instance, incarnation, why):
                     self._node.fence(instance, incarnation, why)
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
-    def _ordered(self, instance: str, payload: bytes) -> None:
+    def _on_order(self, instance: str, payload: bytes) -> None:
         order = read(payload, instance)
         if isinstance(order, tuple):
             self._spawn(self._reply(*order))

@@ -112,21 +112,21 @@ class FailureDetector:
         """Takes one event; returns what to do, in order."""
         match event:
             case OwnHeartbeatHeard():
-                return self._echoed(now_ns)
+                return self._on_own_heartbeat(now_ns)
             case HeartbeatHeard(instance, incarnation, progress):
-                self._heard(instance, incarnation, progress)
+                self._on_heartbeat(instance, incarnation, progress)
             case ConnectionLost(instance, incarnation):
                 life = self._lives.get(instance)
                 if life and life.incarnation == incarnation:
                     life.parted = True
             case ProbeAnswered(instance):
                 if instance in self._lives:
-                    self._answered(self._lives[instance])
+                    self._on_answer(self._lives[instance])
             case Ended(instance):
                 self._lives.pop(instance, None)
         return []
 
-    def _heard(self, instance: InstanceId, incarnation: int, progress: int) -> None:
+    def _on_heartbeat(self, instance: InstanceId, incarnation: int, progress: int) -> None:
         life = self._lives.get(instance)
         if life is None or life.incarnation < incarnation:
             self._lives[instance] = _Life(incarnation, self._broker_ns, self._broker_ns, progress)
@@ -135,12 +135,12 @@ class FailureDetector:
             if progress != life.progress:
                 life.progress, life.moved_ns, life.asked_ns = progress, self._broker_ns, None
 
-    def _answered(self, life: _Life) -> None:
+    def _on_answer(self, life: _Life) -> None:
         """It lives, whatever the broker says of it; it is asked again when that goes on."""
         life.asked_ns, life.parted = None, False
         life.heard_ns = life.moved_ns = max(life.heard_ns, self._broker_ns - OVERDUE_NS)
 
-    def _echoed(self, now_ns: int) -> list[Effect]:
+    def _on_own_heartbeat(self, now_ns: int) -> list[Effect]:
         since_ns = now_ns - self._echoed_ns if self._echoed_ns is not None else PAUSE_NS
         self._echoed_ns = now_ns
         if since_ns >= PAUSE_NS:
@@ -152,10 +152,10 @@ class FailureDetector:
         effects: list[Effect] = []
         for instance, life in sorted(self._lives.items()):
             if not life.fenced:
-                effects += self._judged(instance, life, now_ns)
+                effects += self._check(instance, life, now_ns)
         return effects
 
-    def _judged(self, instance: InstanceId, life: _Life, now_ns: int) -> list[Effect]:
+    def _check(self, instance: InstanceId, life: _Life, now_ns: int) -> list[Effect]:
         silent_ns, stuck_ns = self._broker_ns - life.heard_ns, self._broker_ns - life.moved_ns
         if not life.parted and stuck_ns < OVERDUE_NS:
             life.asked_ns = None

@@ -24,7 +24,7 @@ from aegis.instance.rank_wire import (
     Prepare,
     Report,
     Step,
-    Tell,
+    SendCommand,
     Touch,
     packed,
 )
@@ -37,16 +37,16 @@ class FirstRankEngine:
     def __init__(self, engine: Engine, followers: Followers) -> None:
         self._engine = engine
         self._followers = followers
-        self._tell = followers.tell
+        self._send = followers.send
         self._reporting: set[RequestId] = set()  # their prompts' logprobs
         self._decoding: list[BlockTable] = []  # the blocks of each row of the last step
 
     def prepare(self, spec: ModelSpec) -> None:
-        self._tell(Prepare(spec))
+        self._send(Prepare(spec))
         self._engine.prepare(spec)
 
     def discard(self, spec: ModelSpec) -> None:
-        self._tell(Discard(spec))
+        self._send(Discard(spec))
         self._engine.discard(spec)
 
     def attach(self, spec: ModelSpec, weights_base: int) -> None:
@@ -95,7 +95,7 @@ class FirstRankEngine:
     @contextmanager
     def _together(self, step: Command) -> Iterator[None]:
         """If it fails, the progress of the other ranks is unknown, so the ranks part."""
-        self._tell(step)
+        self._send(step)
         try:
             yield
         except Exception:
@@ -126,8 +126,8 @@ class _Loads:
         """Whether it is news that a load of the model failed on a rank that has `done` so much."""
         for load in self._open:
             if load.effect.model == model and load.effect.event.value > done[load.effect.stream]:
-                news, load.ended = not load.ended, True
-                return news
+                completed, load.ended = not load.ended, True
+                return completed
         return False
 
     def done(self, by_all: Mapping[StreamName, int]) -> None:
@@ -141,7 +141,7 @@ class FirstRankMemory:
         self._memory_executor = memory_executor
         self._followers = followers
         self._done = [dict.fromkeys(StreamName, 0) for _ in range(followers.ranks)]  # this one first
-        self._told = dict.fromkeys(StreamName, 0)
+        self._reported = dict.fromkeys(StreamName, 0)
         self._loads = _Loads()
         self.kv = memory_executor.kv
 
@@ -151,7 +151,7 @@ class FirstRankMemory:
 
     @property
     def in_flight(self) -> bool:
-        return self._memory_executor.in_flight or any(done != self._told for done in self._done)
+        return self._memory_executor.in_flight or any(done != self._reported for done in self._done)
 
     def weights_base(self, bind: Bind) -> int:
         return self._memory_executor.weights_base(bind)
@@ -162,7 +162,7 @@ class FirstRankMemory:
                 self._loads.begin(effect)
             case AbandonLoad(event):
                 self._loads.abandon(event)
-        self._followers.tell(effect)
+        self._followers.send(effect)
         self._memory_executor.perform(effect)
 
     def progress(self) -> list[Report]:
@@ -184,21 +184,21 @@ class FirstRankMemory:
     def _completed(self) -> list[Progress]:
         """The count that all ranks have completed by now."""
         now = {name: min(done[name] for done in self._done) for name in StreamName}
-        news = [Progress(name, value) for name, value in now.items() if value != self._told[name]]
-        self._told = now
+        completed = [Progress(name, value) for name, value in now.items() if value != self._reported[name]]
+        self._reported = now
         self._loads.done(now)
-        return news
+        return completed
 
 
 class FirstRankImages:
     """The model cache, touched by all ranks."""
 
-    def __init__(self, images: CachedImages, tell: Tell) -> None:
+    def __init__(self, images: CachedImages, send: SendCommand) -> None:
         self._images = images
-        self._tell = tell
+        self._send = send
 
     def touch(self, extents: Sequence[PageRun]) -> None:
-        self._tell(Touch(tuple(extents)))
+        self._send(Touch(tuple(extents)))
         self._images.touch(extents)
 
 

@@ -71,7 +71,7 @@ class HeartbeatAgent:
 
     async def _run(self) -> None:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
-        self._loop.set_exception_handler(_told)
+        self._loop.set_exception_handler(_log_exception)
         self._started.set()
         state = self._state
         connection = Connection(
@@ -88,15 +88,15 @@ class HeartbeatAgent:
         while not self._stopping:
             number += 1
             if self._renew() or self._unsaid or number % _SAID_AGAIN == 0:
-                self._unsaid = not await self._say_state(connection)
+                self._unsaid = not await self._publish_state(connection)
             if self._pulse.up:
-                await self._beat(connection, number)
+                await self._publish_heartbeat(connection, number)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HEARTBEAT_NS / NS_PER_S):
                     await self._wake.wait()
             self._wake.clear()
         self._state = replace(self._state, phase=Phase.STOPPED, running_model=None, resident=(), queued=0, running=0)
-        await self._say_state(connection)
+        await self._publish_state(connection)
         await connection.close()
 
     def _connected(self) -> None:
@@ -122,10 +122,10 @@ class HeartbeatAgent:
             )
         return self._state != before
 
-    async def _say_state(self, connection: Connection) -> bool:
+    async def _publish_state(self, connection: Connection) -> bool:
         return await connection.publish(self._topics.state(self._state.instance), self._state, qos=1, retain=True)
 
-    async def _beat(self, connection: Connection, number: int) -> None:
+    async def _publish_heartbeat(self, connection: Connection, number: int) -> None:
         state = self._state
         heartbeat = Heartbeat(
             cluster=state.cluster,
@@ -137,6 +137,6 @@ class HeartbeatAgent:
         await connection.publish(self._topics.heartbeat(state.instance), heartbeat)
 
 
-def _told(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _log_exception(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """The library may still ask for a socket that has just been closed; it connects again."""
     log(_logger, logging.WARNING, "callback failed", {"why": repr(context.get("exception") or context["message"])})

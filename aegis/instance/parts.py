@@ -110,7 +110,7 @@ def open_parts(settings: InstanceSettings) -> Iterator[InstanceParts]:
         core=_core(settings, device, body.memory_executor),
         engine=FirstRankEngine(engine, followers) if followers else engine,
         device=device,
-        images=FirstRankImages(body.images, followers.tell) if followers else body.images,
+        images=FirstRankImages(body.images, followers.send) if followers else body.images,
         memory_executor=FirstRankMemory(body.memory_executor, followers) if followers else body.memory_executor,
         link=link,
         clock=MonotonicClock(settings.clock_ahead_ns),

@@ -57,7 +57,7 @@ class Instance:
         prefill = PrefillWorker(parts.engine, self._clock)
         decode = DecodeWorker(parts.engine, self._clock, self._link.send, self._between_steps)
         self._executor = EffectExecutor(parts.engine, self._memory_executor, self._link, prefill, decode, self._spans)
-        self._unheard: deque[InstanceEvent] = deque()  # what the core is to be told next
+        self._pending: deque[InstanceEvent] = deque()  # what the core is to be told next
         self._reporter = Reporter(self._core)
         self._tick_ns = 0
 
@@ -67,27 +67,27 @@ class Instance:
         self._pulse.up = True
         answers: list[InstanceEvent] = []
         while True:
-            self._listen(waiting=not self._unheard and not answers)
-            self._unheard += answers
-            if not self._unheard and self._core.ledger.balloon.owes and self._clock.now_ns() >= self._tick_ns:
-                self._unheard.append(Tick())
+            self._listen(waiting=not self._pending and not answers)
+            self._pending += answers
+            if not self._pending and self._core.ledger.balloon.owes and self._clock.now_ns() >= self._tick_ns:
+                self._pending.append(Tick())
             answers = []
-            while self._unheard and not answers:  # what happened during a run comes before its answer
-                event = self._unheard.popleft()
+            while self._pending and not answers:  # what happened during a run comes before its answer
+                event = self._pending.popleft()
                 if isinstance(event, Shutdown):
                     return
-                answers = self._executor.perform(self._tell(event))
+                answers = self._executor.perform(self._run_core(event))
             self._report()
 
     def _between_steps(self) -> bool:
         """Tells the core what happened during the last step. Whether that ends the run."""
         self._report()
         self._listen(waiting=False)
-        while self._unheard:
-            if isinstance(self._unheard[0], Shutdown):
+        while self._pending:
+            if isinstance(self._pending[0], Shutdown):
                 return True
-            effects = self._tell(self._unheard.popleft())
-            self._unheard += self._executor.perform(effects)
+            effects = self._run_core(self._pending.popleft())
+            self._pending += self._executor.perform(effects)
             if EndRun() in effects:
                 return True
         return False
@@ -98,9 +98,9 @@ class Instance:
         busy = self._core.queued + self._core.running > 0
         messages = [m for m in self._receive(waiting=waiting) if not self._binder.defer(m, busy=busy)]
         heard = [passed for message in messages for passed in self._grammars.passed(message)]
-        self._unheard += [*heard, *self._grammars.ready(), *self._binder.ready(), *self._memory_executor.progress()]
+        self._pending += [*heard, *self._grammars.ready(), *self._binder.ready(), *self._memory_executor.progress()]
 
-    def _tell(self, event: InstanceEvent) -> list[Effect]:
+    def _run_core(self, event: InstanceEvent) -> list[Effect]:
         match event:
             case ImageCached():
                 self._parts.images.touch(event.extents)
@@ -111,7 +111,7 @@ class Instance:
                 self._link.leave(proxy)
         now_ns = self._clock.now_ns()
         effects = self._core.on(event, now_ns)
-        self._reporter.told()
+        self._reporter.note_event()
         self._tick_ns = now_ns + OWING_NS
         if self._parts.decisions:
             self._parts.decisions.did(self._parts.instance, effects, now_ns)

@@ -96,7 +96,7 @@ class Followers:
         self._parted = False
         self._sockets = [self._bound(meeting, rank) for rank in range(1, ranks)]
 
-    def tell(self, command: Command) -> None:
+    def send(self, command: Command) -> None:
         """All of them, in the same order. Raises Parted."""
         if self._parted:
             raise RanksLost
@@ -162,5 +162,5 @@ def _received(socket: zmq.Socket[bytes]) -> list[Report]:
     return reports
 
 
-Tell = Callable[[Command], None]
+SendCommand = Callable[[Command], None]
 """`Followers.tell`."""

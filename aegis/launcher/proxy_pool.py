@@ -74,15 +74,15 @@ class HangDetector:
         self._lives: dict[ProxyId, _Life] = {}
         self._looked_ns = 0
 
-    def heard(self, proxy: ProxyId, now_ns: int) -> None:
+    def saw_message(self, proxy: ProxyId, now_ns: int) -> None:
         life = self._lives.setdefault(proxy, _Life(now_ns, now_ns))
         life.heard_ns = life.moved_ns = now_ns
 
-    def left(self, proxy: ProxyId) -> None:
+    def forget(self, proxy: ProxyId) -> None:
         """Its process is gone."""
         self._lives.pop(proxy, None)
 
-    def looked(self, used_ns: Mapping[ProxyId, int], now_ns: int) -> list[ProxyId]:
+    def check(self, used_ns: Mapping[ProxyId, int], now_ns: int) -> list[ProxyId]:
         """Takes the processor time that each main thread has used since its start; returns who hangs."""
         paused = now_ns - self._looked_ns >= _PAUSE_NS
         self._looked_ns = now_ns
@@ -138,7 +138,7 @@ class ProxyPool:
         self._link = link
         self._places = {name: _Place(name, ProxyId(0)) for name in names}
         self._numbers = count(1)
-        self._silence = HangDetector()
+        self._hang_detector = HangDetector()
         self._close_asked = asyncio.Event()
         ends = market.node.proxies
         ends.missing, ends.dead, ends.on_silent = self._missing, self._dead, self._kill
@@ -154,16 +154,16 @@ class ProxyPool:
             place = self._places.get(identity.partition("/")[0])
             if place and place.process and place.identity == identity:
                 for message in messages:
-                    self._hear(place, message)
+                    self._on_message(place, message)
                 if place.end:
-                    self._silence.heard(place.number, time.monotonic_ns())
+                    self._hang_detector.saw_message(place.number, time.monotonic_ns())
 
-    async def share_news(self) -> None:
+    async def share_reports(self) -> None:
         """Runs until it is cancelled."""
         node, proxy = self._market.node, self._market.proxy
         while True:
             await asyncio.sleep(TELL_S)
-            node.heard(proxy.number, proxy.told())
+            node.on_proxy_message(proxy.number, proxy.report())
             for place in self._places.values():
                 if place.end:
                     place.end.refresh()
@@ -173,7 +173,7 @@ class ProxyPool:
         while True:
             await asyncio.sleep(LOOK_NS / NS_PER_S)
             used_ns = {p.number: _used_ns(p.process.pid) for p in self._places.values() if p.process}
-            for proxy in self._silence.looked(used_ns, time.monotonic_ns()):
+            for proxy in self._hang_detector.check(used_ns, time.monotonic_ns()):
                 self._kill(proxy)
 
     async def close(self, timeout_s: float) -> None:
@@ -191,7 +191,7 @@ class ProxyPool:
         if late:
             await asyncio.wait(late)
 
-    def _hear(self, place: _Place, message: FromProxy) -> None:
+    def _on_message(self, place: _Place, message: FromProxy) -> None:
         node = self._market.node
         match message:
             case Joined(address):
@@ -204,14 +204,14 @@ class ProxyPool:
                 pass
             case LookUp(call_id, instance, job):
                 if place.end:
-                    place.end.tell(PrefixFound(call_id, node.prefix_of(instance, job)))
+                    place.end.deliver(PrefixFound(call_id, node.prefix_of(instance, job)))
             case NodeCall() | NodeCallCancelled() | Scraped():
                 if place.end:
-                    place.end.heard(message)
+                    place.end.on_message(message)
             case _:
                 if place.end and isinstance(message, ProxyReport):
-                    place.end.heard(message)
-                node.heard(place.number, message)
+                    place.end.on_message(message)
+                node.on_proxy_message(place.number, message)
 
     def _missing(self) -> list[str]:
         return [place.name for place in self._places.values() if not place.serves]
@@ -256,7 +256,7 @@ class ProxyPool:
         place.serves, place.process = False, None
         if self._store:
             self._store.bury(place.name, place.number)
-        self._silence.left(place.number)
+        self._hang_detector.forget(place.number)
         if place.end:
             place.end.lost()
             place.end = None
@@ -303,7 +303,7 @@ async def open_proxies(
     link: Hub[FromProxy] = Hub(template.node_address, FromProxy)
     proxies = ProxyPool([f"proxy-{seat}" for seat in range(1, 1 + count)], template, market, store, link)
     try:
-        async with running(*((proxies.listen(), proxies.share_news(), proxies.watch()) if count else ())):
+        async with running(*((proxies.listen(), proxies.share_reports(), proxies.watch()) if count else ())):
             try:
                 yield proxies
             finally:

@@ -23,7 +23,7 @@ from aegis.telemetry.tally import Tally
 from aegis.transport.links import Hub
 from aegis.transport.node_messages import (
     Card,
-    CardGone,
+    CardRemoved,
     FromProxy,
     NodeAnswer,
     NodeCall,
@@ -55,7 +55,7 @@ class RemoteProxy:
         self._answering: dict[int, asyncio.Task[None]] = {}  # by the ids of their calls
         self._tallies: dict[ModelId, Tally] = {}
 
-    def tell(self, message: ToProxy) -> None:
+    def deliver(self, message: ToProxy) -> None:
         """It can look up the models that it is told of."""
         if isinstance(message, ModelUp):
             message = replace(message, spec=self._leaned(message.spec))
@@ -72,7 +72,7 @@ class RemoteProxy:
         scraped: asyncio.Future[tuple[Family, ...]] = asyncio.get_running_loop().create_future()
         self._scrapes[call_id] = scraped
         try:
-            self.tell(ScrapeWanted(call_id))
+            self.deliver(ScrapeWanted(call_id))
             return await scraped
         finally:
             del self._scrapes[call_id]
@@ -80,7 +80,7 @@ class RemoteProxy:
     def tallies(self) -> Iterable[Tally]:
         return self._tallies.values()
 
-    def heard(self, message: Scraped | NodeCall | NodeCallCancelled | ProxyReport) -> None:
+    def on_message(self, message: Scraped | NodeCall | NodeCallCancelled | ProxyReport) -> None:
         match message:
             case ProxyReport():
                 self._tallies.update((tally.model, tally) for tally in message.tallies)
@@ -114,16 +114,16 @@ class RemoteProxy:
             log(_logger, logging.ERROR, "question broke", {"what": asked.what}, exc_info=True)
             self._refuse(asked, UserError("the server failed on this request", status=500, kind="server_error"))
         else:
-            self.tell(NodeAnswer(asked.call_id, Raw(msgspec.msgpack.encode(result))))
+            self.deliver(NodeAnswer(asked.call_id, Raw(msgspec.msgpack.encode(result))))
 
     def _refuse(self, asked: NodeCall, error: UserError) -> None:
         refusal = Refusal(error.message, error.status, error.param, error.code, error.kind, error.retry_after_s)
-        self.tell(NodeAnswer(asked.call_id, _NOTHING, refusal))
+        self.deliver(NodeAnswer(asked.call_id, _NOTHING, refusal))
 
-    def _changes(self) -> list[Card | CardGone]:
+    def _changes(self) -> list[Card | CardRemoved]:
         cards = {model.spec.model: self._card(model) for model in self._queries.models().values()}
         told, self._cards = self._cards, cards
-        gone = [CardGone(model) for model in told if model not in cards]
+        gone = [CardRemoved(model) for model in told if model not in cards]
         return [*gone, *(card for model, card in cards.items() if told.get(model) != card)]
 
     def _card(self, model: LiveModel) -> Card:

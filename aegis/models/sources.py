@@ -38,7 +38,7 @@ def bar(report: Callable[[str], None]) -> type[Any]:
     """A `tqdm_class` that draws nothing and tells `report` of the bytes, a few times a second."""
     from huggingface_hub.utils import tqdm
 
-    class Told(tqdm):  # type: ignore[misc]
+    class ReportingBar(tqdm):  # type: ignore[misc]
         """The library makes several; those that count files have nothing to tell."""
 
         def __init__(self, *args: Any, name: str | None = None, **options: Any) -> None:
@@ -49,7 +49,7 @@ def bar(report: Callable[[str], None]) -> type[Any]:
             if self.unit == "B" and self.total:
                 report(f"downloading, {self.n / _MIB:.0f} of {self.total / _MIB:.0f} MiB")
 
-    return Told
+    return ReportingBar
 
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]

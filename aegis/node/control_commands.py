@@ -40,7 +40,7 @@ class NodeControl:
         self._admitting = asyncio.Lock()
         self._expected = 0  # instances that are being admitted
 
-    def ask(self, instance: InstanceId) -> None:
+    def probe(self, instance: InstanceId) -> None:
         if instance in self._node.up:
             self._node.post(instance, Ping())
 
@@ -99,7 +99,7 @@ class NodeControl:
             return f"{instance} is drained already"
         self._check_roles(instance, None)
         await self._end(instance)
-        self._node.proxies.tell(InstanceGivenUp(instance))
+        self._node.proxies.broadcast(InstanceGivenUp(instance))
         return f"{instance} is drained"
 
     def _resume(self, instance: InstanceId) -> str:

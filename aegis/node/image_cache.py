@@ -13,7 +13,7 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import ToInstance
 from aegis.core.model import IMAGE_EXTENT_BYTES, ModelSpec
 from aegis.node.image_filler import Filled
-from memory.image_cache import AbandonFill, CacheEffect, Counters, Fill, Forgotten, ImageUse, ModelCache, State, Tell
+from memory.image_cache import AbandonFill, CacheEffect, Counters, Fill, Forgotten, ImageUse, ModelCache, State, NotifyInstance
 from memory.pages import NoPages, Runs
 
 
@@ -130,7 +130,7 @@ class ImageCache:
                     task.add_done_callback(self._filling.discard)
                 case AbandonFill(model):
                     self._filler.abandon(model)
-                case Tell(instance, message):
+                case NotifyInstance(instance, message):
                     self.wire.post(instance, message)
                 case Forgotten(model):
                     del self._specs[model]

@@ -93,7 +93,7 @@ class Wire(Protocol):
     @property
     def up(self) -> Collection[InstanceId]: ...
 
-    def tell(self, event: ModelUp | ModelAway | ModelGone | SloSet | Registering) -> None:
+    def notify_proxies(self, event: ModelUp | ModelAway | ModelGone | SloSet | Registering) -> None:
         """To every proxy."""
         ...
 
@@ -150,7 +150,7 @@ class Catalogue:
     def ready(self) -> list[ModelUp | Registering]:
         """The models that a proxy is told of when it comes up."""
         ready = [model for model in self._models.values() if model.state == "ready" and not model.away]
-        return [self._news(), *(ModelUp(model.spec, model.kv_limit_tokens) for model in ready)]
+        return [self._registering_event(), *(ModelUp(model.spec, model.kv_limit_tokens) for model in ready)]
 
     def least_pages(self) -> int:
         """With fewer pages of a device an instance could not serve the largest model, and one at least."""
@@ -243,7 +243,7 @@ class Catalogue:
         if slo != now:
             model.spec = replace(model.spec, slo=slo)
             self._wire.broadcast(SetSlo(model.spec.model, slo))
-        self._wire.tell(SloSet(model.spec.model, slo))  # and with it what else is new of the model
+        self._wire.notify_proxies(SloSet(model.spec.model, slo))  # and with it what else is new of the model
         return model
 
     async def register(
@@ -280,7 +280,7 @@ class Catalogue:
             return
         if wanted and not found.away:
             found.away = True
-            self._wire.tell(ModelAway(model))
+            self._wire.notify_proxies(ModelAway(model))
         if not found.renewing:
             found.renewals += 1
             if found.renewals > _RENEWALS_MAX:
@@ -314,7 +314,7 @@ class Catalogue:
         """An instance cannot bind it: nobody serves it then, for any instance may be given its requests."""
         if model in self._models:
             self._fail(self._models[model], reason)
-            self._wire.tell(ModelGone(model, f"cannot be served: {reason}"))
+            self._wire.notify_proxies(ModelGone(model, f"cannot be served: {reason}"))
 
     def dropped(self, model: ModelId, instance: InstanceId) -> None:
         """The instance has nothing of the model any more."""
@@ -367,9 +367,9 @@ class Catalogue:
         if news or gone:
             kept = {model: coming for model, coming in self._coming.items() if model not in gone}
             self._coming = kept | dict(news)
-            self._wire.tell(self._news())
+            self._wire.notify_proxies(self._registering_event())
 
-    def _news(self) -> Registering:
+    def _registering_event(self) -> Registering:
         return Registering({str(model): coming for model, coming in self._coming.items()})
 
     async def _pin(self, model: ModelId, pinned: bool) -> None:
@@ -412,7 +412,7 @@ class Catalogue:
             log(_logger, logging.WARNING, "weight image was made again", {"model": model.spec.model})
             model.detail, away, model.away = "", model.away, False
             if away and model.state == "ready":
-                self._wire.tell(ModelUp(model.spec, model.kv_limit_tokens))
+                self._wire.notify_proxies(ModelUp(model.spec, model.kv_limit_tokens))
 
     async def _admit(
         self, source: Source, spec: ModelSpec, unwanted: RegistrationCancelled
@@ -462,7 +462,7 @@ class Catalogue:
     def _settle(self, model: LiveModel) -> None:
         if model.state == "loading" and model.bound >= set(self._wire.up):
             model.state = "ready"
-            self._wire.tell(ModelUp(model.spec, model.kv_limit_tokens))
+            self._wire.notify_proxies(ModelUp(model.spec, model.kv_limit_tokens))
             model.settled.set()
 
     def _fail(self, model: LiveModel, reason: str) -> None:
@@ -472,7 +472,7 @@ class Catalogue:
     def _forget(self, model: ModelId) -> None:
         left = self._models.pop(model)
         self._unloading.wanted(model)
-        self._wire.tell(ModelGone(model, "was removed"))
+        self._wire.notify_proxies(ModelGone(model, "was removed"))
         if left.state == "loading":
             self._fail(left, "it was removed")
         self._leaving[model] = _Leaving(set(self._wire.up))

@@ -143,13 +143,13 @@ class Node:
         )
         self.up: set[InstanceId] = set()
         self.draining = False
-        self._hopeless = False  # as the proxies were told
+        self._announced_unserved = False  # as the proxies were told
         self._pool: InstancePool | None = None
         self._link = link
         self.clock = clock
         self._reuses = reuses
         self._check_laws = check_laws
-        self._departures = LostProxies()
+        self._lost_proxies = LostProxies()
         self._fetches = Fetches(fetching, self.post) if fetching else None
         self._outbox = Outbox(link, lambda instance: self.pool.identity(instance), clock, decisions)
 
@@ -185,18 +185,18 @@ class Node:
     def join(self, proxy: ProxyId, end: ProxyEnd) -> None:
         """The proxy listens: it is told all there is, and instances greet it."""
         self.proxies.join(proxy, end)
-        end.tell(KeysSet(self._keys))
-        if self._hopeless:
-            end.tell(self._hope())
+        end.deliver(KeysSet(self._keys))
+        if self._announced_unserved:
+            end.deliver(self._unserved_message())
         for event in self.catalogue.ready():
-            end.tell(event)
+            end.deliver(event)
         self.broadcast(MeetProxy(proxy, end.address))
 
     def leave(self, proxy: ProxyId) -> None:
         """The proxy is lost, and with it all its requests."""
         self.proxies.leave(proxy)
         self._permits.lost(proxy, self.clock.now_ns())
-        self._departures.begin(proxy, self.up)
+        self._lost_proxies.begin(proxy, self.up)
         self.broadcast(DropProxy(proxy))
 
     @property
@@ -207,14 +207,14 @@ class Node:
     @keys.setter
     def keys(self, keys: Keyring) -> None:
         self._keys = keys
-        self.proxies.tell(KeysSet(keys))
+        self.proxies.broadcast(KeysSet(keys))
 
     def drain(self, within_s: float) -> None:
         """No proxy takes any more requests; those there are may finish within that time."""
         self.draining = True
-        self.proxies.tell(Drain(within_s))
+        self.proxies.broadcast(Drain(within_s))
 
-    def heard(self, proxy: ProxyId, message: FromProxy) -> None:
+    def on_proxy_message(self, proxy: ProxyId, message: FromProxy) -> None:
         """Takes a message that a proxy sends about itself."""
         match message:
             case Noted():
@@ -249,11 +249,11 @@ class Node:
             if instance is None:
                 continue
             for message in messages:
-                self._hear(instance, message)
+                self._on_instance_message(instance, message)
             self._outbox.flush()
             if instance in self.pool.coming() and self.serves(instance):
                 self.pool.arrived(instance)
-                self._tell_hope()
+                self._announce_unserved()
 
     async def lost(self, instance: InstanceId, incarnation: int) -> None:
         """Its process is gone. Only when every proxy knows does anybody else learn of it: what they say, or make of the
@@ -268,7 +268,7 @@ class Node:
             self._answer(self.host.lost(instance, self.pool.words(instance)))
             self.devices.lost(instance)
             self.images.lost(instance)
-            self._release(self._departures.lost(instance))
+            self._release(self._lost_proxies.lost(instance))
         if self.bus:
             self.bus.ended(instance)
         self.metrics.restarted(instance)
@@ -281,8 +281,8 @@ class Node:
 
     def removed(self, instance: InstanceId) -> None:
         """It has left for good."""
-        self.proxies.tell(InstanceGivenUp(instance))
-        self._tell_hope()
+        self.proxies.broadcast(InstanceGivenUp(instance))
+        self._announce_unserved()
         self.metrics.removed(instance)
         if self.bus:
             self.bus.removed(instance)
@@ -290,19 +290,19 @@ class Node:
     def given_up(self, instance: InstanceId) -> None:
         """It is not started again."""
         log(_logger, logging.ERROR, "instance given up", {"instance": instance})
-        self.proxies.tell(InstanceGivenUp(instance))
-        self._tell_hope()
+        self.proxies.broadcast(InstanceGivenUp(instance))
+        self._announce_unserved()
 
-    def _tell_hope(self) -> None:
+    def _announce_unserved(self) -> None:
         """Whether every role has an instance that might come up."""
-        if self.pool.hopeless() is not self._hopeless:
-            self._hopeless = not self._hopeless
-            self.proxies.tell(self._hope())
+        if self.pool.hopeless() is not self._announced_unserved:
+            self._announced_unserved = not self._announced_unserved
+            self.proxies.broadcast(self._unserved_message())
 
-    def _hope(self) -> Unserved:
-        return Unserved("its instances do not come up any more" if self._hopeless else "")
+    def _unserved_message(self) -> Unserved:
+        return Unserved("its instances do not come up any more" if self._announced_unserved else "")
 
-    def _hear(self, instance: InstanceId, message: Said) -> None:
+    def _on_instance_message(self, instance: InstanceId, message: Said) -> None:
         match message:
             case Spans(spans):
                 self.history.spans.add(spans)
@@ -324,7 +324,7 @@ class Node:
             case ModelUnloaded(model):
                 self.catalogue.unloaded(model, instance)
             case message if isinstance(message, ForHost):
-                self._answer(self.host.hear(instance, message))
+                self._answer(self.host.on_message(instance, message))
             case FetchKv():
                 assert self._fetches, "there is one machine"
                 self._fetches.begin(instance, self.pool.machine(instance), message)
@@ -337,7 +337,7 @@ class Node:
             case ImageUnreadable(model, reason):
                 self.catalogue.damaged(model, reason, wanted=True)
             case ProxyDropped(proxy):
-                if self._departures.dropped(proxy, instance):
+                if self._lost_proxies.dropped(proxy, instance):
                     self._release([proxy])
             case SwitchDone():
                 self.metrics.switch(message)
@@ -361,8 +361,8 @@ class Node:
 
     # --- doing --------------------------------------------------------------------------------------------------------
 
-    def tell(self, event: ModelUp | ModelAway | ModelGone | SloSet | Registering) -> None:
-        self.proxies.tell(event)
+    def notify_proxies(self, event: ModelUp | ModelAway | ModelGone | SloSet | Registering) -> None:
+        self.proxies.broadcast(event)
 
     def broadcast(self, message: ToInstance) -> None:
         for instance in self.up:

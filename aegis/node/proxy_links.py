@@ -34,16 +34,16 @@ class ProxyLinks:
         self._lasting: tuple[Family, ...] = ()  # of those that are lost
         self._past: dict[ModelId, Tally] = {}  # what they had counted
         self._loads: dict[ProxyId, dict[InstanceId, ForeignLoad]] = {}
-        self._said: dict[ProxyId, dict[InstanceId, ForeignLoad]] = {}  # of the others' loads, last
+        self._sent_loads: dict[ProxyId, dict[InstanceId, ForeignLoad]] = {}  # of the others' loads, last
 
     def join(self, proxy: ProxyId, end: ProxyEnd) -> None:
         self._ends[proxy] = end
-        self._loads[proxy], self._said[proxy] = {}, {}
+        self._loads[proxy], self._sent_loads[proxy] = {}, {}
 
     def leave(self, proxy: ProxyId) -> None:
-        gone = self._ends.pop(proxy)
-        self._past = tally.total([*self._past.values(), *tally.lasting(gone.tallies())])
-        del self._loads[proxy], self._said[proxy]
+        left = self._ends.pop(proxy)
+        self._past = tally.total([*self._past.values(), *tally.lasting(left.tallies())])
+        del self._loads[proxy], self._sent_loads[proxy]
         self._lasting = total([self._lasting, lasting(self._scraped.pop(proxy, ()))])
         for waiting in self._unnoted.values():
             waiting.discard(proxy)
@@ -54,20 +54,20 @@ class ProxyLinks:
         """The addresses at which they listen for instances."""
         return {proxy: end.address for proxy, end in self._ends.items()}
 
-    def tell(self, message: ToProxy) -> None:
+    def broadcast(self, message: ToProxy) -> None:
         for end in list(self._ends.values()):
-            end.tell(message)
+            end.deliver(message)
 
     def answer(self, proxy: ProxyId, message: ToProxy) -> None:
         """One of them alone, if it is still there."""
         if proxy in self._ends:
-            self._ends[proxy].tell(message)
+            self._ends[proxy].deliver(message)
 
     async def lost(self, message: InstanceLost) -> None:
         """Returns when none of them will hear any more of what that process said; at once where all are here."""
         key = (message.instance, message.incarnation)
         waiting = self._unnoted[key] = set(self._ends)
-        self.tell(message)
+        self.broadcast(message)
         try:
             async with asyncio.timeout(NOTED_WITHIN_S):
                 await self._until_noted(waiting)
@@ -105,11 +105,11 @@ class ProxyLinks:
         for proxy, end in self._ends.items():
             others = [loads for other, loads in self._loads.items() if other != proxy]
             now = {instance: _sum(instance, others) for instance in dict.fromkeys(i for each in others for i in each)}
-            said, self._said[proxy] = self._said[proxy], now
-            for instance in dict.fromkeys([*said, *now]):
+            sent, self._sent_loads[proxy] = self._sent_loads[proxy], now
+            for instance in dict.fromkeys([*sent, *now]):
                 load = now.get(instance, ForeignLoad(instance, 0, ()))
-                if load != said.get(instance, ForeignLoad(instance, 0, ())):
-                    end.tell(load)
+                if load != sent.get(instance, ForeignLoad(instance, 0, ())):
+                    end.deliver(load)
 
     async def _until_noted(self, waiting: set[ProxyId]) -> None:
         while waiting:

@@ -205,7 +205,7 @@ class SimInstance:
         now_ns = self._agenda.now_ns
         effects = self.core.on(event, now_ns)
         if self._reporter:
-            self._reporter.told()
+            self._reporter.note_event()
             self._told_ns = now_ns
         if self._watch.decisions:
             self._watch.decisions.did(self.instance, effects, now_ns)

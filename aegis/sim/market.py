@@ -237,7 +237,7 @@ class SimMarket:
             message = self._host.looked_up(message)
         self._outbox[instance].append(message)
         if self.decisions:
-            self.decisions.told(instance, message, self.agenda.now_ns)
+            self.decisions.sent(instance, message, self.agenda.now_ns)
 
     def _decided(self, decision: Decision) -> None:
         self.decided.append(decision)
@@ -274,7 +274,7 @@ class SimMarket:
             case ModelAdded():
                 pass
             case _:
-                for one, answer in self._host.hear(instance, cast(ForHost, message)):
+                for one, answer in self._host.on_message(instance, cast(ForHost, message)):
                     self._put(one, answer)
 
     def _tick(self) -> None:

@@ -77,7 +77,7 @@ class DecisionLog:
         """Logs the decisions of the market's cores, if they are explained."""
         self.lines.append(f"{decision.at_ns} market for {decision.instance}: {decision.line}")
 
-    def told(self, instance: InstanceId, message: ToInstance, now_ns: int) -> None:
+    def sent(self, instance: InstanceId, message: ToInstance, now_ns: int) -> None:
         """Logs the messages that the market's cores send to an instance."""
         what = _told(message)
         if what:

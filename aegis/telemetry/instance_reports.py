@@ -51,7 +51,7 @@ class Reporter:
     def busy(self) -> bool:
         return self._core.queued + self._core.running > 0
 
-    def told(self) -> None:
+    def note_event(self) -> None:
         """Something was told to the core."""
         self._told = True
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import SlabsOfShape, Telemetry
@@ -41,14 +41,13 @@ class RangesReport(Struct, frozen=True):
 
 
 class InstanceReport(Struct, frozen=True):
-    """An instance that is up, and what it holds of its device. `limit_bytes` is None where none was set,
-    `requested_bytes` what it waits for. Of `held_bytes` it has `unused_bytes` free, and `returning_bytes` are on their
-    way back."""
+    """An instance that is up, and what it holds of its device. `limit_bytes` is None where none was set, `wish_bytes`
+    what it waits for. Of `held_bytes` it has `unused_bytes` free, and `returning_bytes` are on their way back."""
 
     instance: InstanceId
     held_bytes: int
     limit_bytes: int | None
-    requested_bytes: int = field(name="wish_bytes")
+    wish_bytes: int
     idle: bool
     weights_bytes: int
     kv_bytes: int
@@ -209,7 +208,7 @@ def _instance(
         instance=name,
         held_bytes=use.held * page_bytes,
         limit_bytes=use.limit * page_bytes if use.limit < capacity else None,
-        requested_bytes=use.requested * page_bytes,
+        wish_bytes=use.requested * page_bytes,
         idle=use.idle,
         weights_bytes=nbytes("device_pages_weights", "device_pages_loading"),
         kv_bytes=nbytes("device_pages_kv"),

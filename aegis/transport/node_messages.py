@@ -65,7 +65,7 @@ class Registering(Struct, frozen=True, tag=True):
     models: dict[str, RegisteringModel]
 
 
-class CardGone(Struct, frozen=True, tag=True):
+class CardRemoved(Struct, frozen=True, tag=True):
     """There is no model of that name any more."""
 
     model: ModelId
@@ -140,7 +140,7 @@ ToProxy = (
     | InstanceLost
     | InstanceGivenUp
     | Card
-    | CardGone
+    | CardRemoved
     | Registering
     | ForeignLoad
     | KeysSet
@@ -267,7 +267,7 @@ class ProxyEnd(Protocol):
 
     address: str
 
-    def tell(self, message: ToProxy) -> None: ...
+    def deliver(self, message: ToProxy) -> None: ...
 
     async def scrape(self) -> tuple[Family, ...]:
         """The proxy's metrics; none of one that is lost meanwhile."""

@@ -18,7 +18,7 @@ class Link(Protocol):
     def send(self, identity: str, messages: Sequence[object]) -> None: ...
 
 
-class Held:
+class Placeholder:
     """A place in line for a message that is not known yet."""
 
     __slots__ = ("instance", "message")
@@ -38,24 +38,24 @@ class Outbox:
         self._identity = identity
         self._clock = clock
         self._decisions = decisions
-        self._messages: defaultdict[InstanceId, list[ToInstance | Held]] = defaultdict(list)
+        self._messages: defaultdict[InstanceId, list[ToInstance | Placeholder]] = defaultdict(list)
 
     def put(self, instance: InstanceId, *messages: ToInstance) -> None:
         self._messages[instance] += messages
         if self._decisions:
             for message in messages:
-                self._decisions.told(instance, message, self._clock.now_ns())
+                self._decisions.sent(instance, message, self._clock.now_ns())
 
-    def hold(self, instance: InstanceId) -> Held:
+    def reserve(self, instance: InstanceId) -> Placeholder:
         """Messages that are put after it wait until it is filled."""
-        held = Held(instance)
-        self._messages[instance].append(held)
-        return held
+        placeholder = Placeholder(instance)
+        self._messages[instance].append(placeholder)
+        return placeholder
 
-    def fill(self, held: Held, message: ToInstance) -> None:
-        held.message = message
+    def fill(self, placeholder: Placeholder, message: ToInstance) -> None:
+        placeholder.message = message
         if self._decisions:
-            self._decisions.told(held.instance, message, self._clock.now_ns())
+            self._decisions.sent(placeholder.instance, message, self._clock.now_ns())
 
     def forget(self, instance: InstanceId) -> None:
         """Its process is gone."""
@@ -73,11 +73,11 @@ class Outbox:
                     self._link.send(self._identity(instance), ready)
 
 
-def _ready(messages: Sequence[ToInstance | Held]) -> list[ToInstance]:
+def _ready(messages: Sequence[ToInstance | Placeholder]) -> list[ToInstance]:
     """The messages before the first one that is not known yet."""
     ready: list[ToInstance] = []
     for each in messages:
-        message = each.message if isinstance(each, Held) else each
+        message = each.message if isinstance(each, Placeholder) else each
         if message is None:
             break
         ready.append(message)

@@ -152,7 +152,7 @@ class TwoModels:
     def _bind(self, model: int) -> int:
         spec, extents = self._specs[model], self.nbytes // IMAGE_EXTENT_BYTES
         cached = (PageRun(model * extents, (model + 1) * extents),)
-        self._ledger.told(ImageCached(spec.model, cached))
+        self._ledger.on_message(ImageCached(spec.model, cached))
         self._images.touch(cached)
         assert self._ledger.add_model(spec)
         (bind,) = self._ledger.drain()

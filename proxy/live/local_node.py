@@ -30,5 +30,5 @@ class LocalNode:
     def look_up(self, instance: InstanceId, job: Job, found: Found) -> None:
         found(self._node.prefix_of(instance, job))
 
-    def tell(self, message: FromProxy) -> None:
-        self._node.heard(self._proxy, message)
+    def send(self, message: FromProxy) -> None:
+        self._node.on_proxy_message(self._proxy, message)

@@ -18,15 +18,15 @@ from aegis.transport.node_messages import FromProxy, PermitAnswer, PermitOver, P
 class LivePermit:
     """Implements `proxy.http.market.Permit`."""
 
-    def __init__(self, number: int, tell: Callable[[FromProxy], None]) -> None:
+    def __init__(self, number: int, send: Callable[[FromProxy], None]) -> None:
         self._number = number
-        self._tell = tell
+        self._send = send
 
     def use(self, tokens: int) -> None:
-        self._tell(PermitUsed(self._number, tokens))
+        self._send(PermitUsed(self._number, tokens))
 
     def close(self, tokens: int) -> None:
-        self._tell(PermitOver(self._number, tokens))
+        self._send(PermitOver(self._number, tokens))
 
 
 class Unlimited:
@@ -40,10 +40,10 @@ class Unlimited:
 
 
 class ProxyPermits:
-    """`tell` reaches the node, which answers in `answered`."""
+    """`send` reaches the node, which answers in `answered`."""
 
-    def __init__(self, tell: Callable[[FromProxy], None]) -> None:
-        self._tell = tell
+    def __init__(self, send: Callable[[FromProxy], None]) -> None:
+        self._send = send
         self._numbers = count()
         self._asked: dict[int, asyncio.Future[PermitAnswer]] = {}
 
@@ -55,10 +55,10 @@ class ProxyPermits:
         number = next(self._numbers)
         asked = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
-            self._tell(PermitWanted(number, limited))
+            self._send(PermitWanted(number, limited))
             answer = await asked
         except asyncio.CancelledError:
-            self._tell(PermitOver(number, 0))  # it may have been given
+            self._send(PermitOver(number, 0))  # it may have been given
             raise
         finally:
             del self._asked[number]
@@ -66,7 +66,7 @@ class ProxyPermits:
             wait_s = -(-answer.wait_ns // NS_PER_S)
             message = f"{answer.refused}; try again in {wait_s} s"
             raise too_many(message, wait_s, "rate_limit_exceeded", reason=f"{answer.kind}_limit")
-        return LivePermit(number, self._tell)
+        return LivePermit(number, self._send)
 
     def answered(self, answer: PermitAnswer) -> None:
         asked = self._asked.get(answer.number)

@@ -29,7 +29,7 @@ from aegis.transport.node_messages import (
     TELL_S,
     Alive,
     Card,
-    CardGone,
+    CardRemoved,
     Drain,
     Joined,
     NodeAnswer,
@@ -71,49 +71,49 @@ class _Process:
             stages=stages,
             refuses_late=settings.refuses_late,
         )
-        self._told_records = self._told_decisions = 0
-        self._told: ProxyReport | None = None
+        self._sent_records = self._sent_decisions = 0
+        self._last_report: ProxyReport | None = None
         self._scraping: set[asyncio.Task[None]] = set()
 
     async def join(self) -> None:
         """Returns when it knows all that the node does."""
-        self._node.tell(Joined(self.proxy.address))
+        self._node.send(Joined(self.proxy.address))
         await self._node.queries.healthy()  # whose answer comes after all there is
         await self._node.opened()
 
     def serves(self) -> None:
-        self._node.tell(Serves())
+        self._node.send(Serves())
 
     async def listen_to_node(self) -> None:
         """Runs until it is cancelled."""
         while True:
             for message in await self._link.receive():
-                self._hear(message)
+                self._on_message(message)
 
-    async def tell_news(self) -> None:
+    async def send_reports(self) -> None:
         """Runs until it is cancelled."""
         while True:
             await asyncio.sleep(TELL_S)
-            self.tell()
+            self.send_report()
 
-    def tell(self) -> None:
+    def send_report(self) -> None:
         """Sends the news since the last call, or that there are none."""
         records, decisions = self._history.records, self._history.decisions
         told = msgspec.structs.replace(
-            self.proxy.told(),
-            records=tuple(records.since(self._told_records)),
-            decisions=tuple(decisions.since(self._told_decisions)),
+            self.proxy.report(),
+            records=tuple(records.since(self._sent_records)),
+            decisions=tuple(decisions.since(self._sent_decisions)),
         )
-        self._told_records, self._told_decisions = records.next, decisions.next
-        self._node.tell(Alive() if told == self._told else told)
-        self._told = told
+        self._sent_records, self._sent_decisions = records.next, decisions.next
+        self._node.send(Alive() if told == self._last_report else told)
+        self._last_report = told
 
-    def _hear(self, message: ToProxy) -> None:
+    def _on_message(self, message: ToProxy) -> None:
         match message:
-            case Card() | CardGone() | Registering():
-                self._node.told(message)
+            case Card() | CardRemoved() | Registering():
+                self._node.on_message(message)
             case PrefixFound():
-                self._node.told(message)
+                self._node.on_message(message)
                 self.proxy.flush()
             case NodeAnswer():
                 self._node.queries.answered(message)
@@ -122,16 +122,16 @@ class _Process:
                 self._scraping.add(task)
                 task.add_done_callback(self._scraping.discard)
             case Drain(within_s):
-                self.proxy.tell(message)
+                self.proxy.deliver(message)
                 if self.draining.is_set():
                     self.stop.set()
                 self.within_s = within_s
                 self.draining.set()
             case _:
-                self.proxy.tell(message)
+                self.proxy.deliver(message)
 
     async def _scrape(self, call_id: int) -> None:
-        self._node.tell(Scraped(call_id, await self.proxy.scrape()))
+        self._node.send(Scraped(call_id, await self.proxy.scrape()))
 
 
 async def _serve(settings: ProxySettings) -> None:
@@ -141,7 +141,7 @@ async def _serve(settings: ProxySettings) -> None:
         if settings.store:
             store = await stack.enter_async_context(join_store(settings.store, settings.name, settings.number))
             store.report_to(process.proxy.registry)
-        await stack.enter_async_context(running(process.listen_to_node(), process.proxy.listen(), process.tell_news()))
+        await stack.enter_async_context(running(process.listen_to_node(), process.proxy.listen(), process.send_reports()))
         await process.join()
         listener = share(settings.host, settings.port)
         http = msgspec.structs.replace(settings.http, proxy=settings.name)
@@ -153,7 +153,7 @@ async def _serve(settings: ProxySettings) -> None:
         await drained(process.proxy, process.stop, within_s=process.within_s)
         server.should_exit = True
         await serving
-        process.tell()
+        process.send_report()
 
 
 def main() -> int:

@@ -103,7 +103,7 @@ class NodeLink(Protocol):
         """Looks up the KV that is kept of the job's prompt on the instance's machine, and answers at once or later."""
         ...
 
-    def tell(self, message: FromProxy) -> None: ...
+    def send(self, message: FromProxy) -> None: ...
 
 
 class Proxy:
@@ -137,7 +137,7 @@ class Proxy:
         self._history = history
         self._stages = stages
         self._metrics = Metrics()
-        self._permits = ProxyPermits(node.tell)
+        self._permits = ProxyPermits(node.send)
         self._refuses_late = refuses_late
         self._handles: dict[RequestId, LiveSequenceHandle] = {}
         self._backlog = Backlog()
@@ -205,7 +205,7 @@ class Proxy:
             self._backlog,
             among if isinstance(among, LiveSequenceHandle) else None,
         )
-        self._node.tell(ModelUsed(model))
+        self._node.send(ModelUsed(model))
         slo = served.spec.slo
         for watcher in (self._metrics, self._history.requests):
             watcher.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=sampling.max_tokens)
@@ -251,7 +251,7 @@ class Proxy:
 
     # --- what the node says -------------------------------------------------------------------------------------------
 
-    def tell(self, message: ToProxy) -> None:
+    def deliver(self, message: ToProxy) -> None:
         match message:
             case ModelUp() | ModelAway() | ModelGone() | SloSet():
                 self._happened(message)
@@ -263,7 +263,7 @@ class Proxy:
                 if self._identities.get(instance) == f"{instance}/{incarnation}":
                     self._down(instance, asked=asked)
                     self._outbox.flush()
-                self._node.tell(Noted(instance, incarnation))
+                self._node.send(Noted(instance, incarnation))
             case InstanceGivenUp(instance):
                 self._happened(InstanceDown(instance, for_good=True))
             case KeysSet(keys):
@@ -284,9 +284,9 @@ class Proxy:
     async def scrape(self) -> tuple[Family, ...]:
         return await asyncio.to_thread(scrape, self._metrics.registry)
 
-    def told(self) -> ProxyReport:
+    def report(self) -> ProxyReport:
         """The report that the other proxies get a few times a second, if there are any."""
-        return ProxyReport(tuple(self._core.loads()), tallies=tuple(self._metrics.news()))
+        return ProxyReport(tuple(self._core.loads()), tallies=tuple(self._metrics.changed_tallies()))
 
     def tallies(self) -> list[Tally]:
         return self._metrics.tallies()
@@ -298,10 +298,10 @@ class Proxy:
         while True:
             identity, messages = await self._link.receive()
             name, _, incarnation = identity.rpartition("/")
-            self._hear(InstanceId(name), int(incarnation), messages)
+            self._on_messages(InstanceId(name), int(incarnation), messages)
             self._outbox.flush()
 
-    def _hear(self, instance: InstanceId, incarnation: int, messages: Sequence[FromInstance]) -> None:
+    def _on_messages(self, instance: InstanceId, incarnation: int, messages: Sequence[FromInstance]) -> None:
         """Messages of a process that is gone are ignored, however many there are."""
         identity = f"{instance}/{incarnation}"
         for message in messages:
@@ -376,8 +376,8 @@ class Proxy:
 
     def _submit(self, instance: InstanceId, submit: Submit) -> None:
         """Submits it with the kept KV of its prompt. Messages that are sent there meanwhile come after it."""
-        held = self._outbox.hold(instance)
-        self._node.look_up(instance, submit.job, lambda kept: self._outbox.fill(held, with_prefix(submit, kept)))
+        placeholder = self._outbox.reserve(instance)
+        self._node.look_up(instance, submit.job, lambda kept: self._outbox.fill(placeholder, with_prefix(submit, kept)))
 
     def _decided(self, decision: Decision) -> None:
         self._history.decisions.add((decision,))

@@ -29,7 +29,7 @@ from aegis.telemetry.spans import Span
 from aegis.transport.links import Spoke
 from aegis.transport.node_messages import (
     Card,
-    CardGone,
+    CardRemoved,
     Found,
     FromProxy,
     LookUp,
@@ -44,7 +44,7 @@ from aegis.transport.node_messages import (
 
 
 @dataclass(slots=True)
-class SeenModel:
+class RemoteModel:
     """A model as its card describes it. Implements `proxy.http.market.Served`."""
 
     card: Card
@@ -98,7 +98,7 @@ class RemoteNode:
         self._looked_up: dict[int, Found] = {}
         self._link = link
         self._cards: dict[ModelId, Card] = {}
-        self._models: dict[ModelId, SeenModel] = {}
+        self._models: dict[ModelId, RemoteModel] = {}
         self._opening: dict[ModelId, asyncio.Task[None]] = {}
         self._coming: dict[str, RegisteringModel] = {}
 
@@ -107,8 +107,8 @@ class RemoteNode:
         opening = [card for model, card in self._cards.items() if model in self._opening and model not in self._models]
         return {card.spec.model: RegisteringModel(card.spec.root, "being opened") for card in opening} | self._coming
 
-    def models(self) -> Mapping[str, SeenModel]:
-        return cast(Mapping[str, SeenModel], self._models)
+    def models(self) -> Mapping[str, RemoteModel]:
+        return cast(Mapping[str, RemoteModel], self._models)
 
     def look_up(self, instance: InstanceId, job: Job, found: Found) -> None:
         if not self._reuses:
@@ -116,9 +116,9 @@ class RemoteNode:
             return
         call_id = next(self._call_ids)
         self._looked_up[call_id] = found
-        self.tell(LookUp(call_id, instance, job))
+        self.send(LookUp(call_id, instance, job))
 
-    def tell(self, message: FromProxy) -> None:
+    def send(self, message: FromProxy) -> None:
         self._link.send([message])
 
     async def opened(self) -> None:
@@ -126,7 +126,7 @@ class RemoteNode:
         while self._opening:
             await asyncio.gather(*self._opening.values())
 
-    def told(self, message: Card | CardGone | PrefixFound | Registering) -> None:
+    def on_message(self, message: Card | CardRemoved | PrefixFound | Registering) -> None:
         match message:
             case PrefixFound(call_id, kept):
                 self._looked_up.pop(call_id)(kept)
@@ -139,7 +139,7 @@ class RemoteNode:
                     seen.card = message
                 elif spec.model not in self._opening:
                     self._opening[spec.model] = asyncio.create_task(self._open(spec.model))
-            case CardGone(model):
+            case CardRemoved(model):
                 self._cards.pop(model, None)
                 self._models.pop(model, None)
 
@@ -149,7 +149,7 @@ class RemoteNode:
             text = await asyncio.to_thread(TextModel.load, Path(card.spec.directory))
             latest = self._cards.get(model)
             if latest and latest.spec.directory == card.spec.directory:
-                self._models[model] = SeenModel(latest, text)
+                self._models[model] = RemoteModel(latest, text)
                 break
         del self._opening[model]
 
@@ -173,7 +173,7 @@ class RemoteQueries:
     async def ready(self) -> tuple[bool, str]:
         return cast(tuple[bool, str], await self._ask("ready"))
 
-    async def add_model(self, source: str, name: str | None) -> SeenModel:
+    async def add_model(self, source: str, name: str | None) -> RemoteModel:
         model = cast(ModelId, await self._ask("add_model", source, name))
         await self._node.opened()
         return self._there(model)
@@ -181,11 +181,11 @@ class RemoteQueries:
     async def remove_model(self, name: str) -> None:
         await self._ask("remove_model", name)
 
-    async def unload_model(self, name: str) -> SeenModel:
+    async def unload_model(self, name: str) -> RemoteModel:
         await self._ask("unload_model", name)
         return self._there(name)
 
-    async def change_model(self, name: str, change: ModelChange) -> SeenModel:
+    async def change_model(self, name: str, change: ModelChange) -> RemoteModel:
         await self._ask("change_model", name, change)
         return self._there(name)  # whose card came before the answer
 
@@ -216,7 +216,7 @@ class RemoteQueries:
     async def trim_memory(self, instance: str, *, timeout_s: float) -> int:
         return cast(int, await self._ask("trim_memory", instance, timeout_s))
 
-    def _there(self, name: str) -> SeenModel:
+    def _there(self, name: str) -> RemoteModel:
         """Raises UserError where it was removed meanwhile."""
         seen = self._node.models().get(name)
         if seen is None:
@@ -228,10 +228,10 @@ class RemoteQueries:
         call_id = next(self._call_ids)
         asked = self._asked[call_id] = asyncio.get_running_loop().create_future()
         try:
-            self._node.tell(NodeCall(call_id, what, Raw(msgspec.msgpack.encode(arguments))))
+            self._node.send(NodeCall(call_id, what, Raw(msgspec.msgpack.encode(arguments))))
             answer = await asked
         except asyncio.CancelledError:
-            self._node.tell(NodeCallCancelled(call_id))
+            self._node.send(NodeCallCancelled(call_id))
             raise
         finally:
             del self._asked[call_id]

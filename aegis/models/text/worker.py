@@ -39,7 +39,7 @@ from aegis.models.text.worker_messages import (
     TooManyCharacters,
     TooManyTokens,
     framed,
-    read_asked,
+    read_requests,
 )
 
 JOB_S = 60
@@ -85,7 +85,7 @@ def main(memory_bytes: int, niceness: int, progress_file: int) -> None:
 
 def _answers(known: dict[int, TextModel], data: bytes, progress: mmap.mmap) -> bytes:
     answers = list[Answer]()
-    for index, asked in enumerate(read_asked(data)):
+    for index, asked in enumerate(read_requests(data)):
         progress[:] = index.to_bytes(PROGRESS_BYTES, "little")
         if isinstance(asked, Know):
             if asked.forget is not None:

@@ -100,7 +100,7 @@ Answer = Known | Encoded | Counted | Decoded | Rendered | TooManyTokens | TooMan
 
 _encoder = msgspec.msgpack.Encoder()
 _answers = msgspec.msgpack.Decoder(tuple[Answer, ...])
-_asked = msgspec.msgpack.Decoder(tuple[Know | Job, ...])
+_requests = msgspec.msgpack.Decoder(tuple[Know | Job, ...])
 
 
 def encoded(message: Struct) -> msgspec.Raw:
@@ -113,9 +113,9 @@ def framed(messages: Sequence[Struct | msgspec.Raw]) -> bytes:
     return len(data).to_bytes(LENGTH_BYTES, "little") + data
 
 
-def read_asked(data: bytes) -> tuple[Know | Job, ...]:
-    asked: tuple[Know | Job, ...] = _asked.decode(data)
-    return asked
+def read_requests(data: bytes) -> tuple[Know | Job, ...]:
+    requests: tuple[Know | Job, ...] = _requests.decode(data)
+    return requests
 
 
 def read_answers(data: bytes) -> tuple[Answer, ...]:

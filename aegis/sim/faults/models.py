@@ -16,7 +16,7 @@ from aegis.core.role import Role
 from aegis.sim.faults.pretended import PAGE
 from aegis.sim.faults.state import FaultWorldState
 from memory.budget import Budget
-from memory.image_cache import AbandonFill, CacheEffect, Fill, Forgotten, ModelCache, Tell
+from memory.image_cache import AbandonFill, CacheEffect, Fill, Forgotten, ModelCache, NotifyInstance
 from memory.unloading import Unloading
 from proxy.routing.events import Event, InstanceUp, ModelAway, ModelGone, ModelUp
 
@@ -194,7 +194,7 @@ class Models:
         self.cache.check()
         for effect in effects:
             match effect:
-                case Tell(instance, message):
+                case NotifyInstance(instance, message):
                     self._wire.post(instance, message)
                 case Fill():
                     self._fill(effect)

@@ -388,7 +388,7 @@ class World:
             case ImageUnreadable(model):
                 self.models.unreadable(model)
             case message if isinstance(message, ForHost):
-                self._answer(self.host.hear(instance, message))
+                self._answer(self.host.on_message(instance, message))
 
     # --- memory -------------------------------------------------------------------------------------------------------
 

@@ -161,7 +161,7 @@ class Metrics:
         """Of every model that had a request."""
         return [self._tally(model) for model in self._counts]
 
-    def news(self) -> list[Tally]:
+    def changed_tallies(self) -> list[Tally]:
         """Those that have changed since this was last called."""
         changed, self._changed = self._changed, set()
         return [self._tally(model) for model in sorted(changed)]

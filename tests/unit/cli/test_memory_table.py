@@ -25,7 +25,7 @@ USE = InstanceReport(
     InstanceId("decode-0"),
     held_bytes=20 * MIB,
     limit_bytes=32 * MIB,
-    requested_bytes=0,
+    wish_bytes=0,
     idle=False,
     weights_bytes=10 * MIB,
     kv_bytes=8 * MIB,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from aegis.cluster.chunk_stream import KEY_BYTES, NAME_BYTES, Copy, HandOverFailed, Receiver, answer, limit_silence
+from aegis.cluster.chunk_stream import KEY_BYTES, NAME_BYTES, Copy, HandOverFailed, Receiver, answer, set_timeout
 from aegis.cluster.chunks import CHUNK_BYTES, Bytes
 
 KEY = bytes(range(KEY_BYTES))
@@ -20,7 +20,7 @@ NAME = "f" * NAME_BYTES
 SOURCE: Bytes = np.random.default_rng(0).integers(0, 256, 5 * CHUNK_BYTES + 17, dtype=np.uint8)
 WHOLE = ((0, 0, len(SOURCE)),)
 CHUNKS = -(-len(SOURCE) // CHUNK_BYTES)
-SILENCE_S = 0.2
+TIMEOUT_S = 0.2
 
 Serve = Callable[[socket.socket], None]
 
@@ -39,7 +39,7 @@ class Sender:
         thread = threading.Thread(target=self._run, args=(serve, there))
         thread.start()
         self._threads.append(thread)
-        limit_silence(here, SILENCE_S)
+        set_timeout(here, TIMEOUT_S)
         here.sendall(self.key)
         return here
 
@@ -64,7 +64,7 @@ def answering(change: Callable[[int, bytes], tuple[int, bytes]], count: int = 10
     def serve(connection: socket.socket) -> None:
         connection.recv(KEY_BYTES, socket.MSG_WAITALL)
         for _ in range(count):
-            asked = _asked(connection)
+            asked = _requested(connection)
             if not asked:
                 return
             chunk, right = asked
@@ -74,7 +74,7 @@ def answering(change: Callable[[int, bytes], tuple[int, bytes]], count: int = 10
     return serve
 
 
-def _asked(connection: socket.socket) -> tuple[int, bytes] | None:
+def _requested(connection: socket.socket) -> tuple[int, bytes] | None:
     """Number and content of the chunk, of one piece, that somebody wants."""
     asked = connection.recv(NAME_BYTES + 24, socket.MSG_WAITALL)
     if not asked:
@@ -168,7 +168,7 @@ def test_a_sender_that_is_gone_is_told(sender: Sender) -> None:
     assert why(sender) == "lost"
 
 
-def test_silence_is_told(sender: Sender) -> None:
+def test_a_timeout_is_told(sender: Sender) -> None:
     def say_nothing(connection: socket.socket) -> None:
         while connection.recv(4096):
             pass
@@ -191,7 +191,7 @@ def test_who_connects_and_does_not_say_the_key_is_let_go(sender: Sender) -> None
     sender.serving = [lambda connection: answer(connection, KEY, {NAME: SOURCE}.get, key_within_s=0.05)]
     sender.key = KEY[:5]
     with sender.connect() as connection:
-        limit_silence(connection, 30.0)
+        set_timeout(connection, 30.0)
         assert connection.recv(1) == b""
 
 
@@ -225,7 +225,7 @@ def test_what_came_already_is_put_nowhere(sender: Sender) -> None:
 
     def twice(connection: socket.socket) -> None:
         connection.recv(KEY_BYTES, socket.MSG_WAITALL)
-        while asked := _asked(connection):
+        while asked := _requested(connection):
             chunk, right = asked
             for content in (right, bytes(len(right))) if chunk == 0 else (right,):
                 digest = xxh3_64_intdigest(content, chunk)

@@ -17,7 +17,7 @@ def test_nobody_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(UserError, match=f"no Ray cluster answers at 127.0.0.1:{port}"):
-        ray_cluster._refuse_silence(f"127.0.0.1:{port}")
+        ray_cluster._refuse_unreachable(f"127.0.0.1:{port}")
 
 
 LAUNCH = """

@@ -51,12 +51,12 @@ class Recorded:
     """A node that does what it is ordered at once, and keeps what it was asked."""
 
     commands: list[tuple[str, Command | Add]] = field(default_factory=list)
-    asked: list[InstanceId] = field(default_factory=list)
+    probed: list[InstanceId] = field(default_factory=list)
     fenced: list[tuple[InstanceId, int, str]] = field(default_factory=list)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def ask(self, instance: InstanceId) -> None:
-        self.asked.append(instance)
+    def probe(self, instance: InstanceId) -> None:
+        self.probed.append(instance)
 
     def fence(self, instance: InstanceId, incarnation: int, why: str) -> None:
         self.fenced.append((instance, incarnation, why))
@@ -266,7 +266,7 @@ def test_a_main_loop_that_hangs_is_fenced(broker: Broker) -> None:
             return node
 
     node = asyncio.run(main())
-    assert set(node.asked) == {NAME}  # again after each pause of the broker
+    assert set(node.probed) == {NAME}  # again after each pause of the broker
     assert node.fenced == [(NAME, 1, "its main loop does not get on")]
 
 

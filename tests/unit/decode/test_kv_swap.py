@@ -183,7 +183,7 @@ def test_slabs_are_asked_for_and_then_the_sequence_given_up_or_put_away() -> Non
     sequence = desk.arrived()
     assert desk.kv.put_away(sequence) is Room.LATER and desk.kv.put_away(sequence) is Room.LATER
     assert desk.said == [NeedSlabs(1)] and desk.kv.waiting
-    desk.kv.told(GrantSlabs((), refused=True))
+    desk.kv.on_message(GrantSlabs((), refused=True))
     assert not desk.kv.waiting and desk.kv.put_away(sequence) is Room.NOW
     assert sequence.where is Where.DEVICE, "giving up is the caller's"
     desk.kv.told(GrantSlabs((SlabId(3),)))
@@ -196,7 +196,7 @@ def test_no_slab_is_returned_while_an_answer_counts_on_it() -> None:
     sequence = desk.arrived(prompt=16 * 7)
     assert desk.kv.put_away(sequence) is Room.LATER and desk.said == [NeedSlabs(1)]
     assert desk.kv.surplus_slabs() == ()
-    desk.kv.told(GrantSlabs((), refused=True))
+    desk.kv.on_message(GrantSlabs((), refused=True))
     assert len(desk.kv.surplus_slabs()) == 2
 
 

@@ -96,7 +96,7 @@ class Own:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
 def test_every_follower_hears_a_command_as_it_was_said(ranks: Ranks, command: Command) -> None:
-    ranks.followers.tell(command)
+    ranks.followers.send(command)
     assert ranks.heard() == [command, command]
 
 
@@ -129,7 +129,7 @@ def test_a_step_that_fails_parts_the_ranks(ranks: Ranks) -> None:
     with pytest.raises(RuntimeError):
         engine.decode(MODEL, [])
     with pytest.raises(RanksLost):
-        ranks.followers.tell(COMMANDS[0])
+        ranks.followers.send(COMMANDS[0])
 
 
 def test_a_copy_is_done_when_all_ranks_have_done_it(ranks: Ranks) -> None:

@@ -13,12 +13,12 @@ class Watched:
     """A watcher that looks as often as it should."""
 
     def __init__(self) -> None:
-        self.silence = HangDetector()
+        self.detector = HangDetector()
         self.now_ns = 7 * NS_PER_S
         self.used_ns = {A: 0, B: 0}
-        self.silence.looked(self.used_ns, self.now_ns)
+        self.detector.check(self.used_ns, self.now_ns)
         for proxy in (A, B):
-            self.silence.heard(proxy, self.now_ns)
+            self.detector.saw_message(proxy, self.now_ns)
 
     def pass_ns(
         self, time_ns: int, *, speaking: ProxyId | None = None, working: ProxyId | None = None
@@ -28,10 +28,10 @@ class Watched:
         for _ in range(time_ns // LOOK_NS):
             self.now_ns += LOOK_NS
             if speaking:
-                self.silence.heard(speaking, self.now_ns)
+                self.detector.saw_message(speaking, self.now_ns)
             if working:
                 self.used_ns[working] += 1
-            found += self.silence.looked(self.used_ns, self.now_ns)
+            found += self.detector.check(self.used_ns, self.now_ns)
         return found
 
 
@@ -49,13 +49,13 @@ def test_who_works_is_busy_for_a_minute() -> None:
 
 def test_who_has_left_is_not_found() -> None:
     watched = Watched()
-    watched.silence.left(B)
+    watched.detector.forget(B)
     assert watched.pass_ns(BUSY_NS, speaking=A) == []
 
 
 def test_time_in_which_the_watcher_stood_still_is_nobodys() -> None:
     watched = Watched()
     watched.now_ns += BUSY_NS
-    assert watched.silence.looked(watched.used_ns, watched.now_ns) == []
+    assert watched.detector.check(watched.used_ns, watched.now_ns) == []
     assert watched.pass_ns(SILENT_NS - LOOK_NS) == []
     assert watched.pass_ns(LOOK_NS) == [A, B]

@@ -116,7 +116,7 @@ class Keeping(RuleBasedStateMachine):
     @rule(name=instances, model=models, text=texts)
     def begin_to_write(self, name: InstanceId, model: ModelId, text: Text) -> None:
         self.numbers += 1
-        ((_, answer),) = self.host.hear(name, offer(self.numbers, model, text))
+        ((_, answer),) = self.host.on_message(name, offer(self.numbers, model, text))
         assert isinstance(answer, KeepKv) and answer.first + count_blocks(answer.blocks) <= len(text)
         if answer.blocks:
             self.instances[name].writing[self.numbers] = Writing(model, text, answer)
@@ -139,7 +139,7 @@ class Keeping(RuleBasedStateMachine):
         for at, block in enumerate(block_ids(its.answer.blocks), its.answer.first + 1):
             assert self.slab_of(its.model, block) not in self.taken(), "KV that lives is overwritten"
             self.memory[SPECS[its.model].manifest.kv, block] = its.text[:at]
-        self.told(self.host.hear(name, KvKept(number, done)))
+        self.told(self.host.on_message(name, KvKept(number, done)))
 
     @rule(name=instances, data=st.data())
     def begin_to_read(self, name: InstanceId, data: st.DataObject) -> None:
@@ -162,7 +162,7 @@ class Keeping(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(reading)))
         its = reading.pop(number)
         right = self.read(its)
-        ((_, answer),) = self.host.hear(name, CheckPrefix(RequestId(1), 1, its.prefix.entry))
+        ((_, answer),) = self.host.on_message(name, CheckPrefix(RequestId(1), 1, its.prefix.entry))
         assert isinstance(answer, PrefixChecked)
         assert right or not answer.intact, "what is not the prompt's KV is taken for it"
 
@@ -183,7 +183,7 @@ class Keeping(RuleBasedStateMachine):
         at_once = self.host.leases.free + self.host.kept.idle >= count
         soon = self.host.leases.free + self.host.leases.kept >= count
         self.instances[name].waits = True
-        answers = self.told(self.host.hear(name, NeedSlabs(count)))
+        answers = self.told(self.host.on_message(name, NeedSlabs(count)))
         refused = GrantSlabs((), refused=True) in answers
         if first and not waiting:
             assert refused != soon
@@ -197,7 +197,7 @@ class Keeping(RuleBasedStateMachine):
         if held:
             slabs = data.draw(st.lists(st.sampled_from(held), unique=True)) or held
             self.instances[name].held -= set(slabs)
-            self.told(self.host.hear(name, ReturnSlabs(tuple(slabs))))
+            self.told(self.host.on_message(name, ReturnSlabs(tuple(slabs))))
 
     @rule(name=instances)
     def press(self, name: InstanceId) -> None:
@@ -209,11 +209,11 @@ class Keeping(RuleBasedStateMachine):
             and (count := self.host.leases.free + self.host.kept.idle)
         ):
             before = set(instance.held)
-            self.told(self.host.hear(name, NeedSlabs(count)))
+            self.told(self.host.on_message(name, NeedSlabs(count)))
             granted = instance.held - before
             assert len(granted) == count and self.host.kept.idle == 0
             instance.held = before
-            self.told(self.host.hear(name, ReturnSlabs(tuple(sorted(granted)))))
+            self.told(self.host.on_message(name, ReturnSlabs(tuple(sorted(granted)))))
 
     @rule(name=instances)
     def lose(self, name: InstanceId) -> None:
@@ -245,10 +245,10 @@ class Kept:
     def keep(self, text: Text, model: ModelId = N) -> int:
         """How many blocks of it were new."""
         self.numbers += 1
-        ((_, answer),) = self.host.hear(A, offer(self.numbers, model, text))
+        ((_, answer),) = self.host.on_message(A, offer(self.numbers, model, text))
         assert isinstance(answer, KeepKv)
         if answer.blocks:
-            self.host.hear(A, KvKept(self.numbers, done=True))
+            self.host.on_message(A, KvKept(self.numbers, done=True))
         return count_blocks(answer.blocks)
 
     def finds(self, text: Text, model: ModelId = N, **more: int) -> int:
@@ -276,12 +276,12 @@ def test_the_last_token_of_a_prompt_is_run() -> None:
 
 def test_what_is_not_written_yet_is_not_found() -> None:
     kept = Kept(2)
-    kept.host.hear(A, offer(1, N, (1, 2)))
+    kept.host.on_message(A, offer(1, N, (1, 2)))
     assert kept.finds((1, 2)) == 0
-    kept.host.hear(A, offer(2, N, (1, 2, 3)))
-    kept.host.hear(A, KvKept(2, done=True))
+    kept.host.on_message(A, offer(2, N, (1, 2, 3)))
+    kept.host.on_message(A, KvKept(2, done=True))
     assert kept.finds((1, 2, 3)) == 0, "what it goes on from is not there"
-    kept.host.hear(A, KvKept(1, done=True))
+    kept.host.on_message(A, KvKept(1, done=True))
     assert kept.finds((1, 2, 3)) == 3 * BLOCK_TOKENS
 
 
@@ -315,5 +315,5 @@ def test_a_removed_model_is_asked_for_nothing() -> None:
     gone: dict[ModelId, ModelSpec] = {}
     host = HostKv(1, PAGE, gone.get)
     host.join(A)
-    assert host.hear(A, offer(1, N, (1,))) == [(A, KeepKv(1, 0, ()))]
+    assert host.on_message(A, offer(1, N, (1,))) == [(A, KeepKv(1, 0, ()))]
     assert host.looked_up(submit(N, (1,))).job.kept is None

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from aegis.core.errors import LawBroken
 from aegis.core.ids import InstanceId, ModelId, PageRun
 from aegis.core.messages import EvictImage, ImageCached
-from memory.image_cache import ONE_USE_NS, AbandonFill, CacheEffect, Fill, Forgotten, ImageUse, ModelCache, State, Tell
+from memory.image_cache import ONE_USE_NS, AbandonFill, CacheEffect, Fill, Forgotten, ImageUse, ModelCache, State, NotifyInstance
 from memory.pages import NoPages, count_pages
 
 A, B = InstanceId("decode-0"), InstanceId("prefill-0")
@@ -55,9 +55,9 @@ def test_images_come_in_as_long_as_there_is_room_and_instances_learn_where_they_
     cache.join(A)
     fills = [effect for model in (K, L, M) for effect in cache.add(model, 2)]  # type: ignore[union-attr]
     assert fills == [Fill(K, (PageRun(0, 2),)), Fill(L, (PageRun(2, 4),))]
-    assert cache.filled(K) == [Tell(A, ImageCached(K, (PageRun(0, 2),)))]
-    assert cache.join(B) == [Tell(B, ImageCached(K, (PageRun(0, 2),)))]
-    assert [tell.instance for tell in cache.filled(L) if isinstance(tell, Tell)] == [A, B]
+    assert cache.filled(K) == [NotifyInstance(A, ImageCached(K, (PageRun(0, 2),)))]
+    assert cache.join(B) == [NotifyInstance(B, ImageCached(K, (PageRun(0, 2),)))]
+    assert [tell.instance for tell in cache.filled(L) if isinstance(tell, NotifyInstance)] == [A, B]
     assert cache.accounts() == {"free": 1, "filling": 0, "cached": 4, "evicting": 0}
     assert cache.images()[L] == ImageUse(State.CACHED, 2, pinned=False)
     assert cache.images()[M] == ImageUse(State.ABSENT, 2, pinned=False)
@@ -67,7 +67,7 @@ def test_an_extent_is_taken_again_only_when_every_instance_has_answered() -> Non
     books = Books(2, k=2, l=2)
     books.cache.join(A)
     books.cache.join(B)
-    assert books.cache.use(L, 0) == [Tell(A, EvictImage(K)), Tell(B, EvictImage(K))]
+    assert books.cache.use(L, 0) == [NotifyInstance(A, EvictImage(K)), NotifyInstance(B, EvictImage(K))]
     assert books.cache.evicted(K, B) == []
     assert books.cache.evicted(K, A) == [Fill(L, (PageRun(0, 2),))]
 
@@ -158,7 +158,7 @@ def test_an_image_is_pinned_later_and_let_go_again() -> None:
 def test_an_unloaded_image_leaves_and_comes_back_with_its_next_use() -> None:
     books = Books(4, k=2, l=2)
     books.cache.join(A)
-    assert books.cache.unload(K) == [Tell(A, EvictImage(K))]
+    assert books.cache.unload(K) == [NotifyInstance(A, EvictImage(K))]
     assert books.cache.evicted(K, A) == []
     assert books.cached() == {L} and books.cache.accounts()["free"] == 2
     assert books.cache.unload(K) == [], "it has left"
@@ -175,12 +175,12 @@ def test_an_image_unloaded_while_it_is_filled_leaves_then_unless_it_is_wanted_ag
     assert cache.unload(K) == []
     if wanted:
         assert cache.use(K, 0) == []
-        assert cache.filled(K) == [Tell(A, ImageCached(K, (PageRun(0, 2),)))]
+        assert cache.filled(K) == [NotifyInstance(A, ImageCached(K, (PageRun(0, 2),)))]
         return
     assert cache.filled(K) == [], "nobody is told of it"
     assert cache.state(K) is State.ABSENT
     assert cache.use(K, 0) == [Fill(K, (PageRun(0, 2),))]
-    assert isinstance(cache.filled(K)[0], Tell), "it was asked for once"
+    assert isinstance(cache.filled(K)[0], NotifyInstance), "it was asked for once"
 
 
 def test_an_image_unloaded_while_it_is_filled_stays_where_it_is_pinned() -> None:
@@ -265,10 +265,10 @@ class Node(RuleBasedStateMachine):
                     self.write(model, extents)
                 case AbandonFill(model):
                     assert model in self.filling
-                case Tell(instance, ImageCached(model, extents)):
+                case NotifyInstance(instance, ImageCached(model, extents)):
                     assert model not in self.known[instance]
                     self.known[instance][model] = extents
-                case Tell(instance, EvictImage(model)):
+                case NotifyInstance(instance, EvictImage(model)):
                     self.asked[instance].append(model)
                 case Forgotten(model):
                     self.dropped.remove(model)

@@ -145,9 +145,9 @@ def test_pages_of_an_abandoned_load_come_back_with_its_event() -> None:
 def test_a_load_reads_from_the_cache_what_lies_there_when_it_begins() -> None:
     ledger, model, extents = ledger_with(SPECS[0]), SPECS[0].model, (PageRun(7, 9),)
     assert loaded_from(ledger, model) == ()
-    ledger.told(ImageCached(model, extents))
+    ledger.on_message(ImageCached(model, extents))
     assert loaded_from(ledger, model) == extents
-    ledger.told(EvictImage(model))
+    ledger.on_message(EvictImage(model))
     assert loaded_from(ledger, model) == ()
 
 
@@ -164,13 +164,13 @@ def loaded_from(ledger: Ledger, model: ModelId) -> Runs:
 def test_an_image_may_be_overwritten_once_no_load_reads_it(abandoned: bool) -> None:
     """An abandoned load reads on until its event has passed."""
     ledger, model = ledger_with(SPECS[0]), SPECS[0].model
-    ledger.told(ImageCached(model, (PageRun(7, 9),)))
+    ledger.on_message(ImageCached(model, (PageRun(7, 9),)))
     event = ledger.load(model, [])
     assert isinstance(event, EventHandle)
     if abandoned:
         ledger.abandon(model)
     ledger.drain()
-    ledger.told(EvictImage(model))
+    ledger.on_message(EvictImage(model))
     assert ledger.drain() == []
     ledger.progress(StreamName.WEIGHTS, event.value)
     assert ledger.drain()[-1] == Send(ImageEvicted(model))
@@ -181,7 +181,7 @@ def test_an_image_may_be_overwritten_once_no_load_reads_it(abandoned: bool) -> N
 @pytest.mark.parametrize("known", [False, True])
 def test_an_image_that_nobody_loads_is_let_go_of_at_once(known: bool) -> None:
     ledger = ledger_with(*SPECS[: int(known)])
-    ledger.told(EvictImage(SPECS[0].model))
+    ledger.on_message(EvictImage(SPECS[0].model))
     assert ledger.drain() == [Send(ImageEvicted(SPECS[0].model))]
 
 

@@ -46,9 +46,9 @@ def opened(*homes: tuple[InstanceId, MachineId], slabs: int = 4) -> MachinesKv:
 
 def keep(hosts: MachinesKv, writer: InstanceId) -> None:
     """The prompt's KV, on the writer's machine."""
-    ((_, answer),) = hosts.hear(writer, OfferKv(1, SPEC.model, token_bytes(PROMPT)))
+    ((_, answer),) = hosts.on_message(writer, OfferKv(1, SPEC.model, token_bytes(PROMPT)))
     assert isinstance(answer, KeepKv) and answer.blocks
-    hosts.hear(writer, KvKept(1, done=True))
+    hosts.on_message(writer, KvKept(1, done=True))
 
 
 def found(hosts: MachinesKv, instance: InstanceId) -> KeptPrefix | None:
@@ -57,10 +57,10 @@ def found(hosts: MachinesKv, instance: InstanceId) -> KeptPrefix | None:
 
 def test_an_instance_leases_slabs_of_its_own_machine_only() -> None:
     hosts = opened((A, HERE), (B, THERE))
-    ((_, granted),) = hosts.hear(A, NeedSlabs(4))
+    ((_, granted),) = hosts.on_message(A, NeedSlabs(4))
     assert isinstance(granted, GrantSlabs) and len(granted.slabs) == 4
-    assert hosts.hear(A, NeedSlabs(1)) == [(A, GrantSlabs((), refused=True))]
-    ((_, granted),) = hosts.hear(B, NeedSlabs(4))
+    assert hosts.on_message(A, NeedSlabs(1)) == [(A, GrantSlabs((), refused=True))]
+    ((_, granted),) = hosts.on_message(B, NeedSlabs(4))
     assert isinstance(granted, GrantSlabs) and not granted.refused
     assert (hosts.capacity, hosts.leased, hosts.free) == (8, 8, 0)
 
@@ -72,7 +72,7 @@ def test_what_is_kept_on_a_machine_is_found_by_its_own_instances_only() -> None:
     assert prefix and prefix.tokens == len(PROMPT)
     assert found(hosts, C) is None
     check = CheckPrefix(RequestId(1), 1, prefix.entry)
-    assert hosts.hear(B, check) == [(B, PrefixChecked(RequestId(1), 1, intact=True))]
+    assert hosts.on_message(B, check) == [(B, PrefixChecked(RequestId(1), 1, intact=True))]
 
 
 def test_what_is_kept_goes_with_its_machine_and_stays_counted() -> None:
@@ -89,17 +89,17 @@ def test_what_is_kept_goes_with_its_machine_and_stays_counted() -> None:
 
 def test_slabs_of_a_lost_instance_are_free_when_nobody_on_any_machine_reads_them() -> None:
     hosts = opened((A, HERE), (B, HERE), (C, THERE))
-    hosts.hear(A, NeedSlabs(4))
+    hosts.on_message(A, NeedSlabs(4))
     assert hosts.lost(A, WORDS) == [(B, ForgetPeer(A, WORDS)), (C, ForgetPeer(A, WORDS))]
-    hosts.hear(B, PeerForgotten(A))
+    hosts.on_message(B, PeerForgotten(A))
     assert hosts.free == 4, "one on the other machine may still read"
-    hosts.hear(C, PeerForgotten(A))
+    hosts.on_message(C, PeerForgotten(A))
     assert hosts.free == 8
 
 
 def test_a_lost_reader_is_not_waited_for() -> None:
     hosts = opened((A, HERE), (C, THERE))
-    hosts.hear(A, NeedSlabs(2))
+    hosts.on_message(A, NeedSlabs(2))
     hosts.lost(A, WORDS)
     hosts.lost(C, WORDS)
     assert hosts.free == 8
@@ -109,7 +109,7 @@ def test_an_answer_for_a_machine_that_is_gone_is_none() -> None:
     hosts = opened((A, HERE), (C, THERE))
     hosts.lost(A, WORDS)
     hosts.close(HERE)
-    assert hosts.hear(C, PeerForgotten(A)) == [] and hosts.capacity == 4
+    assert hosts.on_message(C, PeerForgotten(A)) == [] and hosts.capacity == 4
 
 
 class TwoHosts(RuleBasedStateMachine):
@@ -137,14 +137,14 @@ class TwoHosts(RuleBasedStateMachine):
     @precondition(lambda self: self.up)
     @rule(data=st.data(), count=st.integers(1, 5))
     def ask(self, data: st.DataObject, count: int) -> None:
-        self.heard(self.hosts.hear(data.draw(st.sampled_from(sorted(self.up))), NeedSlabs(count)))
+        self.heard(self.hosts.on_message(data.draw(st.sampled_from(sorted(self.up))), NeedSlabs(count)))
 
     @precondition(lambda self: self.up)
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         instance = data.draw(st.sampled_from(sorted(self.up)))
         slabs, self.up[instance] = self.up[instance], []
-        self.heard(self.hosts.hear(instance, ReturnSlabs(tuple(slabs))))
+        self.heard(self.hosts.on_message(instance, ReturnSlabs(tuple(slabs))))
 
     @precondition(lambda self: self.up)
     @rule(data=st.data())
@@ -159,7 +159,7 @@ class TwoHosts(RuleBasedStateMachine):
     def answer(self, data: st.DataObject) -> None:
         at = data.draw(st.integers(0, len(self.asked) - 1))
         instance, peer = self.asked.pop(at)
-        self.heard(self.hosts.hear(instance, PeerForgotten(peer)))
+        self.heard(self.hosts.on_message(instance, PeerForgotten(peer)))
 
     @invariant()
     def laws(self) -> None:

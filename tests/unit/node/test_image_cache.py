@@ -298,7 +298,7 @@ def test_an_image_that_is_being_loaded_from_the_cache_is_overwritten_only_afterw
         loader = Loader(wire.path, old)
         (cached,) = wire.told
         assert isinstance(cached, ImageCached)
-        loader.ledger.told(cached)
+        loader.ledger.on_message(cached)
         loader.mover._streams[StreamName.WEIGHTS].wait(blocker)
         event = loader.ledger.load(old.model, [])
         assert isinstance(event, EventHandle) and loader.perform() == []
@@ -306,7 +306,7 @@ def test_an_image_that_is_being_loaded_from_the_cache_is_overwritten_only_afterw
         cache.use(new.model, 0)
         evict = wire.told[-1]
         assert isinstance(evict, EvictImage)
-        loader.ledger.told(evict)
+        loader.ledger.on_message(evict)
         assert loader.perform() == [] and cache.state(new.model) is State.ABSENT
         loader.words.store(blocker.word, blocker.value)
         (answer,) = loader.arrived(event)
@@ -334,7 +334,7 @@ def test_while_images_come_and_go_every_load_brings_the_right_bytes(tmp_path: Pa
                 message = wire.told[heard]
                 heard += 1
                 if isinstance(message, ImageCached | EvictImage):
-                    loader.ledger.told(message)
+                    loader.ledger.on_message(message)
                 answer(loader.perform())
 
         def answer(said: list[FromInstance]) -> None:

@@ -13,27 +13,27 @@ LOST, OTHER = ProxyId(1), ProxyId(2)
 
 
 def test_all_have_to_drop_it() -> None:
-    departures = LostProxies()
-    departures.begin(LOST, [A, B])
-    assert not departures.dropped(LOST, A)
-    assert departures.dropped(LOST, B)
+    lost_proxies = LostProxies()
+    lost_proxies.begin(LOST, [A, B])
+    assert not lost_proxies.dropped(LOST, A)
+    assert lost_proxies.dropped(LOST, B)
 
 
 def test_nobody_waits_for_an_instance_that_is_lost_too() -> None:
-    departures = LostProxies()
-    departures.begin(LOST, [A, B])
-    departures.begin(OTHER, [A])
-    assert departures.lost(A) == [OTHER]
-    assert departures.lost(B) == [LOST]
-    assert departures.lost(C) == []
+    lost_proxies = LostProxies()
+    lost_proxies.begin(LOST, [A, B])
+    lost_proxies.begin(OTHER, [A])
+    assert lost_proxies.lost(A) == [OTHER]
+    assert lost_proxies.lost(B) == [LOST]
+    assert lost_proxies.lost(C) == []
 
 
 @given(st.permutations([A, B, C]), st.lists(st.booleans(), min_size=3, max_size=3))
 def test_the_end_comes_once_and_last(order: list[InstanceId], dies: list[bool]) -> None:
-    departures = LostProxies()
-    departures.begin(LOST, [A, B, C])
+    lost_proxies = LostProxies()
+    lost_proxies.begin(LOST, [A, B, C])
     ended = [
-        LOST in departures.lost(instance) if dying else departures.dropped(LOST, instance)
+        LOST in lost_proxies.lost(instance) if dying else lost_proxies.dropped(LOST, instance)
         for instance, dying in zip(order, dies, strict=True)
     ]
     assert ended == [False, False, True]

@@ -77,7 +77,7 @@ class _Node:
     up: set[InstanceId] = field(default_factory=set)
     told: list[object] = field(default_factory=list)
 
-    def tell(self, event: object) -> None:
+    def notify_proxies(self, event: object) -> None:
         self.told.append(event)
 
     def broadcast(self, message: object) -> None:

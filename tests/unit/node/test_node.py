@@ -55,7 +55,7 @@ class End:
         self.address = address
         self.told: list[ToProxy] = []
 
-    def tell(self, message: ToProxy) -> None:
+    def deliver(self, message: ToProxy) -> None:
         self.told.append(message)
 
     async def scrape(self) -> tuple[Family, ...]:
@@ -95,7 +95,7 @@ class Stand:
         self.node.join(THERE, self.ends[THERE])
 
     def hear(self, instance: InstanceId, message: Any) -> None:
-        self.node._hear(instance, message)
+        self.node._on_instance_message(instance, message)
         self.node._outbox.flush()
 
 
@@ -135,7 +135,7 @@ async def lost(stand: Stand, instance: InstanceId, *, noted_by: Sequence[ProxyId
     for proxy in noted_by:
         assert stand.ends[proxy].told[-1] == InstanceLost(instance, 1)
         assert not stand.link.of(ForgetPeer)
-        stand.node.heard(proxy, Noted(instance, 1))
+        stand.node.on_proxy_message(proxy, Noted(instance, 1))
         await asyncio.sleep(0)
     await task
 

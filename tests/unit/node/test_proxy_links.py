@@ -28,7 +28,7 @@ class End:
     def __init__(self) -> None:
         self.told: list[ToProxy] = []
 
-    def tell(self, message: ToProxy) -> None:
+    def deliver(self, message: ToProxy) -> None:
         self.told.append(message)
 
     async def scrape(self) -> tuple[Family, ...]:

@@ -37,9 +37,9 @@ def test_what_was_decided_and_why() -> None:
 
 def test_what_an_instance_is_told() -> None:
     log = DecisionLog()
-    log.told(DECODE, GrantPages((PageRun(0, 4), PageRun(6, 7))), 1)
-    log.told(DECODE, GrantPages((), refused=True, excessive=True), 2)
-    log.told(DECODE, ReleaseKv(RequestId(9), 2), 3)
+    log.sent(DECODE, GrantPages((PageRun(0, 4), PageRun(6, 7))), 1)
+    log.sent(DECODE, GrantPages((), refused=True, excessive=True), 2)
+    log.sent(DECODE, ReleaseKv(RequestId(9), 2), 3)
     assert log.lines == [
         "1 market tells decode-0: pages 0-4 6-7",
         "2 market tells decode-0: pages refused as excessive",
@@ -50,5 +50,5 @@ def test_what_an_instance_is_told() -> None:
 def test_what_follows_from_other_lines_has_none() -> None:
     log = DecisionLog()
     log.did(DECODE, [Untrack(RequestId(1)), Send(Tokens(RequestId(1), 1, 0, ()))], 1)
-    log.told(DECODE, Shutdown(), 1)
+    log.sent(DECODE, Shutdown(), 1)
     assert log.lines == []

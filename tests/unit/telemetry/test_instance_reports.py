@@ -22,7 +22,7 @@ def reported() -> tuple[Driven[DecodeCore], Reporter]:
 def test_a_report_is_due_when_something_was_told() -> None:
     _, reporter = reported()
     assert reporter.due_ns is None and not reporter.due(10 * REPORT_NS)
-    reporter.told()
+    reporter.note_event()
     assert reporter.due_ns == REPORT_NS
     assert not reporter.due(REPORT_NS - 1) and reporter.due(REPORT_NS)
 
@@ -30,18 +30,18 @@ def test_a_report_is_due_when_something_was_told() -> None:
 def test_it_is_due_at_once_when_work_comes_and_when_it_ends() -> None:
     decode, reporter = reported()
     decode.on(adopt(make_job(1, SPEC), SPEC))
-    reporter.told()
+    reporter.note_event()
     assert reporter.due(1)
     report = reporter.report(1)
     assert report and report.queued == 1 and not reporter.due(REPORT_NS)
     decode.on(Cancel(RequestId(1), 1))
-    reporter.told()
+    reporter.note_event()
     assert reporter.due(2)
 
 
 def test_nothing_is_said_twice() -> None:
     _, reporter = reported()
-    reporter.told()
+    reporter.note_event()
     assert reporter.report(REPORT_NS) is None
     assert reporter.due_ns is None
 

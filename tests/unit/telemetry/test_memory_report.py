@@ -65,8 +65,8 @@ def test_a_device_is_told_with_all_that_is_on_it() -> None:
     device = report_device(0, books, {A: said}, {K: 170, L: 90}, page_bytes=PAGE)
     assert (device.capacity_bytes, device.free_bytes, device.wiping_bytes, device.floor_bytes) == (2000, 800, 400, 200)
     a, b = device.instances
-    assert (a.instance, a.held_bytes, a.limit_bytes, a.requested_bytes, a.idle) == (A, 500, 700, 0, False)
-    assert (b.instance, b.held_bytes, b.limit_bytes, b.requested_bytes, b.idle) == (B, 300, None, 1900, True)
+    assert (a.instance, a.held_bytes, a.limit_bytes, a.wish_bytes, a.idle) == (A, 500, 700, 0, False)
+    assert (b.instance, b.held_bytes, b.limit_bytes, b.wish_bytes, b.idle) == (B, 300, None, 1900, True)
     assert (a.weights_bytes, a.kv_bytes, a.unused_bytes, a.returning_bytes) == (300, 100, 100, 0)
     assert (a.ranges.weights_reserved_bytes, a.ranges.weights_placed_bytes) == (100_000, 3000)
     assert [(w.model, w.state, w.nbytes) for w in a.ranges.weights] == [(K, "resident", 170), (L, "loading", 90)]
@@ -99,7 +99,7 @@ def test_host_kv_is_free_leased_or_orphaned() -> None:
     hosts.open(THERE, 4)
     for instance, machine, count in ((A, HERE, 2), (B, THERE, 3)):
         hosts.join(instance, machine)
-        hosts.hear(instance, NeedSlabs(count))
+        hosts.on_message(instance, NeedSlabs(count))
     hosts.lost(B, ())
     said = Telemetry(None, (), 0, 0, {}, {}, shapes=(slabs("host", K, 500, 1, 1), slabs("device", K, 500, 2, 0)))
     host = report_host_kv(hosts, [said], slab_bytes=SLAB)

@@ -95,10 +95,10 @@ class Stand:
         self.proxy = Proxy(
             NUMBER, core, cast(Any, self.wires), cast(Any, self.wires), Clock(), history, refuses_late=refuses_late
         )
-        self.proxy.tell(ModelUp(SPEC, 1000))
+        self.proxy.deliver(ModelUp(SPEC, 1000))
 
     def hear(self, instance: InstanceId, incarnation: int, *messages: FromInstance) -> None:
-        self.proxy._hear(instance, incarnation, messages)
+        self.proxy._on_messages(instance, incarnation, messages)
         self.proxy._outbox.flush()
 
     def greet(self, instance: InstanceId, incarnation: int = 1) -> None:
@@ -121,7 +121,7 @@ class Stand:
 def test_it_has_the_keys_that_its_node_told_last() -> None:
     stand = Stand()
     for name in ("alice", "bob"):
-        stand.proxy.tell(KeysSet(Keyring((Key(digest_of(name), Caller(name)),))))
+        stand.proxy.deliver(KeysSet(Keyring((Key(digest_of(name), Caller(name)),))))
     assert stand.proxy.keys.find("bob") == Caller("bob") and stand.proxy.keys.find("alice") is None
 
 
@@ -181,7 +181,7 @@ def test_nothing_is_heard_of_a_process_that_is_lost() -> None:
     stand = Stand()
     stand.greet(D0)
     got = stand.submit()
-    stand.proxy.tell(InstanceLost(D0, 1))
+    stand.proxy.deliver(InstanceLost(D0, 1))
     assert stand.wires.told[-1] == Noted(D0, 1)
     stand.start(D0)
     stand.greet(D0)
@@ -196,14 +196,14 @@ def test_a_successor_may_greet_before_the_loss_is_told() -> None:
     stand.submit()
     stand.greet(D0, 2)
     assert stand.sent(Submit) == ["mixed-0/1", "mixed-0/2"]
-    stand.proxy.tell(InstanceLost(D0, 1))
+    stand.proxy.deliver(InstanceLost(D0, 1))
     stand.submit()
     assert stand.sent(Submit) == ["mixed-0/1", "mixed-0/2", "mixed-0/2"], "it lives"
 
 
 def test_a_loss_may_be_told_before_the_greeting_arrives() -> None:
     stand = Stand()
-    stand.proxy.tell(InstanceLost(D0, 1))
+    stand.proxy.deliver(InstanceLost(D0, 1))
     stand.greet(D0)
     stand.submit()
     assert stand.sent(Submit) == []
@@ -213,7 +213,7 @@ def test_a_model_that_goes_ends_its_requests() -> None:
     stand = Stand()
     stand.greet(D0)
     got = stand.submit()
-    stand.proxy.tell(ModelGone(SPEC.model))
+    stand.proxy.deliver(ModelGone(SPEC.model))
     assert isinstance(got[-1], Failed) and stand.sent(Cancel) == ["mixed-0/1"]
     stand.hear(D0, 1, Broken(FIRST, 1, "there is no such model"))
     assert len(got) == 1
@@ -223,7 +223,7 @@ def test_who_drains_takes_no_more_and_finishes_what_there_is() -> None:
     stand = Stand()
     stand.greet(D0)
     stand.submit()
-    stand.proxy.tell(Drain(3.0))
+    stand.proxy.deliver(Drain(3.0))
     with pytest.raises(UserError, match="shutting down"):
         stand.submit()
     assert stand.proxy.busy and not stand.sent(Cancel)
@@ -235,7 +235,7 @@ def test_where_nothing_can_be_served_all_ends_with_the_reason() -> None:
     stand = Stand()
     stand.greet(D0)
     got = stand.submit()
-    stand.proxy.tell(Unserved("its instances do not come up any more"))
+    stand.proxy.deliver(Unserved("its instances do not come up any more"))
     assert list(got) == [Failed("its instances do not come up any more", 503)]
     with pytest.raises(UserError, match="do not come up"):
         stand.submit()
@@ -246,13 +246,13 @@ def test_others_are_told_of_what_was_placed() -> None:
     stand.greet(D0)
     stand.greet(D1)
     stand.submit()
-    loads = {load.instance: load.models for load in stand.proxy.told().loads}
+    loads = {load.instance: load.models for load in stand.proxy.report().loads}
     assert [model.requests for model in loads[D0]] == [1] and loads[D1] == ()
 
 
 def test_what_others_have_on_an_instance_counts_once_it_greets() -> None:
     stand = Stand()
-    stand.proxy.tell(ForeignLoad(D0, 0, (ModelLoad(SPEC.model, 1, 5000),)))
+    stand.proxy.deliver(ForeignLoad(D0, 0, (ModelLoad(SPEC.model, 1, 5000),)))
     stand.greet(D0)
     stand.greet(D1)
     stand.submit()
@@ -303,14 +303,14 @@ def test_who_would_be_late_is_refused_where_it_is_to_be_told() -> None:
     for stand in (patient, hasty):
         stand.greet(D0)
         stand.submit()
-        stand.proxy.tell(ForeignLoad(D0, SPEC.slo.ttft_ns + 3 * NS_PER_S, ()))
+        stand.proxy.deliver(ForeignLoad(D0, SPEC.slo.ttft_ns + 3 * NS_PER_S, ()))
     patient.submit()
     with pytest.raises(UserError, match="too late") as caught:
         hasty.submit()
     assert (caught.value.status, caught.value.code) == (429, "would_be_late")
     assert caught.value.retry_after_s and caught.value.retry_after_s >= 3
     assert hasty.proxy.submit(SPEC.model, [1], Sampling(max_tokens=5), sent=(7,)), "a retry is none"
-    hasty.proxy.tell(ForeignLoad(D0, 0, ()))
+    hasty.proxy.deliver(ForeignLoad(D0, 0, ()))
     hasty.submit()
 
 

@@ -22,7 +22,7 @@ from aegis.telemetry.metrics.scrape import Family
 from aegis.transport.links import Hub, Spoke
 from aegis.transport.node_messages import (
     Card,
-    CardGone,
+    CardRemoved,
     FromProxy,
     LookUp,
     NodeAnswer,
@@ -101,10 +101,10 @@ class Pair:
             assert identity == WHO
             for message in messages:
                 if isinstance(message, NodeCall | NodeCallCancelled | Scraped):
-                    self.proxy.heard(message)
+                    self.proxy.on_message(message)
                 elif isinstance(message, LookUp):
                     kept = KeptPrefix(((0, 1),), 16, len(message.job.prompt)) if message.job.sent else None
-                    self.proxy.tell(PrefixFound(message.call_id, kept))
+                    self.proxy.deliver(PrefixFound(message.call_id, kept))
                 else:
                     self.heard.append(message)
 
@@ -112,12 +112,12 @@ class Pair:
         while True:
             for message in await self._spoke.receive():
                 match message:
-                    case Card() | CardGone() | PrefixFound():
-                        self.node.told(message)
+                    case Card() | CardRemoved() | PrefixFound():
+                        self.node.on_message(message)
                     case NodeAnswer():
                         self.node.queries.answered(message)
                     case ScrapeWanted(call_id):
-                        self.node.tell(Scraped(call_id, FAMILIES))
+                        self.node.send(Scraped(call_id, FAMILIES))
                     case _:
                         self.told.append(message)
 
@@ -195,7 +195,7 @@ def test_models_are_seen_as_they_are(tmp_path: Path) -> None:
 
     async def work(pair: Pair) -> None:
         pair.queries.served[spec.model] = model
-        pair.proxy.tell(ModelUp(heavy, 100))
+        pair.proxy.deliver(ModelUp(heavy, 100))
         await pair.settle()
         (seen,) = pair.node.models().values()
         assert (seen.spec, seen.state, seen.kv_limit_tokens, seen.text) == (spec, "ready", 100, None)
@@ -242,7 +242,7 @@ def test_nobody_waits_for_a_proxy_that_is_lost(tmp_path: Path) -> None:
 def test_what_a_proxy_says_of_itself_arrives(tmp_path: Path) -> None:
     async def work(pair: Pair) -> None:
         note = Noted(cast(Any, "decode-0"), 3)
-        pair.node.tell(note)
+        pair.node.send(note)
         await pair.settle()
         assert pair.heard == [note]
 

@@ -131,10 +131,10 @@ def test_tallies_are_what_the_series_say() -> None:
 
 def test_news_are_the_tallies_that_changed() -> None:
     metrics = arrived(R)
-    assert metrics.news() == metrics.tallies()
-    assert metrics.news() == []
+    assert metrics.changed_tallies() == metrics.tallies()
+    assert metrics.changed_tallies() == []
     metrics.cancelled(R)
-    assert metrics.news() == [Tally(M, arrived=1, cancelled=1, prompt_tokens=7)]
+    assert metrics.changed_tallies() == [Tally(M, arrived=1, cancelled=1, prompt_tokens=7)]
 
 
 def test_answers_are_counted_by_route_and_status() -> None:
