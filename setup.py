@@ -29,7 +29,7 @@ COMPILED = (
     "decode/step_times.py",
     "decode/chunks.py",
     "decode/core.py",
-    "decode/losses.py",
+    "decode/lost_peers.py",
     "decode/policies/weighted_round_robin.py",
     "decode/eviction.py",
     "decode/sequences.py",

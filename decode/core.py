@@ -65,7 +65,7 @@ from decode.eviction import Eviction
 from decode.eviction_reasons import EvictionReasons
 from decode.kv_arrivals import Arrivals
 from decode.kv_swap import KvSwap
-from decode.losses import Losses
+from decode.lost_peers import LostPeers
 from decode.reasons import TurnReasons
 from decode.sequences import Counters, Room, Sequence, Where
 from decode.step_times import ChangeTimes, StepTimes
@@ -115,7 +115,7 @@ class DecodeCore:
         self._changes = False  # it is the first of another model
         self._step_times = StepTimes(hardware)
         self._models = InstanceModels(ledger, send)
-        self._losses = Losses(self._kv, self._arrivals, send)
+        self._lost_peers = LostPeers(self._kv, self._arrivals, send)
         self._eviction_reasons = EvictionReasons(instance, self._work, self._step_times.latency) if explains else None
         self._eviction = Eviction(ledger, self._kv, self._work, self.counters, self._give_up, self._eviction_reasons)
 
@@ -184,7 +184,7 @@ class DecodeCore:
     def running(self) -> int:
         return sum(sequence.running for sequence in self._by_request.values())
 
-    # --- coming and going -----------------------------------------------------------------------------------------
+    # --- coming and going ---------------------------------------------------------------------------------------------
 
     def _submit(self, event: Submit) -> None:
         job, spec = event.job, self.ledger.specs.get(event.job.model)
@@ -247,14 +247,14 @@ class DecodeCore:
             s for s in self._by_request.values() if s.handle and s.handle.is_from(event.peer, event.words)
         ]:
             self._leave(sequence)
-        self._losses.forget(event.peer)
+        self._lost_peers.forget(event.peer)
 
     def _drop_proxy(self, proxy: ProxyId) -> None:
         for sequence in [s for s in self._by_request.values() if proxy_of(s.job.request) == proxy]:
             self._leave(sequence)
-        self._losses.drop(proxy)
+        self._lost_peers.drop(proxy)
 
-    # --- steps ------------------------------------------------------------------------------------------------------
+    # --- steps --------------------------------------------------------------------------------------------------------
 
     def _stepped(self, event: Stepped, now_ns: int) -> None:
         stepped = self._work.ended()
@@ -347,8 +347,8 @@ class DecodeCore:
         """Whether a step begins: it is the last thing this event asks for, with everything else under way."""
         if self._arrivals:
             self._arrivals.advance(idle=not self._work.batches)
-        if self._losses:
-            self._losses.answer()
+        if self._lost_peers:
+            self._lost_peers.answer()
         if self._models.dropping:
             self._drop_models()
         if self.ledger.unloading:

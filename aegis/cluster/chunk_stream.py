@@ -20,14 +20,14 @@ from xxhash import xxh3_64
 from aegis.cluster.chunks import CHUNK_BYTES, PIECES_MAX, Bytes, Piece, cut, views, within
 from aegis.cluster.receive_window import (
     ChunkArrived,
-    RequestChunk,
     ConnectionBroken,
     Done,
     Event,
     Failed,
     Reconnect,
-    TimedOut,
     RegionUnknown,
+    RequestChunk,
+    TimedOut,
     Why,
     Window,
 )

@@ -61,7 +61,7 @@ Effect = RequestChunk | Reconnect | Done | Failed
 class Window:
     """Of `chunks` chunks, `[0, chunks)`."""
 
-    __slots__ = ("_arrived", "_requested", "_damaged", "_ended", "_fresh", "_lost", "_width", "chunks")
+    __slots__ = ("_arrived", "_damaged", "_ended", "_fresh", "_lost", "_requested", "_width", "chunks")
 
     def __init__(self, chunks: int, width: int) -> None:
         assert chunks >= 0 and width > 0

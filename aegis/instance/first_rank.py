@@ -23,8 +23,8 @@ from aegis.instance.rank_wire import (
     Prefill,
     Prepare,
     Report,
-    Step,
     SendCommand,
+    Step,
     Touch,
     packed,
 )

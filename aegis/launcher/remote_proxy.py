@@ -19,7 +19,7 @@ from aegis.node.queries import NodeQueries
 from aegis.node.query_messages import QUESTIONS
 from aegis.telemetry.logs import log
 from aegis.telemetry.metrics.scrape import Family
-from aegis.telemetry.tally import Tally
+from aegis.telemetry.model_counts import Tally
 from aegis.transport.links import Hub
 from aegis.transport.node_messages import (
     Card,

@@ -13,7 +13,17 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import ToInstance
 from aegis.core.model import IMAGE_EXTENT_BYTES, ModelSpec
 from aegis.node.image_filler import Filled
-from memory.image_cache import AbandonFill, CacheEffect, Counters, Fill, Forgotten, ImageUse, ModelCache, State, NotifyInstance
+from memory.image_cache import (
+    AbandonFill,
+    CacheEffect,
+    Counters,
+    Fill,
+    Forgotten,
+    ImageUse,
+    ModelCache,
+    NotifyInstance,
+    State,
+)
 from memory.pages import NoPages, Runs
 
 

@@ -10,7 +10,7 @@ from aegis.core.role import Role
 from aegis.node.node import Node
 from aegis.telemetry.live_view import Live, LiveInstance, LiveModel, SeenUntil, news
 from aegis.telemetry.memory_report import MemoryReport
-from aegis.telemetry.tally import Tally
+from aegis.telemetry.model_counts import Tally
 
 
 class LiveView:

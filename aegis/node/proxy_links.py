@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from aegis.core.ids import InstanceId, ModelId, ProxyId
-from aegis.telemetry import tally
+from aegis.telemetry import model_counts
 from aegis.telemetry.metrics.scrape import Family, lasting, total
-from aegis.telemetry.tally import Tally
+from aegis.telemetry.model_counts import Tally
 from aegis.transport.node_messages import InstanceLost, Noted, ProxyEnd, ToProxy
 from proxy.routing.events import ForeignLoad, ModelLoad
 
@@ -42,7 +42,7 @@ class ProxyLinks:
 
     def leave(self, proxy: ProxyId) -> None:
         left = self._ends.pop(proxy)
-        self._past = tally.total([*self._past.values(), *tally.lasting(left.tallies())])
+        self._past = model_counts.total([*self._past.values(), *model_counts.lasting(left.tallies())])
         del self._loads[proxy], self._sent_loads[proxy]
         self._lasting = total([self._lasting, lasting(self._scraped.pop(proxy, ()))])
         for waiting in self._unnoted.values():
@@ -94,7 +94,9 @@ class ProxyLinks:
 
     def tallies(self) -> dict[ModelId, Tally]:
         """Of all of them together, and of those that are lost."""
-        return tally.total([*self._past.values(), *(each for end in self._ends.values() for each in end.tallies())])
+        return model_counts.total(
+            [*self._past.values(), *(each for end in self._ends.values() for each in end.tallies())]
+        )
 
     def loads(self, proxy: ProxyId, loads: Iterable[ForeignLoad]) -> None:
         """Takes the load of the proxy's requests, and tells the other proxies if it has changed."""

@@ -9,10 +9,10 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.role import Role
 from aegis.telemetry.history import History
 from aegis.telemetry.memory_report import MemoryReport
+from aegis.telemetry.model_counts import Tally
 from aegis.telemetry.records import Record
 from aegis.telemetry.ring import Ring, T
 from aegis.telemetry.spans import Span
-from aegis.telemetry.tally import Tally
 
 SPANS_MAX = 4_000
 """Of one answer; who has seen nothing yet, or asks too seldom, gets the last ones."""

@@ -18,15 +18,15 @@ from aegis.core.limits import Limits, Scope
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job, KeptPrefix
 from aegis.telemetry.metrics.scrape import Family
+from aegis.telemetry.model_counts import Tally
 from aegis.telemetry.records import Record
 from aegis.telemetry.registration import RegisteringModel
-from aegis.telemetry.tally import Tally
 from proxy.routing.events import ForeignLoad, ModelAway, ModelGone, ModelUp, SloSet
 
 TELL_S = 0.2
 """From one time that a proxy tells of its requests, or that it lives, to the next."""
 
-# --- to a proxy -----------------------------------------------------------------------------------------------------
+# --- to a proxy -------------------------------------------------------------------------------------------------------
 
 
 class InstanceLost(Struct, frozen=True, tag=True):
@@ -153,7 +153,7 @@ ToProxy = (
 )
 
 
-# --- from a proxy ---------------------------------------------------------------------------------------------------
+# --- from a proxy -----------------------------------------------------------------------------------------------------
 
 
 class Joined(Struct, frozen=True, tag=True):

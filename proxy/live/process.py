@@ -141,7 +141,9 @@ async def _serve(settings: ProxySettings) -> None:
         if settings.store:
             store = await stack.enter_async_context(join_store(settings.store, settings.name, settings.number))
             store.report_to(process.proxy.registry)
-        await stack.enter_async_context(running(process.listen_to_node(), process.proxy.listen(), process.send_reports()))
+        await stack.enter_async_context(
+            running(process.listen_to_node(), process.proxy.listen(), process.send_reports())
+        )
         await process.join()
         listener = share(settings.host, settings.port)
         http = msgspec.structs.replace(settings.http, proxy=settings.name)

@@ -28,9 +28,9 @@ from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.history import History
 from aegis.telemetry.metrics.requests import Metrics
 from aegis.telemetry.metrics.scrape import Family, scrape
+from aegis.telemetry.model_counts import Tally
 from aegis.telemetry.registration import RegisteringModel
 from aegis.telemetry.request_stages import RequestStages
-from aegis.telemetry.tally import Tally
 from aegis.transport.links import Hub
 from aegis.transport.node_messages import (
     Drain,
@@ -60,9 +60,9 @@ from proxy.http.market import (
     Served,
     ServerQueries,
 )
-from proxy.live.backlog import Backlog
 from proxy.live.permits import ProxyPermits, too_many
-from proxy.live.request_handle import LiveSequenceHandle
+from proxy.live.sequence_handle import LiveSequenceHandle
+from proxy.live.unread_answers import UnreadAnswers
 from proxy.routing.events import (
     ClientLeft,
     Deliver,
@@ -140,7 +140,7 @@ class Proxy:
         self._permits = ProxyPermits(node.send)
         self._refuses_late = refuses_late
         self._handles: dict[RequestId, LiveSequenceHandle] = {}
-        self._backlog = Backlog()
+        self._unread_answers = UnreadAnswers()
         self._next_request = 0
         self._unserved = ""  # the reason, if nothing can be served any more
         self._identities: dict[InstanceId, str] = {}  # the processes of those that are up
@@ -202,7 +202,7 @@ class Proxy:
             request,
             self._happened,
             self._core.waiting_before,
-            self._backlog,
+            self._unread_answers,
             among if isinstance(among, LiveSequenceHandle) else None,
         )
         self._node.send(ModelUsed(model))

@@ -35,7 +35,7 @@ from prefill.core import PrefillCore
 from proxy.http.market import Delta, Failed, Finished
 from proxy.live.local_node import LocalNode
 from proxy.live.proxy import Proxy
-from proxy.live.request_handle import LiveSequenceHandle
+from proxy.live.sequence_handle import LiveSequenceHandle
 from proxy.routing.router import Router
 from tests.parity.conductor import Actor, Conductor
 from tests.parity.stand_ins import (

@@ -13,7 +13,7 @@ from textual.widgets import DataTable, Footer, Static
 
 from aegis.admin_client import AdminClient
 from aegis.cli.top.cells import bar, count, milliseconds, named, rate, share, size
-from aegis.cli.top.watch import InstanceRow, ModelRow, Server, Summary
+from aegis.cli.top.recent_activity import FollowedServer, InstanceRow, ModelRow, Summary
 from aegis.config.sizes import format_size
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
@@ -48,7 +48,7 @@ class Top(App[None]):
         self._client = client
         self._url = url
         self._every_s = every_s
-        self._server = Server()
+        self._server = FollowedServer()
         self._live: Live | None = None
         self._paused = False
         self._sort = _SORTS[0]
@@ -94,7 +94,7 @@ class Top(App[None]):
             self.call_from_thread(self._hear, live)
 
     def _hear(self, live: Live) -> None:
-        if self._server.hear(live):
+        if self._server.add(live):
             self._live = live
             self._show(live)
 
@@ -104,11 +104,11 @@ class Top(App[None]):
     # --- showing ------------------------------------------------------------------------------------------------------
 
     def _show(self, live: Live) -> None:
-        watch, seats = self._server.watch, {model.tally.model: model.seat for model in live.models}
-        self.query_one("#head", Static).update(self._head(live, watch.summary(live)))
-        instances = {row.now.instance: _instance(row, seats) for row in watch.instances(live)}
+        activity, seats = self._server.activity, {model.tally.model: model.seat for model in live.models}
+        self.query_one("#head", Static).update(self._head(live, activity.summary(live)))
+        instances = {row.now.instance: _instance(row, seats) for row in activity.instances(live)}
         self._fill("instances", {str(name): cells for name, cells in instances.items()})
-        models = sorted(watch.models(live), key=self._order)
+        models = sorted(activity.models(live), key=self._order)
         self._fill("models", {str(row.now.tally.model): _model(row) for row in models})
         title = "models" if self._sort == _SORTS[0] else f"models, by {self._sort}"
         self.query_one("#models-title", Static).update(title)

@@ -19,7 +19,7 @@ from aegis.core.request import FinishReason
 from aegis.telemetry import logs
 from aegis.telemetry.metrics.series import Families, Series
 from aegis.telemetry.metrics.slo_attainment import AttainmentMetrics
-from aegis.telemetry.tally import Tally
+from aegis.telemetry.model_counts import Tally
 
 # What a process could not log, as a metric.
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from aegis.cluster.receive_window import (
     TRIES,
     ChunkArrived,
-    RequestChunk,
     ConnectionBroken,
     Done,
     Effect,
     Failed,
     Reconnect,
-    TimedOut,
     RegionUnknown,
+    RequestChunk,
+    TimedOut,
     Window,
 )
 

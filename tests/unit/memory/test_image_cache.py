@@ -10,7 +10,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from aegis.core.errors import LawBroken
 from aegis.core.ids import InstanceId, ModelId, PageRun
 from aegis.core.messages import EvictImage, ImageCached
-from memory.image_cache import ONE_USE_NS, AbandonFill, CacheEffect, Fill, Forgotten, ImageUse, ModelCache, State, NotifyInstance
+from memory.image_cache import (
+    ONE_USE_NS,
+    AbandonFill,
+    CacheEffect,
+    Fill,
+    Forgotten,
+    ImageUse,
+    ModelCache,
+    NotifyInstance,
+    State,
+)
 from memory.pages import NoPages, count_pages
 
 A, B = InstanceId("decode-0"), InstanceId("prefill-0")

@@ -25,7 +25,7 @@ from aegis.node.node import Node
 from aegis.process.clock import MonotonicClock
 from aegis.telemetry.history import History
 from aegis.telemetry.metrics.scrape import Family
-from aegis.telemetry.tally import Tally
+from aegis.telemetry.model_counts import Tally
 from aegis.transport.node_messages import InstanceLost, Noted, ToProxy
 from memory.budget import Budget
 from tests.parity.stand_ins import CountedPool, Processes, host, no_images

@@ -12,7 +12,7 @@ from aegis.core.ids import InstanceId, ModelId, ProxyId
 from aegis.node import proxy_links
 from aegis.node.proxy_links import ProxyLinks
 from aegis.telemetry.metrics.scrape import Family
-from aegis.telemetry.tally import Tally
+from aegis.telemetry.model_counts import Tally
 from aegis.transport.node_messages import InstanceLost, Noted, ToProxy
 from proxy.routing.events import ForeignLoad, ModelLoad
 

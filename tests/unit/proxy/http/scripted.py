@@ -29,11 +29,11 @@ from aegis.models.text.text_model import TextModel
 from aegis.telemetry.history import History
 from aegis.telemetry.live_view import Live, LiveInstance, LiveModel, SeenUntil, news
 from aegis.telemetry.memory_report import HostKvReport, MemoryReport, ModelCacheReport, SlabsReport
+from aegis.telemetry.model_counts import Tally
 from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.records import Record
 from aegis.telemetry.registration import RegisteringModel
 from aegis.telemetry.spans import Span
-from aegis.telemetry.tally import Tally
 from proxy.http.app import create_app
 from proxy.http.market import Delivery, Delta, Finished, PromptScores
 from proxy.http.request.text_workers import TextWorkers

@@ -22,9 +22,9 @@ from aegis.telemetry.memory_report import (
     SlabsReport,
     WeightsReport,
 )
+from aegis.telemetry.model_counts import Tally
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span, SpanKind
-from aegis.telemetry.tally import Tally
 from tests.unit.proxy.http.scripted import Script, ScriptedMarket, ScriptedModel, says, spec
 
 MIB = 1 << 20

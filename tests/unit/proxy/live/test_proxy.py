@@ -36,9 +36,9 @@ from aegis.transport.node_messages import Drain, Found, FromProxy, InstanceLost,
 from decode.policies.weighted_round_robin import WeightedRoundRobin
 from prefill.policies.grouped_fcfs import GroupedFcfs
 from proxy.http.market import Delivery, Delta, Failed, Reused
-from proxy.live.backlog import ANSWER_BYTES_MAX
 from proxy.live.proxy import Proxy
-from proxy.live.request_handle import UNREAD_MAX, LiveSequenceHandle
+from proxy.live.sequence_handle import UNREAD_MAX, LiveSequenceHandle
+from proxy.live.unread_answers import ANSWER_BYTES_MAX
 from proxy.routing.events import ForeignLoad, ModelGone, ModelLoad, ModelUp
 from proxy.routing.router import Router
 
@@ -172,7 +172,7 @@ def test_an_answer_whose_logprobs_nobody_reads_is_given_up_and_holds_nothing() -
             (failed,) = call_id._unread
             assert isinstance(failed, Failed) and "were not read" in failed.message
         assert len(other._unread) == 4000
-        assert stand.proxy._backlog.nbytes < ANSWER_BYTES_MAX / 2
+        assert stand.proxy._unread_answers.nbytes < ANSWER_BYTES_MAX / 2
 
     asyncio.run(main())
 

@@ -8,7 +8,7 @@ from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import Slo
 from aegis.core.request import FinishReason
 from aegis.telemetry.metrics.requests import Metrics
-from aegis.telemetry.tally import Tally
+from aegis.telemetry.model_counts import Tally
 
 M = ModelId("m")
 R, R2 = RequestId(1), RequestId(2)

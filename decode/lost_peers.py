@@ -11,7 +11,7 @@ from decode.kv_arrivals import Arrivals
 from decode.kv_swap import KvSwap
 
 
-class Losses:
+class LostPeers:
     """The losses that one instance has to answer."""
 
     def __init__(self, kv: KvSwap, arrivals: Arrivals, send: Callable[[FromInstance], None]) -> None:

@@ -7,8 +7,8 @@ import asyncio
 from aegis.core.ids import RequestId
 from aegis.core.request import Token
 from proxy.http.market import Delivery, Delta, Failed
-from proxy.live.backlog import Backlog
-from proxy.live.request_handle import UNREAD_MAX, LiveSequenceHandle
+from proxy.live.sequence_handle import UNREAD_MAX, LiveSequenceHandle
+from proxy.live.unread_answers import UnreadAnswers
 from proxy.routing.events import ClientLeft
 
 DELTA = Delta((Token(1),))
@@ -18,7 +18,7 @@ def test_what_is_not_read_is_kept_up_to_a_bound_then_the_request_ends() -> None:
     left: list[ClientLeft] = []
 
     async def main() -> list[Delivery]:
-        call_id = LiveSequenceHandle(RequestId(7), left.append, lambda request: None, Backlog())
+        call_id = LiveSequenceHandle(RequestId(7), left.append, lambda request: None, UnreadAnswers())
         for _ in range(UNREAD_MAX):
             call_id.put(DELTA)
         await asyncio.sleep(0)

@@ -18,7 +18,7 @@ _ALTERNATIVE_BYTES = 136  # a pair of numbers, each an object
 _WITH_TOKENS = (Delta, PromptScores)
 
 
-class Share:
+class AnswerBytes:
     """Of one answer, all its choices together: so many bytes."""
 
     __slots__ = ("nbytes",)
@@ -27,31 +27,31 @@ class Share:
         self.nbytes = 0
 
 
-class Waiting(Protocol):
+class UnreadAnswer(Protocol):
     """Something that deliveries wait in."""
 
     @property
-    def share(self) -> Share: ...
+    def share(self) -> AnswerBytes: ...
 
     def give_up(self, why: str) -> None:
         """Drops them, and tells the client so."""
         ...
 
 
-class Backlog:
-    """Of one proxy."""
+class UnreadAnswers:
+    """All of one proxy."""
 
     def __init__(self, *, answer_bytes_max: int = ANSWER_BYTES_MAX, all_bytes_max: int = ALL_BYTES_MAX) -> None:
         self.nbytes = 0
         self._answer_bytes_max = answer_bytes_max
         self._all_bytes_max = all_bytes_max
-        self._waiting: WeakSet[Waiting] = WeakSet()
+        self._waiting: WeakSet[UnreadAnswer] = WeakSet()
         self._looks = False
 
-    def join(self, waiting: Waiting) -> None:
+    def join(self, waiting: UnreadAnswer) -> None:
         self._waiting.add(waiting)
 
-    def grow(self, share: Share, nbytes: int) -> None:
+    def grow(self, share: AnswerBytes, nbytes: int) -> None:
         """By what is negative, it shrinks."""
         share.nbytes += nbytes
         self.nbytes += nbytes
@@ -62,7 +62,7 @@ class Backlog:
 
     def _look(self) -> None:
         self._looks = False
-        answers: dict[Share, list[Waiting]] = {}
+        answers: dict[AnswerBytes, list[UnreadAnswer]] = {}
         for waiting in self._waiting:
             answers.setdefault(waiting.share, []).append(waiting)
         self.nbytes = sum(share.nbytes for share in answers)  # a handle that is gone may have left some unread

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple
 
 from aegis.core.ids import ModelId
-from aegis.telemetry.tally import Tally, lasting, total
+from aegis.telemetry.model_counts import Tally, lasting, total
 
 NUMBERS = len(Tally.__struct_fields__) - 1
 tallies = st.builds(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 from aegis.core.ids import RequestId
 from proxy.http.market import Delivery, Failed, Finished
-from proxy.live.backlog import Backlog, Share, bytes_of
+from proxy.live.unread_answers import AnswerBytes, UnreadAnswers, bytes_of
 from proxy.routing.events import ClientLeft
 
 UNREAD_MAX = 4096
@@ -19,28 +19,29 @@ _GIVEN_UP = 499
 
 
 class LiveSequenceHandle:
-    """One sequence's deliveries. Implements `proxy.http.market.SequenceHandle` and `proxy.live.backlog.Waiting`."""
+    """One sequence's deliveries. Implements `proxy.http.market.SequenceHandle` and
+    `proxy.live.unread_answers.UnreadAnswer`."""
 
     def __init__(
         self,
         request: RequestId,
         leave: Callable[[ClientLeft], None],
         before: Callable[[RequestId], int | None],
-        backlog: Backlog,
+        unread_answers: UnreadAnswers,
         among: LiveSequenceHandle | None = None,
     ) -> None:
         """`among`: another one of the same answer."""
         self.request = request
-        self.share: Share = among.share if among else Share()
+        self.share: AnswerBytes = among.share if among else AnswerBytes()
         self._leave = leave
         self._before = before
-        self._backlog = backlog
+        self._unread_answers = unread_answers
         self._unread: deque[Delivery] = deque()
         self._reader: asyncio.Future[None] | None = None  # waits for more
         self._awaited = False  # the first unread one: it is not counted, because its reader is on the way
         self._fell_behind = False
         self._given_up = False
-        backlog.join(self)
+        unread_answers.join(self)
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
         while True:
@@ -51,7 +52,7 @@ class LiveSequenceHandle:
             if self._awaited:
                 self._awaited = False
             else:
-                self._backlog.grow(self.share, -bytes_of(delivery))
+                self._unread_answers.grow(self.share, -bytes_of(delivery))
             yield delivery
             if isinstance(delivery, Finished | Failed):
                 return
@@ -86,13 +87,13 @@ class LiveSequenceHandle:
             self._reader.set_result(None)
             self._awaited = True
         else:
-            self._backlog.grow(self.share, bytes_of(delivery))
+            self._unread_answers.grow(self.share, bytes_of(delivery))
 
     def _keep(self, last: Delivery) -> None:
         """Keeps this delivery and no other."""
         if self._awaited:
             self._unread.popleft()
             self._awaited = False
-        self._backlog.grow(self.share, -sum(map(bytes_of, self._unread)))
+        self._unread_answers.grow(self.share, -sum(map(bytes_of, self._unread)))
         self._unread.clear()
         self._add(last)

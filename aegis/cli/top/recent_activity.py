@@ -11,8 +11,8 @@ from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.ids import InstanceId, ModelId
 from aegis.telemetry.live_view import Live, LiveInstance, LiveModel, LiveUpdate, SeenUntil
 from aegis.telemetry.memory_report import MemoryReport
+from aegis.telemetry.model_counts import Tally
 from aegis.telemetry.spans import SpanKind
-from aegis.telemetry.tally import Tally
 
 MINUTE_NS = 60 * NS_PER_S
 RATE_NS = 5 * NS_PER_S
@@ -56,7 +56,7 @@ class _Sample:
     tallies: dict[ModelId, Tally]
 
 
-class Watch:
+class RecentActivity:
     """Of one start of a server."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Watch:
         self._firsts: deque[tuple[int, ModelId, float]] = deque()  # when, and after how many milliseconds
         self._switches: deque[int] = deque()  # when
 
-    def hear(self, live: Live) -> None:
+    def add(self, live: Live) -> None:
         self._learn(live.news)
         self._samples.append(_Sample(live.now_ns, {model.tally.model: model.tally for model in live.models}))
         self._forget(live.now_ns - MINUTE_NS)
@@ -142,23 +142,23 @@ class Watch:
             self._switches.popleft()
 
 
-class Server:
-    """Follows one server over its starts: `hear` what it answers to a question for `seen`."""
+class FollowedServer:
+    """Follows one server over its starts: `add` what it answers to a question for `seen`."""
 
     def __init__(self) -> None:
         self.seen = SeenUntil()
-        self.watch = Watch()
+        self.activity = RecentActivity()
         self._start: int | None = None
 
-    def hear(self, live: Live) -> bool:
+    def add(self, live: Live) -> bool:
         """False for the first answer of another start: its news begin before it, and have to be asked for."""
         known = self._start in (None, live.start)
         self._start = live.start
         if not known:
-            self.seen, self.watch = SeenUntil(), Watch()
+            self.seen, self.activity = SeenUntil(), RecentActivity()
             return False
         self.seen = live.news.seen
-        self.watch.hear(live)
+        self.activity.add(live)
         return True
 
 

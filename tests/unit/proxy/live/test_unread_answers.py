@@ -11,8 +11,8 @@ from typing import Any
 from aegis.core.ids import RequestId
 from aegis.core.request import FinishReason, Token
 from proxy.http.market import Delivery, Delta, Failed, Finished, Reused
-from proxy.live.backlog import Backlog, bytes_of
-from proxy.live.request_handle import LiveSequenceHandle
+from proxy.live.sequence_handle import LiveSequenceHandle
+from proxy.live.unread_answers import UnreadAnswers, bytes_of
 from proxy.routing.events import ClientLeft
 
 
@@ -28,13 +28,15 @@ class Stand:
     """A proxy's sequence handles, and who left."""
 
     def __init__(self, answer_parts: int, all_parts: int) -> None:
-        self.backlog = Backlog(answer_bytes_max=answer_parts * PART, all_bytes_max=all_parts * PART)
+        self.unread_answers = UnreadAnswers(answer_bytes_max=answer_parts * PART, all_bytes_max=all_parts * PART)
         self.left: list[int] = []
         self._numbers = 0
 
     def call_id(self, among: LiveSequenceHandle | None = None) -> LiveSequenceHandle:
         self._numbers += 1
-        return LiveSequenceHandle(RequestId(self._numbers), self._leave, lambda request: None, self.backlog, among)
+        return LiveSequenceHandle(
+            RequestId(self._numbers), self._leave, lambda request: None, self.unread_answers, among
+        )
 
     def _leave(self, event: ClientLeft) -> None:
         self.left.append(event.request)
@@ -85,7 +87,7 @@ def test_of_all_answers_that_with_the_most_to_read_is_given_up() -> None:
         assert stand.left == []
         await put(none, 1)
         assert stand.left == [many.request]
-        assert stand.backlog.nbytes < 14 * PART
+        assert stand.unread_answers.nbytes < 14 * PART
         await put(none, 1)
         assert stand.left == [many.request]
 
@@ -104,7 +106,7 @@ def test_who_reads_what_comes_is_never_given_up() -> None:
             await put(call_id, 50)
         call_id.put(Finished(FinishReason.LENGTH))
         assert len(await reading) == 151
-        assert (stand.left, stand.backlog.nbytes) == ([], 0)
+        assert (stand.left, stand.unread_answers.nbytes) == ([], 0)
 
     run(main)
 
@@ -116,10 +118,10 @@ def test_nothing_waits_for_who_has_left() -> None:
         await put(call_id, 9)
         call_id.cancel()
         assert stand.left == [call_id.request]
-        assert stand.backlog.nbytes <= PART
+        assert stand.unread_answers.nbytes <= PART
         call_id.put(Failed("cancelled", 499))
         assert isinstance((await all_of(call_id))[-1], Failed)
-        assert stand.backlog.nbytes == 0
+        assert stand.unread_answers.nbytes == 0
 
     run(main)
 
@@ -138,7 +140,7 @@ def test_the_count_is_right_also_where_a_reader_is_stopped_on_its_way() -> None:
             ends(call_id)
             call_id.put(Failed("cancelled", 499))
             assert isinstance((await all_of(call_id))[-1], Failed)
-            assert stand.backlog.nbytes == 0
+            assert stand.unread_answers.nbytes == 0
 
     run(main)
 
@@ -155,7 +157,7 @@ def test_what_handles_that_are_gone_left_unread_does_not_count_against_others() 
         call_id = stand.call_id()
         await put(call_id, 9)
         assert call_id.request not in stand.left
-        assert stand.backlog.nbytes == 9 * PART
+        assert stand.unread_answers.nbytes == 9 * PART
 
     run(main)
 
