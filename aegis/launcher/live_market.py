@@ -14,6 +14,7 @@ from aegis.core.clock import NS_PER_MS, NS_PER_S, Clock
 from aegis.core.ids import InstanceId, ProxyId
 from aegis.core.messages import FromInstance
 from aegis.core.model import Slo
+from aegis.core.request import Job
 from aegis.core.role import Role
 from aegis.device.performance import figures
 from aegis.instance.settings import InstanceSettings
@@ -25,6 +26,7 @@ from aegis.node.control_commands import NodeControl
 from aegis.node.devices import Devices
 from aegis.node.instance_pool import InstancePool
 from aegis.node.market_machines import MarketMachines, open_local_machines
+from aegis.node.model_catalogue import LiveModel
 from aegis.node.node import Node
 from aegis.node.queries import NodeQueries
 from aegis.node.sizing import host_slabs_of, instances_of
@@ -32,16 +34,38 @@ from aegis.process.clock import MonotonicClock
 from aegis.scheduling import SchedulingSettings
 from aegis.telemetry.history import History
 from aegis.telemetry.logs import LogSettings
+from aegis.telemetry.registration import RegisteringModel
 from aegis.telemetry.request_stages import RequestStages
 from aegis.transport.addresses import Wires
 from aegis.transport.links import Hub, Said
+from aegis.transport.node_messages import Found, FromProxy
 from memory.budget import Budget
-from proxy.live.local_node import LocalNode
 from proxy.live.proxy import Proxy
 from proxy.live.serving import running
 from proxy.routing.router import Router
 
 _PROXY = ProxyId(0)
+
+
+class LocalNode:
+    """Implements `proxy.live.proxy.NodeLink`."""
+
+    def __init__(self, node: Node, proxy: ProxyId) -> None:
+        self.queries = NodeQueries(node)
+        self._node = node
+        self._proxy = proxy
+
+    def models(self) -> Mapping[str, LiveModel]:
+        return self._node.catalogue.models()
+
+    def coming(self) -> Mapping[str, RegisteringModel]:
+        return self._node.catalogue.coming()
+
+    def look_up(self, instance: InstanceId, job: Job, found: Found) -> None:
+        found(self._node.prefix_of(instance, job))
+
+    def notify(self, message: FromProxy) -> None:
+        self._node.on_proxy_message(self._proxy, message)
 
 
 @dataclass(frozen=True, slots=True)

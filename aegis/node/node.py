@@ -51,10 +51,8 @@ from aegis.node.registration import Register, register
 from aegis.telemetry.decisions import DecisionLog, Decisions
 from aegis.telemetry.history import History
 from aegis.telemetry.logs import log
-from aegis.telemetry.metrics.device_memory import DeviceMemoryMetrics
-from aegis.telemetry.metrics.model_cache import ModelCacheMetrics
+from aegis.telemetry.metrics.memory import DeviceMemoryMetrics, ModelCacheMetrics, PrefixMetrics
 from aegis.telemetry.metrics.node import NodeMetrics
-from aegis.telemetry.metrics.prefix import PrefixMetrics
 from aegis.telemetry.metrics.server_state import ServerState, ServerStateMetrics
 from aegis.telemetry.spans import Spans
 from aegis.transport.links import Hub, Said

@@ -10,9 +10,9 @@ from msgspec import Struct
 from starlette.exceptions import HTTPException
 
 from aegis.core.errors import UserError
+from proxy.http.client_disconnect import ClientGone
 from proxy.http.replies import json_reply
-from proxy.http.security.refusals import note_refusal
-from proxy.http.streaming.client_disconnect import ClientGone
+from proxy.http.request_notes import note_refusal
 
 _SHOWN_CHARACTERS = 60
 _CLIENT_GONE_STATUS = 499  # nginx's; only the log sees it

@@ -14,10 +14,9 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
 from aegis.telemetry.logs import Value, log
 from proxy.http.errors import error_reply
-from proxy.http.log_notes import notes_of
-from proxy.http.request.request_ids import HEADER, assign, id_of
+from proxy.http.request_ids import HEADER, assign, id_of
+from proxy.http.request_notes import notes_of, refusal_of
 from proxy.http.security.large_bodies import release
-from proxy.http.security.refusals import refusal_of
 
 _logger = logging.getLogger(__name__)
 _PROXY = b"x-aegis-proxy"

@@ -77,12 +77,12 @@ class _Process:
 
     async def join(self) -> None:
         """Returns when it knows all that the node does."""
-        self._node.send(Joined(self.proxy.address))
+        self._node.notify(Joined(self.proxy.address))
         await self._node.queries.healthy()  # whose answer comes after all there is
         await self._node.opened()
 
     def serves(self) -> None:
-        self._node.send(Serves())
+        self._node.notify(Serves())
 
     async def listen_to_node(self) -> None:
         """Runs until it is cancelled."""
@@ -105,7 +105,7 @@ class _Process:
             decisions=tuple(decisions.since(self._sent_decisions)),
         )
         self._sent_records, self._sent_decisions = records.next, decisions.next
-        self._node.send(Alive() if told == self._last_report else told)
+        self._node.notify(Alive() if told == self._last_report else told)
         self._last_report = told
 
     def _on_message(self, message: ToProxy) -> None:
@@ -131,7 +131,7 @@ class _Process:
                 self.proxy.deliver(message)
 
     async def _scrape(self, call_id: int) -> None:
-        self._node.send(Scraped(call_id, await self.proxy.scrape()))
+        self._node.notify(Scraped(call_id, await self.proxy.scrape()))
 
 
 async def _serve(settings: ProxySettings) -> None:

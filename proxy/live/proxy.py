@@ -103,7 +103,7 @@ class NodeLink(Protocol):
         """Looks up the KV that is kept of the job's prompt on the instance's machine, and answers at once or later."""
         ...
 
-    def send(self, message: FromProxy) -> None: ...
+    def notify(self, message: FromProxy) -> None: ...
 
 
 class Proxy:
@@ -137,7 +137,7 @@ class Proxy:
         self._history = history
         self._stages = stages
         self._metrics = Metrics()
-        self._permits = ProxyPermits(node.send)
+        self._permits = ProxyPermits(node.notify)
         self._refuses_late = refuses_late
         self._handles: dict[RequestId, LiveSequenceHandle] = {}
         self._unread_answers = UnreadAnswers()
@@ -205,7 +205,7 @@ class Proxy:
             self._unread_answers,
             among if isinstance(among, LiveSequenceHandle) else None,
         )
-        self._node.send(ModelUsed(model))
+        self._node.notify(ModelUsed(model))
         slo = served.spec.slo
         for watcher in (self._metrics, self._history.requests):
             watcher.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=sampling.max_tokens)
@@ -263,7 +263,7 @@ class Proxy:
                 if self._identities.get(instance) == f"{instance}/{incarnation}":
                     self._down(instance, asked=asked)
                     self._outbox.flush()
-                self._node.send(Noted(instance, incarnation))
+                self._node.notify(Noted(instance, incarnation))
             case InstanceGivenUp(instance):
                 self._happened(InstanceDown(instance, for_good=True))
             case KeysSet(keys):

@@ -116,9 +116,9 @@ class RemoteNode:
             return
         call_id = next(self._call_ids)
         self._looked_up[call_id] = found
-        self.send(LookUp(call_id, instance, job))
+        self.notify(LookUp(call_id, instance, job))
 
-    def send(self, message: FromProxy) -> None:
+    def notify(self, message: FromProxy) -> None:
         self._link.send([message])
 
     async def opened(self) -> None:
@@ -228,10 +228,10 @@ class RemoteQueries:
         call_id = next(self._call_ids)
         asked = self._asked[call_id] = asyncio.get_running_loop().create_future()
         try:
-            self._node.send(NodeCall(call_id, what, Raw(msgspec.msgpack.encode(arguments))))
+            self._node.notify(NodeCall(call_id, what, Raw(msgspec.msgpack.encode(arguments))))
             answer = await asked
         except asyncio.CancelledError:
-            self._node.send(NodeCallCancelled(call_id))
+            self._node.notify(NodeCallCancelled(call_id))
             raise
         finally:
             del self._asked[call_id]

@@ -7,15 +7,17 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from aegis.config.config import Config
 from aegis.metadata.store import Store
 from aegis.process.tasks import cancelled, watched
 from proxy.http.app import create_app
 from proxy.http.request.text_workers import TextWorkers
-from proxy.http.server import make_server
+from proxy.http.security.http_protocol import Connections, Protocol
 from proxy.http.settings import Settings
 from proxy.live.proxy import Proxy
 
@@ -46,6 +48,32 @@ def http_server(proxy: Proxy, listener: socket.socket, store: Store | None, sett
     )
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
     return server
+
+
+def make_server(
+    app: ASGIApp, *, host: str, port: int, shutdown_s: float = 30, together: Connections | None = None
+) -> uvicorn.Server:
+    """A server that is not running yet: `await server.serve(sockets)`, end it with `server.should_exit = True`.
+
+    `together`: what its connections may hold. Requests are logged by the application, so uvicorn's own access log is
+    off; logging is configured by whoever runs this.
+    """
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=partial(Protocol, together=together or Connections()),  # type: ignore[arg-type]  # is called only
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=4096,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=shutdown_s,  # type: ignore[arg-type]  # any number of seconds will do
+    )
+    return uvicorn.Server(config)
 
 
 async def drained(proxy: Proxy, stop: asyncio.Event, *, within_s: float) -> None:

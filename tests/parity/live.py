@@ -17,6 +17,7 @@ from aegis.core.request import Sampling
 from aegis.core.role import Role
 from aegis.instance.parts import InstanceParts
 from aegis.instance.process import Instance
+from aegis.launcher.live_market import LocalNode
 from aegis.models.sources import Source
 from aegis.node.devices import Devices
 from aegis.node.node import Node
@@ -33,7 +34,6 @@ from decode.core import DecodeCore
 from memory.ledger import Ledger
 from prefill.core import PrefillCore
 from proxy.http.market import Delta, Failed, Finished
-from proxy.live.local_node import LocalNode
 from proxy.live.proxy import Proxy
 from proxy.live.sequence_handle import LiveSequenceHandle
 from proxy.routing.router import Router

@@ -30,6 +30,8 @@ VIOLATIONS = [
     ("layers", "aegis/node/machine.py", "import proxy.live"),
     ("layers", "proxy/http/errors.py", "import aegis.metadata"),
     ("layers", "aegis/launcher/__init__.py", "import bench"),
+    ("http", "proxy/http/structured/tools.py", "import proxy.http.request.sampling"),
+    ("http", "proxy/http/errors.py", "import proxy.http.security.admission"),
     ("simulation", "aegis/sim/words.py", "import aegis.transport"),
     ("tensors", "proxy/http/errors.py", "import torch"),
     ("tensors", "aegis/config/config.py", "import transformers"),

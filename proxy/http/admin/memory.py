@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Struct
 
+from proxy.http.fields import Fields
 from proxy.http.replies import json_reply
 from proxy.http.request.body import read_fields
-from proxy.http.request.fields import Fields
 from proxy.http.security.authorise import authorise
 from proxy.http.settings import queries_of, settings_of
 

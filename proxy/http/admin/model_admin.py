@@ -15,13 +15,13 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.limits import Limits
 from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, ModelChange
 from aegis.core.request import PRIORITY_MAX
+from proxy.http.client_disconnect import while_connected
+from proxy.http.fields import Fields
 from proxy.http.openai.models import ComingCard, ModelCard, card_of, coming_cards, find
 from proxy.http.replies import json_reply
 from proxy.http.request.body import read_fields
-from proxy.http.request.fields import Fields
 from proxy.http.security.authorise import authorise
 from proxy.http.settings import keep_alive_of, market_of, queries_of, settings_of
-from proxy.http.streaming.client_disconnect import while_connected
 from proxy.http.streaming.event_stream import Emit, EventStream, event
 
 LIMIT_MAX = 1 << 40

@@ -12,17 +12,17 @@ from msgspec import Struct, structs
 
 from aegis.telemetry.logs import log_text
 from proxy.http.call_records import RecordedCall
-from proxy.http.log_notes import note
+from proxy.http.client_disconnect import while_connected
 from proxy.http.market import Served
 from proxy.http.openai.choices import Choice, GenerationRequest, SequenceRequest, Usage
 from proxy.http.replies import json_reply
-from proxy.http.request.request_ids import id_of, is_new
 from proxy.http.request.sampling import GenerationParameters
+from proxy.http.request_ids import id_of, is_new
+from proxy.http.request_notes import note
 from proxy.http.security.admission import AdmittedRequest
 from proxy.http.security.key_guard import caller_of
 from proxy.http.security.large_bodies import release
 from proxy.http.settings import keep_alive_of, market_of, records_of, settings_of
-from proxy.http.streaming.client_disconnect import while_connected
 from proxy.http.streaming.event_stream import DONE, Emit, EventStream, event
 from proxy.http.streaming.transcript import Piece, join
 

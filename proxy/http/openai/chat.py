@@ -12,6 +12,8 @@ from msgspec import structs
 from aegis.core.errors import UserError
 from aegis.models.text.text_model import TextModel
 from aegis.models.text.worker_messages import Rendered, TooManyCharacters, TooManyTokens
+from proxy.http.client_disconnect import while_connected
+from proxy.http.fields import Fields
 from proxy.http.market import Served
 from proxy.http.openai.answer import answer
 from proxy.http.openai.chat_reader import Reading
@@ -21,7 +23,6 @@ from proxy.http.openai.held_requests import held
 from proxy.http.openai.models import find_servable
 from proxy.http.plain import plain_router
 from proxy.http.request.body import read_fields
-from proxy.http.request.fields import Fields
 from proxy.http.request.messages import read_messages
 from proxy.http.request.prompts import (
     characters_max,
@@ -32,14 +33,13 @@ from proxy.http.request.prompts import (
     too_many_characters,
     too_many_tokens,
 )
-from proxy.http.request.request_ids import request_id_for
 from proxy.http.request.sampling import LOGPROBS_MAX, GenerationParameters, held_to, read_max_tokens, read_parameters
 from proxy.http.request.text_workers import characters_of
 from proxy.http.request.worker_thread import beside_loop
+from proxy.http.request_ids import request_id_for
 from proxy.http.security.admission import AdmittedRequest, admitted, who
 from proxy.http.security.large_bodies import SMALL_BYTES
 from proxy.http.settings import market_of, settings_of, texts_of
-from proxy.http.streaming.client_disconnect import while_connected
 from proxy.http.streaming.reasoning import marks_of
 from proxy.http.structured.output_format import check_grammar
 from proxy.http.structured.tools import Tools, read_tools

@@ -7,6 +7,7 @@ from time import time
 from fastapi import Request, Response
 
 from aegis.core.errors import UserError
+from proxy.http.fields import Fields
 from proxy.http.market import Served
 from proxy.http.openai.answer import answer
 from proxy.http.openai.choices import SequenceRequest
@@ -15,9 +16,7 @@ from proxy.http.openai.held_requests import held
 from proxy.http.openai.models import find_servable
 from proxy.http.plain import plain_router
 from proxy.http.request.body import read_fields
-from proxy.http.request.fields import Fields
 from proxy.http.request.prompts import Prompt, max_tokens_for, read_prompts
-from proxy.http.request.request_ids import request_id_for
 from proxy.http.request.sampling import (
     LOGPROBS_MAX,
     GenerationParameters,
@@ -26,6 +25,7 @@ from proxy.http.request.sampling import (
     read_parameters,
 )
 from proxy.http.request.worker_thread import beside_loop
+from proxy.http.request_ids import request_id_for
 from proxy.http.security.admission import AdmittedRequest, admitted
 from proxy.http.security.large_bodies import SMALL_BYTES
 from proxy.http.settings import market_of, settings_of

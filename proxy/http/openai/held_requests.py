@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import Request, Response
 
+from proxy.http.client_disconnect import while_connected
+from proxy.http.fields import Fields
 from proxy.http.market import Market
-from proxy.http.request.fields import Fields
-from proxy.http.request.request_ids import tell
+from proxy.http.request_ids import tell
 from proxy.http.settings import keep_alive_of, market_of
-from proxy.http.streaming.client_disconnect import while_connected
 from proxy.http.streaming.event_stream import Emit, EventStream, comment
 
 _LOOK_S = 0.1

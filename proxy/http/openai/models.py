@@ -9,9 +9,9 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
 from aegis.core.limits import Limits
 from proxy.http.errors import nearest, shown
+from proxy.http.fields import Fields
 from proxy.http.market import Market, Served
 from proxy.http.replies import json_reply
-from proxy.http.request.fields import Fields
 from proxy.http.settings import market_of
 
 router = APIRouter()

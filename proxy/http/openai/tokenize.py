@@ -10,12 +10,13 @@ from msgspec import Struct
 
 from aegis.models.text.text_model import TextModel
 from aegis.models.text.worker_messages import Rendered
+from proxy.http.client_disconnect import while_connected
+from proxy.http.fields import Fields
 from proxy.http.market import Served
 from proxy.http.openai.chat import needs_chat_template, read_conversation, read_generation
 from proxy.http.openai.models import find_servable
 from proxy.http.replies import json_reply
 from proxy.http.request.body import read_fields
-from proxy.http.request.fields import Fields
 from proxy.http.request.prompts import PROMPT_TOKENS_MAX, needs_tokenizer
 from proxy.http.request.sampling import checked_token_ids
 from proxy.http.request.text_workers import characters_of
@@ -23,7 +24,6 @@ from proxy.http.request.worker_thread import beside_loop
 from proxy.http.security.admission import admitted, who
 from proxy.http.security.large_bodies import SMALL_BYTES
 from proxy.http.settings import market_of, settings_of, texts_of
-from proxy.http.streaming.client_disconnect import while_connected
 from proxy.http.structured.tools import read_tools
 
 BYTES_MAX = 1 << 20

@@ -12,13 +12,13 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from aegis.core.errors import UserError
+from proxy.http.client_disconnect import ClientGone
 from proxy.http.errors import shown
-from proxy.http.request.fields import Fields
+from proxy.http.fields import Fields
 from proxy.http.request.worker_thread import beside_loop
 from proxy.http.security.http_protocol import broken_off
 from proxy.http.security.large_bodies import SMALL_BYTES, sent_in_time
 from proxy.http.settings import large_bodies_of
-from proxy.http.streaming.client_disconnect import ClientGone
 
 PARAMETERS_MAX = 256
 PARTS_MAX = 1 << 16

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from proxy.http.errors import shown
-from proxy.http.request.fields import Fields
+from proxy.http.fields import Fields
 
 MESSAGES_MAX = 4096
 CALLS_MAX = 128

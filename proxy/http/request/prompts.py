@@ -13,13 +13,13 @@ from aegis.core.errors import UserError
 from aegis.core.model import ModelSpec
 from aegis.models.text.text_model import TextModel
 from aegis.models.text.worker_messages import TooManyTokens
+from proxy.http.client_disconnect import while_connected
+from proxy.http.fields import Fields
 from proxy.http.market import Served
-from proxy.http.request.fields import Fields
 from proxy.http.request.sampling import GenerationParameters, checked_token_ids
 from proxy.http.request.worker_thread import beside_loop
 from proxy.http.security.admission import who
 from proxy.http.settings import texts_of
-from proxy.http.streaming.client_disconnect import while_connected
 
 PROMPTS_MAX = 1024
 PROMPT_TOKENS_MAX = 1 << 22

@@ -11,9 +11,9 @@ from aegis.core.model import ModelSpec
 from aegis.core.request import PRIORITY_MAX, Sampling
 from aegis.core.rng import derive
 from proxy.http.errors import shown
+from proxy.http.fields import Fields
 from proxy.http.market import Served
-from proxy.http.request.fields import Fields
-from proxy.http.request.request_ids import is_request_id
+from proxy.http.request_ids import is_request_id
 from proxy.http.structured.output_format import OutputFormat, read_structured
 
 CHOICES_MAX = 128

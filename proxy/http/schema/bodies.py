@@ -11,7 +11,7 @@ from typing import Any
 
 from aegis.core.ids import MODEL_NAME_PATTERN
 from aegis.core.request import PRIORITY_MAX
-from proxy.http.request.fields import INT64_MAX
+from proxy.http.fields import INT64_MAX
 from proxy.http.request.messages import CALLS_MAX, MESSAGES_MAX
 from proxy.http.request.prompts import PROMPTS_MAX
 from proxy.http.request.sampling import (

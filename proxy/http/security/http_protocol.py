@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from aegis.core.errors import UserError
 from proxy.http.errors import error_body
 from proxy.http.replies import encode
-from proxy.http.request.request_ids import HEADER, new_id
+from proxy.http.request_ids import HEADER, new_id
 from proxy.http.security.open_connections import OpenConnections, connections_max
 from proxy.http.security.shared_bound import SharedBound
 

@@ -8,9 +8,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from aegis.core.api_keys import ANYONE, Caller
 from aegis.core.errors import UserError
 from proxy.http.errors import error_reply
-from proxy.http.log_notes import note
 from proxy.http.market import Market
-from proxy.http.security.refusals import note_refusal
+from proxy.http.request_notes import note, note_refusal
 
 STATUS = frozenset({"/health", "/metrics", "/ready", "/version"})
 """Paths that need no key, unless the configuration says that they do."""

@@ -12,12 +12,11 @@ from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from aegis.core.errors import UserError
+from proxy.http.client_disconnect import ClientGone, while_connected
 from proxy.http.errors import error_body, unexpected
-from proxy.http.log_notes import note
 from proxy.http.replies import encode
+from proxy.http.request_notes import note, note_refusal
 from proxy.http.security.http_protocol import cut
-from proxy.http.security.refusals import note_refusal
-from proxy.http.streaming.client_disconnect import ClientGone, while_connected
 from proxy.http.streaming.keep_alive import KeepAlive
 
 DONE = b"data: [DONE]\n\n"

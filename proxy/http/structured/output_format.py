@@ -11,12 +11,12 @@ from fastapi import Request
 
 from aegis.core.errors import UserError
 from aegis.core.request import Grammar
+from proxy.http.client_disconnect import while_connected
 from proxy.http.errors import shown
+from proxy.http.fields import Fields
 from proxy.http.market import Served
-from proxy.http.request.fields import Fields
 from proxy.http.security.admission import who
 from proxy.http.settings import trials_of
-from proxy.http.streaming.client_disconnect import while_connected
 from proxy.http.structured.json_schemas import SCHEMA_BYTES_MAX, check_schema
 
 GRAMMAR_CHARACTERS_MAX = SCHEMA_BYTES_MAX

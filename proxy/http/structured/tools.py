@@ -12,7 +12,7 @@ from aegis.core.errors import UserError
 from aegis.core.request import Grammar
 from aegis.models.text.text_model import TextModel
 from proxy.http.errors import shown
-from proxy.http.request.fields import Fields
+from proxy.http.fields import Fields
 from proxy.http.structured.json_schemas import check_schema
 from proxy.http.structured.output_format import OutputFormat
 from proxy.http.structured.tool_calls import HERMES, LISTED, CallFinder, ToolForm, form_of

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from aegis.config.config import RedisSettings
 from aegis.metadata.store import open_store
 from proxy.http.app import create_app
-from proxy.http.request.fields import Fields
+from proxy.http.fields import Fields
 from tests.redis_server import RedisServer, redis_server
 from tests.unit.proxy.http.scripted import TEXTS, ScriptedMarket, market, says
 

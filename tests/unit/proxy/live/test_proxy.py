@@ -76,7 +76,7 @@ class Wires:
         else:
             self.asked.append(found)
 
-    def tell(self, message: FromProxy) -> None:
+    def notify(self, message: FromProxy) -> None:
         self.told.append(message)
 
 

@@ -117,7 +117,7 @@ class Pair:
                     case NodeAnswer():
                         self.node.queries.answered(message)
                     case ScrapeWanted(call_id):
-                        self.node.send(Scraped(call_id, FAMILIES))
+                        self.node.notify(Scraped(call_id, FAMILIES))
                     case _:
                         self.told.append(message)
 
@@ -242,7 +242,7 @@ def test_nobody_waits_for_a_proxy_that_is_lost(tmp_path: Path) -> None:
 def test_what_a_proxy_says_of_itself_arrives(tmp_path: Path) -> None:
     async def work(pair: Pair) -> None:
         note = Noted(cast(Any, "decode-0"), 3)
-        pair.node.send(note)
+        pair.node.notify(note)
         await pair.settle()
         assert pair.heard == [note]
 

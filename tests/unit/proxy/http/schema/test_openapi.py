@@ -13,8 +13,8 @@ from fastapi.routing import APIRoute
 
 from proxy.http import dashboard
 from proxy.http.admin import history, memory, model_admin, status
+from proxy.http.fields import Fields
 from proxy.http.openai import chat, completions, models, tokenize
-from proxy.http.request.fields import Fields
 from proxy.http.schema.openapi import document
 from proxy.http.security.authorise import authorise
 from proxy.http.security.key_guard import ADMIN
