@@ -37,7 +37,7 @@ class PageRequestState(Enum):
 
 
 @dataclass(slots=True)
-class _Owed:
+class _PendingTakeBack:
     number: int
     pages: int
     yield_ns: int
@@ -67,7 +67,7 @@ class Balloon:
         self._held = 0
         self._last_request = NeedPages(0, urgent=False)
         self.request_state = PageRequestState.NONE
-        self._owed: _Owed | None = None
+        self._pending: _PendingTakeBack | None = None
         self._leaving: list[_Leaving] = []
 
     @property
@@ -78,16 +78,16 @@ class Balloon:
     @property
     def owes(self) -> bool:
         """Whether pages are to be given back by a deadline."""
-        return self._owed is not None
+        return self._pending is not None
 
     @property
     def short(self) -> int:
         """Pages that are owed and not free yet."""
-        return self._owed.pages - self._owed.retired if self._owed else 0
+        return self._pending.pages - self._pending.retired if self._pending else 0
 
     @property
     def retired(self) -> int:
-        return self._owed.retired if self._owed else 0
+        return self._pending.retired if self._pending else 0
 
     @property
     def leaving(self) -> int:
@@ -96,7 +96,7 @@ class Balloon:
     def must_yield(self, now_ns: int) -> bool:
         """Whether the running batch or job should make way for what is owed. Before that it is only not allowed to
         grow."""
-        return self.short > 0 and self._owed is not None and now_ns >= self._owed.yield_ns
+        return self.short > 0 and self._pending is not None and now_ns >= self._pending.yield_ns
 
     def want(self, pages: int, *, urgent: bool, crowded: bool = False) -> None:
         """Asks for so many more pages, unless the owner knows that already. It asks for nothing else before it has an
@@ -142,29 +142,29 @@ class Balloon:
             count = max(min(free, message.pages, self._held - message.keep), 0)
             self._leave(message.number, *self._pool.deflate(count))
             return
-        assert self._owed is None and message.pages <= self._held
+        assert self._pending is None and message.pages <= self._held
         patience_ns = message.patience_ns
-        self._owed = _Owed(message.number, message.pages, now_ns + patience_ns // 4, now_ns + patience_ns)
+        self._pending = _PendingTakeBack(message.number, message.pages, now_ns + patience_ns // 4, now_ns + patience_ns)
 
     def settle(self, now_ns: int) -> None:
         """Retires pages that have become free, and gives them back when they are all there."""
-        owed = self._owed
-        if owed is None:
+        pending = self._pending
+        if pending is None:
             return
         clean, dirty = self._pool.deflate(min(self.short, self._pool.free))
-        owed.clean, owed.dirty = owed.clean + clean, owed.dirty + dirty
+        pending.clean, pending.dirty = pending.clean + clean, pending.dirty + dirty
         if not self.short:
-            self._owed = None
-            self._leave(owed.number, owed.clean, owed.dirty)
+            self._pending = None
+            self._leave(pending.number, pending.clean, pending.dirty)
         self.expire(now_ns)
 
     def expire(self, now_ns: int) -> None:
         """Gives up on owed pages when it is too late: none is given."""
-        owed = self._owed
-        if owed and now_ns >= owed.deadline_ns:
-            self._owed = None
-            self._pool.restore(owed.clean, owed.dirty)
-            self._effects.append(Send(GaveBack(owed.number, (), refused=True, spare=owed.retired)))
+        pending = self._pending
+        if pending and now_ns >= pending.deadline_ns:
+            self._pending = None
+            self._pool.restore(pending.clean, pending.dirty)
+            self._effects.append(Send(GaveBack(pending.number, (), refused=True, spare=pending.retired)))
 
     def progress(self) -> None:
         """Acknowledges pages that have been wiped."""
@@ -172,7 +172,7 @@ class Balloon:
             return
         for leaving in [leaving for leaving in self._leaving if self._transfers.passed(leaving.wiped)]:
             self._leaving.remove(leaving)
-            self._gone(leaving.number, leaving.runs)
+            self._give(leaving.number, leaving.runs)
 
     def check(self) -> None:
         """Raises LawBroken if a law does not hold."""
@@ -196,13 +196,13 @@ class Balloon:
 
     def _leave(self, number: int, clean: Runs, dirty: Runs) -> None:
         if not dirty:
-            self._gone(number, clean)
+            self._give(number, clean)
             return
         wiped = self._transfers.next(StreamName.SCRUB)
         self._effects.append(WipePages(dirty, wiped))
         self._leaving.append(_Leaving(number, clean + dirty, wiped))
 
-    def _gone(self, number: int, runs: Runs) -> None:
+    def _give(self, number: int, runs: Runs) -> None:
         self._held -= count_pages(runs)
         if runs:
             self._effects.append(RevokePages(runs))

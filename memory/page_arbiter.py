@@ -280,7 +280,7 @@ class PageArbiter:
             effects.append(self._grant(instance))
         for instance, request in list(self._requests.items()):
             if self._within_limit(instance, request):
-                effects += [self._grant(instance)] if request.count <= self.free else self._coax(instance)
+                effects += [self._grant(instance)] if request.count <= self.free else self._request_spare(instance)
         return effects
 
     def _grant(self, instance: InstanceId) -> ArbiterEffect:
@@ -306,7 +306,7 @@ class PageArbiter:
                     missing -= more
         return [self._take(name, pages) for name, pages in asked.items() if pages]
 
-    def _coax(self, instance: InstanceId) -> list[ArbiterEffect]:
+    def _request_spare(self, instance: InstanceId) -> list[ArbiterEffect]:
         """Asks others for pages that they do not need: idle ones and, if the asking instance has less than an equal
         share, those that have more. For a crowded request the latter have to give pages that they need, too."""
         request, share = self._requests[instance], self.capacity // len(self._members)

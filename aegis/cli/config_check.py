@@ -9,7 +9,7 @@ from typing import Any
 
 from aegis.config import sources
 from aegis.config.config import Config
-from aegis.config.keyring import read_key, refuse_twins, secrets_of
+from aegis.config.keyring import read_key, refuse_duplicates, secrets_of
 from aegis.config.yaml_file import lines_of
 from aegis.core.api_keys import Key
 from aegis.core.errors import UserError
@@ -34,11 +34,11 @@ def look_at(file: Path) -> Findings:
     config = sources.load({"config": file}, {})
     lines = lines_of(file)
 
-    def told(found: Iterator[tuple[_Place, str]]) -> tuple[str, ...]:
+    def located(found: Iterator[tuple[_Place, str]]) -> tuple[str, ...]:
         placed = sorted(((_line(lines, place), message) for place, message in found), key=lambda each: each[0])
         return tuple(f"{file}: line {line}: {message}" if line else f"{file}: {message}" for line, message in placed)
 
-    return Findings(told(_mistakes(config)), told(_warnings(config)))
+    return Findings(located(_mistakes(config)), located(_warnings(config)))
 
 
 def _line(lines: dict[_Place, int], place: _Place) -> int:
@@ -52,7 +52,7 @@ def _mistakes(config: Config) -> Iterator[tuple[_Place, str]]:
     for secret in secrets_of(config):
         try:
             key = read_key(secret)
-            refuse_twins([*keys, key])
+            refuse_duplicates([*keys, key])
             keys.append(key)
         except UserError as error:
             yield secret.place, error.message
@@ -73,5 +73,5 @@ def _warnings(config: Config) -> Iterator[tuple[_Place, str]]:
     """Models that would be refused now, while the others are served."""
     for name, entry in config.models.items():
         if entry.path and not is_checkpoint(Path(entry.path)):
-            told = f"models.{name}.path: {entry.path} holds no config.json; it should be a checkpoint's directory"
-            yield ("models", name, "path"), told
+            located = f"models.{name}.path: {entry.path} holds no config.json; it should be a checkpoint's directory"
+            yield ("models", name, "path"), located

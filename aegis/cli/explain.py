@@ -61,13 +61,13 @@ def explain(
     if file is not None:
         from aegis.telemetry.files import read_decisions
 
-        told: Iterable[list[Decision]] = [read_decisions(file)]
+        line: Iterable[list[Decision]] = [read_decisions(file)]
     else:
-        told = _told(AdminClient(url or DEFAULT_URL), follow=follow)
-    for number, decisions in enumerate(told):
+        line = _decisions_of(AdminClient(url or DEFAULT_URL), follow=follow)
+    for number, decisions in enumerate(line):
         found = [each for each in decisions if wanted(each)]
         if not found and not follow:
-            _say_why_nothing(decisions, {name: value for name, value in asked.items() if value is not None})
+            _explain_nothing(decisions, {name: value for name, value in asked.items() if value is not None})
         _show(found if number else found[-last:], json=json)
     return 0
 
@@ -83,7 +83,7 @@ def _filter(instance: str | None, model: str | None, request: int | None) -> Cal
     return wanted
 
 
-def _say_why_nothing(decisions: Sequence[Decision], asked: Mapping[str, object]) -> None:
+def _explain_nothing(decisions: Sequence[Decision], asked: Mapping[str, object]) -> None:
     """Raises UserError if something was asked for in particular."""
     if not decisions:
         if asked:
@@ -103,7 +103,7 @@ def _say_why_nothing(decisions: Sequence[Decision], asked: Mapping[str, object])
     raise UserError(f"no decision is about {' and '.join(f'{option} {value}' for option, value in asked.items())}")
 
 
-def _told(server: AdminClient, *, follow: bool) -> Iterator[list[Decision]]:
+def _decisions_of(server: AdminClient, *, follow: bool) -> Iterator[list[Decision]]:
     """Decisions in order of time, as far as they have come in by then."""
     from aegis.core.decision import Decision
     from aegis.telemetry.files import parse
@@ -121,5 +121,5 @@ def _show(decisions: Iterable[Decision], *, json: bool) -> None:
     import msgspec
 
     for each in decisions:
-        told = f"{each.at_ns / NS_PER_S:12.4f} {each.instance:10} {each.line}"
-        print(msgspec.json.encode(each).decode() if json else told, flush=True)
+        line = f"{each.at_ns / NS_PER_S:12.4f} {each.instance:10} {each.line}"
+        print(msgspec.json.encode(each).decode() if json else line, flush=True)

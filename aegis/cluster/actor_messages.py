@@ -26,7 +26,7 @@ class Opened(Struct, frozen=True):
     hostname: str = ""
     boot: str = ""  # of the operating system it runs on
     cache_dir: str = ""
-    meeting: str = ""
+    rendezvous: str = ""
     memory: tuple[RankMemory, ...] = ()
     extents: int = 0
 

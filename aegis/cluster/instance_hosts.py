@@ -134,7 +134,7 @@ class ClusterHosts:
 
     async def _machine(self, node: str) -> RemoteMachine:
         """The one on that node. Raises MachineLost, UserError."""
-        self._bury()
+        self._forget_lost_machines()
         for machine in self._machines.values():
             if machine.node == node and not machine.lost:
                 return machine
@@ -208,7 +208,7 @@ class ClusterHosts:
             await pool.end()
         await self._placement.give_back(instance)
 
-    def _bury(self) -> None:
+    def _forget_lost_machines(self) -> None:
         """Lost machines whose instances have been told of."""
         for machine in list(self._machines.values()):
             if machine.lost and not self._hosts.has_instances(machine.id):

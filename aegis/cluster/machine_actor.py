@@ -115,7 +115,7 @@ class MachineActor:
             cache_bytes=opening.cache_bytes,
             ranks=opening.ranks,
             instances=opening.instances,
-            meeting=f"{self._directory}/",
+            rendezvous=f"{self._directory}/",
             machine=opening.machine,
         )
         opened = Opened(
@@ -123,7 +123,7 @@ class MachineActor:
             platform.node(),
             boot_id(),
             str(default_cache_dir()),
-            self._machine.meeting,
+            self._machine.rendezvous,
             tuple(self._machine.memory),
             self._machine.filler.extents,
         )

@@ -64,8 +64,8 @@ class RemoteMachine:
         return self.opened.memory
 
     @property
-    def meeting(self) -> str:
-        return self.opened.meeting
+    def rendezvous(self) -> str:
+        return self.opened.rendezvous
 
     @property
     def lost(self) -> bool:

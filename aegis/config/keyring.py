@@ -47,7 +47,7 @@ def secrets_of(config: Config) -> Iterator[Secret]:
 def read_keyring(config: Config) -> Keyring:
     """Raises UserError, which quotes no key."""
     keys = [read_key(secret) for secret in secrets_of(config)]
-    refuse_twins(keys)
+    refuse_duplicates(keys)
     admin = next((key for key in keys if key.caller.is_admin), None)
     return Keyring(tuple(key for key in keys if key is not admin), admin)
 
@@ -84,7 +84,7 @@ def _read(where: str, file: Path) -> str:
         raise UserError(f"{where}: {file} is no text") from None
 
 
-def refuse_twins(keys: Sequence[Key]) -> None:
+def refuse_duplicates(keys: Sequence[Key]) -> None:
     """Raises UserError where two are the same, or are of the same name: what is a caller's own would be both's."""
     names: dict[bytes, str] = {}
     for key in keys:

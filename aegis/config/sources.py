@@ -94,7 +94,7 @@ class _Tree:
         try:
             return Config.model_validate(self._values)
         except ValidationError as error:
-            first, *others = (self._told(each) for each in error.errors(include_url=False))
+            first, *others = (self._described(each) for each in error.errors(include_url=False))
             more = f" (and {len(others)} more)" if others else ""
             raise UserError(first + more) from None
 
@@ -104,7 +104,7 @@ class _Tree:
             Config.model_validate(self._values)
         except ValidationError as error:
             found = sorted(error.errors(include_url=False), key=lambda each: self._line(each["loc"]) or 0)
-            return [self._told(each) for each in found]
+            return [self._described(each) for each in found]
         return []
 
     def _where(self, loc: tuple[Any, ...]) -> str:
@@ -118,7 +118,7 @@ class _Tree:
                 return place if isinstance(origin, Path) else origin
         return ", ".join(str(origin) for path, origin in self._origins.items() if path[: len(loc)] == loc) or key
 
-    def _told(self, error: Mapping[str, Any]) -> str:
+    def _described(self, error: Mapping[str, Any]) -> str:
         return f"{self._where(error['loc'])}: {_reason(error)}"
 
     def _line(self, loc: tuple[Any, ...]) -> int | None:

@@ -28,8 +28,8 @@ from aegis.control.failure_detector import (
     Event,
     FailureDetector,
     Fence,
-    HeartbeatHeard,
-    OwnHeartbeatHeard,
+    HeartbeatReceived,
+    OwnHeartbeatReceived,
     Probe,
     ProbeAnswered,
 )
@@ -233,7 +233,7 @@ class Bus:
 
     def _on_beat(self, beat: Beat) -> None:
         if beat.cluster == self._claim.cluster:
-            self._detect(OwnHeartbeatHeard())
+            self._detect(OwnHeartbeatReceived())
         else:
             self._rival = beat
             self._rival_beats.set()
@@ -259,7 +259,7 @@ class Bus:
 
     def _on_heartbeat(self, beat: Heartbeat) -> None:
         if beat.cluster == self._claim.cluster and beat.protocol == PROTOCOL:
-            self._detect(HeartbeatHeard(InstanceId(beat.instance), beat.incarnation, beat.progress))
+            self._detect(HeartbeatReceived(InstanceId(beat.instance), beat.incarnation, beat.progress))
 
     def _on_state(self, state: InstanceState) -> None:
         if state.cluster != self._claim.cluster:

@@ -35,11 +35,11 @@ PATIENCE_NS = 750 * NS_PER_MS
 _ASKED_AGAIN_NS = 1000 * NS_PER_MS
 
 
-class OwnHeartbeatHeard(Struct, frozen=True):
+class OwnHeartbeatReceived(Struct, frozen=True):
     """A beat of the launcher's own came back from the broker."""
 
 
-class HeartbeatHeard(Struct, frozen=True):
+class HeartbeatReceived(Struct, frozen=True):
     """A heartbeat; `progress` grows while the main loop gets on."""
 
     instance: InstanceId
@@ -66,7 +66,7 @@ class Ended(Struct, frozen=True):
     instance: InstanceId
 
 
-Event = OwnHeartbeatHeard | HeartbeatHeard | ConnectionLost | ProbeAnswered | Ended
+Event = OwnHeartbeatReceived | HeartbeatReceived | ConnectionLost | ProbeAnswered | Ended
 
 
 class Probe(Struct, frozen=True):
@@ -87,16 +87,16 @@ Effect = Probe | Fence
 
 
 @dataclass(slots=True)
-class _Life:
-    """Times are the broker's but for `asked_ns`, the last question that has no answer."""
+class _Liveness:
+    """Times are the broker's but for `probed_ns`, the last question that has no answer."""
 
     incarnation: int
-    heard_ns: int
+    seen_ns: int
     moved_ns: int
     progress: int
     parted: bool = False
-    asked_ns: int | None = None
-    ask_again_ns: int = 0
+    probed_ns: int | None = None
+    probe_again_ns: int = 0
     fenced: bool = False  # what it may still say is nothing
 
 
@@ -104,68 +104,68 @@ class FailureDetector:
     """All instances of one launcher. One is judged from its first heartbeat on."""
 
     def __init__(self) -> None:
-        self._lives: dict[InstanceId, _Life] = {}
+        self._liveness: dict[InstanceId, _Liveness] = {}
         self._broker_ns = 0
-        self._echoed_ns: int | None = None
+        self._own_heartbeat_ns: int | None = None
 
     def on(self, event: Event, now_ns: int) -> list[Effect]:
         """Takes one event; returns what to do, in order."""
         match event:
-            case OwnHeartbeatHeard():
+            case OwnHeartbeatReceived():
                 return self._on_own_heartbeat(now_ns)
-            case HeartbeatHeard(instance, incarnation, progress):
+            case HeartbeatReceived(instance, incarnation, progress):
                 self._on_heartbeat(instance, incarnation, progress)
             case ConnectionLost(instance, incarnation):
-                life = self._lives.get(instance)
+                life = self._liveness.get(instance)
                 if life and life.incarnation == incarnation:
                     life.parted = True
             case ProbeAnswered(instance):
-                if instance in self._lives:
-                    self._on_answer(self._lives[instance])
+                if instance in self._liveness:
+                    self._on_answer(self._liveness[instance])
             case Ended(instance):
-                self._lives.pop(instance, None)
+                self._liveness.pop(instance, None)
         return []
 
     def _on_heartbeat(self, instance: InstanceId, incarnation: int, progress: int) -> None:
-        life = self._lives.get(instance)
+        life = self._liveness.get(instance)
         if life is None or life.incarnation < incarnation:
-            self._lives[instance] = _Life(incarnation, self._broker_ns, self._broker_ns, progress)
+            self._liveness[instance] = _Liveness(incarnation, self._broker_ns, self._broker_ns, progress)
         elif life.incarnation == incarnation:
-            life.heard_ns, life.parted = self._broker_ns, False
+            life.seen_ns, life.parted = self._broker_ns, False
             if progress != life.progress:
-                life.progress, life.moved_ns, life.asked_ns = progress, self._broker_ns, None
+                life.progress, life.moved_ns, life.probed_ns = progress, self._broker_ns, None
 
-    def _on_answer(self, life: _Life) -> None:
+    def _on_answer(self, life: _Liveness) -> None:
         """It lives, whatever the broker says of it; it is asked again when that goes on."""
-        life.asked_ns, life.parted = None, False
-        life.heard_ns = life.moved_ns = max(life.heard_ns, self._broker_ns - OVERDUE_NS)
+        life.probed_ns, life.parted = None, False
+        life.seen_ns = life.moved_ns = max(life.seen_ns, self._broker_ns - OVERDUE_NS)
 
     def _on_own_heartbeat(self, now_ns: int) -> list[Effect]:
-        since_ns = now_ns - self._echoed_ns if self._echoed_ns is not None else PAUSE_NS
-        self._echoed_ns = now_ns
+        since_ns = now_ns - self._own_heartbeat_ns if self._own_heartbeat_ns is not None else PAUSE_NS
+        self._own_heartbeat_ns = now_ns
         if since_ns >= PAUSE_NS:
-            for life in self._lives.values():
-                life.heard_ns = life.moved_ns = self._broker_ns
-                life.asked_ns, life.parted = None, False
+            for life in self._liveness.values():
+                life.seen_ns = life.moved_ns = self._broker_ns
+                life.probed_ns, life.parted = None, False
             return []
         self._broker_ns += since_ns
         effects: list[Effect] = []
-        for instance, life in sorted(self._lives.items()):
+        for instance, life in sorted(self._liveness.items()):
             if not life.fenced:
                 effects += self._check(instance, life, now_ns)
         return effects
 
-    def _check(self, instance: InstanceId, life: _Life, now_ns: int) -> list[Effect]:
-        silent_ns, stuck_ns = self._broker_ns - life.heard_ns, self._broker_ns - life.moved_ns
+    def _check(self, instance: InstanceId, life: _Liveness, now_ns: int) -> list[Effect]:
+        silent_ns, stuck_ns = self._broker_ns - life.seen_ns, self._broker_ns - life.moved_ns
         if not life.parted and stuck_ns < OVERDUE_NS:
-            life.asked_ns = None
+            life.probed_ns = None
             return []
-        if life.asked_ns is None:
-            if now_ns < life.ask_again_ns:
+        if life.probed_ns is None:
+            if now_ns < life.probe_again_ns:
                 return []
-            life.asked_ns, life.ask_again_ns = now_ns, now_ns + _ASKED_AGAIN_NS
+            life.probed_ns, life.probe_again_ns = now_ns, now_ns + _ASKED_AGAIN_NS
             return [Probe(instance)]
-        if now_ns - life.asked_ns < PATIENCE_NS or stuck_ns < OVERDUE_NS:
+        if now_ns - life.probed_ns < PATIENCE_NS or stuck_ns < OVERDUE_NS:
             return []
         life.fenced = True
         why = "no sign of life" if silent_ns >= OVERDUE_NS else "its main loop does not get on"

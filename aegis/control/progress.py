@@ -29,8 +29,8 @@ class Progress:
     """A number that grows while the main loop gets on: it has made another pass, or is in a long step, which shows in
     the processor time of the process."""
 
-    def __init__(self, pulse: LoopProgress) -> None:
-        self._pulse = pulse
+    def __init__(self, loop_progress: LoopProgress) -> None:
+        self._loop_progress = loop_progress
         self._passes = -1
         self._pass_s = 0.0
         self._seen_s = 0.0
@@ -39,7 +39,7 @@ class Progress:
 
     def value(self, now_s: float, used_s: float) -> int:
         """`used_s` is the processor time of the process."""
-        passes, since_s = self._pulse.passes, now_s - self._seen_s
+        passes, since_s = self._loop_progress.passes, now_s - self._seen_s
         worked = used_s - self._used_s > _BUSY_SHARE * since_s
         self._seen_s, self._used_s = now_s, used_s
         if passes != self._passes:

@@ -66,7 +66,7 @@ class _Copying(NamedTuple):
     value: int
     model: ModelId
     nbytes: int
-    asked_ns: int | None = None  # where the stream itself does not copy
+    requested_ns: int | None = None  # where the stream itself does not copy
 
 
 _COPIED_MAX = 10_000  # remembered, if nobody asks
@@ -176,8 +176,8 @@ class MemoryExecutor:
             while copying and copying[0].value < took.value:
                 copying.popleft()
             if copying and copying[0].value == took.value:
-                _, model, nbytes, asked_ns = copying.popleft()
-                self._copied.append(CopyDone(name, model, asked_ns or took.start_ns, took.stop_ns, nbytes))
+                _, model, nbytes, requested_ns = copying.popleft()
+                self._copied.append(CopyDone(name, model, requested_ns or took.start_ns, took.stop_ns, nbytes))
 
     def _started(self, name: StreamName, event: EventHandle, expected: EventHandle) -> None:
         assert event == expected
@@ -188,13 +188,13 @@ class MemoryExecutor:
         base, nbytes = self.weights_base(bind), bind.spec.manifest.image_bytes
         if effect.cached and self._images.base is not None:
             copies = list(_copies(effect.cached, self._images.base, base, nbytes))
-            event, asked_ns = stream.copy(copies, urgency=urgency(effect.stream)), None
+            event, requested_ns = stream.copy(copies, urgency=urgency(effect.stream)), None
         else:
-            asked_ns = time.monotonic_ns()
+            requested_ns = time.monotonic_ns()
             stream.wait(self._stage.load(bind.spec.shard(self._rank), base, urgency=urgency(effect.stream)))
             event = stream.copy(())
             self._staged[event] = effect.model
-        self._copying[effect.stream].append(_Copying(event.value, effect.model, nbytes, asked_ns))
+        self._copying[effect.stream].append(_Copying(event.value, effect.model, nbytes, requested_ns))
         self._started(effect.stream, event, effect.event)
 
     def _abandon(self, event: EventHandle) -> None:

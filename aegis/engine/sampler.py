@@ -107,7 +107,7 @@ class Sampler:
             following = prompt[first + 1 : first + 1 + PROMPT_CHUNK_TOKENS]
             here = logits[first : first + len(following)]
             report = _report(here, _sent(following, here.device), top)
-            tokens += _told(following, report.tolist(), [top] * len(following))
+            tokens += _tokens(following, report.tolist(), [top] * len(following))
         return tuple(tokens)
 
     def sample(self, requests: Sequence[RequestId], logits: torch.Tensor) -> list[Token]:
@@ -152,7 +152,7 @@ def _reported(states: Sequence[_State], chosen: torch.Tensor, raw: torch.Tensor)
     tops = [states[row].sampling.logprobs or 0 for row in wanted]
     ids, *lines = _fetch(chosen, _report(_rows(raw, wanted), _rows(chosen, wanted), max(tops)))
     tokens = [Token(token) for token in ids]
-    for row, told in zip(wanted, _told([ids[row] for row in wanted], lines, tops), strict=True):
+    for row, told in zip(wanted, _tokens([ids[row] for row in wanted], lines, tops), strict=True):
         tokens[row] = told
     return tokens
 
@@ -173,7 +173,7 @@ def _report(logits: torch.Tensor, chosen: torch.Tensor, most: int) -> torch.Tens
     return torch.cat((logprobs.gather(1, chosen[:, None]).double(), values.double(), ids.double()), 1)
 
 
-def _told(chosen: Sequence[int], lines: Sequence[Sequence[float]], tops: Sequence[int]) -> Iterator[Token]:
+def _tokens(chosen: Sequence[int], lines: Sequence[Sequence[float]], tops: Sequence[int]) -> Iterator[Token]:
     for token, line, top in zip(chosen, lines, tops, strict=True):
         most = len(line) // 2
         values, ids = line[1 : 1 + most][:top], [int(each) for each in line[1 + most :][:top]]

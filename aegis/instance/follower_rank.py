@@ -147,7 +147,7 @@ def main() -> int:
         body = open_rank_memory(settings)
         engine = body.engines(settings, sampler)
         garbage_collection.seldom()
-        Follower(body, engine, sampler, Lead(settings.meeting, settings.rank)).serve()
+        Follower(body, engine, sampler, Lead(settings.rendezvous, settings.rank)).serve()
     except UserError as error:
         sys.stderr.write(f"aegis: {settings.instance}: {error.message}\n")
         return 2

@@ -33,7 +33,7 @@ class HeartbeatAgent:
     """Runs from `start` to `close`. Raises UserError where the launcher is of another version."""
 
     def __init__(
-        self, settings: BusSettings, pulse: LoopProgress, *, instance: InstanceId, incarnation: int, role: Role
+        self, settings: BusSettings, loop_progress: LoopProgress, *, instance: InstanceId, incarnation: int, role: Role
     ) -> None:
         if settings.protocol != PROTOCOL:
             raise UserError(
@@ -41,9 +41,9 @@ class HeartbeatAgent:
                 "of aegis everywhere"
             )
         self._settings = settings
-        self._pulse = pulse
+        self._loop_progress = loop_progress
         self._topics = Topics(settings.prefix)
-        self._progress = Progress(pulse)
+        self._progress = Progress(loop_progress)
         self._state = InstanceState(
             cluster=settings.cluster,
             instance=instance,
@@ -89,7 +89,7 @@ class HeartbeatAgent:
             number += 1
             if self._renew() or self._unsaid or number % _SAID_AGAIN == 0:
                 self._unsaid = not await self._publish_state(connection)
-            if self._pulse.up:
+            if self._loop_progress.up:
                 await self._publish_heartbeat(connection, number)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HEARTBEAT_NS / NS_PER_S):
@@ -109,8 +109,8 @@ class HeartbeatAgent:
 
     def _renew(self) -> bool:
         """Whether the state has changed since it was last looked at."""
-        before, report = self._state, self._pulse.report
-        if self._pulse.up:
+        before, report = self._state, self._loop_progress.report
+        if self._loop_progress.up:
             self._state = replace(before, phase=Phase.UP)
         if report:
             self._state = replace(

@@ -73,8 +73,8 @@ class RankMemory:
         region = KvRegion(self.memory_executor.kv.base, self.memory_executor.kv.nbytes, settings.slab_bytes)
         if settings.ranks == 1:
             return Engines(region, device=self.device.name, first=settings.engine)
-        meeting = f"{settings.meeting}-store"
-        group = ProcessGroup.join(meeting, settings.rank, settings.ranks, device=self.device.name)
+        rendezvous = f"{settings.rendezvous}-store"
+        group = ProcessGroup.join(rendezvous, settings.rank, settings.ranks, device=self.device.name)
         return Engines(region, device=self.device.name, first=settings.engine, sampler=sampler, group=group)
 
 
@@ -103,7 +103,7 @@ def open_parts(settings: InstanceSettings) -> Iterator[InstanceParts]:
     link = InstanceLink(settings.address, settings.identity, settings.market_key)
     body = open_rank_memory(settings)
     device, engine = body.device, body.engines(settings)
-    followers = Followers(settings.meeting, settings.ranks) if settings.ranks > 1 else None
+    followers = Followers(settings.rendezvous, settings.ranks) if settings.ranks > 1 else None
     yield InstanceParts(
         instance=settings.instance,
         role=settings.role,

@@ -44,9 +44,9 @@ metrics add up the processes that an instance has had: that sum says how often a
 class Instance:
     """A core, its executor and its link."""
 
-    def __init__(self, parts: InstanceParts, pulse: LoopProgress | None = None) -> None:
+    def __init__(self, parts: InstanceParts, loop_progress: LoopProgress | None = None) -> None:
         self._parts = parts
-        self._pulse = pulse or LoopProgress()
+        self._loop_progress = loop_progress or LoopProgress()
         self._core = parts.core
         self._clock = parts.clock
         self._link = parts.link
@@ -64,7 +64,7 @@ class Instance:
     def serve(self) -> None:
         """Until `Shutdown`. One event at a time: messages first, then what the streams completed, then a run's end."""
         self._link.send([Ready(os.getpid())])
-        self._pulse.up = True
+        self._loop_progress.up = True
         answers: list[InstanceEvent] = []
         while True:
             self._listen(waiting=not self._pending and not answers)
@@ -94,7 +94,7 @@ class Instance:
 
     def _listen(self, *, waiting: bool) -> None:
         """Messages first, then models and grammars that are prepared, then what the streams completed."""
-        self._pulse.passes += 1
+        self._loop_progress.passes += 1
         busy = self._core.queued + self._core.running > 0
         messages = [m for m in self._receive(waiting=waiting) if not self._binder.defer(m, busy=busy)]
         heard = [passed for message in messages for passed in self._grammars.passed(message)]
@@ -156,7 +156,7 @@ class Instance:
             device_wide_waits=parts.device.device_wide,
         )
         if report:
-            self._pulse.report = report
+            self._loop_progress.report = report
             self._link.send([report])
 
 
@@ -166,14 +166,18 @@ def main() -> int:
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=InstanceSettings)
     logs.guard_streams(settings.logs)
     logs.setup(settings.logs)
-    pulse = LoopProgress()
+    loop_progress = LoopProgress()
     try:
         agent = HeartbeatAgent(
-            settings.bus, pulse, instance=settings.instance, incarnation=settings.incarnation, role=settings.role
+            settings.bus,
+            loop_progress,
+            instance=settings.instance,
+            incarnation=settings.incarnation,
+            role=settings.role,
         )
         agent.start()
         with open_parts(settings) as parts:
-            instance = Instance(parts, pulse)
+            instance = Instance(parts, loop_progress)
             garbage_collection.seldom()
             instance.serve()
             instance.close()

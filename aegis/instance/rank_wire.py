@@ -89,12 +89,12 @@ def unpacked(blocks: bytes) -> BlockTable:
 class Followers:
     """The first rank's end. Any thread may tell them something."""
 
-    def __init__(self, meeting: str, ranks: int) -> None:
+    def __init__(self, rendezvous: str, ranks: int) -> None:
         self.ranks = ranks
         self._context = zmq.Context()
         self._lock = Lock()
         self._parted = False
-        self._sockets = [self._bound(meeting, rank) for rank in range(1, ranks)]
+        self._sockets = [self._bound(rendezvous, rank) for rank in range(1, ranks)]
 
     def send(self, command: Command) -> None:
         """All of them, in the same order. Raises Parted."""
@@ -119,21 +119,21 @@ class Followers:
             socket.close(linger=0)
         self._context.term()
 
-    def _bound(self, meeting: str, rank: int) -> zmq.Socket[bytes]:
+    def _bound(self, rendezvous: str, rank: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.PAIR)
         socket.set_hwm(0)
-        socket.bind(_address(meeting, rank))
+        socket.bind(_address(rendezvous, rank))
         return socket
 
 
 class Lead:
     """A follower's end."""
 
-    def __init__(self, meeting: str, rank: int) -> None:
+    def __init__(self, rendezvous: str, rank: int) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
-        self._socket.connect(_address(meeting, rank))
+        self._socket.connect(_address(rendezvous, rank))
 
     def receive(self, timeout_ns: int) -> Command | None:
         """The next command, if there is one within that time."""
@@ -151,8 +151,8 @@ class Lead:
         self._context.term()
 
 
-def _address(meeting: str, rank: int) -> str:
-    return f"ipc://{meeting}-{rank}"
+def _address(rendezvous: str, rank: int) -> str:
+    return f"ipc://{rendezvous}-{rank}"
 
 
 def _received(socket: zmq.Socket[bytes]) -> list[Report]:

@@ -36,7 +36,7 @@ class InstanceSettings(SchedulingSettings, frozen=True, kw_only=True):
     check_laws: bool = False
     rank: int = 0
     ranks: int = 1
-    meeting: str = ""  # where they find each other: the beginning of paths that nobody else has
+    rendezvous: str = ""  # where they find each other: the beginning of paths that nobody else has
 
     @property
     def identity(self) -> str:

@@ -37,7 +37,7 @@ from aegis.telemetry.logs import LogSettings
 from aegis.telemetry.registration import RegisteringModel
 from aegis.telemetry.request_stages import RequestStages
 from aegis.transport.addresses import Wires
-from aegis.transport.links import Hub, Said
+from aegis.transport.links import Hub, NodeMessage
 from aegis.transport.node_messages import Found, FromProxy
 from memory.budget import Budget
 from proxy.live.proxy import Proxy
@@ -95,7 +95,7 @@ async def open_market(
     async with AsyncExitStack() as stack:
         machines = await stack.enter_async_context(_open_machines(config, names, placement, services, clock))
         budget, wires = _budget(config, machines.devices), machines.wires
-        link = stack.enter_context(closing(Hub[Said](wires.address("node"), Said, wires.keys)))
+        link = stack.enter_context(closing(Hub[NodeMessage](wires.address("node"), NodeMessage, wires.keys)))
         proxy_link = stack.enter_context(
             closing(Hub[FromInstance](wires.address(f"proxy-{_PROXY}"), FromInstance, wires.keys))
         )
@@ -136,7 +136,13 @@ def _open_machines(
 
 
 def _node(
-    config: Config, machines: MarketMachines, budget: Budget, link: Hub[Said], clock: Clock, bus: Bus, cache_dir: Path
+    config: Config,
+    machines: MarketMachines,
+    budget: Budget,
+    link: Hub[NodeMessage],
+    clock: Clock,
+    bus: Bus,
+    cache_dir: Path,
 ) -> Node:
     return Node(
         budget,

@@ -61,8 +61,8 @@ _PAUSE_NS = 4 * LOOK_NS
 
 
 @dataclass(slots=True)
-class _Life:
-    heard_ns: int
+class _Liveness:
+    seen_ns: int
     moved_ns: int  # when it was last heard, or seen to work
     used_ns: int = 0
 
@@ -71,32 +71,32 @@ class HangDetector:
     """All proxies of one node but its own."""
 
     def __init__(self) -> None:
-        self._lives: dict[ProxyId, _Life] = {}
+        self._liveness: dict[ProxyId, _Liveness] = {}
         self._looked_ns = 0
 
     def saw_message(self, proxy: ProxyId, now_ns: int) -> None:
-        life = self._lives.setdefault(proxy, _Life(now_ns, now_ns))
-        life.heard_ns = life.moved_ns = now_ns
+        life = self._liveness.setdefault(proxy, _Liveness(now_ns, now_ns))
+        life.seen_ns = life.moved_ns = now_ns
 
     def forget(self, proxy: ProxyId) -> None:
         """Its process is gone."""
-        self._lives.pop(proxy, None)
+        self._liveness.pop(proxy, None)
 
     def check(self, used_ns: Mapping[ProxyId, int], now_ns: int) -> list[ProxyId]:
         """Takes the processor time that each main thread has used since its start; returns who hangs."""
         paused = now_ns - self._looked_ns >= _PAUSE_NS
         self._looked_ns = now_ns
-        for proxy, life in self._lives.items():
+        for proxy, life in self._liveness.items():
             used = used_ns.get(proxy, life.used_ns)
             if paused:
-                life.heard_ns = now_ns
+                life.seen_ns = now_ns
             if paused or used != life.used_ns:
                 life.moved_ns = now_ns
             life.used_ns = used
         return sorted(
             proxy
-            for proxy, life in self._lives.items()
-            if now_ns - life.moved_ns >= SILENT_NS or now_ns - life.heard_ns >= BUSY_NS
+            for proxy, life in self._liveness.items()
+            if now_ns - life.moved_ns >= SILENT_NS or now_ns - life.seen_ns >= BUSY_NS
         )
 
 
@@ -139,7 +139,7 @@ class ProxyPool:
         self._places = {name: _Place(name, ProxyId(0)) for name in names}
         self._numbers = count(1)
         self._hang_detector = HangDetector()
-        self._close_asked = asyncio.Event()
+        self._closing = asyncio.Event()
         ends = market.node.proxies
         ends.missing, ends.dead, ends.on_silent = self._missing, self._dead, self._kill
 
@@ -178,7 +178,7 @@ class ProxyPool:
 
     async def close(self, timeout_s: float) -> None:
         """They have been told to drain: waits for their end, and ends those that do not."""
-        self._close_asked.set()
+        self._closing.set()
         for place in self._places.values():
             if place.process and not place.end:  # it was not told
                 place.process.kill()
@@ -229,7 +229,7 @@ class ProxyPool:
     @property
     def _ending(self) -> bool:
         """A proxy that has nothing left to do ends as soon as it is told to drain."""
-        return self._close_asked.is_set() or self._market.node.draining
+        return self._closing.is_set() or self._market.node.draining
 
     async def _keep(self, place: _Place) -> None:
         """Starts the proxy again and again, until it is given up or all are to end."""
@@ -249,13 +249,13 @@ class ProxyPool:
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(place.restarts.pause_s):
-                    await self._close_asked.wait()
+                    await self._closing.wait()
 
     def _lost(self, place: _Place, *, after_s: float) -> None:
         place.restarts.ended(served=place.serves, after_s=after_s)
         place.serves, place.process = False, None
         if self._store:
-            self._store.bury(place.name, place.number)
+            self._store.declare_dead(place.name, place.number)
         self._hang_detector.forget(place.number)
         if place.end:
             place.end.lost()

@@ -37,17 +37,17 @@ class Identity:
     cluster: str
     proxy: str
     incarnation: str
-    founder: bool
+    is_first: bool
 
     @classmethod
-    def founding(cls, proxy: str = "proxy-0") -> Identity:
+    def first(cls, proxy: str = "proxy-0") -> Identity:
         """The first proxy of a new cluster."""
-        return cls(token_hex(8), proxy, token_hex(8), founder=True)
+        return cls(token_hex(8), proxy, token_hex(8), is_first=True)
 
     @classmethod
     def joining(cls, cluster: str, proxy: str, number: int) -> Identity:
         """A further one; `number` is its process's alone in this cluster."""
-        return cls(cluster, proxy, f"{cluster}-{number}", founder=False)
+        return cls(cluster, proxy, f"{cluster}-{number}", is_first=False)
 
     @property
     def owner(self) -> str:
@@ -103,7 +103,7 @@ class Membership:
         self.up.clear()
         self._doubted.set()
 
-    async def bury(self, proxy: str, number: int) -> None:
+    async def declare_dead(self, proxy: str, number: int) -> None:
         """This further proxy's process has ended: what it answered may be taken over before its lease runs out."""
         owner = Identity.joining(self._identity.cluster, proxy, number).owner
         with contextlib.suppress(*FAILURES):
@@ -112,7 +112,7 @@ class Membership:
     async def leave(self) -> None:
         with contextlib.suppress(*FAILURES):
             await self._redis.delete(self._keys.proxy(self._identity.owner))
-            if self._identity.founder:
+            if self._identity.is_first:
                 await self._leave(keys=[self._keys.cluster], args=[self._identity.cluster])
 
     async def _next_renewal(self) -> None:

@@ -69,7 +69,7 @@ class Recorder:
         self._dirty: dict[Recording, None] = {}
         self._writing = 0  # requests that the present command is about
         self._one_writer = asyncio.Lock()
-        self._news = asyncio.Event()
+        self._has_unwritten = asyncio.Event()
 
     @property
     def unwritten(self) -> int:
@@ -107,10 +107,10 @@ class Recorder:
     async def _claim(self, recording: Recording) -> None:
         try:
             async with self._in_time():
-                word, _, batches = await self._claims.claim(recording.asked)
-            _refuse(recording.asked.request, word)
+                word, _, batches = await self._claims.claim(recording.call)
+            _refuse(recording.call.request, word)
             if word == "finished" or batches:  # a claim of ours of which no answer came finds nothing recorded
-                raise _busy(recording.asked.request)
+                raise _busy(recording.call.request)
         except BaseException:
             self._settle(recording)
             raise
@@ -156,12 +156,12 @@ class Recorder:
         """Entries that are to be written when a round begins are written in it, evenly."""
         now_s = asyncio.get_running_loop().time
         while True:
-            await self._news.wait()
+            await self._has_unwritten.wait()
             began_s, commands = now_s(), commands_for(len(self._dirty))
             for number in range(1, commands + 1):
                 await asyncio.sleep(began_s + _ROUND_S * number / commands - now_s())
                 await self._membership.up.wait()
-                self._news.clear()
+                self._has_unwritten.clear()
                 await self._flush(_AT_ONCE)
             self._drop_surplus()
 
@@ -186,7 +186,7 @@ class Recorder:
         """Something of it is to be written, once it is this proxy's."""
         if recording.claim is None and recording not in self._dirty and not recording.settled.is_set():
             self._dirty[recording] = None
-            self._news.set()
+            self._has_unwritten.set()
 
     async def _flush(self, most: int) -> None:
         """One command for up to `most` requests; what fails stays to be written."""
@@ -199,14 +199,14 @@ class Recorder:
                 await self._write(recordings)
             self._writing = 0
         if self._dirty:
-            self._news.set()
+            self._has_unwritten.set()
 
     async def _write(self, recordings: list[Recording]) -> None:
         batches = [recording.batch() for recording in recordings]
         keys: list[str] = []
         words: list[str | bytes] = []
         for recording, batch in zip(recordings, batches, strict=True):
-            key = recording.asked.key
+            key = recording.call.key
             keys += (self._keys.request(key), self._keys.tokens(key))
             words += (batch.state, batch.data)
         try:
@@ -235,7 +235,7 @@ class Recorder:
                 self._changed(recording)
 
     async def _restored(self, recording: Recording, batch: Batch) -> str:
-        asked = recording.asked
+        asked = recording.call
         try:
             answer: bytes = await self._restore(
                 keys=[self._keys.request(asked.key), self._keys.tokens(asked.key)],
@@ -257,8 +257,8 @@ class Recorder:
     def _settle(self, recording: Recording) -> None:
         recording.settle()
         self._dirty.pop(recording, None)
-        if self._recordings.get(recording.asked.key) is recording:
-            del self._recordings[recording.asked.key]
+        if self._recordings.get(recording.call.key) is recording:
+            del self._recordings[recording.call.key]
 
     def _drop_surplus(self) -> None:
         """The oldest of what has ended goes: a retry of it is generated again, from what was written."""

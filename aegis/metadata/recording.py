@@ -28,7 +28,7 @@ class CallState(StrEnum):
 
 
 @dataclass(slots=True)
-class _News:
+class _Unwritten:
     """The part of a sequence that is in no batch yet, from its token number `first` on."""
 
     first: int = 0
@@ -50,10 +50,10 @@ class Recording:
     """Implements `proxy.http.call_records.CallRecord`."""
 
     def __init__(
-        self, asked: RecordedCall, seed: int, known: list[Sequence], changed: Callable[[Recording], None]
+        self, call: RecordedCall, seed: int, known: list[Sequence], changed: Callable[[Recording], None]
     ) -> None:
         """`known` was read from the record. `changed` is called whenever there is more to write."""
-        self.asked = asked
+        self.call = call
         self.seed = seed
         self.state = CallState.RUNNING
         self.settled = asyncio.Event()  # it has ended, and all of it is written or given up
@@ -61,7 +61,7 @@ class Recording:
         self._known = known  # until there is a handle of it
         self._unfinished = {number for number, sequence in enumerate(known) if sequence.finish is None}
         self._changed = changed
-        self._news = [_News(len(sequence.tokens)) for sequence in known]
+        self._unwritten = [_Unwritten(len(sequence.tokens)) for sequence in known]
         self._new: dict[int, None] = {}  # sequences of which there are
         entries = [_entry(number, sequence) for number, sequence in enumerate(known) if sequence != Sequence()]
         self._parts = [encode(entries)] if entries else []
@@ -90,11 +90,11 @@ class Recording:
             return
         match delivery:
             case Delta(tokens):
-                self._news[sequence].tokens += tokens
+                self._unwritten[sequence].tokens += tokens
             case Finished(reason):
                 self._finished(sequence, reason)
             case PromptScores(tokens):
-                self._news[sequence].scores = tokens
+                self._unwritten[sequence].scores = tokens
             case Failed():
                 self._failed = True
         self._new[sequence] = None
@@ -113,10 +113,10 @@ class Recording:
         """The entries that have not been written yet."""
         entries: list[Entry] = []
         for sequence in self._new:
-            news = self._news[sequence]
+            news = self._unwritten[sequence]
             if news.tokens or news.finish or news.scores:
                 entries.append(Entry(sequence, news.first, tuple(news.tokens), news.finish, news.scores))
-                self._news[sequence] = _News(news.first + len(news.tokens))
+                self._unwritten[sequence] = _Unwritten(news.first + len(news.tokens))
         self._new.clear()
         if entries:
             self._parts.append(encode(entries))
@@ -135,10 +135,10 @@ class Recording:
         """Nothing of it is written any more, so nothing is kept for that."""
         self.settled.set()
         self._parts.clear()
-        self._news = [_News() for _ in self._news]
+        self._unwritten = [_Unwritten() for _ in self._unwritten]
 
     def _finished(self, sequence: int, reason: FinishReason) -> None:
-        self._news[sequence].finish = reason
+        self._unwritten[sequence].finish = reason
         self._new[sequence] = None
         self._unfinished.discard(sequence)
 

@@ -88,7 +88,7 @@ class Store:
         )
         self.loads = Loads(redis, keys)
         self.embedded: EmbeddedServer | None = None
-        self._founds = identity.founder
+        self._is_first = identity.is_first
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -97,7 +97,7 @@ class Store:
         try:
             await self.membership.enter()
         except UserError:
-            if self._founds:
+            if self._is_first:
                 raise
         self._run(self.membership.renew_for_ever())
         self._run(self.records.write_for_ever())
@@ -111,9 +111,9 @@ class Store:
         """From now on these loads are published, twice a second; for the one process that knows them."""
         self._run(self._publish_for_ever(loads))
 
-    def bury(self, proxy: str, number: int) -> None:
+    def declare_dead(self, proxy: str, number: int) -> None:
         """This further proxy's process has ended."""
-        self._run(self.membership.bury(proxy, number))
+        self._run(self.membership.declare_dead(proxy, number))
 
     async def close(self) -> None:
         await self.records.close()
@@ -151,7 +151,7 @@ async def open_store(config: RedisSettings) -> AsyncIterator[Store]:
             stack.push_async_callback(server.close)
             await server.start()
         url = server.url if server else config.url.get_secret_value() if config.url else ""
-        identity = Identity.founding()
+        identity = Identity.first()
         settings = StoreSettings(url, config.prefix, identity.cluster, config.wait_s, config.ttl_s)
         store = await stack.enter_async_context(_entered(settings, identity, "embedded" if server else None))
         store.embedded = server

@@ -26,7 +26,7 @@ from aegis.instance.settings import InstanceSettings
 from aegis.node.machine import InstanceHost, InstanceHosts, Running
 from aegis.process.restart_backoff import RestartBackoff
 from aegis.process.tasks import watched
-from aegis.transport.links import Hub, Said
+from aegis.transport.links import Hub, NodeMessage
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class InstancePool:
         template: InstanceSettings,
         instances: dict[InstanceId, Role],
         instance_hosts: InstanceHosts,
-        link: Hub[Said],
+        link: Hub[NodeMessage],
         on_lost: Callable[[InstanceId, int], Awaitable[None]],
         on_given_up: Callable[[InstanceId], None],
     ) -> None:
@@ -303,7 +303,7 @@ class InstancePool:
             instances=len(self._places),
             rank=rank,
             ranks=len(host.machine.memory),
-            meeting=f"{host.machine.meeting}{place.instance}-{place.incarnation}",
+            rendezvous=f"{host.machine.rendezvous}{place.instance}-{place.incarnation}",
         )
 
 

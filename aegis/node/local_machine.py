@@ -25,10 +25,10 @@ class LocalMachine:
     clock_ahead_ns = 0
 
     def __init__(
-        self, *, host_kv_bytes: int, cache_bytes: int, ranks: int, instances: int, meeting: str, machine: str = ""
+        self, *, host_kv_bytes: int, cache_bytes: int, ranks: int, instances: int, rendezvous: str, machine: str = ""
     ) -> None:
         self.id = MachineId(machine)
-        self.meeting = meeting
+        self.rendezvous = rendezvous
         self.filler = ImageFiller(cache_bytes, ranks=ranks)
         self.words = [SharedWords.create(WORDS) for _ in range(ranks)]
         self.host_kv = [SharedMemory.create(host_kv_bytes, "kv") for _ in range(ranks)]

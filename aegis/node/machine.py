@@ -59,7 +59,7 @@ class Machine(Protocol):
         ...
 
     @property
-    def meeting(self) -> str:
+    def rendezvous(self) -> str:
         """The beginning of paths of sockets that the ranks of its instances may make."""
         ...
 

@@ -47,7 +47,7 @@ async def open_local_machines(
         cache_bytes=config.memory.cache_bytes,
         ranks=ranks,
         instances=len(placement),
-        meeting=f"{directory}/",
+        rendezvous=f"{directory}/",
     )
     devices = Devices(
         _pools(config, range(config.device_count * ranks)),

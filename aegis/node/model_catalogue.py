@@ -84,7 +84,7 @@ class _Leaving:
 
     instances: set[InstanceId]
     cached: bool = True
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    dropped: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Wire(Protocol):
@@ -255,20 +255,20 @@ class Catalogue:
         self._unwanted |= dict.fromkeys(coming, unwanted)
         self._come(coming)
 
-        def told(model: ModelId, text: str) -> None:
+        def report_progress(model: ModelId, text: str) -> None:
             if model in coming:
                 coming[model] = replace(coming[model], progress=text)
                 self._come({model: coming[model]})
             report(model, text)
 
         try:
-            async for source, spec in self._register(sources, told, unwanted):
+            async for source, spec in self._register(sources, report_progress, unwanted):
                 outcome = spec if isinstance(spec, ModelRefused) else await self._admit(source, spec, unwanted)
                 if coming.pop(source.model, None):
-                    self._come({}, gone=[source.model])
+                    self._come({}, removed=[source.model])
                 yield source, outcome
         finally:
-            self._come({}, gone=coming)
+            self._come({}, removed=coming)
 
     # --- images -------------------------------------------------------------------------------------------------------
 
@@ -360,13 +360,13 @@ class Catalogue:
             renew=renew,
         )
 
-    def _come(self, news: Mapping[ModelId, RegisteringModel], *, gone: Collection[ModelId] = ()) -> None:
+    def _come(self, changed: Mapping[ModelId, RegisteringModel], *, removed: Collection[ModelId] = ()) -> None:
         """Proxies are told at once: who asked for a model is told that it is coming by any of them."""
-        for model in gone:
+        for model in removed:
             del self._unwanted[model]
-        if news or gone:
-            kept = {model: coming for model, coming in self._coming.items() if model not in gone}
-            self._coming = kept | dict(news)
+        if changed or removed:
+            kept = {model: coming for model, coming in self._coming.items() if model not in removed}
+            self._coming = kept | dict(changed)
             self._wire.notify_proxies(self._registering_event())
 
     def _registering_event(self) -> Registering:
@@ -419,7 +419,7 @@ class Catalogue:
     ) -> LiveModel | ModelRefused:
         async with self._admitting:
             while spec.model in self._leaving:  # an instance may be in a step of a model that bore this name
-                await self._leaving[spec.model].gone.wait()
+                await self._leaving[spec.model].dropped.wait()
             refusal = _misfit(spec, self.budget)
             if refusal or spec.model in self._models:
                 return ModelRefused(refusal or f"there is already a model named '{spec.model}'")
@@ -483,7 +483,7 @@ class Catalogue:
         """Once nothing of it is left anywhere."""
         leaving = self._leaving[model]
         if not leaving.instances and not leaving.cached:
-            self._leaving.pop(model).gone.set()
+            self._leaving.pop(model).dropped.set()
 
 
 def _misfit(spec: ModelSpec, budget: Budget) -> str:

@@ -55,7 +55,7 @@ from aegis.telemetry.metrics.memory import DeviceMemoryMetrics, ModelCacheMetric
 from aegis.telemetry.metrics.node import NodeMetrics
 from aegis.telemetry.metrics.server_state import ServerState, ServerStateMetrics
 from aegis.telemetry.spans import Spans
-from aegis.transport.links import Hub, Said
+from aegis.transport.links import Hub, NodeMessage
 from aegis.transport.node_messages import (
     Drain,
     FromProxy,
@@ -93,7 +93,7 @@ class Node:
         images: ImageCaches,
         host: MachinesKv,
         devices: Devices,
-        link: Hub[Said],
+        link: Hub[NodeMessage],
         clock: Clock,
         history: History,
         *,
@@ -300,7 +300,7 @@ class Node:
     def _unserved_message(self) -> Unserved:
         return Unserved("its instances do not come up any more" if self._announced_unserved else "")
 
-    def _on_instance_message(self, instance: InstanceId, message: Said) -> None:
+    def _on_instance_message(self, instance: InstanceId, message: NodeMessage) -> None:
         match message:
             case Spans(spans):
                 self.history.spans.add(spans)

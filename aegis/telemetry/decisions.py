@@ -69,7 +69,7 @@ class DecisionLog:
     def did(self, instance: InstanceId, effects: Iterable[Effect], now_ns: int) -> None:
         """Logs the effects that an instance's core asked its shell for."""
         for effect in effects:
-            what = _said(effect.message) if isinstance(effect, Send) else _done(effect)
+            what = _described_from_instance(effect.message) if isinstance(effect, Send) else _done(effect)
             if what:
                 self.lines.append(f"{now_ns} {instance} {what}")
 
@@ -79,7 +79,7 @@ class DecisionLog:
 
     def sent(self, instance: InstanceId, message: ToInstance, now_ns: int) -> None:
         """Logs the messages that the market's cores send to an instance."""
-        what = _told(message)
+        what = _described_to_instance(message)
         if what:
             self.lines.append(f"{now_ns} market tells {instance}: {what}")
 
@@ -114,7 +114,7 @@ def _done(effect: Effect) -> str | None:
             return None
 
 
-def _said(message: FromInstance) -> str | None:
+def _described_from_instance(message: FromInstance) -> str | None:
     match message:
         case Prefilled(request, attempt, _, kv):
             return f"prefilled {request}.{attempt} into {_runs(kv.blocks) if kv else 'its own memory'}"
@@ -150,7 +150,7 @@ def _said(message: FromInstance) -> str | None:
             return None
 
 
-def _told(message: ToInstance) -> str | None:
+def _described_to_instance(message: ToInstance) -> str | None:
     match message:
         case Submit(job, group):
             kept = f", {job.kept.tokens} tokens kept in {_runs(job.kept.blocks)}" if job.kept else ""

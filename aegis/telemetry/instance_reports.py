@@ -37,13 +37,13 @@ class Reporter:
         self._core = core
         self._last: Telemetry | None = None
         self._busy = False
-        self._told = True  # the first report says that there is one
+        self._has_new_event = True  # the first report says that there is one
         self._next_ns = 0
 
     @property
     def due_ns(self) -> int | None:
         """The time at which a report will be due, if nothing more happens."""
-        if not self._told:
+        if not self._has_new_event:
             return None
         return self._next_ns if self.busy == self._busy else 0
 
@@ -53,7 +53,7 @@ class Reporter:
 
     def note_event(self) -> None:
         """Something was told to the core."""
-        self._told = True
+        self._has_new_event = True
 
     def due(self, now_ns: int) -> bool:
         due_ns = self.due_ns
@@ -62,7 +62,7 @@ class Reporter:
     def report(self, now_ns: int, **more: int) -> Telemetry | None:
         """The one that is due, with `more` counters; None where nothing has changed."""
         core, ledger = self._core, self._core.ledger
-        self._next_ns, self._busy, self._told = now_ns + REPORT_NS, self.busy, False
+        self._next_ns, self._busy, self._has_new_event = now_ns + REPORT_NS, self.busy, False
         counters = {f"{name}_total": value for name, value in (asdict(core.counters) | more).items()}
         report = Telemetry(
             core.active,

@@ -25,14 +25,14 @@ _AGAIN_MS = 1000
 class LogWriter(io.TextIOBase):
     """In front of a stream that has a file. Threads may share it."""
 
-    def __init__(self, stream: TextIO, told: Callable[[int], str]) -> None:
-        """`told` is the line for so many that were dropped. Raises OSError where the stream has no file."""
-        self.told = told
+    def __init__(self, stream: TextIO, dropped_line: Callable[[int], str]) -> None:
+        """`dropped_line` is the line for so many that were dropped. Raises OSError where the stream has no file."""
+        self.dropped_line = dropped_line
         self.dropped = 0
         self._stream = stream
         self._file = _unblocked(stream.fileno())
         self._socket = _socket_of(self._file)
-        self._dropped_told = 0
+        self._dropped_reported = 0
         self._is_cut = False  # the rest of a line that was dropped is dropped, too
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
@@ -91,17 +91,17 @@ class LogWriter(io.TextIOBase):
                     self._waiting[0] = self._waiting[0][written:]
                     if not self._waiting[0]:
                         self._waiting.popleft()
-                    self._tell_dropped()
+                    self._report_dropped()
                 if not self._waiting:
                     self._writing = False
                     self._changed.notify_all()
                     return
 
-    def _tell_dropped(self) -> None:
+    def _report_dropped(self) -> None:
         """Behind what waits, which came before."""
-        if self.dropped > self._dropped_told and self._waiting_bytes < WAITING_BYTES_MAX // 2:
-            line = self.told(self.dropped - self._dropped_told).encode()
-            self._dropped_told = self.dropped
+        if self.dropped > self._dropped_reported and self._waiting_bytes < WAITING_BYTES_MAX // 2:
+            line = self.dropped_line(self.dropped - self._dropped_reported).encode()
+            self._dropped_reported = self.dropped
             self._waiting.append(line)
             self._waiting_bytes += len(line)
 

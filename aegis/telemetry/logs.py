@@ -50,13 +50,13 @@ def guard_streams(settings: LogSettings) -> None:
 
 
 def _guarded(stream: TextIO, settings: LogSettings) -> TextIO:
-    def told(lines: int) -> str:
+    def dropped_line(lines: int) -> str:
         record = logging.LogRecord(__name__, logging.WARNING, "", 0, "the log was not read", None, None)
         record.fields = {"lines_dropped": lines}
         return _formatter(settings).format(record) + "\n"
 
     with contextlib.suppress(OSError):
-        return cast(TextIO, LogWriter(stream, told))
+        return cast(TextIO, LogWriter(stream, dropped_line))
     return stream
 
 

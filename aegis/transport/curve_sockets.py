@@ -83,15 +83,15 @@ class CurveWires:
 
 
 class CurvePort:
-    """A port that many connect to, of one event loop. `heard` gets each sender and its messages. A port that is
+    """A port that many connect to, of one event loop. `on_messages` gets each sender and its messages. A port that is
     left open (`tcp://127.0.0.1:*`) is found in `address`.
 
     A ZeroMQ socket's descriptor is edge-triggered, and a send swallows the edge of what has just come in. So it is read
     again after every send; `zmq.asyncio`, which learns of no send but its own, would wait for ever.
     """
 
-    def __init__(self, address: str, heard: Callable[[str, list[bytes]], None], keys: Keys) -> None:
-        self._heard = heard
+    def __init__(self, address: str, on_messages: Callable[[str, list[bytes]], None], keys: Keys) -> None:
+        self._on_messages = on_messages
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -128,5 +128,5 @@ class CurvePort:
                 identity, body = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._heard(identity.decode(), [body])
+            self._on_messages(identity.decode(), [body])
         self._look_later()

@@ -77,7 +77,7 @@ def _phases(phase: Phase) -> dict[ProxyId, Phase]:
     return {proxy: Phase(tuple(own), phase.running) for proxy, own in requests.items()}
 
 
-Said = FromInstance | Spans | Decisions
+NodeMessage = FromInstance | Spans | Decisions
 """The messages of an instance."""
 
 
@@ -120,7 +120,7 @@ class InstanceLink:
         if wire:
             self._wires.cut(wire)
 
-    def send(self, messages: Sequence[Said]) -> None:
+    def send(self, messages: Sequence[NodeMessage]) -> None:
         """Sends each message to its receivers at once; messages to a lost proxy are dropped."""
         for proxy, its in addressed(messages, self._proxies).items():
             wire = self._node if proxy is None else self._proxies.get(proxy)
@@ -157,18 +157,18 @@ class _Inbox:
     """Received messages, in order, for one reader."""
 
     def __init__(self) -> None:
-        self._heard: deque[tuple[str, list[bytes]]] = deque()
-        self._some = asyncio.Event()
+        self._received: deque[tuple[str, list[bytes]]] = deque()
+        self._arrived = asyncio.Event()
 
     def put(self, identity: str, messages: list[bytes]) -> None:
-        self._heard.append((identity, messages))
-        self._some.set()
+        self._received.append((identity, messages))
+        self._arrived.set()
 
     async def take(self) -> tuple[str, list[bytes]]:
-        while not self._heard:
-            self._some.clear()
-            await self._some.wait()
-        return self._heard.popleft()
+        while not self._received:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._received.popleft()
 
 
 class _Port(Protocol):

@@ -38,7 +38,7 @@ class LocalWire:
         self._socket = connection
         self._unsent = bytearray()
         self._unread = bytearray()
-        self._torn = False  # nothing can be sent any more
+        self._is_broken = False  # nothing can be sent any more
         self.open = True  # the other end may still say something
         self.more = False  # is to be received at once: a loop may never be told of it again
 
@@ -67,7 +67,7 @@ class LocalWire:
         return bool(self._unsent)
 
     def send(self, body: bytes) -> None:
-        if self.open and not self._torn:
+        if self.open and not self._is_broken:
             self._unsent += _LENGTH.pack(len(body)) + body
             self.flush()
 
@@ -78,7 +78,7 @@ class LocalWire:
                 del self._unsent[: self._socket.send(self._unsent)]
         except OSError as error:
             if error.errno not in _LATER:
-                self._torn = True
+                self._is_broken = True
                 self._unsent.clear()
 
     def receive(self) -> list[bytes]:
@@ -154,13 +154,13 @@ class LocalWires:
 
 
 class LocalEnd:
-    """A wire of one event loop. `heard` is told of what comes, `lost` that nothing will any more."""
+    """A wire of one event loop. `on_messages` is told of what comes, `lost` that nothing will any more."""
 
     def __init__(
-        self, wire: LocalWire, heard: Callable[[list[bytes]], None], lost: Callable[[], None] = lambda: None
+        self, wire: LocalWire, on_messages: Callable[[list[bytes]], None], lost: Callable[[], None] = lambda: None
     ) -> None:
         self._wire = wire
-        self._heard = heard
+        self._on_messages = on_messages
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._waits = False  # for the socket to take more
@@ -179,7 +179,7 @@ class LocalEnd:
 
     def _readable(self) -> None:
         if messages := self._wire.receive():
-            self._heard(messages)
+            self._on_messages(messages)
         if self._wire.more:
             self._loop.call_soon(self._readable)
         elif not self._wire.open and self._wire.fileno() >= 0:
@@ -200,13 +200,13 @@ class LocalEnd:
 
 
 class LocalPort:
-    """A port that many connect to, of one event loop. `heard` gets each sender and its messages."""
+    """A port that many connect to, of one event loop. `on_messages` gets each sender and its messages."""
 
-    def __init__(self, address: str, heard: Callable[[str, list[bytes]], None]) -> None:
+    def __init__(self, address: str, on_messages: Callable[[str, list[bytes]], None]) -> None:
         self.address = address
-        self._heard = heard
+        self._on_messages = on_messages
         self._ends: dict[str, LocalEnd] = {}
-        self._nameless: set[LocalEnd] = set()
+        self._unidentified: set[LocalEnd] = set()
         path = Path(path_of(address))
         path.unlink(missing_ok=True)  # whoever listened there is gone
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -227,7 +227,7 @@ class LocalPort:
             self._pause.cancel()
         self._loop.remove_reader(self._listener)
         self._listener.close()
-        for end in (*self._nameless, *self._ends.values()):
+        for end in (*self._unidentified, *self._ends.values()):
             end.close()
 
     def _accept(self) -> None:
@@ -248,19 +248,19 @@ class LocalPort:
     def _serve(self, wire: LocalWire) -> None:
         identity = ""
 
-        def heard(messages: list[bytes]) -> None:
+        def on_messages(messages: list[bytes]) -> None:
             nonlocal identity
             if not identity:
                 identity, messages = messages[0].decode(), messages[1:]
-                self._nameless.discard(end)
+                self._unidentified.discard(end)
                 self._ends[identity] = end
             if messages:
-                self._heard(identity, messages)
+                self._on_messages(identity, messages)
 
         def lost() -> None:
-            self._nameless.discard(end)
+            self._unidentified.discard(end)
             if self._ends.get(identity) is end:
                 del self._ends[identity]
 
-        end = LocalEnd(wire, heard, lost)
-        self._nameless.add(end)
+        end = LocalEnd(wire, on_messages, lost)
+        self._unidentified.add(end)

@@ -68,9 +68,9 @@ class Top(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        self._say(f"asking {self._url} …")
-        self._ask()
-        self.set_interval(self._every_s, self._ask)
+        self._show_message(f"asking {self._url} …")
+        self._fetch()
+        self.set_interval(self._every_s, self._fetch)
 
     def action_pause(self) -> None:
         self._paused = not self._paused
@@ -83,22 +83,22 @@ class Top(App[None]):
             self._show(self._live)
 
     @work(thread=True, exclusive=True, group="ask")
-    def _ask(self) -> None:
+    def _fetch(self) -> None:
         if self._paused:
             return
         try:
             live = self._client.live(self._server.seen)
         except UserError as error:
-            self.call_from_thread(self._say, f"{error.message} — trying again", "bold red")
+            self.call_from_thread(self._show_message, f"{error.message} — trying again", "bold red")
         else:
-            self.call_from_thread(self._hear, live)
+            self.call_from_thread(self._on_live, live)
 
-    def _hear(self, live: Live) -> None:
+    def _on_live(self, live: Live) -> None:
         if self._server.add(live):
             self._live = live
             self._show(live)
 
-    def _say(self, text: str, style: str = "") -> None:
+    def _show_message(self, text: str, style: str = "") -> None:
         self.query_one("#head", Static).update(Text(text, style=style))
 
     # --- showing ------------------------------------------------------------------------------------------------------

@@ -35,11 +35,11 @@ _GENERATIONS = {
 
 def of_gpu(gpu: Gpu) -> Hardware:
     """Figures that the GPU does not report are taken from its generation, or from an old one."""
-    capability = _said(gpu, "COMPUTE_CAPABILITY_MAJOR"), _said(gpu, "COMPUTE_CAPABILITY_MINOR")
+    capability = _attribute(gpu, "COMPUTE_CAPABILITY_MAJOR"), _attribute(gpu, "COMPUTE_CAPABILITY_MINOR")
     generation = next(of for least, of in _GENERATIONS.items() if capability >= least)
-    clock_hz = 1e3 * (_said(gpu, "CLOCK_RATE") or 1_500_000)
-    flops_per_s = (_said(gpu, "MULTIPROCESSOR_COUNT") or 64) * clock_hz * generation.flops_per_cycle
-    twice_a_cycle = 2e3 * _said(gpu, "MEMORY_CLOCK_RATE") * _said(gpu, "GLOBAL_MEMORY_BUS_WIDTH") / 8
+    clock_hz = 1e3 * (_attribute(gpu, "CLOCK_RATE") or 1_500_000)
+    flops_per_s = (_attribute(gpu, "MULTIPROCESSOR_COUNT") or 64) * clock_hz * generation.flops_per_cycle
+    twice_a_cycle = 2e3 * _attribute(gpu, "MEMORY_CLOCK_RATE") * _attribute(gpu, "GLOBAL_MEMORY_BUS_WIDTH") / 8
     return Hardware(
         copy_bytes_per_s=generation.copy_bytes_per_s,
         memory_bytes_per_s=twice_a_cycle or generation.memory_bytes_per_s,
@@ -48,7 +48,7 @@ def of_gpu(gpu: Gpu) -> Hardware:
     )
 
 
-def _said(gpu: Gpu, name: str) -> int:
+def _attribute(gpu: Gpu, name: str) -> int:
     """0 where the driver does not know: clocks are not told everywhere."""
     attribute = getattr(gpu.driver.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
     try:

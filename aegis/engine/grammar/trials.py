@@ -88,7 +88,7 @@ class GrammarTrials:
         self._compile_s = compile_s
         self._thread = FairThread(most_waiting=WAITING_MAX)
         self._process: subprocess.Popen[bytes] | None = None
-        self._told: OrderedDict[str, None] = OrderedDict()  # vocabularies that the process knows
+        self._sent_vocabularies: OrderedDict[str, None] = OrderedDict()  # vocabularies that the process knows
         self._known: OrderedDict[bytes, tuple[str | None, float]] = OrderedDict()  # problems, and until when
 
     async def problem(
@@ -134,7 +134,7 @@ class GrammarTrials:
             self._process.kill()
             self._process.communicate()
         self._process = None
-        self._told.clear()
+        self._sent_vocabularies.clear()
 
     def _ask(self, manifest: Manifest, tokenizer_json: Callable[[], str], grammar: Grammar) -> Tried | None:
         """None where it takes too long."""
@@ -142,12 +142,12 @@ class GrammarTrials:
             self.close()
         process = self._process or self._start()
         name = manifest.fingerprint
-        tokenizer = None if name in self._told else tokenizer_json()
+        tokenizer = None if name in self._sent_vocabularies else tokenizer_json()
         assert process.stdin
         write(process.stdin, Try(name, grammar, tokenizer, manifest.vocab_size, manifest.eos_token_ids))
-        self._told[name] = None
-        if len(self._told) > VOCABULARIES_MAX:
-            self._told.popitem(last=False)
+        self._sent_vocabularies[name] = None
+        if len(self._sent_vocabularies) > VOCABULARIES_MAX:
+            self._sent_vocabularies.popitem(last=False)
         tried = self._answer(process, self._compile_s)
         if tried is None:
             self.close()

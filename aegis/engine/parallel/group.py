@@ -46,13 +46,13 @@ class ProcessGroup:
         self.size = size
 
     @classmethod
-    def join(cls, meeting: str, rank: int, size: int, *, device: str) -> ProcessGroup:
-        """Waits for all ranks. `meeting` is a path where there is no file yet, the same for all of them and for no
+    def join(cls, rendezvous: str, rank: int, size: int, *, device: str) -> ProcessGroup:
+        """Waits for all ranks. `rendezvous` is a path where there is no file yet, the same for all of them and for no
         other group, ever. Raises RuntimeError where they do not come."""
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
         dist.init_process_group(
             "nccl" if device == "cuda" else "gloo",
-            init_method=f"file://{meeting}",
+            init_method=f"file://{rendezvous}",
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=_JOIN_S),

@@ -35,7 +35,9 @@ class TextProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._progress: mmap.mmap | None = None
-        self._told: OrderedDict[int, None] = OrderedDict()  # models that the process knows, as they were last used
+        self._sent_models: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # models that the process knows, as they were last used
 
     @property
     def pid(self) -> int | None:
@@ -49,10 +51,10 @@ class TextProcess:
         try:
             end = self._socket if self._socket and self._is_alive() else await self._start()
             for index, (text, _) in enumerate(jobs):
-                if text.key not in self._told:
+                if text.key not in self._sent_models:
                     at = index
-                    await self._tell(end, text, needed)
-                self._told.move_to_end(text.key)
+                    await self._send_model(end, text, needed)
+                self._sent_models.move_to_end(text.key)
             at = 0
             self._set_begun(0)
             return await _answers(end, framed([job for _, job in jobs]), within_s)
@@ -62,15 +64,15 @@ class TextProcess:
             self.close()
             raise
 
-    async def _tell(self, end: socket.socket, text: TextModel, needed: Set[int]) -> None:
+    async def _send_model(self, end: socket.socket, text: TextModel, needed: Set[int]) -> None:
         """In place of the model that was used the longest ago, and that is not `needed` now, where there are many."""
         source, forget = await asyncio.to_thread(text.source), None
-        if len(self._told) >= KNOWN_MAX:
-            forget = next(key for key in self._told if key not in needed)
-            del self._told[forget]
+        if len(self._sent_models) >= KNOWN_MAX:
+            forget = next(key for key in self._sent_models if key not in needed)
+            del self._sent_models[forget]
         if await _answers(end, framed([Know(text.key, source, forget)]), LOAD_S) != (Known(),):
             raise EOFError
-        self._told[text.key] = None
+        self._sent_models[text.key] = None
 
     def _set_begun(self, index: int) -> None:
         """So that a process which ends before its first job is not taken for one that ended at a former message's."""
@@ -98,7 +100,7 @@ class TextProcess:
         if self._progress:
             self._progress.close()
         self._process = self._socket = self._progress = None
-        self._told.clear()
+        self._sent_models.clear()
 
     def _is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None

@@ -110,9 +110,9 @@ async def heard(client: aiomqtt.Client, topic: str, count: int) -> list[bytes]:
     return payloads
 
 
-def agent(bus: Bus, pulse: LoopProgress, *, protocol: int = PROTOCOL) -> HeartbeatAgent:
+def agent(bus: Bus, loop_progress: LoopProgress, *, protocol: int = PROTOCOL) -> HeartbeatAgent:
     settings = msgspec.structs.replace(bus.settings, protocol=protocol)
-    return HeartbeatAgent(settings, pulse, instance=InstanceId(NAME), incarnation=1, role=Role.MIXED)
+    return HeartbeatAgent(settings, loop_progress, instance=InstanceId(NAME), incarnation=1, role=Role.MIXED)
 
 
 def test_an_order_is_done_and_answered(broker: Broker) -> None:
@@ -233,13 +233,13 @@ def test_an_instance_tells_its_state_and_beats(broker: Broker) -> None:
     async def main() -> tuple[dict[str, object], dict[str, object], int, Recorded]:
         async with serving(broker, "life") as (bus, node), client_of(broker) as client:
             await client.subscribe(f"life/instances/{NAME}/heartbeat")
-            pulse = LoopProgress()
-            pulse.up = True
-            instance = agent(bus, pulse)
+            loop_progress = LoopProgress()
+            loop_progress.up = True
+            instance = agent(bus, loop_progress)
             instance.start()
             beats = []
             for _ in range(3):
-                pulse.passes += 1
+                loop_progress.passes += 1
                 beats += await heard(client, f"life/instances/{NAME}/heartbeat", 1)
             up = msgspec.json.decode(await retained(broker, f"life/instances/{NAME}/state"))
             await asyncio.to_thread(instance.close)
@@ -255,9 +255,9 @@ def test_an_instance_tells_its_state_and_beats(broker: Broker) -> None:
 def test_a_main_loop_that_hangs_is_fenced(broker: Broker) -> None:
     async def main() -> Recorded:
         async with serving(broker, "hung") as (bus, node):
-            pulse = LoopProgress()
-            pulse.up = True
-            instance = agent(bus, pulse)
+            loop_progress = LoopProgress()
+            loop_progress.up = True
+            instance = agent(bus, loop_progress)
             instance.start()
             async with asyncio.timeout(20):
                 while not node.fenced:
@@ -321,11 +321,11 @@ def test_a_broker_that_stands_still_kills_nobody(tmp_path: Path) -> None:
     async def main(broker: Broker) -> Recorded:
         async with serving(broker, "still") as (bus, node), client_of(broker) as client:
             await client.subscribe(f"still/instances/{NAME}/heartbeat")
-            pulse = LoopProgress()
-            pulse.up = True
-            instance = agent(bus, pulse)
+            loop_progress = LoopProgress()
+            loop_progress.up = True
+            instance = agent(bus, loop_progress)
             instance.start()
-            turning = asyncio.create_task(_turn(pulse))
+            turning = asyncio.create_task(_turn(loop_progress))
             await heard(client, f"still/instances/{NAME}/heartbeat", 2)
             broker.pause()
             await asyncio.sleep(4)  # longer than any silence of an instance
@@ -340,9 +340,9 @@ def test_a_broker_that_stands_still_kills_nobody(tmp_path: Path) -> None:
             assert asyncio.run(main(broker)).fenced == []
 
 
-async def _turn(pulse: LoopProgress) -> None:
+async def _turn(loop_progress: LoopProgress) -> None:
     while True:
-        pulse.passes += 1
+        loop_progress.passes += 1
         await asyncio.sleep(0.1)
 
 

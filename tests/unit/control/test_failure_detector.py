@@ -11,8 +11,8 @@ from aegis.control.failure_detector import (
     Ended,
     FailureDetector,
     Fence,
-    HeartbeatHeard,
-    OwnHeartbeatHeard,
+    HeartbeatReceived,
+    OwnHeartbeatReceived,
     Probe,
     ProbeAnswered,
 )
@@ -48,13 +48,15 @@ class Run:
             for instance in self._progress if broker else ():
                 if self.now_ns % HEARTBEAT_NS == 0 and beats(instance, self.now_ns):
                     self._progress[instance] += moves(instance, self.now_ns)
-                    self.on(HeartbeatHeard(instance, self.incarnation[instance], self._progress[instance]))
+                    self.on(HeartbeatReceived(instance, self.incarnation[instance], self._progress[instance]))
             if broker:
-                for effect in self.on(OwnHeartbeatHeard()):
+                for effect in self.on(OwnHeartbeatReceived()):
                     if isinstance(effect, Probe) and answers(effect.instance, self.now_ns):
                         self.on(ProbeAnswered(effect.instance))
 
-    def on(self, event: OwnHeartbeatHeard | HeartbeatHeard | ConnectionLost | ProbeAnswered | Ended) -> list[Effect]:
+    def on(
+        self, event: OwnHeartbeatReceived | HeartbeatReceived | ConnectionLost | ProbeAnswered | Ended
+    ) -> list[Effect]:
         effects = self.detector.on(event, self.now_ns)
         self.asked += [effect.instance for effect in effects if isinstance(effect, Probe)]
         self.fenced += [
@@ -138,7 +140,7 @@ def test_the_will_and_the_beats_of_an_earlier_incarnation_are_nothing() -> None:
     run.incarnation[A] = 2
     run.go(10 * NS_PER_S)
     run.on(ConnectionLost(A, 1))
-    run.on(HeartbeatHeard(A, 1, 99))
+    run.on(HeartbeatReceived(A, 1, 99))
     run.go(10 * NS_PER_S, answers=lambda *_: False)
     assert run.asked == []
 

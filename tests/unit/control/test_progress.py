@@ -2,10 +2,10 @@ from aegis.control.progress import STEP_S_MAX, LoopProgress, Progress
 
 
 def test_a_main_loop_that_turns_gets_on() -> None:
-    pulse = LoopProgress()
-    progress = Progress(pulse)
+    loop_progress = LoopProgress()
+    progress = Progress(loop_progress)
     first = progress.value(0.5, 0.1)
-    pulse.passes += 1
+    loop_progress.passes += 1
     assert progress.value(1.0, 0.1) > first
 
 

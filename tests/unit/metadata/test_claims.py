@@ -80,7 +80,7 @@ def test_claims_that_come_while_one_is_on_its_way_go_together(redis: RedisServer
             redis.resume()
             calls = await asyncio.gather(*first, *rest)
             assert commands.sizes == [1, AT_ONCE, 40]
-            owners = {await client.hget(KEYS.request(call.asked.key), "owner") for call in calls}
+            owners = {await client.hget(KEYS.request(call.call.key), "owner") for call in calls}
             assert owners == {await client.hget(KEYS.request("/r"), "owner")}
 
     asyncio.run(main())
@@ -124,7 +124,7 @@ def test_each_claim_of_a_command_gets_its_own_answer(redis: RedisServer) -> None
                 for request, expected in ({"new": (3, ()), "newer": (5, ())} | recorded).items():
                     call = told[request]
                     assert isinstance(call, Recording)
-                    assert (call.asked.request, call.seed, (await read(call)).sent) == (request, *expected)
+                    assert (call.call.request, call.seed, (await read(call)).sent) == (request, *expected)
                 assert (store.records.counters.replayed, store.records.counters.taken_over) == (1, 2)
                 running.close()
 
@@ -183,7 +183,7 @@ def test_what_a_failed_command_claimed_is_claimed_again(redis: RedisServer, capl
             leaver.cancel()
             redis.start()
             calls = await asyncio.gather(*claiming, late)
-            assert [call.asked.request for call in calls] == ["a", "b", "c", "late"]
+            assert [call.call.request for call in calls] == ["a", "b", "c", "late"]
             assert commands.sizes == [3, 4]
 
     with caplog.at_level(logging.DEBUG, logger="aegis.metadata"):
@@ -209,7 +209,7 @@ def test_what_was_claimed_for_nobody_is_given_back(redis: RedisServer) -> None:
                 await state_is(client, "slow", b"cancelled")
                 assert not await client.exists(KEYS.request("/not sent"))
                 assert await client.hget(KEYS.request("/kept"), "state") == b"running"
-            assert [(await other.records.open(own(request))).asked.request for request in ("slow", "not sent")]
+            assert [(await other.records.open(own(request))).call.request for request in ("slow", "not sent")]
 
     asyncio.run(main())
 

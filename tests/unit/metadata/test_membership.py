@@ -80,7 +80,7 @@ def test_the_lease_of_a_process_that_ended_is_ended(redis: RedisServer) -> None:
             killed, lives = (Identity.joining(first.settings.cluster, "proxy-1", number).owner for number in (1, 2))
             for owner in (killed, lives):
                 await client.set(KEYS.proxy(owner), "proxy-1", px=60_000)
-            first.bury("proxy-1", 1)
+            first.declare_dead("proxy-1", 1)
             while await client.exists(KEYS.proxy(killed)):
                 await asyncio.sleep(0)
             assert await client.exists(KEYS.proxy(lives))
@@ -126,4 +126,4 @@ def test_a_prefix_that_another_cluster_took_meanwhile_is_left_to_it(redis: Redis
 
 def test_incarnations_differ() -> None:
     assert Identity.joining("c", "p", 1).owner != Identity.joining("c", "p", 2).owner
-    assert Identity.founding().cluster != Identity.founding().cluster
+    assert Identity.first().cluster != Identity.first().cluster

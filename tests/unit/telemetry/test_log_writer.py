@@ -18,7 +18,7 @@ LINE = "x" * 99 + "\n"
 MANY = 4 * WAITING_BYTES_MAX // len(LINE)
 
 
-def told(lines: int) -> str:
+def dropped_line(lines: int) -> str:
     return f"lost {lines}\n"
 
 
@@ -48,7 +48,7 @@ def read_until(reading: int, end: bytes) -> bytes:
 
 def test_what_is_read_comes_as_it_was_written(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
-    writer = LogWriter(stream, told)
+    writer = LogWriter(stream, dropped_line)
     for number in range(100):
         writer.write(f"{number} é\n")
     writer.write("end\n")
@@ -58,14 +58,14 @@ def test_what_is_read_comes_as_it_was_written(pipe: tuple[int, TextIO]) -> None:
 
 def test_of_what_is_not_read_some_waits_and_the_rest_is_counted_and_told(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
-    writer = LogWriter(stream, told)
+    writer = LogWriter(stream, dropped_line)
     for _ in range(MANY):
         writer.write(LINE)
     assert MANY * 0.5 < writer.dropped < MANY
     dropped = writer.dropped
     read = read_until(reading, f"lost {dropped}\n".encode()).decode()
     lines = read.splitlines(keepends=True)
-    assert lines[-1] == told(dropped)
+    assert lines[-1] == dropped_line(dropped)
     assert lines[:-1] == [LINE] * (MANY - dropped), "none is cut, none is lost besides"
     writer.write("again\n")
     assert b"again\n" in read_until(reading, b"again\n")
@@ -73,23 +73,23 @@ def test_of_what_is_not_read_some_waits_and_the_rest_is_counted_and_told(pipe: t
 
 def test_a_line_that_came_in_pieces_is_lost_as_a_whole(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
-    writer = LogWriter(stream, told)
+    writer = LogWriter(stream, dropped_line)
     while not writer.dropped:
         writer.write(LINE)
     for piece in (LINE[:-1], "z", "z\n"):  # the last of which there would be room for
         writer.write(piece)
-    assert b"z" not in read_until(reading, told(writer.dropped).encode())
+    assert b"z" not in read_until(reading, dropped_line(writer.dropped).encode())
 
 
 def test_others_who_have_the_pipe_are_not_changed(pipe: tuple[int, TextIO]) -> None:
     _, stream = pipe
-    LogWriter(stream, told)
+    LogWriter(stream, dropped_line)
     assert os.get_blocking(stream.fileno())
 
 
 def test_a_reader_who_is_gone_ends_nothing(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
-    writer = LogWriter(stream, told)
+    writer = LogWriter(stream, dropped_line)
     other = os.dup(reading)
     os.close(other)
     os.dup2(os.open(os.devnull, os.O_RDONLY), reading)
@@ -102,14 +102,14 @@ def test_a_file_is_written_where_it_was(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as stream:
         stream.write("before\n")
         stream.flush()
-        LogWriter(stream, told).write("after\n")
+        LogWriter(stream, dropped_line).write("after\n")
     assert (tmp_path / "log").read_text() == "before\nafter\n"
 
 
 def test_a_socket_that_is_not_read_keeps_nobody_waiting() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, os.fdopen(os.dup(theirs.fileno()), "w") as stream:
-        writer = LogWriter(stream, told)
+        writer = LogWriter(stream, dropped_line)
         for _ in range(MANY):
             writer.write(LINE)
         assert writer.dropped
@@ -118,7 +118,7 @@ def test_a_socket_that_is_not_read_keeps_nobody_waiting() -> None:
 
 def test_finishing_waits_so_long_and_no_longer(pipe: tuple[int, TextIO]) -> None:
     _, stream = pipe
-    writer = LogWriter(stream, told)
+    writer = LogWriter(stream, dropped_line)
     for _ in range(MANY):
         writer.write(LINE)
     writer.finish(0.01)
