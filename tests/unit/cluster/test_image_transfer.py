@@ -29,7 +29,7 @@ class There(RemoteMachine):
         self.asked: list[str] = []
         self._damage = damage
 
-    async def ask(self, method: str, *arguments: Any) -> Any:
+    async def call(self, method: str, *arguments: Any) -> Any:
         self.asked.append(method)
         if method == "write_image":
             name, file, at, content, checksum = arguments
