@@ -52,8 +52,8 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class InstanceUse:
-    """One instance's part of a device. `limit` is the device's size if none was set; `requested` is 0 or the number of pages
-    that it waits for."""
+    """One instance's part of a device. `limit` is the device's size if none was set; `requested` is 0 or the number of
+    pages that it waits for."""
 
     held: int
     limit: int

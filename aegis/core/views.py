@@ -159,8 +159,8 @@ class PlacedModels(NamedTuple):
 class Pressure(NamedTuple):
     """The share of an instance's time that its requests want, in millionths: a step of each of their models every TBT
     and, if their weights and KV do not fit its memory together, one load in every TTFT of the part that does not fit.
-    All of it is estimated, as far as the proxy knows. Of two instances with equal shares, the one that less was fewer
-    models comes first."""
+    All of it is estimated, as far as the proxy knows. Of two instances with equal shares, the one with
+    fewer bytes of placed models comes first."""
 
     load_ppm: int
     placed_bytes: int

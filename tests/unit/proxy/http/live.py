@@ -11,7 +11,7 @@ from typing import Any
 from aegis.core.api_keys import Keyring
 from proxy.http.app import create_app
 from proxy.http.security.http_protocol import Connections
-from proxy.http.server import Settings
+from proxy.http.settings import Settings
 from proxy.live.serving import make_server
 from tests.unit.proxy.http.scripted import TEXTS, ScriptedMarket
 
