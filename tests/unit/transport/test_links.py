@@ -29,7 +29,7 @@ from aegis.core.messages import (
 from aegis.core.request import Token
 from aegis.core.role import Role
 from aegis.transport.curve_sockets import new_keys
-from aegis.transport.links import Hub, InstanceLink, Said
+from aegis.transport.links import Hub, InstanceLink, NodeMessage
 
 FIRST, SECOND = ProxyId(0), ProxyId(1)
 WHO = "decode-0/3"
@@ -40,7 +40,7 @@ Hubs = dict[ProxyId | None, Hub[Any]]
 
 def connected(tmp_path: Path, work: Callable[[InstanceLink, Hubs], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        node: Hub[Said] = Hub(f"ipc://{tmp_path}/node", Said)
+        node: Hub[NodeMessage] = Hub(f"ipc://{tmp_path}/node", NodeMessage)
         hubs: Hubs = {None: node}
         for proxy in (FIRST, SECOND):
             hubs[proxy] = Hub(f"ipc://{tmp_path}/proxy-{proxy}", FromInstance)
@@ -117,7 +117,7 @@ def test_what_nobody_listens_to_leaves_the_loop_asleep(tmp_path: Path) -> None:
     selector = _Counted()
 
     async def idle() -> None:
-        hub: Hub[Said] = Hub(f"ipc://{tmp_path}/node", Said)
+        hub: Hub[NodeMessage] = Hub(f"ipc://{tmp_path}/node", NodeMessage)
         link = InstanceLink(hub.address, WHO)
         link.send([NeedSlabs(1)])
         await asyncio.sleep(0.2)
@@ -133,7 +133,7 @@ def test_what_nobody_listens_to_leaves_the_loop_asleep(tmp_path: Path) -> None:
 def test_who_has_not_the_key_is_not_heard(tmp_path: Path) -> None:
     async def main() -> None:
         keys = new_keys()
-        hub: Hub[Said] = Hub("tcp://127.0.0.1:*", Said, keys)
+        hub: Hub[NodeMessage] = Hub("tcp://127.0.0.1:*", NodeMessage, keys)
         assert not hub.address.endswith("*")
         stranger = InstanceLink(hub.address, "stranger/1", new_keys().public)
         keyless = zmq.Context.instance().socket(zmq.DEALER)
