@@ -52,7 +52,7 @@ class Site:
     left: Left | None = None
 
     def oracle(self) -> Left:
-        """Raises UserError where nobody knows how long answers will be."""
+        """Raises UserError if nobody knows how long answers will be."""
         if self.left is None:
             raise UserError("a policy with an oracle knows how long answers will be; only `aegis simulate` can run it")
         return self.left

@@ -1,7 +1,7 @@
 """The actor that hands bytes over, one on each node: KV from host slabs to host slabs, weight images from file to file.
 
-A process of its own, so that moving bytes never keeps the node's from answering. Regions are named by the node that has
-them, and nobody else says which file they are.
+It is a process of its own, so that moving bytes never keeps the node's process from answering. Regions are named by the
+node that has them, and only that node says which file they are.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class _Carrier:
 
 
 def start_carrier(node: str) -> Any:
-    """The carrier of the node with this id, an actor; it ends with whoever started it."""
+    """The carrier of the node with this id, an actor; it ends with the process that started it."""
     groups = {"offering": 1, "bringing": AT_ONCE}
     carrier = ray.remote(num_cpus=0, enable_tensor_transport=True, concurrency_groups=groups)(_Carrier)
     return carrier.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()

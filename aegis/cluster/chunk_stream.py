@@ -79,8 +79,8 @@ def answer(
     *,
     key_within_s: float = KEY_WITHIN_S,
 ) -> None:
-    """Until the other side ends it. Who has said the key may be silent for as long as it likes: its connection is kept
-    for the next transfer. Raises OSError."""
+    """Answers until the other side ends the connection. A client that has sent the key may be silent for as long as it
+    likes: its connection is kept for the next transfer. Raises OSError."""
     set_timeout(connection, key_within_s)
     if not hmac.compare_digest(_exactly(connection, KEY_BYTES), key):
         return

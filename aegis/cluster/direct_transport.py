@@ -53,7 +53,7 @@ class Region:
 
 @dataclass
 class RegionAddress(TensorTransportMetadata):  # type: ignore[misc]
-    """Of an object, at its sender: who is told the key may read."""
+    """The address of an object at its sender: a client with the key may read it."""
 
     address: Address = ("", 0)
     key: bytes = b""
@@ -131,7 +131,7 @@ class DirectTransport(TensorTransportManager):  # type: ignore[misc]
         communicator_metadata: Any,
         target_buffers: Any = None,
     ) -> list[RemoteRegion]:
-        """Nothing is received yet: it is for the one who gets it to say what to read."""
+        """Receives nothing yet: the receiver of the object says what to read."""
         return [RemoteRegion(obj_id, tensor_transport_metadata)]
 
     def send_multiple_tensors(self, tensors: Any, tensor_transport_metadata: Any, communicator_metadata: Any) -> None:
@@ -181,7 +181,7 @@ class RemoteRegion:
 
 
 def _set_up(connection: socket.socket) -> None:
-    """Questions are sent at once, and a connection to nobody ends."""
+    """Requests are sent at once, and a connection without a peer ends."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _GONE_S)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

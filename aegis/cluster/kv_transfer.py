@@ -58,7 +58,7 @@ async def _bring(wanted: FetchKv, source: RemoteMachine, target: RemoteMachine, 
 
 
 async def _carries(source: RemoteMachine) -> bool:
-    """A carrier that is no more takes its machine with it: nobody could fetch anything from there, ever."""
+    """A carrier that is gone takes its machine with it, because nothing could ever be fetched from there."""
     with suppress(MachineLost, TimeoutError):
         async with asyncio.timeout(_ANSWERS_WITHIN_S):
             await source.answer(source.carrier.__ray_ready__.remote)

@@ -90,7 +90,8 @@ class Placement:
         return node if node in alive() else None
 
     def _gpus(self, instance: InstanceId) -> list[int]:
-        """A task that asks for all of a bundle's is given these, and nobody else is while the bundle is ours."""
+        """A task that asks for all of a bundle's GPUs gets these, and no other process does while the bundle is
+        ours."""
         if "GPU" not in self._need:
             return []
         import ray

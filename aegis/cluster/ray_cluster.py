@@ -99,7 +99,7 @@ def _line(error: Exception) -> str:
 
 
 def _start_own(cpus: float, directory: str) -> None:
-    """Its files are in the directory. Who has not the user's token (~/.ray/auth_token) is not let in, unless the user
+    """Its files are in the directory. A client without the user's token (~/.ray/auth_token) is refused, unless the user
     has told Ray otherwise."""
     os.environ.update(_OWN)
     import ray

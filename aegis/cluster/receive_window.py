@@ -78,7 +78,7 @@ class Window:
         return self._go_on([])
 
     def wanted(self, chunk: int) -> bool:
-        """Whether the bytes of this chunk have a place to go to; else they are somebody's already."""
+        """Whether the bytes of this chunk have a place to go to; else the place belongs to another transfer already."""
         return chunk in self._requested and not self._ended
 
     def on(self, event: Event) -> list[Effect]:

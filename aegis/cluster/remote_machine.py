@@ -118,7 +118,7 @@ class RemoteMachine:
             await self.answer(partial(self.carrier.open.remote, region(rank), memory.host_kv_path))
 
     def start_call(self, method: str, *arguments: Any) -> None:
-        """Nobody waits for an answer."""
+        """Sends without waiting for an answer."""
         self._in_background(self.do(method, *arguments))
 
     async def do(self, method: str, *arguments: Any) -> None:
@@ -258,7 +258,7 @@ class RemotePool:
             asyncio.run_coroutine_threadsafe(wiping, self._loop).result()
 
     async def end(self) -> None:
-        """Nobody has any of it."""
+        """The image is nowhere on the machine any more."""
         with suppress(MachineLost):
             await self._machine.call("end_pool", self._number)
 
@@ -295,6 +295,6 @@ def region(rank: int) -> str:
 
 
 def _looked_at(answer: asyncio.Future[Any]) -> None:
-    """Nobody asks any more what came of it."""
+    """Reads the result of a task that nothing waits for any more."""
     if not answer.cancelled():
         answer.exception()

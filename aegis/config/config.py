@@ -62,7 +62,7 @@ class RateLimits(Section):
 
 
 class ApiKey(Section):
-    """One key of the `api_keys:` map, whose key is the name of whoever has it."""
+    """One key of the `api_keys:` map, under the name of its holder."""
 
     key: SecretStr | None = Field(default=None, min_length=1, description="What is sent as Authorization: Bearer …")
     file: str | None = Field(default=None, description="A file that holds it, relative to the one it stands in")
@@ -76,7 +76,7 @@ class ApiKey(Section):
 
 
 class ModelEntry(Section):
-    """One model of the `models:` map, whose key is the name clients use."""
+    """One model of the `models:` map, under the name that clients use."""
 
     path: str | None = Field(default=None, description="Checkpoint directory, relative to the file it stands in")
     hub: str | None = Field(default=None, description="Hub id, in place of a path")

@@ -1,6 +1,6 @@
 """The process of the embedded broker: `amqtt` on a Unix socket. `python -m aegis.control.broker_process SOCKET`.
 
-Who may enter the socket's directory may use it: that is the user alone. It ends with the launcher.
+Only the user may enter the socket's directory and so use it. It ends with the launcher.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class _Writer(StreamWriterAdapter):  # type: ignore[misc]
 
 
 class _Subscriptions(dict[str, Any]):
-    """By topic. amqtt awaits while it goes through them; who had just connected when another client subscribed or left
-    was never served, nor told."""
+    """Subscriptions by topic. amqtt awaits while it goes through them; a client that had just connected when another
+    one subscribed or left was never served, and got no error."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self.keys()))

@@ -131,7 +131,7 @@ class Bus:
     # --- coming and going ---------------------------------------------------------------------------------------------
 
     def open_private(self) -> None:
-        """Of a broker that nobody else uses, and that may not be there yet."""
+        """Connects to the private broker, which may not be there yet."""
         self._connection.keep()
         self._begin()
 

@@ -20,7 +20,7 @@ _AGAIN_S = 2.0  # the broker may have been away
 
 
 async def order(address: Address, prefix: str, instance: str, command: Command | Add, *, timeout_s: float) -> Reply:
-    """Raises UserError where there can be no such instance, the broker cannot be used or nobody answers."""
+    """Raises UserError if there can be no such instance, the broker cannot be used or no answer comes."""
     if not isinstance(command, Add) and not _NAME.fullmatch(instance):
         raise UserError(f"there is no instance named {instance!r}")
     topics, client = Topics(prefix), f"ctl-{uuid4().hex[:12]}"

@@ -1,7 +1,7 @@
-"""Orders that have come, so that each is done once and answered, however often it is sent.
+"""Commands that have come, so that each is done once and answered, however often it is sent.
 
-An order is known by its client and its id. Sent again while it is being done, its one reply answers both; sent again
-later, it gets the same reply once more, which is what a client needs whose reply was lost.
+Client and id identify a command. If it comes again while it is being done, its one reply answers both; if it comes
+again later, it gets the same reply once more, which is what a client needs whose reply was lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _cluster_order = msgspec.json.Decoder(ClusterOrder)
 
 
 class Unanswerable(Exception):
-    """Nobody is named who could be told what is wrong; the message says what is."""
+    """The command names no client that could get a reply; the message says what is wrong."""
 
 
 def read(payload: bytes, instance: str) -> Order | ClusterOrder | tuple[str, Reply]:

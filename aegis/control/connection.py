@@ -1,6 +1,6 @@
-"""A client of the broker that stays one: connected again and again, its subscriptions with it.
+"""A client of the broker that connects again and again, its subscriptions with it.
 
-`aiomqtt`, MQTT 3.1.1. Sessions are clean: who comes back says anew what others have to know, and a broker that has
+`aiomqtt`, MQTT 3.1.1. Sessions are clean: a client that comes back publishes its state anew, and a broker that has
 forgotten everything is as good as one that has not.
 """
 

@@ -16,7 +16,8 @@ from aegis.core.ids import MODEL_NAME_PATTERN
 from aegis.core.role import Role
 
 PROTOCOL = 1
-"""Raised whenever who speaks the one before would misunderstand. Others are refused."""
+"""The number of the protocol. It is raised whenever a peer with the number before would misunderstand. Other numbers
+are refused."""
 
 ADDED_MAX = 64
 """Instances by one order."""
@@ -36,7 +37,7 @@ class Phase(StrEnum):
 
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """Retained in `{prefix}/cluster`: whose the prefix is. Last will: the same, lost."""
+    """The owner of the prefix, retained in `{prefix}/cluster`. Last will: the same, lost."""
 
     cluster: str
     node: str
@@ -132,8 +133,8 @@ class Remove(Struct, frozen=True, tag_field="do", tag="remove"):
 
 
 class Add(Struct, frozen=True, tag_field="do", tag="add"):
-    """To the cluster: start `count` more instances of that role, under names that nobody ever had. Done when they
-    serve; one that does not come up leaves nothing behind. No role: mixed, where all are."""
+    """To the cluster: start `count` more instances of that role, under new names. Done when they serve; an instance
+    that does not come up leaves nothing behind. No role: mixed, if all are."""
 
     role: Role | None = None
     count: Annotated[int, Meta(ge=1, le=ADDED_MAX)] = 1

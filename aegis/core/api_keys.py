@@ -14,7 +14,7 @@ from aegis.core.limits import UNLIMITED, Limits
 
 
 class Caller(Struct, frozen=True):
-    """`name` is as the configuration has it; empty where nobody needs a key."""
+    """`name` is as the configuration has it; empty if no key is needed."""
 
     name: str = ""
     limits: Limits = UNLIMITED
@@ -36,8 +36,8 @@ def digest_of(key: str) -> bytes:
 
 
 class Keyring(Struct, frozen=True):
-    """All keys of a server. Where there are none of callers, everybody may ask, unless the last one was revoked while
-    the server ran: then it is `closed`. Without the admin's, this machine's own users may command."""
+    """All keys of a server. If there are none of callers, everybody may ask, unless the last one was revoked while the
+    server ran: then it is `closed`. Without an admin key, this machine's own users may command."""
 
     callers: tuple[Key, ...] = ()
     admin: Key | None = None

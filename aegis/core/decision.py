@@ -25,9 +25,9 @@ class DecisionKind(StrEnum):
 
 
 class Why(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A reason, in words and in its numbers. `slack_ns` is the time until what was chosen had to begin to be on time,
-    `cost_ns` what comes before its first step: weights to be brought in, prefills. What is evicted has those of its
-    next use, and `lost` is who stays. None: it was not asked for."""
+    """A reason, in words and in numbers. `slack_ns` is the time until the choice had to begin to be on time, `cost_ns`
+    the time before its first step: of weights to load and prefills. An eviction has the numbers of its next use, and
+    `lost` is the one that stays. None: the number does not apply."""
 
     because: str
     slack_ns: int | None = None
@@ -38,7 +38,7 @@ class Why(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Contender(NamedTuple):
-    """Who may be next, with what it `wants` in words and the numbers of a `Why`."""
+    """A candidate for the next turn or prefill, with what it `wants` in words and the numbers of a `Why`."""
 
     model: ModelId
     wants: str
@@ -47,7 +47,7 @@ class Contender(NamedTuple):
 
 
 def why_before(because: str, first: Contender, second: Contender | None, *, then: str) -> Why:
-    """With the numbers of who is first and of who comes after it."""
+    """The reason with the numbers of the first one and of the one after it."""
     if second is None:
         return Why(because, first.slack_ns, first.cost_ns)
     return Why(

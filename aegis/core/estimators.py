@@ -1,11 +1,11 @@
 """Latency estimators (Aegaeon Appendix A.2, eq. 4-6), fitted from the engine's own telemetry.
 
-No profiling step stands between registering a model and serving it: until there are observations, the analytic bound
-of `Hardware` answers. The bound enters the fits as a few pseudo-observations that never decay, so measurements of a few
+No profiling step stands between registering a model and serving it: until there are observations, the analytic bound of
+`Hardware` answers. The bound enters the fits as a few pseudo-observations that never decay, so measurements of a few
 lengths cannot send the estimates of others anywhere silly.
 
-Estimates are read far more often than they change: reading is a few multiplications, and who keeps sums of estimates
-is told when they moved.
+Estimates are read far more often than they change: reading takes a few multiplications, and holders of sums of
+estimates are told when they moved.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class _Squares:
         self.z = keep * self.z + z
 
     def solve(self, other: _Squares, weight: float, level: float) -> Features:
-        """Together with `other`, which counts `weight` times and all of whose costs are `level` times as high.
+        """Solves it together with `other`, which counts `weight` times and all of whose costs are `level` times as
+        high.
 
         LDLᵀ. A feature that is 0 everywhere, or that others explain to the last bit, gets the coefficient 0.
         """

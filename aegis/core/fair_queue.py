@@ -21,7 +21,7 @@ class FairQueue(Generic[J]):
     __slots__ = ("_is_left", "_most_waiting", "_number", "_served", "_waiting")
 
     def __init__(self, *, most_waiting: int, is_left: Callable[[J], bool] = lambda _: False) -> None:
-        """`most_waiting` jobs of one caller; those that `is_left` says nobody waits for any more do not count."""
+        """`most_waiting` jobs of one caller may wait; jobs whose caller `is_left` reports as gone do not count."""
         self._most_waiting = most_waiting
         self._is_left = is_left
         self._number = 0
@@ -41,7 +41,7 @@ class FairQueue(Generic[J]):
         self._waiting[caller] = jobs
 
     def take(self) -> J | None:
-        """The next one; None where nobody waits."""
+        """The next job; None if none waits."""
         while self._waiting:
             # Whoever had the last turn may have come again before the others did.
             self._served = next((caller for caller in self._waiting if caller != self._served), self._served)

@@ -24,7 +24,7 @@ class AddModel(Struct, frozen=True, tag=True):
 
 
 class SetSlo(Struct, frozen=True, tag=True):
-    """From now on the model's tokens are due so. Who does not know the model passes it by."""
+    """From now on these are the model's deadlines. An instance that does not know the model ignores it."""
 
     model: ModelId
     slo: Slo
@@ -99,9 +99,8 @@ class GrantPages(Struct, frozen=True, tag=True):
 
 
 class TakeBack(Struct, frozen=True, tag=True):
-    """Give `pages` back within `patience_ns`, all or none; answered once by a `GaveBack` of the same `number`. A
-    `gentle` one may not disturb requests: only what nobody needs now is given, however little, down to `keep` pages
-    held."""
+    """Give `pages` back within `patience_ns`, all or none; answered once by `GaveBack`. A `gentle` one may not disturb
+    requests: the instance gives only pages that it does not need now, however few, down to `keep` pages held."""
 
     number: int
     pages: int
@@ -163,7 +162,7 @@ class DropProxy(Struct, frozen=True, tag=True):
 
 
 class ReleaseProxy(Struct, frozen=True, tag=True):
-    """Every instance has dropped the proxy: nobody reads what was handed over for its requests any more."""
+    """Every instance has dropped the proxy: nothing reads KV that was handed over for its requests any more."""
 
     proxy: ProxyId
 
@@ -348,8 +347,8 @@ class NeedPages(Struct, frozen=True, tag=True):
 
 
 class GaveBack(Struct, frozen=True, tag=True):
-    """Answers `TakeBack`. These pages are nobody's now, unmapped and wiped. With `refused` it was more than could be
-    had in time, nothing was given, and `spare` pages are what could have been."""
+    """Answers `TakeBack`. These pages are given back, unmapped and wiped. With `refused`, more was asked for than could
+    be had in time, nothing was given, and `spare` pages could have been."""
 
     number: int
     runs: tuple[PageRun, ...]

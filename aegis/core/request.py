@@ -93,7 +93,7 @@ class Job(Struct, frozen=True):
 
     @property
     def kept_tokens(self) -> int:
-        """Of those, as far as anybody knew when it was sent."""
+        """The tokens among them whose KV was known to be kept when it was sent."""
         return self.kept.tokens if self.kept else 0
 
     @property

@@ -32,7 +32,7 @@ class Stream:
 
     @property
     def state(self) -> int:
-        """For who draws many numbers at once: the n-th is made of `state + n * STEP`, n from 1."""
+        """The state for drawing many numbers at once: the n-th is made of `state + n * STEP`, n from 1."""
         return self._state
 
     def bits64(self) -> int:

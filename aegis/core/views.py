@@ -256,7 +256,7 @@ class BatchView(Struct, frozen=True):
 
 class Turn(Struct, frozen=True):
     """`quota_ns` None: until the batch is empty, or has nothing left to do that the turn is for. Until `free_until_ns`
-    nobody needs a decode step: a prefill that would end later is cut into chunks, between which there is one."""
+    no batch needs a decode step: a prefill that would end later is cut into chunks, between which there is one."""
 
     batch: int
     quota_ns: int | None

@@ -17,7 +17,7 @@ _POLL_S = 0.02  # between looks at whether to give up
 
 
 class Lane:
-    """Shared by the threads of its streams, and by who submits."""
+    """One direction, shared by the threads of its streams and the submitting thread."""
 
     __slots__ = ("changed", "copying")
 
@@ -59,7 +59,7 @@ class Place:
                 self._lane.changed.notify_all()
 
     def wait(self, gave_up: Callable[[], bool]) -> None:
-        """Before each chunk: until nobody more urgent copies."""
+        """Waits, before each chunk, until no more urgent copy runs."""
         if len(self._lane.copying) == 1:
             return
         with self._lane.changed:

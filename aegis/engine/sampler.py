@@ -135,7 +135,7 @@ class Sampler:
 
 
 def _sent(values: Iterable[float], device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The values, to be on the device when it comes to need them: nobody waits for that."""
+    """The values, sent to the device without waiting for them to arrive."""
     return torch.tensor(list(values), dtype=dtype).to(device, non_blocking=True)
 
 

@@ -37,7 +37,7 @@ from aegis.telemetry.logs import log
 _NOBODY = RequestId(0)
 _IDLE_NS = NS_PER_S
 _GRACE_S = 1.0
-"""A step that failed here has likely failed on the first rank too, which is to say whose requests that costs."""
+"""A step that failed here has likely failed on the first rank too, which reports whose requests fail."""
 
 _logger = logging.getLogger(__name__)
 

@@ -126,7 +126,7 @@ def open_parts(settings: InstanceSettings) -> Iterator[InstanceParts]:
 
 
 def poll(until_ns: int) -> None:
-    """Nobody says when a copy has ended: it is looked for again soon."""
+    """Nothing signals the end of a copy, so it is looked for again soon."""
     time.sleep(_TRANSFER_POLL_S)
 
 

@@ -83,7 +83,7 @@ class HangDetector:
         self._liveness.pop(proxy, None)
 
     def check(self, used_ns: Mapping[ProxyId, int], now_ns: int) -> list[ProxyId]:
-        """Takes the processor time that each main thread has used since its start; returns who hangs."""
+        """Takes the processor time that each main thread has used since its start; returns the proxies that hang."""
         paused = now_ns - self._looked_ns >= _PAUSE_NS
         self._looked_ns = now_ns
         for proxy, life in self._liveness.items():

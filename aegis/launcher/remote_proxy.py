@@ -96,7 +96,7 @@ class RemoteProxy:
                     self._answering[call_id].cancel()
 
     def lost(self) -> None:
-        """Nobody waits for an answer of it, or to it."""
+        """The proxy is lost: no answer of it, or to it, is waited for any more."""
         for scraped in self._scrapes.values():
             if not scraped.done():
                 scraped.set_result(())

@@ -1,10 +1,10 @@
 """Makes requests this proxy's own before it answers them, many with one command.
 
-A claim that finds no command on its way is sent at once. Those that come while one is go together in the next: what a
-command costs this process hardly depends on how many are in it.
+A claim is sent at once if no command is on its way. Claims that come while one is go together in the next: the cost of
+a command for this process hardly depends on how many are in it.
 
-Who waits for a claim may leave before it is answered. The server may have carried it out, or may yet: as soon as it can
-be asked, what such a claim made this proxy's is given back, so that a retry at another proxy is served.
+A caller may leave before its claim is answered. The server may have carried the claim out, or may yet: as soon as it
+can be asked, the requests of such a claim are given back, so that a retry at another proxy is served.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Claims:
         self._sending: asyncio.Task[None] | None = None
 
     async def claim(self, asked: RecordedCall, mode: str = "") -> Answer:
-        """Tries until it is told; who calls has a time limit, and claims no request a second time meanwhile. `again`:
-        also what is finished."""
+        """Tries until there is an answer; the caller has a time limit, and claims no request a second time meanwhile.
+        `again`: also finished requests."""
         claim = _Claim(
             (self._keys.request(asked.key), self._keys.tokens(asked.key)),
             (asked.fingerprint, mode, *fields(asked, asked.sampling.seed)),
@@ -88,7 +88,7 @@ class Claims:
             self._waiting.pop(claim, None)
 
     def _go_on(self) -> None:
-        """A task of its own: whoever is cancelled takes no command of others along."""
+        """A task of its own, so that a caller that is cancelled cancels no command of others."""
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send_all())
 

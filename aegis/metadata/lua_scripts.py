@@ -93,7 +93,8 @@ for i = 1, #KEYS, 2 do
 end
 return answers
 """
-"""Appends to many requests at once. Only the owner may: one taken for dead does not disturb who took over."""
+"""Appends to many requests at once. Only the owner may: a proxy that was taken for dead does not disturb its
+successor."""
 
 RESTORE = """
 -- keys: request, tokens; arguments: owner, ttl_ms, state, batch, then names and values of what else is recorded
@@ -105,7 +106,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('PEXPIRE', KEYS[2], ARGV[2])
 return 'kept'
 """
-"""Writes a record again that the server lost, unless somebody began it anew meanwhile."""
+"""Writes a record again that the server lost, unless another proxy has begun it anew."""
 
 PUBLISH = """
 -- keys: loads; arguments: lease_ms, then name and load of each instance

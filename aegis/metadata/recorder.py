@@ -1,8 +1,8 @@
-"""Claims calls for this proxy, and writes what becomes of them, in batches and off the path of the tokens.
+"""Claims calls for this proxy, and writes their progress, in batches and off the path of the tokens.
 
-Nothing waits for a write. What is in flight is in memory anyway; what has ended and cannot be written yet is kept while
-there is room for it. Calls are claimed before anything is told of their answer, which is the one moment that waits for
-the server; those whose ids are new, and nobody else's, are generated meanwhile.
+Nothing waits for a write. Calls in flight are in memory anyway; calls that have ended and cannot be written yet are
+kept while there is room for them. Calls are claimed before any part of their answer is sent, which is the one moment
+that waits for the server; calls with new ids, which no other proxy can have, are generated meanwhile.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Recorder:
         return key in self._claiming or key in self._recordings
 
     def _begun(self, asked: RecordedCall) -> Recording:
-        """One that nobody should have claimed; it is while its answer begins."""
+        """The record of a call that no other proxy can have claimed; it is claimed while its answer begins."""
         recording = Recording(asked, asked.sampling.seed, self._assembled(asked, []), self._changed)
         self._recordings[asked.key] = recording
         recording.claim = asyncio.create_task(self._claim(recording))

@@ -82,7 +82,8 @@ def main(check: Check | None = None) -> None:
 
 
 def _limit_memory(nbytes: int) -> None:
-    """Of this process, to so many bytes of address space beside what it has; who started it may have set less."""
+    """Limits this process to so many bytes of address space besides what it has; its parent may have set a lower
+    limit."""
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     limit = taken + nbytes

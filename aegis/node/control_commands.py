@@ -208,7 +208,7 @@ class NodeControl:
             raise UserError(f"{instance} has not ended within {_DRAIN_S:g} s; it goes on") from None
 
     def _staying(self) -> dict[InstanceId, Role]:
-        """Those that serve, or will without anybody's doing."""
+        """Instances that serve, or will without a command."""
         dead = self._pool.dead()
         roles = self._pool.roles()
         return {name: role for name, role in roles.items() if not self._pool.drained(name) and name not in dead}

@@ -129,7 +129,7 @@ class ImageCaches:
         self._caches[self._instance_hosts[instance]].evicted(model, instance)
 
     def forgotten(self, model: ModelId, machine: MachineId) -> None:
-        """Nobody on that machine loads the image of a dropped model any more."""
+        """No instance on that machine loads the image of a dropped model any more."""
         leaving = self._leaving[model]
         leaving.discard(machine)
         if not leaving:

@@ -35,7 +35,8 @@ class Fetches:
         task.add_done_callback(self._under_way[instance].discard)
 
     async def lost(self, instance: InstanceId) -> None:
-        """Nobody waits for what it wanted. When this returns nothing is written to its blocks any more."""
+        """Nothing waits for KV that the instance wanted. When this returns, nothing is written to its blocks any
+        more."""
         under_way = self._under_way.pop(instance, set())
         self._lost.add(instance)
         if under_way:

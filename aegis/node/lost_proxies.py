@@ -32,5 +32,5 @@ class LostProxies:
         return not awaited
 
     def lost(self, instance: InstanceId) -> list[ProxyId]:
-        """Those for which nobody else was awaited."""
+        """Returns the lost proxies for which no other answer is awaited any more."""
         return [proxy for proxy in list(self._awaited) if self.dropped(proxy, instance)]

@@ -273,8 +273,8 @@ class Catalogue:
     # --- images -------------------------------------------------------------------------------------------------------
 
     def damaged(self, model: ModelId, reason: str, *, wanted: bool = False) -> None:
-        """Its image on disk is not what it was: it is made again from the checkpoint. Who has the weights goes on; once
-        somebody `wanted` to load them, what is placed anew waits."""
+        """The model's image on disk has changed: it is made again from the checkpoint. Instances that have the weights
+        go on; once an instance `wanted` to load them, newly placed requests wait."""
         found = self._models.get(model)
         if found is None or found.state == "failed":
             return
@@ -293,7 +293,7 @@ class Catalogue:
                 self._renewer = watched(self._renew())
 
     def uncached(self, model: ModelId) -> None:
-        """Nobody loads the image of a model that was removed from the model cache any more."""
+        """No instance loads the image of a removed model from the model cache any more."""
         self._leaving[model].cached = False
         self._let_go(model)
 
@@ -311,7 +311,7 @@ class Catalogue:
             self._settle(self._models[model])
 
     def failed(self, model: ModelId, reason: str) -> None:
-        """An instance cannot bind it: nobody serves it then, for any instance may be given its requests."""
+        """An instance cannot bind the model: none serves it then, because any instance may get its requests."""
         if model in self._models:
             self._fail(self._models[model], reason)
             self._wire.notify_proxies(ModelGone(model, f"cannot be served: {reason}"))
@@ -361,7 +361,7 @@ class Catalogue:
         )
 
     def _come(self, changed: Mapping[ModelId, RegisteringModel], *, removed: Collection[ModelId] = ()) -> None:
-        """Proxies are told at once: who asked for a model is told that it is coming by any of them."""
+        """Tells proxies at once, so that any of them says that the model is being registered."""
         for model in removed:
             del self._unwanted[model]
         if changed or removed:

@@ -1,8 +1,8 @@
 """The node: the processes of a machine's instances, its devices, leases, images and models.
 
-It speaks with its instances about memory, models and their life, and tells its proxies who lives and what there is.
-What is asked and answered about a request passes it by. One object of one event loop: whatever an event makes its cores
-decide is done before the next event is looked at.
+It exchanges messages with its instances about memory, models and their life, and tells its proxies which instances live
+and which models there are. Messages about a request pass it by. It is one object of one event loop: its cores'
+decisions on an event are performed before the next event is looked at.
 """
 
 from __future__ import annotations
@@ -254,8 +254,8 @@ class Node:
                 self._announce_unserved()
 
     async def lost(self, instance: InstanceId, incarnation: int) -> None:
-        """Its process is gone. Only when every proxy knows does anybody else learn of it: what they say, or make of the
-        KV that is not coming, would be taken for good."""
+        """The instance's process is gone. The others learn of it only when every proxy knows: otherwise their messages,
+        and their use of KV that is not coming, would be taken for good."""
         if instance in self.up:
             self.up.discard(instance)
             self._outbox.forget(instance)

@@ -1,8 +1,8 @@
 """Ends this process some time after SIGINT or SIGTERM, whatever it does then.
 
-A thread may keep the interpreter to itself, or the main one may hang: then no Python runs any more that could end
-anything. What is left is the handler of `faulthandler`, which is C and waits for nobody. It writes to a pipe that a
-shell reads, and the shell kills.
+A thread may keep the interpreter to itself, or the main one may hang: then no Python code runs that could end anything.
+The handler of `faulthandler`, which is C and waits for nothing, still runs. It writes to a pipe that a shell reads, and
+the shell kills.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A directory that is gone when this process is, however that ends.
 
-A shell removes it where this process is killed. Where the shell was killed, too, the next one that makes such a
-directory does: who lives holds a lock on a file in it.
+If this process is killed, a shell removes the directory. If the shell was killed, too, the next process that makes such
+a directory does: a living owner holds a lock on a file in it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AT_THE_END_OF_INPUT = 'read -r _; rm -rf -- "$0" || { sleep 1; rm -rf -- "$0"; 
 
 @contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
-    """Removed on leaving, and by somebody else where this process is killed."""
+    """Removed when the context ends; if this process is killed, by another one."""
     _remove_abandoned(prefix)
     with tempfile.TemporaryDirectory(prefix=prefix) as directory, _owned(Path(directory)), _removed_after_us(directory):
         yield Path(directory)
@@ -50,7 +50,7 @@ def _remove_abandoned(prefix: str) -> None:
 
 
 def _is_owned(file: Path) -> bool:
-    """Raises OSError where there is no such file: then nobody can tell."""
+    """Raises OSError if there is no such file: then nobody can tell."""
     owner = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -63,7 +63,7 @@ def _is_owned(file: Path) -> bool:
 
 @contextmanager
 def _removed_after_us(directory: str) -> Iterator[None]:
-    """By a shell, whose input ends with this process. Where none can be started nobody does it."""
+    """Has a shell remove it, whose input ends with this process. If none can be started, nothing removes it."""
     try:
         shell = subprocess.Popen(
             ["/bin/sh", "-c", _AT_THE_END_OF_INPUT, directory],

@@ -40,7 +40,7 @@ class TouchedPages:
         return _WORD_BYTES + count
 
     def mark(self, runs: Sequence[PageRun]) -> None:
-        """These pages are granted; wakes whoever waits for it where that is news."""
+        """These pages are granted; wakes threads that wait for that, if it is news."""
         news = [run for run in runs if not self.all(*run)]
         for start, stop in news:
             self._flags[start:stop] = b"\1" * (stop - start)

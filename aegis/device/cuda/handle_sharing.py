@@ -40,7 +40,8 @@ class Measures(Struct, frozen=True):
 
 
 class HandleServer:
-    """Gives descriptors to whoever connects; `export` makes those of a run, which are closed once they are sent."""
+    """Gives descriptors to processes that connect; `export` makes those of a run, which are closed once they are
+    sent."""
 
     def __init__(self, measures: Measures, export: Export) -> None:
         self._greeting = _MEASURES.pack(measures.ordinal, measures.page_bytes, measures.page_count)
@@ -52,7 +53,7 @@ class HandleServer:
         Thread(target=self._accept, name="gpu handles", daemon=True).start()
 
     def close(self) -> None:
-        """Nobody can connect any more; those who are connected are served on."""
+        """No process can connect any more; connected ones are served on."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 

@@ -34,7 +34,7 @@ CHUNKS_AHEAD = 4
 _BEGAN_MAX = 10_000  # remembered, if nobody asks
 
 POLL_NS = 50_000
-"""Between looks at a word of another process: its GPU writes it but wakes nobody."""
+"""The interval between looks at a word of another process: its GPU writes it but wakes no thread."""
 
 _CLOSING_POLL_S = 0.02
 

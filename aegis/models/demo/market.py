@@ -100,7 +100,8 @@ def _work(names: Sequence[str], market: Path, progress: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed ends nobody, and the pipe to it breaks only where a step of training is reported."""
+    """A parent that is killed does not end its child, and the pipe to it breaks only when a step of training is
+    reported."""
     parent = parent_process()
     assert parent is not None
     parent.join()

@@ -17,8 +17,8 @@ KNOWN_MAX = 32
 
 
 class Know(Struct, frozen=True, tag=True):
-    """A model's tokenizer and chat template, under a number that later jobs name. `forget` is known no more: who asks
-    chooses it, for it knows which models its next jobs need."""
+    """A model's tokenizer and chat template, under a number that later jobs name. `forget` is forgotten: the sender
+    chooses it, because it knows which models its next jobs need."""
 
     key: int
     source: TextSource
@@ -37,7 +37,7 @@ class Encode(Struct, frozen=True, tag=True):
 
 
 class Count(Struct, frozen=True, tag=True):
-    """All tokens of a text, as JSON: nobody computes with them."""
+    """All tokens of a text, as JSON, because nothing computes with them."""
 
     key: int
     text: str

@@ -70,7 +70,7 @@ class Disturbances:
             self._world.ground.after(spell.for_ns, lambda: setattr(node, "slowness", usual))
 
     def _command(self, command: int) -> None:
-        """Somebody moves the limit of an instance while it serves, or trims it; again where commands are retried."""
+        """A user changes the limit of an instance while it serves, or trims it; again if commands are retried."""
         world, draw, scenario = self._world, self._world.ground.draw, self._world.scenario
         commands = [command, scenario.moves + command][: 1 + scenario.plan.commands_twice]
         if not world.nodes:

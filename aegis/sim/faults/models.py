@@ -69,7 +69,7 @@ class Models:
         self._settle()
 
     def remove(self) -> None:
-        """In the middle of its work; it comes back once nobody holds it any more."""
+        """Removes the model in the middle of its work; it comes back once no instance holds it any more."""
         if not self.specs:
             return
         model = sorted(self.specs)[self._ground.draw.below(len(self.specs))]
@@ -163,7 +163,7 @@ class Models:
             self._tell_model(self.specs[model])
 
     def _let_go(self) -> None:
-        """Models that nobody holds any more are added anew."""
+        """Models that no instance holds any more are added anew."""
         for model, (spec, waiting) in list(self._removing.items()):
             if not waiting and model not in self.cache:
                 del self._removing[model]

@@ -81,7 +81,7 @@ def use_everything(rig: Rig) -> None:
 
 
 def held() -> tuple[int, set[threading.Thread]]:
-    """File descriptors and threads of this process, once the pool has noticed who left."""
+    """File descriptors and threads of this process, once the pool has noticed the processes that left."""
     while any(thread.name == "gpu handles of a process" for thread in threading.enumerate()):
         threading.Event().wait(0.001)
     return len(os.listdir("/proc/self/fd")), set(threading.enumerate())  # noqa: PTH208
@@ -94,7 +94,7 @@ def test_closing_gives_everything_back(rig: Rig) -> None:
         use_everything(rig)
     files_after, threads_after = held()
     assert files_after == files
-    assert threads_after <= threads, "of those before, one of another test may end meanwhile"
+    assert threads_after <= threads, "no thread may be new; one of another test may have ended"
     for model in rig.models:
         assert set(model.held().values()) == {0}
 
