@@ -1,5 +1,4 @@
-"""What an instance's core asks for while it deals with one event: effects on memory go before whatever relies on
-them."""
+"""The effects of an instance's core on one event: effects on memory go before those that rely on them."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ class EffectList:
         self._effects.append(effect)
 
     def send(self, message: FromInstance) -> None:
-        """Whoever receives it finds the memory effects so far performed."""
+        """The receiver finds the earlier memory effects performed."""
         self.flush()
         self._effects.append(Send(message))
 

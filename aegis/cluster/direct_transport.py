@@ -1,7 +1,7 @@
 """A tensor transport for Ray's direct transport: the receiver reads the sender's memory, over a connection they share.
 
-What Ray hands from actor to actor is a region of memory: whoever gets it can read any pieces of it, as often as it
-likes, without another call. The bytes pass by Ray's object store, which would copy them five more times.
+Ray hands a region of memory from actor to actor: its receiver can read any pieces of it, as often as it likes, without
+another call. The bytes do not go through Ray's object store, which would copy them five more times.
 
 Importing this makes the transport known to Ray, as it has to be in every process that makes or calls such an actor.
 """

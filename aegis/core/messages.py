@@ -68,7 +68,7 @@ class Cancel(Struct, frozen=True, tag=True):
 
 
 class ReleaseKv(Struct, frozen=True, tag=True):
-    """To the owner of the request's `KvHandle`: nobody reads the blocks any more."""
+    """To the owner of the request's `KvHandle`: nothing reads the blocks any more."""
 
     request: RequestId
     attempt: int
@@ -99,8 +99,9 @@ class GrantPages(Struct, frozen=True, tag=True):
 
 
 class TakeBack(Struct, frozen=True, tag=True):
-    """Give `pages` back within `patience_ns`, all or none; answered once by `GaveBack`. A `gentle` one may not disturb
-    requests: the instance gives only pages that it does not need now, however few, down to `keep` pages held."""
+    """Give `pages` back within `patience_ns`, all or none; answered once by a `GaveBack` of the same `number`. A
+    `gentle` one may not disturb requests: the instance gives only pages that it does not need now, however few, down to
+    `keep` pages held."""
 
     number: int
     pages: int

@@ -266,7 +266,7 @@ class Turn(Struct, frozen=True):
 
 
 class Renewal(StrEnum):
-    """When a plan is made anew. It always is when all its turns are over."""
+    """The moments at which a plan is made anew. It always is when all its turns are over."""
 
     ROUND = "round"  # only then
     TURN = "turn"  # when one is: what the plan says of later ones is a forecast

@@ -77,5 +77,6 @@ def leaves(what: str, needed: ModelId | None) -> str:
 
 
 def stays(because: str, spared: str, next_use: str) -> str:
-    """`nobody waits for it; florist stays, its turn is number 2 of 3`: who would have been next to go."""
+    """`nobody waits for it; florist stays, its turn is number 2 of 3`: the batch or model that would have been next to
+    go."""
     return f"{because}; {spared} stays, {next_use}"

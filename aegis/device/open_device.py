@@ -33,7 +33,7 @@ def open_device(
 ) -> Device:
     """The device of this process, over the pool that another one has.
 
-    Raises UserError for any other kind, where nobody has that pool and where the machine has no such device.
+    Raises UserError for any other kind, if no process has that pool, and if the machine has no such device.
     """
     if kind == "cpu":
         from aegis.device.cpu.device import CpuDevice

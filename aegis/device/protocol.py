@@ -103,7 +103,7 @@ class PhysicalPool(Protocol):
     def page_count(self) -> int: ...
 
     def wipe(self, runs: Sequence[PageRun]) -> None:
-        """Zeroes pages that nobody maps: those of a process that was lost. Blocks."""
+        """Zeroes pages that no process maps: those of a lost one. Blocks."""
         ...
 
     def close(self) -> None:

@@ -69,7 +69,8 @@ class RankMemory:
     memory_executor: MemoryExecutor
 
     def engines(self, settings: InstanceSettings, sampler: Sampler | None = None) -> Engines:
-        """Waits for the other ranks. Raises UserError where it is not installed, RuntimeError where nobody comes."""
+        """Waits for the other ranks. Raises UserError if the engine is not installed, RuntimeError if the ranks do not
+        come."""
         region = KvRegion(self.memory_executor.kv.base, self.memory_executor.kv.nbytes, settings.slab_bytes)
         if settings.ranks == 1:
             return Engines(region, device=self.device.name, first=settings.engine)

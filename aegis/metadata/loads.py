@@ -1,4 +1,4 @@
-"""How busy instances are and what they have in memory, for readers outside: Aegis itself reads none of it."""
+"""The published loads and memory of instances, for readers outside: Aegis itself reads none of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aegis.metadata.keys import Keys
 from aegis.metadata.lua_scripts import PUBLISH
 
 LEASE_MS = 3_000
-"""A load that was not published again for so long is nobody's."""
+"""A load that was not published again for so long has no owner any more."""
 
 
 class Load(Struct, frozen=True):

@@ -1,4 +1,5 @@
-"""What the user names with `--models`: a YAML of models, a checkpoint directory, a directory of them, or a hub id.
+"""The sources that a user names with `--models`: a YAML of models, a checkpoint directory, a directory of them, or a
+hub id.
 
     models:
       my-llama:

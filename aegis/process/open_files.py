@@ -1,4 +1,4 @@
-"""How many files a process, and those that it starts, may have open."""
+"""The number of files that a process, and those that it starts, may have open."""
 
 from __future__ import annotations
 

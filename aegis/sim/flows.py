@@ -28,7 +28,7 @@ class Flow:
 
 
 class Bus:
-    """A node's memory bus. `bytes_per_s` 0: as much as anybody wants."""
+    """A node's memory bus. `bytes_per_s` 0: no limit."""
 
     __slots__ = ("_busy", "agenda", "bytes_per_s")
 

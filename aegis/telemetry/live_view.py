@@ -15,7 +15,7 @@ from aegis.telemetry.ring import Ring, T
 from aegis.telemetry.spans import Span
 
 SPANS_MAX = 4_000
-"""Of one answer; who has seen nothing yet, or asks too seldom, gets the last ones."""
+"""The entries of one answer; a viewer that has seen nothing yet, or asks too seldom, gets the last ones."""
 
 _OTHERS_MAX = 1_000
 
@@ -76,7 +76,7 @@ class Live(Struct, frozen=True):
 
 
 def news(history: History, seen: SeenUntil) -> LiveUpdate:
-    """Of each kind the latest, no more than anybody can look at."""
+    """The latest of each kind, no more than a viewer can show."""
     return LiveUpdate(
         SeenUntil(history.spans.next, history.decisions.next, history.records.next),
         _latest(history.spans, seen.spans, SPANS_MAX),

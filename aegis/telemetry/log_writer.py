@@ -1,8 +1,8 @@
 """Standard output and error that keep nobody waiting: a reader that stalls costs lines, never the server.
 
-A pipe or a terminal is written to without blocking, by a file description of its own, so that nobody else who has it is
-changed. What does not fit waits in memory, up to a bound, for a thread that writes when there is room; what is beyond
-that is dropped and counted. A file on a disk is written to as ever.
+A pipe or a terminal is written to without blocking, by a file description of its own, so that other processes that have
+it are not changed. Lines that do not fit wait in memory, up to a bound, for a thread that writes when there is room;
+lines beyond that are dropped and counted. A file on a disk is written to as usual.
 """
 
 from __future__ import annotations

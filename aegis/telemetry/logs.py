@@ -45,7 +45,7 @@ def setup(settings: LogSettings, stream: TextIO | None = None) -> None:
 
 
 def guard_streams(settings: LogSettings) -> None:
-    """From now on who does not read what this process writes keeps it from nothing: `setup` comes after this."""
+    """From now on a reader that does not read what this process writes does not stop it: `setup` comes after this."""
     sys.stdout, sys.stderr = _guarded(sys.stdout, settings), _guarded(sys.stderr, settings)
 
 

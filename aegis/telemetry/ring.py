@@ -1,4 +1,4 @@
-"""The last of what happened, for whoever asks in time."""
+"""The latest entries of a history, for readers that ask in time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 
 class Ring(Generic[T]):
-    """Keeps the last `capacity` entries. Each has a number, counted from 0 since the start, so that who asks again with
-    `next` misses nothing and gets nothing twice; no clocks have to be compared."""
+    """Keeps the last `capacity` entries. Each has a number, counted from 0 since the start, so that a reader that asks
+    again with `next` misses nothing and gets nothing twice; no clocks have to be compared."""
 
     __slots__ = ("_entries", "next")
 

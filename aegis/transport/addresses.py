@@ -28,7 +28,7 @@ def path_of(address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wires:
-    """Without an `ip` there are no `keys` either, and nobody is on another machine."""
+    """Without an `ip` there are no `keys` either, and no instance is on another machine."""
 
     directory: str
     ip: str = ""

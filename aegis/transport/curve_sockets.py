@@ -1,7 +1,7 @@
-"""Wires between machines: CURVE sockets of ZeroMQ (CurveZMQ, RFC 26), with keys made at launch.
+"""Links between machines: CURVE sockets of ZeroMQ (CurveZMQ, RFC 26), with keys made at launch.
 
-Who does not know the public key of the market cannot say a word: it is told to instances alone, so it serves as their
-password. A wire that breaks is mended, and what is said meanwhile waits for it.
+A peer that does not know the public key of the market cannot send anything: only instances get the key, so it serves as
+their password. A link that breaks is mended, and messages sent meanwhile wait for it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class CurveWire:
         self.socket = wire
 
     def send(self, body: bytes) -> None:
-        """Queues at once. Where another listens at the address by now, or does not let us in, there is no queue any
-        more and it is dropped: whoever was there is lost, which is handled elsewhere."""
+        """Queues at once. If another peer listens at the address by now, or refuses us, there is no queue any more and
+        the message is dropped: the peer that was there is lost, which is handled elsewhere."""
         with suppress(zmq.Again):
             self.socket.send(body, zmq.NOBLOCK, copy=False)
 

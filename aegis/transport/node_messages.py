@@ -39,7 +39,7 @@ class InstanceLost(Struct, frozen=True, tag=True):
 
 
 class InstanceGivenUp(Struct, frozen=True, tag=True):
-    """It is not started again, or not until somebody says so."""
+    """The instance is not started again, or not until a command says so."""
 
     instance: InstanceId
 
@@ -72,7 +72,7 @@ class CardRemoved(Struct, frozen=True, tag=True):
 
 
 class KeysSet(Struct, frozen=True, tag=True):
-    """These are the keys now: who comes with another is refused, who was let in before stays."""
+    """These are the keys now: a request with another one is refused, admitted requests stay."""
 
     keys: Keyring
 
@@ -200,7 +200,7 @@ class Scraped(Struct, frozen=True, tag=True):
 
 
 class NodeCall(Struct, frozen=True, tag=True):
-    """Somebody wants this of the node: a method of `ServerQueries`, with its arguments. Answered by `NodeAnswer`."""
+    """A call to the node: a method of `ServerQueries`, with its arguments. Answered by `NodeAnswer`."""
 
     call_id: int
     what: str
@@ -208,7 +208,7 @@ class NodeCall(Struct, frozen=True, tag=True):
 
 
 class NodeCallCancelled(Struct, frozen=True, tag=True):
-    """Nobody waits for the answer any more."""
+    """The answer is not waited for any more."""
 
     call_id: int
 
@@ -236,7 +236,7 @@ class PermitUsed(Struct, frozen=True, tag=True):
 
 
 class PermitOver(Struct, frozen=True, tag=True):
-    """It has ended, with an answer of so many tokens, or nobody wants to know any more whether it may begin."""
+    """The request has ended, with an answer of so many tokens, or its permit is not waited for any more."""
 
     number: int
     tokens: int

@@ -1,7 +1,8 @@
-"""Wires within one machine: Unix stream sockets, each message preceded by its length.
+"""Links within one machine: Unix stream sockets, each message preceded by its length.
 
-A wire never waits, so a thread that polls and an event loop share it. There is no thread between a sender and the
-socket: what the other end has room for is with the kernel when `send` returns, and is heard though who said it dies.
+A link never waits, so a thread that polls and an event loop share it. There is no thread between a sender and the
+socket: as far as the other end has room, the message is with the kernel when `send` returns, and is received even if
+the sender dies.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class LocalWire:
 
     @classmethod
     def to(cls, address: str, identity: str) -> LocalWire:
-        """Says who it is. To nobody, and closed, where nobody listens: whoever did is lost, which is handled
-        elsewhere."""
+        """Connects and sends its identity. If nothing listens, the link is closed: the peer that listened is lost,
+        which is handled elsewhere."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         wire = cls(connection)
         connection.setblocking(True)  # there may be many who connect at once

@@ -151,7 +151,7 @@ MISSED = {
     "swap-out of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
     "swap-in of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
 }
-"""Why a figure that missed its bar did: one that is not here has its table say that it isn't explained."""
+"""The reasons why figures missed their bars; the table of a figure without one says that it isn't explained."""
 
 
 def wanted(figure: Mapping[str, Any]) -> str:

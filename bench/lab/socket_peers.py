@@ -14,7 +14,7 @@ from bench.lab.system_calls import Send
 LINKS, CLIENTS, REDIS, MQTT, RAY, OTHERS = "links", "clients", "Redis", "MQTT", "Ray", "others"
 KINDS = (LINKS, CLIENTS, REDIS, MQTT, RAY, OTHERS)
 ITSELF = "itself"
-"""Wake-ups of own threads, pipes and files: nobody is spoken to."""
+"""Wake-ups of own threads, pipes and files, which reach no peer."""
 
 _COMMANDS = {
     REDIS: re.compile(r"valkey-server|redis-server"),
@@ -28,8 +28,8 @@ _TCP = re.compile(r"TCP(?:v6)?:\[.*:(\d+)->.*:(\d+)\]")
 
 
 class Peers:
-    """At the sockets that were open when it looked. `server` are the server's own processes, `client` is who reads its
-    streams."""
+    """The peers of the sockets that were open when it looked. `server` are the server's own processes, `client` is the
+    process that reads its streams."""
 
     def __init__(self, server: Collection[int], client: int) -> None:
         self._server = frozenset(server)

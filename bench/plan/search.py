@@ -63,8 +63,8 @@ class Plan(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The first of `policies` is to answer; dedicated instances stand beside it. `most` GPUs may be: 64 or two for each
-    model where nobody says."""
+    """The first of `policies` gives the answer; dedicated instances are compared with it. `most` is the largest number
+    of GPUs: 64 or two for each model by default."""
 
     setting: Setting
     policies: tuple[str, ...] = (OURS,)

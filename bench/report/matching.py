@@ -68,7 +68,7 @@ class Ends:
         return spans[index] if index < len(spans) else None
 
     def take(self, key: Hashable, at_ns: int) -> Span | None:
-        """The last that ended by then, which is given to nobody else."""
+        """The last run that ended by then, which no other request gets."""
         span = self.last(key, at_ns)
         if span is not None:
             self._spans[key].remove(span)

@@ -1,4 +1,4 @@
-"""Section: who did what when, to look into. Drawn by `timeline.js`."""
+"""Section: the work of the instances over time. Drawn by `timeline.js`."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def colour(index: int) -> str:
 
 
 def lines(alt: str, series: Sequence[Series], x: Axis, y: Axis) -> Markup:
-    """`alt` is what somebody is told who does not see it."""
+    """`alt` is the text for readers who do not see the plot."""
     across = x.fitted([at for each in series for at, _ in each.points])
     up = y.fitted([value for each in series for _, value in each.points])
     drawn = [_curve(index, each, across, up) for index, each in enumerate(series)]

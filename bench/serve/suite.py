@@ -101,7 +101,7 @@ async def _wording(
 
 
 def _progress(total: int) -> Progress:
-    """On standard error, and only where somebody looks at it."""
+    """Progress on standard error, if that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -78,7 +78,8 @@ def _helpers(work: Callable[[Any], Any], count: int) -> Iterator[list[Connection
 
 @contextmanager
 def _deaf_children() -> Iterator[None]:
-    """Ctrl-C reaches the whole group: who is started meanwhile ignores it from the first moment, and is ended by us."""
+    """Ctrl-C reaches the whole group: a process that is started within this context ignores it from the first moment,
+    and is ended by us."""
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -87,7 +88,7 @@ def _deaf_children() -> Iterator[None]:
 
 
 def _help(work: Callable[[Any], Any], tasks: Connection) -> None:
-    """Answers tasks until nobody asks any more."""
+    """Answers tasks until none comes any more."""
     while True:
         try:
             index, task = tasks.recv()

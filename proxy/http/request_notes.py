@@ -1,4 +1,4 @@
-"""What is noted of a request while it is answered: for the line that is logged of it, and why it was turned away."""
+"""Notes on a request while it is answered: for its line in the log, and the reason of a refusal."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class HandleServer:
 class HandleClient:
     """A process's connection to a pool. Used by one thread at a time.
 
-    Raises UserError where nobody serves `address`.
+    Raises UserError if no process serves `address`.
     """
 
     def __init__(self, address: str) -> None:

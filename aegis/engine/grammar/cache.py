@@ -41,7 +41,7 @@ class Grammars:
             self._thread.submit(self._vocabularies.pop, model, None)
 
     def ready(self, model: ModelId, grammar: Grammar | None) -> bool:
-        """Whether nobody will have to wait for it; begins to compile it. True where the model is not there."""
+        """Whether the grammar is ready; if not, its compilation begins. True if the model is not there."""
         return grammar is None or model not in self._specs or self._future(model, grammar).done()
 
     def begin(self, model: ModelId, grammar: Grammar, generated: Sequence[int]) -> GrammarPosition:
@@ -67,7 +67,8 @@ class Grammars:
         return compile_grammar(self._vocabularies[spec.model], grammar)
 
     def _trim(self) -> None:
-        """Forgets the least recently used, as long as the others take too much; who has one keeps it."""
+        """Forgets the least recently used grammars, as long as the others take too much; outputs that hold one keep
+        it."""
         sizes = {key: _nbytes(future) for key, future in self._compiled.items()}
         total = sum(sizes.values())
         for key, nbytes in sizes.items():

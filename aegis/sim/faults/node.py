@@ -319,9 +319,9 @@ class Node:
         return _Copy(effect.event, None, 200_000 * len(pages) + draw.below(500_000), finish, unreadable)
 
     def _leases(self, effect: CopyBlocks) -> dict[SlabId, int]:
-        """Of the host slabs that a copy reads or writes: they may not change hands under it. But one may read what it
-        was to adopt from who is lost, before the proxy, which does not listen to what comes of it, takes that back; and
-        what is kept for prompts to come is read at one's own risk."""
+        """Leases of the host slabs that a copy reads or writes: they may not change hands under it. There are two
+        exceptions: an instance may read KV that it was to adopt from a lost one until the proxy, which ignores the
+        result, takes that back; and kept KV for later prompts is read at the reader's own risk."""
         out = effect.stream is StreamName.SWAP_OUT
         if self._parted and not out:
             return {}

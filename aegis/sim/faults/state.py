@@ -73,7 +73,7 @@ class FaultWorldState:
         assert not self._agenda, "something goes on for ever"
 
     def lease(self, slabs: Collection[SlabId]) -> None:
-        """They have a new owner, who finds nothing in them."""
+        """The slabs have a new owner, which finds nothing in them."""
         for slab in slabs:
             self.leased[slab] += 1
         gone = set(slabs)

@@ -234,8 +234,8 @@ class World:
             notice()
 
     def _notice(self, node: Node, absent_ns: int, for_good: bool) -> None:
-        """What it said before and has not been heard is not heard any more. Only when the proxy knows does anybody else
-        learn of it: what they say, or make of the KV that is not coming, would be taken for good."""
+        """Messages of the lost instance that were not heard are lost. The others learn of the loss only when the proxy
+        knows: otherwise their messages, and their use of KV that is not coming, would be taken for good."""
         self.ground.note(f"{node.instance} is lost")
         del self.nodes[node.instance]
         self.lost.append(node)
@@ -257,12 +257,12 @@ class World:
         self.ground.after(absent_ns, lambda: then(node.instance))
 
     def forget(self, instance: InstanceId, words: tuple[int, ...]) -> None:
-        """All memory that it had is somebody else's."""
+        """All memory that it had belongs to others."""
         self._answer(self.host.lost(instance, words))
         self.arbitrate(self.arbiter.lost(instance))
 
     def _give_up(self, instance: InstanceId) -> None:
-        """It does not come up any more. Where nobody is left of its role, nobody is served."""
+        """The instance does not come up any more. If none of its role is left, no request is served."""
         self._expected.remove(instance)
         self.inform(InstanceDown(instance, for_good=True), self._abandon)
 
@@ -418,7 +418,7 @@ class World:
         self.arbitrate(self.arbiter.wiped(key))
 
     def _look(self) -> None:
-        """Who is idle; as telemetry would tell."""
+        """The idle instances, as telemetry would report them."""
         now_ns = self.ground.now_ns
         for name, node in self.nodes.items():
             self.arbiter.seen(name, busy=node.core.queued + node.core.running > 0, now_ns=now_ns)

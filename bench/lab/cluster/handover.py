@@ -51,7 +51,7 @@ class Result(Struct, frozen=True):
 
 
 class _Stand(NamedTuple):
-    """The two nodes' memory, and who moves bytes from the first to the second."""
+    """The two nodes' memory, and the carriers that move bytes from the first to the second."""
 
     source: Any  # numpy arrays of bytes
     target: Any

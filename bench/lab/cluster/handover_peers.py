@@ -27,7 +27,7 @@ class _Peer:
         self._ip = ip
 
     def listen(self, nbytes: int) -> int:
-        """Sends so many bytes to the first who connects to this port."""
+        """Sends so many bytes to the first client that connects to this port."""
         listener = socket.create_server((self._ip, 0))
         threading.Thread(target=self._send, args=(listener, nbytes), daemon=True).start()
         port: int = listener.getsockname()[1]

@@ -230,7 +230,7 @@ def _enter(namespace: int) -> None:
 
 
 def _below(root: int) -> list[int]:
-    """A process and all that came of it, itself first: then nobody is left to start more."""
+    """A process and all its descendants, itself first: then none is left to start more."""
     family, parents = [root], _parents()
     for parent in family:
         family += [pid for pid, its in parents.items() if its == parent]

@@ -103,7 +103,7 @@ class _Sequence:
 
 
 class _Endless:
-    """Slabs for whoever wants one; the lowest that is free comes first."""
+    """An endless source of slabs; the lowest free one comes first."""
 
     def __init__(self) -> None:
         self._back: list[SlabId] = []

@@ -25,8 +25,8 @@ _LAST_WORDS = 60
 
 
 class Cores(Struct, frozen=True):
-    """`proxy` is for the proxy that is measured, `rest` for all others: the client, backends, stores. Where there is
-    one core only, it is everybody's."""
+    """`proxy` is for the proxy that is measured, `rest` for all others: the client, backends, stores. If there is only
+    one core, all share it."""
 
     proxy: int
     rest: tuple[int, ...]

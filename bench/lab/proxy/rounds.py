@@ -96,9 +96,10 @@ async def measure(side: Side, plan: Plan) -> Round:
 
 
 async def measure_idle(sides: tuple[Side, Side], plan: Plan) -> Idle:
-    """Two proxies alike, of which one holds the streams. A latency takes half a second and the next is the other's, for
-    a machine's pace changes within seconds by more than the streams cost; who is not measured is stopped, lest its
-    comments into the streams come in between. Raises UserError where a stream does not begin."""
+    """Two equal proxies, of which one holds the streams. A latency takes half a second and the next is the other's,
+    because a machine's pace changes within seconds by more than the streams cost. The proxy that is not measured is
+    stopped, so that its comments into the streams do not come in between. Raises UserError if a stream does not
+    begin."""
     grown, without, beside = list[int](), list[Latency](), list[Latency]()
     for turn in range(plan.idle_rounds):
         holder, free = sides if turn % 2 == 0 else reversed(sides)

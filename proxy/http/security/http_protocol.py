@@ -74,7 +74,7 @@ def broken_off(scope: Scope) -> UserError | None:
 
 
 class Connections:
-    """What the connections of one server may hold together."""
+    """The bounds that the connections of one server share."""
 
     __slots__ = ("open", "unfinished", "unread")
 
@@ -164,7 +164,7 @@ class Protocol(HttpToolsProtocol):
                 self._refuse(_framing_too_large())
 
     def _count(self) -> None:
-        """What is here of requests that are not all there, or wait."""
+        """Counts the bytes of requests that are not complete, or wait."""
         nbytes = self._pipelined_bytes
         if self._awaits_request and self._requests and not self._is_deaf:
             nbytes += max(self._head_bytes, self._unread_bytes) + self._headers * _HEADER_BYTES
@@ -333,7 +333,7 @@ class Protocol(HttpToolsProtocol):
         self._together.unread.hold(self, 0)
 
     def abort(self) -> None:
-        """What is not read of its answer is more than others have, and too much together."""
+        """The unread part of its answer is larger than others', and all together are too large."""
         self.transport.abort()
 
     def make_room(self) -> None:
@@ -346,8 +346,8 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
     def give_up(self) -> None:
-        """What it has of unfinished requests, and of those that wait, is more than others have, and too much together.
-        Requests that wait are not answered: the connection ends behind the answer that is under way."""
+        """Its incomplete and waiting requests are larger than others', and all together are too large. Requests that
+        wait are not answered: the connection ends after the answer that is under way."""
         self._counts = False
         if self.pipeline and self._running:
             self.pipeline.clear()

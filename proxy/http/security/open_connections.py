@@ -1,5 +1,5 @@
-"""How many connections are open, each of which takes a file descriptor: beyond a bound the one that waits longest for a
-request of its client ends. So descriptors are left for what else a process opens, and for the next client."""
+"""A bound on open connections, each of which takes a file descriptor: beyond it, the connection that has waited longest
+for its client's request ends. So descriptors are left for other files of the process, and for the next client."""
 
 from __future__ import annotations
 

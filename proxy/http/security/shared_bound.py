@@ -11,7 +11,7 @@ H = TypeVar("H", bound=Hashable)
 
 
 class SharedBound(Generic[H]):
-    """How much each holder has, and all together. Of holders with the same amount the first gives up first."""
+    """The amount of each holder, and of all together. Of holders with the same amount the first gives up first."""
 
     __slots__ = ("_bytes_max", "_give_up", "_held", "nbytes")
 
