@@ -171,11 +171,11 @@ $(VLLM)/.installed: pyproject.toml constraints.txt
 test-vllm: $(VLLM)/.installed
 	$(VLLM)/bin/python -m pytest tests/unit/engine/vllm/test_version.py tests/unit/engine/vllm/test_packed_linear.py \
 		tests/unit/engine/vllm/test_engine.py tests/unit/engine/vllm/test_norms.py
-	AEGIS_TEST_ENGINE=vllm $(VLLM)/bin/python -m pytest tests/live/test_exactness.py
+	AEGIS_TEST_ENGINE=vllm $(VLLM)/bin/python -m pytest tests/live/models/test_exactness.py
 
 test-long: $(TOOLS) compiled
-	AEGIS_STRESS_SECONDS=60 $(BIN)/python -m pytest tests/live/test_memory_stress.py
-	AEGIS_FUZZ_CASES=2500 $(BIN)/python -m pytest --timeout 1800 tests/unit/proxy/http/schema/test_openapi.py tests/live/test_fuzz.py
+	AEGIS_STRESS_SECONDS=60 $(BIN)/python -m pytest tests/live/memory/test_memory_stress.py
+	AEGIS_FUZZ_CASES=2500 $(BIN)/python -m pytest --timeout 1800 tests/unit/proxy/http/schema/test_openapi.py tests/live/api/test_fuzz.py
 	AEGIS_COMPILED=$(COMPILED) $(BIN)/python -m pytest tests/compiled
 
 test-live: $(TOOLS)
@@ -193,19 +193,19 @@ test-attacks: $(TOOLS)
 	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/attacks
 
 # Without vLLM installed that variant is left out: make test-vllm installs it.
-EXACTNESS = $(BIN)/python -m pytest tests/live/test_exactness.py
+EXACTNESS = $(BIN)/python -m pytest tests/live/models/test_exactness.py
 test-exactness: $(TOOLS)
 	$(EXACTNESS)
 	AEGIS_TEST_RANKS=2 $(EXACTNESS)
 	AEGIS_TEST_PROXIES=2 $(EXACTNESS)
 	AEGIS_TEST_SERVICES=external $(EXACTNESS)
 	AEGIS_TEST_RAY=1 $(EXACTNESS)
-	@test ! -f $(VLLM)/.installed || AEGIS_TEST_ENGINE=vllm $(VLLM)/bin/python -m pytest tests/live/test_exactness.py
+	@test ! -f $(VLLM)/.installed || AEGIS_TEST_ENGINE=vllm $(VLLM)/bin/python -m pytest tests/live/models/test_exactness.py
 
 # make test has a server on two nodes, one of whose instances dies; this all there is.
 test-ray: $(TOOLS)
-	AEGIS_TEST_RAY=1 $(BIN)/python -m pytest tests/unit/cluster tests/live/test_ray.py tests/live/test_handover.py \
-		tests/live/test_bench_handover.py
+	AEGIS_TEST_RAY=1 $(BIN)/python -m pytest tests/unit/cluster tests/live/processes/test_ray.py tests/live/processes/test_handover.py \
+		tests/live/tools/test_bench_handover.py
 
 test-faults-sim: $(TOOLS)
 	$(BIN)/aegis simulate --faults --seeds 10000

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.ray_server import GAP_S_MAX, answers, bodies, come_back, most_run, placed, two_nodes
+from tests.live.processes.ray_server import GAP_S_MAX, answers, bodies, come_back, most_run, placed, two_nodes
 from tests.live.server import eventually
 from tests.live.streams import Stream, run_all, until
 from tests.ray_cluster import RayCluster

@@ -20,8 +20,8 @@ SHAPE = SPEC.manifest.kv
 HANDLE = KvHandle(PEER, ((40, 42),), 20, EventHandle(99, 5))
 
 
-class Desk:
-    """A store on books of its own, and what it said."""
+class Harness:
+    """KV of an instance on books of its own, and what it sent."""
 
     def __init__(self, *, pages: int = 8, slabs: int = 4) -> None:
         self.said: list[FromInstance] = []
@@ -59,146 +59,146 @@ def new() -> Sequence:
 
 
 def test_bring_in_reserves_the_next_position_too() -> None:
-    desk, sequence = Desk(), Sequence(make_job(1, SPEC, prompt=32), 1, 1, 32, SPEC, HANDLE)
-    desk.kv.bring_in(sequence)
-    (copy,) = desk.copies()
+    harness, sequence = Harness(), Sequence(make_job(1, SPEC, prompt=32), 1, 1, 32, SPEC, HANDLE)
+    harness.kv.bring_in(sequence)
+    (copy,) = harness.copies()
     assert sides(copy) == (HANDLE.blocks, first_blocks(sequence.device, 2)) and copy.after == HANDLE.ready
     assert (sequence.held, sequence.where) == (3, Where.ARRIVING)
-    assert desk.counters.swap_in_bytes == 2 * SHAPE.block_bytes
+    assert harness.counters.swap_in_bytes == 2 * SHAPE.block_bytes
 
 
 def test_what_is_ahead_of_the_next_step_is_given_up() -> None:
-    desk = Desk()
-    sequence = desk.arrived()
+    harness = Harness()
+    sequence = harness.arrived()
     before = sequence.device.copy()
-    assert desk.kv.grow(sequence, 3)
-    assert (count_blocks(sequence.device), desk.ledger.device.use()[SHAPE].used) == (5, 5)
-    desk.kv.shrink(sequence)
-    assert (sequence.device, sequence.held) == (before, 2) and desk.ledger.device.use()[SHAPE].used == 2
-    desk.kv.shrink(sequence)
+    assert harness.kv.grow(sequence, 3)
+    assert (count_blocks(sequence.device), harness.ledger.device.use()[SHAPE].used) == (5, 5)
+    harness.kv.shrink(sequence)
+    assert (sequence.device, sequence.held) == (before, 2) and harness.ledger.device.use()[SHAPE].used == 2
+    harness.kv.shrink(sequence)
     assert sequence.device == before
-    desk.ledger.check()
+    harness.ledger.check()
 
 
 def test_settle_waits_for_the_sequences_own_copy() -> None:
-    desk, first, second = Desk(), new(), new()
-    desk.kv.bring_in(first)
-    desk.kv.bring_in(second)
-    desk.ledger.progress(StreamName.SWAP_IN, 1)
-    desk.kv.settle()
+    harness, first, second = Harness(), new(), new()
+    harness.kv.bring_in(first)
+    harness.kv.bring_in(second)
+    harness.ledger.progress(StreamName.SWAP_IN, 1)
+    harness.kv.settle()
     assert (first.where, second.where) == (Where.DEVICE, Where.ARRIVING)
-    assert desk.said == [KvReleased(first.job.request, 1, HANDLE)] and first.handle is None
-    use = desk.ledger.device.use()[SHAPE]
+    assert harness.said == [KvReleased(first.job.request, 1, HANDLE)] and first.handle is None
+    use = harness.ledger.device.use()[SHAPE]
     assert (use.used, use.reserved) == (2, 2)
 
 
 def test_only_blocks_with_something_in_them_are_saved() -> None:
-    desk = Desk()
-    sequence = desk.arrived(prompt=32)
+    harness = Harness()
+    sequence = harness.arrived(prompt=32)
     device = list(sequence.device)
-    assert desk.kv.put_away(sequence) is Room.LATER
-    (copy,) = desk.copies()
+    assert harness.kv.put_away(sequence) is Room.LATER
+    (copy,) = harness.copies()
     assert count_blocks(device) == 3
     assert sides(copy) == (first_blocks(device, 2), sequence.host) and sequence.saved == copy.event
-    assert desk.ledger.device.use()[SHAPE].moving == 3
-    assert desk.counters.swap_out_bytes == 2 * SHAPE.block_bytes
+    assert harness.ledger.device.use()[SHAPE].moving == 3
+    assert harness.counters.swap_out_bytes == 2 * SHAPE.block_bytes
 
 
 def test_what_was_saved_comes_back_after_it_was_saved() -> None:
-    desk = Desk()
-    sequence = desk.arrived()
-    desk.kv.put_away(sequence)
-    desk.kv.bring_in(sequence)
-    out, into = desk.copies()
+    harness = Harness()
+    sequence = harness.arrived()
+    harness.kv.put_away(sequence)
+    harness.kv.bring_in(sequence)
+    out, into = harness.copies()
     assert into.after == out.event and sides(into)[0] == sides(out)[1]
-    desk.complete(StreamName.SWAP_OUT)
-    desk.complete(StreamName.SWAP_IN)
-    desk.kv.settle()
-    assert sequence.where is Where.DEVICE and not desk.ledger.host.use() and desk.said == []
+    harness.complete(StreamName.SWAP_OUT)
+    harness.complete(StreamName.SWAP_IN)
+    harness.kv.settle()
+    assert sequence.where is Where.DEVICE and not harness.ledger.host.use() and harness.said == []
 
 
 def test_dropped_in_a_peers_slabs() -> None:
-    desk, sequence = Desk(), new()
-    desk.kv.drop(sequence)
-    assert desk.said == [KvReleased(sequence.job.request, 1, HANDLE)] and desk.empty
+    harness, sequence = Harness(), new()
+    harness.kv.drop(sequence)
+    assert harness.said == [KvReleased(sequence.job.request, 1, HANDLE)] and harness.empty
 
 
 def test_dropped_while_arriving() -> None:
-    desk, sequence = Desk(), new()
-    desk.kv.bring_in(sequence)
+    harness, sequence = Harness(), new()
+    harness.kv.bring_in(sequence)
     sequence.gone = True
-    desk.kv.drop(sequence)
-    assert desk.said == [] and desk.kv.reads_from(PEER)
-    desk.kv.settle()
-    assert desk.said == [] and desk.kv.reads_from(PEER), "it has not passed yet"
-    desk.complete(StreamName.SWAP_IN)
-    desk.kv.settle()
-    desk.kv.settle()
-    assert desk.said == [KvReleased(sequence.job.request, 1, HANDLE)] and desk.empty
-    assert not desk.kv.reads_from(PEER)
+    harness.kv.drop(sequence)
+    assert harness.said == [] and harness.kv.reads_from(PEER)
+    harness.kv.settle()
+    assert harness.said == [] and harness.kv.reads_from(PEER), "it has not passed yet"
+    harness.complete(StreamName.SWAP_IN)
+    harness.kv.settle()
+    harness.kv.settle()
+    assert harness.said == [KvReleased(sequence.job.request, 1, HANDLE)] and harness.empty
+    assert not harness.kv.reads_from(PEER)
 
 
 def test_dropped_on_the_device() -> None:
-    desk = Desk()
-    desk.kv.drop(desk.arrived())
-    assert desk.empty and desk.said == []
+    harness = Harness()
+    harness.kv.drop(harness.arrived())
+    assert harness.empty and harness.said == []
 
 
 @pytest.mark.parametrize("copied", [True, False])
 def test_dropped_in_the_host(copied: bool) -> None:
-    desk = Desk()
-    sequence = desk.arrived()
-    desk.kv.put_away(sequence)
+    harness = Harness()
+    sequence = harness.arrived()
+    harness.kv.put_away(sequence)
     if copied:
-        desk.complete(StreamName.SWAP_OUT)
-    desk.kv.drop(sequence)
-    assert copied or desk.ledger.host.use()[SHAPE].moving == 2
+        harness.complete(StreamName.SWAP_OUT)
+    harness.kv.drop(sequence)
+    assert copied or harness.ledger.host.use()[SHAPE].moving == 2
     if not copied:
-        desk.complete(StreamName.SWAP_OUT)
-    assert desk.empty
+        harness.complete(StreamName.SWAP_OUT)
+    assert harness.empty
 
 
 def test_dropped_while_saved_kv_arrives() -> None:
-    desk = Desk()
-    sequence = desk.arrived()
-    desk.kv.put_away(sequence)
-    desk.kv.bring_in(sequence)
-    desk.kv.drop(sequence)
-    desk.complete(StreamName.SWAP_OUT)
-    assert desk.ledger.host.use()[SHAPE].moving == 2, "the swap-in still reads there"
-    desk.complete(StreamName.SWAP_IN)
-    assert desk.empty and not desk.kv.reads_from(PEER)
+    harness = Harness()
+    sequence = harness.arrived()
+    harness.kv.put_away(sequence)
+    harness.kv.bring_in(sequence)
+    harness.kv.drop(sequence)
+    harness.complete(StreamName.SWAP_OUT)
+    assert harness.ledger.host.use()[SHAPE].moving == 2, "the swap-in still reads there"
+    harness.complete(StreamName.SWAP_IN)
+    assert harness.empty and not harness.kv.reads_from(PEER)
 
 
 def test_growth_is_all_or_nothing() -> None:
-    desk = Desk(pages=2)
-    sequence = desk.arrived()
-    assert desk.kv.grow(sequence, 2) and sequence.held == 4
-    assert not desk.kv.grow(sequence, 1) and sequence.held == 4
-    assert desk.ledger.device.use()[SHAPE].used == 4
+    harness = Harness(pages=2)
+    sequence = harness.arrived()
+    assert harness.kv.grow(sequence, 2) and sequence.held == 4
+    assert not harness.kv.grow(sequence, 1) and sequence.held == 4
+    assert harness.ledger.device.use()[SHAPE].used == 4
 
 
 def test_slabs_are_asked_for_and_then_the_sequence_given_up_or_put_away() -> None:
-    desk = Desk(slabs=0)
-    sequence = desk.arrived()
-    assert desk.kv.put_away(sequence) is Room.LATER and desk.kv.put_away(sequence) is Room.LATER
-    assert desk.said == [NeedSlabs(1)] and desk.kv.waiting
-    desk.kv.on_message(GrantSlabs((), refused=True))
-    assert not desk.kv.waiting and desk.kv.put_away(sequence) is Room.NOW
+    harness = Harness(slabs=0)
+    sequence = harness.arrived()
+    assert harness.kv.put_away(sequence) is Room.LATER and harness.kv.put_away(sequence) is Room.LATER
+    assert harness.said == [NeedSlabs(1)] and harness.kv.waiting
+    harness.kv.on_message(GrantSlabs((), refused=True))
+    assert not harness.kv.waiting and harness.kv.put_away(sequence) is Room.NOW
     assert sequence.where is Where.DEVICE, "giving up is the caller's"
-    desk.kv.told(GrantSlabs((SlabId(3),)))
-    assert desk.kv.put_away(sequence) is Room.LATER and sequence.where is Where.HOST
-    assert desk.said == [NeedSlabs(1)]
+    harness.kv.on_message(GrantSlabs((SlabId(3),)))
+    assert harness.kv.put_away(sequence) is Room.LATER and sequence.where is Where.HOST
+    assert harness.said == [NeedSlabs(1)]
 
 
 def test_no_slab_is_returned_while_an_answer_counts_on_it() -> None:
-    desk = Desk(slabs=3)
-    sequence = desk.arrived(prompt=16 * 7)
-    assert desk.kv.put_away(sequence) is Room.LATER and desk.said == [NeedSlabs(1)]
-    assert desk.kv.surplus_slabs() == ()
-    desk.kv.on_message(GrantSlabs((), refused=True))
-    assert len(desk.kv.surplus_slabs()) == 2
+    harness = Harness(slabs=3)
+    sequence = harness.arrived(prompt=16 * 7)
+    assert harness.kv.put_away(sequence) is Room.LATER and harness.said == [NeedSlabs(1)]
+    assert harness.kv.surplus_slabs() == ()
+    harness.kv.on_message(GrantSlabs((), refused=True))
+    assert len(harness.kv.surplus_slabs()) == 2
 
 
 def test_capacity_is_what_fits_beside_the_weights() -> None:
-    assert Desk(pages=8).kv.capacity(SPEC) == 7 * 2
+    assert Harness(pages=8).kv.capacity(SPEC) == 7 * 2

@@ -1,4 +1,4 @@
-"""How often an instance says how long its steps take, and what it says."""
+"""How often an instance says how long its steps take, and what it says; what it learns of how long changes take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aegis.core.estimators import Hardware
 from aegis.core.ids import ModelId
 from aegis.core.messages import StepsTook
 from aegis.sim.faults.pretended import make_spec
-from decode.step_times import StepTimes
+from decode.step_times import ChangeTimes, StepTimes
 
 A, B = (make_spec(index, image_pages=3, block_bytes=1024) for index in range(2))
 
@@ -48,3 +48,29 @@ def test_what_is_said_is_what_was_learnt_and_no_single_slow_step() -> None:
     took = saw(times, 20 * NS_PER_S, ms=3000)
     assert took and (took.model, took.context_tokens, took.rows) == (A.model, 100, 4)
     assert took.step_ns == times.latency[A.model].decode_ns(100, 4) == pytest.approx(30 * NS_PER_MS, rel=0.1)
+
+
+_MS = 1_000_000
+
+
+def taught(changed_ms: list[int], usual_ms: int = 0) -> ChangeTimes:
+    times = ChangeTimes()
+    for lost_ms in changed_ms:
+        times.saw(usual_ms * _MS, changed=False)
+        times.saw(lost_ms * _MS, changed=True)
+    return times
+
+
+def test_what_changes_take_is_learned_after_some() -> None:
+    assert taught([]).ns == 0
+    assert taught([100] * 50).ns == pytest.approx(100 * _MS, rel=0.01)
+    assert taught([100] * 50 + [20] * 50).ns == pytest.approx(20 * _MS, rel=0.02)
+
+
+def test_what_comes_before_any_run_is_none_of_it() -> None:
+    assert taught([100] * 50, usual_ms=40).ns == pytest.approx(60 * _MS, rel=0.01)
+    assert taught([40] * 50, usual_ms=40).ns == 0
+
+
+def test_what_makes_no_difference_to_turns_is_none() -> None:
+    assert taught([4] * 50).ns == 0

@@ -1,14 +1,18 @@
-"""What `--models` may name, and what is said about what it may not."""
+"""What `--models` may name, what is said about what it may not, and how far a download is."""
+
+from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import Slo
-from aegis.models.sources import Source, check_name, fetch, read_sources
+from aegis.models.sources import Source, bar, check_name, fetch, read_sources
 
 
 def directory(path: Path) -> Path:
@@ -142,3 +146,24 @@ def test_an_empty_directory_and_an_odd_file_are_refused(tmp_path: Path) -> None:
 def test_a_hub_id_without_network_is_refused_with_a_way_out() -> None:
     with pytest.raises(ModelRefused, match=r"the hub cannot be reached .*; name a checkpoint directory instead"):
         fetch(Source(ModelId("m"), hub="no-such-org/no-such-model"))
+
+
+@pytest.mark.parametrize("bars", [disable_progress_bars, enable_progress_bars])
+def test_bytes_are_told_and_nothing_is_drawn(bars: Callable[[], None]) -> None:
+    bars()
+    told: list[str] = []
+    kind = bar(told.append)
+    with kind(total=64 << 20, unit="B", unit_scale=True, mininterval=0) as progress:
+        progress.update(16 << 20)
+        progress.update(48 << 20)
+    with kind(total=3, unit="it", mininterval=0) as files:
+        files.update(3)
+    assert "downloading, 16 of 64 MiB" in told
+    assert told[-1] == "downloading, 64 of 64 MiB"
+
+
+def test_of_no_bytes_nothing_is_told() -> None:
+    told: list[str] = []
+    with bar(told.append)(total=0, unit="B", mininterval=0):
+        pass
+    assert told == []

@@ -11,7 +11,7 @@ from decode.policies.weighted_round_robin import WeightedRoundRobin
 from proxy.routing.decode_lists import DecodeLists
 from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.events import ModelLoad
-from tests.unit.proxy import naive
+from tests.unit.proxy.routing import naive_placement as naive
 
 A, B, C = MODELS = [ModelId(name) for name in ("m0", "m1", "m2")]
 INSTANCES = [InstanceId(name) for name in ("d-0", "d-1", "d-10", "d-2")]

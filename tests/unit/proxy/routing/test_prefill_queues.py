@@ -13,7 +13,7 @@ from aegis.core.views import Load, OpenGroup, PrefillCandidate, PrefillPlacement
 from aegis.sim.faults.pretended import make_spec
 from prefill.policies.grouped_fcfs import GroupedFcfs
 from proxy.routing.prefill_queues import PrefillQueues
-from tests.unit.proxy import naive
+from tests.unit.proxy.routing import naive_placement as naive
 
 SPECS = [make_spec(i, image_pages=pages, block_bytes=1024) for i, pages in enumerate([1, 3, 40])]
 MODELS = [spec.model for spec in SPECS]

@@ -1,4 +1,4 @@
-"""The session core, scripted: a request's life."""
+"""The router, scripted: a request's life."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from aegis.core.request import FinishReason, Token
 from aegis.sim.faults.pretended import make_spec
 from decode.policies.least_slack import LeastSlack
 from proxy.routing.events import ClientLeft, DeliverPrompt, Ended, InstanceDown, ModelAway, ModelGone, ModelUp
-from tests.unit.proxy.session_stand import D0, D1, OTHER, P0, P1, SPEC, Proxy, R, handle
+from tests.unit.proxy.routing.router_stand import D0, D1, OTHER, P0, P1, SPEC, Proxy, R, handle
 
 # --- a life without trouble -------------------------------------------------------------------------------------------
 

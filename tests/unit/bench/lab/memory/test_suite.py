@@ -1,6 +1,18 @@
-"""The measurements of memory run, tiny, and what they return adds up. How fast anything was is not judged."""
+"""The measurements of memory and their suite run, tiny, and what they return adds up. How fast is not judged."""
 
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from aegis.core.errors import UserError
+from bench.common.figures import Figure
 from bench.lab.memory import page_mapping, page_transfer, swap_out
+from bench.lab.memory.parts import PARTS, Swaps
+from bench.lab.memory.slab_replay import WasteMeter
+from bench.lab.memory.suite import run
+from bench.lab.memory.swap_in import arrivals
 
 
 def test_mapping() -> None:
@@ -32,3 +44,39 @@ def test_handing() -> None:
     measured = page_transfer.handing(4 << 20, repetitions=2)
     assert measured.nbytes == 4 << 20
     assert measured.total_ns > max(measured.revoke_ns, measured.grant_ns)
+
+
+def test_a_swap_in_of_several_requests() -> None:
+    measured = arrivals(requests=6, blocks=3)
+    assert (measured.requests, measured.nbytes) == (6, 6 * 3 * (256 << 10))
+    assert 1 <= measured.arrived_at_first_step <= 6
+    assert 0 < measured.first_arrival_ns <= measured.last_arrival_ns
+
+
+def test_waste_is_weighted_by_bytes_and_fixed_pools_are_as_large_as_their_peaks() -> None:
+    meter = WasteMeter()
+    meter.add({"a": (100, 90), "b": (100, 10)})
+    meter.add({"a": (100, 30)})
+    waste = meter.result()
+    assert waste.shared == pytest.approx(1 - 130 / 300)
+    assert waste.fixed == pytest.approx(1 - 130 / 200)
+    assert (waste.held_bytes, waste.held_max_bytes) == (150, 200)
+
+
+def test_figures_are_told_beside_what_they_have_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = Swaps(swap_out.swaps((16 << 10,), (3, 64), region_bytes=4 << 20)), arrivals(requests=4, blocks=2)
+    path = tmp_path / "results" / "memory.json"
+    result = run(path, known={"swaps": replace(PARTS["swaps"], measure=lambda: small)})
+    written = msgspec.json.decode(path.read_bytes())
+    assert msgspec.convert(written["figures"], tuple[Figure, ...]) == result.figures
+    assert [part["name"] for part in written["parts"]] == ["swaps"]
+    judged = [figure for figure in result.figures if figure.ok is not None]
+    assert len(judged) == 3
+    assert judged[0].value == min(swap.out_ratio for swap in small[0].swaps if swap.blocks == 64)
+    out = capsys.readouterr().out
+    assert all(figure.wanted in out for figure in judged)
+
+
+def test_an_unknown_part_is_refused() -> None:
+    with pytest.raises(UserError, match="no part 'speed'"):
+        run(only=["speed"])

@@ -1,6 +1,6 @@
 """The OpenAPI document: that it says what the server does, and that nothing drawn from it harms the server.
 
-The application is in this process, models say what a script says; `tests/live/test_fuzz.py` asks real ones.
+The application is in this process, models say what a script says; `tests/live/api/test_fuzz.py` asks real ones.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from tests.fuzzing import CASES, fuzz, operations
+from tests.live.api.test_bad_input import works
 from tests.live.server import WAIT_S, Server
-from tests.live.test_bad_input import works
 
 ASKING = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 SHARE = 20 if CASES <= 500 else 1  # of the cases that the application alone is asked; real models take their time

@@ -1,4 +1,4 @@
-"""A session core and what is said to and by it."""
+"""A router and what is said to and by it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The session core, scripted: what happens when something dies at each point of a request's life, or gives it up."""
+"""The router, scripted: what happens when something dies at each point of a request's life, or gives it up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aegis.core.request import FinishReason, Token
 from aegis.sim.faults.pretended import make_spec
 from proxy.routing.events import ClientLeft, Ended, InstanceDown, ModelUp, Replayed
 from proxy.routing.router import MAX_LOSSES, MAX_REPLAYS
-from tests.unit.proxy.session_stand import D0, D1, P0, P1, Proxy, R, handle
+from tests.unit.proxy.routing.router_stand import D0, D1, P0, P1, Proxy, R, handle
 
 # --- deaths -----------------------------------------------------------------------------------------------------------
 

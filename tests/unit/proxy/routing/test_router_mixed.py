@@ -1,4 +1,4 @@
-"""The session core over mixed instances: a request stays where it was placed, and what has no place is refused."""
+"""The router over mixed instances: a request stays where it was placed, and what has no place is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from decode.policies.dedicated import Dedicated
 from prefill.policies.grouped_fcfs import GroupedFcfs
 from proxy.routing.events import ClientLeft, InstanceDown, ModelGone, ModelUp, RequestArrived
 from proxy.routing.router import Router
-from tests.unit.proxy.session_stand import D0, OTHER, P0, SPEC, Proxy, R
+from tests.unit.proxy.routing.router_stand import D0, OTHER, P0, SPEC, Proxy, R
 
 M0, M1 = InstanceId("mixed-0"), InstanceId("mixed-1")
 LATE_NS = 15

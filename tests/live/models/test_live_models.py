@@ -14,9 +14,9 @@ import pytest
 
 from tests import checkpoints
 from tests.live.market import Reference
+from tests.live.models.test_models import aegis_models, traffic
 from tests.live.server import Server, eventually, launched
 from tests.live.streams import Stream, client_of, run_all, until
-from tests.live.test_models import aegis_models, traffic
 
 PROMPT = [9, 8, 7, 6, 5]
 GREEDY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 20, "temperature": 0, "ignore_eos": True}

@@ -24,7 +24,7 @@ from aegis.core.messages import GaveBack, GrantPages, NeedPages, TakeBack
 from aegis.device.cpu.pool import PAGE_BYTES, CpuPool
 from aegis.device.shared_events import SharedWords
 from memory.page_arbiter import ArbiterEffect, PageArbiter, WipeLost
-from tests.live.page_holder import FromHolder, Report
+from tests.live.memory.page_holder import FromHolder, Report
 
 SECONDS = float(os.environ.get("AEGIS_STRESS_SECONDS", "3"))
 PAGES = 64
@@ -50,7 +50,7 @@ class Owner:
         name = InstanceId(f"holder-{self._started}")
         arguments = [self.pool.address, self._words.path, str(self._started), str(self._started)]
         self.holders[name] = subprocess.Popen(
-            [sys.executable, "-m", "tests.live.page_holder", *arguments],
+            [sys.executable, "-m", "tests.live.memory.page_holder", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -13,7 +13,7 @@ import pytest
 
 from tests.live.ctl import ctl
 from tests.live.market import RAY, Reference
-from tests.live.ray_server import (
+from tests.live.processes.ray_server import (
     FEW_TOKENS,
     GAP_S_MAX,
     MODELS,

@@ -1,4 +1,4 @@
-"""The session core, scripted: beside others."""
+"""The router, scripted: beside others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proxy.routing.events import (
     ModelUp,
     RequestArrived,
 )
-from tests.unit.proxy.session_stand import D0, D1, OTHER, P0, P1, SPEC, Proxy, R
+from tests.unit.proxy.routing.router_stand import D0, D1, OTHER, P0, P1, SPEC, Proxy, R
 
 # --- other proxies ---------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""When a request that came now would have its first token, as the core of a proxy estimates it."""
+"""When a request that came now would have its first token, as the router estimates it."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 What arrives must be zeros; it is filled with words that name this process, the page and how often it came, and is
 verified again and again until it goes. Messages come on stdin and go to stdout, a line of JSON each, until stdin ends.
 
-Usage: python -m tests.live.page_holder POOL WORDS WORD SEED
+Usage: python -m tests.live.memory.page_holder POOL WORDS WORD SEED
 """
 
 from __future__ import annotations
