@@ -45,6 +45,11 @@ def describe() -> Machine:
     )
 
 
+def summary() -> str:
+    """In a few words."""
+    return f"{_cpu_model()}, {len(os.sched_getaffinity(0))} cores"
+
+
 def memcpy_bytes_per_s(repetitions: int = 7) -> float:
     """Median bandwidth of one thread copying 64 MiB between faulted buffers larger than the usual caches."""
     memory = SharedMemory.create(2 * _MEMCPY_BYTES, "memcpy")

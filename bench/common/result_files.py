@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from aegis.core.errors import UserError
+from bench.common.provenance import stamped
 
 
 def check(file: Path) -> None:
@@ -35,5 +36,5 @@ def write(file: Path, content: bytes) -> None:
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Indented. Raises UserError."""
-    write(file, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+    """Indented; a file of `bench/results` says which code it is of. Raises UserError."""
+    write(file, msgspec.json.format(msgspec.json.encode(stamped(file, content))) + b"\n")

@@ -27,7 +27,7 @@ from aegis.telemetry.spans import SpanKind
 from bench.calibration import past
 from bench.calibration.past import Past
 from bench.calibration.suite import calibrate
-from bench.common.result_files import check, make_directory, write
+from bench.common.result_files import check, make_directory, write, write_json
 from bench.common.served import served
 from bench.fidelity.errors import Compared, compare
 from bench.fidelity.pieces import Pieces, write_trace
@@ -91,7 +91,7 @@ def run(wish: FidelityOptions) -> dict[str, Any]:
     result |= {"by_its_own_costs": msgspec.to_builtins(own), "r2": r2}
     print(*_lines(result, whole, per_model, own), sep="\n")
     if wish.json:
-        write(wish.json, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+        write_json(wish.json, result)
     return result
 
 

@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec
 
-import msgspec
 from msgspec import Struct
 
 from aegis.core.effects import AcceptPages, Bind, LoadWeights, MapWeights, UnmapWeights
@@ -40,6 +39,7 @@ from aegis.device.host_memory import SharedMemory
 from aegis.device.memory_executor import MemoryExecutor
 from aegis.device.shared_events import SharedWords
 from aegis.device.stage_buffer import StageBuffer
+from bench.common import result_files
 from bench.common.machine import Machine, describe
 from bench.lab.sized_models import spec_of
 from memory.budget import Budget
@@ -189,7 +189,7 @@ def run(json_path: Path | None = None, sizes: Sequence[int] = SIZES, repetitions
         print(_row(result))
     whole = Result(describe(), tuple(results))
     if json_path is not None:
-        json_path.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n")
+        result_files.write_json(json_path, whole)
     return whole
 
 

@@ -26,6 +26,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from bench.common import result_files
 from bench.common.machine import Machine, describe
 from bench.lab.decode.engine_side import CHECKPOINTS, Side, build, write
 
@@ -86,7 +87,7 @@ def run(json_path: Path | None = None, plan: Plan | None = None) -> Result:
     result = Result(describe(), version("transformers"), plan, read_bytes_per_s, tuple(cases))
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+        result_files.write_json(json_path, result)
     return result
 
 

@@ -31,6 +31,7 @@ from msgspec import Struct
 from aegis.core.errors import UserError
 from aegis.core.model import EngineName
 from aegis.engine.vllm.version import installed, refusal
+from bench.common import result_files
 from bench.common.machine import Machine, describe
 from bench.lab.decode.engine_side import Side, build, write
 from bench.lab.decode.stock_vllm import Answer, Ask
@@ -103,7 +104,7 @@ def run(json_path: Path | None = None, plan: Plan | None = None) -> Result:
     result = Result(describe(), *found, plan, tuple(cases), tuple(replacements))
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+        result_files.write_json(json_path, result)
     return result
 
 

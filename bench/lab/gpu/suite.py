@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
 from aegis.core.errors import UserError
 from aegis.device.cuda.driver import Driver, Gpu
+from bench.common import result_files
 from bench.common.figures import Figure
 
 # Whether this machine can run what needs a GPU.
@@ -86,7 +86,7 @@ def run(json_path: Path | None, *, tiny: bool = False) -> int:
     _show(result)
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+        result_files.write_json(json_path, result)
     return 0 if tiny or all(figure.ok is not False for figure in figures) else 1
 
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-import msgspec
 from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
 from aegis.core.errors import UserError
+from bench.common import result_files
 from bench.common.figures import Figure
 from bench.common.machine import Machine, describe
 from bench.lab.memory.parts import PARTS, Part
@@ -57,7 +57,7 @@ def run(
     result = Result(machine, tuple(figures), tuple(parts))
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+        result_files.write_json(json_path, result)
     return result
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +17,7 @@ from aegis.core.estimators import Hardware, Latency
 from aegis.core.views import MAX_BATCH, BatchView
 from aegis.policies import Site, recipe
 from aegis.process import garbage_collection
+from bench.common import result_files
 from bench.common.figures import Figure, at_most
 from bench.common.machine import Machine, describe
 from bench.lab.scheduling.placements import Replay, Size, make_spec
@@ -76,7 +76,7 @@ def run(
     _show(result.decisions)
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+        result_files.write_json(json_path, result)
     return result
 
 

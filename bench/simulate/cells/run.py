@@ -16,7 +16,7 @@ from bench.simulate.cells.suites import OURS, CellSuite
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from aegis.core.errors import UserError
 from bench.common import result_files
+from bench.common.provenance import Provenance, stamped
 from bench.simulate.cells.figures import Key, cell_figures
 from bench.simulate.cells.search import SearchResult, found
 from bench.simulate.cells.suites import Cell, Contender
@@ -88,14 +89,15 @@ def _draw(axes: Axes, suite: CellSuite, name: str, cells: Sequence[CellFigures])
     axes.grid(alpha=0.25)
 
 
-class Results(Struct, frozen=True):
-    """The contents of a JSON file."""
+class Results(Struct, frozen=True, omit_defaults=True):
+    """The contents of a JSON file. One that is kept in `bench/results` has a head, `measured`."""
 
     suite: str
     title: str
     aim: str
     tiny: bool
     cells: list[CellFigures]
+    measured: Provenance | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,15 +116,24 @@ def run(suite: CellSuite, choice: Choice, *, json: Path, plot: Path) -> None:
     """Raises UserError."""
     plots.check(plot)
     chosen = _chosen(suite, choice)
-    known = _held(suite, json)
+    held = _held(suite, json)
+    known = _known(held)
     if choice.again:
         for cell, contender in chosen:
             for seed in choice.seeds:
                 known.pop((cell.name, contender.name, seed), None)
+    measured = held.measured if held and known else None  # the oldest code that any of it is of
+
+    def write() -> Results:
+        results = _results(suite, known, measured)
+        _write(json, results)
+        return results
+
     for seeds in (choice.seeds[:1], choice.seeds[1:]):
-        _search(suite, chosen, seeds, choice, known, json)
-    results = _results(suite, known)
-    _write(json, results)
+        for key, answer in _search(suite, chosen, seeds, choice, known):
+            known[key] = answer
+            write()
+    results = write()
     show(suite, results.cells)
     figure = drawn(suite, results.cells)
     plots.save(figure, plot)
@@ -148,10 +159,9 @@ def _search(
     chosen: Iterable[tuple[Cell, Contender]],
     seeds: Iterable[int],
     choice: Choice,
-    known: dict[Key, SearchResult],
-    json: Path,
-) -> None:
-    """Searches for the unknown results, beginning where the first seed ended."""
+    known: Mapping[Key, SearchResult],
+) -> Iterator[tuple[Key, SearchResult]]:
+    """Searches for the unknown results, beginning where the first seed ended, and yields each as it is found."""
     tasks, keys = [], []
     for cell, contender in chosen:
         first = known.get((cell.name, contender.name, choice.seeds[0]))
@@ -160,8 +170,7 @@ def _search(
                 keys.append(key)
                 tasks.append(suite.search(cell, contender, seed, value(first.at) if first else None))
     for at, answer in as_they_come(found, tasks, jobs=choice.jobs, title=suite.name):
-        known[keys[at]] = answer
-        _write(json, _results(suite, known))
+        yield keys[at], answer
 
 
 # --- the file -------------------------------------------------------------------------------------------------------
@@ -174,15 +183,16 @@ def _conditions(cell: Cell) -> dict[str, Any]:
     return conditions
 
 
-def _results(suite: CellSuite, known: Mapping[Key, SearchResult]) -> Results:
+def _results(suite: CellSuite, known: Mapping[Key, SearchResult], measured: Provenance | None) -> Results:
     figures = (cell_figures(suite, cell.name, _conditions(cell), known) for cell in suite.cells)
-    return Results(suite.name, suite.title, suite.aim.value, suite.tiny, [each for each in figures if each.contenders])
+    found = [each for each in figures if each.contenders]
+    return Results(suite.name, suite.title, suite.aim.value, suite.tiny, found, measured)
 
 
-def _held(suite: CellSuite, json: Path) -> dict[Key, SearchResult]:
-    """Of a run before; none where there is no file. Raises UserError where it is not of this suite or its setting."""
+def _held(suite: CellSuite, json: Path) -> Results | None:
+    """Of a run before; None where there is no file. Raises UserError where it is not of this suite or its setting."""
     if not json.exists():
-        return {}
+        return None
     try:
         held = msgspec.json.decode(json.read_bytes(), type=Results)
     except (OSError, msgspec.DecodeError):
@@ -190,19 +200,25 @@ def _held(suite: CellSuite, json: Path) -> dict[Key, SearchResult]:
     if (held.suite, held.tiny) != (suite.name, suite.tiny):
         raise UserError(f"{json}: holds results of --suite {held.suite}{' --tiny' if held.tiny else ''}")
     settings = {cell.name: _conditions(cell) for cell in suite.cells}
-    known: dict[Key, SearchResult] = {}
     for cell in held.cells:
         if settings.get(cell.cell) != cell.setting:
             raise UserError(f"{json}: {cell.cell} was simulated with other settings; name another file")
-        for each in cell.contenders:
-            known |= {(cell.cell, each.contender, answer.seed): answer for answer in each.found}
-    return known
+    return held
+
+
+def _known(held: Results | None) -> dict[Key, SearchResult]:
+    return {
+        (cell.cell, each.contender, answer.seed): answer
+        for cell in (held.cells if held else ())
+        for each in cell.contenders
+        for answer in each.found
+    }
 
 
 def _write(json: Path, results: Results) -> None:
     """So that an end at any time leaves a whole file."""
     part = json.with_name(f"{json.name}.part")
-    result_files.write_json(part, results)
+    result_files.write_json(part, stamped(json, results))
     try:
         part.replace(json)
     except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from bench.common.result_tables import RESULTS
+from bench.common.provenance import RESULTS
 from bench.rivals.suite import CONTENDERS, SCENES, Run
 
 

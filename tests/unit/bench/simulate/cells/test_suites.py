@@ -8,6 +8,7 @@ import pytest
 
 from aegis.core.errors import UserError
 from aegis.policies import RECIPES
+from bench.common import provenance
 from bench.simulate.cells.figures import Key, cell_figures, summary
 from bench.simulate.cells.run import Choice, run
 from bench.simulate.cells.search import SearchResult
@@ -93,6 +94,20 @@ def test_what_a_file_holds_is_not_simulated_again_and_the_whole_is_the_same(
     (parts / "cells.json").write_bytes(held)
     assert written(suite, parts, TINY)[0] == held
     assert written(suite, parts, replace(TINY, again=True)) == in_parts
+
+
+def test_what_goes_on_from_older_figures_keeps_the_head_of_those(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "RESULTS", tmp_path)
+    suite, one = cells(tiny=True), replace(TINY, only=(f"0.1rps/slo1/sharegpt/{OURS}",))
+    first = msgspec.json.decode(written(suite, tmp_path, one)[0])
+    assert first["measured"]["code"] == provenance.digest("cells")
+    head = first["measured"] | {"commit": "1234567", "code": "older"}
+    (tmp_path / "cells.json").write_bytes(msgspec.json.encode(first | {"measured": head}))
+    assert msgspec.json.decode(written(suite, tmp_path, one)[0])["measured"] == head
+    again = written(suite, tmp_path, replace(one, again=True))[0]
+    assert msgspec.json.decode(again)["measured"]["code"] == provenance.digest("cells")
 
 
 def test_gpus_are_searched_for_a_workload_with_several_splits(tmp_path: Path) -> None:

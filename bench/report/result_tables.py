@@ -1,4 +1,5 @@
-"""The documentation's tables of measurements, made from what `aegis bench … --json bench/results/SUITE.json` wrote."""
+"""The documentation's tables of measurements, made from the files in `bench/results`, which `aegis lab`, `aegis bench`
+and `aegis simulate` write with `--json bench/results/NAME.json`."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from typing import Any
 import msgspec
 
 from aegis.config.sizes import format_size
+from bench.common import provenance
+from bench.common.provenance import RESULTS
 from bench.simulate.cells.figures import CellFigures, summary
 from bench.simulate.cells.suites import OURS, OURS_SPLIT
 from bench.simulate.sweep import Crossing
-
-RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,9 @@ SUITES = {
 }
 
 
+_UNCHANGED, _CHANGED, _UNKNOWN = "unchanged", "changed since", "unknown"
+
+
 MISSED = {
     "overhead over the system calls, 64 scattered": "pages that are not adjacent are booked and mapped one by one",
     "swap-out of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
@@ -177,24 +181,35 @@ def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def results(directory: Path = RESULTS) -> str:
     """One table for each results file of a known suite, or a line that says there are none."""
     tables = [
-        _table(suite, json.loads(file.read_text(encoding="utf-8")))
+        _table(suite, file.stem, json.loads(file.read_text(encoding="utf-8")))
         for name, suite in sorted(SUITES.items())
         if (file := directory / f"{suite.file or name}.json").exists()
     ]
     return "\n\n".join(tables) or "Nothing has been measured yet; the commands above do it."
 
 
+def files(directory: Path = RESULTS) -> str:
+    """One table of the results files: when, where and on which commit each was measured, and if that still holds."""
+    rows = [
+        (f"`{file.name}`", *_origin(file.stem, json.loads(file.read_text(encoding="utf-8"))))
+        for file in sorted(directory.glob("*.json"))
+    ]
+    return markdown(("file", "measured", "machine", "commit", "code it depends on"), rows)
+
+
 def crossings(directory: Path = RESULTS) -> str:
     """One table of what the suites that vary the number of models found: a row for each policy."""
     found: dict[str, dict[str, str]] = {}
-    heads = []
-    for file in (directory / f"{name}.json" for name in ("fig11a", "fig11b")):
-        panel = json.loads(file.read_text(encoding="utf-8"))["panels"][0]
+    heads, origins = [], []
+    for name in ("fig11a", "fig11b"):
+        measured = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
+        panel = measured["panels"][0]
         heads.append(panel["title"])
+        origins.append(f"{panel['title']}: {_where(name, measured)}")
         for curve in panel["curves"]:
             found.setdefault(curve["policy"], {})[panel["title"]] = str(msgspec.convert(curve["crossing"], Crossing))
     rows = ([f"`{policy}`", *(of.get(head, "") for head in heads)] for policy, of in found.items())
-    return markdown(["policy", *heads], rows)
+    return "\n\n".join((*origins, markdown(["policy", *heads], rows)))
 
 
 def cells(directory: Path = RESULTS) -> str:
@@ -208,7 +223,7 @@ def cells(directory: Path = RESULTS) -> str:
     fewest, most = min(seeds), max(seeds)
     searched = f"{fewest} to {most}" if fewest < most else f"{most}"
     table = markdown(("cell", f"`{OURS}`", "6 + 10", "best rival", "", "ratio"), map(_cell, figures))
-    return f"**{measured['title']}**, seeds: {searched}\n\n{table}\n\n{summary(figures)}"
+    return f"**{measured['title']}** ({_where('cells', measured)}), seeds: {searched}\n\n{table}\n\n{summary(figures)}"
 
 
 def _cell(cell: CellFigures) -> list[str]:
@@ -218,13 +233,24 @@ def _cell(cell: CellFigures) -> list[str]:
     return [cell.cell, ours, split, rival, best and f"`{best}`", ratio]
 
 
-def _table(suite: Suite, measured: Mapping[str, Any]) -> str:
+def _table(suite: Suite, name: str, measured: Mapping[str, Any]) -> str:
     rows = [[show(case) for show in suite.columns.values()] for case in measured[suite.cases]]
-    return f"**{suite.title}** ({_where(measured)})\n\n{markdown(suite.columns, rows)}"
+    return f"**{suite.title}** ({_where(name, measured)})\n\n{markdown(suite.columns, rows)}"
 
 
-def _where(measured: Mapping[str, Any]) -> str:
-    machine = measured["machine"]
-    if isinstance(machine, str):
-        return f"{measured['date'][:10]}, {machine}"
-    return f"{machine['date'][:10]}, {machine['cpu']}, {machine['cores']} cores"
+def _where(name: str, measured: Mapping[str, Any]) -> str:
+    """In a line, like `2026-11-21, AMD EPYC, 2 cores, commit 52e40ba; code changed since`."""
+    date, machine, commit, code = _origin(name, measured)
+    return f"{date}, {machine}, commit {commit}" + (f"; code {code}" if code == _CHANGED else "")
+
+
+def _origin(name: str, measured: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Date, machine, commit, and what has become of the code since."""
+    head = provenance.read(measured)
+    if head is None:
+        return "unknown day", "unknown machine", "unknown", _UNKNOWN
+    if name not in provenance.DEPENDENCIES:
+        code = _UNKNOWN
+    else:
+        code = _CHANGED if provenance.has_changed(name, head) else _UNCHANGED
+    return head.date, head.machine, head.commit or "unknown", code

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bench.common.result_tables import SUITES, cells, crossings, results
+from bench.common.provenance import digest
+from bench.report.result_tables import SUITES, cells, crossings, files, results
 from bench.simulate.cells.figures import CellFigures, ContenderFigures
 from bench.simulate.cells.search import SearchResult
 from bench.simulate.sweep import Crossing
@@ -23,6 +24,7 @@ DECODE: dict[str, Any] = {
     "times_one_sequence": 4.44,
 }
 FIGURE = {"name": "handed over", "value": 58.193, "unit": "ms", "wanted": "≤ 60", "ok": True}
+HEAD = {"commit": "1234567", "date": "2025-06-01", "machine": "X, 2 cores", "code": "another"}
 SIZE = {"nbytes": 64 << 20, "switch_ns": 12_340_000, "memcpy_ns": 11_000_000, "ratio": 1.1218, "prefetched_ns": 20_000}
 
 
@@ -35,8 +37,7 @@ SIZE = {"nbytes": 64 << 20, "switch_ns": 12_340_000, "memcpy_ns": 11_000_000, "r
     ],
 )
 def test_a_figure_that_misses_its_bar_is_marked(tmp_path: Path, changes: dict[str, Any], cell: str) -> None:
-    machine = {"date": "2025-06-01T10:00:00", "cpu": "X", "cores": 2}
-    (tmp_path / "memory.json").write_text(json.dumps({"machine": machine, "figures": [FIGURE | changes]}))
+    (tmp_path / "memory.json").write_text(json.dumps({"measured": HEAD, "figures": [FIGURE | changes]}))
     assert results(tmp_path).endswith(cell)
 
 
@@ -53,18 +54,18 @@ def test_no_results_are_said_to_be_none(tmp_path: Path) -> None:
     [
         (
             "decode",
-            {"date": "2025-06-01T10:00:00", "machine": "Linux, 2 × X", "cases": [DECODE]},
-            ["(2025-06-01, Linux, 2 × X)", "| tiny | float32 | 128 | 8 | 1235 | 400 | 3.09 | 4.4 |"],
+            {"measured": HEAD | {"code": digest("decode")}, "cases": [DECODE]},
+            ["(2025-06-01, X, 2 cores, commit 1234567)", "| tiny | float32 | 128 | 8 | 1235 | 400 | 3.09 | 4.4 |"],
         ),
         (
             "switch",
-            {"machine": {"date": "2025-06-01T10:00:00", "cpu": "X", "cores": 2}, "sizes": [SIZE]},
-            ["(2025-06-01, X, 2 cores)", "| 64MiB | 12.3 | 11.0 | 1.12 | 0.02 |"],
+            {"measured": HEAD, "sizes": [SIZE]},
+            ["(2025-06-01, X, 2 cores, commit 1234567; code changed since)", "| 64MiB | 12.3 | 11.0 | 1.12 | 0.02 |"],
         ),
         (
             "memory",
-            {"machine": {"date": "2025-06-01T10:00:00", "cpu": "X", "cores": 2}, "figures": [FIGURE]},
-            ["(2025-06-01, X, 2 cores)", "| handed over | 58.19 ms | ≤ 60 |"],
+            {"figures": [FIGURE]},
+            ["(unknown day, unknown machine, commit unknown)", "| handed over | 58.19 ms | ≤ 60 |"],
         ),
     ],
 )
@@ -81,8 +82,12 @@ def test_what_policies_serve_is_one_table(tmp_path: Path) -> None:
     many = [{"policy": "a", "crossing": {"at": 75.63}}, {"policy": "b", "crossing": {"above": 112}}]
     few = [{"policy": "a", "crossing": {"below": 16}}]
     for suite, title, curves in (("fig11a", "0.1 rps", many), ("fig11b", "0.5 rps", few)):
-        (tmp_path / f"{suite}.json").write_text(json.dumps({"panels": [{"title": title, "curves": curves}]}))
-    assert crossings(tmp_path).splitlines()[2:] == ["| `a` | 75.6 | < 16 |", "| `b` | > 112 |  |"]
+        (tmp_path / f"{suite}.json").write_text(
+            json.dumps({"measured": HEAD, "panels": [{"title": title, "curves": curves}]})
+        )
+    lines = crossings(tmp_path).splitlines()
+    assert lines[0] == "0.1 rps: 2025-06-01, X, 2 cores, commit 1234567; code changed since"
+    assert lines[6:] == ["| `a` | 75.6 | < 16 |", "| `b` | > 112 |  |"]
 
 
 def contender(name: str, at: Crossing, *, seeds: int = 3) -> ContenderFigures:
@@ -100,10 +105,10 @@ def test_what_was_found_in_each_cell_is_one_table(tmp_path: Path) -> None:
         CellFigures("0.1rps/slo1/ix2", {}, everybody, "qlm", 1.7001),
         CellFigures("0.5rps/slo1/ix2", {}, everybody[:1], None, None),
     ]
-    content = {"title": "Models on GPUs", "cells": msgspec.to_builtins(found)}
+    content = {"measured": HEAD, "title": "Models on GPUs", "cells": msgspec.to_builtins(found)}
     (tmp_path / "cells.json").write_text(json.dumps(content))
     lines = cells(tmp_path).splitlines()
-    assert lines[0] == "**Models on GPUs**, seeds: 1 to 3"
+    assert lines[0] == "**Models on GPUs** (2025-06-01, X, 2 cores, commit 1234567; code changed since), seeds: 1 to 3"
     assert lines[4:6] == [
         "| 0.1rps/slo1/ix2 | 163 | 101 | > 96 | `qlm` | 1.70 |",
         "| 0.5rps/slo1/ix2 | 163 |  |  |  |  |",
@@ -116,7 +121,19 @@ def test_cells_that_nobody_searched_are_said_to_be_none(tmp_path: Path) -> None:
 
 
 def test_all_suites_with_results_are_shown(tmp_path: Path) -> None:
-    empty = {"date": "2025-06-01", "machine": "X"} | {suite.cases: [] for suite in SUITES.values()}
+    empty: dict[str, Any] = {"measured": HEAD} | {suite.cases: [] for suite in SUITES.values()}
     for name, suite in SUITES.items():
         (tmp_path / f"{suite.file or name}.json").write_text(json.dumps(empty))
     assert results(tmp_path).count("**") == 2 * len(SUITES)
+
+
+def test_every_file_is_a_row_that_says_whether_its_code_is_the_same(tmp_path: Path) -> None:
+    heads = {"decode": HEAD | {"code": digest("decode")}, "switch": HEAD, "fidelity": None, "mine": HEAD}
+    for name, head in heads.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"measured": head}))
+    assert files(tmp_path).splitlines()[2:] == [
+        "| `decode.json` | 2025-06-01 | X, 2 cores | 1234567 | unchanged |",
+        "| `fidelity.json` | unknown day | unknown machine | unknown | unknown |",
+        "| `mine.json` | 2025-06-01 | X, 2 cores | 1234567 | unknown |",
+        "| `switch.json` | 2025-06-01 | X, 2 cores | 1234567 | changed since |",
+    ]
