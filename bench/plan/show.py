@@ -6,8 +6,8 @@ from rich.table import Table
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.wording import count
+from bench.common.numbers import percent, seconds, size
 from bench.plan.search import Need, Plan
-from bench.report.numbers import percent, seconds, size
 from bench.simulate import table
 from bench.simulate.cells.figures import value
 from bench.simulate.cells.search import Probe

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from bench.common.numbers import number, percent
 from bench.report.folder import Folder
 from bench.report.markup import Markup, table
-from bench.report.numbers import number, percent
+from bench.report.page_charts import Axis, Series, lines
 from bench.report.run import Run, Sweep
 from bench.report.section import RECORDS, card, lacking, section
-from bench.report.svg import Axis, Series, lines
 from bench.simulate.sweep import GOAL
 
 _BINS = 40

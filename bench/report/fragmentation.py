@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aegis.telemetry.memory_report import MemoryReport, SlabsReport
+from bench.common.numbers import percent
 from bench.report.folder import Folder
 from bench.report.markup import Markup, table
-from bench.report.numbers import percent
+from bench.report.page_charts import shares
 from bench.report.panels import fragmentation_cards
 from bench.report.run import Run
 from bench.report.section import card, lacking, section
-from bench.report.svg import shares
 
 _NAMED = 2
 

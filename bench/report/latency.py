@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from aegis.core.ids import InstanceId, ModelId
 from aegis.telemetry.spans import Span, SpanKind
+from bench.common.numbers import percent, seconds
 from bench.report.folder import Folder
 from bench.report.intervals import Covered, covered
 from bench.report.markup import Markup, table
 from bench.report.matching import Match, matches
-from bench.report.numbers import percent, seconds
+from bench.report.page_charts import shares
 from bench.report.panels import latency_cards
 from bench.report.run import Run
 from bench.report.section import RECORDS, SPANS, card, lacking, section
-from bench.report.svg import shares
 
 # Where the time of requests went (Aegaeon §7.3, Figure 14).
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from bench.common.numbers import NONE, number, percent, seconds
 from bench.compare.runs import ratio
 from bench.report.folder import Folder
 from bench.report.markup import Markup, element, table
-from bench.report.numbers import NONE, number, percent, seconds
 from bench.report.results import METRICS, Metric, Values, rows
 from bench.report.section import section
 

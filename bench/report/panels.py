@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from bench.common.numbers import percent, seconds, size
 from bench.report.folder import Folder
 from bench.report.markup import Markup, table
-from bench.report.numbers import percent, seconds, size
+from bench.report.page_charts import Axis, Series, lines, shares
 from bench.report.section import card
-from bench.report.svg import Axis, Series, lines, shares
 from bench.simulate import breakdown
 from bench.simulate.breakdown import Breakdown
 from bench.simulate.fragmentation import Fragmentation

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from bench.common.numbers import NONE
 from bench.report.folder import Folder
 from bench.report.markup import Markup, element, table
-from bench.report.numbers import NONE
 from bench.report.section import lacking, section
 from bench.simulate.sweep import GOAL
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from aegis.telemetry.spans import SpanKind
+from bench.common.numbers import percent, size
 from bench.report.folder import Folder
 from bench.report.markup import Markup, table
-from bench.report.numbers import percent, size
+from bench.report.page_charts import Axis, Series, lines, shares
 from bench.report.run import Run
 from bench.report.section import SPANS, card, lacking, section
-from bench.report.svg import Axis, Series, lines, shares
 from bench.report.usage import BUSY, INWARDS, WEIGHTS, computing, instances, link, rates, utilisation
 
 _OUTWARDS = (SpanKind.SWAP_OUT,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -11,9 +10,6 @@ from aegis.core.clock import NS_PER_S
 from aegis.sim.simulation import Outcome
 from aegis.telemetry.spans import Span, SpanKind
 from bench.simulate.setting import Setting, pool_of, run
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 STAGES = ("prefill_wait", "prefill", "decode_wait", "decode", "kv_copies", "messages")
 _BEFORE_FIRST = 2  # messages: to prefill, and the first token from there
@@ -61,16 +57,3 @@ def breakdown(outcome: Outcome, message_ns: int) -> Breakdown:
 
 def _spent_ns(spans: Sequence[Span], kind: SpanKind) -> int:
     return sum((span.stop_ns - span.start_ns) * span.requests for span in spans if span.kind == kind)
-
-
-def draw(axes: Axes, results: Sequence[tuple[str, Breakdown]]) -> None:
-    """Stacked bars, one for each named result."""
-    names = [name for name, _ in results]
-    bottom = [0.0] * len(results)
-    for stage in STAGES:
-        shares = [100 * float(getattr(result, stage)) for _, result in results]
-        axes.bar(names, shares, bottom=bottom, label=stage.replace("_", " "))
-        bottom = [low + share for low, share in zip(bottom, shares, strict=True)]
-    axes.set_ylabel("share of the time of requests, %")
-    axes.tick_params(axis="x", rotation=20)
-    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))

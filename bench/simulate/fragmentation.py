@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -12,9 +11,6 @@ from aegis.core.clock import NS_PER_S
 from aegis.core.model import KvShape
 from aegis.sim.sampling import HostUse
 from bench.simulate.setting import Setting, pool_of, run
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _EVERY_NS = NS_PER_S
 _ALL = "all"
@@ -60,16 +56,3 @@ def _waste(held: Mapping[int, int], taken: int) -> Waste:
         of_peak=round(unused / max(peak * len(held), 1), 6),
         peak_bytes=peak,
     )
-
-
-def draw(axes: Axes, results: Sequence[tuple[str, Fragmentation]]) -> None:
-    """A group of bars for each named result."""
-    shapes = sorted({shape for _, result in results for shape in result.shapes})
-    width = 0.8 / len(results)
-    for index, (name, result) in enumerate(results):
-        places = [at + index * width for at in range(len(shapes))]
-        shares = [100 * result.shapes[shape].of_peak if shape in result.shapes else 0.0 for shape in shapes]
-        axes.bar(places, shares, width=width, label=name)
-    axes.set_xticks([at + 0.4 - width / 2 for at in range(len(shapes))], shapes)
-    axes.set_ylabel("unused, % of the most held")
-    axes.legend(fontsize="small")

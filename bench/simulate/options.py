@@ -16,7 +16,7 @@ from aegis.core.role import Roles
 from aegis.policies import RECIPES, published, recipe
 from aegis.telemetry import files
 from bench.common import result_files
-from bench.simulate import plots, sweep, table
+from bench.simulate import plot_files, sweep, table
 from bench.simulate.cells.options import OF_A_SEARCH, is_given, search
 from bench.simulate.cells.suites import SEARCHES
 from bench.simulate.figures import figures
@@ -69,7 +69,7 @@ def run(given: Mapping[str, Any]) -> None:
         check_asked(study.base)
     tell_uncosted(study.base)
     if given["plot"]:
-        plots.check(given["plot"])
+        plot_files.check(given["plot"])
     if any(given[name] for name in _OF_ONE):
         result = [_one(study, given)]
     else:
@@ -80,9 +80,9 @@ def run(given: Mapping[str, Any]) -> None:
         content = {"setting": study.base.conditions(), "sweep": study.sweep, "curves": result}
         result_files.write_json(given["json"], content)
     if given["plot"]:
-        figure, [axes] = plots.sheet(1)
-        plots.draw(axes, result, key)
-        plots.save(figure, given["plot"])
+        figure, [axes] = plot_files.sheet(1)
+        plot_files.attainment(axes, result, key)
+        plot_files.save(figure, given["plot"])
 
 
 def _suites(given: Mapping[str, Any]) -> None:

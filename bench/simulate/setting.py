@@ -20,7 +20,7 @@ from aegis.sim.catalogue import models
 from aegis.sim.gpu_costs import GpuSpec, costed, gpu, with_costs
 from aegis.sim.market import SimRequest
 from aegis.sim.simulation import Outcome, Pool, simulate
-from bench.report.numbers import size
+from bench.common.numbers import size
 from bench.workloads import spec, traces
 from bench.workloads.arrival import Arrival
 

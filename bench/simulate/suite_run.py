@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from bench.common import result_files
-from bench.simulate import breakdown, fragmentation, plots, switching, table
+from bench.simulate import breakdown, fragmentation, plot_files, switching, table
 from bench.simulate.references import CLAIMS, Comparison, compare
 from bench.simulate.setting import Setting
 from bench.simulate.study import Study, curves
@@ -38,7 +38,7 @@ class Choice:
 
 def run(suite: Suite, choice: Choice, *, json: Path, plot: Path) -> None:
     """Raises UserError."""
-    plots.check(plot)
+    plot_files.check(plot)
     result = _curves(suite, choice, plot) if suite.form is Form.CURVES else _measured(suite, choice, plot)
     head = {"suite": suite.name, "title": suite.title, "as_published": choice.as_published, "seed": choice.seed}
     content = head | {"claim": CLAIMS.get(suite.name), "panels": result}
@@ -64,16 +64,16 @@ def _curves(suite: Suite, choice: Choice, plot: Path) -> list[dict[str, Any]]:
         for panel in suite.panels
     ]
     results = curves(studies, jobs=choice.jobs, title=suite.name)
-    figure, axes = plots.sheet(len(studies), suite.title)
+    figure, axes = plot_files.sheet(len(studies), suite.title)
     written = []
     for panel, study, result, place in zip(suite.panels, studies, results, axes, strict=True):
         assert study.sweep
         comparisons = compare(suite.name + panel.name, result, as_published=choice.as_published)
-        plots.draw(place, result, study.sweep.key, panel.title)
+        plot_files.attainment(place, result, study.sweep.key, panel.title)
         table.show(result, study.sweep.key, title=f"{suite.title}: {panel.title}")
         _show_comparisons(comparisons)
         written.append(_written(panel, study.base, {"key": study.sweep.key, "curves": result, "beside": comparisons}))
-    plots.save(figure, plot)
+    plot_files.save(figure, plot)
     return written
 
 
@@ -110,16 +110,16 @@ def _measured(suite: Suite, choice: Choice, plot: Path) -> list[dict[str, Any]]:
 
 def _draw(suite: Suite, results: Sequence[Any], plot: Path) -> None:
     named = list(zip((panel.title for panel in suite.panels), results, strict=True))
-    figure, axes = plots.sheet(len(named) if suite.form is Form.SWITCHING else 1, suite.title)
+    figure, axes = plot_files.sheet(len(named) if suite.form is Form.SWITCHING else 1, suite.title)
     match suite.form:
         case Form.BREAKDOWN:
-            breakdown.draw(axes[0], named)
+            plot_files.breakdowns(axes[0], named)
         case Form.FRAGMENTATION:
-            fragmentation.draw(axes[0], named)
+            plot_files.fragmentation(axes[0], named)
         case Form.SWITCHING:
             for place, (title, result) in zip(axes, named, strict=True):
-                switching.draw(place, result, title)
-    plots.save(figure, plot)
+                plot_files.switching(place, result, title)
+    plot_files.save(figure, plot)
 
 
 def _show(suite: Suite, results: Sequence[Any]) -> None:

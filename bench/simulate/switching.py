@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -15,10 +14,7 @@ from aegis.telemetry.spans import SpanKind
 from bench.simulate.figures import percentile
 from bench.simulate.setting import Setting, pool_of, run
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_PERCENTS = tuple(range(1, 101))
+PERCENTS = tuple(range(1, 101))
 
 
 class Distribution(Struct, frozen=True):
@@ -58,18 +54,5 @@ def switching(outcome: Outcome, roots: Mapping[str, str], overhead_ns: int) -> S
 
 def _distribution(durations_ns: Sequence[int]) -> Distribution:
     ordered = sorted(durations_ns)
-    steps = [percentile(ordered, percent) for percent in _PERCENTS]
+    steps = [percentile(ordered, percent) for percent in PERCENTS]
     return Distribution(len(ordered), tuple(round(step / NS_PER_MS, 3) for step in steps if step is not None))
-
-
-def draw(axes: Axes, result: Switching, title: str) -> None:
-    """Both as cumulative curves."""
-    lines = {f"switch to {root}": each for root, each in result.switches.items()} | {"copy of KV": result.kv_copies}
-    for name, each in lines.items():
-        if each.count:
-            axes.plot([ms / 1e3 for ms in each.cdf_ms], _PERCENTS, label=f"{name} ({each.count})", linewidth=1.2)
-    axes.set_title(title, fontsize="medium")
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("took no longer, %")
-    axes.grid(alpha=0.25)
-    axes.legend(fontsize="small", loc="lower right")

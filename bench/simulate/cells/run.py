@@ -2,48 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
-from typing import TYPE_CHECKING
-
-from rich.table import Table
-
-from bench.simulate import plots, table
-from bench.simulate.cells.figures import CellFigures, summary, value
-from bench.simulate.cells.search import Aim
-from bench.simulate.cells.suites import OURS, CellSuite
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+from rich.table import Table
 
 from aegis.core.errors import UserError
 from bench.common import result_files
 from bench.common.provenance import Provenance, stamped
-from bench.simulate.cells.figures import Key, cell_figures
-from bench.simulate.cells.search import SearchResult, found
-from bench.simulate.cells.suites import Cell, Contender
+from bench.simulate import plot_files, table
+from bench.simulate.cells.figures import CellFigures, Key, cell_figures, summary, value
+from bench.simulate.cells.search import UNITS, SearchResult, found
+from bench.simulate.cells.suites import OURS, Cell, CellSuite, Contender
 from bench.simulate.workers import as_they_come
-
-# Cells and contenders as a table and as a plot.
-
-
-_MARKERS = "os^vDPX*<>"
-_UNITS = {Aim.MODELS: "models", Aim.GPUS: "GPUs"}
 
 
 def show(suite: CellSuite, cells: Sequence[CellFigures]) -> None:
     """A row for each contender and cell, ours first, and what it comes to."""
     shown = Table(box=None, pad_edge=False)
-    for title in ("", "contender", _UNITS[suite.aim], "of each seed"):
-        shown.add_column(title, justify="right" if title == _UNITS[suite.aim] else "left")
+    for title in ("", "contender", UNITS[suite.aim], "of each seed"):
+        shown.add_column(title, justify="right" if title == UNITS[suite.aim] else "left")
     for cell in cells:
         for index, each in enumerate(cell.contenders):
             seeds = ", ".join(str(found.at) for found in each.found)
@@ -57,36 +39,6 @@ def show(suite: CellSuite, cells: Sequence[CellFigures]) -> None:
         best = cell.best_rival or "-"
         ratios.add_row(cell.cell, medians.get(OURS, "-"), medians.get(best, "-"), best, ratio)
     table.plain_console().print(suite.title, shown, "", ratios, "", summary(cells), sep="\n")
-
-
-def drawn(suite: CellSuite, cells: Sequence[CellFigures]) -> Figure:
-    """A panel for each first part of the cells' names, a mark for each contender."""
-    panels = [(name, list(group)) for name, group in groupby(cells, key=lambda cell: cell.cell.partition("/")[0])]
-    figure, axes = plots.sheet(len(panels), suite.title)
-    for (name, group), place in zip(panels, axes, strict=True):
-        _draw(place, suite, name, group)
-    if axes:
-        axes[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
-
-
-def _draw(axes: Axes, suite: CellSuite, name: str, cells: Sequence[CellFigures]) -> None:
-    names = [cell.cell.partition("/")[2] or cell.cell for cell in cells]
-    for index, contender in enumerate(each.name for each in suite.contenders):
-        medians = {
-            at: value(each.median)
-            for at, cell in enumerate(cells)
-            for each in cell.contenders
-            if each.contender == contender
-        }
-        marker = _MARKERS[index % len(_MARKERS)]
-        color = f"C{index % 10}"
-        axes.scatter(list(medians), list(medians.values()), label=contender, marker=marker, color=color)
-    axes.set_title(name, fontsize="medium")
-    axes.set_ylabel(_UNITS[suite.aim])
-    axes.set_ylim(bottom=0)
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
-    axes.grid(alpha=0.25)
 
 
 class Results(Struct, frozen=True, omit_defaults=True):
@@ -114,7 +66,7 @@ class Choice:
 
 def run(suite: CellSuite, choice: Choice, *, json: Path, plot: Path) -> None:
     """Raises UserError."""
-    plots.check(plot)
+    plot_files.check(plot)
     chosen = _chosen(suite, choice)
     held = _held(suite, json)
     known = _known(held)
@@ -135,8 +87,7 @@ def run(suite: CellSuite, choice: Choice, *, json: Path, plot: Path) -> None:
             write()
     results = write()
     show(suite, results.cells)
-    figure = drawn(suite, results.cells)
-    plots.save(figure, plot)
+    plot_files.save(plot_files.cells(suite, results.cells), plot)
     table.plain_console().print(f"\n{json} and {plot} are written")
 
 

@@ -24,6 +24,10 @@ class Aim(Enum):
     GPUS = "the fewest GPUs with 99 % of first tokens and 90 % of tokens on time"
 
 
+UNITS = {Aim.MODELS: "models", Aim.GPUS: "GPUs"}
+"""What is counted."""
+
+
 class Probe(Struct, frozen=True):
     """A simulation with `at` models or GPUs: the shares of tokens and of first tokens that were on time, of those asked
     for."""

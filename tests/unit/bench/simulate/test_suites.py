@@ -10,7 +10,7 @@ import pytest
 
 from aegis.core.errors import UserError
 from aegis.policies import RECIPES
-from bench.simulate import plots
+from bench.simulate import plot_files
 from bench.simulate.suite_run import Choice, run
 from bench.simulate.suites import SUITES, Form, suite
 
@@ -82,12 +82,12 @@ def test_an_unknown_suite_is_refused() -> None:
 
 def test_plots_are_files_of_two_kinds(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"should end in \.png or \.svg"):
-        plots.check(tmp_path / "figure.pdf")
+        plot_files.check(tmp_path / "figure.pdf")
     for ending in ("svg", "png"):
         sheets = []
         for _ in range(2):
-            figure, [axes] = plots.sheet(1)
+            figure, [axes] = plot_files.sheet(1)
             axes.plot([1, 2], [3, 4], label="line")
-            plots.save(figure, tmp_path / f"figure.{ending}")
+            plot_files.save(figure, tmp_path / f"figure.{ending}")
             sheets.append((tmp_path / f"figure.{ending}").read_bytes())
         assert sheets[0] == sheets[1]

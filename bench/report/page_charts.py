@@ -1,6 +1,9 @@
-"""Plots: lines, and bars of shares. Colours are the page's; each comes with a text that says the same.
+"""Charts of a report's page: lines as SVG, shares as bars of HTML. Each comes with a text that says the same.
 
-A plot is 400 units wide, so that a telephone shows its letters in their size and a wider page shows them larger.
+Colours and letters are the page's, so that a chart follows the reader's theme. The plots that `aegis simulate --plot`
+writes as files are others, by matplotlib: `bench/simulate/plot_files.py` says why.
+
+A chart is 400 units wide, so that a telephone shows its letters in their size and a wider page shows them larger.
 """
 
 from __future__ import annotations
@@ -9,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log10
 
+from bench.common.numbers import decades, percent, ticks
 from bench.report.markup import Markup, element, joined
-from bench.report.numbers import decades, percent, ticks
 
 _WIDTH, _HEIGHT = 400, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 20, 8, 38

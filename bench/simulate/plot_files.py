@@ -1,0 +1,156 @@
+"""Plots as files, .png or .svg, that `aegis simulate --plot` writes: one for each form of figure that a suite has.
+
+matplotlib draws them, since a PNG needs somebody who draws letters and lines into pixels, and papers and slides take
+such files. The charts of a report's page are others, `bench/report/page_charts.py`: a page takes its colours from the
+reader's theme, its letters from the browser and its bars and tables from HTML, and loads nothing. matplotlib's SVG has
+none of that: its letters are paths, its colours are fixed, and each chart is some four times as large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aegis.core.errors import UserError
+from bench.simulate.breakdown import STAGES, Breakdown
+from bench.simulate.cells.figures import CellFigures, value
+from bench.simulate.cells.search import UNITS
+from bench.simulate.cells.suites import CellSuite
+from bench.simulate.fragmentation import Fragmentation
+from bench.simulate.study import Curve
+from bench.simulate.sweep import GOAL
+from bench.simulate.switching import PERCENTS, Switching
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_KINDS = (".png", ".svg")
+_WIDTH_IN, _HEIGHT_IN = 5.2, 3.8
+_COLUMNS_MAX = 3
+_MARKERS = "os^vDPX*"
+_CONTENDER_MARKERS = "os^vDPX*<>"
+
+
+def check(file: Path) -> None:
+    """Before hours are spent on what cannot be drawn. Raises UserError."""
+    if file.suffix not in _KINDS:
+        raise UserError(f"--plot {file}: should end in {' or '.join(_KINDS)}")
+
+
+def sheet(panels: int, title: str = "") -> tuple[Figure, list[Axes]]:
+    """An empty figure with room for so many panels."""
+    from matplotlib.figure import Figure
+
+    columns = min(panels, _COLUMNS_MAX)
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(_WIDTH_IN * columns, _HEIGHT_IN * rows), layout="constrained")
+    figure.suptitle(title)
+    axes = [figure.add_subplot(rows, columns, index + 1) for index in range(panels)]
+    return figure, axes
+
+
+def save(figure: Figure, file: Path) -> None:
+    """The same figure makes the same bytes. Raises UserError."""
+    import matplotlib
+
+    dateless = {"Date": None} if file.suffix == ".svg" else {}
+    try:
+        with matplotlib.rc_context({"svg.hashsalt": "aegis"}):
+            figure.savefig(file, dpi=120, metadata=dateless)
+    except OSError as error:
+        raise UserError(f"cannot write {file}: {error.strerror}") from None
+
+
+def attainment(axes: Axes, curves: Sequence[Curve], key: str | None, title: str = "") -> None:
+    """A line per policy where something is swept, else a bar."""
+    axes.set_title(title, fontsize="medium")
+    axes.set_ylabel("tokens on time, %")
+    axes.set_ylim(0, 105)
+    axes.axhline(100 * GOAL, color="grey", linestyle="--", linewidth=0.8)
+    if key is None:
+        axes.bar([curve.policy for curve in curves], [100 * curve.points[0].figures.attainment for curve in curves])
+        axes.tick_params(axis="x", rotation=20)
+        return
+    for index, curve in enumerate(curves):
+        values = [point.at for point in curve.points]
+        shares = [100 * point.figures.attainment for point in curve.points]
+        color = f"C{index}"
+        style = {"color": color, "marker": _MARKERS[index % len(_MARKERS)], "markersize": 3.5, "linewidth": 1.2}
+        axes.plot(values, shares, label=curve.policy, **style)  # type: ignore[arg-type]
+        if curve.crossing and curve.crossing.at is not None:
+            axes.axvline(curve.crossing.at, color=color, linestyle=":", linewidth=0.8)
+    axes.set_xlabel({"models": "models", "rps": "requests per second and model"}.get(key, key))
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize="small", loc="lower left")
+
+
+def breakdowns(axes: Axes, results: Sequence[tuple[str, Breakdown]]) -> None:
+    """Stacked bars, one for each named result."""
+    names = [name for name, _ in results]
+    bottom = [0.0] * len(results)
+    for stage in STAGES:
+        shares = [100 * float(getattr(result, stage)) for _, result in results]
+        axes.bar(names, shares, bottom=bottom, label=stage.replace("_", " "))
+        bottom = [low + share for low, share in zip(bottom, shares, strict=True)]
+    axes.set_ylabel("share of the time of requests, %")
+    axes.tick_params(axis="x", rotation=20)
+    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def switching(axes: Axes, result: Switching, title: str) -> None:
+    """Switches and copies of KV as cumulative curves."""
+    lines = {f"switch to {root}": each for root, each in result.switches.items()} | {"copy of KV": result.kv_copies}
+    for name, each in lines.items():
+        if each.count:
+            axes.plot([ms / 1e3 for ms in each.cdf_ms], PERCENTS, label=f"{name} ({each.count})", linewidth=1.2)
+    axes.set_title(title, fontsize="medium")
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("took no longer, %")
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize="small", loc="lower right")
+
+
+def fragmentation(axes: Axes, results: Sequence[tuple[str, Fragmentation]]) -> None:
+    """A group of bars for each named result."""
+    shapes = sorted({shape for _, result in results for shape in result.shapes})
+    width = 0.8 / len(results)
+    for index, (name, result) in enumerate(results):
+        places = [at + index * width for at in range(len(shapes))]
+        shares = [100 * result.shapes[shape].of_peak if shape in result.shapes else 0.0 for shape in shapes]
+        axes.bar(places, shares, width=width, label=name)
+    axes.set_xticks([at + 0.4 - width / 2 for at in range(len(shapes))], shapes)
+    axes.set_ylabel("unused, % of the most held")
+    axes.legend(fontsize="small")
+
+
+def cells(suite: CellSuite, found: Sequence[CellFigures]) -> Figure:
+    """A panel for each first part of the cells' names, a mark for each contender."""
+    panels = [(name, list(group)) for name, group in groupby(found, key=lambda cell: cell.cell.partition("/")[0])]
+    figure, axes = sheet(len(panels), suite.title)
+    for (name, group), place in zip(panels, axes, strict=True):
+        _draw_cells(place, suite, name, group)
+    if axes:
+        axes[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def _draw_cells(axes: Axes, suite: CellSuite, name: str, cells: Sequence[CellFigures]) -> None:
+    names = [cell.cell.partition("/")[2] or cell.cell for cell in cells]
+    for index, contender in enumerate(each.name for each in suite.contenders):
+        medians = {
+            at: value(each.median)
+            for at, cell in enumerate(cells)
+            for each in cell.contenders
+            if each.contender == contender
+        }
+        marker = _CONTENDER_MARKERS[index % len(_CONTENDER_MARKERS)]
+        color = f"C{index % 10}"
+        axes.scatter(list(medians), list(medians.values()), label=contender, marker=marker, color=color)
+    axes.set_title(name, fontsize="medium")
+    axes.set_ylabel(UNITS[suite.aim])
+    axes.set_ylim(bottom=0)
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    axes.grid(alpha=0.25)
