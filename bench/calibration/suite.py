@@ -14,11 +14,11 @@ from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.spans import SpanKind
-from bench.calibration import past
+from bench.calibration import telemetry
 from bench.calibration.least_squares import Quality
-from bench.calibration.past import Past
 from bench.calibration.rates import CopyRate, Rates, measure_rates
 from bench.calibration.steps import StepFit, fit_steps
+from bench.calibration.telemetry import Telemetry
 from bench.common.result_files import check, write
 from bench.serve import suite
 from bench.serve.settings import Settings
@@ -91,12 +91,12 @@ def _rate(rate: CopyRate) -> str:
     return f"{rate.bytes_per_s / 1e9:.2f} GB/s and {rate.overhead_ns / 1e3:.0f} us a copy (R2 {rate.quality.r2:.3f})"
 
 
-def probed(url: str) -> Past:
+def probed(url: str) -> Telemetry:
     """The spans and records of a grid of requests to each of the server's models. Raises UserError."""
     client = AdminClient(url)
-    start = past.mark(client)
+    start = telemetry.position(client)
     suite.run(Settings(base_url=url, workload=grid_for(client.node()), map="round-robin"))
-    return past.settled(client, start)
+    return telemetry.settled(client, start)
 
 
 def grid_for(node: NodeReport) -> str:
@@ -161,7 +161,7 @@ class Learned:
     table: list[str]
 
 
-def calibrate(seen: Past, out: Path) -> Learned:
+def calibrate(seen: Telemetry, out: Path) -> Learned:
     """Writes what was measured. Raises UserError where there is too little to learn from."""
     contention, fits = fit_steps(seen.spans)
     if not fits:
@@ -178,10 +178,10 @@ def _left_out(models: Sequence[ModelId]) -> list[str]:
     return [f"too few runs, so not in the file: {', '.join(models)}; send more requests to them"] if models else []
 
 
-def _seen(url: str, probe: bool, seconds: float | None, spans: Path | None, records: Path | None) -> Past:
+def _seen(url: str, probe: bool, seconds: float | None, spans: Path | None, records: Path | None) -> Telemetry:
     if probe:
         return probed(url)
     if spans is not None:
-        return past.kept(spans, records)
+        return telemetry.from_files(spans, records)
     client = AdminClient(url)
-    return past.since(client) if seconds is None else past.watch(client, seconds)
+    return telemetry.since(client) if seconds is None else telemetry.watch(client, seconds)

@@ -24,13 +24,13 @@ from aegis.telemetry.files import read_records
 from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import SpanKind
-from bench.calibration import past
-from bench.calibration.past import Past
+from bench.calibration import telemetry
 from bench.calibration.suite import calibrate
+from bench.calibration.telemetry import Telemetry
 from bench.common.result_files import check, make_directory, write, write_json
 from bench.common.served import served
 from bench.fidelity.errors import Compared, compare
-from bench.fidelity.pieces import Pieces, write_trace
+from bench.fidelity.interleaving import Interleaving, write_trace
 from bench.serve import suite
 from bench.serve.settings import Settings
 from bench.workloads import spec
@@ -58,58 +58,58 @@ class FidelityOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
-    """The history of a server with requests as they were `asked`: with those that are compared and, if they came in
-    `pieces`, with those that costs are measured on."""
+    """The history of a server with requests as they were `asked`: with those that are compared and, if two
+    workloads were interleaved, with those that costs are measured on."""
 
     node: NodeReport
     asked: Sequence[Record]
-    live: Past
-    seen: Past | None
-    pieces: Pieces | None
+    live: Telemetry
+    seen: Telemetry | None
+    interleaving: Interleaving | None
 
-    def simulated(self, costs: Path) -> Past:
+    def simulated(self, costs: Path) -> Telemetry:
         """The simulated outcomes of the requests that are compared, with the others in between. Raises UserError."""
         outcome = simulate(pool_of(self.node, costs), _wanted(self.asked))
-        past = Past(outcome.spans, outcome.records)
-        return self.pieces.split(self.asked, past)[1] if self.pieces else past
+        whole = Telemetry(outcome.spans, outcome.records)
+        return self.interleaving.split(self.asked, whole)[1] if self.interleaving else whole
 
 
-def run(wish: FidelityOptions) -> dict[str, Any]:
+def run(options: FidelityOptions) -> dict[str, Any]:
     """Prints how far the simulation is off, and writes it. Raises UserError."""
-    if wish.json:
-        check(wish.json)
-    if wish.keep:
-        make_directory(wish.keep)
-    with _directory(wish.keep) as directory:
-        replayed = _replays(wish, directory)
-        costs = wish.costs or directory / "costs.yaml"
+    if options.json:
+        check(options.json)
+    if options.keep:
+        make_directory(options.keep)
+    with _directory(options.keep) as directory:
+        replayed = _replays(options, directory)
+        costs = options.costs or directory / "costs.yaml"
         r2 = _measure(replayed.seen, costs) if replayed.seen else {}
         simulated = replayed.simulated(costs)
         own = _by_its_own_costs(replayed, directory / "own_costs.yaml")
     whole, per_model = compare(replayed.live.records, simulated.records)
-    result = _result(wish, replayed.live, simulated, whole, per_model)
+    result = _result(options, replayed.live, simulated, whole, per_model)
     result |= {"by_its_own_costs": msgspec.to_builtins(own), "r2": r2}
     print(*_lines(result, whole, per_model, own), sep="\n")
-    if wish.json:
-        write_json(wish.json, result)
+    if options.json:
+        write_json(options.json, result)
     return result
 
 
-def _replays(wish: FidelityOptions, directory: Path) -> _Replayed:
-    trace, compared = directory / "requests.csv", spec.parse(wish.workload, wish.seed)
-    pieces = None
-    if wish.costs is None:
-        pieces = Pieces(round(wish.piece_s * 1e9), _PAUSE_NS)
-        compared = pieces.by_turns(spec.parse(wish.calibrate_on, wish.calibrate_seed), compared)
+def _replays(options: FidelityOptions, directory: Path) -> _Replayed:
+    trace, compared = directory / "requests.csv", spec.parse(options.workload, options.seed)
+    interleaving = None
+    if options.costs is None:
+        interleaving = Interleaving(round(options.piece_s * 1e9), _PAUSE_NS)
+        compared = interleaving.by_turns(spec.parse(options.calibrate_on, options.calibrate_seed), compared)
     write_trace(compared, trace)
-    with nullcontext(wish.url) if wish.url else served(wish.launch) as url:
+    with nullcontext(options.url) if options.url else served(options.launch) as url:
         node = AdminClient(url).node()
-        asked, past = _replay(url, trace, wish.seed, directory)
-    seen, live = pieces.split(asked, past) if pieces else (None, past)
-    return _Replayed(node, asked, live, seen, pieces)
+        asked, whole = _replay(url, trace, options.seed, directory)
+    seen, live = interleaving.split(asked, whole) if interleaving else (None, whole)
+    return _Replayed(node, asked, live, seen, interleaving)
 
 
-def _measure(seen: Past, costs: Path) -> dict[str, dict[str, float]]:
+def _measure(seen: Telemetry, costs: Path) -> dict[str, dict[str, float]]:
     """R² of each model's estimates."""
     learned = calibrate(seen, costs)
     print(*learned.table, sep="\n")
@@ -162,12 +162,12 @@ def pool_of(node: NodeReport, costs: Path) -> Pool:
     )
 
 
-def _replay(url: str, trace: Path, seed: int, directory: Path) -> tuple[list[Record], Past]:
+def _replay(url: str, trace: Path, seed: int, directory: Path) -> tuple[list[Record], Telemetry]:
     """The requests as they were sent, and what the server did and what became of them; all are kept."""
     client, requests = AdminClient(url), directory / "requests.jsonl"
-    start = past.mark(client)
+    start = telemetry.position(client)
     suite.run(Settings(base_url=url, trace=trace, seed=seed, records=requests))
-    seen = past.settled(client, start)
+    seen = telemetry.settled(client, start)
     for kind, entries in (("spans", seen.spans), ("records", seen.records)):
         write(directory / f"{kind}.jsonl", msgspec.json.Encoder().encode_lines(entries))
     return read_records(requests), seen
@@ -188,13 +188,17 @@ def _directory(keep: Path | None) -> Iterator[Path]:
 
 
 def _result(
-    wish: FidelityOptions, live: Past, simulated: Past, whole: Compared, per_model: Mapping[ModelId, Compared]
+    options: FidelityOptions,
+    live: Telemetry,
+    simulated: Telemetry,
+    whole: Compared,
+    per_model: Mapping[ModelId, Compared],
 ) -> dict[str, Any]:
     return {
-        "workload": wish.workload,
-        "seed": wish.seed,
+        "workload": options.workload,
+        "seed": options.seed,
         "calibrated_on": str(
-            wish.costs or f"{wish.calibrate_on}, seed {wish.calibrate_seed}, by turns of {wish.piece_s:g} s"
+            options.costs or f"{options.calibrate_on}, seed {options.calibrate_seed}, by turns of {options.piece_s:g} s"
         ),
         "live_switches": _count(live, SpanKind.SWITCH),
         "simulated_switches": _count(simulated, SpanKind.SWITCH),
@@ -205,8 +209,8 @@ def _result(
     }
 
 
-def _count(past: Past, kind: SpanKind) -> int:
-    return sum(span.kind is kind for span in past.spans)
+def _count(found: Telemetry, kind: SpanKind) -> int:
+    return sum(span.kind is kind for span in found.spans)
 
 
 def _lines(

@@ -48,7 +48,7 @@ def plan(
       aegis plan --workload poisson:models=4,rps=0.5 --models qwen2.5-72b --gpu h100x4 --most 16
     """
     given: dict[str, Any] = dict(locals())
-    from bench.plan.options import run
+    from bench.plan.suite import run
 
     run(given)
     return 0

@@ -62,7 +62,7 @@ class Plan(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class PlanSettings:
     """The first of `policies` gives the answer; dedicated instances are compared with it. `most` is the largest number
     of GPUs: 64 or two for each model by default."""
 
@@ -73,20 +73,20 @@ class Question:
     jobs: int = 1
 
 
-def plan(question: Question) -> Plan:
+def plan(settings: PlanSettings) -> Plan:
     """Raises UserError."""
-    setting = replace(question.setting, policy=question.policies[0], seed=question.seeds[0])
+    setting = replace(settings.setting, policy=settings.policies[0], seed=settings.seeds[0])
     pool = pool_of(setting)
-    policies = tuple(dict.fromkeys((*question.policies, DEDICATED)))
+    policies = tuple(dict.fromkeys((*settings.policies, DEDICATED)))
     contenders = [each for each in gpus(setting, "plan").contenders if each.policy in policies]
-    searches = [_search(question, each, seed) for each in contenders for seed in question.seeds]
-    answers = each(found, searches, jobs=question.jobs, title="searching")
+    searches = [_search(settings, each, seed) for each in contenders for seed in settings.seeds]
+    answers = each(found, searches, jobs=settings.jobs, title="searching")
     deciding = []
     for at, contender in enumerate(contenders):
-        own = slice(at * len(question.seeds), (at + 1) * len(question.seeds))
+        own = slice(at * len(settings.seeds), (at + 1) * len(settings.seeds))
         search, most = max(zip(searches[own], answers[own], strict=True), key=lambda pair: value(pair[1].at))
         deciding.append((contender, answers[own], most, search.placed(round(value(most.at)))))
-    uses = each(_use, [placed for *_, placed in deciding], jobs=question.jobs, title="the answers")
+    uses = each(_use, [placed for *_, placed in deciding], jobs=settings.jobs, title="the answers")
     needs = [_need(who, all_, most, use) for (who, all_, most, _), use in zip(deciding, uses, strict=True)]
     weights = [spec.manifest.image_bytes for spec in pool.specs]
     return Plan(
@@ -100,11 +100,11 @@ def plan(question: Question) -> Plan:
     )
 
 
-def _search(question: Question, contender: Contender, seed: int) -> Search:
+def _search(settings: PlanSettings, contender: Contender, seed: int) -> Search:
     """Dedicated instances are as many as models, or fewer where some are hardly called."""
-    setting = replace(question.setting, policy=contender.policy, seed=seed)
+    setting = replace(settings.setting, policy=contender.policy, seed=seed)
     models = models_of(setting)
-    most = question.most or max(_MOST, 2 * models)
+    most = settings.most or max(_MOST, 2 * models)
     limit, start = (min(models, most),) * 2 if contender.policy == DEDICATED else (most, max(models // 4, 1))
     suite = gpus(setting, "plan")
     search = suite.search(suite.cells[0], contender, seed, None)

@@ -1,4 +1,4 @@
-"""Section: SLO attainment, over what was swept and over time."""
+"""Sections: SLO attainment, over what was swept and over time; and what others have published beside it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from bench.common.numbers import number, percent
+from bench.common.numbers import NONE, number, percent
 from bench.report.folder import Folder
-from bench.report.markup import Markup, table
+from bench.report.markup import Markup, element, table
 from bench.report.page_charts import Axis, Series, lines
 from bench.report.run import Run, Sweep
 from bench.report.section import RECORDS, card, lacking, section
@@ -82,3 +82,29 @@ def _over_time(runs: Iterable[Run]) -> Markup:
         lines(f"Attainment by time of arrival. {worst}.", series, Axis("seconds", 0.0), _SHARE),
         table(("run", "lowest", "mean", "highest"), rows, caption=f"Attainment in {_BINS} even stretches of time"),
     )
+
+
+def published(folder: Folder) -> Markup:
+    rows = [
+        (sweep.name, each.policy, each.ours, each.theirs, _difference(each.difference_percent), each.source)
+        for sweep in folder.sweeps
+        for each in sweep.beside
+    ]
+    head = ("figure", "policy", "here", "there", "difference", "there is")
+    claims = [element("p", element("strong", name), f": {claim}.") for name, claim in folder.claims.items()]
+    return section(
+        "published",
+        "Beside what was published",
+        f"Where curves fall below {GOAL:.0%} here and elsewhere, and what papers say of a figure in words.",
+        *([table(head, rows, caption=f"Falls below {GOAL:.0%} at")] if rows else []),
+        *claims,
+        lacking(
+            "published figures",
+            [] if rows or claims else [folder.name],
+            "`aegis simulate --suite fig11a` writes some beside its own",
+        ),
+    )
+
+
+def _difference(percent: float | None) -> str:
+    return NONE if percent is None else f"{percent:+.1f} %"

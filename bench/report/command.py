@@ -62,10 +62,10 @@ def timeline(
       aegis bench timeline --url http://127.0.0.1:8000
     """
     from aegis.telemetry.files import write_bytes
-    from bench.report.sources import read
+    from bench.report.run import read_run
     from bench.report.trace_events import encode
 
-    run = read(spans, records, url, admin_key, decisions)
+    run = read_run(spans, records, url, admin_key, decisions)
     write_bytes(out, encode(run))
     print(f"{out}: {len(run.spans)} spans, {len(run.records)} records; open it at https://ui.perfetto.dev")
     return 0

@@ -50,7 +50,7 @@ class Folder:
 
 
 @dataclass(slots=True)
-class _Found:
+class _RunFiles:
     spans: list[Span] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     memory: list[MemoryReport] = field(default_factory=list)
@@ -88,7 +88,7 @@ class _Reader:
     """Sorts files into runs, sweeps and what is of no use."""
 
     def __init__(self, folder: Path) -> None:
-        self.found: dict[str, _Found] = {}
+        self.found: dict[str, _RunFiles] = {}
         self.sweeps: list[Sweep] = []
         self.panels: list[Panel] = []
         self.claims: dict[str, str] = {}
@@ -106,8 +106,8 @@ class _Reader:
         if not known:
             self.unknown.append(file.relative_to(self._folder).as_posix())
 
-    def _of(self, name: str) -> _Found:
-        return self.found.setdefault(name, _Found())
+    def _of(self, name: str) -> _RunFiles:
+        return self.found.setdefault(name, _RunFiles())
 
     def _lines(self, name: str, content: bytes, source: str) -> bool:
         first = _decoded(content.lstrip().split(b"\n", 1)[0] or b"null", source + ":1")

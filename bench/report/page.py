@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from importlib.resources import files as resources
 
-from bench.report.attainment import attainment
+from bench.report.attainment import attainment, published
 from bench.report.folder import Folder
 from bench.report.fragmentation import fragmentation
 from bench.report.latency import latency
 from bench.report.markup import Markup, element, joined
 from bench.report.overview import files, results
-from bench.report.published import published
 from bench.report.schedule import schedule
 from bench.report.switching import switching
 from bench.report.utilisation import instance_use, link_use

@@ -1,4 +1,4 @@
-"""A run, as its files tell it."""
+"""A run, as its files tell it, or a server that is running."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 from msgspec import Struct
 
+from aegis.admin_client import AdminClient
 from aegis.core.decision import Decision, DecisionKind
+from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId
+from aegis.telemetry.files import parse, read_decisions, read_records, read_spans
 from aegis.telemetry.memory_report import MemoryReport
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span, SpanKind
@@ -115,3 +119,36 @@ class Run:
         first_ns = min(span.start_ns for span in self.spans)
         last_ns = max(span.stop_ns for span in self.spans)
         return any(first_ns <= record.first_ns <= last_ns for record in self.records if record.first_ns is not None)
+
+
+def read_run(
+    spans: Path | None, records: Path | None, url: str | None, key: str | None, decisions: Path | None = None
+) -> Run:
+    """Raises UserError: where neither or both are given, where a file is broken, and where nothing was done yet."""
+    if (spans is None) == (url is None):
+        raise UserError("give a file of spans, or the --url of a server")
+    if spans is not None:
+        run = Run(
+            spans.name,
+            read_spans(spans),
+            read_records(records) if records else (),
+            decisions=read_decisions(decisions) if decisions else (),
+        )
+    else:
+        assert url is not None
+        if records is not None or decisions is not None:
+            raise UserError("--records and --decisions are files beside one of spans; a server is asked for its own")
+        run = _fetched(url, key)
+    if not run.spans:
+        raise UserError(f"{run.name}: holds no spans")
+    return run
+
+
+def _fetched(url: str, key: str | None) -> Run:
+    server = AdminClient(url, key)
+    return Run(
+        url,
+        parse(server.spans(), Span, f"{url}/debug/spans"),
+        parse(server.records(), Record, f"{url}/debug/records"),
+        decisions=parse(server.decisions()[0], Decision, f"{url}/debug/decisions"),
+    )

@@ -16,7 +16,7 @@ from msgspec import Struct
 from aegis.admin_client import AdminClient
 from aegis.config.slo import parse_slo
 from aegis.telemetry import files
-from bench.calibration import past
+from bench.calibration import telemetry
 from bench.common import result_files
 from bench.common.machine import describe
 from bench.common.served import served
@@ -90,7 +90,7 @@ def run(directory: Path, *, seconds: int, seed: int, launch: Sequence[str], json
 
 def _measured(url: str, scene: Scene, directory: Path, name: str, *, seconds: int, seed: int) -> dict[str, Any]:
     client = AdminClient(url)
-    start = past.mark(client)
+    start = telemetry.position(client)
     settings = Settings(
         base_url=url,
         workload=f"{scene.workload},duration={seconds}",
@@ -100,7 +100,7 @@ def _measured(url: str, scene: Scene, directory: Path, name: str, *, seconds: in
         files=(directory / f"{name}.json",),
     )
     result = suite.run(settings)
-    seen = past.settled(client, start)
+    seen = telemetry.settled(client, start)
     files.write(directory / f"{name}.spans.jsonl.gz", seen.spans)
     files.write(directory / f"{name}.records.jsonl.gz", seen.records)
     return result

@@ -140,9 +140,9 @@ def simulate(
     """
     given: dict[str, Any] = dict(locals())
     if faults or fault:
-        from bench.simulate import faults as faulty
+        from bench.simulate.options import run_faults
 
-        return faulty.run(given)
+        return run_faults(given)
     from bench.simulate.options import run
 
     run(given)

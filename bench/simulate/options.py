@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.role import Roles
 from aegis.policies import RECIPES, published, recipe
+from aegis.sim.faults.plan import EVERY, Kind, kinds_of
+from aegis.sim.faults.play import Broken, broken
 from aegis.telemetry import files
 from bench.common import result_files
 from bench.simulate import plot_files, sweep, table
-from bench.simulate.cells.options import OF_A_SEARCH, is_given, search
-from bench.simulate.cells.suites import SEARCHES
+from bench.simulate.cells.run import Choice as SearchChoice
+from bench.simulate.cells.run import run as run_search
+from bench.simulate.cells.suites import CELL_SUITES, SEARCHES, CellSuite, gpus
 from bench.simulate.figures import figures
 from bench.simulate.setting import Setting, check_asked, tell_uncosted
 from bench.simulate.setting import run as run_setting
@@ -26,7 +30,7 @@ from bench.simulate.study import Curve, Point, Study, curves
 from bench.simulate.suite_run import Choice
 from bench.simulate.suite_run import run as run_suite
 from bench.simulate.suites import suite
-from bench.simulate.workers import cores
+from bench.simulate.workers import cores, each
 
 _OF_ONE = ("records", "spans", "decisions")
 _OF_A_SETTING = ("prefill", "decode", "mixed", "gpu", "models", "seed", "as_published")
@@ -49,6 +53,13 @@ _NOT_OF_A_SUITE = (
     "sweep",
     *_OF_ONE,
 )
+_OF_A_SEARCH = ("seeds", "only", "again")
+_NOT_OF_A_SEARCH = ("prefill", "decode", "mixed", "roles", "sweep", "records", "spans", "as_published", "trace_dir")
+_NOT_OF_CELLS = ("workload", "trace", "gpu", "models", "slo", "give_up", "costs", "link", "switch")
+_SEARCH_SEEDS = 3
+_FAULT_SEEDS_AT_A_TIME = 25
+_FAULT_SEEDS = 200
+_OF_FAULTS = ("faults", "fault", "seed", "seeds", "jobs", "last")
 
 
 def run(given: Mapping[str, Any]) -> None:
@@ -94,7 +105,7 @@ def _suites(given: Mapping[str, Any]) -> None:
         _check_figured(given)
     for name in names:
         if name in SEARCHES:
-            search(name, given, chosen(given))
+            _search(name, given, chosen(given))
     choice = Choice(
         policies=tuple(dict.fromkeys(given["policy"] or _policies(as_published=given["as_published"]))),
         as_published=given["as_published"],
@@ -103,20 +114,20 @@ def _suites(given: Mapping[str, Any]) -> None:
         jobs=given["jobs"] or cores(),
         trace_dir=given["trace_dir"],
     )
-    for each in figured:
-        name = f"{each.name}-as-published" if choice.as_published else each.name
+    for each_suite in figured:
+        name = f"{each_suite.name}-as-published" if choice.as_published else each_suite.name
         json, plot = given["json"] or Path(f"{name}.json"), given["plot"] or Path(f"{name}.png")
-        run_suite(each, choice, json=json, plot=plot)
+        run_suite(each_suite, choice, json=json, plot=plot)
 
 
 def _check_figured(given: Mapping[str, Any]) -> None:
-    if unused := [name for name in _NOT_OF_A_SUITE if is_given(given[name])]:
+    if unused := [name for name in _NOT_OF_A_SUITE if _is_given(given[name])]:
         raise UserError(f"{_option(unused[0])} is not of a --suite, which sets it itself")
     _check_not_searched(given)
 
 
 def _check_not_searched(given: Mapping[str, Any]) -> None:
-    if unused := [name for name in OF_A_SEARCH if given[name]]:
+    if unused := [name for name in _OF_A_SEARCH if given[name]]:
         raise UserError(f"{_option(unused[0])} is of --suite {', '.join(SEARCHES[:-1])} and {SEARCHES[-1]}")
 
 
@@ -194,3 +205,67 @@ def _one(study: Study, given: Mapping[str, Any]) -> Curve:
         if given[name]:
             files.write(given[name], told)
     return Curve(setting.policy, (Point(at, figures(outcome)),))
+
+
+# --- suites that search ---------------------------------------------------------------------------------------------
+
+
+def _search(name: str, given: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+    """A suite of cells, or `gpus`. `said`: what was said of a setting. Raises UserError."""
+    unused = _NOT_OF_A_SEARCH if name == "gpus" else _NOT_OF_A_SEARCH + _NOT_OF_CELLS
+    for option in unused:
+        if _is_given(given[option]):
+            raise UserError(f"{_option(option)} is not of --suite {name}, which sets it itself")
+    suite = _gpus(given, said) if name == "gpus" else CELL_SUITES[name](tiny=given["tiny"])
+    seeds = 1 if given["trace"] else given["seeds"] or _SEARCH_SEEDS
+    choice = SearchChoice(
+        seeds=tuple(range(given["seed"], given["seed"] + seeds)),
+        policies=tuple(recipe(policy).name for policy in given["policy"] or ()),
+        only=tuple(given["only"] or ()),
+        again=given["again"],
+        jobs=given["jobs"] or cores(),
+    )
+    run_search(suite, choice, json=given["json"] or Path(f"{name}.json"), plot=given["plot"] or Path(f"{name}.png"))
+
+
+def _is_given(value: object) -> bool:
+    """0 is."""
+    return value is not None and value is not False
+
+
+def _gpus(given: Mapping[str, Any], said: Mapping[str, Any]) -> CellSuite:
+    workload, trace = given["workload"], given["trace"]
+    if (workload is None) == (trace is None):
+        raise UserError("--suite gpus needs one of --trace and --workload")
+    setting = Setting(policy="", workload=workload, trace=str(trace) if trace else None, **said)
+    return gpus(setting, workload or trace.name, tiny=given["tiny"])
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def run_faults(given: Mapping[str, Any]) -> int:
+    """Seeds of faulty markets through the cores that decide, each of which has to keep every law. The exit status: 1
+    where one did not. Raises UserError."""
+    for name, value in given.items():
+        if name not in _OF_FAULTS and value is not None and value is not False:
+            raise UserError(f"--{name.replace('_', '-')} is not of --faults, whose markets are drawn from their seeds")
+    kinds = kinds_of(given["fault"]) if given["fault"] else EVERY
+    first, count = given["seed"], given["seeds"] or _FAULT_SEEDS
+    chunks = [
+        range(at, min(at + _FAULT_SEEDS_AT_A_TIME, first + count))
+        for at in range(first, first + count, _FAULT_SEEDS_AT_A_TIME)
+    ]
+    work = partial(broken, kinds=kinds, events=given["last"] or 0)
+    found = [one for some in each(work, chunks, jobs=given["jobs"] or cores(), title="playing") for one in some]
+    for one in found:
+        print(_broken_law(one, kinds))
+    print(f"{count} seeds, {len(found)} of them broke a law")
+    return int(bool(found))
+
+
+def _broken_law(one: Broken, kinds: frozenset[Kind]) -> str:
+    only = "" if kinds == EVERY else "".join(f" --fault {kind}" for kind in sorted(kinds))
+    events = "".join(f"  {event}\n" for event in one.events)
+    command = f"aegis simulate --faults{only} --seed {one.seed} --seeds 1"
+    return f"{events}{command}   # {one.setup}; {one.faults}; {one.problem}"

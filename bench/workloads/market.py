@@ -3,13 +3,8 @@
 Calls of a model come in bursts. Bursts begin as a Poisson process and may overlap; a burst is a geometric number of
 calls with exponential gaps: a Poisson cluster process (Bartlett, Lewis). Bursts of different models are independent, so
 the set of models that are active together shifts all the time. The defaults lie within what is published of real
-markets:
-
-* `PRISM_*`: four production traces (Prism, §3.1 and appendix A.1). A model is active for 120 s after a call; a switch
-  is a change of the set of active models; an idle interval is a gap of more than 10 s between two calls of a model; the
-  CV is that of calls per minute; the tail is from the first version of the paper, §3.1.
-* `AEGAEON_RPS`: the mean rate per model of a production market (Aegaeon, §3.1). `AEGAEON_TAIL` is the much longer tail
-  of another (§2.2): `alpha=3` has it among 80 models.
+markets: four production traces (Prism, §3.1 and appendix A.1), and the mean rate per model of a fifth (Aegaeon, §3.1).
+`alpha=3` among 80 models has the much longer tail of a sixth (Aegaeon, §2.2).
 """
 
 from __future__ import annotations
@@ -22,16 +17,8 @@ from math import fsum
 from aegis.core.rng import Stream
 from bench.workloads.draws import exp, exponential, ln
 
-PRISM_MODELS = (24, 129)
-PRISM_ACTIVE_WINDOW_S = 120
-PRISM_ACTIVE_SHARE = (0.23, 0.50)  # of the models, on average
-PRISM_SWITCHES_PER_HOUR = (54, 766)
-PRISM_IDLE_S = 10
-PRISM_IDLE_INTERVALS_PER_HOUR = (40, 100)  # of many models
-PRISM_CV_MIN = 1.0  # of many models
-PRISM_TAIL = (0.60, 0.25)  # this share of the models gets that share of the calls
 AEGAEON_RPS = 0.037
-AEGAEON_TAIL = (0.941, 0.0135)
+"""The mean rate per model of a production market (Aegaeon, §3.1)."""
 
 
 @dataclass(frozen=True, slots=True)

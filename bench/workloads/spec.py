@@ -12,12 +12,10 @@ from aegis.core.errors import UserError
 from aegis.core.rng import Stream
 from bench.workloads import lengths
 from bench.workloads.arrival import Arrival, in_order, model_name
-from bench.workloads.artifact import Artifact
-from bench.workloads.gamma import Gamma
+from bench.workloads.arrival_processes import Artifact, Gamma, Poisson
 from bench.workloads.grid import Grid
 from bench.workloads.lengths import Lengths
 from bench.workloads.market import Market
-from bench.workloads.poisson import Poisson
 
 
 class Generator(Protocol):

@@ -34,7 +34,7 @@ from aegis.engine.vllm.version import installed, refusal
 from bench.common import result_files
 from bench.common.machine import Machine, describe
 from bench.lab.decode.engine_side import Side, build, write
-from bench.lab.decode.stock_vllm import Answer, Ask
+from bench.lab.decode.stock_vllm import Answer, DecodeRequest
 
 _REPLACED = 9  # times
 _SHORT = (5, 6, 7, 8)
@@ -152,7 +152,7 @@ class _Contest:
         rows = {engine: side.fill(prompt, batch) for engine, side in self._sides.items()}
         rates: dict[str, list[float]] = {name: [] for name in ("", *rows)}
         for _ in range(plan.runs + 1):
-            answer = stock.ask(Ask(tuple(prompt), batch, plan.tokens))
+            answer = stock.ask(DecodeRequest(tuple(prompt), batch, plan.tokens))
             rates[""].append(answer.decoded / answer.seconds)
             for engine, side in self._sides.items():
                 seconds, tokens = side.run(rows[engine], plan.context, plan.tokens)
@@ -179,10 +179,10 @@ class _Contest:
     def _restart(self) -> float:
         """Seconds from the end of one process's answer to the first token of the next; its caches are warm."""
         with self._stock(self._places[0]) as stock:
-            stock.ask(Ask(_SHORT, 1, 2))
+            stock.ask(DecodeRequest(_SHORT, 1, 2))
             start = time.perf_counter()
         with self._stock(self._places[1]) as stock:
-            stock.ask(Ask(_SHORT, 1, 2))
+            stock.ask(DecodeRequest(_SHORT, 1, 2))
             return time.perf_counter() - start
 
     @contextmanager
@@ -207,9 +207,9 @@ class _Stock:
         )
         self._answer()
 
-    def ask(self, ask: Ask) -> Answer:
+    def ask(self, request: DecodeRequest) -> Answer:
         assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(ask) + b"\n")
+        self._process.stdin.write(msgspec.json.encode(request) + b"\n")
         self._process.stdin.flush()
         return msgspec.json.decode(self._answer(), type=Answer)
 

@@ -1,7 +1,7 @@
 """Stock vLLM in a process of its own: `python -m bench.lab.decode.stock_vllm DIRECTORY DTYPE THREADS MAX_BATCH`.
 
 Its engine, scheduler and model runner as a user has them in a program (`vllm.LLM`), with its defaults: compiled where
-it compiles. Reads one `Ask` per line from standard input and answers each with a line.
+it compiles. Reads one `DecodeRequest` per line from standard input and answers each with a line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 
-class Ask(Struct, frozen=True):
+class DecodeRequest(Struct, frozen=True):
     """`batch` sequences of `tokens` tokens each, all after the same prompt."""
 
     prompt: tuple[int, ...]
@@ -51,16 +51,16 @@ def main(directory: str, dtype: str, threads: int, batch_max: int) -> None:
     )
     out.write(b"ready\n")
     for line in sys.stdin.buffer:
-        answer = _answer(llm.llm_engine, msgspec.json.decode(line, type=Ask))
+        answer = _answer(llm.llm_engine, msgspec.json.decode(line, type=DecodeRequest))
         out.write(msgspec.json.encode(answer) + b"\n")
 
 
-def _answer(engine: Any, ask: Ask) -> Answer:
+def _answer(engine: Any, request: DecodeRequest) -> Answer:
     from vllm import SamplingParams
 
-    sampling = SamplingParams(max_tokens=ask.tokens, temperature=0.0, ignore_eos=True, detokenize=False)
-    for row in range(ask.batch):
-        engine.add_request(str(row), {"prompt_token_ids": list(ask.prompt)}, sampling)
+    sampling = SamplingParams(max_tokens=request.tokens, temperature=0.0, ignore_eos=True, detokenize=False)
+    for row in range(request.batch):
+        engine.add_request(str(row), {"prompt_token_ids": list(request.prompt)}, sampling)
     rows: dict[str, list[int]] = {}
     times_s: list[tuple[float, int]] = []  # after each step in which all rows were decoded: tokens so far
     while engine.has_unfinished_requests():
@@ -68,10 +68,10 @@ def _answer(engine: Any, ask: Ask) -> Answer:
         for output in engine.step():
             rows[output.request_id] = list(output.outputs[0].token_ids)
             finished = finished or output.finished
-        if len(rows) == ask.batch and (not finished or all(len(row) == ask.tokens for row in rows.values())):
+        if len(rows) == request.batch and (not finished or all(len(row) == request.tokens for row in rows.values())):
             times_s.append((time.perf_counter(), sum(map(len, rows.values()))))
     (first_s, before), (last_s, after) = times_s[0], times_s[-1]
-    return Answer(after - before, last_s - first_s, tuple(tuple(rows[str(row)]) for row in range(ask.batch)))
+    return Answer(after - before, last_s - first_s, tuple(tuple(rows[str(row)]) for row in range(request.batch)))
 
 
 if __name__ == "__main__":

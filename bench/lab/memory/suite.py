@@ -1,6 +1,6 @@
 """Every figure of memory on the CPU device, each beside what it has to be: `aegis lab memory`.
 
-The parts run one after the other; the machine should do nothing else meanwhile. Activating models is `aegis bench
+The parts run one after the other; the machine should do nothing else meanwhile. Activating models is `aegis lab
 switch`, and what a GPU does is `make test-gpu`.
 """
 

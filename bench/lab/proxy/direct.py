@@ -25,7 +25,7 @@ _PROMPT = (1,) * 64
 _WAIT_S = 60.0
 
 
-class _Wish(Struct):
+class _CompletionBody(Struct):
     model: ModelId
     max_tokens: int
 
@@ -44,9 +44,9 @@ class Direct:
 
     async def ask(self, body: bytes) -> Took:
         """Of the body that a client sends it takes what an instance is told."""
-        wish = msgspec.json.decode(body, type=_Wish)
+        completion = msgspec.json.decode(body, type=_CompletionBody)
         request, sent_ns, first_ns = nth_request(_NUMBER, next(self._count)), time.perf_counter_ns(), 0
-        job = Job(request, 1, wish.model, _PROMPT, Sampling(wish.max_tokens), time.monotonic_ns())
+        job = Job(request, 1, completion.model, _PROMPT, Sampling(completion.max_tokens), time.monotonic_ns())
         self._hub.send(IDENTITY, [Submit(job)])
         async with asyncio.timeout(_WAIT_S):
             while True:

@@ -77,9 +77,9 @@ async def warm_up(side: Side, asks: int) -> None:
     """The first requests of a process are not measured. Raises UserError if an answer is not as expected."""
     connection = await Connection.open(side.port)
     for stream in (False, True):
-        wish = body(tokens=SHORT_TOKENS, stream=stream)
-        await _ask(side.direct, wish, asks)
-        await _ask(connection, wish, asks)
+        content = body(tokens=SHORT_TOKENS, stream=stream)
+        await _ask(side.direct, content, asks)
+        await _ask(connection, content, asks)
         if connection.text() != WORD * SHORT_TOKENS:
             raise UserError(f"{side.name} does not answer with {SHORT_TOKENS} tokens: {connection.reply[-500:]!r}")
     connection.close()
@@ -128,9 +128,9 @@ def _stopped(pid: int) -> Iterator[None]:
 
 
 async def _latency(side: Side, asks: int, *, stream: bool) -> Latency:
-    wish = body(tokens=SHORT_TOKENS, stream=stream)
+    content = body(tokens=SHORT_TOKENS, stream=stream)
     connection = await Connection.open(side.port)
-    direct, through = await _ask(side.direct, wish, asks), await _ask(connection, wish, asks)
+    direct, through = await _ask(side.direct, content, asks), await _ask(connection, content, asks)
     connection.close()
     base_ns = statistics.median(took.total_ns for took in direct)
     first_ns = statistics.median(t.first_ns for t in through) - statistics.median(d.first_ns for d in direct)
@@ -143,38 +143,38 @@ async def _latency(side: Side, asks: int, *, stream: bool) -> Latency:
     )
 
 
-async def _ask(asker: Asker, wish: bytes, asks: int) -> list[Took]:
-    return [await asker.ask(wish) for _ in range(asks)]
+async def _ask(asker: Asker, content: bytes, asks: int) -> list[Took]:
+    return [await asker.ask(content) for _ in range(asks)]
 
 
 async def _rate(side: Side, plan: Plan, *, tokens: int, stream: bool, each: int) -> Rate:
     """Every client asks again as soon as it was answered; `each` is what an answer counts."""
-    wish = body(tokens=tokens, stream=stream)
+    content = body(tokens=tokens, stream=stream)
     connections = [await Connection.open(side.port) for _ in range(plan.concurrency)]
     used_s, began_s = cpu_s(side.pid), time.monotonic()
-    done = sum(await asyncio.gather(*[_ask_until(c, wish, began_s + plan.seconds) for c in connections]))
+    done = sum(await asyncio.gather(*[_ask_until(c, content, began_s + plan.seconds) for c in connections]))
     took_s, used_s = time.monotonic() - began_s, cpu_s(side.pid) - used_s
     for connection in connections:
         connection.close()
     return Rate(done * each / took_s, used_s / took_s)
 
 
-async def _ask_until(connection: Connection, wish: bytes, end_s: float) -> int:
+async def _ask_until(connection: Connection, content: bytes, end_s: float) -> int:
     done = 0
     while time.monotonic() < end_s:
-        await connection.ask(wish)
+        await connection.ask(content)
         done += 1
     return done
 
 
 async def _open_idle(side: Side, streams: int) -> Sequence[Connection]:
     """Streams that have begun and have no token yet."""
-    wish = body(model=SILENT, tokens=SHORT_TOKENS, stream=True)
+    content = body(model=SILENT, tokens=SHORT_TOKENS, stream=True)
     opened = list[Connection]()
     while len(opened) < streams:
         part = [await Connection.open(side.port) for _ in range(min(_OPENING, streams - len(opened)))]
         for connection in part:
-            connection.send(wish)
+            connection.send(content)
         for connection in part:
             await connection.begun()
         opened += part

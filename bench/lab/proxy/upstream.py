@@ -20,7 +20,7 @@ _HEAD = "HTTP/1.1 200 OK\r\ncontent-type: "
 _STREAM_HEAD = f"{_HEAD}text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".encode()
 
 
-class _Wish(Struct):
+class _CompletionBody(Struct):
     max_tokens: int
     stream: bool = False
 
@@ -79,12 +79,12 @@ class _Connection(asyncio.Protocol):
         if not found or len(rest) < _length(head):
             return
         self._received = b""
-        wish = msgspec.json.decode(rest, type=_Wish)
-        if wish.stream:
+        completion = msgspec.json.decode(rest, type=_CompletionBody)
+        if completion.stream:
             self._transport.write(_STREAM_HEAD)
-            self._streams.add(self._transport, wish.max_tokens)
+            self._streams.add(self._transport, completion.max_tokens)
         else:
-            self._transport.write(_whole(wish.max_tokens))
+            self._transport.write(_whole(completion.max_tokens))
 
 
 def _length(head: bytes) -> int:

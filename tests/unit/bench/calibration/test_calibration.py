@@ -1,4 +1,4 @@
-"""Costs that made a past are found in it."""
+"""Costs that made telemetry are found in it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId, ModelId
 from aegis.sim.gpu_costs import gpu, with_costs
 from aegis.telemetry.spans import Span, SpanKind
-from bench.calibration.past import Past
 from bench.calibration.rates import measure_rates
 from bench.calibration.steps import fit_steps
 from bench.calibration.suite import calibrate, run
-from tests.unit.bench.calibration.pasts import DECODE, MODELS, PREFILL, Truth, past
+from bench.calibration.telemetry import Telemetry
+from tests.unit.bench.calibration.made_telemetry import DECODE, MODELS, PREFILL, Truth, made
 
 
 def scaled(costs: tuple[float, ...], by: float) -> tuple[float, ...]:
@@ -26,7 +26,7 @@ def scaled(costs: tuple[float, ...], by: float) -> tuple[float, ...]:
 
 def test_costs_of_each_model_are_found() -> None:
     truth = Truth()
-    contention, fits = fit_steps(past(truth)[0])
+    contention, fits = fit_steps(made(truth)[0])
     assert contention == 0
     for model, by in zip(MODELS, (1, 2), strict=True):
         assert fits[model].decode == pytest.approx(scaled(truth.decode, by), rel=1e-3)
@@ -36,7 +36,7 @@ def test_costs_of_each_model_are_found() -> None:
 
 def test_noise_and_hiccups_leave_the_costs_what_they_are() -> None:
     truth = Truth(noise=0.2, hiccups=0.01)
-    _, fits = fit_steps(past(truth, runs=1500)[0])
+    _, fits = fit_steps(made(truth, runs=1500)[0])
     steps, rows, context = 20, 4, 4000
     tokens = context * steps + rows * steps * (steps - 1) / 2
     a, b, c, d = fits[MODELS[0]].decode
@@ -50,14 +50,14 @@ def test_where_all_steps_have_several_rows_the_constant_is_of_all_steps() -> Non
     """What is more for several rows cannot be told from it, and is none."""
     truth = Truth()
     step_ns, token_ns, row_ns, more_ns = truth.decode
-    _, fits = fit_steps([span for span in past(truth)[0] if span.kind is SpanKind.PREFILL or span.requests > 1])
+    _, fits = fit_steps([span for span in made(truth)[0] if span.kind is SpanKind.PREFILL or span.requests > 1])
     assert fits[MODELS[0]].decode == pytest.approx((step_ns + more_ns, token_ns, row_ns, 0), rel=1e-3)
 
 
 def test_runs_that_a_batch_has_one_after_the_other_are_one() -> None:
     """However often a scheduler ends them, and whoever runs in between."""
     truth = Truth(noise=0.5)
-    whole = [span for span in past(truth)[0] if span.kind is SpanKind.PREFILL or span.steps > 1]
+    whole = [span for span in made(truth)[0] if span.kind is SpanKind.PREFILL or span.steps > 1]
     parts = []
     for span in whole:
         if span.kind is SpanKind.DECODE:
@@ -80,7 +80,7 @@ def test_waiting_for_processors_is_told_from_what_models_cost() -> None:
     """Each run waits, half as long as it runs or three times as long."""
     truth, draws = Truth(), random.Random(1)
     spans = []
-    for span in past(truth)[0]:
+    for span in made(truth)[0]:
         waits = draws.choice((0.5, 3.0))
         had_ns = span.stop_ns - span.start_ns
         spans.append(replace(span, stop_ns=span.start_ns + round((1 + waits) * had_ns), processor_ns=had_ns))
@@ -128,7 +128,7 @@ def test_a_model_that_changes_may_cost_less_than_one_that_stays() -> None:
 
 def test_what_lies_between_runs_and_what_messages_take_is_found() -> None:
     truth = Truth()
-    rates = measure_rates(*past(truth))
+    rates = measure_rates(*made(truth))
     assert rates.run_ns == pytest.approx(truth.run_ns, rel=0.01)
     assert rates.switch_ns == pytest.approx(truth.switch_ns, rel=0.01)
     assert rates.message_ns == pytest.approx(truth.message_ns, rel=0.01)
@@ -160,7 +160,7 @@ def test_copies_and_beta_are_found() -> None:
 
 def test_a_switch_that_waited_says_nothing_of_what_lies_between_runs() -> None:
     truth = Truth()
-    spans, records = past(truth)
+    spans, records = made(truth)
     runs = [span for span in spans if span.kind is SpanKind.DECODE]
     late = [
         Span(
@@ -185,7 +185,7 @@ def test_a_switch_that_waited_says_nothing_of_what_lies_between_runs() -> None:
 
 def test_the_file_is_what_a_simulation_reads(tmp_path: Path) -> None:
     truth, file = Truth(), tmp_path / "costs.yaml"
-    told = calibrate(Past(*past(truth)), file).table
+    told = calibrate(Telemetry(*made(truth)), file).table
     spec = with_costs(gpu("h100"), file)
     assert spec.run_ns == pytest.approx(truth.run_ns, rel=0.01)
     assert spec.switch_ns == pytest.approx(truth.switch_ns, rel=0.01)
@@ -198,11 +198,11 @@ def test_the_file_is_what_a_simulation_reads(tmp_path: Path) -> None:
 
 
 def test_a_model_with_too_few_runs_is_named(tmp_path: Path) -> None:
-    spans, records = past(Truth())
+    spans, records = made(Truth())
     rare = [replace(span, model=ModelId("rare")) for span in spans if span.kind is SpanKind.PREFILL][:9]
-    told = calibrate(Past([*spans, *rare], records), tmp_path / "costs.yaml").table
+    told = calibrate(Telemetry([*spans, *rare], records), tmp_path / "costs.yaml").table
     assert told[-1] == "too few runs, so not in the file: rare; send more requests to them"
-    assert not any("too few" in line for line in calibrate(Past(spans, records), tmp_path / "costs.yaml").table)
+    assert not any("too few" in line for line in calibrate(Telemetry(spans, records), tmp_path / "costs.yaml").table)
 
 
 def test_records_without_spans_are_not_left_out_in_silence(tmp_path: Path) -> None:
@@ -225,4 +225,4 @@ def _run(directory: Path, **given: Any) -> None:
 def test_too_little_to_learn_from_is_told(tmp_path: Path) -> None:
     span = Span(InstanceId("i"), SpanKind.DECODE, ModelId("m"), 0, 5, 1, 1, 1)
     with pytest.raises(UserError, match="too few runs"):
-        calibrate(Past([span] * 9, []), tmp_path / "costs.yaml")
+        calibrate(Telemetry([span] * 9, []), tmp_path / "costs.yaml")

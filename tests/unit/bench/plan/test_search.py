@@ -9,9 +9,8 @@ import pytest
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import Slo
-from bench.plan.options import question, run
-from bench.plan.search import Plan, Question, most_kv_bytes, plan
-from bench.plan.show import memory, sentence
+from bench.plan.search import Plan, PlanSettings, most_kv_bytes, plan
+from bench.plan.suite import memory, run, sentence, settings_of
 from bench.simulate.cells.search import TTFT_GOAL
 from bench.simulate.setting import Setting
 from bench.simulate.sweep import GOAL
@@ -26,7 +25,7 @@ WORKLOAD = "poisson:models=4,rps=0.2,duration=20"
 def answered(**fields: Any) -> Plan:
     asked = {"workload": WORKLOAD, "gpu": "h100"} | fields
     most = asked.pop("most", None)
-    return plan(Question(setting=Setting(policy="", **asked), seeds=(0, 1), most=most))
+    return plan(PlanSettings(setting=Setting(policy="", **asked), seeds=(0, 1), most=most))
 
 
 def test_the_answer_is_enough_and_one_less_is_not() -> None:
@@ -64,7 +63,7 @@ def test_where_nothing_is_enough_the_most_is_told_with_what_it_reaches() -> None
 
 def test_policies_that_are_named_answer_before_dedicated_instances() -> None:
     setting = Setting(policy="", workload=WORKLOAD, gpu="h100")
-    answer = plan(Question(setting=setting, policies=("aegaeon", "qlm")))
+    answer = plan(PlanSettings(setting=setting, policies=("aegaeon", "qlm")))
     assert [need.policy for need in answer.needs] == ["aegaeon"] * 3 + ["qlm", "dedicated"]
     ats = [need.gpus.at or 99 for need in answer.needs[:3]]
     assert ats == sorted(ats)
@@ -103,8 +102,8 @@ def test_mistakes_cost_a_line(given: dict[str, Any], line: str) -> None:
 
 
 def test_a_trace_is_drawn_once_and_a_workload_three_times() -> None:
-    assert question(NOTHING | {"trace": Path("a.csv")}).seeds == (0,)
-    assert question(NOTHING | {"workload": WORKLOAD, "seed": 5}).seeds == (5, 6, 7)
+    assert settings_of(NOTHING | {"trace": Path("a.csv")}).seeds == (0,)
+    assert settings_of(NOTHING | {"workload": WORKLOAD, "seed": 5}).seeds == (5, 6, 7)
 
 
 def test_the_answer_comes_first_and_all_of_it_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

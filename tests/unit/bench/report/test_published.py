@@ -6,9 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from bench.report.attainment import attainment
+from bench.report.attainment import attainment, published
 from bench.report.folder import read
-from bench.report.published import published
 from bench.simulate.references import CLAIMS, Comparison
 from bench.simulate.suite_run import Choice, run
 from bench.simulate.suites import SUITES, suite

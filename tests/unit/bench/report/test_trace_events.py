@@ -14,8 +14,7 @@ import pytest
 from aegis.core.errors import UserError
 from aegis.telemetry import files
 from bench.report.command import timeline
-from bench.report.run import Run
-from bench.report.sources import read
+from bench.report.run import Run, read_run
 from bench.report.trace_events import encode
 from tests.unit.bench.report.made import outcome, record, simulated, span, turn
 
@@ -142,9 +141,9 @@ def test_a_server_is_asked_with_the_key() -> None:
         thread.start()
         try:
             url = f"http://127.0.0.1:{server.server_port}"
-            run = read(None, None, url, KEY)
+            run = read_run(None, None, url, KEY)
             with pytest.raises(UserError, match=r"no such key \(commands take it from AEGIS_ADMIN_KEY\)"):
-                read(None, None, url, "other")
+                read_run(None, None, url, "other")
         finally:
             server.shutdown()
             thread.join()
@@ -154,8 +153,8 @@ def test_a_server_is_asked_with_the_key() -> None:
 def test_what_cannot_be_asked_for_is_said(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(UserError, match="give a file of spans, or the --url"):
-        read(None, None, None, None)
+        read_run(None, None, None, None)
     with pytest.raises(UserError, match="a server is asked for its own"):
-        read(None, tmp_path, "http://127.0.0.1:1", None)
+        read_run(None, tmp_path, "http://127.0.0.1:1", None)
     with pytest.raises(UserError, match="holds no spans"):
-        read(tmp_path / "empty.jsonl", None, None, None)
+        read_run(tmp_path / "empty.jsonl", None, None, None)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from aegis.core.rng import Stream
-from bench.workloads.artifact import Artifact
-from bench.workloads.poisson import Poisson
+from bench.workloads.arrival_processes import Artifact, Poisson
 
 
 def counts(workload: Artifact, models: int) -> list[int]:

@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 import pytest
 
 from aegis.core.rng import Stream
-from bench.workloads.gamma import Gamma
+from bench.workloads.arrival_processes import Gamma
 
 
 @pytest.mark.parametrize("cv", [0.3, 1.0, 2.5])

@@ -1,4 +1,10 @@
-"""The market against what is published of real ones, by the papers' own definitions."""
+"""The market against what is published of real ones, by the papers' own definitions.
+
+`PRISM_*`: four production traces (Prism, §3.1 and appendix A.1). A model is active for 120 s after a call; a switch is
+a change of the set of active models; an idle interval is a gap of more than 10 s between two calls of a model; the CV
+is that of calls per minute; the tail is from the first version of the paper, §3.1. `AEGAEON_TAIL` is the much longer
+tail of another market (Aegaeon, §2.2).
+"""
 
 from __future__ import annotations
 
@@ -8,9 +14,17 @@ from statistics import fmean, median, pstdev
 import pytest
 
 from aegis.core.rng import Stream
-from bench.workloads import market
-from bench.workloads.market import Market, popularity
+from bench.workloads.market import AEGAEON_RPS, Market, popularity
 
+PRISM_MODELS = (24, 129)
+PRISM_ACTIVE_WINDOW_S = 120
+PRISM_ACTIVE_SHARE = (0.23, 0.50)  # of the models, on average
+PRISM_SWITCHES_PER_HOUR = (54, 766)
+PRISM_IDLE_S = 10
+PRISM_IDLE_INTERVALS_PER_HOUR = (40, 100)  # of many models
+PRISM_CV_MIN = 1.0  # of many models
+PRISM_TAIL = (0.60, 0.25)  # this share of the models gets that share of the calls
+AEGAEON_TAIL = (0.941, 0.0135)
 HOURS = 4
 DURATION_S = HOURS * 3600
 
@@ -25,7 +39,7 @@ def active_spans(times: list[float]) -> list[tuple[float, float]]:
     """When the model was called in the last `PRISM_ACTIVE_WINDOW_S`."""
     spans: list[tuple[float, float]] = []
     for time in times:
-        stop = min(DURATION_S, time + market.PRISM_ACTIVE_WINDOW_S)
+        stop = min(DURATION_S, time + PRISM_ACTIVE_WINDOW_S)
         if spans and time <= spans[-1][1]:
             spans[-1] = (spans[-1][0], stop)
         else:
@@ -34,7 +48,7 @@ def active_spans(times: list[float]) -> list[tuple[float, float]]:
 
 
 def idle_intervals_per_hour(times: list[float]) -> float:
-    return sum(b - a > market.PRISM_IDLE_S for a, b in pairwise(times)) / HOURS
+    return sum(b - a > PRISM_IDLE_S for a, b in pairwise(times)) / HOURS
 
 
 def cv_of_minutes(times: list[float]) -> float:
@@ -53,13 +67,13 @@ def test_the_defaults_lie_within_the_published_figures(models: int) -> None:
     switches = sum(1 + (stop < DURATION_S) for each in spans for _, stop in each) / HOURS
     idle = [idle_intervals_per_hour(times) for times in calls]
     variations = [cv_of_minutes(times) for times in calls if times]
-    low, high = market.PRISM_IDLE_INTERVALS_PER_HOUR
-    assert market.PRISM_MODELS[0] <= models <= market.PRISM_MODELS[1]
-    assert market.PRISM_ACTIVE_SHARE[0] < active < market.PRISM_ACTIVE_SHARE[1]
-    assert market.PRISM_SWITCHES_PER_HOUR[0] < switches < market.PRISM_SWITCHES_PER_HOUR[1]
+    low, high = PRISM_IDLE_INTERVALS_PER_HOUR
+    assert PRISM_MODELS[0] <= models <= PRISM_MODELS[1]
+    assert PRISM_ACTIVE_SHARE[0] < active < PRISM_ACTIVE_SHARE[1]
+    assert PRISM_SWITCHES_PER_HOUR[0] < switches < PRISM_SWITCHES_PER_HOUR[1]
     assert sum(low <= rate <= high for rate in idle) > models / 3
-    assert median(variations) > market.PRISM_CV_MIN
-    assert sum(map(len, calls)) / DURATION_S / models == pytest.approx(market.AEGAEON_RPS, rel=0.08)
+    assert median(variations) > PRISM_CV_MIN
+    assert sum(map(len, calls)) / DURATION_S / models == pytest.approx(AEGAEON_RPS, rel=0.08)
 
 
 def tail(models: int, alpha: float, share: float) -> float:
@@ -68,9 +82,9 @@ def tail(models: int, alpha: float, share: float) -> float:
 
 
 def test_popularity_is_as_long_tailed_as_published() -> None:
-    models, calls = market.PRISM_TAIL
+    models, calls = PRISM_TAIL
     assert tail(80, Market().alpha, models) == pytest.approx(calls, rel=0.1)
-    models, calls = market.AEGAEON_TAIL
+    models, calls = AEGAEON_TAIL
     assert tail(80, 3, models) == pytest.approx(calls, rel=0.05)
     assert sum(popularity(129, 0.8)) == pytest.approx(1)
 

@@ -7,7 +7,7 @@ from statistics import fmean, pvariance
 import pytest
 
 from aegis.core.rng import Stream
-from bench.workloads.poisson import Poisson
+from bench.workloads.arrival_processes import Poisson
 
 
 def test_counts_have_the_mean_and_the_variance_of_poisson() -> None:

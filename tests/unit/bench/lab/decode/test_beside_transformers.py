@@ -7,8 +7,8 @@ import pytest
 
 from aegis.core.errors import UserError
 from aegis.engine.vllm import version
+from bench.lab.commands import run_decode as command
 from bench.lab.decode.beside_transformers import Plan, Result, run
-from bench.lab.decode.command import run as command
 
 
 def test_a_tiny_run_measures_every_case(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span, SpanKind
-from bench.calibration.past import Past
-from bench.fidelity.pieces import Pieces, write_trace
+from bench.calibration.telemetry import Telemetry
+from bench.fidelity.interleaving import Interleaving, write_trace
 from bench.workloads import traces
 from bench.workloads.arrival import Arrival
 
-PIECES = Pieces(piece_ns=1000, pause_ns=100)
+INTERLEAVING = Interleaving(piece_ns=1000, pause_ns=100)
 MEASURED, COMPARED = ModelId("measured"), ModelId("compared")
 TIMES = st.lists(st.integers(0, 9999), min_size=1)
 
@@ -34,18 +34,18 @@ def test_what_belongs_to_which_is_known_on_another_clock(
 ) -> None:
     asked = [
         recorded(each.at_ns, each.model)
-        for each in PIECES.by_turns(arrivals(measured, MEASURED), arrivals(compared, COMPARED))
+        for each in INTERLEAVING.by_turns(arrivals(measured, MEASURED), arrivals(compared, COMPARED))
     ]
     assert len(asked) == len(measured) + len(compared)
     came = [recorded(clock_ns + each.arrival_ns + (late_ns if at else 0), each.model) for at, each in enumerate(asked)]
     spans = [Span(InstanceId("a"), SpanKind.PREFILL, each.model, each.arrival_ns, each.arrival_ns) for each in came]
-    sides = PIECES.split(asked, Past(spans, came))
+    sides = INTERLEAVING.split(asked, Telemetry(spans, came))
     for side, model, count in zip(sides, (MEASURED, COMPARED), (len(measured), len(compared)), strict=True):
         assert [each.model for each in side.records] == [each.model for each in side.spans] == [model] * count
 
 
 def test_pieces_follow_each_other_with_pauses() -> None:
-    mixed = PIECES.by_turns(arrivals([0, 999, 1000], MEASURED), arrivals([0, 1999], COMPARED))
+    mixed = INTERLEAVING.by_turns(arrivals([0, 999, 1000], MEASURED), arrivals([0, 1999], COMPARED))
     assert [each.at_ns for each in mixed] == [50, 1049, 1150, 2250, 4349]
 
 

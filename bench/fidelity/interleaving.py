@@ -1,4 +1,4 @@
-"""Two workloads by turns, so that both see the machine in all its moods."""
+"""Two workloads interleaved, so that both see the machine as fast and as slow as it is."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aegis.telemetry.records import Record
-from bench.calibration.past import Past
+from bench.calibration.telemetry import Telemetry
 from bench.common.result_files import write
 from bench.workloads.arrival import Arrival, in_order
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class Interleaving:
     """A piece of the workload that costs are measured on, then one of that which is compared, and so on. Around each
     piece half a `pause_ns`, in which its requests end."""
 
@@ -31,11 +31,11 @@ class Pieces:
         """Of a time since the start of both."""
         return at_ns // self._slot_ns % 2 == 1
 
-    def split(self, asked: Sequence[Record], seen: Past) -> tuple[Past, Past]:
+    def split(self, asked: Sequence[Record], seen: Telemetry) -> tuple[Telemetry, Telemetry]:
         """Divides the history of a server between the workload that costs are measured on and the one that is compared.
         Events that began in a pause belong to the nearer piece."""
         start_ns = _start_ns(asked, seen.records)
-        measured, compared = Past([], []), Past([], [])
+        measured, compared = Telemetry([], []), Telemetry([], [])
         for span in seen.spans:
             (compared if self.is_compared(span.start_ns - start_ns) else measured).spans.append(span)
         for record in seen.records:

@@ -26,7 +26,7 @@ class Truth:
     message_ns: int = 500_000
 
 
-def past(truth: Truth, *, runs: int = 600, seed: int = 0) -> tuple[list[Span], list[Record]]:
+def made(truth: Truth, *, runs: int = 600, seed: int = 0) -> tuple[list[Span], list[Record]]:
     """Prefills with pauses between, in the first half of the time beside decode runs."""
     draws, spans, records = random.Random(seed), list[Span](), list[Record]()
     scale = {MODELS[0]: 1.0, MODELS[1]: 2.0}

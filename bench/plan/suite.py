@@ -1,0 +1,123 @@
+"""`aegis plan` from its options to a sentence and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rich.table import Table
+
+from aegis.core.clock import NS_PER_S
+from aegis.core.errors import UserError
+from aegis.core.wording import count
+from aegis.policies import recipe
+from bench.common import result_files
+from bench.common.numbers import percent, seconds, size
+from bench.plan.search import Need, Plan, PlanSettings, plan
+from bench.simulate import table
+from bench.simulate.cells.figures import value
+from bench.simulate.cells.search import Probe
+from bench.simulate.cells.suites import OURS
+from bench.simulate.options import chosen
+from bench.simulate.setting import Setting, check_asked, tell_uncosted
+from bench.simulate.workers import cores
+
+_SEEDS = 3
+_TITLES = ("GPUs", "of each seed", "first tokens", "tokens", "with one less", "", "computing", "link", "TTFT p99")
+
+
+def run(given: Mapping[str, Any]) -> None:
+    """Raises UserError."""
+    if given["json"]:
+        result_files.check(given["json"])
+    settings = settings_of(given)
+    for seed in settings.seeds:
+        check_asked(replace(settings.setting, seed=seed))
+    tell_uncosted(settings.setting)
+    answer = plan(settings)
+    show(answer)
+    if given["json"]:
+        result_files.write_json(given["json"], answer)
+
+
+def settings_of(given: Mapping[str, Any]) -> PlanSettings:
+    """Raises UserError."""
+    workload, trace = given["workload"], given["trace"]
+    if (workload is None) == (trace is None):
+        raise UserError("give one of --workload and --trace")
+    if trace and given["seeds"]:
+        raise UserError("--seeds is of --workload; a trace is drawn already")
+    policies = tuple(dict.fromkeys(recipe(name).name for name in given["policy"] or (OURS,)))
+    seeds = 1 if trace else given["seeds"] or _SEEDS
+    setting = Setting(policy=policies[0], workload=workload, trace=str(trace) if trace else None, **chosen(given))
+    return PlanSettings(
+        setting=setting,
+        policies=policies,
+        seeds=tuple(range(given["seed"], given["seed"] + seeds)),
+        most=given["most"],
+        jobs=given["jobs"] or cores(),
+    )
+
+
+def show(answer: Plan) -> None:
+    """The answer first."""
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column("")
+    for title in _TITLES:
+        shown.add_column(title, justify="right")
+    for need in answer.needs:
+        shown.add_row(need.contender, *_cells(need))
+    table.plain_console().print(sentence(answer), "", shown, "", memory(answer), sep="\n")
+
+
+def sentence(answer: Plan) -> str:
+    """The number of GPUs that it takes, or that there may not be enough."""
+    first, *others = answer.needs
+    if first.gpus.at is None:
+        return (
+            f"{value(first.gpus):g} × {answer.gpu} are not enough for {count(answer.models, 'model')}: "
+            f"{percent(first.enough.ttft_attainment)} of first tokens and {percent(first.enough.attainment)} of tokens "
+            "on time. Allow more (--most), later tokens (--slo), or take a faster GPU (--gpu)."
+        )
+    asked = answer.setting["slo"]
+    limits = f"{seconds(asked['ttft_ns'] / NS_PER_S)}, then {seconds(asked['tbt_ns'] / NS_PER_S)} a token"
+    told = (
+        f"{first.gpus.at:g} × {answer.gpu} serve {count(answer.models, 'model')} with 99 % of first tokens and 90 % of "
+        f"tokens on time (unless a model has its own: {limits})"
+    )
+    dedicated = next((need for need in others if need.contender == "dedicated"), None)
+    if dedicated is None:
+        return f"{told}."
+    if dedicated.gpus.at is None:
+        return f"{told}; with a GPU for each model {value(dedicated.gpus):g} would not be enough."
+    return f"{told}; with a GPU for each model it takes {dedicated.gpus.at:g}."
+
+
+def memory(answer: Plan) -> str:
+    """The memory that is needed, and where."""
+    first = answer.needs[0]
+    gpus, host = round(value(first.gpus)), answer.weight_bytes + first.use.kv_bytes
+    return (
+        f"Weights {size(answer.weight_bytes)}, of the largest model {size(answer.largest_bytes)}; KV up to "
+        f"{size(first.use.kv_bytes)} at once; {gpus} × {answer.gpu} hold {size(gpus * answer.gpu_bytes)}.\n"
+        f"Host memory of {size(host)} keeps all of it one copy away; links bring in weights and KV for "
+        f"{percent(first.use.link_busy)} of the time."
+    )
+
+
+def _cells(need: Need) -> tuple[str, ...]:
+    figures, fewer = need.use.figures, need.fewer
+    return (
+        str(need.gpus),
+        ", ".join(str(found.at) for found in need.found),
+        *_shares(need.enough),
+        *(_shares(fewer) if fewer else ("-", "-")),
+        percent(figures.utilisation),
+        percent(need.use.link_busy),
+        "-" if figures.ttft_p99_ms is None else seconds(figures.ttft_p99_ms / 1e3),
+    )
+
+
+def _shares(probe: Probe) -> tuple[str, str]:
+    return percent(probe.ttft_attainment), percent(probe.attainment)
