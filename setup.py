@@ -12,6 +12,7 @@ COMPILED = (
     "aegis/core/copy_order.py",
     "aegis/core/estimators.py",
     "aegis/core/lifecycle.py",
+    "aegis/core/step_terms.py",
     "aegis/core/switching.py",
     "aegis/core/views.py",
     "aegis/sim/copies.py",

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Final
 
 from aegis.core.model import Manifest
+from aegis.core.step_terms import decode_terms, prefill_terms
 
 _DECAY: Final = 0.98  # an observation's weight halves after 34 newer ones
 _PRIOR_WEIGHT: Final = 0.05
@@ -179,7 +180,8 @@ class Latency:
 
     def prefill_ns(self, stop: int, start: int = 0) -> int:
         """Eq. 5 for positions `[start, stop)` of a batch of one, the KV of those before being there."""
-        return self.prefills_ns(1, stop - start, stop * stop - start * start)
+        tokens, squares = prefill_terms(stop, start)
+        return self.prefills_ns(1, tokens, squares)
 
     def prefills_ns(self, jobs: int, tokens: int, squares: int) -> int:
         """The same for `jobs` one after the other: of `tokens` in all, their squares adding up to `squares`."""
@@ -203,11 +205,13 @@ class Latency:
 
 
 def _prefill_features(linear: float, quadratic: float, stop: int, start: int = 0) -> Features:
-    return (linear * (stop - start), quadratic * (stop * stop - start * start), 1.0)
+    tokens, squares = prefill_terms(stop, start)
+    return (linear * tokens, quadratic * squares, 1.0)
 
 
-def _decode_features(linear: float, quadratic: float, t: int, rows: int) -> Features:
-    return (linear, quadratic * t, float(rows))
+def _decode_features(linear: float, quadratic: float, context_tokens: int, rows: int) -> Features:
+    steps, read, computed = decode_terms(context_tokens, rows)
+    return (linear * steps, quadratic * read, float(computed))
 
 
 @lru_cache(maxsize=1024)

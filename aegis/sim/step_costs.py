@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from math import isqrt, sqrt
 from typing import Final
 
+from aegis.core.step_terms import decode_terms, prefill_terms
+
 _PS_PER_NS: Final = 1_000
 _PS_PER_MS: Final = 1_000_000_000
 
@@ -62,12 +64,13 @@ class StepCosts:
 
     def prefill_ns(self, stop: int, start: int = 0) -> int:
         """Eq. 5 for positions `[start, stop)` of a batch of one prompt, the KV of those before being there."""
-        ps = self.prefill_ps + self.token_ps * (stop - start) + self.token2_ps * (stop * stop - start * start)
+        tokens, squares = prefill_terms(stop, start)
+        ps = self.prefill_ps + self.token_ps * tokens + self.token2_ps * squares
         return max(_whole_ns(ps), self.decode_ns(stop, 1))
 
     def decode_ns(self, context_tokens: int, batch: int) -> int:
         """Eq. 6 and a term per row: one step of `batch` rows over `context_tokens` cached tokens in all."""
-        return _whole_ns(self._first_step_ps(context_tokens, batch))
+        return _whole_ns(self._run_ps(context_tokens, batch))
 
     def run_ns(self, context_tokens: int, batch: int, steps: int) -> int:
         """`steps` steps in a row, the first as in `decode_ns`; each leaves every row one token longer.
@@ -75,15 +78,14 @@ class StepCosts:
         Exact but for one rounding, up to the next nanosecond: less than the sum of single steps by under 1 ns a step.
         Step k of a run ends at `start + run_ns(.., k)`.
         """
-        first_ps, growth_ps = self._first_step_ps(context_tokens, batch), self.context_token_ps * batch
-        return _whole_ns(_run_ps(first_ps, growth_ps, steps))
+        return _whole_ns(self._run_ps(context_tokens, batch, steps))
 
     def steps_within(self, context_tokens: int, batch: int, budget_ns: int) -> int:
         """The most steps n with `run_ns(.., n) <= budget_ns`."""
         if budget_ns <= 0:
             return 0
         first_ps, growth_ps, budget_ps = (
-            self._first_step_ps(context_tokens, batch),
+            self._run_ps(context_tokens, batch),
             self.context_token_ps * batch,
             budget_ns * _PS_PER_NS,
         )
@@ -91,18 +93,19 @@ class StepCosts:
         # Floats are right but for a few steps, at the very most.
         linear, twice = float(2 * first_ps - growth_ps), 2.0 * budget_ps
         steps = int(2 * twice / (sqrt(linear * linear + 4 * growth_ps * twice) + linear))
-        while _run_ps(first_ps, growth_ps, steps) > budget_ps:
+        while self._run_ps(context_tokens, batch, steps) > budget_ps:
             steps -= 1
-        while _run_ps(first_ps, growth_ps, steps + 1) <= budget_ps:
+        while self._run_ps(context_tokens, batch, steps + 1) <= budget_ps:
             steps += 1
         return steps
 
     def steps_in_time(self, context_tokens: int, batch: int, steps: int, *, budget_ns: int, each_ns: int) -> int:
         """The number n of `1 … steps` that have `run_ns(.., n) <= budget_ns + n * each_ns`."""
-        first_ps = self._first_step_ps(context_tokens, batch) - each_ns * _PS_PER_NS
+        each_ps = each_ns * _PS_PER_NS
+        first_ps = self._run_ps(context_tokens, batch) - each_ps
         growth_ps, budget_ps = self.context_token_ps * batch, budget_ns * _PS_PER_NS
         low, high = 1, steps
-        if first_ps <= budget_ps and _run_ps(first_ps, growth_ps, steps) <= budget_ps:
+        if first_ps <= budget_ps and self._run_ps(context_tokens, batch, steps) - each_ps * steps <= budget_ps:
             return steps  # what is in time at both ends is so between them: time grows ever faster
         if growth_ps:
             # Between the roots of the polynomial of `steps_within`. For a whole n the integer root decides as the real
@@ -122,13 +125,10 @@ class StepCosts:
         low, high = max(low, 1), min(high, steps)
         return high - low + 1 if low <= high else 0
 
-    def _first_step_ps(self, context_tokens: int, batch: int) -> int:
-        step_ps = self.decode_ps + self.context_token_ps * context_tokens + self.row_ps * batch
-        return step_ps + self.batch_ps if batch > 1 else step_ps
-
-
-def _run_ps(first_ps: int, growth_ps: int, steps: int) -> int:
-    return steps * first_ps + growth_ps * (steps * (steps - 1) // 2)
+    def _run_ps(self, context_tokens: int, batch: int, steps: int = 1) -> int:
+        steps, read, computed = decode_terms(context_tokens, batch, steps)
+        ps = self.decode_ps * steps + self.context_token_ps * read + self.row_ps * computed
+        return ps + self.batch_ps * steps if batch > 1 else ps
 
 
 def _whole_ns(ps: int) -> int:

@@ -66,13 +66,21 @@ def quality(
     expected, fold = np.empty(len(durations)), np.arange(len(durations)) % HELD_OUT
     for held in (fold == number for number in range(HELD_OUT)):
         expected[held] = features[held] @ fit(features[~held], durations[~held])
+    noise = _noise((durations - expected) / parts, features / parts[:, None], occasions)
+    return judged(expected, durations, parts, noise)
+
+
+def judged(expected: Vector, durations: Vector, parts: Vector, noise: Vector | None = None) -> Quality:
+    """Of predictions, whoever made them. `noise` of each: what no prediction could have known, squared, of a part; NaN
+    where nobody can tell. R² is 0 where there is nothing to explain."""
     errors = np.abs(expected / durations - 1)
     left, seen = (durations - expected) / parts, durations / parts
     spread = _mean((seen - _mean(seen, parts)) ** 2, parts)
     r2 = 1 - _mean(left**2, parts) / spread if spread else 0.0
-    noise = _noise(left, features / parts[:, None], occasions)
-    repeated = ~np.isnan(noise)
-    ceiling = 1 - _mean(noise[repeated], parts[repeated]) / spread if spread and repeated.any() else None
+    ceiling = None
+    if noise is not None:
+        repeated = ~np.isnan(noise)
+        ceiling = 1 - _mean(noise[repeated], parts[repeated]) / spread if spread and repeated.any() else None
     return Quality(len(seen), r2, float(errors.max()), float(np.median(errors)), ceiling)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aegis.core.ids import InstanceId, ModelId
+from aegis.core.step_terms import decode_terms, prefill_terms
 from aegis.telemetry.spans import Span, SpanKind
 from bench.calibration.least_squares import Matrix, Quality, Vector, fit, quality
 
@@ -192,12 +193,11 @@ def _shares(these: Sequence[Span], busy: _Busy) -> Vector:
 
 def _decode_features(span: Span) -> tuple[float, ...]:
     """Of all steps: their number, the cached tokens they read, their rows, and their number where these are several."""
-    steps, rows = span.steps, span.requests
-    return steps, span.tokens * steps + rows * (steps * (steps - 1) // 2), rows * steps, steps * (rows > 1)
+    return *decode_terms(span.tokens, span.requests, span.steps), span.steps * (span.requests > 1)
 
 
 def _prefill_features(span: Span) -> tuple[float, ...]:
-    return 1, span.tokens, (span.cached + span.tokens) ** 2 - span.cached**2
+    return 1, *prefill_terms(span.cached + span.tokens, span.cached)
 
 
 def _contention(runs: Sequence[_Runs]) -> float:

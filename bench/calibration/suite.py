@@ -12,11 +12,13 @@ import yaml
 from aegis.admin_client import AdminClient
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
+from aegis.core.model import ModelSpec
 from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.spans import SpanKind
 from bench.calibration import telemetry
 from bench.calibration.least_squares import Quality
 from bench.calibration.rates import CopyRate, Rates, measure_rates
+from bench.calibration.serving_estimates import ServingQuality, serving_quality
 from bench.calibration.steps import StepFit, fit_steps
 from bench.calibration.telemetry import Telemetry
 from bench.common.result_files import check, write
@@ -46,6 +48,15 @@ def lines(contention: float, fits: Mapping[ModelId, StepFit], rates: Rates) -> I
     yield ""
     yield from _rest(contention, rates)
     yield from _poor(fits)
+
+
+def serving_lines(found: Mapping[ModelId, ServingQuality]) -> Iterator[str]:
+    """The same runs as the server's own estimators predict them. They learn as they go, and from whole durations."""
+    width = max([5, *map(len, found)])
+    yield f"{'model':{width}} the server's own estimates: {'runs':>6} {'R2':>6} {'typical':>8}"
+    for model, each in found.items():
+        for kind, judged in (("decode", each.decode), ("prefill", each.prefill)):
+            yield f"{model:{width}} {kind:28} {judged.observations:6} {judged.r2:6.3f} {judged.typical:8.1%}"
 
 
 def _poor(fits: Mapping[ModelId, StepFit]) -> Iterator[str]:
@@ -150,19 +161,24 @@ def run(*, url: str, probe: bool, seconds: float | None, spans: Path | None, rec
         raise UserError("--probe says itself what is learnt from; leave out --seconds and --spans")
     if records is not None and spans is None:
         raise UserError("--records is a file beside one of --spans; a server is asked for its own")
-    print(*calibrate(_seen(url, probe, seconds, spans, records), out).table, sep="\n")
+    seen = _seen(url, probe, seconds, spans, records)
+    models = AdminClient(url).node().models if spans is None else ()
+    print(*calibrate(seen, out, models).table, sep="\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """`table` is for people."""
+    """`table` is for people. `serving` is how well the server's own estimators predict the same runs; empty where
+    nobody knows the models' shapes."""
 
     fits: Mapping[ModelId, StepFit]
+    serving: Mapping[ModelId, ServingQuality]
     table: list[str]
 
 
-def calibrate(seen: Telemetry, out: Path) -> Learned:
-    """Writes what was measured. Raises UserError where there is too little to learn from."""
+def calibrate(seen: Telemetry, out: Path, models: Sequence[ModelSpec] = ()) -> Learned:
+    """Writes what was measured. `models` are those of the server. Raises UserError where there is too little to learn
+    from."""
     contention, fits = fit_steps(seen.spans)
     if not fits:
         raise UserError("too few runs of any model to learn from: at least 10 prefills and 10 decode runs are needed")
@@ -170,7 +186,9 @@ def calibrate(seen: Telemetry, out: Path) -> Learned:
     write(out, written(contention, fits, rates).encode())
     seen_models = {span.model for span in seen.spans if span.kind in (SpanKind.DECODE, SpanKind.PREFILL)}
     left_out = sorted(seen_models - fits.keys())
-    return Learned(fits, [*lines(contention, fits, rates), *_left_out(left_out)])
+    serving = serving_quality(seen.spans, models)
+    own = ["", *serving_lines(serving)] if serving else []
+    return Learned(fits, serving, [*lines(contention, fits, rates), *own, *_left_out(left_out)])
 
 
 def _left_out(models: Sequence[ModelId]) -> list[str]:

@@ -83,12 +83,12 @@ def run(options: FidelityOptions) -> dict[str, Any]:
     with _directory(options.keep) as directory:
         replayed = _replays(options, directory)
         costs = options.costs or directory / "costs.yaml"
-        r2 = _measure(replayed.seen, costs) if replayed.seen else {}
+        r2, estimators = _measure(replayed.seen, costs, replayed.node) if replayed.seen else ({}, {})
         simulated = replayed.simulated(costs)
         own = _by_its_own_costs(replayed, directory / "own_costs.yaml")
     whole, per_model = compare(replayed.live.records, simulated.records)
     result = _result(options, replayed.live, simulated, whole, per_model)
-    result |= {"by_its_own_costs": msgspec.to_builtins(own), "r2": r2}
+    result |= {"by_its_own_costs": msgspec.to_builtins(own), "r2": r2, "estimators": estimators}
     print(*_lines(result, whole, per_model, own), sep="\n")
     if options.json:
         write_json(options.json, result)
@@ -109,14 +109,22 @@ def _replays(options: FidelityOptions, directory: Path) -> _Replayed:
     return _Replayed(node, asked, live, seen, interleaving)
 
 
-def _measure(seen: Telemetry, costs: Path) -> dict[str, dict[str, float]]:
-    """R² of each model's estimates."""
-    learned = calibrate(seen, costs)
+def _measure(seen: Telemetry, costs: Path, node: NodeReport) -> tuple[dict[str, Any], dict[str, Any]]:
+    """R² of each model's costs, and R² and typical error of the estimators that serve, on the same runs."""
+    learned = calibrate(seen, costs, node.models)
     print(*learned.table, sep="\n")
-    return {
+    r2 = {
         str(model): {"decode": fit.decode_quality.r2, "prefill": fit.prefill_quality.r2}
         for model, fit in learned.fits.items()
     }
+    estimators = {
+        str(model): {
+            kind: {"r2": judged.r2, "typical": judged.typical}
+            for kind, judged in (("decode", each.decode), ("prefill", each.prefill))
+        }
+        for model, each in learned.serving.items()
+    }
+    return r2, estimators
 
 
 def _by_its_own_costs(replayed: _Replayed, costs: Path) -> Compared | None:
