@@ -21,7 +21,7 @@ STEADY = Truth(decode=(2_000_000, 400, 300_000, 0))
 
 
 def test_runs_as_the_equations_have_them_are_predicted() -> None:
-    """But for what is believed of the hardware, which counts for less the more runs there were."""
+    """Nearly: the bound of the hardware keeps a small weight in the fits."""
     found = serving_quality(made(STEADY)[0], SPECS)
     assert list(found) == sorted(MODELS)
     for each in found.values():
