@@ -1,4 +1,4 @@
-"""Parts that several benchmarks share: a figure and its bar, the machine, result files and the tables made of them.
+"""Parts that several benchmarks share: a figure and its bar, the machine, result files and the code they are of.
 
-The suites of `bench` and `docs/generate.py` use it.
+All rooms of `bench` use it.
 """
