@@ -32,8 +32,28 @@ class ErrorBody(Struct, frozen=True):
 
 def shown(value: object) -> str:
     """A value as messages quote it: short, on one line."""
-    text = repr(value[: _SHOWN_CHARACTERS + 1] if isinstance(value, str | list) else value)
+    text = _beginning(value, _SHOWN_CHARACTERS + 1)
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
+
+
+def _beginning(value: object, count: int) -> str:
+    """So many characters of `repr(value)` at least, or all; little more is made, however large and deep it is."""
+    if count <= 0:
+        return ""
+    if isinstance(value, str):
+        return repr(value[:count])
+    if not isinstance(value, list | dict):
+        return repr(value)
+    text, close = ("{", "}") if isinstance(value, dict) else ("[", "]")
+    separator = ""
+    for entry in value:
+        text += separator + _beginning(entry, count - len(text))
+        if isinstance(value, dict) and len(text) < count:
+            text += ": " + _beginning(value[entry], count - len(text))
+        if len(text) >= count:
+            return text
+        separator = ", "
+    return text + close
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> list[str]:

@@ -113,6 +113,32 @@ HEAVY: dict[str, bytes] = {
         {"model": "llama", "messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 90_000}]}
     ).encode(),
     "many numbers": b'{"model": "llama", "prompt": [' + b"5," * 1_900_000 + b"5]}",
+    "numbers that take long": b'{"model": "llama", "a": {}, "prompt": [' + b"1e300," * 600_000 + b"5]}",
+    "few numbers that take long": b'{"model": "llama", "a": {}, "prompt": [' + b"1e300," * 10_000 + b"5]}",
+    "many small numbers": b'{"model": "llama", "a": {}, "prompt": [' + b"3e-300," * 550_000 + b"5]}",
+    "many numbers beside objects": b'{"model": "llama", "a": {}, "prompt": [' + b"5," * 1_900_000 + b"5]}",
+    "many types of a schema": json.dumps(
+        {"model": "llama", "prompt": "x", "max_tokens": 1}
+        | {"structured_outputs": {"json": {"type": [f"t{n}" for n in range(3500)], "enum": ["a"] * 3500}}}
+    ).encode(),
+    "a schema in a string": json.dumps(
+        {"model": "llama", "prompt": "x", "structured_outputs": {"json": "[" + "[]," * 1_000_000 + "[]]"}}
+    ).encode(),
+    "arguments in strings": json.dumps(
+        {
+            "model": "llama",
+            "messages": [
+                {
+                    "role": "assistant",
+                    "tool_calls": [
+                        {"id": "c", "function": {"name": "f", "arguments": '{"a": [' + "[]," * 60_000 + "[]]}"}}
+                    ]
+                    * 20,
+                }
+            ],
+        }
+    ).encode(),
+    "a deep value that is told": b'{"model": %s1%s}' % (b"[" * 900, b"]" * 900),
     "many empty lists": b'{"model": "llama", "prompt": [' + b"[]," * 1_300_000 + b"[]]}",
     "a number of many digits": b'{"model": "llama", "prompt": [' + b"9" * 3_900_000 + b"]}",
     "a fraction of many digits": b'{"model": "llama", "temperature": 0.' + b"9" * 3_900_000 + b"}",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,17 +13,13 @@ from aegis.core.errors import UserError
 from proxy.http.client_disconnect import ClientGone
 from proxy.http.errors import shown
 from proxy.http.fields import Fields
+from proxy.http.json_bounds import check_counts, check_names
 from proxy.http.request.worker_thread import beside_loop
 from proxy.http.security.http_protocol import broken_off
 from proxy.http.security.large_bodies import SMALL_BYTES, sent_in_time
 from proxy.http.settings import large_bodies_of
 
 PARAMETERS_MAX = 256
-PARTS_MAX = 1 << 16
-"""Strings, lists and objects, names counted as strings. The interpreter is let go nowhere while they are decoded, so
-many of them would keep the event loop from running, from a thread too."""
-
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 class _Key(str):
@@ -56,12 +50,11 @@ def parse_object(body: bytes) -> dict[str, Any]:
         seen[name] = None
         return _Key(name)
 
-    if not _parts_fit(body):
-        raise UserError(f"the body has more than {PARTS_MAX} strings, lists and objects", code="too_many_parts")
+    check_counts(body)
     try:
         parsed = msgspec.json.decode(body, type=dict[_Key, Any], dec_hook=once)
         if body.count(b"{") > 1:
-            json.loads(body, object_pairs_hook=_once_each)
+            check_names(body)
     except msgspec.ValidationError as error:
         if seen and "out of range" in str(error):
             last = next(reversed(seen))
@@ -72,31 +65,6 @@ def parse_object(body: bytes) -> dict[str, Any]:
         reason = "nested too deeply" if isinstance(error, RecursionError) else shown(str(error))
         raise UserError(f"the body is not valid JSON: {reason}", code="invalid_json") from None
     return {str(name): value for name, value in parsed.items()}
-
-
-def _parts_fit(body: bytes) -> bool:
-    if body.count(b'"') // 2 + body.count(b"[") + body.count(b"{") <= PARTS_MAX:
-        return True
-    parts = at = 0
-    for string in _STRING.finditer(body):  # what looks like a list within one is none
-        start, end = string.span()
-        parts += 1 + body.count(b"[", at, start) + body.count(b"{", at, start)
-        at = end
-        if parts > PARTS_MAX:
-            return False
-    return parts + body.count(b"[", at) + body.count(b"{", at) <= PARTS_MAX
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object within the body. Of two values of one name another reader may take the other one."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names: set[str] = set()
-        for name, _ in pairs:
-            if name in names:
-                raise UserError(f"{shown(name)} is given more than once in one object", param=name[:200])
-            names.add(name)
-    return values
 
 
 async def _read(request: Request, bytes_max: int) -> bytes:

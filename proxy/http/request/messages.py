@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from proxy.http.errors import shown
 from proxy.http.fields import Fields
+from proxy.http.json_bounds import InnerJson
 
 MESSAGES_MAX = 4096
 CALLS_MAX = 128
@@ -20,7 +19,11 @@ def read_messages(fields: Fields, name: str = "messages") -> list[dict[str, Any]
     messages = fields.items(name, most=MESSAGES_MAX)
     if not messages:
         raise fields.refusal(name, "must hold at least one message")
-    return [_read_message(Fields(_object(fields, name, i, entry), f"{name}[{i}].")) for i, entry in enumerate(messages)]
+    inner = InnerJson()
+    return [
+        _read_message(Fields(_object(fields, name, i, entry), f"{name}[{i}]."), inner)
+        for i, entry in enumerate(messages)
+    ]
 
 
 def _object(fields: Fields, name: str, index: int, entry: Any) -> dict[str, Any]:
@@ -29,13 +32,13 @@ def _object(fields: Fields, name: str, index: int, entry: Any) -> dict[str, Any]
     return entry
 
 
-def _read_message(fields: Fields) -> dict[str, Any]:
+def _read_message(fields: Fields, inner: InnerJson) -> dict[str, Any]:
     role = fields.required_text("role")
     if role not in _ROLES:
         raise fields.refusal("role", f"must be one of {', '.join(_ROLES)}, not {shown(role)}")
     message: dict[str, Any] = {"role": role}
     if role == "assistant":
-        message |= _read_answer(fields)
+        message |= _read_answer(fields, inner)
     if role == "tool":
         message["tool_call_id"] = fields.required_text("tool_call_id")
     message["content"] = "" if "tool_calls" in message and not fields.given("content") else _read_content(fields)
@@ -50,7 +53,7 @@ def _read_message(fields: Fields) -> dict[str, Any]:
     return message
 
 
-def _read_answer(fields: Fields) -> dict[str, Any]:
+def _read_answer(fields: Fields, inner: InnerJson) -> dict[str, Any]:
     """Reads the parts of an earlier answer besides its content."""
     answer: dict[str, Any] = {}
     for name in ("reasoning_content", "reasoning"):
@@ -61,27 +64,25 @@ def _read_answer(fields: Fields) -> dict[str, Any]:
             raise fields.refusal(name, f"must be a string, not {shown(thought)}")
     calls = fields.items("tool_calls", most=CALLS_MAX)
     if calls:
-        answer["tool_calls"] = [_read_call(fields, index, call) for index, call in enumerate(calls)]
+        answer["tool_calls"] = [_read_call(fields, index, call, inner) for index, call in enumerate(calls)]
     return answer
 
 
-def _read_call(fields: Fields, index: int, call: Any) -> dict[str, Any]:
+def _read_call(fields: Fields, index: int, call: Any, inner: InnerJson) -> dict[str, Any]:
     """Its arguments as an object, which is what templates take."""
     if not isinstance(call, dict):
         raise fields.refusal(f"tool_calls[{index}]", f"must be an object, not {shown(call)}")
-    inner = fields.entry("tool_calls", index, call)
-    called, kind = inner.required_text("id"), inner.text("type", "function")
-    function = inner.nested("function")
+    entry = fields.entry("tool_calls", index, call)
+    called, kind = entry.required_text("id"), entry.text("type", "function")
+    function = entry.nested("function")
     name, arguments = function.required_text("name"), function.take("arguments")
     try:
-        parsed = (
-            msgspec.json.decode(arguments or "{}", type=dict[str, Any]) if isinstance(arguments, str) else arguments
-        )
+        parsed = inner.decoded(arguments or "{}") if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
         raise function.refusal("arguments", "must be a JSON object, as a string") from None
     if not isinstance(parsed, dict):
         raise function.refusal("arguments", f"must be a JSON object, as a string, not {shown(arguments)}")
-    for each in (function, inner):
+    for each in (function, entry):
         each.end()
     return {"id": called, "type": kind, "function": {"name": name, "arguments": parsed}}
 

@@ -14,6 +14,7 @@ from aegis.core.request import Grammar
 from proxy.http.client_disconnect import while_connected
 from proxy.http.errors import shown
 from proxy.http.fields import Fields
+from proxy.http.json_bounds import InnerJson
 from proxy.http.market import Served
 from proxy.http.security.admission import who
 from proxy.http.settings import trials_of
@@ -125,8 +126,10 @@ def _grammar(outputs: Fields, form: str) -> Grammar:
 def _json(outputs: Fields) -> Grammar:
     schema = outputs.take("json")
     if isinstance(schema, str):
+        if len(schema) > SCHEMA_BYTES_MAX:
+            raise outputs.refusal("json", f"is larger than {SCHEMA_BYTES_MAX} characters")
         try:
-            schema = msgspec.json.decode(schema)
+            schema = InnerJson().decoded(schema)
         except (ValueError, RecursionError) as error:
             raise outputs.refusal("json", f"is no JSON: {shown(str(error))}") from None
     check_schema(schema, "structured_outputs.json")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from typing import Any
 
 import httpx
 import pytest
 
 from aegis.core.errors import UserError
+from proxy.http.errors import shown
+from proxy.http.json_bounds import EXPONENTS_MAX, FRACTIONS_MAX, PARTS_MAX, VALUES_MAX
 from proxy.http.openai import chat
 from proxy.http.request import body
 from tests.unit.proxy.http.scripted import byte_text, calling, market, post, says
@@ -186,7 +189,7 @@ def test_parameters_are_so_many_at_most() -> None:
     assert (status, error["code"]) == (400, "invalid_json") and "256 parameters" in error["message"]
 
 
-PARTS = body.PARTS_MAX - 3  # beside the body itself and the two names
+PARTS = PARTS_MAX - 3  # beside the body itself and the two names
 
 
 @pytest.mark.parametrize(
@@ -210,6 +213,108 @@ def test_a_body_has_so_many_parts_at_most_and_what_stands_in_a_text_is_none(inne
     if fits:
         assert body.parse_object(content.encode()) == json.loads(content)
         return
-    with pytest.raises(UserError, match=f"more than {body.PARTS_MAX} strings, lists and objects") as error:
+    with pytest.raises(UserError, match=f"more than {PARTS_MAX} strings, lists and objects") as error:
         body.parse_object(content.encode())
     assert error.value.code == "too_many_parts"
+
+
+SLOW = [
+    b"1e300",
+    b"1.7976931348623157e308",
+    b"2.2250738585072011e-308",
+    b"9" * 700 + b"e-1000",
+    b"3e-300",
+    b"5",
+    b"0.5",
+]
+
+
+@pytest.mark.parametrize("number", SLOW, ids=[each[:30].decode() for each in SLOW])
+def test_numbers_take_no_time_that_others_notice(number: bytes) -> None:
+    """Some take the decoder 40 microseconds each, and 4 MiB of them minutes."""
+    content = b'{"model": "m", "a": {}, "prompt": [%s]}' % b",".join([number] * ((4 << 20) // (len(number) + 1) - 20))
+    began_s = time.monotonic()
+    with pytest.raises(UserError, match="the body has more than") as error:
+        body.parse_object(content)
+    assert error.value.code == "too_many_parts" and time.monotonic() - began_s < 0.25
+
+
+@pytest.mark.parametrize(
+    ("unit", "count"), [("1e5", EXPONENTS_MAX), ("0.5", FRACTIONS_MAX), ("5", VALUES_MAX - 2)], ids=str
+)
+def test_so_many_numbers_may_be_had(unit: str, count: int) -> None:
+    text = json.dumps("1e5, 0.5 " * 10_000)
+    for more, fits in ((0, True), (1, False)):
+        content = f'{{"a": {text}, "b": [{",".join([unit] * (count + more))}]}}'.encode()
+        if fits:
+            assert body.parse_object(content) == json.loads(content)
+        else:
+            with pytest.raises(UserError, match="the body has more than"):
+                body.parse_object(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"a": {"b": 1}, "c": {"b": 2, "d": [{"b": 3}, {"b": 4}]}, "b": 5}',
+        '{"a": {"b": "{\\"b\\": 1, \\"b\\": 2}", "c": "b", "d": "b"}}',
+        '{"a": {"\\"": 1, "\\\\": 2, "\\\\\\"": {}, "": "}"}}',
+    ],
+)
+def test_names_that_differ_or_stand_in_other_objects_may_be_had(content: str) -> None:
+    assert body.parse_object(content.encode()) == json.loads(content)
+
+
+def calls(arguments: list[str]) -> dict[str, Any]:
+    called = [{"id": "c", "function": {"name": "f", "arguments": each}} for each in arguments]
+    return {"model": "m", "messages": [{"role": "assistant", "tool_calls": called}, {"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (['{"a": 1, "a": 2}'], "more than once"),
+        (['{"a": {"b": 1, "\\u0062": 2}}'], "more than once"),
+        (['{"a": [' + ",".join(["[]"] * 40_000) + "]}"] * 2, "too_many_parts"),
+        (['{"a": [' + ",".join(["1e300"] * 400) + "]}"], "too_many_parts"),
+    ],
+    ids=["a name twice", "in two ways", "many parts", "slow numbers"],
+)
+def test_arguments_of_calls_are_read_like_a_body(arguments: list[str], told: str) -> None:
+    reply = post(market(text=byte_text("{{ messages }}")), "/v1/chat/completions", calls(arguments))
+    assert reply.status_code == 400 and told in reply.text, reply.text[:300]
+
+
+@pytest.mark.parametrize(
+    "schema", ['{"type": "null", "type": "string"}', "[" * 70_000, '{"enum": [' + "1e300," * 400 + "1]}", " " * 140_000]
+)
+def test_a_schema_in_a_string_is_read_like_a_body(schema: str) -> None:
+    began_s = time.monotonic()
+    reply = post(market(), "/v1/completions", {"model": "m", "prompt": "x", "structured_outputs": {"json": schema}})
+    assert reply.status_code == 400 and time.monotonic() - began_s < 1, reply.text[:300]
+
+
+def test_what_is_shown_of_a_value_is_what_python_shows_of_it() -> None:
+    values: list[Any] = [
+        None,
+        True,
+        5,
+        5.5,
+        "x",
+        "it's",
+        "é\n",
+        [],
+        {},
+        [1, [2, {"a": "b"}]],
+        {"a": [1], "b": {"c": {}}},
+    ]
+    for value in values:
+        assert shown(value) == repr(value)
+    many = [[["x" * 50] * 3] * 3] * 3
+    assert shown(many) == repr(many)[:60] + "…"
+    deep: Any = 1
+    for _ in range(900):
+        deep = {"a": [deep]}
+    assert shown(deep) == ('{"a": [' * 20).replace('"', "'")[:60] + "…"
+    assert shown("x" * 100) == "'" + "x" * 59 + "…"
+    assert shown({"a" * 100: 5}) == "{'" + "a" * 58 + "…"

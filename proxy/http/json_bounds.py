@@ -1,0 +1,106 @@
+"""What JSON from a client may consist of, counted before it is decoded, and that an object has each name once.
+
+The decoder lets the interpreter go nowhere, so what takes it long keeps the event loop from running, from a thread too.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from aegis.core.errors import UserError
+from proxy.http.errors import shown
+
+PARTS_MAX = 1 << 16
+"""Strings, lists and objects, names counted as strings."""
+
+VALUES_MAX = 1 << 20
+"""Of any kind, numbers too."""
+
+FRACTIONS_MAX = 1 << 14
+"""Numbers that are written with a point; one that lies between two floats takes the decoder 2 microseconds."""
+
+EXPONENTS_MAX = 256
+"""Numbers that are written with an exponent, of which five bytes may take it 40 microseconds, and many digits 150."""
+
+_SMALL_BYTES = 2048  # which cannot take long
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_EXPONENT = re.compile(rb"[0-9.][eE]")
+_NAME_OR_BRACE = re.compile(rb'"((?:[^"\\]++|\\.)*+)"(\s*+:)?|[{}]', re.DOTALL)
+
+
+def check_counts(content: bytes, parts_max: int = PARTS_MAX) -> int:
+    """How many parts there are at most: `content` need not be JSON. Raises UserError where there are too many."""
+    parts = content.count(b'"') // 2 + content.count(b"[") + content.count(b"{")
+    if parts <= parts_max and (len(content) <= _SMALL_BYTES or _problem(content) is None):
+        return parts
+    pieces = list[bytes]()
+    parts = at = 0
+    for string in _STRING.finditer(content):  # what looks like a list within one is none
+        start, end = string.span()
+        parts += 1
+        if parts > parts_max:
+            break
+        pieces.append(content[at:start])
+        at = end
+    else:
+        pieces.append(content[at:])
+        outside = b" ".join(pieces)
+        parts += outside.count(b"[") + outside.count(b"{")
+        if parts <= parts_max and (problem := _problem(outside)):
+            raise UserError(f"the body has more than {problem}", code="too_many_parts")
+    if parts > parts_max:
+        raise UserError(f"the body has more than {PARTS_MAX} strings, lists and objects", code="too_many_parts")
+    return parts
+
+
+def check_names(content: bytes) -> None:
+    """Raises UserError where an object of `content`, which is JSON, has a name twice: of two values another reader may
+    take the other one. Unlike a decoder it lets others run in between."""
+    objects = list[set[bytes]]()
+    for found in _NAME_OR_BRACE.finditer(content):
+        kind = found[0]
+        if kind == b"{":
+            objects.append(set())
+        elif kind == b"}":
+            objects.pop()
+        elif found[2] is not None:
+            name = found[1]
+            if b"\\" in name:
+                name = msgspec.json.decode(b'"%s"' % name, type=str).encode()
+            names = objects[-1]
+            if name in names:
+                told = name.decode()
+                raise UserError(f"{shown(told)} is given more than once in one object", param=told[:200])
+            names.add(name)
+
+
+class InnerJson:
+    """JSON in strings of one request, bounded together as if it were a body of its own."""
+
+    __slots__ = ("_parts_left",)
+
+    def __init__(self) -> None:
+        self._parts_left = PARTS_MAX
+
+    def decoded(self, text: str) -> Any:
+        """Raises UserError beyond the bounds; ValueError or RecursionError where it is no JSON."""
+        content = text.encode()
+        self._parts_left -= check_counts(content, self._parts_left)
+        value = msgspec.json.decode(content)
+        check_names(content)
+        return value
+
+
+def _problem(content: bytes) -> str | None:
+    """What there is too much of, if what looks like a number is one."""
+    if content.count(b",") + content.count(b":") > VALUES_MAX:
+        return f"{VALUES_MAX} values"
+    if content.count(b".") > FRACTIONS_MAX:
+        return f"{FRACTIONS_MAX} numbers with a point"
+    if next(islice(_EXPONENT.finditer(content), EXPONENTS_MAX, None), None):
+        return f"{EXPONENTS_MAX} numbers with an exponent"
+    return None
