@@ -25,7 +25,7 @@ from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo
 from aegis.models.sources import Source, check_name, read_sources
 from aegis.models.text.text_model import TextModel
 from aegis.node.image_caches import ImageCaches
-from aegis.node.registration import Register, RegistrationCancelled, Report, was_unloaded
+from aegis.node.registration import Register, RegistrationCancelled, RegistrationTurns, Report, was_unloaded
 from aegis.node.sizing import slab_shortage
 from aegis.process.tasks import watched
 from aegis.telemetry.logs import log
@@ -38,6 +38,7 @@ from proxy.routing.events import ModelAway, ModelGone, ModelUp, SloSet
 
 _logger = logging.getLogger(__name__)
 
+REGISTRATIONS_AT_ONCE = 2
 _MIB = 1 << 20
 _POLL_S = 0.02
 _RENEWALS_MAX = 10
@@ -132,6 +133,7 @@ class Catalogue:
         self._unloading = Unloading()
         self._coming: dict[ModelId, RegisteringModel] = {}
         self._unwanted: dict[ModelId, RegistrationCancelled] = {}  # of those that are coming, to be told
+        self._turns = RegistrationTurns(REGISTRATIONS_AT_ONCE)
         self._admitting = asyncio.Lock()
         self._damaged: dict[ModelId, LiveModel] = {}  # whose images are to be made again
         self._renewer: asyncio.Task[None] | None = None
@@ -262,11 +264,12 @@ class Catalogue:
             report(model, text)
 
         try:
-            async for source, spec in self._register(sources, report_progress, unwanted):
-                outcome = spec if isinstance(spec, ModelRefused) else await self._admit(source, spec, unwanted)
-                if coming.pop(source.model, None):
-                    self._come({}, removed=[source.model])
-                yield source, outcome
+            async with self._turns.turn([source.model for source in sources], unwanted):
+                async for source, spec in self._register(sources, report_progress, unwanted):
+                    outcome = spec if isinstance(spec, ModelRefused) else await self._admit(source, spec, unwanted)
+                    if coming.pop(source.model, None):
+                        self._come({}, removed=[source.model])
+                    yield source, outcome
         finally:
             self._come({}, removed=coming)
 

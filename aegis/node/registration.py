@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -33,6 +33,7 @@ class RegistrationCancelled:
 
     def __init__(self) -> None:
         self._models = set[ModelId]()
+        self._added = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
 
     def __contains__(self, model: ModelId) -> bool:
@@ -44,7 +45,14 @@ class RegistrationCancelled:
 
     def add(self, model: ModelId) -> None:
         self._models.add(model)
+        self._added.set()
         self._end()
+
+    async def all_of(self, models: Collection[ModelId]) -> None:
+        """Returns when nobody wants any of them."""
+        while not self._models.issuperset(models):
+            self._added.clear()
+            await self._added.wait()
 
     def follow(self, process: asyncio.subprocess.Process, models: Iterable[ModelId]) -> None:
         """It is the one to end; at once, where one of its models became unwanted while it was started."""
@@ -56,6 +64,28 @@ class RegistrationCancelled:
         if self._process and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
+
+
+class RegistrationTurns:
+    """How many registrations are under way at a time: each has a process that may take much. Others wait, first come,
+    first served."""
+
+    def __init__(self, at_once: int) -> None:
+        self._turns = asyncio.Semaphore(at_once)
+
+    @contextlib.asynccontextmanager
+    async def turn(self, models: Collection[ModelId], unwanted: RegistrationCancelled) -> AsyncIterator[None]:
+        """A registration's. It waits no more once nobody wants any of its models."""
+        coming = asyncio.ensure_future(self._turns.acquire())
+        leaving = asyncio.ensure_future(unwanted.all_of(models))
+        try:
+            await asyncio.wait((coming, leaving), return_when=asyncio.FIRST_COMPLETED)
+            yield
+        finally:
+            leaving.cancel()
+            if coming.done():
+                self._turns.release()
+            coming.cancel()
 
 
 def was_unloaded(model: ModelId) -> ModelRefused:

@@ -16,7 +16,7 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import DropModel
 from aegis.core.model import ModelSpec, Slo
 from aegis.models.sources import Source
-from aegis.node.model_catalogue import Catalogue, LiveModel
+from aegis.node.model_catalogue import REGISTRATIONS_AT_ONCE, Catalogue, LiveModel
 from aegis.node.registration import RegistrationCancelled, Report, register, was_unloaded
 from aegis.sim.faults.pretended import make_spec
 from memory.budget import Budget
@@ -220,3 +220,37 @@ def test_a_model_that_instances_are_binding_does_not_stay(tmp_path: Path, leaves
         assert DropModel(adding.model) in adding.node.told
 
     _while_adding(tmp_path, work, instances=1)
+
+
+def test_so_many_registrations_are_under_way_and_others_wait_for_their_turn(tmp_path: Path) -> None:
+    """Whoever waits can be unloaded, or leave."""
+
+    async def work(adding: _Adding, asked: asyncio.Task[LiveModel]) -> None:
+        catalogue, source = adding.catalogue, str(tmp_path / "checkpoint")
+        names = [f"more-{number}" for number in range(5)]
+        more = {name: asyncio.create_task(catalogue.add(source, name)) for name in names}
+        await adding.until(lambda: adding.registrar.running == REGISTRATIONS_AT_ONCE)
+        await adding.until(lambda: len(catalogue.coming()) == 1 + len(names))
+
+        def waiting() -> list[str]:
+            return [name for name, coming in catalogue.coming().items() if coming.progress == "waiting to be read"]
+
+        unloaded, left, *others = waiting()
+        assert len(others) + 2 == 1 + len(names) - REGISTRATIONS_AT_ONCE
+        await catalogue.remove(unloaded)
+        assert (await _refused(more[unloaded]))[0] == 409
+        more[left].cancel()
+        await asyncio.wait([more[left]])
+        assert (adding.registrar.running, waiting()) == (REGISTRATIONS_AT_ONCE, others)
+        await catalogue.remove(adding.model)
+        await _refused(asked)
+        await adding.until(lambda: adding.registrar.running == REGISTRATIONS_AT_ONCE)
+        assert waiting() == others[1:]
+        for name in list(catalogue.coming()):
+            await catalogue.remove(name)
+            assert (await _refused(more[name]))[0] == 409
+        assert adding.states() == ([], [], 0)
+        adding.registrar.go_on.set()
+        assert (await catalogue.add(source, adding.model)).state == "ready"
+
+    _while_adding(tmp_path, work)
