@@ -1,6 +1,6 @@
-"""Which unit tests to run after an edit: those that changed, and those that import a module that did.
+"""The unit tests to run after an edit: changed tests, and tests that import a changed module.
 
-`python -m tests.changed` prints their paths, one a line. What changed is what git sees beside its last commit."""
+`python -m tests.changed` prints their paths, one a line. Changed files are those that differ from the last commit."""
 
 from __future__ import annotations
 

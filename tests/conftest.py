@@ -1,4 +1,5 @@
-"""What all tests share: one torch thread per process, no network, property tests that do not watch the clock."""
+"""The settings that all tests share: one torch thread per process, no network, property tests that do not watch the
+clock."""
 
 import os
 

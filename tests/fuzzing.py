@@ -48,8 +48,8 @@ def operations(document: dict[str, Any]) -> list[tuple[str, str, int]]:
 def fuzz(
     document: dict[str, Any], path: str, method: str, cases: int, model: str, send: Callable[[Case], Any]
 ) -> dict[int, int]:
-    """How many were answered with which status. Fails at an answer that is an error of the server, or that the
-    document does not describe. Most requests name `model`, or they would all be refused for that."""
+    """The number of answers with each status. Fails at an answer that is an error of the server, or that the document
+    does not describe. Most requests name `model`, because they would all be refused without it."""
     operation = schemathesis.openapi.from_dict(deepcopy(document))[path][method.upper()]
     told = document["paths"][path][method]
     modes = list(GenerationMode) if told["parameters"] or "requestBody" in told else [GenerationMode.POSITIVE]

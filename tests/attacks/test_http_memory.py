@@ -1,4 +1,4 @@
-"""What has no end takes no memory: trailers, chunk extensions, sizes, heads, bodies that nobody wants."""
+"""Endless input takes no memory: trailers, chunk extensions, sizes, heads, unwanted bodies."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_what_has_no_end_is_cut_off(server: Server, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in ENDLESS if not name.startswith(("a body", "requests", "line ends"))])
 def test_framing_has_a_bound(server: Server, name: str) -> None:
-    """Whatever is no body is refused after 64 KiB, or a few times that where much comes at once."""
+    """Bytes that are no body are refused after 64 KiB, or a few times that if many come at once."""
     sent, heard = flood(server.url, *ENDLESS[name])
     assert heard.closed and sent < 16 << 20, (sent, heard)
     assert not heard.statuses or heard.statuses[-1] in (400, 431), heard

@@ -262,7 +262,7 @@ def send(url: str, shape: Shape) -> Heard:
 
 
 def ask_honestly(url: str, is_over: Callable[[], bool]) -> list[str]:
-    """What was wrong with answers to requests that differ from all others."""
+    """The errors in answers to requests that differ from all others."""
     wrong, number = [], 0
     while not is_over() or number < 20:
         number += 1

@@ -94,7 +94,7 @@ class Watcher:
         assert reply.status == 200, f"/health answers {reply.status}"
 
     def _pause(self) -> None:
-        """How late it returns is how busy the machine is, whatever the server does."""
+        """Waits a period. Its lateness shows how busy the machine is, whatever the server does."""
         began_s = time.monotonic()
         if not self.over.wait(PERIOD_S):
             self.seen["late_s"] = max(self.seen["late_s"], time.monotonic() - began_s - PERIOD_S)

@@ -1,4 +1,4 @@
-"""What `make compiled` makes decides as its sources do. `make test-long` runs this."""
+"""The compiled cores decide as their sources do. `make test-long` runs this."""
 
 import os
 import subprocess

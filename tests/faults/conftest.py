@@ -53,7 +53,7 @@ def pool(
 
 @pytest.fixture(autouse=True)
 def _all_is_well_afterwards(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever was done to the shared pool, all of it serves again, and all its memory is free."""
+    """After every test on the shared pool, all of it serves again, and all its memory is free."""
     yield
     if "pool" in request.fixturenames:
         server = request.getfixturevalue("pool").server

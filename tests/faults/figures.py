@@ -1,4 +1,4 @@
-"""How soon a fault is noticed and mended, by what the server itself says: its log, its decisions, its records."""
+"""The times in which a fault is noticed and mended, from the server's log, its decisions and its records."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Figures:
     def add(
         self, fault: str, trial: Trial, *, detection_s: float | None = None, recovery_s: float | None = None
     ) -> None:
-        """What was measured in a trial."""
+        """Adds the measurements of a trial."""
         self.rows.append(Row(fault, trial.moment, detection_s, recovery_s, len(trial.broken)))
         if not self._strict:
             return
@@ -67,7 +67,7 @@ def _seconds(value: float | None) -> str:
 
 
 def noticed_s(trial: Trial, pattern: str) -> float:
-    """How long after the strike the log says that."""
+    """The time from the strike to the line in the log."""
     return eventually(lambda: _first(trial.server, pattern, trial.struck_s), f"the log says {pattern}", 30.0)
 
 
@@ -80,8 +80,8 @@ def _first(server: Server, pattern: str, since_s: float) -> float | None:
 
 
 def replaced_s(trial: Trial, instance: str, detection_s: float) -> float:
-    """How long after the detection all requests of the lost instance had a place elsewhere and the first of them got
-    its next token."""
+    """The time from the detection until all requests of the lost instance had a place elsewhere and the first of them
+    got its next token."""
     detected_ns = round((trial.struck_s + detection_s - time.time() + time.monotonic()) * NS_PER_S)
     server = trial.server
     records = eventually(lambda: _all_ended(server, len(trial.clients)), "what became of requests is told")
@@ -98,7 +98,7 @@ def replaced_s(trial: Trial, instance: str, detection_s: float) -> float:
 
 
 def _all_ended(server: Server, count: int) -> list[Record]:
-    """What is known of requests, once none is running any more."""
+    """The records of requests, once none is running any more."""
     records = msgspec.json.Decoder(Record).decode_lines(server.get("/debug/records?times=1").content)
     metrics = server.metrics()
     running = metrics.total("num_requests_waiting") + metrics.total("num_requests_running")
@@ -106,7 +106,7 @@ def _all_ended(server: Server, count: int) -> list[Record]:
 
 
 def _places(server: Server) -> dict[RequestId, list[tuple[int, InstanceId]]]:
-    """When each request was given a place, and where."""
+    """The time and the place of each placement."""
     places = defaultdict[RequestId, list[tuple[int, InstanceId]]](list)
     for decision in msgspec.json.Decoder(Decision).decode_lines(server.get("/debug/decisions").content):
         if decision.kind is DecisionKind.PLACE:

@@ -21,7 +21,7 @@ PROXIES = 2
 
 
 def _answers_are_known(pool: Pool, trial: Trial, *, kept: bool) -> None:
-    """What was `kept` is not generated again; all of it is the same."""
+    """Tokens that were `kept` are not generated again; the whole answer is the same."""
     server = pool.server
     eventually(lambda: server.metrics().total("store_up") == PROXIES, "every proxy uses Redis again")
     eventually(lambda: server.metrics().total("store_unwritten") == 0, "all of it is written")

@@ -65,7 +65,7 @@ def zoo_server(tmp_path_factory: pytest.TempPathFactory, cache: Path, zoo_dir: P
 
 @pytest.fixture(autouse=True)
 def _nothing_is_held_afterwards(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever a test did to the shared server, its memory is free again."""
+    """After every test on the shared server, its memory is free again."""
     yield
     if "server" in request.fixturenames:
         request.getfixturevalue("server").wait_for_freed_memory()

@@ -18,7 +18,7 @@ from aegis.node.registration import register
 from tests import checkpoints
 
 ENGINE: EngineName = "vllm" if os.environ.get("AEGIS_TEST_ENGINE") == "vllm" else "transformers"
-"""What serves the market."""
+"""The configuration that serves the market."""
 
 RANKS = int(os.environ.get("AEGIS_TEST_RANKS", "1"))
 """Processes of each instance."""
@@ -97,8 +97,8 @@ def register_all(directory: Path, cache: Path) -> tuple[list[ModelSpec], list[Mo
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """What `generate` returned. `margin` is the least lead that a chosen token had over the second best, in units of
-    the spread of the logits: where it is no more than rounding, the answer is not defined."""
+    """The output of `generate`. `margin` is the least lead that a chosen token had over the second best, in units of
+    the spread of the logits: if it is no more than rounding, the answer is not defined."""
 
     tokens: list[int]
     margin: float

@@ -1,4 +1,4 @@
-"""What `/metrics` says, as numbers."""
+"""The metrics of `/metrics`, as numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Metrics:
         return sorted(s.labels["instance"] for s in self._samples if s.name == "aegis:instance_up")
 
     def held(self) -> list[str]:
-        """What is not free, or not told yet: empty when no request is left and all its memory is free again."""
+        """The memory that is not free, or not reported yet: empty when no request is left and all its memory is free
+        again."""
         held = [name for name in ("num_requests_waiting", "num_requests_running") if self.total(name)]
         for instance in self.instances():
             held += [f"{instance} {what}" for what in self._held_by(instance)]

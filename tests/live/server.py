@@ -169,7 +169,7 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def _end_by_force(process: subprocess.Popen[bytes]) -> None:
-    """Whatever went wrong, nothing of it runs on beside the next test."""
+    """Ends it by force, so that nothing of it runs on beside the next test."""
     for pid in processes_of(process.pid):
         os.kill(pid, signal.SIGKILL)
     process.wait()

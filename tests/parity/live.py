@@ -56,7 +56,7 @@ _MOST_TOKENS = 4096
 
 @dataclass(slots=True)
 class Answer:
-    """What a client got, and when; `ended` None: not all of it."""
+    """The answer that a client got, with times; `ended` None: not all of it."""
 
     token_times_ns: list[int] = field(default_factory=list)
     ended: str | None = None

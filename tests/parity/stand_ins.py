@@ -1,4 +1,5 @@
-"""What is not real in a run that is otherwise live: the wire, the engine, the device's bytes, the processes."""
+"""Stand-ins for the parts that are not real in a run that is otherwise live: the link, the engine, the device's bytes,
+the processes."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ DECIDED = {
     "idle instances": ("preempts", ": cancel", "gently, keep 0", "wipe"),
     "chunks": ("preempts", ": cancel", ", 0-", "copy on swap_out"),
 }
-"""What each scenario is about: its logs have such lines."""
+"""The subject of each scenario: its logs have such lines."""
 
 RIVALS = sorted(name for name in RECIPES if name != "aegaeon" and "oracle" not in name)
 

@@ -11,7 +11,7 @@ from tests.sim.starvation import WatchedDecodeCore, WatchedPrefillCore
 
 
 def scenario_of(seed: int) -> tuple[Setup, Scenario]:
-    """What a seed stands for."""
+    """The scenario of a seed."""
     setup, scenario = markets.scenario_of(seed)
     if setup.recipe.name.startswith("least-slack"):
         scenario = replace(scenario, decode_core=WatchedDecodeCore, prefill_core=WatchedPrefillCore)

@@ -29,7 +29,7 @@ def play(seed: int) -> World:
 
 
 def failures(seeds: Iterable[int]) -> list[str]:
-    """What became of the seeds that broke a law, each with the command that plays it again."""
+    """The seeds that broke a law, each with the command that plays it again."""
     return [report for seed in seeds if (report := _failure(seed))]
 
 

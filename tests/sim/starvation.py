@@ -206,7 +206,7 @@ class WatchedDecodeCore(DecodeCore):
                 self._reckon(wait, batch)
 
     def _reckon(self, wait: Wait, own: Batch) -> None:
-        """How many turns others may have before it."""
+        """The number of turns that others may have before it."""
         for batch in self._work.batches:
             for sequence in batch.sequences if batch is not own else ():
                 slo, job = sequence.spec.slo, sequence.job

@@ -1,4 +1,4 @@
-"""What chunks are for: who decodes is on time however long the prompts are that arrive beside it."""
+"""The purpose of chunks: requests that decode are on time, however long the prompts are that arrive beside them."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_little_memory_anywhere() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_engine_fails_now_and_then(seed: int) -> None:
-    """Who was in the step is told so; nobody else notices, and no memory stays behind."""
+    """Only the sequences in the step are told of it, and no memory is lost."""
     scenario = Scenario(specs=SPECS, pages=64, host_slabs=48, prefills=2, decodes=2, requests=60, failing_share=0.01)
     failed = [ended for ended in play(scenario, seed).ended.values() if ended.state == "failed"]
     assert failed and all(ended.message == "drawn" for ended in failed)

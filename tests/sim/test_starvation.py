@@ -44,7 +44,7 @@ FLOOD = Scenario(
 
 @dataclass(frozen=True)
 class Hostile:
-    """Who has to begin last runs first."""
+    """A policy that runs the batch first that has to begin last."""
 
     rules = SLACK.rules
 

@@ -21,7 +21,7 @@ LISTED = "aegis/device/cuda/driver.py"  # names the driver's calls in order to c
 
 
 def waits(tree: ast.AST) -> list[str]:
-    """What in a syntax tree waits for a device: torch's functions, and the driver's calls as strings or attributes."""
+    """The waits for a device in a syntax tree: torch's functions, and the driver's calls as strings or attributes."""
     found = []
     for node in ast.walk(tree):
         match node:

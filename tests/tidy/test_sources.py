@@ -1,4 +1,4 @@
-"""What every source file keeps to."""
+"""The rules that every source file keeps to."""
 
 import ast
 import importlib.metadata

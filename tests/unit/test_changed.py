@@ -1,4 +1,4 @@
-"""Which unit tests an edit calls for."""
+"""The unit tests that an edit calls for."""
 
 from __future__ import annotations
 

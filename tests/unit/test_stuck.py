@@ -1,4 +1,4 @@
-"""What is told of a test that is stuck says where."""
+"""The report about a stuck test names the place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients do and get: they leave, they sample, they stop, they ask for logprobs, they chat."""
+"""Clients of a running server: they leave, they sample, they stop, they ask for logprobs, they chat."""
 
 from __future__ import annotations
 

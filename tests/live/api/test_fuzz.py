@@ -1,4 +1,4 @@
-"""What schemathesis draws from a running server's OpenAPI document is never answered with an error of the server."""
+"""Requests that schemathesis draws from a running server's OpenAPI document never cause an error of the server."""
 
 from __future__ import annotations
 

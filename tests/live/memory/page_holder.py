@@ -33,7 +33,7 @@ ToHolder = GrantPages | TakeBack
 
 
 class Report(Struct, frozen=True, tag=True):
-    """How many pages came, were looked at and went."""
+    """The numbers of pages that came, were looked at and went."""
 
     arrived: int
     verified: int

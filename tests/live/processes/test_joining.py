@@ -84,7 +84,7 @@ def test_instances_join_serve_and_leave_while_streams_go_on(server: Server) -> N
     assert _instances(server) == {"prefill-0": "prefill"} | {f"decode-{n}": "decode" for n in range(3)}
 
     def each_has_stepped() -> bool:
-        """Whom a few streams go to is the policy's affair; some of many reach each of them."""
+        """The policy decides where a few streams go; of many, some reach each instance."""
         assert _answers(server)[0] == undisturbed
         return all(_steps(server, joined) for joined in ("decode-1", "decode-2"))
 

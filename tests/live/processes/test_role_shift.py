@@ -1,4 +1,4 @@
-"""Where prefill is short of instances, one that decodes changes its role by itself, and no stream notices."""
+"""If prefill is short of instances, a decode instance changes its role by itself, and no stream is disturbed."""
 
 from __future__ import annotations
 

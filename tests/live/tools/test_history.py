@@ -1,4 +1,4 @@
-"""What a server tells of its past, and what is learnt from it."""
+"""The history of a server, and the costs that are learned from it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_node_is_as_it_was_launched(server: Server) -> None:
 
 @pytest.mark.long
 def test_costs_are_learnt_and_the_same_requests_simulated(server: Server, tmp_path: Path) -> None:
-    """What comes out is far from the truth: the runs are few and tiny. That it comes out is what is tested."""
+    """The costs are far from the truth, because the runs are few and tiny. The test only checks that there are some."""
     lengths = "lengths=uniform,input=4-60,output=2-6"
     options = ["--calibrate-on", f"poisson:models=8,rps=8,duration=4,{lengths}", "--piece", "2"]
     options += ["--workload", f"poisson:models=8,rps=2,duration=2,{lengths}"]

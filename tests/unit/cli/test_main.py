@@ -22,7 +22,7 @@ HEAVY = {"fastapi", "httpx", "numpy", "pydantic", "rich", "torch", "transformers
 
 
 class Run:
-    """What came of one command."""
+    """The result of one command."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
         monkeypatch.setattr(sys, "argv", ["aegis", *arguments])

@@ -1,4 +1,4 @@
-"""What a person sees of a memory report."""
+"""A memory report as a person sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes is what was sent, over real connections: whole ones, bad ones, and such as end."""
+"""The bytes that arrive are those that were sent, over real connections: whole ones, bad ones, and ones that end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster lacks, in words."""
+"""The resources that a cluster lacks, in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever the wire does, each chunk is taken once, no more are asked for than may be, and it ends."""
+"""Whatever the link does, each chunk is taken once, no more are asked for than may be, and the transfer ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is published about the payloads is what is spoken."""
+"""The published schemas of payloads are those of the messages."""
 
 import json
 import re

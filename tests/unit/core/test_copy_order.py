@@ -1,4 +1,4 @@
-"""Which copies go first."""
+"""The order of copies."""
 
 from aegis.core.copy_order import served, urgency
 from aegis.core.effects import StreamName

@@ -1,4 +1,4 @@
-"""What crosses between processes survives the crossing."""
+"""Messages between processes survive encoding and decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a sequence ends, and what a replay carries."""
+"""The end of a sequence, and the contents of a replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a prefill is cut."""
+"""The cuts of a prefill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decode core teaches its estimates of steps."""
+"""The lessons of a decode core for its estimates of steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a sequence's KV is, and what becomes of it in each place."""
+"""The places of a sequence's KV, and its ways between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a batch has the turn, where the policy does not say it, and when that is told."""
+"""The reasons of turns if the policy gives none, and the moments at which they are shown."""
 
 from __future__ import annotations
 

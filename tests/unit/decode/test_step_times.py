@@ -1,4 +1,4 @@
-"""How often an instance says how long its steps take, and what it says; what it learns of how long changes take."""
+"""The reports of an instance about the times of its steps, and how often it sends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who passes whom on a lane, without bytes and with them."""
+"""The order of copies on a lane, without bytes and with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the CPU device passes, the CUDA device passes too, over a model of the driver: its streams, a stage, a mover."""
+"""The CUDA device passes the tests of the CPU device, over a model of the driver: its streams, a stage, an executor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What devices are taken for at first."""
+"""The assumed speed of devices before anything is measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for its grammar, and in what order it is heard."""
+"""The requests that wait for their grammar, and the order in which the core gets them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the first rank says reaches the others, and what is done is done by all."""
+"""Commands of the first rank reach the others, and all ranks perform them."""
 
 from __future__ import annotations
 

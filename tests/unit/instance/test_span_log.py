@@ -1,4 +1,4 @@
-"""What an instance writes down of itself."""
+"""The spans that an instance writes."""
 
 from __future__ import annotations
 

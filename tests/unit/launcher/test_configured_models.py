@@ -1,4 +1,4 @@
-"""What is served, by the configuration."""
+"""The served models, by the configuration."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a server tells whoever started it."""
+"""The output of a server for the user who started it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who hangs is found in time, who is busy is not, and nobody for the watcher's own standing still."""
+"""A proxy that hangs is found in time, a busy one never is, and none is when the watcher itself stood still."""
 
 from __future__ import annotations
 

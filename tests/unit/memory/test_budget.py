@@ -1,4 +1,4 @@
-"""What is promised to fit, fits; a token more does not."""
+"""A sequence of the promised length fits, and one token more does not."""
 
 from __future__ import annotations
 

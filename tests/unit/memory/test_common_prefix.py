@@ -1,4 +1,4 @@
-"""How far two sequences of tokens are the same."""
+"""The length of the common beginning of two sequences of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the node keeps: found by its tokens, gone at once where its room is needed, and never read as what it is not."""
+"""Kept KV: found by its tokens, gone at once if its room is needed, and never read as other KV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which KV of the past leaves first."""
+"""The order in which kept KV leaves."""
 
 from __future__ import annotations
 

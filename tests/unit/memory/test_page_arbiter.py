@@ -1,4 +1,4 @@
-"""Who gets a device's pages: refusals, order, and whom they are taken from."""
+"""The holders of a device's pages: refusals, order, and the instances that have to give pages back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users and time ask of a device's accounts: limits that move, idle and lost instances; and the laws."""
+"""Limits on a device's accounts: limits that move, idle and lost instances; and the laws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a server or its URL is told in one line, which never shows the password."""
+"""Errors of a server or its URL are one line, which never shows the password."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record keeps in memory while its call is answered, and that the server can be told all of it again."""
+"""The memory of a record while its call is answered, and writing all of it to the server again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users are told of a failure: one line that says something, whatever a checkpoint put into it."""
+"""Failures become one informative line, whatever a checkpoint put into it."""
 
 from __future__ import annotations
 

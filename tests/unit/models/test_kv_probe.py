@@ -1,4 +1,4 @@
-"""What can be served is recognised, what cannot is refused with its reason, by watching and not by name."""
+"""Models that can be served are recognised, others are refused with a reason, by watching and not by name."""
 
 import pytest
 import torch

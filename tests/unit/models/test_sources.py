@@ -1,4 +1,4 @@
-"""What `--models` may name, what is said about what it may not, and how far a download is."""
+"""The sources that `--models` may name, and the errors for others."""
 
 from __future__ import annotations
 

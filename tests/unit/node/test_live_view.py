@@ -1,4 +1,4 @@
-"""What is told of a node is what it has."""
+"""The live view of a node shows what it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was handed over for a lost proxy is released once, when nobody reads it any more."""
+"""KV that was handed over for a lost proxy is released once, when nothing reads it any more."""
 
 from __future__ import annotations
 

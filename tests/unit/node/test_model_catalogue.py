@@ -1,4 +1,4 @@
-"""What was promised to clients is kept when instances join; a model that nobody wants any more does not come."""
+"""Promises to clients are kept when instances join; a model that is not wanted any more does not come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a prefill, or a chunk of one, asks of an engine."""
+"""The calls of an engine for a prefill, or a chunk of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models there are."""
+"""The models of a simulation."""
 
 from pathlib import Path
 

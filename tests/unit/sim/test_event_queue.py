@@ -1,4 +1,4 @@
-"""What is to come in the simulator, in its order."""
+"""The simulator's events, in their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long answers become."""
+"""The lengths of answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When an instance says how it is doing."""
+"""The moments at which an instance reports its state."""
 
 from aegis.core.ids import RequestId
 from aegis.core.messages import Cancel

@@ -1,4 +1,4 @@
-"""Who watches gets each thing once, and never more than can be looked at."""
+"""A viewer gets each entry once, and never more than it can show."""
 
 from __future__ import annotations
 

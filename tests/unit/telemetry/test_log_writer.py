@@ -1,4 +1,4 @@
-"""Whoever does not read a log keeps nobody waiting, and learns how much was lost."""
+"""A log without a reader keeps nothing waiting, and says how many lines were lost."""
 
 from __future__ import annotations
 

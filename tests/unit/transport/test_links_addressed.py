@@ -1,4 +1,4 @@
-"""What an instance says reaches whom it concerns."""
+"""Messages of an instance reach their receivers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulation was told, calibration finds in what it did."""
+"""Calibration finds the costs that a simulation was given in the simulation's spans and records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a simulation is off, request by request and in all."""
+"""The errors of a simulation, request by request and in all."""
 
 from __future__ import annotations
 

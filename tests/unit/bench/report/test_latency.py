@@ -1,4 +1,4 @@
-"""Where the time of requests went."""
+"""The stages in which requests spent their time."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which decision led to a span."""
+"""The decision that led to a span."""
 
 from __future__ import annotations
 

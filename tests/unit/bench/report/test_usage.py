@@ -1,4 +1,4 @@
-"""What instances and links did with their time, and how long switches took."""
+"""The use of time by instances and links, and the duration of switches."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What `aegis bench rivals` tells of a run."""
+"""The figures that `aegis bench rivals` shows of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which served model a workload's model means."""
+"""The served model that stands for a workload's model."""
 
 import asyncio
 

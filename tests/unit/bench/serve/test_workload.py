@@ -1,4 +1,4 @@
-"""What a run will send."""
+"""The requests that a run will send."""
 
 from itertools import pairwise
 from math import inf

@@ -1,4 +1,4 @@
-"""What stands in the cells."""
+"""The contents of the cells."""
 
 from __future__ import annotations
 

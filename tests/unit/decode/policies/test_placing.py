@@ -1,4 +1,4 @@
-"""Where the rivals place a request, given what instances hold."""
+"""The places that the rivals choose for a request, given what instances hold."""
 
 from __future__ import annotations
 

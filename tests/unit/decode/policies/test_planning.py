@@ -1,4 +1,4 @@
-"""Which turns the rivals plan."""
+"""The turns that the rivals plan."""
 
 from __future__ import annotations
 

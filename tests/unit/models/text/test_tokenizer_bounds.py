@@ -1,4 +1,4 @@
-"""How much a tokenizer may make of a text is known before it runs, and is never more than was said."""
+"""The growth of a text by a tokenizer is known before it runs, and never exceeds the bound."""
 
 from __future__ import annotations
 

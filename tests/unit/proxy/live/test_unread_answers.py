@@ -1,4 +1,4 @@
-"""What waits for clients that do not read is bounded in bytes: of one answer, and of all of a proxy."""
+"""Unread parts of answers are bounded in bytes: for one answer, and for all of a proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests want of an instance."""
+"""The share of an instance that requests want."""
 
 from __future__ import annotations
 

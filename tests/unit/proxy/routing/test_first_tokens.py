@@ -1,4 +1,4 @@
-"""What waits for a first token: counted, and estimated as the schedulers estimate."""
+"""Requests that wait for a first token: counted, and estimated as the schedulers estimate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why requests go where they go, of every policy."""
+"""The reasons of placements, of every policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which instance changes its role: R1, R2 and R3, for loads drawn at random."""
+"""The instance that changes its role: R1, R2 and R3, for loads drawn at random."""
 
 from __future__ import annotations
 

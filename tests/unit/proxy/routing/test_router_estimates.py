@@ -1,4 +1,4 @@
-"""When a request that came now would have its first token, as the router estimates it."""
+"""The estimated first token of a request that came now, by the core of a proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong follows from the seed, kind by kind."""
+"""The faults follow from the seed, kind by kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node tells of its instances, as Prometheus sees it."""
+"""The metrics of a node about its instances, as Prometheus sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was done is added up by who did it and what it was."""
+"""Work is added up by instance and kind."""
 
 from __future__ import annotations
 

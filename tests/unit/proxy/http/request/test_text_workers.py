@@ -1,4 +1,4 @@
-"""What a tokenizer or chat template does to the process that runs it reaches nobody else."""
+"""A tokenizer or chat template that breaks its process breaks nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a connection may send, and how many replies come: shapes that servers before this one may read otherwise."""
+"""Bounds on a connection's input, and the number of replies: forms that servers in front of this one may read
+differently."""
 
 from __future__ import annotations
 

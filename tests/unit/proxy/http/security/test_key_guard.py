@@ -1,4 +1,4 @@
-"""Who is let in, what that one may use, and what nobody sees."""
+"""API keys: which callers are let in, what they may use, and what is never shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds most gives up first, and only as many as it takes."""
+"""The largest holder gives up first, and only as many holders as necessary give up."""
 
 from __future__ import annotations
 

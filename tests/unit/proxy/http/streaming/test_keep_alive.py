@@ -1,4 +1,4 @@
-"""When comments go into silent streams, and who is cut off; the time is told."""
+"""Comments in silent streams, and clients that are cut off; the test sets the time."""
 
 from __future__ import annotations
 
