@@ -48,7 +48,7 @@ class StepTimes:
     def __init__(self, hardware: Hardware) -> None:
         self.latency: dict[ModelId, Latency] = {}
         self._hardware = hardware
-        self._told_ns: dict[ModelId, int] = {}
+        self._reported_ns: dict[ModelId, int] = {}
 
     def add(self, spec: ModelSpec) -> None:
         self.latency[spec.model] = Latency(spec.manifest, self._hardware)
@@ -58,12 +58,12 @@ class StepTimes:
         single slow step counts for little."""
         latency = self.latency[model]
         latency.saw_decode(context_tokens, step_ns, rows)
-        told_ns = self._told_ns.get(model)
-        if told_ns is not None and now_ns < told_ns + _AGAIN_NS:
+        reported_ns = self._reported_ns.get(model)
+        if reported_ns is not None and now_ns < reported_ns + _AGAIN_NS:
             return None
-        self._told_ns[model] = now_ns
+        self._reported_ns[model] = now_ns
         return StepsTook(model, context_tokens, rows, latency.decode_ns(context_tokens, rows))
 
     def forget(self, model: ModelId) -> None:
         del self.latency[model]
-        self._told_ns.pop(model, None)
+        self._reported_ns.pop(model, None)

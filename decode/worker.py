@@ -16,19 +16,20 @@ from aegis.engine.protocol import Engine, Row, engine_at_work
 
 
 class DecodeWorker:
-    """`deliver` sends a step's tokens to the proxy. `told` tells the core what is new, and says whether to end."""
+    """`deliver` sends a step's tokens to the proxy. `interrupted` tells the core what is new, and says whether to
+    end."""
 
     def __init__(
         self,
         engine: Engine,
         clock: Clock,
         deliver: Callable[[list[Tokens]], None],
-        told: Callable[[], bool],
+        interrupted: Callable[[], bool],
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._deliver = deliver
-        self._told = told
+        self._interrupted = interrupted
 
     def run(self, effect: RunDecode) -> Stepped:
         """Step after step, until one of the reasons to end that `RunDecode` names.
@@ -48,7 +49,7 @@ class DecodeWorker:
             rows = tuple(_next(row, token) for row, token in zip(rows, made, strict=True))
             now_ns = self._clock.now_ns()
             last = any(message.finish for message in messages) or len(steps) == effect.steps
-            last = last or now_ns >= effect.until_ns or self._told()
+            last = last or now_ns >= effect.until_ns or self._interrupted()
         return Stepped(tuple(steps), now_ns - started_ns)
 
 

@@ -71,7 +71,7 @@ class WorkList:
 
     __slots__ = (
         "_by_id",
-        "_news",
+        "_has_arrivals",
         "_next_batch",
         "_places",
         "_policy",
@@ -88,7 +88,7 @@ class WorkList:
     def __init__(self, policy: RoundPolicy) -> None:
         self.rules = policy.rules
         self._policy = policy
-        self._news = False  # since the last plan: a sequence has arrived, or a prefill was cut
+        self._has_arrivals = False  # since the last plan: a sequence has arrived, or a prefill was cut
         self._next_batch = 0
         self._round: deque[Turn] = deque()
         self.plan = Plan((), (), 0)  # the last one
@@ -102,7 +102,7 @@ class WorkList:
 
     def join(self, sequence: Sequence, capacity_blocks: int) -> None:
         """(1) The first batch of the same model with room; (2) a new one at the end of the list."""
-        self._news = True
+        self._has_arrivals = True
         model, need = sequence.job.model, sequence.blocks_ahead(LOOKAHEAD_BLOCKS)
         for batch in self.batches[-1:] if self.rules.in_order else self.batches:
             if batch.model == model and len(batch.sequences) < self.rules.max_batch:
@@ -127,7 +127,7 @@ class WorkList:
 
     def cut(self) -> None:
         """A prefill was cut, because another batch may need the next step sooner."""
-        self._news = True
+        self._has_arrivals = True
 
     def ended(self) -> tuple[Sequence, ...]:
         """The sequences of the run that has ended."""
@@ -175,13 +175,13 @@ class WorkList:
     @property
     def outdated(self) -> bool:
         """Whether another plan is to be made before anything else is done."""
-        return self._news and self.rules.renewal is Renewal.ARRIVAL
+        return self._has_arrivals and self.rules.renewal is Renewal.ARRIVAL
 
     def _planned(self, now_ns: int, view: Callable[[Batch], BatchView]) -> tuple[Turn, Batch]:
         """The next turn with something to do, of a new plan if need be."""
         if self.outdated or self.rules.renewal is Renewal.TURN:
             self._round.clear()
-        self._news = False
+        self._has_arrivals = False
         for again in (True, False):
             while self._round:
                 planned = self._round.popleft()

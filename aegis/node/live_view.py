@@ -8,7 +8,7 @@ import aegis
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.role import Role
 from aegis.node.node import Node
-from aegis.telemetry.live_view import Live, LiveInstance, LiveModel, SeenUntil, news
+from aegis.telemetry.live_view import Live, LiveInstance, LiveModel, SeenUntil, updates_since
 from aegis.telemetry.memory_report import MemoryReport
 from aegis.telemetry.model_counts import Tally
 
@@ -33,7 +33,7 @@ class LiveView:
             instances=[self._instance(name, role, states[name]) for name, role in node.pool.roles().items()],
             models=self._models(),
             memory=memory,
-            news=news(node.history, seen),
+            news=updates_since(node.history, seen),
         )
 
     def _instance(self, name: InstanceId, role: Role, state: str) -> LiveInstance:

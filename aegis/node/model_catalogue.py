@@ -34,7 +34,7 @@ from aegis.transport.node_messages import Registering
 from memory.budget import Budget
 from memory.image_cache import State
 from memory.unloading import Unloading
-from proxy.routing.events import ModelAway, ModelGone, ModelUp, SloSet
+from proxy.routing.events import ModelAway, ModelRemoved, ModelUp, SloSet
 
 _logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Wire(Protocol):
     @property
     def up(self) -> Collection[InstanceId]: ...
 
-    def notify_proxies(self, event: ModelUp | ModelAway | ModelGone | SloSet | Registering) -> None:
+    def notify_proxies(self, event: ModelUp | ModelAway | ModelRemoved | SloSet | Registering) -> None:
         """To every proxy."""
         ...
 
@@ -317,7 +317,7 @@ class Catalogue:
         """An instance cannot bind the model: none serves it then, because any instance may get its requests."""
         if model in self._models:
             self._fail(self._models[model], reason)
-            self._wire.notify_proxies(ModelGone(model, f"cannot be served: {reason}"))
+            self._wire.notify_proxies(ModelRemoved(model, f"cannot be served: {reason}"))
 
     def dropped(self, model: ModelId, instance: InstanceId) -> None:
         """The instance has nothing of the model any more."""
@@ -475,7 +475,7 @@ class Catalogue:
     def _forget(self, model: ModelId) -> None:
         left = self._models.pop(model)
         self._unloading.wanted(model)
-        self._wire.notify_proxies(ModelGone(model, "was removed"))
+        self._wire.notify_proxies(ModelRemoved(model, "was removed"))
         if left.state == "loading":
             self._fail(left, "it was removed")
         self._leaving[model] = _Leaving(set(self._wire.up))

@@ -77,7 +77,7 @@ from aegis.transport.outbox import Outbox
 from memory.budget import Budget
 from memory.host_kv import ForHost
 from memory.machines_kv import MachinesKv
-from proxy.routing.events import ModelAway, ModelGone, ModelUp, SloSet
+from proxy.routing.events import ModelAway, ModelRemoved, ModelUp, SloSet
 from proxy.routing.permits import Permits
 
 _logger = logging.getLogger(__name__)
@@ -359,7 +359,7 @@ class Node:
 
     # --- doing --------------------------------------------------------------------------------------------------------
 
-    def notify_proxies(self, event: ModelUp | ModelAway | ModelGone | SloSet | Registering) -> None:
+    def notify_proxies(self, event: ModelUp | ModelAway | ModelRemoved | SloSet | Registering) -> None:
         self.proxies.broadcast(event)
 
     def broadcast(self, message: ToInstance) -> None:

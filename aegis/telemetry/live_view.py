@@ -75,7 +75,7 @@ class Live(Struct, frozen=True):
     news: LiveUpdate
 
 
-def news(history: History, seen: SeenUntil) -> LiveUpdate:
+def updates_since(history: History, seen: SeenUntil) -> LiveUpdate:
     """The latest of each kind, no more than a viewer can show."""
     return LiveUpdate(
         SeenUntil(history.spans.next, history.decisions.next, history.records.next),

@@ -21,7 +21,7 @@ from aegis.telemetry.metrics.scrape import Family
 from aegis.telemetry.model_counts import Tally
 from aegis.telemetry.records import Record
 from aegis.telemetry.registration import RegisteringModel
-from proxy.routing.events import ForeignLoad, ModelAway, ModelGone, ModelUp, SloSet
+from proxy.routing.events import ForeignLoad, ModelAway, ModelRemoved, ModelUp, SloSet
 
 TELL_S = 0.2
 """From one time that a proxy tells of its requests, or that it lives, to the next."""
@@ -135,7 +135,7 @@ class PermitAnswer(Struct, frozen=True, tag=True):
 ToProxy = (
     ModelUp
     | ModelAway
-    | ModelGone
+    | ModelRemoved
     | SloSet
     | InstanceLost
     | InstanceGivenUp

@@ -63,7 +63,7 @@ def _helpers(work: Callable[[Any], Any], count: int) -> Iterator[list[Connection
         for _ in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_help, args=(work, theirs), daemon=True)
-            with _deaf_children():
+            with _without_interrupts():
                 process.start()
             theirs.close()
             processes.append(process)
@@ -77,7 +77,7 @@ def _helpers(work: Callable[[Any], Any], count: int) -> Iterator[list[Connection
 
 
 @contextmanager
-def _deaf_children() -> Iterator[None]:
+def _without_interrupts() -> Iterator[None]:
     """Ctrl-C reaches the whole group: a process that is started within this context ignores it from the first moment,
     and is ended by us."""
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -45,7 +45,7 @@ class ProxyPermits:
     def __init__(self, send: Callable[[FromProxy], None]) -> None:
         self._send = send
         self._numbers = count()
-        self._asked: dict[int, asyncio.Future[PermitAnswer]] = {}
+        self._pending: dict[int, asyncio.Future[PermitAnswer]] = {}
 
     async def ask(self, scopes: tuple[Scope, ...]) -> LivePermit | Unlimited:
         """Raises UserError: 429."""
@@ -53,15 +53,15 @@ class ProxyPermits:
         if not limited:
             return Unlimited()
         number = next(self._numbers)
-        asked = self._asked[number] = asyncio.get_running_loop().create_future()
+        pending = self._pending[number] = asyncio.get_running_loop().create_future()
         try:
             self._send(PermitWanted(number, limited))
-            answer = await asked
+            answer = await pending
         except asyncio.CancelledError:
             self._send(PermitOver(number, 0))  # it may have been given
             raise
         finally:
-            del self._asked[number]
+            del self._pending[number]
         if answer.refused:
             wait_s = -(-answer.wait_ns // NS_PER_S)
             message = f"{answer.refused}; try again in {wait_s} s"
@@ -69,9 +69,9 @@ class ProxyPermits:
         return LivePermit(number, self._send)
 
     def answered(self, answer: PermitAnswer) -> None:
-        asked = self._asked.get(answer.number)
-        if asked and not asked.done():
-            asked.set_result(answer)
+        pending = self._pending.get(answer.number)
+        if pending and not pending.done():
+            pending.set_result(answer)
 
 
 def too_many(message: str, retry_after_s: int, code: str, *, reason: str | None = None) -> UserError:

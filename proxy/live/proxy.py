@@ -75,7 +75,7 @@ from proxy.routing.events import (
     InstanceUp,
     MessageReceived,
     ModelAway,
-    ModelGone,
+    ModelRemoved,
     ModelUp,
     Replayed,
     RequestArrived,
@@ -253,7 +253,7 @@ class Proxy:
 
     def deliver(self, message: ToProxy) -> None:
         match message:
-            case ModelUp() | ModelAway() | ModelGone() | SloSet():
+            case ModelUp() | ModelAway() | ModelRemoved() | SloSet():
                 self._happened(message)
             case ForeignLoad(instance):
                 self._foreign[instance] = message

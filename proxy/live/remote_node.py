@@ -160,12 +160,12 @@ class RemoteQueries:
     def __init__(self, node: RemoteNode) -> None:
         self._node = node
         self._call_ids = count()
-        self._asked: dict[int, asyncio.Future[NodeAnswer]] = {}
+        self._pending: dict[int, asyncio.Future[NodeAnswer]] = {}
 
     def answered(self, answer: NodeAnswer) -> None:
-        asked = self._asked.get(answer.call_id)
-        if asked and not asked.done():
-            asked.set_result(answer)
+        pending = self._pending.get(answer.call_id)
+        if pending and not pending.done():
+            pending.set_result(answer)
 
     async def healthy(self) -> tuple[bool, str]:
         return cast(tuple[bool, str], await self._ask("healthy"))
@@ -226,15 +226,15 @@ class RemoteQueries:
     async def _ask(self, what: str, *arguments: Any) -> object:
         """Raises UserError."""
         call_id = next(self._call_ids)
-        asked = self._asked[call_id] = asyncio.get_running_loop().create_future()
+        pending = self._pending[call_id] = asyncio.get_running_loop().create_future()
         try:
             self._node.notify(NodeCall(call_id, what, Raw(msgspec.msgpack.encode(arguments))))
-            answer = await asked
+            answer = await pending
         except asyncio.CancelledError:
             self._node.notify(NodeCallCancelled(call_id))
             raise
         finally:
-            del self._asked[call_id]
+            del self._pending[call_id]
         if answer.refusal:
             raise _error(answer.refusal)
         result: object = msgspec.msgpack.decode(answer.result, type=QUESTIONS[what].result)

@@ -63,7 +63,7 @@ class ModelUp(Struct, frozen=True, tag=True):
 
 
 class ModelAway(Struct, frozen=True, tag=True):
-    """Its weights cannot be loaded: what is placed waits for the next `ModelUp`, or `ModelGone`."""
+    """Its weights cannot be loaded: what is placed waits for the next `ModelUp`, or `ModelRemoved`."""
 
     model: ModelId
 
@@ -75,7 +75,7 @@ class SloSet(Struct, frozen=True, tag=True):
     slo: Slo
 
 
-class ModelGone(Struct, frozen=True, tag=True):
+class ModelRemoved(Struct, frozen=True, tag=True):
     """`why` completes the sentence that its requests end with: "model 'm' was removed"."""
 
     model: ModelId
@@ -108,7 +108,7 @@ Event = (
     | ModelUp
     | ModelAway
     | SloSet
-    | ModelGone
+    | ModelRemoved
     | ForeignLoad
 )
 

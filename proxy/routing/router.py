@@ -59,7 +59,7 @@ from proxy.routing.events import (
     InstanceUp,
     MessageReceived,
     ModelAway,
-    ModelGone,
+    ModelRemoved,
     ModelUp,
     Replayed,
     RequestArrived,
@@ -145,7 +145,7 @@ class Router:
         self._now_ns = now_ns
         match event:
             case MessageReceived():
-                self._heard(event.instance, event.message, now_ns)
+                self._on_message(event.instance, event.message, now_ns)
             case RequestArrived(job, first_choice):
                 assert job.request not in self._sessions
                 self._sessions[job.request] = _Session(job, first_choice=first_choice, sent=list(job.sent))
@@ -168,8 +168,8 @@ class Router:
                 self._away.add(model)
             case SloSet(model, slo):
                 self._set_slo(model, slo)
-            case ModelGone(model, why):
-                self._model_gone(model, why)
+            case ModelRemoved(model, why):
+                self._model_removed(model, why)
             case ForeignLoad():
                 self._set_foreign(event)
         out, self._out = self._out, []
@@ -293,7 +293,7 @@ class Router:
 
     # --- what instances say -------------------------------------------------------------------------------------------
 
-    def _heard(self, instance: InstanceId, message: FromInstance, now_ns: int) -> None:
+    def _on_message(self, instance: InstanceId, message: FromInstance, now_ns: int) -> None:
         match message:
             case Tokens():
                 self._decodes.tokens_came(instance, now_ns)
@@ -480,7 +480,7 @@ class Router:
             self._ttft_ns[model] = slo.ttft_ns
             self._decodes.reprice(model)
 
-    def _model_gone(self, model: ModelId, why: str) -> None:
+    def _model_removed(self, model: ModelId, why: str) -> None:
         self._away.discard(model)
         for request in sorted(r for r, s in self._sessions.items() if s.job.model == model):
             self._stop_work(request)

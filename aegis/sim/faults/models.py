@@ -18,7 +18,7 @@ from aegis.sim.faults.state import FaultWorldState
 from memory.budget import Budget
 from memory.image_cache import AbandonFill, CacheEffect, Fill, Forgotten, ModelCache, NotifyInstance
 from memory.unloading import Unloading
-from proxy.routing.events import Event, InstanceUp, ModelAway, ModelGone, ModelUp
+from proxy.routing.events import Event, InstanceUp, ModelAway, ModelRemoved, ModelUp
 
 _RENEWAL_NS = 20_000_000  # that it takes to make an image again
 _HASTE = 100  # of the cache's clock: only uses a second apart show it that a model is in demand
@@ -77,7 +77,7 @@ class Models:
         self._removing[model] = (self.specs.pop(model), set(up))
         self._told.discard(model)
         self._unloading.wanted(model)
-        self._wire.inform(ModelGone(model))
+        self._wire.inform(ModelRemoved(model))
         if self._cached:
             self._keep(self.cache.drop(model))
         for instance in up:

@@ -108,10 +108,10 @@ class Protocol(HttpToolsProtocol):
     _body_bytes = 0  # in what is being parsed, its chunks' sizes included
     _chunks = 0  # in what is being parsed
     _framing_bytes = 0  # of this body
-    _heard_s = 0.0
+    _received_s = 0.0
     _body_until_s = inf
     _broke_off = False
-    _is_deaf = False  # nothing of what still comes is parsed
+    _ignores_input = False  # nothing of what still comes is parsed
     _unsent_bytes = 0  # when it was looked at
     _taken_s = 0.0  # when there were less, or more
     _patience: asyncio.TimerHandle | None = None
@@ -125,7 +125,7 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(_UNREAD_BYTES)
-        self._heard_s = self.loop.time()
+        self._received_s = self.loop.time()
         self._watch()
         self._together.open.opened(self)
 
@@ -138,7 +138,7 @@ class Protocol(HttpToolsProtocol):
             self._patience.cancel()
 
     def data_received(self, data: bytes) -> None:
-        if not self._is_deaf:
+        if not self._ignores_input:
             self._read(data)
             self._count()
 
@@ -155,7 +155,7 @@ class Protocol(HttpToolsProtocol):
             if self._unread_bytes > HEAD_BYTES_MAX:
                 self._refuse(_head_too_large())
             return
-        self._heard_s = self.loop.time()
+        self._received_s = self.loop.time()
         if self._chunks > CHUNKS_MAX and not self.flow.read_paused:
             self._yield()
         if self._requests == requests:  # all of it is of one body, or behind it
@@ -166,7 +166,7 @@ class Protocol(HttpToolsProtocol):
     def _count(self) -> None:
         """Counts the bytes of requests that are not complete, or wait."""
         nbytes = self._pipelined_bytes
-        if self._awaits_request and self._requests and not self._is_deaf:
+        if self._awaits_request and self._requests and not self._ignores_input:
             nbytes += max(self._head_bytes, self._unread_bytes) + self._headers * _HEADER_BYTES
         if nbytes or self._counts:
             self._counts = nbytes > 0
@@ -204,7 +204,7 @@ class Protocol(HttpToolsProtocol):
         self._requests += 1
         self._awaits_request = self._in_head = True
         self._head_bytes = self._unread_bytes = self._framing_bytes = self._headers = 0
-        self._heard_s, self._body_until_s = self.loop.time(), inf
+        self._received_s, self._body_until_s = self.loop.time(), inf
         self.scope["extensions"] = {_CUT: self.transport.abort}  # type: ignore[dict-item]
 
     def on_url(self, url: bytes) -> None:
@@ -294,7 +294,7 @@ class Protocol(HttpToolsProtocol):
         if self._is_left_unread():
             self.transport.abort()
             return
-        left_s = min(self._heard_s + self.patience_s, self._body_until_s) - self.loop.time()
+        left_s = min(self._received_s + self.patience_s, self._body_until_s) - self.loop.time()
         behind_another = self._in_head and self.cycle is not None and not self.cycle.response_complete
         waits = self._awaits_request and not self.flow.read_paused and not behind_another
         if not waits or left_s > 0:
@@ -355,13 +355,13 @@ class Protocol(HttpToolsProtocol):
             self._pipelined_bytes = 0
             self.cycle, self._awaits_request = self._running, False
             self.cycle.keep_alive = False
-            self._fall_deaf()
+            self._ignore_input()
         else:
             self._refuse(_crowded())
 
-    def _fall_deaf(self) -> None:
+    def _ignore_input(self) -> None:
         """Nothing is kept of a head that is not all there, in the parser neither."""
-        self._is_deaf = True
+        self._ignores_input = True
         self.parser = None  # type: ignore[assignment]
         if self._in_head:
             self.headers.clear()
@@ -380,7 +380,7 @@ class Protocol(HttpToolsProtocol):
         written into it."""
         if self.transport.is_closing():
             return
-        self._fall_deaf()
+        self._ignore_input()
         cycle = self.cycle
         has_cycle = cycle is not None and self._awaits_request and not self._in_head  # the request at fault
         if cycle is None or (cycle.response_complete and not has_cycle):

@@ -85,16 +85,16 @@ class EventStream(Response):
         loop = asyncio.get_running_loop()
 
         async def emit(data: bytes) -> None:
-            silence.since_s = loop.time()
-            silence.unread += 1
+            idle.since_s = loop.time()
+            idle.unread += 1
             await send({"type": "http.response.body", "body": data, "more_body": True})
-            silence.unread -= 1
+            idle.unread -= 1
 
         def cut_off() -> None:
             note(scope, cut="the client read nothing")
             cut(scope)
 
-        silence = self._keep_alive.watch(lambda: emit(comment(self._status())), cut_off)
+        idle = self._keep_alive.watch(lambda: emit(comment(self._status())), cut_off)
         try:
             await self._write(emit)
         except UserError as error:
@@ -104,4 +104,4 @@ class EventStream(Response):
             _log.exception("stream broke")
             await emit(event(error_body(unexpected())))
         finally:
-            silence.end()
+            idle.end()

@@ -14,7 +14,7 @@ from itertools import count
 TICK_S = 0.05
 
 
-class SilentStream:
+class IdleStream:
     """One stream's: `since_s` it has said nothing, and `unread` of its events wait for the connection to take them.
 
     `speak` emits a comment, `cut` ends the connection."""
@@ -58,18 +58,18 @@ class KeepAlive:
         self._reader_timeout_s = reader_timeout_s
         self._tick_s = min(TICK_S, keep_alive_s)
         self._numbers = count()
-        self._due: list[tuple[float, int, SilentStream]] = []
+        self._due: list[tuple[float, int, IdleStream]] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, speak: Callable[[], Awaitable[None]], cut: Callable[[], None]) -> SilentStream:
+    def watch(self, speak: Callable[[], Awaitable[None]], cut: Callable[[], None]) -> IdleStream:
         """A stream that has begun."""
         now_s = asyncio.get_running_loop().time()
-        silence = SilentStream(now_s, speak, cut)
-        self._look_at(silence, now_s + self._keep_alive_s)
-        return silence
+        idle = IdleStream(now_s, speak, cut)
+        self._look_at(idle, now_s + self._keep_alive_s)
+        return idle
 
-    def _look_at(self, silence: SilentStream, at_s: float) -> None:
-        heappush(self._due, (at_s, next(self._numbers), silence))
+    def _look_at(self, idle: IdleStream, at_s: float) -> None:
+        heappush(self._due, (at_s, next(self._numbers), idle))
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
 
@@ -77,9 +77,9 @@ class KeepAlive:
         self._timer = None
         now_s = asyncio.get_running_loop().time()
         while self._due and self._due[0][0] <= now_s:
-            silence = heappop(self._due)[-1]
-            again_s = silence.look(now_s, self._keep_alive_s, self._reader_timeout_s)
+            idle = heappop(self._due)[-1]
+            again_s = idle.look(now_s, self._keep_alive_s, self._reader_timeout_s)
             if again_s is not None:
-                self._look_at(silence, again_s)
+                self._look_at(idle, again_s)
         if self._due and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aegis.core.ids import InstanceId, ModelId
 from aegis.telemetry.history import History
-from aegis.telemetry.live_view import SPANS_MAX, SeenUntil, news
+from aegis.telemetry.live_view import SPANS_MAX, SeenUntil, updates_since
 from aegis.telemetry.spans import Span, SpanKind
 
 
@@ -15,17 +15,17 @@ def span(number: int) -> Span:
 def test_news_go_on_where_the_last_ended() -> None:
     history = History(spans=9, records=9, decisions=9, token_times=False)
     history.spans.add(map(span, range(3)))
-    first = news(history, SeenUntil())
+    first = updates_since(history, SeenUntil())
     assert [each.start_ns for each in first.spans] == [0, 1, 2]
     history.spans.add(map(span, range(3, 5)))
-    second = news(history, first.seen)
+    second = updates_since(history, first.seen)
     assert [each.start_ns for each in second.spans] == [3, 4]
-    assert news(history, second.seen).spans == []
+    assert updates_since(history, second.seen).spans == []
 
 
 def test_who_saw_nothing_of_much_gets_the_last_of_it() -> None:
     history = History(spans=2 * SPANS_MAX, records=9, decisions=9, token_times=False)
     history.spans.add(map(span, range(2 * SPANS_MAX)))
-    told = news(history, SeenUntil())
+    told = updates_since(history, SeenUntil())
     assert [told.spans[0].start_ns, told.spans[-1].start_ns] == [SPANS_MAX, 2 * SPANS_MAX - 1]
     assert told.seen.spans == 2 * SPANS_MAX

@@ -27,7 +27,7 @@ from aegis.core.request import FinishReason, Sampling, Token
 from aegis.engine.grammar.trials import GrammarTrials
 from aegis.models.text.text_model import TextModel
 from aegis.telemetry.history import History
-from aegis.telemetry.live_view import Live, LiveInstance, LiveModel, SeenUntil, news
+from aegis.telemetry.live_view import Live, LiveInstance, LiveModel, SeenUntil, updates_since
 from aegis.telemetry.memory_report import HostKvReport, MemoryReport, ModelCacheReport, SlabsReport
 from aegis.telemetry.model_counts import Tally
 from aegis.telemetry.node_report import NodeReport
@@ -299,7 +299,9 @@ class ScriptedMarket:
             for seat, (name, model) in enumerate(self.served.items())
         ]
         memory = self.memory or await self.memory_report()
-        told = Live(self.start, "0", "least-slack", self.now_ns, self.instances, models, memory, news(self.past, seen))
+        told = Live(
+            self.start, "0", "least-slack", self.now_ns, self.instances, models, memory, updates_since(self.past, seen)
+        )
         return msgspec.json.encode(told)
 
     async def report(self) -> NodeReport:

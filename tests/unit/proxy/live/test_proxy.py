@@ -39,7 +39,7 @@ from proxy.http.market import Delivery, Delta, Failed, Reused
 from proxy.live.proxy import Proxy
 from proxy.live.sequence_handle import UNREAD_MAX, LiveSequenceHandle
 from proxy.live.unread_answers import ANSWER_BYTES_MAX
-from proxy.routing.events import ForeignLoad, ModelGone, ModelLoad, ModelUp
+from proxy.routing.events import ForeignLoad, ModelLoad, ModelRemoved, ModelUp
 from proxy.routing.router import Router
 
 NUMBER = ProxyId(3)
@@ -213,7 +213,7 @@ def test_a_model_that_goes_ends_its_requests() -> None:
     stand = Stand()
     stand.greet(D0)
     got = stand.submit()
-    stand.proxy.deliver(ModelGone(SPEC.model))
+    stand.proxy.deliver(ModelRemoved(SPEC.model))
     assert isinstance(got[-1], Failed) and stand.sent(Cancel) == ["mixed-0/1"]
     stand.hear(D0, 1, Broken(FIRST, 1, "there is no such model"))
     assert len(got) == 1

@@ -25,7 +25,7 @@ from aegis.core.messages import (
 from aegis.core.request import FinishReason, Token
 from aegis.sim.faults.pretended import make_spec
 from decode.policies.least_slack import LeastSlack
-from proxy.routing.events import ClientLeft, DeliverPrompt, Ended, InstanceDown, ModelAway, ModelGone, ModelUp
+from proxy.routing.events import ClientLeft, DeliverPrompt, Ended, InstanceDown, ModelAway, ModelRemoved, ModelUp
 from tests.unit.proxy.routing.router_stand import D0, D1, OTHER, P0, P1, SPEC, Proxy, R, handle
 
 # --- a life without trouble -------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_requests_of_a_removed_model_fail_and_others_go_on() -> None:
     proxy.reach("decoding")
     proxy.arrive(2)
     proxy.arrive(3, model=OTHER.model)
-    proxy.tell(ModelGone(SPEC.model))
+    proxy.tell(ModelRemoved(SPEC.model))
     assert {r: e.state for r, e in proxy.ended.items()} == {R: State.FAILED, RequestId(2): State.FAILED}
     assert "m0" in proxy.ended[R].message and "removed" in proxy.ended[R].message
     assert sorted(proxy.all_sent(), key=lambda x: x[0]) == [(D0, Cancel(R, 1)), (P0, Cancel(RequestId(2), 1))]
@@ -245,7 +245,7 @@ def test_requests_of_a_model_that_is_away_fail_when_it_does_not_come_back() -> N
     proxy = Proxy(P0, D0)
     proxy.tell(ModelAway(SPEC.model))
     proxy.arrive(2)
-    proxy.tell(ModelGone(SPEC.model, "cannot be served: why"))
+    proxy.tell(ModelRemoved(SPEC.model, "cannot be served: why"))
     assert proxy.ended[RequestId(2)].state is State.FAILED
     proxy.tell(ModelUp(SPEC, 1000))
     proxy.arrive(3)

@@ -11,7 +11,7 @@ from aegis.core.messages import Broken, Cancel, GaveUp, Phase, Prefilled, Releas
 from aegis.core.request import FinishReason, Job, Sampling, Token
 from decode.policies.dedicated import Dedicated
 from prefill.policies.grouped_fcfs import GroupedFcfs
-from proxy.routing.events import ClientLeft, InstanceDown, ModelGone, ModelUp, RequestArrived
+from proxy.routing.events import ClientLeft, InstanceDown, ModelRemoved, ModelUp, RequestArrived
 from proxy.routing.router import Router
 from tests.unit.proxy.routing.router_stand import D0, OTHER, P0, SPEC, Proxy, R
 
@@ -150,7 +150,7 @@ def test_a_model_without_a_place_is_refused() -> None:
     proxy.arrive(2, model=OTHER.model)
     ended = proxy.ended[RequestId(2)]
     assert ended.state is State.FAILED and ended.message == f"no instance has a place for model '{OTHER.model}'"
-    proxy.tell(ModelGone(SPEC.model))
+    proxy.tell(ModelRemoved(SPEC.model))
     proxy.arrive(3, model=OTHER.model)
     assert [to for to, _ in proxy.sent(Submit)] == [M0]
 

@@ -12,14 +12,14 @@ from proxy.routing.events import (
     DeliverReused,
     ForeignLoad,
     InstanceDown,
-    ModelGone,
     ModelLoad,
+    ModelRemoved,
     ModelUp,
     RequestArrived,
 )
 from tests.unit.proxy.routing.router_stand import D0, D1, OTHER, P0, P1, SPEC, Proxy, R
 
-# --- other proxies ---------------------------------------------------------------------------------------------------
+# --- other proxies ----------------------------------------------------------------------------------------------------
 
 
 def test_requests_keep_out_of_other_proxies_way() -> None:
@@ -49,7 +49,7 @@ def test_others_are_told_of_own_requests_alone() -> None:
 def test_a_model_that_goes_takes_others_requests_with_it() -> None:
     proxy = Proxy(D0)
     proxy.tell(ForeignLoad(D0, 0, (ModelLoad(SPEC.model, 3, 5000),)))
-    proxy.tell(ModelGone(SPEC.model))
+    proxy.tell(ModelRemoved(SPEC.model))
     proxy.tell(ForeignLoad(D0, 0, (ModelLoad(SPEC.model, 3, 5000),)))
     proxy.tell(ModelUp(SPEC, 1000))
     proxy.tell(InstanceDown(D0))
