@@ -16,8 +16,8 @@ from aegis.engine.protocol import Engine, Row, engine_at_work
 
 
 class DecodeWorker:
-    """`deliver` sends a step's tokens to the proxy. `interrupted` tells the core what is new, and says whether to
-    end."""
+    """`deliver` sends a step's tokens to the proxy. `told` gives the core its news between two steps, and says whether
+    to end."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class DecodeWorker:
         self._interrupted = interrupted
 
     def run(self, effect: RunDecode) -> Stepped:
-        """Step after step, until one of the reasons to end that `RunDecode` names.
+        """Runs step after step, until one of the reasons to end that `RunDecode` names.
 
         Raises EngineFailed; the tokens of earlier steps are delivered then.
         """

@@ -1,4 +1,4 @@
-"""Runs prefills on an engine, one or a chunk of one at a time, and says what came out and how long it took."""
+"""Runs prefills on an engine, one or a chunk of one at a time, and returns their tokens and their time."""
 
 from __future__ import annotations
 

@@ -33,20 +33,21 @@ from aegis.engine.tensor_views import KvViews, LayerViews
 NAME = "aegis_paged"
 
 PADDING_TOKENS = 512
-"""Rows share one gather while it pads them by no more tokens than this: about what another gather costs."""
+"""The padding, in tokens, up to which rows share one gather: it costs about as much as another gather."""
 
 QUERY_ROWS = 512
-"""Queries of a prefill that attend at a time where positions are hidden by a bias, which has this many rows."""
+"""The number of queries of a prefill that attend at a time if positions are hidden by a bias, which has this many
+rows."""
 
 SCORES = 1 << 25
-"""And so many scores at most, of all heads, where attention is not fused."""
+"""The largest number of scores at a time, of all heads, if attention is not fused."""
 
 GATHER_BYTES = 1 << 20
-"""Nor while it is larger than this: what was just copied should still be in a core's cache when it is read."""
+"""The largest gather: bytes that were just copied should still be in a core's cache when they are read."""
 
 
 class Kind(NamedTuple):
-    """What a layer's attention is, besides its weights. `scaling` None: 1/sqrt(key_dim)."""
+    """The properties of a layer's attention besides its weights. `scaling` None: 1/sqrt(key_dim)."""
 
     scaling: float | None
     window: int | None
@@ -56,7 +57,7 @@ class Kind(NamedTuple):
 
 class Step(Protocol):
     attended: int
-    """How many layers have attended."""
+    """The number of layers that have attended."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kind: Kind
@@ -115,7 +116,7 @@ AttentionInterface.register(NAME, _attention)
 def attend_dense(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, kind: Kind
 ) -> torch.Tensor:
-    """Attention spelled out, for what the fused one lacks: soft caps and sinks.
+    """Attention spelled out, for features that the fused one lacks: soft caps and sinks.
 
     `query [batch, heads, group, tokens, key_dim]`, `key` and `value` `[batch, heads, positions, dim]`, `bias` added to
     scores `[batch, heads, group, tokens, positions]`; the result is shaped as `query`, with value_dim.
@@ -138,7 +139,7 @@ def attend_dense(
 
 
 class Prefill:
-    """Positions `[start, stop)` of one sequence, written to its blocks, where those before are already."""
+    """Positions `[start, stop)` of one sequence, written to its blocks, which hold the positions before."""
 
     def __init__(self, views: KvViews, start: int, stop: int, blocks: BlockTable) -> None:
         size = views.block_tokens
@@ -205,7 +206,7 @@ class Prefill:
 
 
 def _first_seen(position: int, window: int | None) -> int:
-    """The first position that may be seen from there."""
+    """The first position that may be seen from that one."""
     return 0 if window is None else max(position - window + 1, 0)
 
 

@@ -1,7 +1,7 @@
 """The engine protocol: runs batches of one model over paged KV, knows nothing of policies, queues or pages.
 
 An engine is initialised once per process. `attach` binds a model's parameters to its weight range, once for its life;
-which models' bytes are there at a moment is the caller's business.
+the caller decides which models' bytes are there at a moment.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from aegis.engine.block_table import BlockTable
 
 
 class EngineFailed(Exception):
-    """An engine raised in a step; its cause is what it raised. Costs the requests of that step, not the instance."""
+    """An engine raised in a step, for the reason in its cause. The requests of that step fail, not the instance."""
 
 
 @contextmanager
 def engine_at_work() -> Iterator[None]:
-    """What is raised within is the engine's. Raises EngineFailed."""
+    """An error that is raised within is the engine's. Raises EngineFailed."""
     try:
         yield
     except Exception as error:  # whatever a model did to the engine
@@ -65,7 +65,7 @@ class Engine(Protocol):
     def attach(self, spec: ModelSpec, weights_base: int) -> None:
         """Binds the model's parameters as views at `weights_base + tensor.offset`. Touches no byte there.
 
-        Raises ModelRefused where the backend cannot run it.
+        Raises ModelRefused if the backend cannot run the model.
         """
         ...
 
@@ -74,7 +74,7 @@ class Engine(Protocol):
         ...
 
     def ready(self, model: ModelId, sampling: Sampling) -> bool:
-        """Whether steps can follow `start` at once; what they would wait for is being made beside other steps."""
+        """Whether steps can follow `start` at once; if not, the missing part is being made beside other steps."""
         ...
 
     def start(
@@ -93,13 +93,14 @@ class Engine(Protocol):
         ...
 
     def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None:
-        """Runs positions `[start, len(tokens))`, writes their KV to `blocks`, where that of those before is already."""
+        """Runs positions `[start, len(tokens))` and writes their KV to `blocks`, which hold that of the positions
+        before."""
         ...
 
     def prefill(
         self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0
     ) -> Sampled:
-        """The same, and samples the next token. `start` is 0 where the prompt's logprobs are asked for."""
+        """The same, and samples the next token. `start` is 0 if the prompt's logprobs are requested."""
         ...
 
     def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:

@@ -1,10 +1,10 @@
 """The default backend: architectures from transformers, weights and KV in memory of ours.
 
 `attach` builds a model's modules once, on the meta device, and binds every parameter and buffer as a view of the
-model's weight range, for life. A switch between models then touches nothing here: it is a copy into that range, made
-by somebody else. Nothing is known of any architecture in particular.
+model's weight range, for life. A switch between models then touches nothing here: it is a copy into that range, made by
+the memory executor. The code knows no particular architecture.
 
-On a GPU, decode steps go through `gpu_decode`; on a CPU nothing of that is imported.
+On a GPU, decode steps go through `aegis.engine.gpu.decode`; on a CPU it is not imported.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 def use_onednn(module: torch.nn.Module) -> None:
-    """Replaces the `forward` of every plain linear layer. Weights must be bound: what is bound now stays."""
+    """Replaces the `forward` of every plain linear layer. Weights must be bound before and stay bound."""
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # torch was built without oneDNN
         return
     for layer in module.modules():
@@ -87,8 +87,8 @@ class _Attached:
 
 class TransformersEngine(SamplingEngine):
     """Implements `Engine`. `kv` is the device's KV region; the views of each model's shape are made at `attach`.
-    `decoder` runs decode steps in place of what is usual on the device. `group` is who shares the models out, if
-    anybody does; all its ranks run the same steps, whatever they sample."""
+    `decoder` runs decode steps in place of the device's usual way. `group` are the ranks that share the models out, if
+    any; all of them run the same steps, whatever they sample."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class TransformersEngine(SamplingEngine):
         return [Sampled(sampled[i]) for i in range(len(rows))]
 
     def _computing(self) -> AbstractContextManager[object]:
-        """On a GPU a stream of our own: graphs cannot be recorded on the default one."""
+        """A stream of our own on a GPU, because graphs cannot be recorded on the default one."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _sent(self, values: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -200,7 +200,7 @@ def _decoder_for(device: torch.device) -> GpuDecoder | None:
 
 
 def _forward(attached: _Attached, step: Step, ids: torch.Tensor, positions: torch.Tensor, *, keep: int) -> torch.Tensor:
-    """Logits `[batch, kept, vocab]`: of the last `keep` tokens, of all where it is 0."""
+    """Logits `[batch, kept, vocab]`: of the last `keep` tokens, or of all if it is 0."""
     kept = {"logits_to_keep": keep} if attached.keeps_logits else {}
     with running(step):
         result = attached.module(input_ids=ids, position_ids=positions, use_cache=False, **kept)
@@ -211,16 +211,16 @@ def _forward(attached: _Attached, step: Step, ids: torch.Tensor, positions: torc
 
 
 def _extends(module: PreTrainedModel) -> bool:
-    """Whether the KV of a position is the same whatever follows it: rotary frequencies may hang on the length of what
-    is run, as transformers' `dynamic_rope_update` has it."""
+    """Whether the KV of a position is the same whatever follows it: rotary frequencies may depend on the length of the
+    run, as in transformers' `dynamic_rope_update`."""
     kinds = [getattr(part, "rope_type", "") for part in module.modules()]
     names = [name for kind in kinds for name in (kind.values() if isinstance(kind, dict) else (kind,))]
     return not any("dynamic" in name or name == "longrope" for name in names)
 
 
 def _build(spec: ModelSpec) -> PreTrainedModel:
-    """The architecture without weights. It is built in float32, for transformers sets torch's default dtype meanwhile
-    and other threads would notice; the weights bring their own."""
+    """The architecture without weights. It is built in float32, because transformers sets torch's default dtype
+    meanwhile and other threads would notice; the weights bring their own."""
     try:
         config = AutoConfig.from_pretrained(spec.directory, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
@@ -250,7 +250,8 @@ def _bind(module: PreTrainedModel, manifest: Manifest, base: int, device: torch.
 
 
 def _check_bound(module: PreTrainedModel, model: ModelId) -> None:
-    """What is on the meta device has no bytes in the image, so the model cannot run."""
+    """Raises ModelRefused if a tensor is still on the meta device: it has no bytes in the image, so the model cannot
+    run."""
     missing = sorted(name for name, tensor in _tensors(module) if tensor.is_meta)
     if missing:
         raise ModelRefused(f"{model}: the weight image lacks {', '.join(missing[:3])} ({len(missing)} tensors in all)")

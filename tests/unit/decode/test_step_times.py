@@ -1,4 +1,4 @@
-"""The reports of an instance about the times of its steps, and how often it sends them."""
+"""The reports of an instance about the times of its steps, how often it sends them, and the times of changes."""
 
 from __future__ import annotations
 

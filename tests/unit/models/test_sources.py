@@ -1,4 +1,4 @@
-"""The sources that `--models` may name, and the errors for others."""
+"""The sources that `--models` may name, the errors for others, and the progress of a download."""
 
 from __future__ import annotations
 

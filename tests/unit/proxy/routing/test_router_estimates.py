@@ -1,4 +1,4 @@
-"""The estimated first token of a request that came now, by the core of a proxy."""
+"""The estimated first token of a request that came now, by the router."""
 
 from __future__ import annotations
 
