@@ -33,7 +33,14 @@ from proxy.http.request.prompts import (
     too_many_characters,
     too_many_tokens,
 )
-from proxy.http.request.sampling import LOGPROBS_MAX, GenerationParameters, held_to, read_max_tokens, read_parameters
+from proxy.http.request.sampling import (
+    LOGPROBS_MAX,
+    GenerationParameters,
+    check_sequences,
+    held_to,
+    read_max_tokens,
+    read_parameters,
+)
 from proxy.http.request.text_workers import characters_of
 from proxy.http.request.worker_thread import beside_loop
 from proxy.http.request_ids import request_id_for
@@ -125,6 +132,7 @@ async def _generate(
     prompt = known(fields, "messages", tokens, served.spec)
     if not prompt:
         raise fields.refusal("messages", "make an empty prompt")
+    check_sequences([prompt], parameters)
     if parameters.held_to:
         await check_grammar(request, served, parameters.held_to)
     order = SequenceRequest(prompt, max_tokens_for(served, len(prompt), parameters, default=None, param="messages"))

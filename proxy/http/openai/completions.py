@@ -72,7 +72,7 @@ async def _generate(
 ) -> Response:
     prompts = await read_prompts(request, fields, served)
     fields.end()
-    check_sequences(len(prompts), parameters)
+    check_sequences([prompt.tokens for prompt in prompts], parameters)
     if parameters.held_to:
         await check_grammar(request, served, parameters.held_to)
     tokens = sum(len(prompt.tokens) for prompt in prompts)

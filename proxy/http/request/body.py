@@ -15,6 +15,7 @@ from proxy.http.errors import shown
 from proxy.http.fields import Fields
 from proxy.http.json_bounds import check_counts, check_names
 from proxy.http.request.worker_thread import beside_loop
+from proxy.http.security.admission import who
 from proxy.http.security.http_protocol import broken_off
 from proxy.http.security.large_bodies import SMALL_BYTES, sent_in_time
 from proxy.http.settings import large_bodies_of
@@ -80,7 +81,7 @@ async def _read(request: Request, bytes_max: int) -> bytes:
         body = await _pieces(pieces, bytes_max, SMALL_BYTES)
         if len(body) > SMALL_BYTES:
             expected = int(declared[:20]) if declared.isdigit() else bytes_max
-            await large_bodies_of(request).hold(request.scope, expected)
+            await large_bodies_of(request).hold(request.scope, who(request), expected)
             async with sent_in_time(expected):
                 body = b"".join((body, await _pieces(pieces, bytes_max - len(body), bytes_max)))
     except ClientDisconnect:

@@ -8,7 +8,7 @@ nothing but the buffers of their connections. A client whose turn it is has to s
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -27,45 +27,67 @@ _HELD = "aegis.body"
 
 
 class LargeBodies:
-    """Of one proxy. First come, first served."""
+    """The large bodies of one proxy. Callers take turns; of one caller's bodies the first is next. One caller has half
+    of the room, or one body."""
 
     def __init__(self, bytes_max: int, *, wait_s: float = WAIT_S) -> None:
-        """Room for one of `bytes_max` at least, the largest there is."""
+        """Has room for one body of `bytes_max` at least, the largest there is."""
         self._free = max(LARGE_BYTES_MAX, bytes_max)
+        self._share = self._free // 2
         self._wait_s = wait_s
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._held: Counter[str] = Counter()
+        self._waiting: OrderedDict[str, deque[tuple[int, asyncio.Future[None]]]] = OrderedDict()  # next turn first
 
-    async def hold(self, scope: Scope, nbytes: int) -> None:
+    async def hold(self, scope: Scope, caller: str, nbytes: int) -> None:
         """Returns when there is room for the body of this request, which `release` gives back. Raises UserError: 503
         where that takes too long."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((nbytes, turn))
+        self._waiting.setdefault(caller, deque()).append((nbytes, turn))
         self._give()
         try:
             async with asyncio.timeout(self._wait_s):
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                self.give_back(nbytes)
+                self.give_back(caller, nbytes)
             turn.cancel()
             self._give()
             if isinstance(error, TimeoutError):
                 message = "too many large bodies at once; try again later"
                 raise UserError(message, status=503, code="large_bodies", kind="server_error") from None
             raise
-        scope["state"][_HELD] = (self, nbytes)
+        scope["state"][_HELD] = (self, caller, nbytes)
 
-    def give_back(self, nbytes: int) -> None:
-        """`release` does for a request."""
+    def give_back(self, caller: str, nbytes: int) -> None:
+        """Makes room again; `release` calls it for a request."""
         self._free += nbytes
+        self._held[caller] -= nbytes
+        if not self._held[caller]:
+            del self._held[caller]
         self._give()
 
     def _give(self) -> None:
-        while self._waiting and (self._waiting[0][1].done() or self._waiting[0][0] <= self._free):
-            nbytes, turn = self._waiting.popleft()
-            if not turn.done():
-                self._free -= nbytes
-                turn.set_result(None)
+        """A body that does not fit yet keeps its turn: smaller ones of others would pass it for ever."""
+        while caller := next(filter(self._may_have_more, list(self._waiting)), None):
+            nbytes, turn = self._waiting[caller][0]
+            if nbytes > self._free:
+                return
+            self._waiting[caller].popleft()
+            self._waiting.move_to_end(caller)
+            self._free -= nbytes
+            self._held[caller] += nbytes
+            turn.set_result(None)
+
+    def _may_have_more(self, caller: str) -> bool:
+        """Whether a body of the caller waits, and is within its share."""
+        bodies = self._waiting[caller]
+        while bodies and bodies[0][1].done():
+            bodies.popleft()
+        if not bodies:
+            del self._waiting[caller]
+            return False
+        held = self._held.get(caller, 0)
+        return not held or held + bodies[0][0] <= self._share
 
 
 @asynccontextmanager
@@ -82,6 +104,6 @@ async def sent_in_time(nbytes: int) -> AsyncIterator[None]:
 
 def release(scope: Scope) -> None:
     """Nothing of the request's body is needed any more. Harmless where that was said before, or it was small."""
-    bodies, nbytes = scope["state"].pop(_HELD, (None, 0))
+    bodies, caller, nbytes = scope["state"].pop(_HELD, (None, "", 0))
     if bodies:
-        bodies.give_back(nbytes)
+        bodies.give_back(caller, nbytes)

@@ -323,3 +323,23 @@ def test_no_message_breaks_the_server(messages: list[Any], variables: dict[str, 
     body = {"model": "m", "messages": messages, "chat_template_kwargs": variables}
     reply = post(market(), "/v1/chat/completions", content=json.dumps(body).encode())
     assert reply.status_code in (200, 400), reply.text
+
+
+LARGE: dict[str, tuple[dict[str, Any], int, int]] = {
+    "biases": ({"prompt": [1], "logit_bias": {str(token): 1 for token in range(60_000)}}, 8, 9),
+    "a grammar": ({"prompt": [1], "structured_outputs": {"regex": "a" * 100_000}}, 83, 84),
+    "grammars of prompts": ({"prompt": [[1]] * 64, "structured_outputs": {"regex": "a" * 100_000}}, 1, 2),
+    "a prompt": ({"prompt": [1] * 200_000}, 41, 42),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_is_large_may_be_had_by_few_sequences(name: str) -> None:
+    """Each sequence is sent all of it."""
+    body, fits, too_many = LARGE[name]
+    behind = market()
+    behind.served["m"].spec = spec("m", vocab_size=60_000)
+    for n in (fits, too_many):
+        reply = post(behind, "/v1/completions", {"model": "m", "n": n} | body)
+        told = reply.json().get("error", {}).get("param") == "n"
+        assert told == (n == too_many), reply.text[:300]

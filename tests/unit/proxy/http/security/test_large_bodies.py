@@ -24,11 +24,11 @@ def scopes(count: int) -> list[dict[str, Any]]:
 def test_who_waits_goes_on_in_order_when_there_is_room() -> None:
     async def main() -> None:
         bodies, (first, second, third, fourth) = LargeBodies(MIB), scopes(4)
-        await bodies.hold(first, LARGE_BYTES_MAX - MIB)
+        await bodies.hold(first, "a", LARGE_BYTES_MAX - MIB)
         begun: list[int] = []
 
         async def hold(number: int, scope: dict[str, Any], nbytes: int) -> None:
-            await bodies.hold(scope, nbytes)
+            await bodies.hold(scope, "a", nbytes)
             begun.append(number)
 
         waiting = [asyncio.create_task(hold(2, second, 2 * MIB)), asyncio.create_task(hold(3, third, MIB))]
@@ -41,7 +41,7 @@ def test_who_waits_goes_on_in_order_when_there_is_room() -> None:
         assert begun == [2, 3]
         for scope in (second, third):
             release(scope)
-        await bodies.hold(fourth, LARGE_BYTES_MAX)
+        await bodies.hold(fourth, "a", LARGE_BYTES_MAX)
 
     asyncio.run(asyncio.wait_for(main(), 10))
 
@@ -49,9 +49,9 @@ def test_who_waits_goes_on_in_order_when_there_is_room() -> None:
 def test_who_leaves_while_it_waits_takes_nothing() -> None:
     async def main() -> None:
         bodies, (first, second, third) = LargeBodies(MIB), scopes(3)
-        await bodies.hold(first, LARGE_BYTES_MAX)
-        leaving = asyncio.create_task(bodies.hold(second, MIB))
-        staying = asyncio.create_task(bodies.hold(third, LARGE_BYTES_MAX))
+        await bodies.hold(first, "a", LARGE_BYTES_MAX)
+        leaving = asyncio.create_task(bodies.hold(second, "a", MIB))
+        staying = asyncio.create_task(bodies.hold(third, "a", LARGE_BYTES_MAX))
         await asyncio.sleep(0)
         leaving.cancel()
         release(first)
@@ -62,19 +62,61 @@ def test_who_leaves_while_it_waits_takes_nothing() -> None:
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
+def test_callers_take_turns_however_many_bodies_one_of_them_sends() -> None:
+    async def main() -> None:
+        bodies, begun = LargeBodies(4 * MIB), list[str]()
+        first, second = scopes(2)
+        await bodies.hold(first, "busy", 4 * MIB)
+        await bodies.hold(second, "honest", 4 * MIB)
+
+        async def hold(caller: str, scope: dict[str, Any], nbytes: int) -> None:
+            await bodies.hold(scope, caller, nbytes)
+            begun.append(caller)
+            await asyncio.sleep(0)
+            release(scope)
+
+        callers = ["busy"] * 6 + ["honest", "other"]
+        waiting = [asyncio.create_task(hold(name, {"state": {}}, 4 * MIB)) for name in callers]
+        await asyncio.sleep(0)
+        release(second)
+        await asyncio.sleep(0)
+        release(first)
+        await asyncio.gather(*waiting)
+        assert sorted(begun[:3]) == ["busy", "honest", "other"]
+        assert begun[3:] == ["busy"] * 5
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_one_caller_leaves_room_for_others() -> None:
+    async def main() -> None:
+        bodies, (slow, more, other) = LargeBodies(4 * MIB), scopes(3)
+        await bodies.hold(slow, "slow", 3 * MIB)
+        waiting = asyncio.create_task(bodies.hold(more, "slow", 3 * MIB))
+        await bodies.hold(other, "other", 4 * MIB)
+        assert not waiting.done()
+        release(other)
+        await asyncio.sleep(0)
+        assert not waiting.done(), "it has its share"
+        release(slow)
+        await waiting
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
 def test_nobody_waits_for_ever() -> None:
     async def main() -> None:
         bodies, (first, second) = LargeBodies(MIB, wait_s=0.01), scopes(2)
-        await bodies.hold(first, LARGE_BYTES_MAX)
+        await bodies.hold(first, "a", LARGE_BYTES_MAX)
         with pytest.raises(UserError, match="too many large bodies") as caught:
-            await bodies.hold(second, MIB)
+            await bodies.hold(second, "a", MIB)
         assert caught.value.status == 503
 
     asyncio.run(main())
 
 
 def test_there_is_room_for_the_largest_body_there_may_be() -> None:
-    asyncio.run(asyncio.wait_for(LargeBodies(4 * LARGE_BYTES_MAX).hold(*scopes(1), 4 * LARGE_BYTES_MAX), 10))
+    asyncio.run(asyncio.wait_for(LargeBodies(4 * LARGE_BYTES_MAX).hold(*scopes(1), "a", 4 * LARGE_BYTES_MAX), 10))
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
