@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from aegis import __version__
 from aegis.cluster.actor_messages import Opening
 from aegis.cluster.instance_hosts import ClusterHosts
-from aegis.cluster.placement import Placement
+from aegis.cluster.placement_groups import PlacementGroups
 from aegis.cluster.ray_cluster import connected
 from aegis.config.config import Config
 from aegis.core.clock import Clock
@@ -32,7 +32,7 @@ async def open_cluster_machines(
     async with AsyncExitStack() as stack:
         cpus = need.get("CPU", 0) * len(instances)
         cluster = await stack.enter_async_context(connected(config.ray.address, cpus=cpus))
-        placement = Placement(cluster, need)
+        placement = PlacementGroups(cluster, need)
         stack.push_async_callback(placement.release)
         await placement.reserve(instances)
         devices = Devices(

@@ -19,7 +19,7 @@ from aegis.cluster.carrier import start_carrier
 from aegis.cluster.image_transfer import ship
 from aegis.cluster.kv_transfer import transfer_kv
 from aegis.cluster.machine_actor import MachineActor, boot_id
-from aegis.cluster.placement import Placement
+from aegis.cluster.placement_groups import PlacementGroups
 from aegis.cluster.remote_machine import MachineLost, RemoteMachine, RemotePool
 from aegis.config.config import Config
 from aegis.core.errors import ModelRefused, UserError
@@ -46,7 +46,7 @@ class ClusterHosts:
     def __init__(
         self,
         config: Config,
-        placement: Placement,
+        placement: PlacementGroups,
         opening: Opening,
         devices: Devices,
         images: ImageCaches,

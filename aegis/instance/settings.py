@@ -6,7 +6,7 @@ from aegis.control.settings import BusSettings
 from aegis.core.ids import InstanceId, MachineId
 from aegis.core.model import EngineName
 from aegis.core.role import Role
-from aegis.scheduling import SchedulingSettings
+from aegis.scheduling_settings import SchedulingSettings
 from aegis.telemetry.logs import LogSettings
 
 

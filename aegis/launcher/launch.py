@@ -29,7 +29,7 @@ from aegis.engine.vllm import version
 from aegis.launcher.config_watch import ConfigWatch
 from aegis.launcher.configured_models import sources_of
 from aegis.launcher.live_market import LiveMarket, log_settings, open_market
-from aegis.launcher.proxy_pool import ProxyPool, open_proxies
+from aegis.launcher.proxy_supervisor import ProxySupervisor, open_proxies
 from aegis.launcher.services import Services, open_services
 from aegis.models.cache import default_cache_dir
 from aegis.models.sources import Source, is_checkpoint
@@ -238,7 +238,7 @@ async def _make_demo() -> None:
             await making.wait()
 
 
-async def _bring_up(market: LiveMarket, proxies: ProxyPool, sources: list[Source], console: Console) -> None:
+async def _bring_up(market: LiveMarket, proxies: ProxySupervisor, sources: list[Source], console: Console) -> None:
     """Registers everything and waits for the instances and proxies; at least one model has to be served."""
     refused = 0
     with console.status("starting") as status:

@@ -24,14 +24,14 @@ from aegis.metadata.loads import loads_of
 from aegis.models.cache import default_cache_dir
 from aegis.node.control_commands import NodeControl
 from aegis.node.devices import Devices
-from aegis.node.instance_pool import InstancePool
+from aegis.node.instance_supervisor import InstanceSupervisor
 from aegis.node.market_machines import MarketMachines, open_local_machines
 from aegis.node.model_catalogue import LiveModel
 from aegis.node.node import Node
 from aegis.node.queries import NodeQueries
 from aegis.node.sizing import host_slabs_of, instances_of
 from aegis.process.clock import MonotonicClock
-from aegis.scheduling import SchedulingSettings
+from aegis.scheduling_settings import SchedulingSettings
 from aegis.telemetry.history import History
 from aegis.telemetry.logs import LogSettings
 from aegis.telemetry.registration import RegisteringModel
@@ -101,7 +101,7 @@ async def open_market(
         )
         template = _template(config, budget, bus=services.bus.settings, address=link.address, wires=wires)
         node = _node(config, machines, budget, link, clock, services.bus, cache_dir or default_cache_dir())
-        pool = node.pool = InstancePool(template, names, machines.instance_hosts, link, node.lost, node.given_up)
+        pool = node.pool = InstanceSupervisor(template, names, machines.instance_hosts, link, node.lost, node.given_up)
         near = LocalNode(node, _PROXY)
         core, late = core or template.session_core(), config.server.refuse_late
         proxy = Proxy(_PROXY, core, near, proxy_link, clock, node.history, stages=stages, refuses_late=late)

@@ -42,7 +42,7 @@ from aegis.core.request import Job, KeptPrefix
 from aegis.models.prefix_reuse import may_reuse
 from aegis.node.devices import Devices
 from aegis.node.image_caches import ImageCaches
-from aegis.node.instance_pool import InstancePool
+from aegis.node.instance_supervisor import InstanceSupervisor
 from aegis.node.kv_fetches import Fetches, Fetching
 from aegis.node.lost_proxies import LostProxies
 from aegis.node.model_catalogue import Catalogue
@@ -142,7 +142,7 @@ class Node:
         self.up: set[InstanceId] = set()
         self.draining = False
         self._announced_unserved = False  # as the proxies were told
-        self._pool: InstancePool | None = None
+        self._pool: InstanceSupervisor | None = None
         self._link = link
         self.clock = clock
         self._reuses = reuses
@@ -152,12 +152,12 @@ class Node:
         self._outbox = Outbox(link, lambda instance: self.pool.identity(instance), clock, decisions)
 
     @property
-    def pool(self) -> InstancePool:
+    def pool(self) -> InstanceSupervisor:
         assert self._pool is not None
         return self._pool
 
     @pool.setter
-    def pool(self, pool: InstancePool) -> None:
+    def pool(self, pool: InstanceSupervisor) -> None:
         self._pool = pool
 
     @property

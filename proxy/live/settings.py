@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aegis.core.ids import ProxyId
 from aegis.metadata.store import StoreSettings
-from aegis.scheduling import SchedulingSettings
+from aegis.scheduling_settings import SchedulingSettings
 from aegis.telemetry.logs import LogSettings
 from aegis.transport.addresses import Keys
 from proxy.http.settings import Settings

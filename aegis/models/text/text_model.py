@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import count
@@ -12,8 +11,8 @@ from typing import Any
 from msgspec import Struct
 from tokenizers import Tokenizer
 
-from aegis.core.errors import UserError
-from aegis.device.image_directory import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
+from aegis.device.image_directory import TOKENIZER
+from aegis.models.text.chat_template import read_chat_template, read_special_tokens, render
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _CHARACTER_TOKENS = 4
@@ -22,9 +21,6 @@ _CHARACTER_TOKENS = 4
 _FEW_TOKENS = 1024
 """More are decoded as a batch of one, which, slower for a few, lets other Python threads run meanwhile."""
 
-
-_TOLD_CHARACTERS = 300
-"""A template's own words, which may be of any length."""
 
 _keys = count()
 
@@ -59,7 +55,7 @@ class TextModel:
         tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        text = cls(tokenizer, _special_tokens(directory), _chat_template(directory))
+        text = cls(tokenizer, read_special_tokens(directory), read_chat_template(directory))
         _ = text.token_characters_max  # looks at the whole vocabulary: here, not when a request comes
         return text
 
@@ -113,23 +109,7 @@ class TextModel:
 
         `variables` go to the template. Raises UserError where the model has no template or its template objects.
         """
-        from jinja2 import TemplateError
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        if self._chat_template is None:
-            raise UserError("the model has no chat template: use /v1/completions", param="messages", code="no_template")
-        try:
-            rendered, _ = render_jinja_template(
-                conversations=[list(messages)],
-                chat_template=self._chat_template,
-                add_generation_prompt=add_generation_prompt,
-                **{**self._special, **variables},
-            )
-        except (TemplateError, TypeError, ValueError) as error:
-            reason = " ".join(str(error)[: 2 * _TOLD_CHARACTERS].split())[:_TOLD_CHARACTERS]
-            raise UserError(f"the model's chat template refuses the messages: {reason}", param="messages") from error
-        text: str = rendered[0]
-        return text
+        return render(self._chat_template, self._special, messages, add_generation_prompt, variables)
 
 
 class TextStream:
@@ -172,21 +152,3 @@ class TextStream:
     def _take(self, count: int, piece: str) -> str:
         self._context, self._waiting = self._waiting[:count], self._waiting[count:]
         return piece
-
-
-def _special_tokens(directory: Path) -> dict[str, str]:
-    """`bos_token`, `eos_token` and their like, which templates refer to by these names."""
-    file = directory / TOKENIZER_CONFIG
-    if not file.is_file():
-        return {}
-    found: dict[str, str] = {}
-    for key, value in json.loads(file.read_text(encoding="utf-8")).items():
-        content = value.get("content") if isinstance(value, dict) else value
-        if key.endswith("_token") and isinstance(content, str):
-            found[key] = content
-    return found
-
-
-def _chat_template(directory: Path) -> str | None:
-    file = directory / CHAT_TEMPLATE
-    return file.read_text(encoding="utf-8") if file.is_file() else None

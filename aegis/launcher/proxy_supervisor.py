@@ -120,7 +120,7 @@ class _Place:
         return f"{self.name}/{self.number}"
 
 
-class ProxyPool:
+class ProxySupervisor:
     """All but the node's own."""
 
     def __init__(
@@ -298,10 +298,10 @@ def _used_ns(pid: int) -> int:
 @asynccontextmanager
 async def open_proxies(
     count: int, template: ProxySettings, market: LiveMarket, store: Store | None, *, drain_s: float
-) -> AsyncIterator[ProxyPool]:
+) -> AsyncIterator[ProxySupervisor]:
     """`count` of them besides the first, which are gone afterwards. They are not started yet."""
     link: Hub[FromProxy] = Hub(template.node_address, FromProxy)
-    proxies = ProxyPool([f"proxy-{seat}" for seat in range(1, 1 + count)], template, market, store, link)
+    proxies = ProxySupervisor([f"proxy-{seat}" for seat in range(1, 1 + count)], template, market, store, link)
     try:
         async with running(*((proxies.listen(), proxies.share_reports(), proxies.watch()) if count else ())):
             try:

@@ -25,7 +25,7 @@ class _Bundle:
     size: int
 
 
-class Placement:
+class PlacementGroups:
     """A bundle is an instance's until it leaves. Ray places it anew when its node dies."""
 
     def __init__(self, cluster: Cluster, need: Mapping[str, float]) -> None:

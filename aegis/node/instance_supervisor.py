@@ -51,7 +51,7 @@ class _Place:
     keeper: asyncio.Task[None] | None = None
 
 
-class InstancePool:
+class InstanceSupervisor:
     """The processes behind the instances of one node."""
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import ProxyId
-from aegis.launcher.proxy_pool import BUSY_NS, LOOK_NS, SILENT_NS, HangDetector
+from aegis.launcher.proxy_supervisor import BUSY_NS, LOOK_NS, SILENT_NS, HangDetector
 
 A, B = ProxyId(1), ProxyId(2)
 

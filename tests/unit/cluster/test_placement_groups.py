@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aegis.cluster.placement import missing_room
+from aegis.cluster.placement_groups import missing_room
 
 
 @pytest.mark.parametrize(
