@@ -241,8 +241,8 @@ class DecodeCore:
             self._leave(sequence, keep=True)
 
     def _forget(self, event: ForgetPeer) -> None:
-        """The peer's process is gone. What had not arrived from it is being prefilled again by others. The next process
-        of that name may have handed something over already: who says so is not who says this."""
+        """The peer's process is gone. Requests whose KV had not arrived from it are being prefilled again elsewhere.
+        The next process of that name may have handed KV over already, so processes are told apart by their words."""
         for sequence in [
             s for s in self._by_request.values() if s.handle and s.handle.is_from(event.peer, event.words)
         ]:
@@ -327,7 +327,7 @@ class DecodeCore:
         self._leave(sequence)
 
     def _load_failed(self, event: LoadFailed) -> None:
-        """Whoever waits for the model goes on when its image was made again; the next request tries again."""
+        """Requests that wait for the model go on when its image was made again; the next request tries again."""
         self._models.load_failed(event)
         for sequence in [s for s in self._by_request.values() if s.job.model == event.model]:
             self._leave(sequence)

@@ -16,8 +16,8 @@ from aegis.engine.protocol import Engine, Row, engine_at_work
 
 
 class DecodeWorker:
-    """`deliver` sends a step's tokens to the proxy. `told` gives the core its news between two steps, and says whether
-    to end."""
+    """`deliver` sends a step's tokens to the proxy. `interrupted` gives the core its news between two steps, and says
+    whether to end."""
 
     def __init__(
         self,

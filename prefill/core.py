@@ -183,7 +183,7 @@ class PrefillCore:
         return len(self._handed)
 
     def _submit(self, event: Submit) -> None:
-        """Who sends it may not have learned yet that the model was dropped."""
+        """The sender may not have learned yet that the model was dropped."""
         if event.job.model in self.ledger.specs:
             self._queue.submit(event)
         else:
@@ -254,7 +254,7 @@ class PrefillCore:
         self.ledger.host.free(shape, running.host)
 
     def _end_hopeless(self) -> None:
-        """What never gets the memory it needs, its instance's limit being too low, ends."""
+        """Ends the job in front if it never gets the memory it needs, because the instance's limit is too low."""
         group = self._queue.front()
         if group:
             self.ledger.balloon.content()
@@ -287,7 +287,7 @@ class PrefillCore:
         return Running(job, on_device, in_host)
 
     def _ask_slabs(self, shape: KvShape, count: int) -> None:
-        """Who waits holds nothing idle: instances that hoard would wait for each other for ever."""
+        """An instance that waits holds no idle slabs: instances that keep some would wait for each other for ever."""
         if not self._asked_slabs:
             self._asked_slabs = True
             self._return_slabs()
@@ -335,7 +335,7 @@ class PrefillCore:
             self._break(running.job, event.reason)
 
     def _load_failed(self, event: LoadFailed) -> None:
-        """Whoever waits for the model goes on when its image was made again; the next request tries again."""
+        """Requests that wait for the model go on when its image was made again; the next request tries again."""
         self._models.load_failed(event)
         for job in self._queue.drain(event.model):
             self._effects.send(GaveUp(job.request, job.attempt))

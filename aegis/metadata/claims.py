@@ -69,7 +69,7 @@ class Claims:
 
     async def claim(self, asked: RecordedCall, mode: str = "") -> Answer:
         """Tries until there is an answer; the caller has a time limit, and claims no request a second time meanwhile.
-        `again`: also finished requests."""
+        Mode `again`: also finished requests."""
         claim = _Claim(
             (self._keys.request(asked.key), self._keys.tokens(asked.key)),
             (asked.fingerprint, mode, *fields(asked, asked.sampling.seed)),
