@@ -16,11 +16,11 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True):
     """The policy and its constants."""
 
     policy: str
-    memory_bytes: int  # what a policy takes its device to have
+    memory_bytes: int  # the memory that a policy assumes its device to have
     max_group_size: int
     q_max_ns: int
     switching_share: float
-    hardware: Hardware  # what devices are taken for, until steps and copies were measured
+    hardware: Hardware  # the assumed device, until steps and copies are measured
     explains: bool = False
     reuses: bool = False  # KV of requests that have ended
 

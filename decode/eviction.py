@@ -103,9 +103,9 @@ class Eviction:
             if self._reasons and own[-1].where is Where.HOST:
                 self._ledger.effects.append(self._reasons.youngest(own[-1]))
         if room is Room.NONE and self._ledger.transfers.in_flight:
-            return Room.LATER  # what arrives can be put away then
+            return Room.LATER  # KV that arrives can leave again then
         if room is Room.NONE and self._ledger.balloon.stands_still and self._evict_all(but=batch.model):
-            return Room.NOW  # whatever the rules say: nobody will give more
+            return Room.NOW  # whatever the rules say, because no instance will give more
         if room is Room.NONE:
             self._weights.evict_all(self._victims(batch.model), batch.model)
             self._ledger.balloon.want(self._lacking(turn.first) - self._ledger.pool.free, urgent=True)
@@ -138,7 +138,7 @@ class Eviction:
         had a step and its time, or stands still."""
         balloon, turn = self._ledger.balloon, self._work.turn
         if turn and turn.started_ns is None and not balloon.stands_still:
-            balloon.expire(now_ns)  # what a turn was granted it keeps until it has had a step, or nobody got one
+            balloon.expire(now_ns)  # a turn keeps the pages it was granted until it has had a step
             return False
         self._give_up_ahead()
         balloon.settle(now_ns)

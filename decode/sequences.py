@@ -69,7 +69,7 @@ class Sequence:
     saved: EventHandle | None = None  # the swap-out that filled `host`
     running: bool = False
     gone: bool = False
-    prefill_ns: int = 0  # what that took
+    prefill_ns: int = 0  # the time of the prefill
     made: list[int] = field(default_factory=list)  # the generated tokens, where KV is kept after its end
     prefix: KeptPrefix | None = None
     reused: int = 0  # positions that need not be prefilled

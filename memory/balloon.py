@@ -138,7 +138,7 @@ class Balloon:
         """Starts giving back; `settle` goes on with it. One at a time."""
         if message.gentle:
             self._withdraw()
-            free = self._pool.free - self.short  # what is owed goes first
+            free = self._pool.free - self.short  # owed pages go first
             count = max(min(free, message.pages, self._held - message.keep), 0)
             self._leave(message.number, *self._pool.deflate(count))
             return

@@ -215,7 +215,7 @@ class ModelCache:
     def filled(self, model: ModelId) -> list[CacheEffect]:
         image = self._images[model]
         if image.dropped or image.unloaded:
-            self._release(model, image)  # nobody was told of it
+            self._release(model, image)  # no instance was told of it
             return self._serve()
         image.state = State.CACHED
         self.counters.fills += 1

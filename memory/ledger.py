@@ -72,7 +72,7 @@ class Ledger:
         self._leases = LeasedSlabs()
         self._cached: dict[ModelId, tuple[PageRun, ...]] = {}  # images in the node's model cache
         self._evicting: set[ModelId] = set()  # images to be let go of once no load reads them
-        self.unloading: set[ModelId] = set()  # models to be evicted once nobody here needs them
+        self.unloading: set[ModelId] = set()  # models to be evicted once no request here needs them
         self.device = SlabPool(budget.slab_bytes, self._device_slabs)
         self.host = SlabPool(budget.slab_bytes, self._leases)
 

@@ -87,7 +87,7 @@ class _Member:
     taking: _Taking | None = None
     limits: deque[_Limit] = field(default_factory=deque)  # waiting for the one under way
     trims: dict[int, int | None] = field(default_factory=dict)  # numbers of gentle takings, with their commands
-    spare: int = 0  # what it could have given when it refused last
+    spare: int = 0  # the pages that it could have given when it last refused
     idle_since_ns: int | None = None
     trimmed_ns: int = 0  # when time did so last
     kept: int = -1  # pages left by the last trim since it had work

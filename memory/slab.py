@@ -19,7 +19,7 @@ class Slab:
     slab: SlabId
     first: int
     free: int
-    vacant: int  # how many these are
+    vacant: int  # the number of these
     reserved: int = 0
     used: int = 0
     moving: int = 0

@@ -33,7 +33,7 @@ class Running:
     device: Blocks
     host: Blocks  # empty when the first token is sure to be the last
     cancelled: bool = False
-    start: int = 0  # what is before need not be prefilled
+    start: int = 0  # positions before it need not be prefilled
     arrival: EventHandle | None = None  # of that, until it is there
     checked: bool = False  # whether it was still kept: the run can begin
 

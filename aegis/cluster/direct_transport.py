@@ -105,7 +105,7 @@ class DirectTransport(TensorTransportManager):  # type: ignore[misc]
         while True:
             try:
                 connection, _ = listener.accept()
-            except OSError:  # who called has gone again, or there are no descriptors left
+            except OSError:  # the caller has gone again, or there are no descriptors left
                 threading.Event().wait(_BREATH_S)
                 continue
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()

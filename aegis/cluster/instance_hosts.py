@@ -64,7 +64,7 @@ class ClusterHosts:
         self._start = start or _started_on
         self._machines: dict[MachineId, RemoteMachine] = {}
         self._pools: dict[tuple[MachineId, InstanceId], list[RemotePool]] = {}
-        self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # what is on a node
+        self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # for each node's machine
         self._numbers = count()
 
     def refuse_private_bus(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from aegis.core.errors import UserError
 
 LOCAL, AUTO = "local", "auto"
-_OBJECT_STORE_BYTES = 256 << 20  # what crosses is put there in small pieces
+_OBJECT_STORE_BYTES = 256 << 20  # only small pieces are put there
 _ANSWERS_WITHIN_S = 3.0
 _QUIET = {"logging_level": "error", "include_dashboard": False}
 _OWN = {

@@ -34,7 +34,7 @@ async def order(address: Address, prefix: str, instance: str, command: Command |
     answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
     def received(topic: str, payload: bytes) -> None:
-        if topic != replies:  # amqtt sends whoever connects retained messages of others too
+        if topic != replies:  # amqtt sends a new client retained messages of others, too
             return
         reply = msgspec.json.decode(payload, type=Reply)
         if reply.id == wanted.id and not answer.done():

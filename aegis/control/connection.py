@@ -60,7 +60,7 @@ class Connection:
         self._will = aiomqtt.Will(will[0], encode(will[1]), qos=1, retain=True) if will else None
         self._client: aiomqtt.Client | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._opened: asyncio.Future[None] | None = None  # whoever waits for the first connection
+        self._opened: asyncio.Future[None] | None = None  # callers that wait for the first connection
 
     @property
     def is_up(self) -> bool:

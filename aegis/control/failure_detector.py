@@ -97,7 +97,7 @@ class _Liveness:
     parted: bool = False
     probed_ns: int | None = None
     probe_again_ns: int = 0
-    fenced: bool = False  # what it may still say is nothing
+    fenced: bool = False  # its later messages do not count
 
 
 class FailureDetector:

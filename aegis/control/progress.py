@@ -10,7 +10,7 @@ from aegis.core.messages import Telemetry
 STEP_S_MAX = 60.0
 """A pass of the main loop that takes longer has gone wrong, however busy it is."""
 
-_BUSY_SHARE = 0.02  # of a processor: who waits for a lock uses less, and so does the thread itself
+_BUSY_SHARE = 0.02  # of a processor: a process that waits for a lock uses less, and so does the thread itself
 
 
 class LoopProgress:

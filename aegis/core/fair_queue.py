@@ -43,7 +43,7 @@ class FairQueue(Generic[J]):
     def take(self) -> J | None:
         """The next job; None if none waits."""
         while self._waiting:
-            # Whoever had the last turn may have come again before the others did.
+            # The caller that had the last turn may have come again before the others did.
             self._served = next((caller for caller in self._waiting if caller != self._served), self._served)
             jobs = self._waiting.pop(self._served)
             _, _, job = heappop(jobs)

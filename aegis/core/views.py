@@ -20,7 +20,7 @@ class Work(Struct, frozen=True):
 
     model: ModelId
     tokens: int  # to prefill, or cached after it
-    owner: InstanceId | None = None  # who holds its KV
+    owner: InstanceId | None = None  # the holder of its KV
 
 
 # --- prefill ----------------------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class TurnRules:
     in_order: bool = False  # only the last batch of the list takes newcomers, rather than the first of their model
     prefetches: bool = True  # the next turn's model comes in during this one
     evicts: bool = True  # weights may leave for others' weights or KV; otherwise only where nothing else could go on
-    keeps_kv: bool = True  # over a switch; otherwise who is preempted is prefilled again
+    keeps_kv: bool = True  # over a switch; otherwise preempted requests are prefilled again
     chunk_tokens: int | None = None  # the shortest chunk that is worth its cost; None: prefills are not cut
     later_ttfts: float = 0.0  # so many TTFT later may a deadline count that cannot be met any more
 

@@ -66,10 +66,10 @@ class _Copying(NamedTuple):
     value: int
     model: ModelId
     nbytes: int
-    requested_ns: int | None = None  # where the stream itself does not copy
+    requested_ns: int | None = None  # if the stream itself does not copy
 
 
-_COPIED_MAX = 10_000  # remembered, if nobody asks
+_COPIED_MAX = 10_000  # kept until they are read
 _KV = ModelId("")
 
 

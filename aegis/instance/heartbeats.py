@@ -56,7 +56,7 @@ class HeartbeatAgent:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="bus", daemon=True)
         self._started = threading.Event()
         self._stopping = False
-        self._unsaid = True  # whoever connects says its state
+        self._unsaid = True  # a new connection publishes its state
 
     def start(self) -> None:
         self._thread.start()

@@ -67,7 +67,7 @@ class ModelBinder:
 
     def _prepare(self, spec: ModelSpec) -> None:
         for part in self._parts:
-            with suppress(UserError):  # binding says it again, to whom it concerns
+            with suppress(UserError):  # binding raises it again, and reports it
                 part.prepare(spec)
 
     def _discard(self, spec: ModelSpec) -> None:

@@ -57,7 +57,7 @@ class Instance:
         prefill = PrefillWorker(parts.engine, self._clock)
         decode = DecodeWorker(parts.engine, self._clock, self._link.send, self._between_steps)
         self._executor = EffectExecutor(parts.engine, self._memory_executor, self._link, prefill, decode, self._spans)
-        self._pending: deque[InstanceEvent] = deque()  # what the core is to be told next
+        self._pending: deque[InstanceEvent] = deque()  # the next events for the core
         self._reporter = Reporter(self._core)
         self._tick_ns = 0
 
@@ -72,7 +72,7 @@ class Instance:
             if not self._pending and self._core.ledger.balloon.owes and self._clock.now_ns() >= self._tick_ns:
                 self._pending.append(Tick())
             answers = []
-            while self._pending and not answers:  # what happened during a run comes before its answer
+            while self._pending and not answers:  # events during a run come before its result
                 event = self._pending.popleft()
                 if isinstance(event, Shutdown):
                     return

@@ -20,7 +20,7 @@ class InstanceSettings(SchedulingSettings, frozen=True, kw_only=True):
     machine: MachineId = MachineId("")
     clock_ahead_ns: int = 0  # of the machine's clock, against the launcher's
     address: str  # of its node
-    market_key: str = ""  # without which nobody speaks with its node and proxies, where they are on other machines
+    market_key: str = ""  # needed to reach its node and proxies on other machines
     words_path: str
     words: tuple[int, ...]
     host_kv_path: str
@@ -36,7 +36,7 @@ class InstanceSettings(SchedulingSettings, frozen=True, kw_only=True):
     check_laws: bool = False
     rank: int = 0
     ranks: int = 1
-    rendezvous: str = ""  # where they find each other: the beginning of paths that nobody else has
+    rendezvous: str = ""  # the place where they find each other: a unique beginning of paths
 
     @property
     def identity(self) -> str:

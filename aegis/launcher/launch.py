@@ -132,7 +132,7 @@ async def _serve(
         await _first(serving, stop)
         stop.clear()
         market.node.drain(drain_s)
-        await drained(market.proxy, stop, within_s=drain_s)  # who comes meanwhile is answered 503
+        await drained(market.proxy, stop, within_s=drain_s)  # requests that come meanwhile are answered 503
         server.should_exit = True
         if stop.is_set():
             market.node.drain(0)
@@ -234,7 +234,7 @@ async def _make_demo() -> None:
             raise UserError("the demo market could not be made; the reason is above")
     finally:
         if making.returncode is None:
-            making.send_signal(signal.SIGINT)  # what is made is kept
+            making.send_signal(signal.SIGINT)  # models that are made already are kept
             await making.wait()
 
 

@@ -43,16 +43,16 @@ from aegis.transport.node_messages import (
 from proxy.live.serving import running
 from proxy.live.settings import ProxySettings
 
-# Which proxies hang although their processes exist: stopped, or stuck for ever.
+# Finds proxies that hang although their processes exist: stopped, or stuck for ever.
 #
-# Plain values in, plain values out; no clock, no I/O. A proxy says something several times a second. One that has said
-# nothing for `SILENT_NS` is lost if its main thread has not used the processor either: it is stopped, or waits for what
-# will not come. One that works is merely busy, or gets too little of a processor, and has `BUSY_NS`. While the watcher
-# itself stands still nobody's time passes.
+# Plain values in, plain values out; no clock, no I/O. A proxy sends messages several times a second. A proxy without
+# messages for `SILENT_NS` is lost if its main thread has not used the processor either: it is stopped, or waits for an
+# event that will not come. A proxy that works is merely busy, or gets too little of a processor, and has `BUSY_NS`.
+# While the watcher itself stands still, this time stands still, too.
 
 
 LOOK_NS = 250 * NS_PER_MS
-"""From one look to the next."""
+"""The interval between two looks."""
 
 SILENT_NS = 1500 * NS_PER_MS
 BUSY_NS = 60_000 * NS_PER_MS
@@ -274,7 +274,7 @@ class ProxySupervisor:
             sys.executable,
             "-m",
             "proxy.live.process",
-            place.name,  # for whoever looks at the processes
+            place.name,  # for readers of the process list
             stdin=asyncio.subprocess.PIPE,
             preexec_fn=follow_launcher,
         )

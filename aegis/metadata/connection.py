@@ -81,7 +81,7 @@ def _network(error: BaseException) -> str:
         if isinstance(cause, ssl.SSLError):
             return "it does not speak TLS, or not ours (redis:// is without)"
         if isinstance(cause, OSError) and cause.errno and cause.errno > 0:
-            return os.strerror(cause.errno).lower()  # what the event loop says instead differs
+            return os.strerror(cause.errno).lower()  # the event loop's own text differs
         cause = cause.__cause__ or cause.__context__
     return _one_line(error) or "the connection was closed"
 

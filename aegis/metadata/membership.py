@@ -67,7 +67,7 @@ class Membership:
         self._enter = redis.register_script(ENTER)
         self._leave = redis.register_script(LEAVE)
         self._doubted = asyncio.Event()
-        self.reason = ""  # why the server cannot be used
+        self.reason = ""  # the reason if the server cannot be used
 
     async def enter(self) -> None:
         """Takes the leases. Waits for that of a cluster that was killed to run out. Raises UserError where another one

@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 _ROUND_S = 0.1
 _AT_ONCE = 32  # requests in one command: what is asked meanwhile waits for it, and each command costs some 0.4 ms
 _COMMANDS_MAX = 8  # in a round: of very many requests each is written more seldom
-_AT_LAST = 256  # requests in one command when nobody is served any more
+_AT_LAST = 256  # requests in one command when no request is served any more
 _ENDED_MAX = 4096  # that wait to be written
 
 

@@ -61,7 +61,7 @@ class StoreMetrics(Collector):
 _logger = logging.getLogger(__name__)
 
 _PUBLISH_S = 0.5
-_COMMAND_S = 1.0  # what a command may take; a claim tries again within its own limit
+_COMMAND_S = 1.0  # the limit of a command; a claim tries again within its own limit
 
 
 class StoreSettings(Struct, frozen=True):

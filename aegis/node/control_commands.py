@@ -36,7 +36,7 @@ class NodeControl:
         self._pool = node.pool
         self._images = node.images
         self._clock = clock
-        self._changing = asyncio.Lock()  # who goes on serving is looked at and changed by one order at a time
+        self._changing = asyncio.Lock()  # one command at a time examines and changes the set of serving instances
         self._admitting = asyncio.Lock()
         self._expected = 0  # instances that are being admitted
 

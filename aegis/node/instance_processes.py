@@ -61,7 +61,7 @@ async def _spawn(settings: InstanceSettings, environment: Mapping[str, str]) -> 
         sys.executable,
         "-m",
         f"aegis.instance.{'follower_rank' if rank else 'process'}",
-        f"{settings.instance}/{rank}" if rank else settings.instance,  # for whoever looks at the processes
+        f"{settings.instance}/{rank}" if rank else settings.instance,  # for readers of the process list
         stdin=asyncio.subprocess.PIPE,
         env=environment,
         preexec_fn=follow_launcher,

@@ -43,7 +43,7 @@ class _Place:
     ready: bool = False
     coming: bool = False  # it was asked for, and nothing depends on it yet
     joining: bool = False  # the same, and it has never served: not tried again
-    failure: str = ""  # why it is not tried again
+    failure: str = ""  # the reason why it is not tried again
     drained: bool = False  # not started again until that ends
     resumed: asyncio.Event = field(default_factory=asyncio.Event)
     ending: asyncio.Event = field(default_factory=asyncio.Event)  # not started again, ever

@@ -70,7 +70,7 @@ async def open_local_machines(
     try:
         yield MarketMachines(devices, images, hosts, LocalHost(machine, devices, open_more), Wires(directory))
     finally:
-        await devices.close()  # what is being wiped is still granted to who waits for it
+        await devices.close()  # pages that are being wiped are still granted to instances that wait
         images.close(machine.id)
         machine.close()
 

@@ -451,7 +451,7 @@ class Catalogue:
             self._settle(model)
         try:
             await model.settled.wait()
-        except asyncio.CancelledError:  # who asked for it has left
+        except asyncio.CancelledError:  # the client that asked for it has left
             if self._models.get(spec.model) is model:
                 self._forget(spec.model)
             raise

@@ -32,7 +32,7 @@ class ProxyLinks:
         self._noted = asyncio.Event()  # something was
         self._scraped: dict[ProxyId, tuple[Family, ...]] = {}
         self._lasting: tuple[Family, ...] = ()  # of those that are lost
-        self._past: dict[ModelId, Tally] = {}  # what they had counted
+        self._past: dict[ModelId, Tally] = {}  # the counts of lost proxies
         self._loads: dict[ProxyId, dict[InstanceId, ForeignLoad]] = {}
         self._sent_loads: dict[ProxyId, dict[InstanceId, ForeignLoad]] = {}  # of the others' loads, last
 

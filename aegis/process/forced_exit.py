@@ -16,8 +16,8 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# The input ends with this process; where it does in time, nobody is killed. 124 is what `timeout` ends with when time
-# is up, that of busybox with 143.
+# The input ends with this process; if it does in time, nothing is killed. `timeout` exits with 124 when time is up,
+# that of busybox with 143.
 _KILL = 'read -r _ || exit; timeout "$0" cat >/dev/null; case $? in 124 | 143) kill -KILL "$PPID" ;; esac'
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

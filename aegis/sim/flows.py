@@ -81,7 +81,7 @@ class Link:
         self._equal = equal
         self._served: list[Flow] = []  # those that move bytes
         self._rate = 0  # of each of them
-        self._since_ns = 0  # what is left of a flow is what was left of it then
+        self._since_ns = 0  # the rest of a flow is its rest at this time
         self._version = 0  # of the rate: an end that was scheduled at another one finds so
 
     def start(self, nbytes: int, done: Callable[[Flow], None], *, urgency: int = NOW) -> Flow:

@@ -99,7 +99,7 @@ class GpuSpec:
 
 
 _GB, _GIB = 10**9, 2**30
-_PCIE5, _PCIE4 = 49_500_000_000, 24_750_000_000  # what pinned copies reach of 64 and of 32 GB/s
+_PCIE5, _PCIE4 = 49_500_000_000, 24_750_000_000  # the rates of pinned copies over 64 and 32 GB/s
 
 _H800 = GpuSpec(
     name="h800",

@@ -125,7 +125,7 @@ class SimMarket:
         self._arbiters: dict[InstanceId, PageArbiter] = {}
         self._fates: dict[RequestId, _Fate] = {}
         self._prompts: dict[int, tuple[int, ...]] = {}
-        self._left: dict[RequestId, int] = {}  # how long their answers would have become
+        self._left: dict[RequestId, int] = {}  # the full lengths of their answers
         self._arrived = 0
         self._awaited = True  # more will arrive
 

@@ -49,7 +49,7 @@ class Pool:
     decodes: int = 0
     mixed: int = 0
     devices: int | None = None
-    idle_ns: int | None = None  # who has been idle for so long is trimmed
+    idle_ns: int | None = None  # an instance that has been idle for so long is trimmed
     hardware: Hardware | None = None
     slab_bytes: int = 1 << 30
     host_kv_bytes: int = 1 << 40

@@ -106,7 +106,7 @@ class StepCosts:
         growth_ps, budget_ps = self.context_token_ps * batch, budget_ns * _PS_PER_NS
         low, high = 1, steps
         if first_ps <= budget_ps and self._run_ps(context_tokens, batch, steps) - each_ps * steps <= budget_ps:
-            return steps  # what is in time at both ends is so between them: time grows ever faster
+            return steps  # on time at both ends means on time between them, because time grows ever faster
         if growth_ps:
             # Between the roots of the polynomial of `steps_within`. For a whole n the integer root decides as the real
             # one would: n·2·growth + linear is whole, so it is at most √d just when it is at most ⌊√d⌋.

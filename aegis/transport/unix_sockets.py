@@ -49,7 +49,7 @@ class LocalWire:
         which is handled elsewhere."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         wire = cls(connection)
-        connection.setblocking(True)  # there may be many who connect at once
+        connection.setblocking(True)  # many may connect at once
         try:
             connection.connect(path_of(address))
         except OSError:
@@ -209,7 +209,7 @@ class LocalPort:
         self._ends: dict[str, LocalEnd] = {}
         self._unidentified: set[LocalEnd] = set()
         path = Path(path_of(address))
-        path.unlink(missing_ok=True)  # whoever listened there is gone
+        path.unlink(missing_ok=True)  # the former listener is gone
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         self._listener.bind(str(path))

@@ -17,7 +17,7 @@ from aegis.telemetry.spans import Span, SpanKind
 from bench.calibration.least_squares import Quality, fit, quality, usual_mean
 
 _TO_DEVICE = (SpanKind.LOAD, SpanKind.PREFETCH, SpanKind.SWAP_IN)
-_IDLE_NS = 10_000_000  # who does nothing for so long has nothing to do
+_IDLE_NS = 10_000_000  # an instance that does nothing for so long has no work
 _WAITED_NS = 100_000  # a switch that takes longer waits for memory or a copy
 _FEWEST = 10
 

@@ -21,7 +21,7 @@ from aegis.core.step_terms import decode_terms, prefill_terms
 from aegis.telemetry.spans import Span, SpanKind
 from bench.calibration.least_squares import Matrix, Quality, Vector, fit, quality
 
-_CONTENTION = 0.02  # what is less is none
+_CONTENTION = 0.02  # a smaller one counts as none
 _CONTENTION_MAX = 4.0
 _OCCASION_NS = 5_000_000_000  # for about so long, or less, a machine is as slow as it is at a moment
 _FEWEST = 10  # runs, below which nothing is fitted

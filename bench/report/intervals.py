@@ -23,7 +23,7 @@ class Covered:
             elif start < stop:
                 self._starts.append(start)
                 self._stops.append(stop)
-        self._before = [0]  # how much lies before each interval
+        self._before = [0]  # the length before each interval
         for start, stop in zip(self._starts, self._stops, strict=True):
             self._before.append(self._before[-1] + stop - start)
 

@@ -15,8 +15,8 @@ from aegis.core.errors import UserError
 from aegis.core.rng import Stream
 
 _CHARACTERS_PER_TOKEN = 4  # of English text, about
-_LENGTH_MIN, _PROMPT_TOKENS_MAX, _TOKENS_MAX = 4, 1024, 2048  # what vLLM keeps of ShareGPT
-_BURSTGPT_MODEL = "GPT-4"  # what vLLM keeps of BurstGPT
+_LENGTH_MIN, _PROMPT_TOKENS_MAX, _TOKENS_MAX = 4, 1024, 2048  # the bounds that vLLM sets on ShareGPT
+_BURSTGPT_MODEL = "GPT-4"  # the part of BurstGPT that vLLM uses
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class LeastSlack:
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         spoken_for = _spoken_for(batches)
         quantum_ns = self._quantum_ns(batches, spoken_for)
-        order = sorted(batches, key=_IN_ORDER_OF_MAKING)  # where they have to begin at the same time
+        order = sorted(batches, key=_IN_ORDER_OF_MAKING)  # if they have to begin at the same time
         order.sort(key=_relaxed_by_ns if spoken_for > 1 else begin_by_ns)
         running = next((batch for batch in batches if batch.turn_ns is not None), None)
         if running and running.turn_ns is not None and running.turn_ns < quantum_ns:

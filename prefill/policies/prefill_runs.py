@@ -26,7 +26,7 @@ class Run:
     model: ModelId
     jobs: list[int] = field(default_factory=list)
     prefill_ns: int = 0
-    latest_ns: int = 0  # the latest start with which nobody in it is late
+    latest_ns: int = 0  # the latest start with which none of its jobs is late
     load_ns: int = 0
     start_ns: int = 0
 

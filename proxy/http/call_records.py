@@ -23,7 +23,7 @@ class RecordedCall(Struct, frozen=True):
     slo: Slo
     sampling: Sampling  # of the first sequence
     sequences: int
-    is_new: bool = False  # nobody knows its id yet
+    is_new: bool = False  # its id is known to no other proxy
     caller: str = ""
 
     @property

@@ -39,7 +39,7 @@ def check_counts(content: bytes, parts_max: int = PARTS_MAX) -> int:
         return parts
     pieces = list[bytes]()
     parts = at = 0
-    for string in _STRING.finditer(content):  # what looks like a list within one is none
+    for string in _STRING.finditer(content):  # brackets in a string are no list
         start, end = string.span()
         parts += 1
         if parts > parts_max:

@@ -18,8 +18,8 @@ from proxy.http.streaming.keep_alive import KeepAlive
 class Settings(Struct, frozen=True, kw_only=True):
     """The same for all proxies of a server, but for `proxy`."""
 
-    proxy: str = "proxy-0"  # who answers, as every reply says
-    host: str = ""  # what the server was told to listen on
+    proxy: str = "proxy-0"  # its name, which every reply has
+    host: str = ""  # the address that the server was told to listen on
     status_needs_key: bool = False
     cors_origins: tuple[str, ...] = ()
     body_bytes_max: int = 4 << 20

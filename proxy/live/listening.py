@@ -23,7 +23,7 @@ def share(host: str, port: int) -> socket.socket:
 def _listening(listener: socket.socket) -> socket.socket:
     host, port = listener.getsockname()[:2]
     try:
-        listener.listen()  # from now on nobody else can
+        listener.listen()  # from now on no other process can
     except OSError as error:
         raise _taken(host, port, error) from error
     return listener

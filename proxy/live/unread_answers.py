@@ -58,7 +58,7 @@ class UnreadAnswers:
         too_much = share.nbytes > self._answer_bytes_max or self.nbytes > self._all_bytes_max
         if too_much and nbytes > 0 and not self._looks:
             self._looks = True
-            asyncio.get_running_loop().call_soon(self._look)  # after those who read had their turn
+            asyncio.get_running_loop().call_soon(self._look)  # after the readers had their turn
 
     def _look(self) -> None:
         self._looks = False

@@ -23,7 +23,7 @@ class _Held:
 
     tokens: int = 0
     requests: dict[RequestId, int] = field(default_factory=dict)  # and how many tokens
-    foreign: ModelLoad | None = None  # what other proxies have there
+    foreign: ModelLoad | None = None  # the load of other proxies there
     share: Share | None = None
 
 

@@ -39,7 +39,7 @@ class _Sums:
 class _Waiting:
     requests: list[RequestId] = field(default_factory=list)  # in order of coming
     models: defaultdict[ModelId, _Sums] = field(default_factory=lambda: defaultdict(_Sums))
-    foreign_ns: int = 0  # what other proxies have put there
+    foreign_ns: int = 0  # the prefills of other proxies there
 
 
 class FirstTokens:

@@ -21,7 +21,7 @@ from aegis.core.ids import ProxyId
 from aegis.core.limits import Scope
 
 WINDOW_NS = 60 * NS_PER_S
-_ONE_ENDS_NS = NS_PER_S  # nobody knows when one of those that run will have ended
+_ONE_ENDS_NS = NS_PER_S  # the end of a running request is not known
 
 
 class TooMany(Struct, frozen=True):

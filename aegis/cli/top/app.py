@@ -59,7 +59,7 @@ class Top(App[None]):
             for name, columns in (("instances", _INSTANCES), ("models", _MODELS)):
                 yield Static(name, id=f"{name}-title", classes="title")
                 table: DataTable[Text | str] = DataTable(id=name, show_cursor=False, zebra_stripes=True)
-                table.can_focus = False  # what scrolls is all of it
+                table.can_focus = False  # the whole view scrolls
                 for column in columns:
                     table.add_column(column, key=column)
                 yield table

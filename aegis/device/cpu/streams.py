@@ -19,9 +19,9 @@ from aegis.device.protocol import CopyTimes
 from aegis.device.shared_events import SharedWords
 
 _SMALL_BYTES = 128 << 10  # copied in about 10 µs, not worth the interpreter lock changing hands
-_CHUNK_BYTES = 32 << 20  # the most that is done of a copy nobody wants any more, or while a more urgent one waits
+_CHUNK_BYTES = 32 << 20  # the most that is copied after a copy was abandoned, or while a more urgent one waits
 _CLOSING_POLL_NS = 20_000_000
-_TOOK_MAX = 10_000  # remembered, if nobody asks
+_TOOK_MAX = 10_000  # kept until they are read
 
 _Copies = tuple[tuple[int, int, int], ...]
 

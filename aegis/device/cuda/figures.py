@@ -13,13 +13,13 @@ from aegis.device.cuda.driver import CudaError, Gpu
 
 _FLOPS_SHARE = 0.65  # that prefills reach of what tensor cores could do
 _OVERHEAD_NS = 4_500_000  # of a step: 0.14 ms for each of 32 layers
-_PCIE3, _PCIE4, _PCIE5 = 12.4e9, 24.75e9, 49.5e9  # what pinned copies reach, in bytes per second
+_PCIE3, _PCIE4, _PCIE5 = 12.4e9, 24.75e9, 49.5e9  # the rates of pinned copies, in bytes per second
 
 
 class _Generation(NamedTuple):
     flops_per_cycle: int  # of a multiprocessor, dense, at 16 bits
     copy_bytes_per_s: float
-    memory_bytes_per_s: float  # where the GPU does not say
+    memory_bytes_per_s: float  # if the GPU does not report it
 
 
 _GENERATIONS = {

@@ -31,7 +31,7 @@ CHUNK_BYTES = 32 << 20
 """A long copy is submitted in such pieces; 0.6 ms each at 50 GB/s."""
 
 CHUNKS_AHEAD = 4
-_BEGAN_MAX = 10_000  # remembered, if nobody asks
+_BEGAN_MAX = 10_000  # kept until they are read
 
 POLL_NS = 50_000
 """The interval between looks at a word of another process: its GPU writes it but wakes no thread."""

@@ -83,7 +83,7 @@ class DecodeGraphs:
     def _try(self, model: ModelId, forward: Forward) -> Recording | None:
         try:
             return self._record(forward)
-        except RuntimeError:  # what torch raises where something cannot be recorded
+        except RuntimeError:  # torch raises it if something cannot be recorded
             self._refused.add(model)
             return None
 

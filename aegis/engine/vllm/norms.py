@@ -14,7 +14,7 @@ from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
 _OURS = "aegis"
-_LANES = 8  # what a row is to be a multiple of
+_LANES = 8  # a row has to be a multiple of it
 
 
 def _plain(x: Tensor, weight: Tensor | None, variance_size: int | None) -> bool:

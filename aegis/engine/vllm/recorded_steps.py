@@ -208,7 +208,7 @@ class _Recorder(TorchDispatchMode):
         made = [each for each in results if isinstance(each, torch.Tensor)]
         taken = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
         if not (taken or made):
-            return  # what is said of dtypes is always the same
+            return  # dtypes are always the same
         if not _UNTOLD.isdisjoint(operation.tags) or len(made) + results.count(None) < len(results):
             self.flat = False
         elif not (operation.is_view and self._known_view(taken, made)):

@@ -94,7 +94,7 @@ class TextProcess:
         """Ends the process, if there is one."""
         if self._process:
             self._process.kill()
-            Thread(target=self._process.wait, daemon=True).start()  # what took much memory takes a moment to go
+            Thread(target=self._process.wait, daemon=True).start()  # a process with much memory takes a moment to end
         if self._socket:
             self._socket.close()
         if self._progress:
@@ -119,7 +119,7 @@ class TextProcess:
                 pass_fds=[progress],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # what libraries say when they break, a hundred lines of it
+                stderr=subprocess.DEVNULL,  # libraries write a hundred lines when they break
                 env={"OMP_NUM_THREADS": "1", **os.environ, "TOKENIZERS_PARALLELISM": "false"},
                 process_group=0,  # Ctrl-C in a terminal is not for it
             )

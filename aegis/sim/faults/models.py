@@ -49,7 +49,7 @@ class Models:
         self._bound: dict[InstanceId, set[ModelId]] = {}
         self._told_up: set[InstanceId] = set()
         self._told: set[ModelId] = set()  # that the model is served
-        self._removing: dict[ModelId, tuple[ModelSpec, set[InstanceId]]] = {}  # who has not answered yet
+        self._removing: dict[ModelId, tuple[ModelSpec, set[InstanceId]]] = {}  # instances that have not answered yet
         self._abandoned: set[ModelId] = set()
         self._renewing: set[ModelId] = set()  # whose image is being made again
         self._unloading = Unloading()

@@ -37,10 +37,10 @@ class Scenario:
     deaths: int = 0
     removals: int = 0
     cancel_share: float = 0.1
-    give_up_ns: int | None = None  # who has no token after so long, fails
+    give_up_ns: int | None = None  # a request without a token after this time fails
     failing_share: float = 0.0  # of steps on which the engine raises
     gap_ns: int = 2_000_000
-    jitter_ns: int = 0  # how much later than the fastest a message may come
+    jitter_ns: int = 0  # the largest delay of a message behind the fastest
     prompt_max: int = 120
     output_max: int = 80
     moves: int = 0  # of limits, drawn by chance

@@ -30,10 +30,10 @@ class FaultWorldState:
         self.draw = Stream(seed, "world")
         self.log: list[str] = []
         self.host: dict[tuple[KvShape, BlockId], Content] = {}
-        self.leased: defaultdict[SlabId, int] = defaultdict(int)  # how often each slab of the host was
+        self.leased: defaultdict[SlabId, int] = defaultdict(int)  # the number of leases of each host slab
         self.kept: Callable[[], Iterable[SlabId]] = tuple  # slabs of the host with KV of requests that have ended
         self.images: dict[int, ModelId] = {}  # whose image is in an extent of the node's model cache
-        self.pages: dict[int, InstanceId] = {}  # of the device they all share, by whom they were granted to
+        self.pages: dict[int, InstanceId] = {}  # of the shared device, with the instance that each was granted to
         self.dirty: set[int] = set()  # pages that were mapped and not wiped since
         self._agenda = EventQueue()
         self._words = Words()

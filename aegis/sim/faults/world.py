@@ -93,7 +93,7 @@ class World:
         self.nodes: dict[InstanceId, Node] = {}
         self.lost: list[Node] = []
         self.settled: dict[int, Settled] = {}
-        self.hopeless = False  # nobody is left of some role
+        self.hopeless = False  # no instance of some role is left
         self.ground = FaultWorldState(
             seed,
             jitter_ns=scenario.jitter_ns,
@@ -161,7 +161,7 @@ class World:
 
     def run(self) -> None:
         self.ground.run()
-        for _ in range(3):  # what is idle gives everything back
+        for _ in range(3):  # idle instances give everything back
             self._look()
             self.ground.after(self.scenario.idle_ns, self._look)
             self.ground.run()
@@ -315,7 +315,7 @@ class World:
         """The proxy, of something the node knows; then it does something else."""
         node = self.nodes.get(event.instance) if isinstance(event, InstanceUp) else None
         if isinstance(event, InstanceUp) and node is None:
-            return  # it is lost: a removed model was all it lacked, and nobody greets any more
+            return  # it is lost: it only lacked a removed model, and no instance comes up any more
 
         def told() -> None:
             if node:

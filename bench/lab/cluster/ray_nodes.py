@@ -34,7 +34,7 @@ _NOWHERE = "02:00:00:00:00:01"  # no machine has this address on the cable
 _CLONE_NEWNET = 0x40000000
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 _ENVIRONMENT = {
-    "RAY_AUTH_MODE": "disabled",  # who reaches the cable may
+    "RAY_AUTH_MODE": "disabled",  # everybody on the cable may connect
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_health_check_initial_delay_ms": "500",  # a node that is gone is missed within 3 s
     "RAY_health_check_period_ms": "500",

@@ -33,7 +33,7 @@ class Answer(Struct, frozen=True):
 
 def main(directory: str, dtype: str, threads: int, batch_max: int) -> None:
     out = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what it logs
+    os.dup2(2, 1)  # its log
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": str(threads)}
     import torch

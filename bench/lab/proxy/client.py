@@ -84,7 +84,7 @@ class Connection(asyncio.Protocol):
         for waited in (self._done, self._begun):
             if not waited.done():
                 waited.set_exception(UserError("a proxy closed the connection before it had answered"))
-                waited.exception()  # perhaps nobody waits for it
+                waited.exception()  # perhaps no caller waits for it
 
     def data_received(self, data: bytes) -> None:
         if not self._first_ns and _CONTENT.search(data):

@@ -24,7 +24,7 @@ from bench.lab.proxy.child import Cores, kept_to
 from bench.lab.proxy.rounds import Idle, Plan, Round, measure, measure_idle, warm_up
 from bench.lab.proxy.sides import aegis_side, litellm_side, litellm_version
 
-# How evenly a core works: a loop that asks nobody, again and again. Requests cannot be more even than that.
+# The evenness of a core: a loop without requests, again and again. Requests cannot be more even than that.
 
 
 _TRIAL = 20_000  # turns of the loop

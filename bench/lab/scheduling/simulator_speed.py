@@ -129,7 +129,7 @@ def _grown(size: Size) -> tuple[Case, Case]:
 def _run(size: Size) -> tuple[int, float, float]:
     """The number of requests, process time and wall time."""
     arrivals = _arrivals(size)
-    gc.collect()  # what an earlier one left behind
+    gc.collect()  # objects of an earlier one
     process, wall = time.process_time(), time.perf_counter()
     simulate(_pool(size, arrivals), arrivals)
     return len(arrivals), time.process_time() - process, time.perf_counter() - wall

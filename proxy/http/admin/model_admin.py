@@ -51,7 +51,7 @@ async def load_model(request: Request) -> Response:
     fields.end()
     if source is None:
         raise fields.refusal("source", "is required")
-    adding = queries_of(request).add_model(source, name)  # which ends when nobody waits for it any more
+    adding = queries_of(request).add_model(source, name)  # it ends when its client has left
     return json_reply(card_of(await while_connected(request.receive, adding)))
 
 

@@ -24,7 +24,7 @@ from proxy.http.settings import texts_of
 PROMPTS_MAX = 1024
 PROMPT_TOKENS_MAX = 1 << 22
 _COUNTED_MAX = 1 << 16
-_SHRINKS = 4  # what normalizers may take out of a text that is worth tokenizing
+_SHRINKS = 4  # the factor by which normalizers may shorten a text that is worth tokenizing
 
 
 class Prompt(Struct, frozen=True):

@@ -213,7 +213,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            return  # a trailer: nobody here wants one, and none may pass for a header
+            return  # a trailer: none is used here, and none may pass for a header
         self._headers += 1
         if self._headers > HEADERS_MAX:
             raise UserError(f"the head has more than {HEADERS_MAX} headers", status=431)
