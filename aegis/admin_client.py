@@ -28,7 +28,7 @@ class Refused(UserError):
 
 
 class AdminClient:
-    """Talks to one server. Raises UserError where it cannot be reached or is no aegis, Refused where it says no.
+    """Talks to one server. Raises UserError if it cannot be reached or is no aegis, Refused where it says no.
 
     `key` is its admin key, taken from the environment if not given; without one, an API key lists its models.
     """

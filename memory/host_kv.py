@@ -91,7 +91,7 @@ class HostKv:
                 return [(instance, PrefixChecked(request, attempt, self.kept.intact(entry)))]
 
     def check(self) -> None:
-        """Raises LawBroken where a law does not hold."""
+        """Raises LawBroken if a law does not hold."""
         self.leases.check()
         self.kept.check()
 

@@ -87,7 +87,7 @@ class MachinesKv:
         return self._machines[self._machine_of[instance]].on_message(instance, message)
 
     def check(self) -> None:
-        """Raises LawBroken where a law does not hold."""
+        """Raises LawBroken if a law does not hold."""
         for host in self._machines.values():
             host.check()
 

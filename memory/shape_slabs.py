@@ -104,7 +104,7 @@ class ShapeSlabs:
         return True
 
     def check(self) -> None:
-        """Raises LawBroken where a law does not hold."""
+        """Raises LawBroken if a law does not hold."""
         for slab in self.slabs.values():
             slab.check(self.per_slab)
         if self.free != sum(slab.vacant for slab in self.slabs.values()):

@@ -81,7 +81,7 @@ class Slab:
         return tuple(runs)
 
     def check(self, per_slab: int) -> None:
-        """Raises LawBroken where S1, S2 or S3 does not hold in this slab."""
+        """Raises LawBroken if S1, S2 or S3 does not hold in this slab."""
         states = (self.free, self.reserved, self.used, self.moving)
         blocks = sum(state.bit_count() for state in states)
         if not self.reserved | self.used | self.moving:

@@ -191,7 +191,7 @@ class SlabPool:
         return {shape: self._use(shape, held) for shape, held in self._shapes.items() if held.slabs}
 
     def check(self) -> None:
-        """Raises LawBroken where a law does not hold."""
+        """Raises LawBroken if a law does not hold."""
         seen: set[SlabId] = set()
         for held in self._shapes.values():
             if not seen.isdisjoint(held.slabs):

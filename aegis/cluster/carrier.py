@@ -71,7 +71,7 @@ class _Carrier:
 
     @ray.method(tensor_transport=TRANSPORT, concurrency_group="offering")  # type: ignore[untyped-decorator]
     def offer(self, name: str) -> Region:
-        """Raises LookupError where there is nothing such."""
+        """Raises LookupError if there is nothing such."""
         return self._regions[name]
 
     def reach(self, name: str, source: Any, region: str) -> str:

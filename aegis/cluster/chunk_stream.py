@@ -199,7 +199,7 @@ def _send(connection: socket.socket, left: list[memoryview]) -> None:
 
 
 def _receive(connection: socket.socket, left: list[memoryview]) -> bool:
-    """False where the other side ends before all is full."""
+    """False if the other side ends before all is full."""
     while left:
         count = connection.recvmsg_into(left, 0, socket.MSG_WAITALL)[0]
         if not count:

@@ -68,7 +68,7 @@ class ClusterHosts:
         self._numbers = count()
 
     def refuse_private_bus(self) -> None:
-        """Raises UserError where machines would have to reach the launcher's own broker, which is a socket on its
+        """Raises UserError if machines would have to reach the launcher's own broker, which is a socket on its
         disk."""
         spread = any(machine.opened.boot != boot_id() for machine in self._machines.values())
         if spread and self._config.mqtt.url is None:
@@ -93,7 +93,7 @@ class ClusterHosts:
         await self._end(instance)
 
     async def settle(self, instance: InstanceId) -> tuple[RemoteMachine, list[RemotePool]]:
-        """The machine where Ray has placed it, open, and its devices there. Raises UserError where that cannot do with
+        """The machine where Ray has placed it, open, and its devices there. Raises UserError if that cannot do with
         what it has."""
         while True:
             node, gpus = await self._placement.node(instance)

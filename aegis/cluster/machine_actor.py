@@ -65,7 +65,7 @@ class ArrivingImage:
         self._draft.mkdir(parents=True)
 
     def write(self, file: str, at: int, content: bytes, checksum: int) -> None:
-        """Raises ValueError where the content is not what was sent."""
+        """Raises ValueError if the content is not what was sent."""
         assert _is_plain(file)
         if crc32(content) != checksum:
             raise ValueError(f"{file} was damaged on its way")

@@ -85,7 +85,7 @@ def _read(where: str, file: Path) -> str:
 
 
 def refuse_duplicates(keys: Sequence[Key]) -> None:
-    """Raises UserError where two are the same, or are of the same name: what is a caller's own would be both's."""
+    """Raises UserError if two are the same, or are of the same name: what is a caller's own would be both's."""
     names: dict[bytes, str] = {}
     for key in keys:
         if key.caller.name in names.values():

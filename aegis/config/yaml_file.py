@@ -52,7 +52,7 @@ def _content(text: bytes) -> Any:
 
 
 def _check_bounded(whole: yaml.Node) -> None:
-    """Raises YAMLError where aliases lead into themselves, or multiply."""
+    """Raises YAMLError if aliases lead into themselves, or multiply."""
     left, seen = [whole], 0
     while left:
         node, seen = left.pop(), seen + 1

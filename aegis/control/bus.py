@@ -136,7 +136,7 @@ class Bus:
         self._begin()
 
     async def open_shared(self) -> None:
-        """Raises UserError where the broker cannot be used, or where its prefix is another cluster's."""
+        """Raises UserError if the broker cannot be used, or if its prefix is another cluster's."""
         await self._connection.open()
         try:
             async with asyncio.timeout(_CLAIM_S):
@@ -319,7 +319,7 @@ class Bus:
 
 @asynccontextmanager
 async def open_bus(url: Address | None, prefix: str, directory: Path, clock: Clock) -> AsyncIterator[Bus]:
-    """On the broker at `url`, else on one of its own in the directory. Raises UserError where that cannot be used."""
+    """On the broker at `url`, else on one of its own in the directory. Raises UserError if that cannot be used."""
     async with contextlib.AsyncExitStack() as stack:
         address = url if url is not None else await stack.enter_async_context(embedded_broker(directory))
         bus = Bus(address, prefix, clock)

@@ -67,7 +67,7 @@ class Connection:
         return self._client is not None
 
     async def open(self) -> None:
-        """Connects, and stays so until `close`. Raises UserError where the broker cannot be reached or refuses."""
+        """Connects, and stays so until `close`. Raises UserError if the broker cannot be reached or refuses."""
         self._opened = asyncio.get_running_loop().create_future()
         self.keep()
         try:

@@ -21,7 +21,7 @@ InstanceId = NewType("InstanceId", str)
 """`prefill-0`, `decode-3`: a place in the pool. Outlives the process that fills it."""
 
 MachineId = NewType("MachineId", str)
-"""A machine that instances are on, as long as its memory lasts: one that comes back has another. Empty where there is
+"""A machine that instances are on, as long as its memory lasts: one that comes back has another. Empty if there is
 but one."""
 
 ONLY_MACHINE = MachineId("")

@@ -38,7 +38,7 @@ class CachedImages:
         self._thread.submit(self._touch, extents)
 
     def settle(self) -> None:
-        """Waits until all that was begun is done. Raises UserError where there is nothing to map."""
+        """Waits until all that was begun is done. Raises UserError if there is nothing to map."""
         self._opening.result()
         self._thread.submit(lambda: None).result()
 

@@ -44,7 +44,7 @@ class MappedFile:
     __slots__ = ("base", "nbytes")
 
     def __init__(self, path: str, *, writable: bool, populate: bool) -> None:
-        """Raises UserError where there is nothing to map."""
+        """Raises UserError if there is nothing to map."""
         try:
             fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
             try:

@@ -17,7 +17,7 @@ CHAT_TEMPLATE = "chat_template.jinja"
 
 
 def read_manifest(directory: Path, fingerprint: str) -> Manifest | None:
-    """The manifest of a whole image with this fingerprint; None where there is none or anything about it is off."""
+    """The manifest of a whole image with this fingerprint; None if there is none or anything about it is off."""
     try:
         manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
         sizes = {(directory / image_name(rank)).stat().st_size for rank in range(manifest.ranks)}

@@ -18,7 +18,7 @@ class ImageFile:
     """One image, open. Reading through the system's page cache: an image that was read lately comes from memory."""
 
     def __init__(self, path: str, manifest: Manifest) -> None:
-        """Raises ImageDamaged where there is no file or it has another size."""
+        """Raises ImageDamaged if there is no file or it has another size."""
         self.nbytes = manifest.image_bytes
         self.pieces = -(-self.nbytes // IMAGE_PIECE_BYTES)
         self._checksums = manifest.checksums

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def figures(kind: str, *, ordinal: int = 0, driver: Driver | None = None) -> Hardware:
     """Of a device of this kind. A processor is taken for a slow one: `Hardware` as it is.
 
-    Raises UserError where the machine has no such GPU.
+    Raises UserError if the machine has no such GPU.
     """
     if kind != "cuda":
         return Hardware()

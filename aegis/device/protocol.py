@@ -161,7 +161,7 @@ class Device(Protocol):
     def open_host(self, path: str, *, writable: bool, populate: bool = True) -> HostRegion:
         """Maps a file or shared memory object whole, its pages faulted in unless `populate` is false. Any thread may.
 
-        Raises UserError where there is nothing to map.
+        Raises UserError if there is nothing to map.
         """
         ...
 

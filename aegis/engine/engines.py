@@ -82,7 +82,7 @@ class Engines(SamplingEngine):
         return self._of[model].decode(model, rows)
 
     def _engine(self, name: EngineName) -> Engine:
-        """Raises UserError where it is not installed."""
+        """Raises UserError if it is not installed."""
         if name not in self._open:
             self._open[name] = engine_class(name)(self._kv, **self._named)
         return self._open[name]

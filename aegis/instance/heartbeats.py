@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 
 
 class HeartbeatAgent:
-    """Runs from `start` to `close`. Raises UserError where the launcher is of another version."""
+    """Runs from `start` to `close`. Raises UserError if the launcher is of another version."""
 
     def __init__(
         self, settings: BusSettings, loop_progress: LoopProgress, *, instance: InstanceId, incarnation: int, role: Role

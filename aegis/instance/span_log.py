@@ -25,7 +25,7 @@ _COPIES = {
 class SpanLog:
     """One span for each run, copy and switch, none for a step: what it costs does not grow with the tokens.
 
-    `processor` goes on while this thread has a processor; None where that is not what runs are made of. Copies are told
+    `processor` goes on while this thread has a processor; None if that is not what runs are made of. Copies are told
     by the machine's own clock, which is `ahead_ns` of the launcher's."""
 
     def __init__(

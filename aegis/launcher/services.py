@@ -29,7 +29,7 @@ class Services:
 
 @asynccontextmanager
 async def open_services(config: Config) -> AsyncIterator[Services]:
-    """Raises UserError where one of them cannot be used."""
+    """Raises UserError if one of them cannot be used."""
     async with AsyncExitStack() as stack:
         directory = stack.enter_context(scratch("aegis-"))
         bus = await stack.enter_async_context(

@@ -70,7 +70,7 @@ class Membership:
         self.reason = ""  # the reason if the server cannot be used
 
     async def enter(self) -> None:
-        """Takes the leases. Waits for that of a cluster that was killed to run out. Raises UserError where another one
+        """Takes the leases. Waits for that of a cluster that was killed to run out. Raises UserError if another one
         lives, the schema is foreign, or the server cannot be used."""
         last_ms = LEASE_MS + 1
         while True:

@@ -119,7 +119,7 @@ class Recorder:
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
-        """Raises UserError where it takes longer than a call may wait."""
+        """Raises UserError if it takes longer than a call may wait."""
         try:
             async with asyncio.timeout(self._wait_s):
                 yield
@@ -278,7 +278,7 @@ def commands_for(waiting: int) -> int:
 
 
 def _refuse(request: str, word: str) -> None:
-    """Raises UserError where CLAIM says that the request is another's."""
+    """Raises UserError if CLAIM says that the request is another's."""
     if word == "different":
         message = f"the request id '{request}' was used for another request; send a new one"
         raise UserError(message, status=422, param="request_id", code="request_id_reused")

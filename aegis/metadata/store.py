@@ -92,7 +92,7 @@ class Store:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Raises UserError where the server cannot be used, or not beside another cluster. A further proxy of one that
+        """Raises UserError if the server cannot be used, or not beside another cluster. A further proxy of one that
         runs comes up without it, and asks on."""
         try:
             await self.membership.enter()

@@ -18,7 +18,7 @@ BLOCK_TOKENS = 32
 
 
 def write_vllm_image(model: PreTrainedModel, fingerprint: str, checkpoint: Path, into: Path) -> Manifest:
-    """As `write_image` does. Raises ModelRefused where vLLM, or the engine over it, cannot serve the checkpoint."""
+    """As `write_image` does. Raises ModelRefused if vLLM, or the engine over it, cannot serve the checkpoint."""
     dtype = str(model.dtype).removeprefix("torch.")
     context = context_tokens(model.config)
     config = adapter.configure(checkpoint, dtype=dtype, context_tokens=context, block_tokens=BLOCK_TOKENS)

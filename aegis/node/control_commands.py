@@ -82,7 +82,7 @@ class NodeControl:
     # --- instances ----------------------------------------------------------------------------------------------------
 
     def _find(self, instance: InstanceId) -> None:
-        """Raises UserError where there is none of that name."""
+        """Raises UserError if there is none of that name."""
         if not self.has(instance):
             raise UserError(f"there is no instance named '{instance}', only {', '.join(sorted(self._pool.roles()))}")
 

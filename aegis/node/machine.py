@@ -72,7 +72,7 @@ class Machine(Protocol):
         ...
 
     async def start(self, ranks: Sequence[InstanceSettings]) -> Running:
-        """Raises OSError where the system refuses."""
+        """Raises OSError if the system refuses."""
         ...
 
 
@@ -89,7 +89,7 @@ class InstanceHosts(Protocol):
     """Says where instances are started."""
 
     async def host(self, instance: InstanceId) -> InstanceHost:
-        """A new one with each start. Waits until there is a machine for it. Raises UserError where that cannot do with
+        """A new one with each start. Waits until there is a machine for it. Raises UserError if that cannot do with
         what it has."""
         ...
 

@@ -79,7 +79,7 @@ class GpuSpec:
 
     def group(self, ways: int) -> GpuSpec:
         """`ways` GPUs of a node as one tensor-parallel instance: each holds, copies and reads its part. Fits, measured
-        on one GPU, do not carry over. Raises UserError where a node has too few."""
+        on one GPU, do not carry over. Raises UserError if a node has too few."""
         if not 1 <= ways <= self.gpus_per_node:
             raise UserError(f"{self.name}x{ways}: a node has {self.gpus_per_node} of these GPUs")
         if ways == 1:

@@ -60,7 +60,7 @@ class Reporter:
         return due_ns is not None and due_ns <= now_ns
 
     def report(self, now_ns: int, **more: int) -> Telemetry | None:
-        """The one that is due, with `more` counters; None where nothing has changed."""
+        """The one that is due, with `more` counters; None if nothing has changed."""
         core, ledger = self._core, self._core.ledger
         self._next_ns, self._busy, self._has_new_event = now_ns + REPORT_NS, self.busy, False
         counters = {f"{name}_total": value for name, value in (asdict(core.counters) | more).items()}

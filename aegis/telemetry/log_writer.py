@@ -26,7 +26,7 @@ class LogWriter(io.TextIOBase):
     """In front of a stream that has a file. Threads may share it."""
 
     def __init__(self, stream: TextIO, dropped_line: Callable[[int], str]) -> None:
-        """`dropped_line` is the line for so many that were dropped. Raises OSError where the stream has no file."""
+        """`dropped_line` is the line for so many that were dropped. Raises OSError if the stream has no file."""
         self.dropped_line = dropped_line
         self.dropped = 0
         self._stream = stream

@@ -19,7 +19,7 @@ class Traces:
     """Sends what has ended in batches, from a thread of its own; a collector that is away costs traces and no more."""
 
     def __init__(self, url: str, proxy: str) -> None:
-        """`url` is a collector's, like http://127.0.0.1:4318. Raises UserError where the packages are not installed."""
+        """`url` is a collector's, like http://127.0.0.1:4318. Raises UserError if the packages are not installed."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource

@@ -188,7 +188,7 @@ class _Prefills:
             last[run.instance] = run
 
     def of(self, record: Record) -> Span | None:
-        """Its first, to be asked for in order of arrival; None where it is not known."""
+        """Its first, to be asked for in order of arrival; None if it is not known."""
         if record.first_ns is None:
             return None
         runs = self._runs[record.model, record.input_tokens]

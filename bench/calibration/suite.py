@@ -177,7 +177,7 @@ class Learned:
 
 
 def calibrate(seen: Telemetry, out: Path, models: Sequence[ModelSpec] = ()) -> Learned:
-    """Writes what was measured. `models` are those of the server. Raises UserError where there is too little to learn
+    """Writes what was measured. `models` are those of the server. Raises UserError if there is too little to learn
     from."""
     contention, fits = fit_steps(seen.spans)
     if not fits:

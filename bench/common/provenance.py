@@ -148,7 +148,7 @@ def _text(lines: list[str], statement: ast.stmt) -> str:
 
 
 def _commit(name: str) -> str | None:
-    """The one that is checked out; None where the code is no checkout of its own."""
+    """The one that is checked out; None if the code is no checkout of its own."""
     told = _git("rev-parse", "--show-prefix", "--short=7", "HEAD")
     prefix, _, commit = (told or "-").partition("\n")
     if prefix:

@@ -28,7 +28,7 @@ _REQUIRED = ("completed", "duration", "num_prompts")
 
 
 def run(files: Sequence[Path], *, per_model: bool = False) -> None:
-    """Prints each file's figures as ratios to the first one's. Raises UserError where they cannot be compared."""
+    """Prints each file's figures as ratios to the first one's. Raises UserError if they cannot be compared."""
     if len(files) < 2:
         raise UserError("give two or more results; the others are compared with the first")
     results = [_read(file) for file in files]
@@ -50,7 +50,7 @@ def verdict(metric: str, before: float, after: float) -> str:
 
 
 def ratio(before: float, after: float) -> float | None:
-    """None where the first is nothing and the other is not."""
+    """None if the first is nothing and the other is not."""
     if before:
         return after / before
     return None if after else 1.0

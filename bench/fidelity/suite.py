@@ -139,7 +139,7 @@ def _by_its_own_costs(replayed: _Replayed, costs: Path) -> Compared | None:
 
 
 def pool_of(node: NodeReport, costs: Path) -> Pool:
-    """A simulation of that server. Raises UserError where a model's costs were not measured."""
+    """A simulation of that server. Raises UserError if a model's costs were not measured."""
     unmeasured = GpuSpec(
         name="measured",
         memory_bytes=node.device_bytes,

@@ -96,7 +96,7 @@ def draw_prompt(market: LiveMarket, model: ModelId, rng: Random, tokens: int) ->
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Raises TimeoutError where it does not come true."""
+    """Raises TimeoutError if it does not come true."""
     async with asyncio.timeout(_TIMEOUT_S):
         while not condition():
             await asyncio.sleep(_POLL_S)

@@ -43,14 +43,14 @@ class Recorded:
 
 
 def check() -> None:
-    """Raises UserError where there is no strace."""
+    """Raises UserError if there is no strace."""
     if shutil.which("strace") is None:
         raise UserError("there is no strace here; on Debian: apt-get install strace")
 
 
 @contextmanager
 def recorded(processes: Collection[int]) -> Iterator[Recorded]:
-    """All threads of these processes are watched within. Raises UserError where that is not allowed."""
+    """All threads of these processes are watched within. Raises UserError if that is not allowed."""
     outcome = Recorded()
     threads = {int(task.name): pid for pid in processes for task in Path(f"/proc/{pid}/task").iterdir()}
     with tempfile.TemporaryDirectory(prefix="aegis-") as directory:

@@ -215,7 +215,7 @@ async def _running(url: str, streams: int) -> AsyncIterator[list[float]]:
 
 
 async def _go_on(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Raises UserError where a stream has ended."""
+    """Raises UserError if a stream has ended."""
     if ended := [task for task in tasks if task.done()]:
         await asyncio.gather(*ended)  # raises what went wrong
         raise UserError(f"{len(ended)} answers ended while they were watched")

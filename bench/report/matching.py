@@ -18,7 +18,7 @@ from aegis.telemetry.spans import Span, SpanKind
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A request that finished; `run` is its last, None where the first token was all."""
+    """A request that finished; `run` is its last, None if the first token was all."""
 
     record: Record
     first_ns: int

@@ -66,7 +66,7 @@ class Served(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Curves of a simulation; `key` is what was swept, None where nothing was. `beside` is what others have published
+    """Curves of a simulation; `key` is what was swept, None if nothing was. `beside` is what others have published
     of them."""
 
     name: str

@@ -66,7 +66,7 @@ class Answer:
         self._decoder = msgspec.json.Decoder(_Event)
 
     def feed(self, data: bytes, now_ns: int) -> None:
-        """Takes what came at `now_ns`. Raises RequestFailed where the server says so or sends no event."""
+        """Takes what came at `now_ns`. Raises RequestFailed if the server says so or sends no event."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
@@ -75,7 +75,7 @@ class Answer:
             raise RequestFailed(f"an event of more than {LINE_BYTES_MAX >> 20} MiB")
 
     def ended(self) -> None:
-        """No more bytes will come. Raises RequestFailed where the answer is not whole."""
+        """No more bytes will come. Raises RequestFailed if the answer is not whole."""
         if not self.done and not self.finish:
             raise RequestFailed("the stream ended before the answer did")
         if not self.tokens:

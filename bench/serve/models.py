@@ -74,7 +74,7 @@ def assign(names: Iterable[ModelId], served: Sequence[Card], how: str | None = N
     """From each model of a workload to the served one that stands for it.
 
     `how`: `name`, the same name; `round-robin`, the i-th name, sorted, is the i-th served one, over and over; None,
-    by name where all are served, round-robin where none is. Raises UserError where a name is not served.
+    by name where all are served, round-robin where none is. Raises UserError if a name is not served.
     """
     wanted, there = sorted(set(names)), [ModelId(card.id) for card in served]
     missing = [name for name in wanted if name not in there]

@@ -21,7 +21,7 @@ _MOST = 1e9  # of an option that is a number
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """Raises UserError where options contradict each other or cannot be read."""
+    """Raises UserError if options contradict each other or cannot be read."""
     trace = given["trace"]
     if given["dataset_name"] == "timed_trace":
         if given["dataset_path"] is None:

@@ -90,7 +90,7 @@ def pool_of(setting: Setting) -> Pool:
 
 
 def check_asked(setting: Setting) -> None:
-    """Raises UserError where there is no request: its figures would be of nothing."""
+    """Raises UserError if there is no request: its figures would be of nothing."""
     if not _arrivals_of(setting):
         raise UserError(
             f"workload {setting.workload!r}: no request with seed {setting.seed}; raise models, rps or duration"

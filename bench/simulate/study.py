@@ -17,7 +17,7 @@ from bench.workloads import spec
 
 
 class Point(Struct, frozen=True):
-    """`at` is the sweep's value; None where nothing is swept."""
+    """`at` is the sweep's value; None if nothing is swept."""
 
     at: float | None
     figures: Figures

@@ -40,7 +40,7 @@ class Fields:
         return blake2b(msgspec.json.encode(values, order="deterministic"), digest_size=16).hexdigest()
 
     def take(self, name: str) -> Any:
-        """The raw value; None where it is absent."""
+        """The raw value; None if it is absent."""
         self._known.add(name)
         return self._values.get(name)
 
@@ -110,7 +110,7 @@ class Fields:
         raise self.refusal(name, f"must be a size like 256MiB, not {shown(value)}")
 
     def items(self, name: str, *, most: int) -> list[Any]:
-        """A list of at most `most` entries, their types unchecked; empty where absent."""
+        """A list of at most `most` entries, their types unchecked; empty if absent."""
         value = self.take(name)
         if value is None:
             return []
@@ -153,7 +153,7 @@ class Fields:
             raise UserError(f"unknown parameter {path!r}; {instead}", param=path, code="unknown_parameter")
 
     def end(self) -> None:
-        """Raises UserError where a parameter was given that nobody took."""
+        """Raises UserError if a parameter was given that nobody took."""
         for name in self._values:
             if name not in self._known:
                 near = nearest(name, self._known, cutoff=_ALIKE)

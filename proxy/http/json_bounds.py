@@ -33,7 +33,7 @@ _NAME_OR_BRACE = re.compile(rb'"((?:[^"\\]++|\\.)*+)"(\s*+:)?|[{}]', re.DOTALL)
 
 
 def check_counts(content: bytes, parts_max: int = PARTS_MAX) -> int:
-    """How many parts there are at most: `content` need not be JSON. Raises UserError where there are too many."""
+    """How many parts there are at most: `content` need not be JSON. Raises UserError if there are too many."""
     parts = content.count(b'"') // 2 + content.count(b"[") + content.count(b"{")
     if parts <= parts_max and (len(content) <= _SMALL_BYTES or _problem(content) is None):
         return parts
@@ -58,7 +58,7 @@ def check_counts(content: bytes, parts_max: int = PARTS_MAX) -> int:
 
 
 def check_names(content: bytes) -> None:
-    """Raises UserError where an object of `content`, which is JSON, has a name twice: of two values another reader may
+    """Raises UserError if an object of `content`, which is JSON, has a name twice: of two values another reader may
     take the other one. Unlike a decoder it lets others run in between."""
     objects = list[set[bytes]]()
     for found in _NAME_OR_BRACE.finditer(content):

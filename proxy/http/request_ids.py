@@ -38,7 +38,7 @@ def id_of(scope: Scope) -> str:
 
 
 def request_id_for(request: Request, in_body: str | None) -> str:
-    """The request's id, once its body is known. Raises UserError where the header holds what cannot be one: a retry
+    """The request's id, once its body is known. Raises UserError if the header holds what cannot be one: a retry
     with it would be another request."""
     if request.state.request_id_refused:
         message = f"'X-Request-Id' must be 1 to {_CHARACTERS_MAX} printable ASCII characters without spaces"

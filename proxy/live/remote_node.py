@@ -217,7 +217,7 @@ class RemoteQueries:
         return cast(int, await self._ask("trim_memory", instance, timeout_s))
 
     def _there(self, name: str) -> RemoteModel:
-        """Raises UserError where it was removed meanwhile."""
+        """Raises UserError if it was removed meanwhile."""
         seen = self._node.models().get(name)
         if seen is None:
             raise UserError(f"model '{name}' was removed", status=404, param="name")

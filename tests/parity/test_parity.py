@@ -66,7 +66,7 @@ def both(scenario: Scenario, seed: int) -> tuple[list[str], list[str]]:
 
 
 def difference(simulated: list[str], live: list[str]) -> str:
-    """The first one, with what led to it; empty where there is none."""
+    """The first one, with what led to it; empty if there is none."""
     for at in range(max(len(simulated), len(live))):
         if simulated[at : at + 1] != live[at : at + 1]:
             parts = simulated[max(at - 5, 0) : at], ["simulated:"], simulated[at : at + 3], ["live:"], live[at : at + 3]

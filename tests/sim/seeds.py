@@ -21,7 +21,7 @@ _CHUNK = 25
 
 
 def play(seed: int) -> World:
-    """Raises AssertionError where a law does not hold."""
+    """Raises AssertionError if a law does not hold."""
     _, scenario = scenario_of(seed)
     world = World(scenario, seed)
     play_out(world)

@@ -31,7 +31,7 @@ class InstanceRow:
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """`on_time` is the share of the last minute's tokens, `first_token_ms` its median; None where there was none."""
+    """`on_time` is the share of the last minute's tokens, `first_token_ms` its median; None if there was none."""
 
     now: LiveModel
     tokens_per_s: float

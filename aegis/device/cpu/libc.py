@@ -131,7 +131,7 @@ def carry(source: int, destination: int, nbytes: int) -> bool:
     """Moves a shared mapping with its filled page tables, replacing what is mapped at the destination.
 
     The source stays mapped to the same file with empty page tables, so that at no moment another thread's mmap could
-    get its place. False where the kernel cannot (before Linux 5.13, or the source is not one mapping); the
+    get its place. False if the kernel cannot (before Linux 5.13, or the source is not one mapping); the
     destination's state is undefined then.
     """
     flags = _MREMAP_MAYMOVE | _MREMAP_FIXED | _MREMAP_DONTUNMAP

@@ -55,7 +55,7 @@ class Driver:
 class Gpu:
     """One GPU of this machine, initialised but without a context, and what its memory is made with.
 
-    Raises UserError where there is none.
+    Raises UserError if there is none.
     """
 
     def __init__(self, driver: Driver, ordinal: int) -> None:

@@ -99,7 +99,7 @@ class HandleClient:
     def fetch(self, run: PageRun) -> Iterator[list[int]]:
         """Descriptors of the run's pages in order, a batch at a time; each is the caller's to close.
 
-        Raises OSError where the owner is gone.
+        Raises OSError if the owner is gone.
         """
         for start in range(run.start, run.stop, BATCH):
             count = min(BATCH, run.stop - start)

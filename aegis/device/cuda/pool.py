@@ -21,7 +21,7 @@ PAGE_BYTES = 2 << 20
 class CudaPool:
     """A `PhysicalPool` of `nbytes` of one GPU, rounded down to pages; `ordinal` is the GPU's number.
 
-    All memory is taken at once, so that it cannot run out later. Raises UserError where there is no such GPU or not so
+    All memory is taken at once, so that it cannot run out later. Raises UserError if there is no such GPU or not so
     much memory.
     """
 

@@ -101,7 +101,7 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, forward: Forward) -> Recording:
-        """Raises RuntimeError where `forward` does what a graph cannot hold. The current stream must be none that
+        """Raises RuntimeError if `forward` does what a graph cannot hold. The current stream must be none that
         others wait for implicitly."""
         free_before, _ = torch.cuda.mem_get_info(self._device)
         graph = torch.cuda.CUDAGraph()

@@ -116,7 +116,7 @@ def compile_grammar(vocabulary: Vocabulary, grammar: Grammar) -> Compiled:
 
 
 def _reason(kind: str, message: str) -> str:
-    """XGrammar's own, short and without places that are not the client's; empty where nothing else is left."""
+    """XGrammar's own, short and without places that are not the client's; empty if nothing else is left."""
     said, found = _SOURCE.subn("", " ".join(message.split()).rstrip(".:"))
     if place := _PLACE.match(said):
         said = said[place.start(1) if _OWN_PLACES.get(kind) == place[2] else place.end() :]

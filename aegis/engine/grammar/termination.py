@@ -38,7 +38,7 @@ class _Parsed(msgspec.Struct):
 
 
 def derives_a_text(grammar: Grammar) -> bool:
-    """False where every way through the grammar goes on for ever. It must compile."""
+    """False if every way through the grammar goes on for ever. It must compile."""
     parse = {
         "json_schema": xgrammar.Grammar.from_json_schema,
         "regex": xgrammar.Grammar.from_regex,

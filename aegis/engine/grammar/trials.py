@@ -137,7 +137,7 @@ class GrammarTrials:
         self._sent_vocabularies.clear()
 
     def _ask(self, manifest: Manifest, tokenizer_json: Callable[[], str], grammar: Grammar) -> Tried | None:
-        """None where it takes too long."""
+        """None if it takes too long."""
         if self._process and self._process.poll() is not None:
             self.close()
         process = self._process or self._start()
@@ -168,7 +168,7 @@ class GrammarTrials:
         return self._process
 
     def _answer(self, process: subprocess.Popen[bytes], timeout_s: float) -> Tried | None:
-        """None where it does not come in time, or the process has died."""
+        """None if it does not come in time, or the process has died."""
         assert process.stdout
         until = monotonic() + timeout_s
         ready, _, _ = select.select([process.stdout], [], [], max(until - monotonic(), 0))

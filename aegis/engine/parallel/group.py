@@ -48,7 +48,7 @@ class ProcessGroup:
     @classmethod
     def join(cls, rendezvous: str, rank: int, size: int, *, device: str) -> ProcessGroup:
         """Waits for all ranks. `rendezvous` is a path where there is no file yet, the same for all of them and for no
-        other group, ever. Raises RuntimeError where they do not come."""
+        other group, ever. Raises RuntimeError if they do not come."""
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
         dist.init_process_group(
             "nccl" if device == "cuda" else "gloo",
@@ -75,7 +75,7 @@ class ProcessGroup:
 
 @contextmanager
 def _together() -> Iterator[None]:
-    """Raises Parted where another rank is gone, which is no failure of the model."""
+    """Raises Parted if another rank is gone, which is no failure of the model."""
     try:
         yield
     except RuntimeError as error:

@@ -87,7 +87,7 @@ def _connect(module: Any, style: str, group: Group) -> None:
 
 
 def _planned(model: PreTrainedModel) -> dict[str, str]:
-    """The style of every module and parameter in the plan, by its path. Raises ModelRefused where there is no plan."""
+    """The style of every module and parameter in the plan, by its path. Raises ModelRefused if there is no plan."""
     plan = model.tp_plan
     if not plan or not model.config.base_model_tp_plan:
         raise ModelRefused(f"{type(model).__name__} has no plan for tensor parallelism")

@@ -71,7 +71,7 @@ def on_cpu() -> bool:
 
 
 def configure(directory: Path, *, dtype: str, context_tokens: int | None, block_tokens: int) -> VllmConfig:
-    """Of a checkpoint or an image directory. Raises ModelRefused where vLLM has no such architecture."""
+    """Of a checkpoint or an image directory. Raises ModelRefused if vLLM has no such architecture."""
     try:
         config = EngineArgs(
             model=str(directory),

@@ -37,7 +37,7 @@ class _Attached:
 
 
 class VllmEngine(SamplingEngine):
-    """Implements `Engine`. `kv` is the device's KV region. Raises UserError where vLLM cannot be used."""
+    """Implements `Engine`. `kv` is the device's KV region. Raises UserError if vLLM cannot be used."""
 
     def __init__(self, kv: KvRegion, *, device: str = "cpu", sampler: Sampler | None = None) -> None:
         super().__init__(sampler)

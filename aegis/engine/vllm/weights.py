@@ -59,7 +59,7 @@ def bind(model: torch.nn.Module, spec: ModelSpec, base: int, device: torch.devic
 
 
 def check_bound(model: torch.nn.Module, name: ModelId) -> None:
-    """Raises ModelRefused where the image lacks tensors, so that the model cannot run."""
+    """Raises ModelRefused if the image lacks tensors, so that the model cannot run."""
     if missing := sorted(path for path, tensor in _tensors(model) if tensor.is_meta):
         more = f"{', '.join(missing[:3])} ({len(missing)} tensors in all)"
         raise ModelRefused(f"{name}: the weight image lacks {more}")

@@ -35,7 +35,7 @@ def make_market(cache_dir: Path | None = None) -> None:
     """Trains the models that are missing, in two processes, and shows how far it is.
 
     A model appears in the cache whole or not at all: an interrupted run goes on where it was. Of two runs at a time
-    the second waits for the first and finds nothing left to do. Raises UserError where a process fails.
+    the second waits for the first and finds nothing left to do. Raises UserError if a process fails.
     """
     market = _market(cache_dir or default_cache_dir())
     with locked(market):

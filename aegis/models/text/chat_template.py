@@ -56,6 +56,6 @@ def read_special_tokens(directory: Path) -> dict[str, str]:
 
 
 def read_chat_template(directory: Path) -> str | None:
-    """None where the checkpoint had none."""
+    """None if the checkpoint had none."""
     file = directory / CHAT_TEMPLATE
     return file.read_text(encoding="utf-8") if file.is_file() else None

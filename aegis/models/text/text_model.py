@@ -49,7 +49,7 @@ class TextModel:
 
     @classmethod
     def load(cls, directory: Path) -> TextModel | None:
-        """None where the checkpoint had no tokenizer."""
+        """None if the checkpoint had no tokenizer."""
         if not (directory / TOKENIZER).is_file():
             return None
         tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
@@ -107,7 +107,7 @@ class TextModel:
     ) -> str:
         """The prompt for a conversation. It contains the special tokens it needs: encode it with none added.
 
-        `variables` go to the template. Raises UserError where the model has no template or its template objects.
+        `variables` go to the template. Raises UserError if the model has no template or its template objects.
         """
         return render(self._chat_template, self._special, messages, add_generation_prompt, variables)
 

@@ -50,7 +50,7 @@ class _Tokenizer(Struct, frozen=True):
 
 
 def refuse_growing(tokenizer_json: Path) -> None:
-    """Raises ModelRefused where texts may grow without measure, or decoding take time without measure; ValueError,
+    """Raises ModelRefused if texts may grow without measure, or decoding take time without measure; ValueError,
     LookupError or TypeError where that cannot be told."""
     try:
         tokenizer = msgspec.json.decode(tokenizer_json.read_bytes(), type=_Tokenizer)
@@ -72,7 +72,7 @@ def refuse_growing(tokenizer_json: Path) -> None:
 
 
 def _steps(part: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
-    """Sequences among them. Raises ModelRefused where there are too many."""
+    """Sequences among them. Raises ModelRefused if there are too many."""
     found, left = list[dict[str, Any]](), [part] if part else []
     while left:
         step = left.pop()

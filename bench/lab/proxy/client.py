@@ -49,7 +49,7 @@ class Connection(asyncio.Protocol):
         return connection
 
     async def ask(self, body: bytes) -> Took:
-        """Raises UserError where the answer is not a whole one with status 200."""
+        """Raises UserError if the answer is not a whole one with status 200."""
         self.send(body)
         async with asyncio.timeout(_WAIT_S):
             await self._done

@@ -86,7 +86,7 @@ async def warm_up(side: Side, asks: int) -> None:
 
 
 async def measure(side: Side, plan: Plan) -> Round:
-    """Raises UserError where an answer is none."""
+    """Raises UserError if an answer is none."""
     return Round(
         whole=await _latency(side, plan.asks, stream=False),
         stream=await _latency(side, plan.asks, stream=True),

@@ -93,7 +93,7 @@ async def litellm_side(python: Path, core: int) -> AsyncIterator[Side]:
 
 
 def litellm_version(python: Path) -> str:
-    """Raises UserError where the interpreter has none."""
+    """Raises UserError if the interpreter has none."""
     asked = "import litellm.proxy.proxy_cli; from importlib.metadata import version; print(version('litellm'))"
     try:
         done = subprocess.run([python, "-c", asked], capture_output=True, text=True, timeout=_LOOK_S, check=True)

@@ -141,7 +141,7 @@ def _results(suite: CellSuite, known: Mapping[Key, SearchResult], measured: Prov
 
 
 def _held(suite: CellSuite, json: Path) -> Results | None:
-    """Of a run before; None where there is no file. Raises UserError where it is not of this suite or its setting."""
+    """Of a run before; None if there is no file. Raises UserError if it is not of this suite or its setting."""
     if not json.exists():
         return None
     try:

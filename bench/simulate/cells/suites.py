@@ -133,7 +133,7 @@ def cells_links(*, tiny: bool = False) -> CellSuite:
 def gpus(setting: Setting, name: str, *, tiny: bool = False) -> CellSuite:
     """One cell: what `setting` asks for. Where prefill is apart, several shares of it are tried.
 
-    Raises UserError where its workload or trace cannot be read."""
+    Raises UserError if its workload or trace cannot be read."""
     apart = [name for name, known in RECIPES.items() if known.roles is Roles.FIXED]
     return CellSuite(
         name="gpus",

@@ -100,7 +100,7 @@ def _order(served: Served, prompt: Prompt, parameters: GenerationParameters, ech
 
 
 def _check_prompt_logits(served: Served, tokens: int) -> None:
-    """Raises UserError where the logprobs of a prompt would take more memory than one request may."""
+    """Raises UserError if the logprobs of a prompt would take more memory than one request may."""
     most = PROMPT_LOGITS_MAX // served.spec.manifest.vocab_size
     if tokens > most:
         message = f"the prompt has {tokens} tokens; with 'echo', 'logprobs' are given for up to {most} of this model's"

@@ -15,5 +15,5 @@ def name_of(text: TextModel | None, token: int) -> str:
 
 
 def bytes_of(name: str) -> list[int] | None:
-    """None where the token is a part of a character, and `name` not its bytes therefore."""
+    """None if the token is a part of a character, and `name` not its bytes therefore."""
     return None if _REPLACEMENT in name else list(name.encode())

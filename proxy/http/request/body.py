@@ -40,7 +40,7 @@ async def read_fields(request: Request, bytes_max: int) -> Fields:
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Raises UserError where `body` is not one JSON object, or names something twice in an object."""
+    """Raises UserError if `body` is not one JSON object, or names something twice in an object."""
     seen: dict[str, None] = {}
 
     def once(_: type, name: str) -> _Key:

@@ -28,7 +28,7 @@ _SHRINKS = 4  # the factor by which normalizers may shorten a text that is worth
 
 
 class Prompt(Struct, frozen=True):
-    """`text` as the client gave it, None where it gave token ids."""
+    """`text` as the client gave it, None if it gave token ids."""
 
     tokens: tuple[int, ...]
     text: str | None = None
@@ -128,7 +128,7 @@ def known(fields: Fields, param: str, tokens: Sequence[int], spec: ModelSpec) ->
 
 
 def needs_tokenizer(served: Served, param: str) -> TextModel:
-    """Raises UserError where the model has none."""
+    """Raises UserError if the model has none."""
     if served.text is None:
         message = f"model {served.spec.model!r} has no tokenizer: send its prompts as token ids to /v1/completions"
         raise UserError(message, param=param, code="no_tokenizer")

@@ -138,7 +138,7 @@ def _read_sampling(fields: Fields, spec: ModelSpec, *, most_tokens: int, logprob
 
 
 def held_to(fields: Fields, sampling: Sampling, wanted: OutputFormat) -> Sampling:
-    """Such output ends where its grammar does. Raises UserError where something else is asked for."""
+    """Such output ends where its grammar does. Raises UserError if something else is asked for."""
     for name in ("ignore_eos", "min_tokens"):
         if fields.take(name):
             raise fields.refusal(name, f"cannot be had together with {wanted.param!r}")
@@ -157,7 +157,7 @@ def read_max_tokens(fields: Fields, name: str) -> int | None:
 
 
 def check_sequences(prompts: Sequence[Sequence[int]], parameters: GenerationParameters) -> None:
-    """Raises UserError where one request asks for too many sequences of these prompts, or for too much of each."""
+    """Raises UserError if one request asks for too many sequences of these prompts, or for too much of each."""
     count, sampling = len(prompts) * parameters.choices, parameters.sampling
     if count > SEQUENCES_MAX:
         message = f"{len(prompts)} prompts with 'n' = {parameters.choices} make more than {SEQUENCES_MAX} sequences"

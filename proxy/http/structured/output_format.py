@@ -35,7 +35,7 @@ class OutputFormat(msgspec.Struct, frozen=True):
 
 
 def read_structured(fields: Fields) -> OutputFormat | None:
-    """None where the output is free. Raises UserError."""
+    """None if the output is free. Raises UserError."""
     response = _read_response_format(fields)
     outputs = _read_structured_outputs(fields)
     if response and outputs:
@@ -44,7 +44,7 @@ def read_structured(fields: Fields) -> OutputFormat | None:
 
 
 async def check_grammar(request: Request, served: Served, wanted: OutputFormat) -> None:
-    """Raises UserError where the model's output cannot be held to it, ClientGone where nobody waits any more."""
+    """Raises UserError if the model's output cannot be held to it, ClientGone where nobody waits any more."""
     text, manifest = served.text, served.spec.manifest
     if text is None or not manifest.eos_token_ids:
         lacks = "tokenizer" if text is None else "end token"

@@ -29,7 +29,7 @@ class Balance:
         self._quoted = False
 
     def feed(self, text: str) -> int | None:
-        """Goes on with `text`: how much of it belongs to the object, None where all of it does and there is more."""
+        """Goes on with `text`: how much of it belongs to the object, None if all of it does and there is more."""
         for index, character in enumerate(text):
             if self._escaped:
                 self._escaped = False
@@ -70,7 +70,7 @@ LISTED = ToolForm("\0", bare=True)
 
 
 def form_of(chat_template: str) -> ToolForm | None:
-    """None where the template has no tools, or their form is not known."""
+    """None if the template has no tools, or their form is not known."""
     if "tools" not in chat_template:
         return None
     if MISTRAL.begin in chat_template:

@@ -33,14 +33,14 @@ class Tools(Struct, frozen=True):
     form: ToolForm | None
 
     def finder(self) -> CallFinder | None:
-        """None where the whole reply is one call's arguments."""
+        """None if the whole reply is one call's arguments."""
         most = None if self.parallel else 1
         if self.choice == "required":
             return CallFinder(LISTED, most)
         return CallFinder(self.form, most) if self.form and self.choice == "auto" else None
 
     def held_to(self) -> OutputFormat | None:
-        """None where the reply is free."""
+        """None if the reply is free."""
         functions = [tool["function"] for tool in self.definitions]
         if self.choice == "auto":
             strict = any(function.get("strict") for function in functions)
@@ -53,7 +53,7 @@ class Tools(Struct, frozen=True):
 
 
 def read_tools(fields: Fields, text: TextModel) -> Tools | None:
-    """None where there are none, or `tool_choice` is none. Raises UserError."""
+    """None if there are none, or `tool_choice` is none. Raises UserError."""
     entries = fields.items("tools", most=TOOLS_MAX)
     parallel = fields.flag("parallel_tool_calls", True)
     choice, name = _read_choice(fields, bool(entries))
