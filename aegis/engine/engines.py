@@ -9,6 +9,7 @@ from threading import Lock
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import EngineName, ModelSpec
 from aegis.engine.block_table import BlockTable
+from aegis.engine.lean_transformers import import_transformers
 from aegis.engine.parallel.group import Group
 from aegis.engine.protocol import Engine, KvRegion, Row, Sampled
 from aegis.engine.sampler import Sampler
@@ -22,6 +23,7 @@ def engine_class(name: EngineName) -> Callable[..., Engine]:
         from aegis.engine.vllm.engine import VllmEngine
 
         return VllmEngine
+    import_transformers()
     from aegis.engine.transformers_engine import TransformersEngine
 
     return TransformersEngine

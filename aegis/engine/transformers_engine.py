@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import linear
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from torch.overrides import TorchFunctionMode
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId, RequestId
@@ -46,6 +48,11 @@ if TYPE_CHECKING:
 
 SMALL_WEIGHT_ELEMENTS = 1 << 16
 MIDDLING_WEIGHT_ELEMENTS = 1 << 19
+
+COMPUTED_ELEMENTS_MAX = 1 << 22
+"""Larger tensors of zeros or ones are weights, such as those of many experts."""
+
+_FILLED = (torch.zeros, torch.ones)
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -223,10 +230,12 @@ def _build(spec: ModelSpec) -> PreTrainedModel:
     meanwhile and other threads would notice; the weights bring their own."""
     try:
         config = AutoConfig.from_pretrained(spec.directory, local_files_only=True, trust_remote_code=False)
-        with torch.device("meta"):
-            module: PreTrainedModel = AutoModelForCausalLM.from_config(
-                config, attn_implementation=NAME, dtype=torch.float32, trust_remote_code=False
-            )
+        try:
+            with _WithoutWeights():
+                module = _of_config(config)
+        except RuntimeError:  # it computes with a weight
+            with torch.device("meta"):
+                module = _of_config(config)
     except (AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ModelRefused(f"{spec.root}: transformers cannot build it with paged attention: {reason}") from error
@@ -234,6 +243,7 @@ def _build(spec: ModelSpec) -> PreTrainedModel:
         raise ModelRefused(f"{spec.root}: {strange[0]} layers cannot be served")
     if not module._can_set_attn_implementation():
         raise ModelRefused(f"{spec.root}: {type(module).__name__} does not take an attention implementation")
+    _forget_values(module)
     module.config.dtype = dtype_named(spec.manifest.dtype)
     return module.eval()
 
@@ -247,6 +257,49 @@ def _bind(module: PreTrainedModel, manifest: Manifest, base: int, device: torch.
             owner, _, leaf = name.rpartition(".")
             place = module.get_submodule(owner)
             (place._buffers if entry.buffer else place._parameters)[leaf] = bound
+
+
+def _of_config(config: PretrainedConfig) -> PreTrainedModel:
+    module: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, attn_implementation=NAME, dtype=torch.float32, trust_remote_code=False
+    )
+    return module
+
+
+class _WithoutWeights(TorchFunctionMode):
+    """Puts weights, which are allocated empty or are large, on the meta device and leaves them uninitialised. Computes
+    everything else, such as rotary frequencies, on the CPU: torch computes on the meta device in Python, and imports
+    its compiler for that."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else named["tensor"]
+        if func is torch.empty or (func in _FILLED and _elements(args, named) > COMPUTED_ELEMENTS_MAX):
+            named = {"device": "meta"} | named
+        return func(*args, **named)
+
+
+def _elements(args: tuple[Any, ...], named: dict[str, Any]) -> int:
+    size = args or named.get("size", ())
+    return prod(size[0] if size and isinstance(size[0], Sequence) else size)
+
+
+def _forget_values(module: torch.nn.Module) -> None:
+    """Moves all tensors of the module to the meta device. One tensor in two places stays one tensor."""
+    known: dict[int, torch.Tensor] = {}
+    for part in module.modules():
+        places: tuple[dict[str, Any], ...] = (part._parameters, part._buffers, vars(part))
+        for held in places:
+            for name, value in held.items():
+                if isinstance(value, torch.Tensor) and not value.is_meta:
+                    if id(value) not in known:
+                        bare = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+                        is_weight = isinstance(value, torch.nn.Parameter)
+                        known[id(value)] = torch.nn.Parameter(bare, value.requires_grad) if is_weight else bare
+                    held[name] = known[id(value)]
 
 
 def _check_bound(module: PreTrainedModel, model: ModelId) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.model import EngineName, Manifest, ModelSpec, image_name
 from aegis.device.image_directory import read_manifest
+from aegis.engine.lean_transformers import import_transformers
 from aegis.engine.vllm import version
 from aegis.models.cache import locked, replacing
 from aegis.models.checkpoint import Checkpoint, open_checkpoint
@@ -148,6 +149,7 @@ def _convert(
     report: Report,
     weigh: Callable[[int], None],
 ) -> Manifest:
+    import_transformers()
     from aegis.models.loading import load, refuse_by_configuration
     from aegis.models.text.tokenizer_files import write_tokenizer
 

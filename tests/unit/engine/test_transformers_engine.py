@@ -16,7 +16,7 @@ from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import KvLayer
 from aegis.core.request import Sampling
-from aegis.engine.transformers_engine import TransformersEngine
+from aegis.engine.transformers_engine import TransformersEngine, _build, _of_config, _tensors
 from aegis.models.kv_probe import Probed
 from tests.unit.engine.generation import GREEDY, Generation, begin, step
 from tests.unit.engine.images import Arena, Built, build
@@ -318,3 +318,30 @@ def test_what_was_prepared_serves_its_own_checkpoint_alone(llama: Built, qwen: B
 def test_a_configuration_that_cannot_be_read_is_refused(llama: Built, tmp_path: Path) -> None:
     with pytest.raises(ModelRefused, match="cannot build it"):
         TransformersEngine(Arena().region).prepare(msgspec.structs.replace(llama.spec, directory=str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_module_is_built_as_on_the_meta_device(name: str, llama: Built, tmp_path: Path) -> None:
+    config = AutoConfig.for_model(name, **ARCHITECTURES[name])
+    config.save_pretrained(tmp_path)
+    spec = msgspec.structs.replace(llama.spec, directory=str(tmp_path))
+    with torch.device("meta"):
+        expected = _of_config(AutoConfig.from_pretrained(tmp_path))
+    assert shapes(_build(spec)) == shapes(expected)
+
+
+def shapes(module: torch.nn.Module) -> list[object]:
+    """Of every tensor; tensors that are the same object have the same number."""
+    known: dict[int, int] = {}
+    return [
+        (
+            name,
+            type(value),
+            value.shape,
+            value.stride(),
+            value.dtype,
+            value.is_meta,
+            known.setdefault(id(value), len(known)),
+        )
+        for name, value in _tensors(module)
+    ]

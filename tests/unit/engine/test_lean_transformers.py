@@ -1,0 +1,32 @@
+"""An instance starts without torch's compiler and without distributed tensors, and whoever wants them has them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+HIDDEN = ("sympy", "torch._dynamo", "torch._inductor", "torch.distributed.tensor")
+
+SERVE = f"""
+import sys
+from pathlib import Path
+from aegis.engine.engines import engine_class
+engine = engine_class("transformers")
+from tests.unit.engine.generation import begin, step
+from tests.unit.engine.images import Arena
+from tests.unit.engine.test_transformers_engine import make
+built = make("gemma2", Path(sys.argv[1]) / "gemma2")
+arena = Arena()
+engine = engine(arena.region, device="cpu")
+engine.attach(built.spec, built.base)
+step(engine, [begin(engine, arena, built, 1, [3, 4, 5], room=9)], 3)
+print([name for name in {HIDDEN} if name in sys.modules])
+import torch, transformers.utils
+print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())
+print(torch._dynamo.allow_in_graph is sys.modules["torch._dynamo"].allow_in_graph)
+print(transformers.utils.is_torch_distributed_available() == torch.distributed.is_available())
+"""
+
+
+def test_what_is_never_used_is_not_imported_until_somebody_asks_for_it(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", SERVE, str(tmp_path)], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("[]\n2.0\nTrue\nTrue\n", 0), done.stderr
