@@ -8,7 +8,7 @@ from aegis.core.ids import ModelId
 from aegis.core.messages import SwitchDone
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job
-from aegis.core.views import PrefillJob, PrefillLine, PrefillOrder
+from aegis.core.views import PrefillJob, PrefillOrder, WaitingJobs
 from memory.ledger import Ledger
 from prefill.queue import Queue
 from prefill.reasons import why_group, why_ordered
@@ -25,7 +25,7 @@ class Ordering:
         self._latency: dict[ModelId, Latency] = {}
         self._loading_ns: dict[ModelId, int] = {}  # since when
         self._relieved_ns = 0
-        self._made: tuple[PrefillLine, list[int], int] | None = None  # the last order, and when
+        self._made: tuple[WaitingJobs, list[int], int] | None = None  # the last order, and when
 
     def arrange(self, now_ns: int) -> None:
         """Orders the jobs anew if jobs have come or gone and it matters now: for the next job, or for the next model to
@@ -35,19 +35,19 @@ class Ordering:
         self._queue.changed = False
         jobs = [job for group in self._queue.groups for job in group.jobs]
         if jobs:
-            line = PrefillLine([self._view(job) for job in jobs], self._load_ns(jobs, now_ns), self._relieved_ns)
-            order = self._policy.order(line, now_ns)
-            self._made = line, order, now_ns
+            waiting = WaitingJobs([self._view(job) for job in jobs], self._load_ns(jobs, now_ns), self._relieved_ns)
+            order = self._policy.order(waiting, now_ns)
+            self._made = waiting, order, now_ns
             self._queue.reorder([jobs[at] for at in order])
 
     def why(self, job: Job, now_ns: int) -> tuple[Why, int]:
         """The reason why the job, which still waits, is next, and when it became the next."""
         if self._policy is None or self._made is None:
             return why_group(self._queue, job), now_ns
-        line, order, made_ns = self._made
-        return why_ordered(self._policy, line, order, made_ns), made_ns
+        waiting, order, made_ns = self._made
+        return why_ordered(self._policy, waiting, order, made_ns), made_ns
 
-    # --- what it learns ---------------------------------------------------------------------------------------------
+    # --- what it learns -----------------------------------------------------------------------------------------------
 
     def add(self, spec: ModelSpec) -> None:
         if self._policy:

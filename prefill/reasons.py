@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from aegis.core.decision import Contender, Decision, DecisionKind, ExplainsOrder, Why, why_before
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.request import Job
-from aegis.core.views import PrefillJob, PrefillLine, PrefillOrder
+from aegis.core.views import PrefillJob, PrefillOrder, WaitingJobs
 from aegis.core.wording import UNWANTED, count, due, first_in_line, leaves, request_of, since, stays, takes
 from prefill.queue import Queue
 
@@ -54,24 +54,24 @@ def why_group(queue: Queue, job: Job) -> Why:
     return Why(f"{because}; then {lost}" if lost else because, lost=lost)
 
 
-def why_ordered(policy: PrefillOrder, line: PrefillLine, order: Sequence[int], now_ns: int) -> Why:
+def why_ordered(policy: PrefillOrder, waiting: WaitingJobs, order: Sequence[int], now_ns: int) -> Why:
     """The reason of the job that is first in the order."""
     if isinstance(policy, ExplainsOrder):
-        return policy.why_next(line, order, now_ns)
-    return why(line, order, now_ns, first_in_line(len(order)))
+        return policy.why_next(waiting, order, now_ns)
+    return why(waiting, order, now_ns, first_in_line(len(order)))
 
 
-def why(line: PrefillLine, order: Sequence[int], now_ns: int, because: str) -> Why:
+def why(waiting: WaitingJobs, order: Sequence[int], now_ns: int, because: str) -> Why:
     """The reason with the numbers of the job and of the first one of another model after it."""
-    first = line.jobs[order[0]]
-    second = next((line.jobs[at] for at in order if line.jobs[at].model != first.model), None)
-    chosen, following = _contender(first, line, now_ns), _contender(second, line, now_ns) if second else None
+    first = waiting.jobs[order[0]]
+    second = next((waiting.jobs[at] for at in order if waiting.jobs[at].model != first.model), None)
+    chosen, following = _contender(first, waiting, now_ns), _contender(second, waiting, now_ns) if second else None
     return why_before(f"{because} ({chosen.wants})", chosen, following, then="then")
 
 
-def _contender(job: PrefillJob, line: PrefillLine, now_ns: int) -> Contender:
+def _contender(job: PrefillJob, waiting: WaitingJobs, now_ns: int) -> Contender:
     """It wants `token due in 1.2 s, prefill 400 ms, weights 450 ms`."""
-    load_ns = line.load_ns.get(job.model, 0)
+    load_ns = waiting.load_ns.get(job.model, 0)
     parts = [due("token", job.due_ns - now_ns), takes("prefill", job.prefill_ns)]
     if load_ns:
         parts.append(takes("weights", load_ns))

@@ -107,7 +107,7 @@ class ClusterHosts:
         """Implements `aegis.node.image_caches.Supply`."""
         if renewed:
             for machine in self._machines.values():
-                machine.doubt(spec)
+                machine.forget_shipped(spec)
         while missing := [machine for machine in self._machines.values() if not machine.lost and not machine.has(spec)]:
             try:
                 await ship(spec, missing[0], renewed=renewed)

@@ -153,7 +153,7 @@ class RemoteMachine:
         """Its image."""
         return (spec.model, spec.manifest.fingerprint) in self.shipped
 
-    def doubt(self, spec: ModelSpec) -> None:
+    def forget_shipped(self, spec: ModelSpec) -> None:
         """Its image may not be there after all."""
         self.shipped.discard((spec.model, spec.manifest.fingerprint))
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from msgspec import Struct
 
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.views import BatchView, DecodeView, PrefillLine, PrefillPlacement, PrefillView, Turn, Work
+from aegis.core.views import BatchView, DecodeView, PrefillPlacement, PrefillView, Turn, WaitingJobs, Work
 
 
 class DecisionKind(StrEnum):
@@ -121,6 +121,6 @@ class ExplainsGroups(Protocol):
 class ExplainsOrder(Protocol):
     """A `PrefillOrder` that does."""
 
-    def why_next(self, line: PrefillLine, order: Sequence[int], now_ns: int) -> Why:
+    def why_next(self, waiting: WaitingJobs, order: Sequence[int], now_ns: int) -> Why:
         """The reason why the first job of the order is first, when the order was made."""
         ...

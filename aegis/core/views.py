@@ -113,7 +113,7 @@ class PrefillJob(NamedTuple):
     switch_ns: int  # and to bring its model in from nothing
 
 
-class PrefillLine(Struct, frozen=True):
+class WaitingJobs(Struct, frozen=True):
     """All that waits at a prefill instance."""
 
     jobs: Sequence[PrefillJob]  # in the order there was
@@ -124,8 +124,8 @@ class PrefillLine(Struct, frozen=True):
 class PrefillOrder(Protocol):
     """A policy that orders the jobs of a prefill instance."""
 
-    def order(self, line: PrefillLine, now_ns: int) -> list[int]:
-        """The positions of all jobs in the line, of which there is at least one. It is asked anew between jobs."""
+    def order(self, waiting: WaitingJobs, now_ns: int) -> list[int]:
+        """The positions of all jobs that wait, of which there is at least one. It is asked anew between jobs."""
         ...
 
 

@@ -19,12 +19,12 @@ _HARMLESS = frozenset({"position_ids", "logits_to_keep", "is_causal"})  # is_cau
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
-def strange_layers(config: PretrainedConfig) -> list[str]:
+def unsupported_layers(config: PretrainedConfig) -> list[str]:
     """The types of layer that cannot be served."""
     return sorted(set(getattr(config.get_text_config(), "layer_types", None) or ()) - _LAYER_TYPES)
 
 
-def strange_arguments(given: Mapping[str, Any]) -> list[str]:
+def unsupported_arguments(given: Mapping[str, Any]) -> list[str]:
     """The arguments of an attention call that have no meaning here."""
     asked = {name for name, value in given.items() if isinstance(value, torch.Tensor) or value}
     return sorted(asked - HONOURED - _HARMLESS)

@@ -26,7 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from aegis.core.errors import ModelRefused
-from aegis.engine.accepted_layers import attends_causally, strange_arguments
+from aegis.engine.accepted_layers import attends_causally, unsupported_arguments
 from aegis.engine.block_table import BlockTable
 from aegis.engine.tensor_views import KvViews, LayerViews
 
@@ -99,7 +99,7 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     step = _running.step
     assert step is not None, "a forward pass outside a step"
-    unknown = strange_arguments(others)
+    unknown = unsupported_arguments(others)
     if attention_mask is not None:
         unknown.append("attention_mask")
     if unknown or not attends_causally(module, others):

@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import Manifest, ModelSpec
-from aegis.engine.accepted_layers import strange_layers
+from aegis.engine.accepted_layers import unsupported_layers
 from aegis.engine.block_table import BlockTable
 from aegis.engine.paged_attention import NAME, Decode, Prefill, Scratch, Step, running
 from aegis.engine.parallel.group import Group
@@ -239,7 +239,7 @@ def _build(spec: ModelSpec) -> PreTrainedModel:
     except (AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ModelRefused(f"{spec.root}: transformers cannot build it with paged attention: {reason}") from error
-    if strange := strange_layers(config):
+    if strange := unsupported_layers(config):
         raise ModelRefused(f"{spec.root}: {strange[0]} layers cannot be served")
     if not module._can_set_attn_implementation():
         raise ModelRefused(f"{spec.root}: {type(module).__name__} does not take an attention implementation")

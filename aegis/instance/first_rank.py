@@ -19,7 +19,7 @@ from aegis.instance.rank_wire import (
     Command,
     Discard,
     Extend,
-    Followers,
+    FollowerLinks,
     Prefill,
     Prepare,
     Report,
@@ -34,7 +34,7 @@ class FirstRankEngine:
     """Implements `Engine`. Only this rank samples. `attach` and `detach` go without saying: followers do both where
     they are told of `Bind` and `Unbind`."""
 
-    def __init__(self, engine: Engine, followers: Followers) -> None:
+    def __init__(self, engine: Engine, followers: FollowerLinks) -> None:
         self._engine = engine
         self._followers = followers
         self._send = followers.send
@@ -137,7 +137,7 @@ class _Loads:
 class FirstRankMemory:
     """A `MemoryExecutor` whose copies are done when those of all ranks are."""
 
-    def __init__(self, memory_executor: MemoryExecutor, followers: Followers) -> None:
+    def __init__(self, memory_executor: MemoryExecutor, followers: FollowerLinks) -> None:
         self._memory_executor = memory_executor
         self._followers = followers
         self._done = [dict.fromkeys(StreamName, 0) for _ in range(followers.ranks)]  # this one first

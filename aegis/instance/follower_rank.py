@@ -28,7 +28,7 @@ from aegis.engine.parallel.group import RanksLost
 from aegis.engine.protocol import EngineFailed, Row, engine_at_work
 from aegis.engine.sampler import Sampler
 from aegis.instance.parts import RankMemory, open_rank_memory, poll
-from aegis.instance.rank_wire import Command, Discard, Extend, Lead, Prefill, Prepare, Step, Touch, unpacked
+from aegis.instance.rank_wire import Command, Discard, Extend, LeaderLink, Prefill, Prepare, Step, Touch, unpacked
 from aegis.instance.settings import InstanceSettings
 from aegis.process import garbage_collection
 from aegis.telemetry import logs
@@ -60,7 +60,7 @@ class NoSampler(Sampler):
 class Follower:
     """Performs commands in order."""
 
-    def __init__(self, body: RankMemory, engine: Engines, sampler: NoSampler, lead: Lead) -> None:
+    def __init__(self, body: RankMemory, engine: Engines, sampler: NoSampler, lead: LeaderLink) -> None:
         self._body = body
         self._memory_executor = body.memory_executor
         self._engine = engine
@@ -146,8 +146,8 @@ def main() -> int:
     try:
         body = open_rank_memory(settings)
         engine = body.engines(settings, sampler)
-        garbage_collection.seldom()
-        Follower(body, engine, sampler, Lead(settings.rendezvous, settings.rank)).serve()
+        garbage_collection.collect_seldom()
+        Follower(body, engine, sampler, LeaderLink(settings.rendezvous, settings.rank)).serve()
     except UserError as error:
         sys.stderr.write(f"aegis: {settings.instance}: {error.message}\n")
         return 2

@@ -22,7 +22,7 @@ from aegis.engine.parallel.group import ProcessGroup
 from aegis.engine.protocol import Engine, KvRegion
 from aegis.engine.sampler import Sampler
 from aegis.instance.first_rank import FirstRankEngine, FirstRankImages, FirstRankMemory
-from aegis.instance.rank_wire import Followers
+from aegis.instance.rank_wire import FollowerLinks
 from aegis.instance.settings import InstanceSettings
 from aegis.process.clock import MonotonicClock, ThreadClock
 from aegis.telemetry.decisions import DecisionLog
@@ -104,7 +104,7 @@ def open_parts(settings: InstanceSettings) -> Iterator[InstanceParts]:
     link = InstanceLink(settings.address, settings.identity, settings.market_key)
     body = open_rank_memory(settings)
     device, engine = body.device, body.engines(settings)
-    followers = Followers(settings.rendezvous, settings.ranks) if settings.ranks > 1 else None
+    followers = FollowerLinks(settings.rendezvous, settings.ranks) if settings.ranks > 1 else None
     yield InstanceParts(
         instance=settings.instance,
         role=settings.role,

@@ -178,7 +178,7 @@ def main() -> int:
         agent.start()
         with open_parts(settings) as parts:
             instance = Instance(parts, loop_progress)
-            garbage_collection.seldom()
+            garbage_collection.collect_seldom()
             instance.serve()
             instance.close()
         agent.close()

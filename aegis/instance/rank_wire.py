@@ -86,7 +86,7 @@ def unpacked(blocks: bytes) -> BlockTable:
     return np.frombuffer(blocks, dtype=np.int64)
 
 
-class Followers:
+class FollowerLinks:
     """The first rank's end. Any thread may tell them something."""
 
     def __init__(self, rendezvous: str, ranks: int) -> None:
@@ -126,7 +126,7 @@ class Followers:
         return socket
 
 
-class Lead:
+class LeaderLink:
     """A follower's end."""
 
     def __init__(self, rendezvous: str, rank: int) -> None:

@@ -124,7 +124,7 @@ async def _serve(
             return 130
         server = http_server(market.proxy, listener, services.store, http)
         serving = asyncio.create_task(server.serve([listener]))
-        garbage_collection.seldom()
+        garbage_collection.collect_seldom()
         if reading:
             watch = ConfigWatch(*reading, config, market.node)
             await stack.enter_async_context(running(watch.run()))

@@ -38,7 +38,7 @@ from aegis.telemetry.registration import RegisteringModel
 from aegis.telemetry.request_stages import RequestStages
 from aegis.transport.addresses import Wires
 from aegis.transport.links import Hub, NodeMessage
-from aegis.transport.node_messages import Found, FromProxy
+from aegis.transport.node_messages import FromProxy, OnPrefixFound
 from memory.budget import Budget
 from proxy.live.proxy import Proxy
 from proxy.live.serving import running
@@ -61,7 +61,7 @@ class LocalNode:
     def coming(self) -> Mapping[str, RegisteringModel]:
         return self._node.catalogue.coming()
 
-    def look_up(self, instance: InstanceId, job: Job, found: Found) -> None:
+    def look_up(self, instance: InstanceId, job: Job, found: OnPrefixFound) -> None:
         found(self._node.prefix_of(instance, job))
 
     def notify(self, message: FromProxy) -> None:

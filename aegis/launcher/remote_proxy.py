@@ -16,7 +16,7 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.node.model_catalogue import LiveModel
 from aegis.node.queries import NodeQueries
-from aegis.node.query_messages import QUESTIONS
+from aegis.node.query_messages import QUERIES
 from aegis.telemetry.logs import log
 from aegis.telemetry.metrics.scrape import Family
 from aegis.telemetry.model_counts import Tally
@@ -49,7 +49,7 @@ class RemoteProxy:
         self._link = link
         self._queries = queries
         self._cards: dict[ModelId, Card] = {}  # as it was told last
-        self._lean: dict[ModelId, tuple[ModelSpec, ModelSpec]] = {}  # and what it was made from
+        self._stripped: dict[ModelId, tuple[ModelSpec, ModelSpec]] = {}  # and what it was made from
         self._call_ids = count()
         self._scrapes: dict[int, asyncio.Future[tuple[Family, ...]]] = {}
         self._answering: dict[int, asyncio.Task[None]] = {}  # by the ids of their calls
@@ -58,7 +58,7 @@ class RemoteProxy:
     def deliver(self, message: ToProxy) -> None:
         """It can look up the models that it is told of."""
         if isinstance(message, ModelUp):
-            message = replace(message, spec=self._leaned(message.spec))
+            message = replace(message, spec=self._strip(message.spec))
         self._link.send(self._identity, [*self._changes(), message])
 
     def refresh(self) -> None:
@@ -104,10 +104,10 @@ class RemoteProxy:
             task.cancel()
 
     async def _answer(self, asked: NodeCall) -> None:
-        question = QUESTIONS[asked.what]
-        arguments = msgspec.msgpack.decode(asked.arguments, type=question.arguments)
+        query = QUERIES[asked.what]
+        arguments = msgspec.msgpack.decode(asked.arguments, type=query.arguments)
         try:
-            result = await question.answer(self._queries, *arguments)
+            result = await query.answer(self._queries, *arguments)
         except UserError as error:
             self._refuse(asked, error)
         except Exception:  # noqa: BLE001 - a bug of ours costs its request, not the server
@@ -128,7 +128,7 @@ class RemoteProxy:
 
     def _card(self, model: LiveModel) -> Card:
         return Card(
-            self._leaned(model.spec),
+            self._strip(model.spec),
             model.kv_limit_tokens,
             model.created_s,
             model.state,
@@ -139,10 +139,10 @@ class RemoteProxy:
             model.pinned,
         )
 
-    def _leaned(self, spec: ModelSpec) -> ModelSpec:
+    def _strip(self, spec: ModelSpec) -> ModelSpec:
         """Without what only serves to load it."""
-        known = self._lean.get(spec.model)
+        known = self._stripped.get(spec.model)
         if known is None or known[0] is not spec:
             known = spec, replace(spec, manifest=replace(spec.manifest, tensors=(), checksums=b""))
-            self._lean[spec.model] = known
+            self._stripped[spec.model] = known
         return known[1]

@@ -14,7 +14,7 @@ from aegis.node.control_commands import NodeControl
 from aegis.node.node import Node
 from aegis.telemetry.logs import log
 from aegis.telemetry.spans import SpanKind
-from proxy.routing.roles import Change, Changed, Looked, RoleLoad, RolePolicy
+from proxy.routing.roles import Change, Changed, LoadsSampled, RoleLoad, RolePolicy
 from proxy.routing.router import Router
 
 _LOOK_S = 1.0
@@ -36,17 +36,17 @@ class RoleShift:
         """Runs until it is cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            for change in self._policy.on(self._looked(), self._clock.now_ns()):
+            for change in self._policy.on(self._sample(), self._clock.now_ns()):
                 await self._change(change)
                 self._policy.on(Changed(), self._clock.now_ns())
 
-    def _looked(self) -> Looked:
+    def _sample(self) -> LoadsSampled:
         pool, loads = self._node.pool, self._core.load_ppm()
         dead = pool.dead()
         serving = {name: role for name, role in pool.roles().items() if not pool.drained(name) and name not in dead}
         if serving.keys() != loads.keys():
-            return Looked(())
-        return Looked(
+            return LoadsSampled(())
+        return LoadsSampled(
             tuple(RoleLoad(name, role, loads[name], self._worked_ns(name, role)) for name, role in serving.items())
         )
 

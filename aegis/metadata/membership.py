@@ -2,7 +2,7 @@
 as long as they hold.
 
 The same renewal shows whether the server can be used at all. While it cannot, `up` is not set; whoever finds out first
-calls `doubt()`, and the next renewal comes at once.
+calls `report_failure()`, and the next renewal comes at once.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Membership:
         self._place = place
         self._enter = redis.register_script(ENTER)
         self._leave = redis.register_script(LEAVE)
-        self._doubted = asyncio.Event()
+        self._in_doubt = asyncio.Event()
         self.reason = ""  # the reason if the server cannot be used
 
     async def enter(self) -> None:
@@ -98,10 +98,10 @@ class Membership:
             self.reason = reason
             self.up.clear()
 
-    def doubt(self) -> None:
+    def report_failure(self) -> None:
         """A command failed."""
         self.up.clear()
-        self._doubted.set()
+        self._in_doubt.set()
 
     async def declare_dead(self, proxy: str, number: int) -> None:
         """This further proxy's process has ended: what it answered may be taken over before its lease runs out."""
@@ -119,9 +119,9 @@ class Membership:
         """A failed server is asked more often, though not as often as it fails."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_RENEWAL_S if self.up.is_set() else _RETRY_S):
-                await self._doubted.wait()
-        if self._doubted.is_set():
-            self._doubted.clear()
+                await self._in_doubt.wait()
+        if self._in_doubt.is_set():
+            self._in_doubt.clear()
             await asyncio.sleep(_RETRY_S)
 
     async def _failure(self) -> str:
@@ -136,7 +136,7 @@ class Membership:
         if self.reason:
             log(_logger, logging.INFO, "Redis can be used again", {"redis": self._place})
         self.reason = ""
-        if not self._doubted.is_set():
+        if not self._in_doubt.is_set():
             self.up.set()
 
     async def _renew(self) -> tuple[str, str, int]:

@@ -269,7 +269,7 @@ class Recorder:
 
     def _failed(self, what: str, error: BaseException) -> None:
         log(_logger, logging.DEBUG, "Redis failed", {"what": what, "why": why(error)})
-        self._membership.doubt()
+        self._membership.report_failure()
 
 
 def commands_for(waiting: int) -> int:

@@ -131,7 +131,7 @@ class Store:
             try:
                 await self.loads.publish(loads())
             except FAILURES:
-                self.membership.doubt()
+                self.membership.report_failure()
             await asyncio.sleep(_PUBLISH_S)
 
 

@@ -26,7 +26,7 @@ from transformers import (
 
 from aegis.core.errors import ModelRefused
 from aegis.core.model import KvLayer
-from aegis.engine.accepted_layers import attends_causally, strange_arguments, strange_layers
+from aegis.engine.accepted_layers import attends_causally, unsupported_arguments, unsupported_layers
 from aegis.models.failures import LIBRARY_ERRORS, one_line
 
 _CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
@@ -69,7 +69,7 @@ def refuse_by_config(config: PretrainedConfig) -> None:
         raise ModelRefused(f"{name} keeps a recurrent state (state-space or hybrid); only attention can be paged")
     if getattr(config, "quantization_config", None) is not None:
         raise ModelRefused(f"{name}: the checkpoint is quantised, which is not supported")
-    if strange := strange_layers(config):
+    if strange := unsupported_layers(config):
         raise ModelRefused(f"{name} has {strange[0]} layers; only full and sliding attention can be paged")
 
 
@@ -144,7 +144,7 @@ def _watch(model: PreTrainedModel) -> tuple[list[_Call], dict[int, MaskFunction]
 
 
 def _check_call(name: str, call: _Call, masks: dict[int, MaskFunction], context: int) -> None:
-    if strange := strange_arguments(call.arguments):
+    if strange := unsupported_arguments(call.arguments):
         raise ModelRefused(f"{name} passes {strange[0]} to its attention, which paged attention does not know")
     if not attends_causally(call.module, call.arguments):
         raise ModelRefused(f"{name} attends to later tokens: it is an encoder")

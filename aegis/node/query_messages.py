@@ -46,7 +46,7 @@ async def _trim_memory(queries: NodeQueries, instance: str, timeout_s: float) ->
     return await queries.trim_memory(instance, timeout_s=timeout_s)
 
 
-QUESTIONS = {
+QUERIES = {
     "healthy": QueryKind(tuple[()], tuple[bool, str], NodeQueries.healthy),
     "ready": QueryKind(tuple[()], tuple[bool, str], NodeQueries.ready),
     "add_model": QueryKind(tuple[str, str | None], ModelId, _add_model),

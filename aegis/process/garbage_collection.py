@@ -7,7 +7,7 @@ import gc
 _YOUNG = 20_000  # new objects before the youngest are looked through; Python's own 700 come with every few requests
 
 
-def seldom() -> None:
+def collect_seldom() -> None:
     """Objects that are alive now are never examined again, later ones 30 times as seldom.
 
     Hardly anything here is cyclic, and an examination of all live objects stops a process for up to a quarter of a

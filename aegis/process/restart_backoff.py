@@ -14,7 +14,7 @@ class RestartBackoff:
     """Of one place in a pool of processes."""
 
     failures: int = 0  # starts in a row that did not get to serve
-    hasty: int = 0  # ends in a row that came soon after the start
+    quick_ends: int = 0  # ends in a row that came soon after the start
 
     def failed(self) -> None:
         """The process could not be started."""
@@ -22,7 +22,7 @@ class RestartBackoff:
 
     def ended(self, *, served: bool, after_s: float) -> None:
         self.failures = 0 if served else self.failures + 1
-        self.hasty = self.hasty + 1 if after_s < _STEADY_S else 0
+        self.quick_ends = self.quick_ends + 1 if after_s < _STEADY_S else 0
 
     @property
     def given_up(self) -> bool:
@@ -31,4 +31,4 @@ class RestartBackoff:
     @property
     def pause_s(self) -> float:
         """Before the next start."""
-        return _BACKOFF_S * ((1 << min(self.hasty, 4)) - 1 + self.failures)
+        return _BACKOFF_S * ((1 << min(self.quick_ends, 4)) - 1 + self.failures)

@@ -258,7 +258,7 @@ FromProxy = (
     | PermitOver
 )
 
-Found = Callable[[KeptPrefix | None], None]
+OnPrefixFound = Callable[[KeptPrefix | None], None]
 """Told what is kept, if anything."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aegis.core.decision import Why
-from aegis.core.views import PrefillJob, PrefillLine, PrefillPlacement, PrefillView, Work
+from aegis.core.views import PrefillJob, PrefillPlacement, PrefillView, WaitingJobs, Work
 from aegis.core.wording import due, duration, first_in_line, when
 from prefill.policies.prefill_runs import Schedule
 from prefill.reasons import why
@@ -68,38 +68,40 @@ class LeastSlackPrefill:
         because = f"{because}; on {lost.instance} {when(lost_ns)}"
         return Why(because, ttft_ns - begins_ns, cost_ns, lost.instance, ttft_ns - lost_ns, switch_ns)
 
-    def order(self, line: PrefillLine, now_ns: int) -> list[int]:
-        jobs = line.jobs
-        schedule = Schedule(jobs, line.load_ns, now_ns)
+    def order(self, waiting: WaitingJobs, now_ns: int) -> list[int]:
+        jobs = waiting.jobs
+        schedule = Schedule(jobs, waiting.load_ns, now_ns)
         if not schedule.save(all_or_none=True):
             jobs = [_later(job, round(self.grace * job.ttft_ns)) for job in jobs]
-            schedule = Schedule(jobs, line.load_ns, now_ns)
+            schedule = Schedule(jobs, waiting.load_ns, now_ns)
             schedule.save()
         order = schedule.order()
-        oldest = _oldest(line)
-        if _is_starving(oldest, line, now_ns):
+        oldest = _oldest(waiting)
+        if _is_starving(oldest, waiting, now_ns):
             order.remove(oldest)
             order.insert(0, oldest)
         return order
 
-    def why_next(self, line: PrefillLine, order: Sequence[int], now_ns: int) -> Why:
-        oldest = _oldest(line)
-        if order[0] == oldest and _is_starving(oldest, line, now_ns):
-            waited_ns = now_ns - line.jobs[oldest].ranked_ns
-            return why(line, order, now_ns, f"has waited the longest, {duration(waited_ns)}, and not been next in time")
-        model = line.jobs[order[0]].model
-        run = next((at for at, job in enumerate(order) if line.jobs[job].model != model), len(order))
-        return why(line, order, now_ns, f"{first_in_line(len(order))}, in a run of {run}")
+    def why_next(self, waiting: WaitingJobs, order: Sequence[int], now_ns: int) -> Why:
+        oldest = _oldest(waiting)
+        if order[0] == oldest and _is_starving(oldest, waiting, now_ns):
+            waited_ns = now_ns - waiting.jobs[oldest].ranked_ns
+            return why(
+                waiting, order, now_ns, f"has waited the longest, {duration(waited_ns)}, and not been next in time"
+            )
+        model = waiting.jobs[order[0]].model
+        run = next((at for at, job in enumerate(order) if waiting.jobs[job].model != model), len(order))
+        return why(waiting, order, now_ns, f"{first_in_line(len(order))}, in a run of {run}")
 
 
-def _oldest(line: PrefillLine) -> int:
+def _oldest(waiting: WaitingJobs) -> int:
     """The job that has waited the longest."""
-    return min(range(len(line.jobs)), key=lambda at: (line.jobs[at].ranked_ns, at))
+    return min(range(len(waiting.jobs)), key=lambda at: (waiting.jobs[at].ranked_ns, at))
 
 
-def _is_starving(oldest: int, line: PrefillLine, now_ns: int) -> bool:
-    job = line.jobs[oldest]
-    return now_ns >= max(line.relieved_ns, job.ranked_ns) + job.ttft_ns
+def _is_starving(oldest: int, waiting: WaitingJobs, now_ns: int) -> bool:
+    job = waiting.jobs[oldest]
+    return now_ns >= max(waiting.relieved_ns, job.ranked_ns) + job.ttft_ns
 
 
 def _later(job: PrefillJob, by_ns: int) -> PrefillJob:

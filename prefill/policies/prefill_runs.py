@@ -21,7 +21,7 @@ of them may move all the others, and the order is made whenever a job comes or g
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Jobs of one model in a row, as positions in the line. `load_ns` 0: the model is there."""
+    """Jobs of one model in a row, as positions among those that wait. `load_ns` 0: the model is there."""
 
     model: ModelId
     jobs: list[int] = field(default_factory=list)

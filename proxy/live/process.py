@@ -150,7 +150,7 @@ async def _serve(settings: ProxySettings) -> None:
         server = http_server(process.proxy, listener, store, http)
         serving = asyncio.create_task(server.serve([listener]))
         process.serves()
-        garbage_collection.seldom()
+        garbage_collection.collect_seldom()
         await process.draining.wait()
         await drained(process.proxy, process.stop, within_s=process.within_s)
         server.should_exit = True

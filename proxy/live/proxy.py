@@ -34,13 +34,13 @@ from aegis.telemetry.request_stages import RequestStages
 from aegis.transport.links import Hub
 from aegis.transport.node_messages import (
     Drain,
-    Found,
     FromProxy,
     InstanceGivenUp,
     InstanceLost,
     KeysSet,
     ModelUsed,
     Noted,
+    OnPrefixFound,
     PermitAnswer,
     ProxyReport,
     Registering,
@@ -99,7 +99,7 @@ class NodeLink(Protocol):
         """Models that are being registered."""
         ...
 
-    def look_up(self, instance: InstanceId, job: Job, found: Found) -> None:
+    def look_up(self, instance: InstanceId, job: Job, found: OnPrefixFound) -> None:
         """Looks up the KV that is kept of the job's prompt on the instance's machine, and answers at once or later."""
         ...
 

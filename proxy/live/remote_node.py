@@ -19,7 +19,7 @@ from aegis.core.limits import Limits
 from aegis.core.model import ModelChange, ModelSpec
 from aegis.core.request import Job
 from aegis.models.text.text_model import TextModel
-from aegis.node.query_messages import QUESTIONS
+from aegis.node.query_messages import QUERIES
 from aegis.telemetry.live_view import SeenUntil
 from aegis.telemetry.memory_report import MemoryReport
 from aegis.telemetry.node_report import NodeReport
@@ -30,12 +30,12 @@ from aegis.transport.links import Spoke
 from aegis.transport.node_messages import (
     Card,
     CardRemoved,
-    Found,
     FromProxy,
     LookUp,
     NodeAnswer,
     NodeCall,
     NodeCallCancelled,
+    OnPrefixFound,
     PrefixFound,
     Refusal,
     Registering,
@@ -95,7 +95,7 @@ class RemoteNode:
         self.queries = RemoteQueries(self)
         self._reuses = reuses
         self._call_ids = count()
-        self._looked_up: dict[int, Found] = {}
+        self._looked_up: dict[int, OnPrefixFound] = {}
         self._link = link
         self._cards: dict[ModelId, Card] = {}
         self._models: dict[ModelId, RemoteModel] = {}
@@ -110,7 +110,7 @@ class RemoteNode:
     def models(self) -> Mapping[str, RemoteModel]:
         return cast(Mapping[str, RemoteModel], self._models)
 
-    def look_up(self, instance: InstanceId, job: Job, found: Found) -> None:
+    def look_up(self, instance: InstanceId, job: Job, found: OnPrefixFound) -> None:
         if not self._reuses:
             found(None)
             return
@@ -237,7 +237,7 @@ class RemoteQueries:
             del self._pending[call_id]
         if answer.refusal:
             raise _error(answer.refusal)
-        result: object = msgspec.msgpack.decode(answer.result, type=QUESTIONS[what].result)
+        result: object = msgspec.msgpack.decode(answer.result, type=QUERIES[what].result)
         return result
 
 

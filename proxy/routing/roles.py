@@ -44,7 +44,7 @@ class RoleLoad(Struct, frozen=True):
     worked_ns: int = 0
 
 
-class Looked(Struct, frozen=True):
+class LoadsSampled(Struct, frozen=True):
     """At all instances; at none where one of them is away, for then nobody can tell."""
 
     loads: tuple[RoleLoad, ...]
@@ -54,7 +54,7 @@ class Changed(Struct, frozen=True):
     """The change that was wanted has been done, or refused."""
 
 
-Event = Looked | Changed
+Event = LoadsSampled | Changed
 
 
 class Change(Struct, frozen=True):
@@ -82,11 +82,11 @@ class RolePolicy:
             case Changed():
                 self._changing, self._settled_ns = False, now_ns + SETTLED_NS
                 self._short = None
-            case Looked(loads):
-                return self._looked(loads, now_ns)
+            case LoadsSampled(loads):
+                return self._on_loads(loads, now_ns)
         return []
 
-    def _looked(self, loads: Sequence[RoleLoad], now_ns: int) -> list[Change]:
+    def _on_loads(self, loads: Sequence[RoleLoad], now_ns: int) -> list[Change]:
         prefills = [load for load in loads if load.role is Role.PREFILL]
         decodes = [load for load in loads if load.role is Role.DECODE]
         self._note_work(prefills, now_ns)

@@ -11,7 +11,7 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import LawBroken
 from aegis.core.ids import InstanceId
 from aegis.core.model import Slo
-from aegis.core.views import BatchView, DecodeView, PrefillLine, Turn, Work
+from aegis.core.views import BatchView, DecodeView, Turn, WaitingJobs, Work
 from aegis.sim.faults.pretended import make_spec
 from aegis.sim.faults.world import Scenario
 from decode.policies.least_slack import LeastSlack
@@ -59,8 +59,8 @@ class Hostile:
 class LastComeFirst(LeastSlackPrefill):
     """On a prefill instance."""
 
-    def order(self, line: PrefillLine, now_ns: int) -> list[int]:
-        return sorted(range(len(line.jobs)), key=lambda at: (-line.jobs[at].ranked_ns, at))
+    def order(self, waiting: WaitingJobs, now_ns: int) -> list[int]:
+        return sorted(range(len(waiting.jobs)), key=lambda at: (-waiting.jobs[at].ranked_ns, at))
 
 
 def test_least_slack_lets_nobody_starve() -> None:

@@ -37,7 +37,7 @@ _STATES = ("not ours", "ours and closed", "ours and open", "ours and in no range
 _AT_HOME = _CLOSED + _OPEN + _READY
 
 
-class Turnstile:
+class FairLock:
     """A lock that goes to the thread that has waited for it, not to one that asks again at once after giving it up."""
 
     __slots__ = ("_lock", "_next")
@@ -74,7 +74,7 @@ class PhysicalPages:
         reserve_file(self._fd, self.count * PAGE_BYTES, self._home.base)
         self._state = bytearray(self.count)
         self._filled = bytearray(self.count)  # a hint: the memory of a lost process takes its entries along
-        self.lock = Turnstile()  # guards the states, and access and entries at home
+        self.lock = FairLock()  # guards the states, and access and entries at home
         self._granted: SimpleQueue[PageRun | None] = SimpleQueue()
         self._closing = False
         self._thread = Thread(target=self._prepare_granted, name="device pages", daemon=True)

@@ -34,7 +34,7 @@ _OWN_PLACES = {"ebnf": "line", "regex": "position"}
 
 _REASON_CHARACTERS = 120
 _CONTROLS = frozenset(range(0x20))
-_LEAD, _TRAILS = 0xED, range(0xA0, 0xC0)
+_LEAD, _CONTINUATIONS = 0xED, range(0xA0, 0xC0)
 """The first byte that a surrogate would have in UTF-8, which has none: XGrammar takes surrogates for characters."""
 
 
@@ -42,12 +42,12 @@ _LEAD, _TRAILS = 0xED, range(0xA0, 0xC0)
 class Vocabulary:
     """The texts of a model's tokens. `for_json` lacks control characters: JSON has them between its values only, where
     none are needed, and XGrammar would allow them in strings of bounded length. What ends in `leads` is not gone on
-    with by `trails`, a mask of tokens."""
+    with by `continuations`, a mask of tokens."""
 
     whole: xgrammar.TokenizerInfo
     for_json: xgrammar.TokenizerInfo
     leads: frozenset[int]
-    trails: torch.Tensor
+    continuations: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +83,18 @@ def read_vocabulary(tokenizer_json: str, *, size: int, ends: Sequence[int]) -> V
     )
     spoken = [b"" if _has_surrogate(text) else text for text in found.decoded_vocab]
     printable = [b"" if _CONTROLS & set(text) else text for text in spoken]
-    trails = np.zeros(-(-size // 32) * 32, dtype=bool)
-    trails[:size] = [bool(text) and text[0] in _TRAILS for text in spoken]
+    continuations = np.zeros(-(-size // 32) * 32, dtype=bool)
+    continuations[:size] = [bool(text) and text[0] in _CONTINUATIONS for text in spoken]
     return Vocabulary(
         xgrammar.TokenizerInfo(spoken, vocab_size=size, stop_token_ids=list(ends)),
         xgrammar.TokenizerInfo(printable, vocab_size=size, stop_token_ids=list(ends)),
         frozenset(token for token, text in enumerate(spoken) if text.endswith(bytes([_LEAD]))),
-        torch.from_numpy(np.packbits(trails, bitorder="little").view(np.int32)),
+        torch.from_numpy(np.packbits(continuations, bitorder="little").view(np.int32)),
     )
 
 
 def _has_surrogate(text: bytes) -> bool:
-    return any(one == _LEAD and next in _TRAILS for one, next in pairwise(text))
+    return any(one == _LEAD and next in _CONTINUATIONS for one, next in pairwise(text))
 
 
 def compile_grammar(vocabulary: Vocabulary, grammar: Grammar) -> Compiled:

@@ -38,7 +38,7 @@ class GrammarPosition:
             self._open()
         self._matcher.fill_next_token_bitmask(masks, row)
         if self._last in self._vocabulary.leads:
-            masks[row] &= ~self._vocabulary.trails
+            masks[row] &= ~self._vocabulary.continuations
 
     def end(self, mask: npt.NDArray[np.int32]) -> None:
         """Sets the bits of the end tokens."""

@@ -82,7 +82,7 @@ def run(
 
 def _placing(size: Size, limit_us: float, arrivals: int) -> Iterator[Decision]:
     replay = Replay(size)
-    garbage_collection.seldom()
+    garbage_collection.collect_seldom()
     replay.measure(arrivals)
     for event, durations_ns in sorted(replay.durations_ns.items(), key=lambda item: (item[0] not in PLACING, item[0])):
         yield _decision(str(size), event, durations_ns, limit_us if event in PLACING else None)

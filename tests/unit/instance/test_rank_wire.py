@@ -19,7 +19,7 @@ from aegis.device.memory_executor import MemoryEffect
 from aegis.engine.parallel.group import RanksLost
 from aegis.engine.protocol import Row, Sampled
 from aegis.instance.first_rank import FirstRankEngine, FirstRankMemory
-from aegis.instance.rank_wire import Command, Followers, Lead, Prefill, Step, Touch, unpacked
+from aegis.instance.rank_wire import Command, FollowerLinks, LeaderLink, Prefill, Step, Touch, unpacked
 
 MODEL = ModelId("m")
 PATIENCE_NS = 5_000_000_000
@@ -39,8 +39,8 @@ DAMAGED = LoadFailed(MODEL, "damaged")
 
 class Ranks:
     def __init__(self, directory: Path) -> None:
-        self.followers = Followers(f"{directory}/i-1", 3)
-        self.leads = [Lead(f"{directory}/i-1", rank) for rank in (1, 2)]
+        self.followers = FollowerLinks(f"{directory}/i-1", 3)
+        self.leads = [LeaderLink(f"{directory}/i-1", rank) for rank in (1, 2)]
 
     def heard(self) -> list[Command | None]:
         return [lead.receive(PATIENCE_NS) for lead in self.leads]

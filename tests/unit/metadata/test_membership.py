@@ -113,7 +113,7 @@ def test_a_prefix_that_another_cluster_took_meanwhile_is_left_to_it(redis: Redis
     async def main() -> None:
         async with proxy(redis) as store, Redis.from_url(redis.url) as client:
             await client.set(KEYS.cluster, "other")
-            store.membership.doubt()
+            store.membership.report_failure()
             await asyncio.sleep(0)
             await until(lambda: bool(store.membership.reason))
             assert not store.membership.up.is_set()

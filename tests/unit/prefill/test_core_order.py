@@ -8,7 +8,7 @@ from aegis.core.effects import LoadWeights
 from aegis.core.ids import RequestId
 from aegis.core.messages import Cancel, DropModel, ModelDropped, Submit
 from aegis.core.model import ModelSpec, Slo
-from aegis.core.views import PrefillLine
+from aegis.core.views import WaitingJobs
 from aegis.sim.faults.pretended import PAGE, make_spec
 from prefill.policies.least_slack import LeastSlackPrefill
 from tests.sim.driven import Driven, make_job, prefill
@@ -23,11 +23,11 @@ SLACK = LeastSlackPrefill()
 class LastFirst:
     """Who came last is next."""
 
-    lines: list[PrefillLine] = field(default_factory=list)
+    lines: list[WaitingJobs] = field(default_factory=list)
 
-    def order(self, line: PrefillLine, now_ns: int) -> list[int]:
-        self.lines.append(line)
-        return list(reversed(range(len(line.jobs))))
+    def order(self, waiting: WaitingJobs, now_ns: int) -> list[int]:
+        self.lines.append(waiting)
+        return list(reversed(range(len(waiting.jobs))))
 
 
 def submit(driven: Driven, request: int, spec: ModelSpec, group: int, *, prompt: int = 10, priority: int = 0) -> None:
@@ -105,10 +105,10 @@ def test_a_policy_sees_deadlines_loads_and_who_was_relieved() -> None:
     submit(driven, 1, A, 1)
     submit(driven, 2, A, 1, prompt=100)
     submit(driven, 3, HURRIED, 2)
-    line = policy.lines[-1]
-    assert sorted(job.due_ns for job in line.jobs) == [1_000_000_000, 10_000_000_000, 10_000_000_000]
-    assert set(line.load_ns) == {A.model, HURRIED.model} and line.relieved_ns == 0
-    shorter, longer = sorted(job.prefill_ns for job in line.jobs if job.model == A.model)
+    waiting = policy.lines[-1]
+    assert sorted(job.due_ns for job in waiting.jobs) == [1_000_000_000, 10_000_000_000, 10_000_000_000]
+    assert set(waiting.load_ns) == {A.model, HURRIED.model} and waiting.relieved_ns == 0
+    shorter, longer = sorted(job.prefill_ns for job in waiting.jobs if job.model == A.model)
     assert 0 < shorter < longer
     loaded(driven)
     assert ran(driven) == [3]

@@ -12,9 +12,9 @@ from aegis.process import garbage_collection
 
 
 @pytest.fixture
-def seldom() -> Iterator[None]:
+def collect_seldom() -> Iterator[None]:
     before = gc.get_threshold()
-    garbage_collection.seldom()
+    garbage_collection.collect_seldom()
     yield
     gc.set_threshold(*before)
     gc.unfreeze()
@@ -25,7 +25,7 @@ class Knot:
         self.self = self
 
 
-@pytest.mark.usefixtures("seldom")
+@pytest.mark.usefixtures("collect_seldom")
 def test_what_is_alive_is_not_looked_through_again_and_new_cycles_are_found() -> None:
     assert gc.get_freeze_count() > 0
     knot = weakref.ref(Knot())

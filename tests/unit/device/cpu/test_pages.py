@@ -10,7 +10,7 @@ import pytest
 
 from aegis.core.errors import UserError
 from aegis.core.ids import PageRun
-from aegis.device.cpu.pages import PhysicalPages, Turnstile
+from aegis.device.cpu.pages import FairLock, PhysicalPages
 from aegis.device.cpu.pool import PAGE_BYTES, CpuPool
 from aegis.device.cpu.ranges import CpuRange
 
@@ -144,7 +144,7 @@ def test_a_pool_that_is_gone_cannot_be_opened() -> None:
 
 
 def test_whoever_waits_at_the_turnstile_comes_before_who_has_just_passed() -> None:
-    lock, order, inside = Turnstile(), list[str](), threading.Event()
+    lock, order, inside = FairLock(), list[str](), threading.Event()
 
     def greedy() -> None:
         with lock:

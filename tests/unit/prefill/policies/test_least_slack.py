@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aegis.core.decision import Why
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.views import PrefillJob, PrefillLine, PrefillPlacement, Work
+from aegis.core.views import PrefillJob, PrefillPlacement, WaitingJobs, Work
 from aegis.sim.faults.pretended import make_spec
 from prefill.policies.least_slack import LeastSlackPrefill
 from proxy.routing.prefill_queues import PrefillQueues
@@ -97,7 +97,7 @@ def job(model: ModelId, due: int, prefill: int = 10, *, arrival: int = 0) -> Pre
 def order(
     *jobs: PrefillJob, load_ns: Mapping[ModelId, int] | None = None, now: int = 0, relieved: int = 0
 ) -> list[int]:
-    return STRICT.order(PrefillLine(jobs, load_ns or {}, relieved), now)
+    return STRICT.order(WaitingJobs(jobs, load_ns or {}, relieved), now)
 
 
 def test_a_newcomer_with_less_slack_goes_first() -> None:
@@ -114,10 +114,10 @@ def test_who_cannot_be_saved_goes_last_and_is_not_dropped() -> None:
 
 def test_where_somebody_is_late_deadlines_are_a_little_later() -> None:
     """So that models still come once for all their jobs."""
-    line = PrefillLine([job(A, 5, 50), job(B, 100), job(C, 105)], {}, 0)
-    assert STRICT.order(line, 0) == [1, 2, 0]
-    assert POLICY.order(line, 0) == [0, 1, 2]
-    assert POLICY.order(PrefillLine([job(A, -360, 50), job(B, 100), job(C, 105)], {}, 0), 0) == [1, 2, 0]
+    waiting = WaitingJobs([job(A, 5, 50), job(B, 100), job(C, 105)], {}, 0)
+    assert STRICT.order(waiting, 0) == [1, 2, 0]
+    assert POLICY.order(waiting, 0) == [0, 1, 2]
+    assert POLICY.order(WaitingJobs([job(A, -360, 50), job(B, 100), job(C, 105)], {}, 0), 0) == [1, 2, 0]
 
 
 def test_who_is_late_goes_with_others_of_its_model_where_nobody_minds() -> None:
@@ -125,15 +125,15 @@ def test_who_is_late_goes_with_others_of_its_model_where_nobody_minds() -> None:
 
 
 def test_who_has_waited_the_longest_is_next_once_in_a_deadline() -> None:
-    line = [job(A, 5), job(B, 200, arrival=20)]
-    assert order(*line, now=99) == [1, 0]
-    assert order(*line, now=100) == [0, 1]
-    assert order(*line, now=150, relieved=60) == [1, 0]
+    waiting = [job(A, 5), job(B, 200, arrival=20)]
+    assert order(*waiting, now=99) == [1, 0]
+    assert order(*waiting, now=100) == [0, 1]
+    assert order(*waiting, now=150, relieved=60) == [1, 0]
 
 
 def test_who_came_after_a_rest_has_not_waited_since_before_it() -> None:
-    line = [job(A, 1100, arrival=1000), job(B, 1060, arrival=1010)]
-    assert order(*line, now=1020) == [1, 0]
+    waiting = [job(A, 1100, arrival=1000), job(B, 1060, arrival=1010)]
+    assert order(*waiting, now=1020) == [1, 0]
 
 
 @pytest.mark.parametrize("policy", [POLICY, STRICT], ids=["graceful", "strict"])
@@ -154,8 +154,8 @@ def test_nobody_starves(policy: LeastSlackPrefill, arrivals: list[tuple[ModelId,
         while coming and coming[0].ranked_ns <= now:
             before[id(coming[0])] = len(jobs)
             jobs.append(coming.popleft())
-        line = PrefillLine(jobs, dict.fromkeys((A, B, C), load), relieved)
-        chosen = jobs[policy.order(line, now)[0]]
+        waiting = WaitingJobs(jobs, dict.fromkeys((A, B, C), load), relieved)
+        chosen = jobs[policy.order(waiting, now)[0]]
         assert now - chosen.ranked_ns <= (before[id(chosen)] + 1) * (TTFT + 2 * (load + 40))
         if chosen is min(jobs, key=lambda one: one.ranked_ns):
             relieved = now
@@ -167,8 +167,8 @@ def test_nobody_starves(policy: LeastSlackPrefill, arrivals: list[tuple[ModelId,
 
 
 def why(*jobs: PrefillJob, load_ns: Mapping[ModelId, int] | None = None, now: int = 0) -> Why:
-    line = PrefillLine(jobs, load_ns or {}, 0)
-    return STRICT.why_next(line, STRICT.order(line, now), now)
+    waiting = WaitingJobs(jobs, load_ns or {}, 0)
+    return STRICT.why_next(waiting, STRICT.order(waiting, now), now)
 
 
 def test_who_is_next_is_explained_by_slack_cost_and_who_came_second() -> None:

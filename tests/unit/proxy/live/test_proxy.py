@@ -32,7 +32,16 @@ from aegis.core.request import Job, KeptPrefix, Sampling, Token
 from aegis.core.role import Role
 from aegis.sim.faults.pretended import make_spec
 from aegis.telemetry.history import History
-from aegis.transport.node_messages import Drain, Found, FromProxy, InstanceLost, KeysSet, ModelUsed, Noted, Unserved
+from aegis.transport.node_messages import (
+    Drain,
+    FromProxy,
+    InstanceLost,
+    KeysSet,
+    ModelUsed,
+    Noted,
+    OnPrefixFound,
+    Unserved,
+)
 from decode.policies.weighted_round_robin import WeightedRoundRobin
 from prefill.policies.grouped_fcfs import GroupedFcfs
 from proxy.http.market import Delivery, Delta, Failed, Reused
@@ -59,7 +68,7 @@ class Wires:
         self.posts: list[int] = []  # how many messages went at a time
         self.told: list[FromProxy] = []
         self.kept: KeptPrefix | None = None
-        self.asked: list[Found] = []  # of what is kept, and not answered
+        self.asked: list[OnPrefixFound] = []  # of what is kept, and not answered
         self.answers = True
         self.served = {SPEC.model: SimpleNamespace(spec=SPEC, state="ready", detail="", priority=0)}
 
@@ -70,7 +79,7 @@ class Wires:
     def models(self) -> Mapping[str, Any]:
         return cast(Mapping[str, Any], self.served)
 
-    def look_up(self, instance: InstanceId, job: Job, found: Found) -> None:
+    def look_up(self, instance: InstanceId, job: Job, found: OnPrefixFound) -> None:
         if self.answers:
             found(self.kept)
         else:

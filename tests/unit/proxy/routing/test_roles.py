@@ -20,7 +20,7 @@ from proxy.routing.roles import (
     SPARE_PPM,
     Change,
     Changed,
-    Looked,
+    LoadsSampled,
     RoleLoad,
     RolePolicy,
 )
@@ -48,7 +48,7 @@ class Pool:
     def look(self) -> list[Change]:
         dealt = {role: round(self.loads[role] * PPM / len(self.of(role))) for role in (P, D)}
         loads = [RoleLoad(name, role, dealt[role], self.worked_ns[name]) for name, role in self.roles.items()]
-        return self.policy.on(Looked(tuple(loads)), self.now_ns)
+        return self.policy.on(LoadsSampled(tuple(loads)), self.now_ns)
 
     def run(self, for_ns: int) -> None:
         until_ns = self.now_ns + for_ns
@@ -96,7 +96,7 @@ def test_a_break_begins_it_anew() -> None:
     pool.loads[P] = 1.5
     pool.run(HELD_NS)
     assert pool.changes == []
-    pool.policy.on(Looked(()), pool.now_ns)
+    pool.policy.on(LoadsSampled(()), pool.now_ns)
     pool.run(HELD_NS)
     assert pool.changes == []
     pool.run(LOOK_NS)
