@@ -80,8 +80,8 @@ class Recipe:
     give_up_ns: int | None = None  # a request without a token after so long fails when the next one arrives
 
     def roles_of(self, asked: Roles | None, *, counted: bool) -> Roles:
-        """Those that were asked for, else those it is made for, else fixed ones if prefill and decode instances were
-        `counted`."""
+        """The roles that were asked for, else those that the policy is made for, else fixed ones if prefill and decode
+        instances were `counted`."""
         return asked or self.roles or (Roles.FIXED if counted else Roles.AUTO)
 
 

@@ -33,7 +33,7 @@ class ShapeSlabs:
 
     @property
     def emptiest(self) -> Slab:
-        """Of those with a free block."""
+        """The emptiest slab of those with a free block."""
         return self.slabs[SlabId(self.order[-1] & _SLAB)]
 
     def pieces(self, runs: Iterable[BlockRun]) -> list[tuple[Slab, int]]:

@@ -54,12 +54,12 @@ class SlabLeases:
 
     @property
     def leased(self) -> int:
-        """Those of instances that are up. The rest is free, or may still be read from by others' transfers."""
+        """The slabs of instances that are up. The rest is free, or may still be read from by others' transfers."""
         return sum(map(len, self._leased.values()))
 
     @property
     def kept(self) -> int:
-        """Those that are as good as free."""
+        """The slabs that are as good as free."""
         return self._kept.slabs if self._kept else 0
 
     def join(self, instance: InstanceId) -> None:

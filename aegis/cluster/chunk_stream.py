@@ -186,7 +186,7 @@ def _unpacked(packed: bytes) -> list[Piece]:
 
 
 def _checksum(chunk: int, content: Sequence[memoryview]) -> int:
-    """Of the bytes and of what they are called."""
+    """The checksum of a chunk: of its bytes and its number."""
     digest = xxh3_64(seed=chunk)
     for view in content:
         digest.update(view)

@@ -60,7 +60,7 @@ class RegionAddress(TensorTransportMetadata):  # type: ignore[misc]
 
 
 class DirectTransport(TensorTransportManager):  # type: ignore[misc]
-    """Of one process; it listens on the node's own address from its first object on."""
+    """The transport of one process; it listens on the node's own address from its first object on."""
 
     def __init__(self) -> None:
         self._offered: dict[str, Region] = {}

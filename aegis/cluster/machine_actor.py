@@ -45,7 +45,7 @@ class ArrivingImage:
         self._draft = images / f".{name}.{os.getpid()}.arriving"
 
     def is_here(self, manifest: bytes) -> bool:
-        """With just that manifest."""
+        """Whether the image is here with just that manifest."""
         try:
             return (self._directory / _MANIFEST).read_bytes() == manifest
         except OSError:
@@ -90,7 +90,7 @@ _COPIED_NS = 10 * NS_PER_S
 
 
 def boot_id() -> str:
-    """Of the operating system: processes with the same one see the same files and sockets."""
+    """The id of this start of the operating system: processes with the same one see the same files and sockets."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

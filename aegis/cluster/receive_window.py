@@ -59,7 +59,7 @@ Effect = RequestChunk | Reconnect | Done | Failed
 
 
 class Window:
-    """Of `chunks` chunks, `[0, chunks)`."""
+    """The transfer of `chunks` chunks, `[0, chunks)`."""
 
     __slots__ = ("_arrived", "_damaged", "_ended", "_fresh", "_lost", "_requested", "_width", "chunks")
 

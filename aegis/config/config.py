@@ -131,7 +131,7 @@ class Instances(Section):
 
     @property
     def count(self) -> int:
-        """Of all kinds."""
+        """The number of instances of all kinds."""
         return self.mixed or self.prefill + self.decode
 
 

@@ -29,7 +29,7 @@ class Secret:
 
 
 def secrets_of(config: Config) -> Iterator[Secret]:
-    """Those of callers, then the admin's."""
+    """The secrets of callers, then the admin's."""
     server = config.server
 
     def of_server(name: str, caller: Caller) -> Iterator[Secret]:
@@ -53,7 +53,7 @@ def read_keyring(config: Config) -> Keyring:
 
 
 def key_files_of(config: Config) -> list[Path]:
-    """Those that `read_keyring` reads."""
+    """The files that `read_keyring` reads."""
     server = config.server
     named = [server.api_key_file, server.admin_key_file, *(entry.file for entry in config.api_keys.values())]
     return [Path(file).expanduser() for file in named if file is not None]

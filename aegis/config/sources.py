@@ -122,7 +122,7 @@ class _Tree:
         return f"{self._where(error['loc'])}: {_reason(error)}"
 
     def _line(self, loc: tuple[Any, ...]) -> int | None:
-        """Of the key at fault, else of the nearest one around it."""
+        """The line of the key at fault, else of the nearest one around it."""
         lines = (self._lines[loc[:depth]] for depth in range(len(loc), 0, -1) if loc[:depth] in self._lines)
         return next(lines, None)
 

@@ -84,7 +84,7 @@ class Node(Protocol):
 
 
 class Bus:
-    """Of one event loop."""
+    """The launcher's end of the bus, of one event loop."""
 
     def __init__(self, address: Address, prefix: str, clock: Clock) -> None:
         self.settings = BusSettings(address=address, prefix=prefix, cluster=uuid4().hex[:12])

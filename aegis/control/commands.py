@@ -42,7 +42,7 @@ def read(payload: bytes, instance: str) -> Order | ClusterOrder | tuple[str, Rep
 
 
 class CommandLog:
-    """Of one launcher."""
+    """The commands that one launcher has got."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._remembered = remembered

@@ -35,8 +35,8 @@ _library.setLevel(logging.CRITICAL)
 
 
 class Connection:
-    """Of one event loop. `on_message` is called with topic and payload, `on_up` each time when it is connected and has
-    subscribed."""
+    """A connection of one event loop. `on_message` is called with topic and payload, `on_up` each time when it is
+    connected and has subscribed."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ CorrelationId = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
 class Phase(StrEnum):
-    """Of the life of an instance, or of a cluster."""
+    """The phase in the life of an instance, or of a cluster."""
 
     STARTING = "starting"
     UP = "up"

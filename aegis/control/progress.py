@@ -14,7 +14,7 @@ _BUSY_SHARE = 0.02  # of a processor: a process that waits for a lock uses less,
 
 
 class LoopProgress:
-    """Of one process."""
+    """The progress of one process."""
 
     __slots__ = ("passes", "report", "up")
 

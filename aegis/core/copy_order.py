@@ -20,10 +20,11 @@ _OF_WEIGHTS: Final = {StreamName.WEIGHTS: WEIGHTS, StreamName.PREFETCH: AHEAD}
 
 
 def urgency(stream: StreamName, *, ahead: bool = False) -> int:
-    """Of a copy on this stream; `ahead`: of KV that no turn waits for yet."""
+    """The urgency of a copy on this stream; `ahead`: of KV that no turn waits for yet."""
     return AHEAD if ahead else _OF_WEIGHTS.get(stream, NOW)
 
 
 def served(urgencies: Iterable[int]) -> int:
-    """Of those that want the link, there is at least one, the urgency that moves bytes now; equals share it."""
+    """The urgency that moves bytes now, of those that want the link, of which there is at least one; equals share
+    it."""
     return min(urgencies)

@@ -218,7 +218,7 @@ def _decode_features(linear: float, quadratic: float, context_tokens: int, rows:
 def _priors(
     linear: float, quadratic: float, nbytes: float, parameters: int, token_bytes: int, hardware: Hardware
 ) -> tuple[Prior, Prior, Prior]:
-    """Of a switch, a prefill and a decode step."""
+    """The priors of a switch, a prefill and a decode step."""
     switch = Prior([((nbytes, 0.0, 0.0), 1e9 * nbytes / hardware.copy_bytes_per_s)])
     per_token_ns = 2e9 * parameters / hardware.flops_per_s
     prompts = [(_prefill_features(linear, quadratic, t), t) for t in (1, 64, 512, 2048)]

@@ -23,7 +23,7 @@ IMAGE_EXTENT_BYTES = 2 << 20
 
 
 def image_name(rank: int = 0) -> str:
-    """Of a rank's image in its directory."""
+    """The name of a rank's image in its directory."""
     return f"image-{rank}.bin" if rank else "image.bin"
 
 

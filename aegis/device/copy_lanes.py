@@ -51,7 +51,7 @@ class Place:
             self._lane.copying.append(self)
 
     def end(self) -> None:
-        """Of what is first, whether it copied or not."""
+        """The first copy in line is over, whether it copied or not."""
         with self._lane.changed:
             self._queued.popleft()
             if self in self._lane.copying:

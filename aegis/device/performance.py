@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def figures(kind: str, *, ordinal: int = 0, driver: Driver | None = None) -> Hardware:
-    """Of a device of this kind. A processor is taken for a slow one: `Hardware` as it is.
+    """The figures of a device of this kind. Every processor counts as a slow one: `Hardware` as it is.
 
     Raises UserError if the machine has no such GPU.
     """

@@ -14,5 +14,5 @@ BlockTable = npt.NDArray[np.int64]
 
 
 def block_table(runs: Sequence[BlockRun]) -> BlockTable:
-    """Of the blocks in these runs, which are not none."""
+    """The table of the blocks in these runs, of which there is at least one."""
     return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in runs])

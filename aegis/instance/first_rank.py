@@ -110,7 +110,7 @@ class _Load:
 
 
 class _Loads:
-    """Those under way, so that one that fails on several ranks fails once."""
+    """The loads under way, so that one that fails on several ranks fails once."""
 
     def __init__(self) -> None:
         self._open: list[_Load] = []

@@ -71,7 +71,7 @@ class Follower:
         self._decoding: list[BlockTable] = []
 
     def serve(self) -> None:
-        """Until the process is ended."""
+        """Runs until the process is ended."""
         while True:
             in_flight = self._memory_executor.in_flight
             command = self._lead.receive(0 if in_flight else _IDLE_NS)

@@ -46,7 +46,7 @@ class GrammarWait:
         return bool(self._waiting)
 
     def ready(self) -> list[InstanceEvent]:
-        """Those that need not wait any more."""
+        """The events that need not wait any more."""
         if not self._waiting:
             return []
         return self._released(lambda work: self._engine.ready(work.job.model, work.job.sampling))

@@ -48,7 +48,7 @@ class ModelBinder:
         return False
 
     def ready(self) -> list[AddModel]:
-        """Those that have been prepared since the last call, in order."""
+        """The models that have been prepared since the last call, in order."""
         ready = []
         while self._building and self._building[0][0].done():
             future, event = self._building.pop(0)

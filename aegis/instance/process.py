@@ -62,7 +62,8 @@ class Instance:
         self._tick_ns = 0
 
     def serve(self) -> None:
-        """Until `Shutdown`. One event at a time: messages first, then what the streams completed, then a run's end."""
+        """Runs until `Shutdown`, one event at a time: messages first, then what the streams completed, then a run's
+        end."""
         self._link.send([Ready(os.getpid())])
         self._loop_progress.up = True
         answers: list[InstanceEvent] = []

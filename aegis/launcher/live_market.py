@@ -226,7 +226,7 @@ def _dtype(config: Config) -> str:
 
 
 def log_settings(config: Config) -> LogSettings:
-    """Of all processes."""
+    """The log settings of all processes."""
     return LogSettings(config.server.log_level, config.server.log_format, config.server.log_prompts)
 
 

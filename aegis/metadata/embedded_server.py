@@ -122,7 +122,7 @@ class EmbeddedServer:
         return True
 
     def _failure(self) -> UserError:
-        """With the last line of its log."""
+        """The failure with the last line of its log."""
         try:
             said = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-1]
         except (OSError, IndexError):

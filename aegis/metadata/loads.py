@@ -19,7 +19,7 @@ LEASE_MS = 3_000
 
 
 class Load(Struct, frozen=True):
-    """Of one instance. Counts are of requests."""
+    """The load of one instance. Counts are of requests."""
 
     role: str
     queued: int

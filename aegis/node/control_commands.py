@@ -214,7 +214,7 @@ class NodeControl:
         return {name: role for name, role in roles.items() if not self._pool.drained(name) and name not in dead}
 
     def _serving(self) -> dict[InstanceId, Role]:
-        """Of these the ones that are counted on."""
+        """The staying instances without those that are still to come."""
         coming = self._pool.coming()
         return {name: role for name, role in self._staying().items() if name not in coming}
 

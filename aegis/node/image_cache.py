@@ -46,7 +46,7 @@ class Filler(Protocol):
 
     @property
     def extents(self) -> int:
-        """Of each rank's region."""
+        """The number of extents of each rank's region."""
         ...
 
     def fill(self, spec: ModelSpec, runs: Runs) -> Awaitable[Filled]: ...

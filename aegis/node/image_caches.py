@@ -138,7 +138,7 @@ class ImageCaches:
     # --- reports ------------------------------------------------------------------------------------------------------
 
     def counters(self) -> Counters:
-        """Of all machines together, from any thread."""
+        """The counters of all machines together, from any thread."""
         total = Counter(self._counted)
         for cache in list(self._caches.values()):
             total.update(asdict(cache.counters))
@@ -152,7 +152,7 @@ class ImageCaches:
         return dict(total)
 
     def images(self) -> dict[ModelId, ImageUse]:
-        """Of all machines together."""
+        """The images of all machines together."""
         found: dict[ModelId, ImageUse] = {}
         for cache in self._caches.values():
             for model, use in cache.images().items():

@@ -26,7 +26,7 @@ class Processes:
         _kill(self._ranks[0])
 
     async def wait(self) -> int:
-        """Until one of them ends, and the others with it: its exit code."""
+        """Waits until one of them ends, and the others with it; returns its exit code."""
         waiting = {asyncio.create_task(process.wait()): process for process in self._ranks}
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         first = min((waiting[task] for task in done), key=self._ranks.index)

@@ -21,7 +21,7 @@ class Fetching(Protocol):
 
 
 class Fetches:
-    """Of one node. `answer` is called when a fetch has ended, unless the instance is lost."""
+    """The fetches of one node. `answer` is called when a fetch has ended, unless the instance is lost."""
 
     def __init__(self, fetching: Fetching, answer: Callable[[InstanceId, KvFetched], None]) -> None:
         self._fetching = fetching

@@ -14,7 +14,7 @@ from aegis.telemetry.model_counts import Tally
 
 
 class LiveView:
-    """Of one start of a node."""
+    """The live view of one start of a node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

@@ -38,7 +38,7 @@ class Running(Protocol):
         ...
 
     async def wait(self) -> int:
-        """Until they have ended: the exit code of the first that did."""
+        """Waits until they have ended; returns the exit code of the first that did."""
         ...
 
 
@@ -50,7 +50,7 @@ class Machine(Protocol):
 
     @property
     def memory(self) -> Sequence[RankMemory]:
-        """Of each rank."""
+        """The memory of each rank."""
         ...
 
     @property

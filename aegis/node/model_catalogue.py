@@ -142,7 +142,7 @@ class Catalogue:
         return cast(Mapping[str, LiveModel], self._models)
 
     def coming(self) -> Mapping[str, RegisteringModel]:
-        """Those that are being registered, and how far that is."""
+        """The models that are being registered, with their progress."""
         return cast(Mapping[str, RegisteringModel], self._coming)
 
     def specs(self) -> list[ModelSpec]:
@@ -155,7 +155,7 @@ class Catalogue:
         return [self._registering_event(), *(ModelUp(model.spec, model.kv_limit_tokens) for model in ready)]
 
     def least_pages(self) -> int:
-        """With fewer pages of a device an instance could not serve the largest model, and one at least."""
+        """The fewest pages of a device with which an instance can serve the largest model; one at least."""
         served = (model.spec.manifest for model in self._models.values() if model.state != "failed")
         return max((self.budget.least_pages(manifest.image_bytes) for manifest in served), default=1)
 

@@ -93,7 +93,7 @@ class ProxyLinks:
         return [self._lasting, *self._scraped.values()]
 
     def tallies(self) -> dict[ModelId, Tally]:
-        """Of all of them together, and of those that are lost."""
+        """The counts of all proxies together, and of lost ones."""
         return model_counts.total(
             [*self._past.values(), *(each for end in self._ends.values() for each in end.tallies())]
         )

@@ -9,7 +9,7 @@ from aegis.policies import recipe
 
 
 def host_slabs_of(config: Config) -> int:
-    """Of each rank. What of the host memory is not the model cache's is for KV."""
+    """The host slabs of each rank: the part of the host memory beside the model cache is for KV."""
     ranks = config.instances.tensor_parallel_size
     return (config.memory.host - config.memory.cache_bytes) // config.memory.slab // ranks
 
@@ -25,7 +25,7 @@ def slab_shortage(slabs: int, instances: int) -> str:
 
 
 def instances_of(config: Config) -> dict[InstanceId, Role]:
-    """By name, in order."""
+    """The instances by name, in order."""
     sizes = config.instances
     if sizes.mixed or recipe(config.scheduling.policy).roles_of(sizes.roles, counted=sizes.counted) is Roles.AUTO:
         counts = {Role.MIXED: sizes.count}

@@ -11,7 +11,7 @@ _STEADY_S = 10.0  # a process that ends sooner is started again after a pause, i
 
 @dataclass(slots=True)
 class RestartBackoff:
-    """Of one place in a pool of processes."""
+    """The restarts of one place in a pool of processes."""
 
     failures: int = 0  # starts in a row that did not get to serve
     quick_ends: int = 0  # ends in a row that came soon after the start

@@ -41,7 +41,7 @@ def _owned(directory: Path) -> Iterator[None]:
 
 
 def _remove_abandoned(prefix: str) -> None:
-    """Those of this user only, and none that a link leads to."""
+    """Removes abandoned directories of this user only, and none that a link leads to."""
     for directory in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             found = directory.lstat()

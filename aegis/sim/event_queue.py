@@ -31,7 +31,7 @@ class EventQueue:
         insort(self._entries, (-time_ns, -self._order, action, arguments))
 
     def run(self, until_ns: int | None = None) -> None:
-        """Until nothing is left to happen, or before that time."""
+        """Runs until nothing is left to happen, or until that time."""
         entries = self._entries
         while entries and (until_ns is None or -entries[-1][0] < until_ns):
             before_ns, _, action, arguments = entries.pop()

@@ -245,7 +245,7 @@ class _CostsFile(Section):
 
 
 def with_costs(spec: GpuSpec, file: Path) -> GpuSpec:
-    """With the measured costs of a file; what it does not say stays. Raises UserError, one line."""
+    """The GPU with the measured costs of a file; values that the file lacks stay. Raises UserError, one line."""
     content = read(file, _CostsFile)
     rates = {"in_bytes_per_s": content.link_in, "out_bytes_per_s": content.link_out or content.link_in}
     times = {

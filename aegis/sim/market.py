@@ -147,7 +147,7 @@ class SimMarket:
         self._flush()
 
     def run(self, arrivals: Iterable[SimRequest]) -> None:
-        """Until every request has ended."""
+        """Runs until every request has ended."""
         self._next(iter(arrivals))
         self.agenda.run()
         if self._fates:

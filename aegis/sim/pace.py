@@ -55,7 +55,7 @@ class Cores:
 
     @property
     def slowness(self) -> int:
-        """Of each run under way."""
+        """The slowness of each run under way."""
         return _ALONE + self._contention * max(len(self._busy) - 1, 0)
 
     def enter(self, changed: Callable[[int], None]) -> None:

@@ -74,7 +74,7 @@ class Pool:
         )
 
     def gpu_as_wanted(self) -> GpuSpec:
-        """With what the recipe overrides."""
+        """The GPU with the overrides of the recipe."""
         gpu, wanted = self.gpu, self.recipe
         if wanted.link_bytes_per_s is not None:
             gpu = replace(gpu, in_bytes_per_s=wanted.link_bytes_per_s, out_bytes_per_s=wanted.link_bytes_per_s)
@@ -123,7 +123,7 @@ class Outcome:
 
 
 def simulate(pool: Pool, arrivals: Iterable[SimRequest], *, decisions: DecisionLog | None = None) -> Outcome:
-    """Until all requests have ended."""
+    """Simulates until all requests have ended."""
     agenda, gpu, budget = EventQueue(), pool.gpu_as_wanted(), pool.budget()
     hardware = pool.hardware or gpu.hardware()
     site = Site(memory_bytes=gpu.memory_bytes, left=lambda request: market.left(request))

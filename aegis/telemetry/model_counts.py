@@ -11,8 +11,8 @@ from aegis.core.ids import ModelId
 
 
 class Tally(Struct, frozen=True, array_like=True):
-    """Of one model: requests `waiting` and `running` now, the others since the start. `due` are tokens on time, late or
-    never made, `met` those on time."""
+    """The counts of one model: requests `waiting` and `running` now, the others since the start. `due` are tokens on
+    time, late or never made, `met` those on time."""
 
     model: ModelId
     waiting: int = 0
@@ -28,7 +28,7 @@ class Tally(Struct, frozen=True, array_like=True):
 
 
 def total(tallies: Iterable[Tally]) -> dict[ModelId, Tally]:
-    """Those of several proxies, added up by model."""
+    """The counts of several proxies, added up by model."""
     sums: dict[ModelId, Tally] = {}
     for tally in tallies:
         other = sums.get(tally.model)

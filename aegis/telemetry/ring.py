@@ -26,7 +26,7 @@ class Ring(Generic[T]):
             self.next += 1
 
     def since(self, number: int) -> list[T]:
-        """Those from that number on, as far as they are still kept."""
+        """The entries from that number on, as far as they are still kept."""
         count = min(max(self.next - number, 0), len(self._entries))
         newest_first = list(islice(reversed(self._entries), count))  # from the end that is asked for
         return newest_first[::-1]

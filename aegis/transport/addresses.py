@@ -11,7 +11,7 @@ _LOCAL = "ipc://"
 
 
 class Keys(Struct, frozen=True):
-    """Of the ports that all others connect to from other machines."""
+    """The keys of the ports that others connect to from other machines."""
 
     public: str
     secret: str
@@ -22,7 +22,7 @@ def is_local(address: str) -> bool:
 
 
 def path_of(address: str) -> str:
-    """Of a local address."""
+    """The path of a local address."""
     return address.removeprefix(_LOCAL)
 
 
@@ -35,7 +35,7 @@ class Wires:
     keys: Keys | None = None
 
     def address(self, name: str) -> str:
-        """For a hub to listen on."""
+        """An address for a hub to listen on."""
         return f"tcp://{self.ip}:*" if self.ip else f"{_LOCAL}{self.directory}/{name}"
 
     @property

@@ -72,7 +72,7 @@ class CurveWires:
         wire.socket.close(linger=0)
 
     def wait(self, timeout_ms: int) -> list[CurveWire]:
-        """Those of which something has come."""
+        """The links on which something has come."""
         ready = dict(self._poller.poll(timeout_ms))
         return [wire for wire in self._wires if wire.socket in ready]
 

@@ -274,5 +274,5 @@ class ProxyEnd(Protocol):
         ...
 
     def tallies(self) -> Iterable[Tally]:
-        """Of each model that it had a request for, as it told last."""
+        """The counts of each model that the proxy had a request for, by its last report."""
         ...

@@ -139,7 +139,7 @@ class LocalWires:
         wire.close()
 
     def wait(self, timeout_ms: int) -> list[LocalWire]:
-        """Those of which something may have come. Sends meanwhile what could not be sent at once."""
+        """The links on which something may have come. Meanwhile sends messages that could not be sent at once."""
         poll, listening = select.poll(), {wire.fileno(): wire for wire in self._wires if wire.open}
         for wire in listening.values():
             poll.register(wire, select.POLLIN | (select.POLLOUT if wire.unsent else 0))

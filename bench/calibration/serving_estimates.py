@@ -24,7 +24,8 @@ _FIRST = 10  # runs of a model on an instance, before which what is believed of 
 
 @dataclass(frozen=True, slots=True)
 class ServingQuality:
-    """Of one model's estimates, over all instances. Durations are from start to end, as a server learns them."""
+    """The quality of one model's estimates, over all instances. Durations are from start to end, as a server learns
+    them."""
 
     decode: Quality
     prefill: Quality
@@ -32,7 +33,7 @@ class ServingQuality:
 
 @dataclass(frozen=True, slots=True)
 class _Prediction:
-    """Of a run of `parts` steps or prompts."""
+    """The prediction for a run of `parts` steps or prompts."""
 
     expected_ns: int
     seen_ns: int

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def children() -> set[int]:
-    """Of this process."""
+    """The children of this process."""
     return {pid for pid, (parent, _) in _processes().items() if parent == os.getpid()}
 
 
@@ -40,7 +40,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def end(process: subprocess.Popen[bytes], number: signal.Signals, *, within_s: float) -> None:
-    """With the signal, or else without asking."""
+    """Ends the process with the signal, or else without asking."""
     process.send_signal(number)
     try:
         process.wait(within_s)

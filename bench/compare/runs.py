@@ -57,7 +57,7 @@ def ratio(before: float, after: float) -> float | None:
 
 
 def metrics(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Those that are good when high or when low and that all results have, in the first one's order."""
+    """The metrics that are good when high or when low and that all results have, in the first one's order."""
     for name in results[0]:
         has_direction = name in _MORE_IS_BETTER or name in _LESS_IS_BETTER or name.endswith("_ms")
         told = all(isinstance(result.get(name), int | float) for result in results)

@@ -41,7 +41,8 @@ class Stages:
 
 
 def stages(run: Run) -> Stages:
-    """Of the requests that finished. Each one's stages add up to the time from its arrival to its last token."""
+    """The stages of the requests that finished. Each one's stages add up to the time from its arrival to its last
+    token."""
     found, lost = matches(run.records, run.spans)
     decoding, switching = (_by_place(run.spans, kind) for kind in (SpanKind.DECODE, SpanKind.SWITCH))
     each = [_of(match, decoding, switching) for match in found]

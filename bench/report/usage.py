@@ -54,7 +54,7 @@ def utilisation(run: Run) -> dict[InstanceId, dict[str, float]]:
 
 
 def link(spans: Sequence[Span], kinds: Sequence[SpanKind], whole_ns: int) -> Link:
-    """Of an instance's spans those of these kinds."""
+    """The spans of these kinds among an instance's spans."""
     own = [span for span in spans if span.kind in kinds]
     nbytes = {kind: sum(span.nbytes for span in own if span.kind is kind) for kind in kinds}
     busy_ns = covered(own).total_ns

@@ -62,7 +62,7 @@ async def served_models(session: aiohttp.ClientSession, url: str) -> list[Card]:
 
 
 def choose(cards: Sequence[Card], wanted: Sequence[str]) -> list[Card]:
-    """Those that are wanted, in that order; all, where none is named. Raises UserError."""
+    """The models that are wanted, in that order; all if none is named. Raises UserError."""
     served = {card.id: card for card in cards}
     for name in wanted:
         if name not in served:

@@ -65,7 +65,7 @@ def _file_name(workload: str) -> str:
 
 
 def curves(studies: Sequence[Study], *, jobs: int, title: str) -> list[list[Curve]]:
-    """Of each study, one curve per policy. Raises UserError."""
+    """The curves of each study, one per policy. Raises UserError."""
     placed = [(study, study.settings()) for study in studies]
     tasks = [setting for _, settings in placed for _, setting in settings]
     results = iter(each(_figures, tasks, jobs=jobs, title=title))

@@ -25,5 +25,5 @@ def model_name(index: int) -> ModelId:
 
 
 def in_order(arrivals: Iterable[Arrival]) -> list[Arrival]:
-    """By time, then model, then order of making."""
+    """The arrivals by time, then model, then order of making."""
     return sorted(arrivals, key=lambda arrival: (arrival.at_ns, arrival.model))

@@ -28,7 +28,7 @@ class RecordedCall(Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Of all callers' calls it is the only one with that."""
+        """The key of the call, unique among all callers' calls."""
         return f"{quote(self.caller, safe='')}/{self.request}"
 
 
@@ -51,7 +51,8 @@ class CallRecord(Protocol):
         ...
 
     async def opened(self) -> None:
-        """Until it is recorded. Nothing is told of the answer before. Raises UserError as `Records.open` does."""
+        """Waits until the call is recorded. No part of the answer is sent before. Raises UserError as `Records.open`
+        does."""
         ...
 
     def close(self) -> None:
@@ -60,10 +61,10 @@ class CallRecord(Protocol):
 
 
 class Records(Protocol):
-    """Of all calls, of all proxies."""
+    """The records of all calls, of all proxies."""
 
     async def open(self, asked: RecordedCall) -> CallRecord:
-        """At once where the request is new, else when it is recorded.
+        """Returns at once if the request is new, else when it is recorded.
 
         Raises UserError: 409 where the same request is being answered, 422 where another one had its id, 503 where
         the records cannot be reached in time."""

@@ -192,7 +192,7 @@ class ServerQueries(Protocol):
 
 
 class Permit(Protocol):
-    """Of one request, to begin."""
+    """The permit of one request to begin."""
 
     def use(self, tokens: int) -> None:
         """Its prompts have so many tokens."""
@@ -220,7 +220,7 @@ class Market(Protocol):
         ...
 
     def models(self) -> Mapping[str, Served]:
-        """By the name clients use."""
+        """The models by the name that clients use."""
         ...
 
     def coming(self) -> Mapping[str, RegisteringModel]:
@@ -228,7 +228,7 @@ class Market(Protocol):
         ...
 
     async def permit(self, caller: Caller, model: ModelId) -> Permit:
-        """For a request, before anything is made of its prompts. Raises UserError: 429 where a limit of the caller or
+        """A permit for a request, before its prompts are worked on. Raises UserError: 429 if a limit of the caller or
         the model is reached."""
         ...
 

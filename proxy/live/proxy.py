@@ -92,7 +92,7 @@ class NodeLink(Protocol):
     def queries(self) -> ServerQueries: ...
 
     def models(self) -> Mapping[str, Served]:
-        """By the name clients use."""
+        """The models by the name that clients use."""
         ...
 
     def coming(self) -> Mapping[str, RegisteringModel]:

@@ -122,7 +122,7 @@ class RemoteNode:
         self._link.send([message])
 
     async def opened(self) -> None:
-        """Until all models that the node has told of are there."""
+        """Waits until all models that the node has reported are there."""
         while self._opening:
             await asyncio.gather(*self._opening.values())
 

@@ -19,7 +19,7 @@ _WITH_TOKENS = (Delta, PromptScores)
 
 
 class AnswerBytes:
-    """Of one answer, all its choices together: so many bytes."""
+    """The bytes of one answer, all its choices together."""
 
     __slots__ = ("nbytes",)
 

@@ -153,7 +153,7 @@ class DecodeLists:
         insort(self._by_pressure, known.pressure)
 
     def down(self, instance: InstanceId) -> None:
-        """With all that is there."""
+        """The instance is gone, with all that is there."""
         self.set_foreign(instance, ())
         for request in list(self._lists[instance].models):
             self.remove(instance, request)

@@ -11,7 +11,7 @@ _PPM: Final = 1_000_000
 
 
 class Demand(NamedTuple):
-    """Of an instance's time for a step every TBT, of its time if weights are brought in every TTFT, and of its
+    """A part of an instance's time for a step every TBT, of its time if weights are loaded every TTFT, and of its
     memory."""
 
     steps_ppm: int
@@ -19,7 +19,7 @@ class Demand(NamedTuple):
     memory_ppm: int
 
     def instead(self, before: Demand, after: Demand) -> Demand:
-        """With `after` in place of `before`."""
+        """The demand with `after` in place of `before`."""
         return Demand(
             self.steps_ppm - before.steps_ppm + after.steps_ppm,
             self.loads_ppm - before.loads_ppm + after.loads_ppm,
@@ -28,7 +28,7 @@ class Demand(NamedTuple):
 
     @property
     def load_ppm(self) -> int:
-        """Of its time: all steps, and loads in so far as memory does not hold everything."""
+        """The demand of its time: all steps, and loads in so far as memory does not hold everything."""
         over_ppm = self.memory_ppm - _PPM
         return self.steps_ppm + (self.loads_ppm * over_ppm // self.memory_ppm if over_ppm > 0 else 0)
 
@@ -37,7 +37,8 @@ NOTHING: Final = Demand(0, 0, 0)
 
 
 def demand(spec: ModelSpec, latency: Latency, capacity_tokens: int, tokens: int) -> Demand:
-    """Of requests of one model with so many `tokens` in all; `capacity_tokens` of its KV fit beside its weights."""
+    """The demand of requests of one model with so many `tokens` in all; `capacity_tokens` of its KV fit beside its
+    weights."""
     weight_bytes, token_bytes = spec.manifest.image_bytes, spec.manifest.kv.token_bytes
     memory_bytes = weight_bytes + capacity_tokens * token_bytes
     return Demand(

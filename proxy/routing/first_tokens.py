@@ -23,7 +23,7 @@ _LEAST_SHARE_PPM: Final = 100_000  # of an instance's time goes to prefills, how
 
 @dataclass(slots=True)
 class _Sums:
-    """Of one model: as `Latency.prefills_ns` takes them."""
+    """The sums of one model, as `Latency.prefills_ns` takes them."""
 
     jobs: int = 0
     tokens: int = 0
@@ -43,7 +43,7 @@ class _Waiting:
 
 
 class FirstTokens:
-    """Of all requests of one proxy that have a place. `latency` has every model that waits."""
+    """The first tokens of all requests of one proxy that have a place. `latency` has every model that waits."""
 
     __slots__ = ("_latency", "_places", "_waiting")
 

@@ -48,7 +48,7 @@ class Permits:
         self._held: dict[ProxyId, dict[int, tuple[Scope, ...]]] = {}
 
     def ask(self, proxy: ProxyId, number: int, scopes: Sequence[Scope], now_ns: int) -> TooMany | None:
-        """For a request that `use` and `close` will name by the same number. None: it may."""
+        """Asks for a permit for a request that `use` and `close` will name by the same number. None: it may begin."""
         refusals = [refusal for scope in scopes if (refusal := self._refusal(scope, now_ns))]
         if refusals:
             return max(refusals, key=lambda refusal: refusal.wait_ns)

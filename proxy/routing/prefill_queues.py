@@ -20,7 +20,7 @@ from proxy.routing.sorted_lists import renew, renew_in_place
 
 @dataclass(slots=True)
 class _Queue:
-    """Of one instance. Its groups are linked: any may leave, however many there are."""
+    """The queue of one instance. Its groups are linked: any may leave, however many there are."""
 
     instance: InstanceId
     listed: Load  # as it stands in order
@@ -128,7 +128,7 @@ class PrefillQueues:
         return self._queues[instance].load_ns
 
     def expected_ns(self, chosen: PrefillPlacement, work: Work) -> int:
-        """Until a request that was put there now would be prefilled, groups going one after the other."""
+        """The time until a request that was put there now would be prefilled, groups going one after the other."""
         queue, latency = self._queues[chosen.instance], self._latency[work.model]
         own_ns = latency.prefill_ns(work.tokens)
         if chosen.group is None:
@@ -174,7 +174,7 @@ class PrefillQueues:
         insort(self._by_model_count, queue.candidate)
 
     def down(self, instance: InstanceId) -> None:
-        """With all that waits there."""
+        """The instance is gone, with all that waits there."""
         for request in list(self._queues[instance].jobs):
             self.remove(instance, request)
         self.switched(instance, None)

@@ -13,7 +13,7 @@ NOWHERE = InstanceId("-")
 
 
 class PlaceReasons:
-    """Of the policies of one proxy."""
+    """The reasons of the policies of one proxy."""
 
     def __init__(self, prefill_policy: PrefillPolicy, decode_policy: DecodePolicy) -> None:
         self._why_group = prefill_policy.why_group if isinstance(prefill_policy, ExplainsGroups) else _why_group

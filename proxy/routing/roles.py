@@ -36,7 +36,7 @@ SETTLED_NS = 30 * NS_PER_S
 
 
 class RoleLoad(Struct, frozen=True):
-    """Of an instance that serves. `worked_ns`: since it came up."""
+    """The load of an instance that serves. `worked_ns`: since it came up."""
 
     instance: InstanceId
     role: Role
@@ -45,7 +45,7 @@ class RoleLoad(Struct, frozen=True):
 
 
 class LoadsSampled(Struct, frozen=True):
-    """At all instances; at none where one of them is away, for then nobody can tell."""
+    """The loads of all instances; none if one of them is away, because the loads are not known then."""
 
     loads: tuple[RoleLoad, ...]
 
@@ -66,7 +66,7 @@ class Change(Struct, frozen=True):
 
 
 class RolePolicy:
-    """Of a pool of prefill and decode instances."""
+    """The roles of a pool of prefill and decode instances."""
 
     def __init__(self) -> None:
         self._changing = False

@@ -176,7 +176,7 @@ class Router:
         return out
 
     def states(self) -> Mapping[RequestId, tuple[ModelId, State]]:
-        """For the metrics and the tests: the requests that have not ended."""
+        """The requests that have not ended, for the metrics and the tests."""
         return {request: (s.job.model, s.state) for request, s in self._sessions.items()}
 
     def loads(self) -> list[ForeignLoad]:

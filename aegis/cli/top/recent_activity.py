@@ -41,7 +41,7 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of all models; `switches` are those of the last minute."""
+    """The totals of all models; `switches` are those of the last minute."""
 
     tokens_per_s: float
     on_time: float | None
@@ -57,7 +57,7 @@ class _Sample:
 
 
 class RecentActivity:
-    """Of one start of a server."""
+    """The recent activity of one start of a server."""
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque()

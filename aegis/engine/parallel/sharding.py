@@ -105,7 +105,7 @@ def _unknown(model: PreTrainedModel, path: str, style: str) -> ModelRefused:
 
 
 def _parameters(model: PreTrainedModel, path: str) -> list[tuple[str, torch.Tensor]]:
-    """Of a module, or the one of that path, with their names."""
+    """The parameters of a module, or the one of that path, with their names."""
     owner, _, leaf = path.rpartition(".")
     if leaf in (own := model.get_submodule(owner)._parameters):
         return [(path, own[leaf])]

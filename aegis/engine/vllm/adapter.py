@@ -71,7 +71,8 @@ def on_cpu() -> bool:
 
 
 def configure(directory: Path, *, dtype: str, context_tokens: int | None, block_tokens: int) -> VllmConfig:
-    """Of a checkpoint or an image directory. Raises ModelRefused if vLLM has no such architecture."""
+    """vLLM's configuration for a checkpoint or an image directory. Raises ModelRefused if vLLM has no such
+    architecture."""
     try:
         config = EngineArgs(
             model=str(directory),
@@ -153,7 +154,8 @@ def _attention_layers(config: VllmConfig) -> dict[str, Attention]:
 
 
 def uses(model: torch.nn.Module) -> dict[str, Use]:
-    """Of the weights that vLLM packs on a CPU, by name. Embeddings multiply where there is no other last layer."""
+    """The uses of the weights that vLLM packs on a CPU, by name. Embeddings multiply if there is no other last
+    layer."""
     if not on_cpu():
         return {}
     layers = {

@@ -31,8 +31,8 @@ _LEAVING = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
 
 
 class RecordedSteps:
-    """Of one model. What it reads besides the inputs of a step lies where it lies for life, and while a step runs it is
-    written by operations of torch alone."""
+    """The recorded steps of one model. Tensors that it reads besides the inputs of a step keep their place for life,
+    and while a step runs only operations of torch write to them."""
 
     __slots__ = ("_as_before", "_first", "_replays", "_shared")
 

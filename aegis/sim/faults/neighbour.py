@@ -23,7 +23,7 @@ _SLOWNESS_NS = 30_000_000
 
 
 class Neighbour:
-    """By the same protocol as an instance. `say` brings what it says to the node."""
+    """A process with the protocol of an instance. `say` brings its messages to the node."""
 
     def __init__(
         self,

@@ -140,7 +140,7 @@ class Node:
             self.after(OWING_NS, partial(self._tick, self._heard))
 
     def _tick(self, heard: int) -> None:
-        """For a core that owes pages and has heard nothing else since."""
+        """Sends a tick to a core that owes pages and has got no other event since."""
         if heard == self._heard:
             self.feed(Tick())
 

@@ -36,7 +36,7 @@ EVERY = frozenset(Kind)
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """Of the living instance number `victim`, modulo their count."""
+    """The crash of the living instance number `victim`, modulo their count."""
 
     at_ns: int
     victim: int
@@ -57,7 +57,7 @@ class Spell:
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """Of the served model number `victim`, modulo their count."""
+    """The unloading of the served model number `victim`, modulo their count."""
 
     at_ns: int
     victim: int
@@ -109,7 +109,7 @@ def kinds_of(names: Collection[str]) -> frozenset[Kind]:
 
 
 def draw_plan(seed: int, kinds: frozenset[Kind], span_ns: int) -> Plan:
-    """For a run whose requests come within `span_ns`. Of all kinds about half happen, of fewer each."""
+    """The plan of a run whose requests come within `span_ns`. About half of all kinds happen, of fewer kinds each."""
     chance = Stream(seed, "faults", "kinds")
     drawn = {kind for kind in Kind if chance.below(2)}
     happen = frozenset(drawn or {Kind.CRASH}) if kinds == EVERY else kinds

@@ -40,7 +40,7 @@ def play_out(world: World) -> None:
 
 
 def broken(seeds: Iterable[int], kinds: frozenset[Kind] = EVERY, *, events: int = 0) -> list[Broken]:
-    """Those of the seeds that broke a law."""
+    """The seeds that broke a law."""
     return [found for seed in seeds if (found := _broken(seed, kinds, events))]
 
 

@@ -64,11 +64,11 @@ class FaultWorldState:
         self._late[link] = (self.now_ns + for_ns, late_ns)
 
     def links(self) -> list[str]:
-        """Those that a message was sent on."""
+        """The links that a message was sent on."""
         return sorted(self._arrives_ns)
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Runs until nothing is left to happen."""
         self._agenda.run(_FOR_EVER_NS)
         assert not self._agenda, "something goes on for ever"
 

@@ -167,7 +167,7 @@ class World:
             self.ground.run()
 
     def decode_counters(self) -> list[Counters]:
-        """Of all decode instances there ever were."""
+        """The counters of all decode instances there ever were."""
         return [node.core.counters for node in [*self.lost, *self.nodes.values()] if isinstance(node.core, DecodeCore)]
 
     # --- requests -----------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class _Life:
 
 @dataclass(slots=True)
 class _Counts:
-    """Of one model, beside its series: what is in those cannot be read back."""
+    """The counts of one model, beside its series, whose values cannot be read back."""
 
     waiting: int = 0
     running: int = 0
@@ -64,7 +64,7 @@ class _Counts:
 
 
 class Metrics:
-    """Of one proxy. Every request that arrived is told to have finished, failed or been cancelled, once."""
+    """The metrics of one proxy. Every request that arrived is reported finished, failed or cancelled, once."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -158,11 +158,11 @@ class Metrics:
             self._families.refused.labels(refused).inc()
 
     def tallies(self) -> list[Tally]:
-        """Of every model that had a request."""
+        """The counts of every model that had a request."""
         return [self._tally(model) for model in self._counts]
 
     def changed_tallies(self) -> list[Tally]:
-        """Those that have changed since this was last called."""
+        """The counts that have changed since the last call."""
         changed, self._changed = self._changed, set()
         return [self._tally(model) for model in sorted(changed)]
 

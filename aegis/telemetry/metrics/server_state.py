@@ -14,7 +14,8 @@ from aegis.core.role import Role
 
 
 class ServerState(Struct, frozen=True):
-    """At one moment. `instances` have a role and a state, `models` a state each; `host_kv_bytes` are by state, too."""
+    """The state at one moment. `instances` have a role and a state, `models` a state each; `host_kv_bytes` are by
+    state, too."""
 
     instances: Mapping[InstanceId, tuple[Role, str]]
     models: tuple[str, ...]

@@ -21,7 +21,7 @@ RATIO, MET, DUE = "aegis:slo_attainment_ratio", "aegis:slo_tokens_met", "aegis:s
 
 @dataclass(slots=True)
 class Attainment:
-    """Of one model."""
+    """The attainment of one model."""
 
     met: int = 0
     tokens: int = 0

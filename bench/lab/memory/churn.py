@@ -185,7 +185,7 @@ def _left(market: LiveMarket) -> int:
 
 
 def resident_bytes() -> int:
-    """Of this process and all below it."""
+    """The resident bytes of this process and all below it."""
     return sum(map(_own_bytes, _family(os.getpid()))) + _shared_bytes()
 
 

@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
             await self._begun
 
     def text(self) -> str:
-        """Of the last answer, in one piece or streamed."""
+        """The text of the last answer, in one piece or streamed."""
         return b"".join(_CONTENT.findall(self.reply)).decode()
 
     def close(self) -> None:

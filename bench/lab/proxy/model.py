@@ -27,7 +27,7 @@ _QUESTION = "Tell me a short story about a lamp, a boat and the wind."
 
 
 def body(*, model: ModelId = AT_ONCE, tokens: int, stream: bool) -> bytes:
-    """Of a chat completion."""
+    """The body of a chat completion."""
     messages = [{"role": "user", "content": _QUESTION}]
     return msgspec.json.encode({"model": model, "messages": messages, "max_tokens": tokens, "stream": stream})
 

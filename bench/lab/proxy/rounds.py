@@ -39,7 +39,7 @@ class Plan(Struct, frozen=True):
 
 
 class Latency(Struct, frozen=True):
-    """Of one request after the other. What is added is over the median of asking the backend itself."""
+    """The latency of one request after the other. The added part is over the median of asking the backend itself."""
 
     direct_ms: float
     added_p50_ms: float
@@ -48,7 +48,7 @@ class Latency(Struct, frozen=True):
 
 
 class Rate(Struct, frozen=True):
-    """Of many at a time, and how much of a core the proxy used."""
+    """The rate of many at a time, and the part of a core that the proxy used."""
 
     per_s: float
     busy: float

@@ -31,7 +31,7 @@ _TRIAL = 20_000  # turns of the loop
 
 
 class Pace(Struct, frozen=True):
-    """Of a loop that is `p50_ms` long."""
+    """The pace of a loop that is `p50_ms` long."""
 
     p50_ms: float
     p99_ms: float

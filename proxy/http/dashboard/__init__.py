@@ -45,7 +45,7 @@ class _File(Struct, frozen=True):
 
 @router.get("/")
 async def root() -> Response:
-    """Of a browser that was given no more than the server's address."""
+    """Leads a browser that has no more than the server's address to the dashboard."""
     return RedirectResponse("dashboard")
 
 

@@ -92,7 +92,7 @@ async def _read(request: Request, bytes_max: int) -> bytes:
 
 
 async def _pieces(pieces: AsyncIterator[bytes], bytes_max: int, enough: int) -> bytes:
-    """Those that still come, until there are more than `enough` of them."""
+    """The pieces that still come, until there are more than `enough` of them."""
     read, size = list[bytes](), 0
     async for piece in pieces:
         size += len(piece)

@@ -99,12 +99,13 @@ def _not_empty(fields: Fields, prompt: Prompt) -> Prompt:
 
 
 def characters_max(spec: ModelSpec, text: TextModel) -> int:
-    """Of a text that is tokenized at all, which takes long where it is long: no model could hold a longer one."""
+    """The largest number of characters of a text that is tokenized at all, because a long one takes long: no model
+    could hold a longer one."""
     return _SHRINKS * spec.manifest.context_tokens * max(text.token_characters_max, 1)
 
 
 def tokens_max(spec: ModelSpec) -> int:
-    """Of a prompt that is looked at any further."""
+    """The largest number of tokens of a prompt that is examined further."""
     return max(spec.manifest.context_tokens, _COUNTED_MAX)
 
 

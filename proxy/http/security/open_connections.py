@@ -17,7 +17,7 @@ C = TypeVar("C", bound=Hashable)
 
 
 def connections_max() -> int:
-    """By how many files this process may have open."""
+    """The largest number of connections, by the number of files that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return OPEN_MAX
@@ -25,7 +25,7 @@ def connections_max() -> int:
 
 
 class OpenConnections(Generic[C]):
-    """Those of one process."""
+    """The open connections of one process."""
 
     __slots__ = ("_connections_max", "_end", "_open", "_waiting")
 
