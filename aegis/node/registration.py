@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import os
 import sys
@@ -22,6 +23,11 @@ from aegis.process.child import follow_launcher
 
 START_S = 180.0
 """Until the first word of a registrar, which imports much."""
+
+_LAST_WORDS_S = 0.5
+"""Until what a registrar that has ended wrote to standard error is read."""
+
+_RELAYED_BYTES = 1 << 16
 
 _COMMAND = (sys.executable, "-m", "aegis.node.registrar_process")
 
@@ -181,11 +187,13 @@ async def _run(
         *command,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
         limit=1 << 26,
         env={"OMP_NUM_THREADS": "1", **os.environ},
         preexec_fn=follow_launcher,
     )
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    relaying = asyncio.create_task(_relay(process.stderr))
     within_s = start_s
     try:
         unwanted.follow(process, [job.source.model for job in jobs])
@@ -200,3 +208,14 @@ async def _run(
         if process.returncode is None:
             process.kill()
             await process.wait()
+        await asyncio.wait((relaying,), timeout=_LAST_WORDS_S)
+        relaying.cancel()
+
+
+async def _relay(errors: asyncio.StreamReader) -> None:
+    """What the process writes to standard error goes to this one's, which keeps nobody waiting if it is guarded: a
+    reader of the log that stalls does not stop a registration."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    while data := await errors.read(_RELAYED_BYTES):
+        sys.stderr.write(decoder.decode(data))
+        sys.stderr.flush()

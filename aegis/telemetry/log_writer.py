@@ -2,7 +2,8 @@
 
 A pipe or a terminal is written to without blocking, by a file description of its own, so that other processes that have
 it are not changed. Lines that do not fit wait in memory, up to a bound, for a thread that writes when there is room;
-lines beyond that are dropped and counted. A file on a disk is written to as usual.
+lines beyond that are dropped and counted. If the pipe or terminal is another user's, it cannot be opened again: then
+the thread writes all lines, because any write may block. A file on a disk is written to as usual.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import TextIO
 
 WAITING_BYTES_MAX = 1 << 20
 _AGAIN_MS = 1000
+_LINGER_S = 10.0
+"""So long a thread that writes all lines waits for the next one."""
 
 
 class LogWriter(io.TextIOBase):
@@ -31,6 +34,7 @@ class LogWriter(io.TextIOBase):
         self.dropped = 0
         self._stream = stream
         self._file = _unblocked(stream.fileno())
+        self._may_block = self._file == stream.fileno() and _is_pipe_or_terminal(self._file)
         self._socket = _socket_of(self._file)
         self._dropped_reported = 0
         self._is_cut = False  # the rest of a line that was dropped is dropped, too
@@ -58,7 +62,7 @@ class LogWriter(io.TextIOBase):
     def write(self, text: str) -> int:
         data = text.encode("utf-8", "replace")
         with self._changed:
-            if not self._waiting:
+            if not self._waiting and not self._may_block:
                 data = data[self._write(data) :]
             if data:
                 self._wait(data)
@@ -76,6 +80,8 @@ class LogWriter(io.TextIOBase):
             return
         self._waiting.append(data)
         self._waiting_bytes += len(data)
+        if self._may_block:
+            self._changed.notify_all()
         if not self._writing:
             self._writing = True
             Thread(target=self._write_waiting, name="log", daemon=True).start()
@@ -85,17 +91,23 @@ class LogWriter(io.TextIOBase):
         poll.register(self._file, select.POLLOUT)
         while True:
             poll.poll(_AGAIN_MS)
-            with self._changed:
-                while self._waiting and (written := self._write(self._waiting[0])):
-                    self._waiting_bytes -= written
-                    self._waiting[0] = self._waiting[0][written:]
-                    if not self._waiting[0]:
-                        self._waiting.popleft()
-                    self._report_dropped()
-                if not self._waiting:
-                    self._writing = False
-                    self._changed.notify_all()
-                    return
+            while written := self._write(self._waiting[0][: select.PIPE_BUF]):  # not locked: this may block
+                with self._changed:
+                    self._written(written)
+                    if not self._waiting:
+                        self._changed.notify_all()
+                        if self._may_block:
+                            self._changed.wait_for(lambda: self._waiting, _LINGER_S)
+                        if not self._waiting:
+                            self._writing = False
+                            return
+
+    def _written(self, nbytes: int) -> None:
+        self._waiting_bytes -= nbytes
+        self._waiting[0] = self._waiting[0][nbytes:]
+        if not self._waiting[0]:
+            self._waiting.popleft()
+        self._report_dropped()
 
     def _report_dropped(self) -> None:
         """Behind what waits, which came before."""
@@ -117,11 +129,15 @@ class LogWriter(io.TextIOBase):
 
 def _unblocked(file: int) -> int:
     """A file description of its own that does not block. Where it cannot be had, the one there is."""
-    kind = os.fstat(file).st_mode
-    if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):
+    if _is_pipe_or_terminal(file):
         with contextlib.suppress(OSError):
             return os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     return file
+
+
+def _is_pipe_or_terminal(file: int) -> bool:
+    kind = os.fstat(file).st_mode
+    return stat.S_ISFIFO(kind) or stat.S_ISCHR(kind)
 
 
 def _socket_of(file: int) -> socket.socket | None:

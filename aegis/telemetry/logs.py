@@ -7,6 +7,7 @@ exception the type and the frames are told but not its message, which may quote 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import sys
@@ -47,6 +48,7 @@ def setup(settings: LogSettings, stream: TextIO | None = None) -> None:
 def guard_streams(settings: LogSettings) -> None:
     """From now on a reader that does not read what this process writes does not stop it: `setup` comes after this."""
     sys.stdout, sys.stderr = _guarded(sys.stdout, settings), _guarded(sys.stderr, settings)
+    atexit.register(finish)
 
 
 def _guarded(stream: TextIO, settings: LogSettings) -> TextIO:

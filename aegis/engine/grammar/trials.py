@@ -159,6 +159,7 @@ class GrammarTrials:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # a reader of the log that stalls must not stop it
             env={"OMP_NUM_THREADS": "1", **os.environ},
             process_group=0,  # Ctrl-C in a terminal is not for it
         )

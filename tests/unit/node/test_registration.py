@@ -81,6 +81,13 @@ def test_the_source_it_was_at_is_refused_and_the_others_are_registered(model: st
     assert registered("a", model, "b") == [("a", *READ), (model, said, 400), ("b", *READ)]
 
 
+def test_what_a_registrar_writes_to_the_log_goes_through_the_one_that_keeps_nobody_waiting(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert registered("a", script=f"import sys; sys.stderr.write('é' * 100_000)\n{REGISTRAR}") == [("a", *READ)]
+    assert capsys.readouterr().err == "é" * 100_000
+
+
 def test_a_registrar_that_never_begins_is_given_up_for_each_source() -> None:
     said = "starting took more than 0 s; it was given up"
     assert registered("a", "b", script=SILENT, start_s=0.2) == [("a", f"/a: {said}", 400), ("b", f"/b: {said}", 400)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -85,6 +86,51 @@ def test_others_who_have_the_pipe_are_not_changed(pipe: tuple[int, TextIO]) -> N
     _, stream = pipe
     LogWriter(stream, dropped_line)
     assert os.get_blocking(stream.fileno())
+
+
+@pytest.fixture
+def foreign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pipe is another user's, who alone may open it again."""
+
+    def refuse(*_: object) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+@pytest.mark.usefixtures("foreign")
+def test_a_pipe_of_another_user_that_is_not_read_keeps_nobody_waiting(pipe: tuple[int, TextIO]) -> None:
+    reading, stream = pipe
+    writer = LogWriter(stream, dropped_line)
+
+    def work() -> None:
+        for _ in range(MANY):
+            writer.write(LINE)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    stuck = thread.is_alive()
+    read = read_until(reading, b"lost ").decode()
+    assert not stuck, "no write waited"
+    assert writer.dropped
+    assert set(read.splitlines(keepends=True)[:-1]) == {LINE}
+    assert os.get_blocking(stream.fileno())
+
+
+@pytest.mark.usefixtures("foreign")
+def test_lines_to_a_pipe_of_another_user_come_in_order_and_finishing_waits_for_them(pipe: tuple[int, TextIO]) -> None:
+    reading, stream = pipe
+    writer = LogWriter(stream, dropped_line)
+    for number in range(3):
+        writer.write(f"{number}\n")
+    writer.finish(WAIT_S)
+    assert os.read(reading, 100) == b"0\n1\n2\n"
+    writer.write("3\n")
+    began_s = time.monotonic()
+    assert os.read(reading, 100) == b"3\n"
+    assert time.monotonic() - began_s < 1.0
+    assert sum(each.name == "log" for each in threading.enumerate()) >= 1
 
 
 def test_a_reader_who_is_gone_ends_nothing(pipe: tuple[int, TextIO]) -> None:
