@@ -9,7 +9,7 @@ import msgspec
 
 from aegis.core.decision import Decision
 from aegis.core.model import ModelChange
-from aegis.node.live_view import LiveView
+from aegis.node.live_view_builder import LiveViewBuilder
 from aegis.node.model_catalogue import LiveModel
 from aegis.node.node import Node
 from aegis.telemetry.live_view import SeenUntil
@@ -25,7 +25,7 @@ class NodeQueries:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._view = LiveView(node)
+        self._view = LiveViewBuilder(node)
 
     def models(self) -> Mapping[str, LiveModel]:
         return self._node.catalogue.models()

@@ -1,10 +1,14 @@
-"""The streams of a simulated instance: copies in order, each once what it waits for has passed."""
+"""The streams of a simulated instance: copies in order, each once what it waits for has passed.
+
+Both simulated worlds queue their copies here. They differ in the carrier: over links of real rates copies share what
+there is and take time (`Links`), where contents matter each takes what was drawn for it (`aegis.sim.faults.instance`).
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from aegis.core.copy_order import NOW, served, urgency
 from aegis.core.effects import CopyBlocks, LoadWeights, StreamName, WipePages
@@ -12,15 +16,15 @@ from aegis.core.events import Progress
 from aegis.core.ids import ModelId
 from aegis.core.request import EventHandle
 from aegis.sim.flows import Flow, Link
-from aegis.sim.words import Words
+from aegis.sim.timeline_semaphores import TimelineSemaphores
 
 _NAMES: Final = tuple(StreamName)
 
 
 class Copy:
-    """One of a stream. `model` is that of weights, "" of KV."""
+    """One of a stream. `model` is that of weights, "" of KV. `started_ns` is set by the carrier."""
 
-    __slots__ = ("after", "event", "flow", "model", "nbytes", "stream", "urgency")
+    __slots__ = ("after", "event", "model", "nbytes", "started_ns", "stream", "urgency")
 
     def __init__(
         self,
@@ -37,18 +41,62 @@ class Copy:
         self.nbytes = nbytes
         self.model = model
         self.urgency = urgency
-        self.flow: Flow | None = None
+        self.started_ns = 0
+
+
+class Carrier(Protocol):
+    """What moves bytes, or takes the time that this would take. Of each stream it has at most one copy at a time."""
+
+    def start(self, copy: Copy, urgency: int, ended: Callable[[Copy], None]) -> None:
+        """`ended` is called when its last byte has arrived, never before this returns."""
+        ...
+
+    def hurry(self, stream: StreamName, urgency: int) -> None:
+        """The stream's copy, if one is under way, is as urgent as that from now on, unless it was more so."""
+        ...
+
+    def stop(self, stream: StreamName) -> None:
+        """What is left of the stream's copy, if one is under way, need not be copied."""
+        ...
+
+
+class Links:
+    """A carrier of real rates: the two directions of a GPU's link."""
+
+    __slots__ = ("_flows", "_links")
+
+    def __init__(self, to_device: Link, to_host: Link) -> None:
+        self._links = dict.fromkeys(StreamName, to_device) | {StreamName.SWAP_OUT: to_host}
+        self._flows: dict[StreamName, Flow] = {}
+
+    def start(self, copy: Copy, urgency: int, ended: Callable[[Copy], None]) -> None:
+        def arrived(_: Flow) -> None:
+            del self._flows[copy.stream]
+            ended(copy)
+
+        flow = self._flows[copy.stream] = self._links[copy.stream].start(copy.nbytes, arrived, urgency=urgency)
+        copy.started_ns = flow.started_ns
+
+    def hurry(self, stream: StreamName, urgency: int) -> None:
+        flow = self._flows.get(stream)
+        if flow:
+            self._links[stream].hurry(flow, urgency)
+
+    def stop(self, stream: StreamName) -> None:
+        flow = self._flows.get(stream)
+        if flow:
+            self._links[stream].stop(flow)
 
 
 class Streams:
-    """A copy is as urgent as the most urgent one behind it in its stream. `done` is called when one has ended: its word
-    says so then, and the next one of its stream has begun."""
+    """A copy is as urgent as the most urgent one behind it in its stream. `done` is called when one has ended: its
+    semaphore says so then, and the next one of its stream has begun."""
 
-    __slots__ = ("_completed", "_done", "_links", "_queues", "_words")
+    __slots__ = ("_carrier", "_completed", "_done", "_queues", "_semaphores")
 
-    def __init__(self, words: Words, *, to_device: Link, to_host: Link, done: Callable[[Copy], None]) -> None:
-        self._words = words
-        self._links = dict.fromkeys(StreamName, to_device) | {StreamName.SWAP_OUT: to_host}
+    def __init__(self, semaphores: TimelineSemaphores, carrier: Carrier, *, done: Callable[[Copy], None]) -> None:
+        self._semaphores = semaphores
+        self._carrier = carrier
         self._queues: dict[StreamName, deque[Copy]] = {name: deque() for name in StreamName}
         self._completed: dict[StreamName, int] = {}  # and not told yet
         self._done = done
@@ -78,35 +126,33 @@ class Streams:
 
     def abandon(self, event: EventHandle) -> None:
         """The rest of it is not copied."""
-        for queue in self._queues.values():
+        for stream, queue in self._queues.items():
             for copy in queue:
                 if copy.event == event:
                     copy.nbytes = 0
-                    if copy.flow:
-                        self._links[copy.stream].stop(copy.flow)
+                    if copy is queue[0]:
+                        self._carrier.stop(stream)
 
     def _submit(self, copy: Copy) -> None:
         queue = self._queues[copy.stream]
         queue.append(copy)
-        first = queue[0]
-        if first is copy:
+        if queue[0] is copy:
             self._start(copy)
-        elif first.flow:
-            self._links[copy.stream].hurry(first.flow, copy.urgency)
+        else:
+            self._carrier.hurry(copy.stream, copy.urgency)
 
     def _start(self, copy: Copy) -> None:
-        if copy.after is not None and not self._words.passed(copy.after):
-            self._words.when(copy.after, lambda: self._start(copy))
+        if copy.after is not None and not self._semaphores.passed(copy.after):
+            self._semaphores.when(copy.after, lambda: self._start(copy))
             return
         own = served([behind.urgency for behind in self._queues[copy.stream]])
-        copy.flow = self._links[copy.stream].start(copy.nbytes, lambda _: self._ended(copy), urgency=own)
+        self._carrier.start(copy, own, self._ended)
 
     def _ended(self, copy: Copy) -> None:
         queue = self._queues[copy.stream]
         queue.popleft()
         self._completed[copy.stream] = copy.event.value
-        self._words.signal(copy.event)
+        self._semaphores.signal(copy.event)
         if queue:
             self._start(queue[0])
         self._done(copy)
-        copy.flow = None  # they know each other, and would be garbage of the kind that is costly to find

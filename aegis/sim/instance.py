@@ -8,13 +8,12 @@ two steps, messages first, then what the streams completed, then the run's answe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 
 from aegis.core.decision import Decision
 from aegis.core.effects import (
     AbandonLoad,
-    CopyBlocks,
     Effect,
     EndRun,
     LoadWeights,
@@ -22,20 +21,20 @@ from aegis.core.effects import (
     RunPrefill,
     Send,
     StreamName,
-    WipePages,
 )
 from aegis.core.events import InstanceEvent, Stepped, Tick
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.messages import AddModel, Adopt, FromInstance, Submit, SwitchDone, ToInstance, Tokens
 from aegis.core.model import ModelSpec
 from aegis.core.request import Token
-from aegis.sim.copies import Copy, Streams
+from aegis.sim.copies import Copy, Links, Streams
+from aegis.sim.effects import InstanceEffects
 from aegis.sim.event_queue import NEVER_NS, EventQueue
 from aegis.sim.flows import Link
-from aegis.sim.pace import Cores, Pace
+from aegis.sim.processor_sharing import RunProgress, SharedProcessors
 from aegis.sim.step_costs import StepCosts
+from aegis.sim.timeline_semaphores import TimelineSemaphores
 from aegis.sim.times import Once, Times
-from aegis.sim.words import Words
 from aegis.telemetry import instance_reports
 from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.spans import Span, SpanKind
@@ -90,27 +89,27 @@ class SimInstance:
         *,
         agenda: EventQueue,
         watch: Watch,
-        words: Words,
+        semaphores: TimelineSemaphores,
         to_device: Link,
         to_host: Link,
         costs: Mapping[ModelId, StepCosts],
         specs: Mapping[ModelId, ModelSpec],
         switch_ns: int = 0,
         run_ns: int = 0,
-        cores: Cores | None = None,
+        processors: SharedProcessors | None = None,
         reports: bool = False,
     ) -> None:
         self.instance = instance
         self.core = core
         self._agenda = agenda
         self._watch = watch
-        self._streams = Streams(words, to_device=to_device, to_host=to_host, done=self._copied)
+        self._streams = Streams(semaphores, Links(to_device, to_host), done=self._copied)
         self._costs = costs
         self._specs = specs
         self._switch_ns = switch_ns
         self._run_ns = run_ns
-        self._cores = cores if cores and cores.shared else None
-        self._pace: Pace | None = None  # of the run, where there are cores to share
+        self._processors = processors if processors and processors.shared else None
+        self._progress: RunProgress | None = None  # of the run, where there are processors to share
         self._prefill_ns = 0  # of a prefill alone
         self._prefill_start_ns = 0
         self._most_steps = 0  # of a decode run
@@ -128,17 +127,17 @@ class SimInstance:
         self._reporter = instance_reports.Reporter(core) if reports else None
         self._told_ns = 0
         self._wakes_ns = NEVER_NS
-        self._do: dict[type, Callable[[Any], None]] = {
-            Send: self._send,
-            RunPrefill: self._prefill,
-            RunDecode: self._decode,
-            EndRun: self._end_run,
-            LoadWeights: self._load,
-            CopyBlocks: self._streams.copy,
-            AbandonLoad: self._abandon,
-            Decision: watch.decided.append,
-            WipePages: self._streams.wipe,
-        }
+        self._effects = InstanceEffects(
+            send=self._send,
+            prefill=self._prefill,
+            decode=self._decode,
+            end_run=self._end_run,
+            load=self._load,
+            abandon=self._abandon,
+            copy=self._streams.copy,
+            wipe=self._streams.wipe,
+            others={Decision: watch.decided.append},
+        )
 
     # --- what it is told ----------------------------------------------------------------------------------------------
 
@@ -209,10 +208,7 @@ class SimInstance:
             self._told_ns = now_ns
         if self._watch.decisions:
             self._watch.decisions.did(self.instance, effects, now_ns)
-        for effect in effects:
-            action = self._do.get(type(effect))
-            if action:
-                action(effect)
+        self._effects.perform(effects)
         if self._outbox:
             self._watch.hear(self.instance, self._outbox)
             self._outbox = []
@@ -270,19 +266,19 @@ class SimInstance:
     def _start_ns(self) -> int:
         late_ns, self._switched = self._switch_ns if self._switched else 0, False
         start_ns = self._agenda.now_ns + late_ns + self._run_ns
-        if self._cores:
-            self._cores.enter(self._slowed)
-            self._pace = Pace(start_ns, self._cores.slowness)
+        if self._processors:
+            self._processors.enter(self._slowed)
+            self._progress = RunProgress(start_ns, self._processors.slowness)
         return start_ns
 
     def _slowed(self, slowness: int) -> None:
         """Others began or ended a run on the processors: this one ends at another time."""
         times, looked, now_ns = self._times, self._looking, self._agenda.now_ns
-        assert self._pace is not None
-        self._pace.change(now_ns, slowness)
+        assert self._progress is not None
+        self._progress.change(now_ns, slowness)
         self._version += 1
         if times is None:
-            self._agenda.at(self._pace.at(self._prefill_ns), self._prefilled, self._version)
+            self._agenda.at(self._progress.at(self._prefill_ns), self._prefilled, self._version)
             return
         assert isinstance(self._run, RunDecode)
         times.steps = self._most_steps
@@ -296,8 +292,8 @@ class SimInstance:
     def _over(self) -> None:
         """The run is."""
         self._version += 1
-        if self._cores:
-            self._cores.leave(self._slowed)
+        if self._processors:
+            self._processors.leave(self._slowed)
 
     def _prefill(self, effect: RunPrefill) -> None:
         self._run = effect
@@ -305,7 +301,7 @@ class SimInstance:
         self._prefill_ns = self._costs[effect.job.model].prefill_ns(effect.stop, effect.start)
         self._prefill_start_ns = start_ns
         self._version += 1
-        stop_ns = self._pace.at(self._prefill_ns) if self._pace else start_ns + self._prefill_ns
+        stop_ns = self._progress.at(self._prefill_ns) if self._progress else start_ns + self._prefill_ns
         self._agenda.at(stop_ns, self._prefilled, self._version)
 
     def _prefilled(self, version: int) -> None:
@@ -330,7 +326,7 @@ class SimInstance:
         context = sum([row.position for row in rows])
         self._left = [lengths(row.job.request) - row.index for row in rows]
         costs, self._most_steps = self._costs[effect.model], min(effect.steps, *self._left)
-        times = self._times = Times(costs, start_ns, context, len(rows), self._most_steps, self._pace)
+        times = self._times = Times(costs, start_ns, context, len(rows), self._most_steps, self._progress)
         times.steps = steps = times.boundary(effect.until_ns)
         self._version += 1
         self._looking = self._ends = False
@@ -373,8 +369,7 @@ class SimInstance:
     def _copied(self, copy: Copy) -> None:
         kind = _COPIES.get(copy.stream)
         if kind and self._watch.spans is not None:
-            assert copy.flow is not None
-            self._span(kind, copy.model, copy.flow.started_ns, nbytes=copy.nbytes)
+            self._span(kind, copy.model, copy.started_ns, nbytes=copy.nbytes)
         self._look()
 
     def _span(

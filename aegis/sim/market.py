@@ -1,8 +1,14 @@
-"""A simulated market: the session core that serves, over simulated instances, from arrivals to records.
+"""The simulated world that measures time: the router that serves, over simulated instances, from arrivals to records.
 
-What the live market does with messages between its cores is done here too, by the same books: host slabs are leased
-(`SlabLeases`), each device's pages are granted by its arbiter. A message takes `message_ns` either way and none
-overtakes another.
+What instances are told goes over the same memory accounts as in the other world (`NodeMemory`). A message takes
+`message_ns` either way and none overtakes another.
+
+There are two worlds for a reason. Here time is what counts: runs and copies last as the cost models say, a run of a
+hundred steps is one event, tokens and memory have no content, and nothing fails, so that hours of 80 models take
+minutes. `aegis.sim.faults.world` is about contents: every step reads the KV that is there, every page has an owner, and
+everything goes wrong, which takes an event for each step and a dictionary for each block. They share what is not about
+that: the queue of events, the streams of copies and what these wait for, the node's memory, and what performs the
+effects of cores.
 """
 
 from __future__ import annotations
@@ -10,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, cast, get_args
+from typing import Final
 
 from aegis.core.decision import Decision
 from aegis.core.errors import LawBroken
@@ -18,30 +24,28 @@ from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.lifecycle import State
 from aegis.core.messages import (
     FromInstance,
-    GaveBack,
-    ModelAdded,
-    NeedPages,
-    Submit,
+    GrantPages,
     SwitchDone,
-    Telemetry,
+    TakeBack,
     ToInstance,
 )
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job, Sampling
+from aegis.sim.effects import RouterEffects
 from aegis.sim.event_queue import EventQueue
 from aegis.sim.instance import END, SimInstance
+from aegis.sim.node_memory import FOR_NODE, NodeEffect, NodeMemory
+from aegis.sim.timeline_semaphores import TimelineSemaphores
 from aegis.sim.times import Times
-from aegis.sim.words import Words
 from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span
-from memory.host_kv import ForHost, HostKv
-from memory.page_arbiter import TICK_NS, ArbiterEffect, PageArbiter
-from proxy.routing.events import ClientLeft, Ended, Event, MessageReceived, RequestArrived, To
+from memory.page_arbiter import TICK_NS, PageArbiter
+from proxy.routing.events import ClientLeft, Ended, Event, MessageReceived, RequestArrived
 from proxy.routing.router import Router
 
-_FOR_THE_BOOKS: Final = frozenset({NeedPages, GaveBack, Telemetry, ModelAdded, *get_args(ForHost)})
-"""Messages that the session core is not told of."""
+_ALONE: Final = (GrantPages, TakeBack)
+"""Messages that leave one by one, as the live node's devices send them."""
 
 _ENDED: Final = {State.FINISHED: "finished", State.FAILED: "failed", State.CANCELLED: "cancelled"}
 
@@ -94,7 +98,7 @@ class SimMarket:
 
     def __init__(
         self,
-        session: Router,
+        router: Router,
         agenda: EventQueue,
         *,
         specs: Mapping[ModelId, ModelSpec],
@@ -108,21 +112,20 @@ class SimMarket:
     ) -> None:
         """`slab_bytes` matter where it `reuses` KV."""
         self.agenda = agenda
-        self.words = Words()
+        self.semaphores = TimelineSemaphores()
         self.instances: dict[InstanceId, SimInstance] = {}
         self.records: list[Record] = []
         self.switches: list[SwitchDone] = []
         self.spans: list[Span] | None = [] if keep_spans else None
         self.decided: list[Decision] = []  # and why, where the cores explain that
-        self._session = session
         self._specs = specs
         self._message_ns = message_ns
         self._keep_times = keep_times
         self.decisions = decisions
         self._outbox: defaultdict[InstanceId, list[ToInstance]] = defaultdict(list)
-        self._reuses = reuses
-        self._host = HostKv(host_slabs, slab_bytes, self._specs.get)
-        self._arbiters: dict[InstanceId, PageArbiter] = {}
+        self._memory = NodeMemory(host_slabs, slab_bytes, specs.get)
+        host = self._memory.host if reuses else None
+        self._router = RouterEffects(router, host, send=self._put, ended=self._ended, decided=self._decided)
         self._fates: dict[RequestId, _Fate] = {}
         self._prompts: dict[int, tuple[int, ...]] = {}
         self._left: dict[RequestId, int] = {}  # the full lengths of their answers
@@ -131,11 +134,8 @@ class SimMarket:
 
     def join(self, instance: SimInstance, arbiter: PageArbiter) -> None:
         """Before anything is told to the session core about it."""
-        name = instance.instance
-        self.instances[name] = instance
-        self._arbiters[name] = arbiter
-        self._host.join(name)
-        arbiter.join(name)
+        self.instances[instance.instance] = instance
+        self._memory.join(instance.instance, arbiter)
 
     def watch(self) -> None:
         """From now on its arbiters are told that time passes, as long as there are requests."""
@@ -143,7 +143,7 @@ class SimMarket:
 
     def tell(self, event: Event) -> None:
         """An event from outside the instances."""
-        self._perform(event)
+        self._router.tell(event, self.agenda.now_ns)
         self._flush()
 
     def run(self, arrivals: Iterable[SimRequest]) -> None:
@@ -222,19 +222,7 @@ class SimMarket:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def _perform(self, event: Event) -> None:
-        """Performs what the router decides."""
-        for effect in self._session.on(event, self.agenda.now_ns):
-            if type(effect) is To:
-                self._put(effect.instance, effect.message)
-            elif type(effect) is Ended:
-                self._ended(effect)
-            elif type(effect) is Decision:
-                self._decided(effect)
-
     def _put(self, instance: InstanceId, message: ToInstance) -> None:
-        if self._reuses and type(message) is Submit:
-            message = self._host.looked_up(message)
         self._outbox[instance].append(message)
         if self.decisions:
             self.decisions.sent(instance, message, self.agenda.now_ns)
@@ -254,37 +242,23 @@ class SimMarket:
 
     def _heard(self, instance: InstanceId, messages: list[FromInstance]) -> None:
         for message in messages:
-            if type(message) in _FOR_THE_BOOKS:
-                self._book(instance, message)
+            if type(message) in FOR_NODE:
+                self._answer(self._memory.hear(instance, message, self.agenda.now_ns))
                 continue
             if type(message) is SwitchDone:
                 self.switches.append(message)
-            self._perform(MessageReceived(instance, message))
+            self._router.tell(MessageReceived(instance, message), self.agenda.now_ns)
         self._flush()
 
-    def _book(self, instance: InstanceId, message: FromInstance) -> None:
-        match message:
-            case NeedPages():
-                self._arbitrate(self._arbiters[instance].ask(instance, message))
-            case GaveBack():
-                self._arbitrate(self._arbiters[instance].gave_back(instance, message))
-            case Telemetry(queued=queued, running=running):
-                busy = queued + running > 0
-                self._arbiters[instance].seen(instance, busy=busy, now_ns=self.agenda.now_ns)
-            case ModelAdded():
-                pass
-            case _:
-                for one, answer in self._host.on_message(instance, cast(ForHost, message)):
-                    self._put(one, answer)
-
     def _tick(self) -> None:
-        for arbiter in dict.fromkeys(self._arbiters.values()):
-            self._arbitrate(arbiter.tick(self.agenda.now_ns))
+        self._answer(self._memory.tick(self.agenda.now_ns))
         if self._fates or self._awaited:
             self.watch()
 
-    def _arbitrate(self, effects: list[ArbiterEffect]) -> None:
+    def _answer(self, effects: list[NodeEffect]) -> None:
+        """Nobody is lost and nothing is commanded here: the node does nothing but answer."""
         for effect in effects:
             assert isinstance(effect, tuple)
             self._put(*effect)
-            self._flush()
+            if isinstance(effect[1], _ALONE):
+                self._flush()

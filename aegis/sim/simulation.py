@@ -20,7 +20,7 @@ from aegis.sim.flows import Bus, Link
 from aegis.sim.gpu_costs import GpuSpec
 from aegis.sim.instance import SimInstance
 from aegis.sim.market import SimMarket, SimRequest
-from aegis.sim.pace import Cores
+from aegis.sim.processor_sharing import SharedProcessors
 from aegis.sim.sampling import HostUse, Sampler
 from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.records import Record
@@ -90,12 +90,12 @@ def stream_words(at: int) -> dict[StreamName, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """The parts that the instances on a GPU share; the `cores` are shared by those of its node."""
+    """The parts that the instances on a GPU share; the `processors` are shared by those of its node."""
 
     arbiter: PageArbiter
     to_device: Link
     to_host: Link
-    cores: Cores
+    processors: SharedProcessors
 
 
 def _devices(agenda: EventQueue, pool: Pool) -> list[_Device]:
@@ -104,10 +104,12 @@ def _devices(agenda: EventQueue, pool: Pool) -> list[_Device]:
     devices: list[_Device] = []
     for at in range(pool.devices or len(pool.instances())):
         if at % gpu.gpus_per_node == 0:
-            bus, cores = Bus(agenda, gpu.host_bytes_per_s), Cores(gpu.contention)
+            bus, processors = Bus(agenda, gpu.host_bytes_per_s), SharedProcessors(gpu.contention)
         to_device = Link(bus, gpu.in_bytes_per_s, overhead_ns=gpu.copy_ns, equal=equal)
         to_host = Link(bus, gpu.out_bytes_per_s, overhead_ns=gpu.copy_ns, equal=equal)
-        devices.append(_Device(PageArbiter(pages, idle_ns=idle_ns, patience_ns=PATIENCE_NS), to_device, to_host, cores))
+        devices.append(
+            _Device(PageArbiter(pages, idle_ns=idle_ns, patience_ns=PATIENCE_NS), to_device, to_host, processors)
+        )
     return devices
 
 
@@ -128,7 +130,7 @@ def simulate(pool: Pool, arrivals: Iterable[SimRequest], *, decisions: DecisionL
     hardware = pool.hardware or gpu.hardware()
     site = Site(memory_bytes=gpu.memory_bytes, left=lambda request: market.left(request))
     policy = pool.recipe.policy(site)
-    session = Router(
+    router = Router(
         pool.recipe.prefill(site),
         policy,
         hardware,
@@ -137,7 +139,7 @@ def simulate(pool: Pool, arrivals: Iterable[SimRequest], *, decisions: DecisionL
         explains=pool.explains,
     )
     market = SimMarket(
-        session,
+        router,
         agenda,
         specs={spec.model: spec for spec in pool.specs},
         host_slabs=budget.host_slabs,
@@ -202,14 +204,14 @@ def _bring_up(
             cores[name],
             agenda=market.agenda,
             watch=market,
-            words=market.words,
+            semaphores=market.semaphores,
             to_device=device.to_device,
             to_host=device.to_host,
             costs=costs,
             specs=specs,
             switch_ns=gpu.switch_ns,
             run_ns=gpu.run_ns,
-            cores=device.cores,
+            processors=device.processors,
             reports=reports,
         )
         market.join(instance, device.arbiter)

@@ -16,7 +16,7 @@ from aegis.core.errors import UserError
 from aegis.core.role import Roles
 from aegis.policies import RECIPES, published, recipe
 from aegis.sim.faults.plan import EVERY, Kind, kinds_of
-from aegis.sim.faults.play import Broken, broken
+from aegis.sim.faults.seed_runs import BrokenSeed, broken_seeds
 from aegis.telemetry import files
 from bench.common import result_files
 from bench.simulate import plot_files, sweep, table
@@ -256,7 +256,7 @@ def run_faults(given: Mapping[str, Any]) -> int:
         range(at, min(at + _FAULT_SEEDS_AT_A_TIME, first + count))
         for at in range(first, first + count, _FAULT_SEEDS_AT_A_TIME)
     ]
-    work = partial(broken, kinds=kinds, events=given["last"] or 0)
+    work = partial(broken_seeds, kinds=kinds, events=given["last"] or 0)
     found = [one for some in each(work, chunks, jobs=given["jobs"] or cores(), title="playing") for one in some]
     for one in found:
         print(_broken_law(one, kinds))
@@ -264,7 +264,7 @@ def run_faults(given: Mapping[str, Any]) -> int:
     return int(bool(found))
 
 
-def _broken_law(one: Broken, kinds: frozenset[Kind]) -> str:
+def _broken_law(one: BrokenSeed, kinds: frozenset[Kind]) -> str:
     only = "" if kinds == EVERY else "".join(f" --fault {kind}" for kind in sorted(kinds))
     events = "".join(f"  {event}\n" for event in one.events)
     command = f"aegis simulate --faults{only} --seed {one.seed} --seeds 1"

@@ -27,7 +27,7 @@ from aegis.sim.flows import Bus, Link
 from aegis.sim.instance import END
 from aegis.sim.market import SimRequest
 from aegis.sim.simulation import ADDRESS_PAGES, PAGE_BYTES, Pool, stream_words
-from aegis.sim.words import Words
+from aegis.sim.timeline_semaphores import TimelineSemaphores
 from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.history import History
 from decode.core import DecodeCore
@@ -78,7 +78,7 @@ class LiveRun:
         self._lengths = {RequestId(at): wanted.output_tokens for at, wanted in enumerate(arrivals, 1)}
         self._site = Site(memory_bytes=pool.gpu.memory_bytes)
         self._policy = pool.recipe.policy(self._site)
-        self._words = Words()
+        self._semaphores = TimelineSemaphores()
         self._loop = VirtualLoop(self._conductor)
         self._wire = Wire(self._conductor, self._loop, pool.gpu.handover_ns // 2)
         self._clients: list[asyncio.Task[None]] = []
@@ -199,7 +199,7 @@ class LiveRun:
         pool, gpu, conductor = self._pool, self._pool.gpu, self._conductor
         how = {"explains": pool.explains, "reuses": pool.reuses}
         actor = Actor(conductor, lambda _: _serve(instance))
-        mover = ScriptedMover(self._words, to_device=to_device, to_host=to_host, actor=actor, specs=self._specs)
+        mover = ScriptedMover(self._semaphores, to_device=to_device, to_host=to_host, actor=actor, specs=self._specs)
         ledger = Ledger(self._pool.budget(), stream_words(at), address_pages=ADDRESS_PAGES)
         core: PrefillCore | DecodeCore
         if self._names[name] is Role.PREFILL:

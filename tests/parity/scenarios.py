@@ -10,7 +10,7 @@ from aegis.core.rng import Stream
 from aegis.core.role import Roles
 from aegis.core.views import Renewal, TurnRules
 from aegis.policies import Recipe, recipe
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 from aegis.sim.gpu_costs import GpuSpec
 from aegis.sim.market import SimRequest
 from aegis.sim.simulation import PAGE_BYTES, Pool

@@ -20,11 +20,11 @@ from aegis.engine.protocol import Row, Sampled
 from aegis.node.image_cache import ImageCache
 from aegis.node.image_caches import ImageCaches
 from aegis.node.image_filler import Filled
-from aegis.sim.copies import Copy, Streams
+from aegis.sim.copies import Copy, Links, Streams
 from aegis.sim.flows import Link
 from aegis.sim.instance import END
 from aegis.sim.step_costs import StepCosts
-from aegis.sim.words import Words
+from aegis.sim.timeline_semaphores import TimelineSemaphores
 from aegis.transport.links import addressed
 from memory.budget import Budget
 from memory.machines_kv import MachinesKv
@@ -181,9 +181,15 @@ class ScriptedMover:
     """Copies nothing, in the time it takes. As `Mover`."""
 
     def __init__(
-        self, words: Words, *, to_device: Link, to_host: Link, actor: Actor, specs: Mapping[ModelId, ModelSpec]
+        self,
+        semaphores: TimelineSemaphores,
+        *,
+        to_device: Link,
+        to_host: Link,
+        actor: Actor,
+        specs: Mapping[ModelId, ModelSpec],
     ):
-        self._streams = Streams(words, to_device=to_device, to_host=to_host, done=self._done)
+        self._streams = Streams(semaphores, Links(to_device, to_host), done=self._done)
         self._actor = actor
         self._specs = specs
 

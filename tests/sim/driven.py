@@ -22,7 +22,7 @@ from aegis.core.messages import AddModel, Adopt, GrantPages, GrantSlabs, NeedPag
 from aegis.core.model import ModelSpec
 from aegis.core.request import EventHandle, Job, KvHandle, Sampling, Token
 from aegis.core.views import PrefillOrder, RoundPolicy
-from aegis.sim.faults.pretended import PAGE
+from aegis.sim.faults.fake_models import PAGE
 from decode.core import DecodeCore
 from decode.policies.weighted_round_robin import WeightedRoundRobin
 from memory.budget import Budget

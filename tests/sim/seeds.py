@@ -13,18 +13,18 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from time import monotonic
 
-from aegis.sim.faults.play import play_out
+from aegis.sim.faults.seed_runs import run_to_end
 from aegis.sim.faults.world import World
 from tests.sim.harsh import scenario_of
 
 _CHUNK = 25
 
 
-def play(seed: int) -> World:
+def run_seed(seed: int) -> World:
     """Raises AssertionError if a law does not hold."""
     _, scenario = scenario_of(seed)
     world = World(scenario, seed)
-    play_out(world)
+    run_to_end(world)
     return world
 
 
@@ -35,7 +35,7 @@ def failures(seeds: Iterable[int]) -> list[str]:
 
 def _failure(seed: int) -> str:
     try:
-        play(seed)
+        run_seed(seed)
     except Exception as error:  # noqa: BLE001  # whatever is raised by a core under test is what is looked for
         at = traceback.extract_tb(error.__traceback__)[-1]
         problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="play this one alone, and raise what it raises")
     options = parser.parse_args()
     if options.seed is not None:
-        play(options.seed)
+        run_seed(options.seed)
         return 0
     started_s, stop = monotonic(), options.first + options.seeds
     chunks = [range(at, min(at + _CHUNK, stop)) for at in range(options.first, stop, _CHUNK)]

@@ -40,7 +40,7 @@ from decode.worklist import Batch, RunningTurn
 from memory.ledger import Ledger
 from prefill.core import PrefillCore
 
-RUN_NS = 5 * NS_PER_MS  # of the pretended engine: no step and no prefill lasts longer
+RUN_NS = 5 * NS_PER_MS  # of a fake engine: no step and no prefill lasts longer
 LOAD_NS = 3 * NS_PER_MS  # nor does a load
 MISJUDGED_NS = 20 * NS_PER_MS  # estimates of steps, prefills and loads that change between a plan and its turns
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aegis.sim.faults.play import play_out
-from aegis.sim.faults.pretended import PAGE, make_spec
+from aegis.sim.faults.fake_models import PAGE, make_spec
+from aegis.sim.faults.seed_runs import run_to_end
 from aegis.sim.faults.world import Scenario, World
 
 SPECS = tuple(make_spec(i, image_pages=3 + i % 3, block_bytes=[65536, 131072, 98304, 262144][i % 4]) for i in range(8))
@@ -17,7 +17,7 @@ LARGE_BLOCKS = tuple(
 
 def play(scenario: Scenario, seed: int) -> World:
     world = World(scenario, seed)
-    play_out(world)
+    run_to_end(world)
     return world
 
 

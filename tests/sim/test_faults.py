@@ -12,10 +12,10 @@ import pytest
 from aegis.core.clock import NS_PER_MS
 from aegis.core.effects import Send
 from aegis.core.messages import KvReleased
-from aegis.sim.faults import play
-from aegis.sim.faults.markets import faulty_of
+from aegis.sim.faults import seed_runs
 from aegis.sim.faults.plan import EVERY, Kind
-from aegis.sim.faults.play import play_out
+from aegis.sim.faults.random_scenarios import faulty_scenario_of
+from aegis.sim.faults.seed_runs import run_to_end
 from aegis.sim.faults.world import World
 from decode.core import DecodeCore
 from decode.kv_swap import KvSwap
@@ -39,48 +39,48 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 @pytest.mark.parametrize("first", range(0, 150, CHUNK))
 def test_no_seed_breaks_a_law(first: int) -> None:
-    assert play.broken(range(first, first + CHUNK)) == []
+    assert seed_runs.broken_seeds(range(first, first + CHUNK)) == []
 
 
 def test_a_peer_is_not_forgotten_with_the_one_that_came_after_it() -> None:
     """Seed 2555: who hands over KV is lost, comes up again and hands over more; that others are to forget it arrives
     last."""
-    assert play.broken([2555]) == []
+    assert seed_runs.broken_seeds([2555]) == []
 
 
 @pytest.mark.parametrize("kind", Kind)
 def test_each_kind_alone_breaks_no_law(kind: Kind) -> None:
-    assert play.broken(range(6), frozenset({kind})) == []
+    assert seed_runs.broken_seeds(range(6), frozenset({kind})) == []
 
 
 @pytest.mark.parametrize("seed", range(24))
 def test_nobody_starves_whoever_dies_leaves_or_fails(seed: int) -> None:
     """Where processes and copies are as fast as they say."""
     kinds = frozenset({Kind.CRASH, Kind.LEAVE, Kind.REMOVE, Kind.STEP, Kind.TWICE, Kind.DELAY, Kind.REORDER})
-    setup, scenario = faulty_of(seed, kinds)
+    setup, scenario = faulty_scenario_of(seed, kinds)
     if setup.recipe.name.startswith("least-slack"):
         world = World(replace(scenario, decode_core=WatchedDecodeCore, prefill_core=WatchedPrefillCore), seed)
-        play_out(world)
+        run_to_end(world)
 
 
 def test_a_seed_is_played_again_to_the_byte() -> None:
     for seed in range(4):
-        assert play.play(seed).log == play.play(seed).log
+        assert seed_runs.run_seed(seed).log == seed_runs.run_seed(seed).log
 
 
 def test_faults_of_every_kind_happen() -> None:
-    plans = [faulty_of(seed, EVERY)[1].plan for seed in range(40)]
+    plans = [faulty_scenario_of(seed, EVERY)[1].plan for seed in range(40)]
     assert {kind for plan in plans for kind in plan.kinds} == EVERY
     for number in range(8):
-        some, every = (faulty_of(number, kinds)[1].plan for kinds in (frozenset({Kind.CRASH}), EVERY))
+        some, every = (faulty_scenario_of(number, kinds)[1].plan for kinds in (frozenset({Kind.CRASH}), EVERY))
         assert some.kinds == {Kind.CRASH} and (Kind.CRASH not in every.kinds or some.crashes == every.crashes)
 
 
 def test_what_happened_last_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PrefillCore, "_release", lambda self, key: None)
-    found = play.broken(range(8), events=5)
+    found = seed_runs.broken_seeds(range(8), events=5)
     assert found and all(len(one.events) == 5 for one in found)
-    assert found == play.broken(range(8), events=5)
+    assert found == seed_runs.broken_seeds(range(8), events=5)
 
 
 def _skips(owner: type, name: str, answer: Any = None) -> Patch:
@@ -163,11 +163,11 @@ def _unwiped(patch: pytest.MonkeyPatch) -> None:
 def _before_the_proxy_knows(patch: pytest.MonkeyPatch) -> None:
     """Instances go on from the KV of one that is lost while the proxy still believes what they say."""
 
-    def at_once(self: World, node: Any, absent_ns: int, for_good: bool) -> None:
-        del self.nodes[node.instance]
-        self.lost.append(node)
-        self._part(node, absent_ns + 60 * NS_PER_MS, for_good)
-        self.inform(InstanceDown(node.instance))
+    def at_once(self: World, process: Any, absent_ns: int, for_good: bool) -> None:
+        del self.instances[process.instance]
+        self.lost.append(process)
+        self._part(process, absent_ns + 60 * NS_PER_MS, for_good)
+        self.inform(InstanceDown(process.instance))
 
     patch.setattr(World, "_notice", at_once)
 
@@ -199,4 +199,4 @@ def _before_the_proxy_knows(patch: pytest.MonkeyPatch) -> None:
 )
 def test_broken_code_is_found(spoil: Patch, kinds: frozenset[Kind], monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch)
-    assert any(play.broken([seed], frozenset(kinds)) for seed in range(FEW))
+    assert any(seed_runs.broken_seeds([seed], frozenset(kinds)) for seed in range(FEW))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from aegis.core.ids import InstanceId
 from aegis.core.views import BatchView, DecodeView, Renewal, Turn, TurnRules, Work
 from aegis.policies import Policy
-from aegis.sim.faults.pretended import PAGE
+from aegis.sim.faults.fake_models import PAGE
 from aegis.sim.faults.world import Scenario
 from decode.policies.decode_first import DecodeFirst
 from decode.policies.least_slack import LeastSlack

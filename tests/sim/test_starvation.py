@@ -12,7 +12,7 @@ from aegis.core.errors import LawBroken
 from aegis.core.ids import InstanceId
 from aegis.core.model import Slo
 from aegis.core.views import BatchView, DecodeView, Turn, WaitingJobs, Work
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 from aegis.sim.faults.world import Scenario
 from decode.policies.least_slack import LeastSlack
 from decode.sequences import Sequence as Decoding
@@ -98,7 +98,7 @@ def test_who_is_there_and_left_out_of_the_run_is_found(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("seed", [436, 1204, 9778, 9902])
 def test_a_turn_counts_for_no_token_whose_kv_came_too_late_for_its_runs(seed: int) -> None:
     """In these all runs of a turn began without the sequence that it was for; at the end its KV was there."""
-    seeds.play(seed)
+    seeds.run_seed(seed)
 
 
 def test_the_bound_is_not_four_times_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ VIOLATIONS = [
     ("layers", "aegis/launcher/__init__.py", "import bench"),
     ("http", "proxy/http/structured/tools.py", "import proxy.http.request.sampling"),
     ("http", "proxy/http/errors.py", "import proxy.http.security.admission"),
-    ("simulation", "aegis/sim/words.py", "import aegis.transport"),
+    ("simulation", "aegis/sim/timeline_semaphores.py", "import aegis.transport"),
     ("tensors", "proxy/http/errors.py", "import torch"),
     ("tensors", "aegis/config/config.py", "import transformers"),
     ("vllm", "aegis/engine/vllm/engine.py", "import vllm"),

@@ -1,4 +1,4 @@
-"""Simulated faults: the cores that serve, on pretended devices, with everything going wrong by chance from one seed.
+"""Simulated faults: the cores that serve, on devices made of dictionaries, while everything goes wrong by chance.
 
 `aegis simulate --faults` and the tests run it.
 """

@@ -34,22 +34,22 @@ class Runner(Protocol):
 class DecodeRun:
     """`fails`: the engine raises in its first step."""
 
-    def __init__(self, node: Runner, ground: FaultWorldState, effect: RunDecode, *, fails: bool) -> None:
-        self._node = node
-        self._ground = ground
+    def __init__(self, instance: Runner, state: FaultWorldState, effect: RunDecode, *, fails: bool) -> None:
+        self._instance = instance
+        self._state = state
         self._effect = effect
         self._fails = fails
         self._rows = effect.rows
         self._steps: list[tuple[Token, ...]] = []
-        self._started_ns = ground.now_ns
+        self._started_ns = state.now_ns
 
     def step(self) -> None:
-        made = self._node.decode(self._effect.model, self._rows)
-        self._node.after(2_000_000 + self._ground.draw.below(1_000_000), lambda: self._stepped(made))
+        made = self._instance.decode(self._effect.model, self._rows)
+        self._instance.after(2_000_000 + self._state.draw.below(1_000_000), lambda: self._stepped(made))
 
     def _stepped(self, made: tuple[Token, ...]) -> None:
         if self._fails:
-            self._node.feed(StepFailed("drawn"))
+            self._instance.feed(StepFailed("drawn"))
             return
         self._steps.append(made)
         finished = [self._tell(row, token) for row, token in zip(self._rows, made, strict=True)]
@@ -57,13 +57,13 @@ class DecodeRun:
             replace(row, index=row.index + 1, token=token.id, position=row.position + 1)
             for row, token in zip(self._rows, made, strict=True)
         )
-        ends = any(finished) or len(self._steps) == self._effect.steps or self._ground.now_ns >= self._effect.until_ns
-        if ends or self._node.listen():
-            self._node.feed(Stepped(tuple(self._steps), self._ground.now_ns - self._started_ns))
+        ends = any(finished) or len(self._steps) == self._effect.steps or self._state.now_ns >= self._effect.until_ns
+        if ends or self._instance.listen():
+            self._instance.feed(Stepped(tuple(self._steps), self._state.now_ns - self._started_ns))
         else:
             self.step()
 
     def _tell(self, row: DecodeRow, token: Token) -> bool:
         finish = row.job.finish(row.index, token.id)
-        self._node.say(Tokens(row.job.request, row.job.attempt, row.index, (token,), finish))
+        self._instance.say(Tokens(row.job.request, row.job.attempt, row.index, (token,), finish))
         return finish is not None

@@ -64,7 +64,7 @@ class Unload:
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour:
+class NeighbourStay:
     """A process that wants so many thousandths of all pages and of all host slabs, and leaves after `for_ns`."""
 
     at_ns: int
@@ -84,7 +84,7 @@ class Plan:
     delays: tuple[Spell, ...] = ()
     slow: tuple[Spell, ...] = ()
     slowness: int = 1  # of all copies, at any time
-    neighbours: tuple[Neighbour, ...] = ()
+    neighbours: tuple[NeighbourStay, ...] = ()
     parted: bool = False
     commands_twice: bool = False
     unreadable_share: float = 0.0
@@ -167,9 +167,9 @@ def _unloads(draw: Stream, span_ns: int) -> tuple[Unload, ...]:
     return tuple(Unload(at_ns=draw.below(span_ns), victim=draw.below(1 << 16)) for _ in range(1 + draw.below(12)))
 
 
-def _neighbours(draw: Stream, span_ns: int) -> tuple[Neighbour, ...]:
+def _neighbours(draw: Stream, span_ns: int) -> tuple[NeighbourStay, ...]:
     return tuple(
-        Neighbour(
+        NeighbourStay(
             at_ns=draw.below(span_ns),
             for_ns=1 + draw.below(200 * NS_PER_MS),
             pages=draw.below(1000),

@@ -1,4 +1,4 @@
-"""Sizes of a run in the small world."""
+"""Sizes of a run with faults."""
 
 from __future__ import annotations
 

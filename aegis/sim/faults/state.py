@@ -1,4 +1,4 @@
-"""The state that the parts of the small world share: time, chance, a log, the node's shared words and host memory."""
+"""The state that the parts of this world share: time, chance, a log, the node's semaphores and host memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from aegis.core.model import KvShape
 from aegis.core.request import EventHandle
 from aegis.core.rng import Stream
 from aegis.sim.event_queue import EventQueue
-from aegis.sim.faults.pretended import PAGE
-from aegis.sim.words import Words
+from aegis.sim.faults.fake_models import PAGE
+from aegis.sim.timeline_semaphores import TimelineSemaphores
 
 MESSAGE_NS = 50_000
 _FOR_EVER_NS = 100_000_000_000
@@ -36,7 +36,7 @@ class FaultWorldState:
         self.pages: dict[int, InstanceId] = {}  # of the shared device, with the instance that each was granted to
         self.dirty: set[int] = set()  # pages that were mapped and not wiped since
         self._agenda = EventQueue()
-        self._words = Words()
+        self.semaphores = TimelineSemaphores()
         self._jitter_ns = jitter_ns
         self._arrives_ns: defaultdict[str, int] = defaultdict(int)  # the last message of a link
         self._late: dict[str, tuple[int, int]] = {}  # until when messages of a link take how much longer
@@ -80,15 +80,9 @@ class FaultWorldState:
         for key in [key for key in self.host if slab_of(*key) in gone]:
             del self.host[key]
 
-    def passed(self, event: EventHandle) -> bool:
-        return self._words.passed(event)
-
-    def signal(self, event: EventHandle) -> None:
-        self._words.signal(event)
-
     def poison(self, word: int) -> None:
         """Parts that wait for a word of a lost process go on."""
-        self._words.signal(EventHandle(word, _POISON))
+        self.semaphores.signal(EventHandle(word, _POISON))
 
 
 def slab_of(shape: KvShape, block: BlockId) -> SlabId:

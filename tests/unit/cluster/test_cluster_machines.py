@@ -24,7 +24,7 @@ from aegis.core.model import ModelSpec
 from aegis.node.devices import Devices
 from aegis.node.image_caches import ImageCaches
 from aegis.process.clock import MonotonicClock
-from aegis.sim.faults.pretended import PAGE, make_spec
+from aegis.sim.faults.fake_models import PAGE, make_spec
 from memory.machines_kv import MachinesKv
 
 ray = pytest.importorskip("ray", reason="no Ray; pip install 'aegis-serve[ray]'")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aegis.core.estimators import Hardware, Latency, LinearFit, Prior, _decode_features, _prefill_features
 from aegis.core.model import Manifest
 from aegis.core.rng import Stream
-from aegis.sim.faults.pretended import make_shape
+from aegis.sim.faults.fake_models import make_shape
 
 HARDWARE = Hardware()
 FAST = Hardware(copy_bytes_per_s=2e12, memory_bytes_per_s=2e13, flops_per_s=5e15, overhead_ns=10_000)

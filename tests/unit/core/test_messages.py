@@ -12,7 +12,7 @@ from aegis.core.messages import FromInstance, ToInstance
 from aegis.core.model import Slo
 from aegis.core.request import EventHandle, FinishReason, Job, KeptPrefix, KvHandle, Sampling, Token
 from aegis.core.role import Role
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 
 M, R, P, X = ModelId("m"), RequestId(3), InstanceId("prefill-0"), ProxyId(2)
 JOB = Job(R, 2, M, (1, 2), Sampling(max_tokens=4, logit_bias=((5, -1.0),), logprobs=2), 17, (9,))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from aegis.core.estimators import Hardware, Latency
-from aegis.sim.faults.pretended import BLOCK_TOKENS, make_spec
+from aegis.sim.faults.fake_models import BLOCK_TOKENS, make_spec
 from decode.chunks import chunk_stop
 from decode.sequences import Sequence, Where
 from tests.sim.driven import make_job

@@ -15,7 +15,7 @@ from aegis.core.messages import (
     NeedSlabs,
     ReturnSlabs,
 )
-from aegis.sim.faults.pretended import PAGE
+from aegis.sim.faults.fake_models import PAGE
 from decode.sequences import Where
 from tests.sim.driven import decode, sides
 from tests.unit.decode.turns import (

@@ -7,7 +7,7 @@ from aegis.core.events import Tick
 from aegis.core.ids import PageRun, RequestId
 from aegis.core.messages import Broken, Cancel, GaveBack, GaveUp, GrantPages, NeedPages, NeedSlabs, TakeBack
 from aegis.core.model import ModelSpec
-from aegis.sim.faults.pretended import PAGE, make_spec
+from aegis.sim.faults.fake_models import PAGE, make_spec
 from decode.core import DecodeCore
 from memory.pages import count_pages
 from tests.sim.driven import Driven

@@ -9,7 +9,7 @@ from aegis.core.effects import CopyBlocks, StreamName
 from aegis.core.ids import SlabId
 from aegis.core.messages import FromInstance, GrantSlabs, KvReleased, NeedSlabs
 from aegis.core.request import EventHandle, KvHandle
-from aegis.sim.faults.pretended import PAGE, make_spec
+from aegis.sim.faults.fake_models import PAGE, make_spec
 from decode.kv_swap import KvSwap
 from decode.sequences import Counters, Room, Sequence, Where
 from memory.ledger import Ledger

@@ -9,7 +9,7 @@ from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.messages import Cancel, GaveUp
 from aegis.core.model import ModelSpec
 from aegis.core.views import BatchView, Turn
-from aegis.sim.faults.pretended import PAGE, make_spec
+from aegis.sim.faults.fake_models import PAGE, make_spec
 from decode.core import DecodeCore
 from decode.policies.qlm import Qlm
 from decode.policies.weighted_round_robin import WeightedRoundRobin

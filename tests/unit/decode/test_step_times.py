@@ -8,7 +8,7 @@ from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.estimators import Hardware
 from aegis.core.ids import ModelId
 from aegis.core.messages import StepsTook
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 from decode.step_times import ChangeTimes, StepTimes
 
 A, B = (make_spec(index, image_pages=3, block_bytes=1024) for index in range(2))

@@ -14,7 +14,7 @@ from aegis.core.messages import Tokens
 from aegis.core.model import ModelSpec
 from aegis.core.request import FinishReason, Sampling, Token
 from aegis.engine.protocol import EngineFailed, Row, Sampled
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 from decode.worker import DecodeWorker
 from tests.sim.driven import make_job
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from aegis.core.model import ModelSpec
 from aegis.core.views import MAX_BATCH, BatchView, Renewal, Turn, TurnRules
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 from decode.sequences import Sequence
 from decode.worklist import LOOKAHEAD_BLOCKS, Batch, WorkList
 from tests.sim.driven import make_job

@@ -8,7 +8,7 @@ from aegis.core.ids import InstanceId, PageRun
 from aegis.core.messages import GrantPages
 from aegis.core.model import ModelSpec
 from aegis.core.views import RoundPolicy
-from aegis.sim.faults.pretended import PAGE, make_spec
+from aegis.sim.faults.fake_models import PAGE, make_spec
 from decode.core import DecodeCore
 from decode.policies.weighted_round_robin import WeightedRoundRobin
 from memory.ledger import Ledger

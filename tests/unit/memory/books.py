@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from aegis.core.effects import (
     StreamName,
 )
-from aegis.sim.faults.pretended import PAGE, make_spec
+from aegis.sim.faults.fake_models import PAGE, make_spec
 from memory.budget import Budget
 
 SLAB = 2 * PAGE

@@ -10,7 +10,7 @@ from aegis.core.effects import StreamName
 from aegis.core.ids import PageRun, SlabId
 from aegis.core.messages import GrantPages
 from aegis.core.model import KvShape
-from aegis.sim.faults.pretended import PAGE, make_shape, make_spec
+from aegis.sim.faults.fake_models import PAGE, make_shape, make_spec
 from memory.budget import Budget
 from memory.ledger import Ledger
 from memory.pages import NoPages

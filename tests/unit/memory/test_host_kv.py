@@ -23,7 +23,7 @@ from aegis.core.messages import (
 )
 from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import Job, KeptPrefix, Sampling
-from aegis.sim.faults.pretended import BLOCK_TOKENS, PAGE, make_spec
+from aegis.sim.faults.fake_models import BLOCK_TOKENS, PAGE, make_spec
 from memory.host_kv import Answers, HostKv
 from memory.kept_prefixes import token_bytes
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from aegis.core.ids import InstanceId, SlabId
 from aegis.core.messages import OfferKv
-from aegis.sim.faults.pretended import BLOCK_TOKENS, PAGE, make_spec
+from aegis.sim.faults.fake_models import BLOCK_TOKENS, PAGE, make_spec
 from memory.kept_prefixes import KeptPrefixes, token_bytes
 
 SPEC = make_spec(0, image_pages=1, block_bytes=PAGE)  # a block fills a slab

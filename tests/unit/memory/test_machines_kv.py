@@ -22,7 +22,7 @@ from aegis.core.messages import (
     ReturnSlabs,
 )
 from aegis.core.request import Job, KeptPrefix, Sampling
-from aegis.sim.faults.pretended import BLOCK_TOKENS, PAGE, make_spec
+from aegis.sim.faults.fake_models import BLOCK_TOKENS, PAGE, make_spec
 from memory.host_kv import Answers
 from memory.kept_prefixes import token_bytes
 from memory.machines_kv import MachinesKv

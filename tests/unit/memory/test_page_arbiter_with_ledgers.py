@@ -15,7 +15,7 @@ from aegis.core.block_runs import block_ids, runs_of
 from aegis.core.effects import MapKv, RevokePages, Send, StreamName, WipePages
 from aegis.core.ids import BlockId, InstanceId
 from aegis.core.messages import FromInstance, GaveBack, GrantPages, NeedPages, TakeBack, ToInstance
-from aegis.sim.faults.pretended import PAGE, make_shape
+from aegis.sim.faults.fake_models import PAGE, make_shape
 from memory.budget import Budget
 from memory.ledger import Ledger
 from memory.page_arbiter import ArbiterEffect, PageArbiter, Settled, WipeLost

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aegis.core.block_runs import Blocks, count_blocks
 from aegis.core.effects import CopyBlocks, StreamName
 from aegis.core.messages import FromInstance, KeepKv, KvKept, OfferKv
-from aegis.sim.faults.pretended import BLOCK_TOKENS, PAGE, make_spec
+from aegis.sim.faults.fake_models import BLOCK_TOKENS, PAGE, make_spec
 from memory.kept_prefixes import token_bytes
 from memory.ledger import Ledger
 from memory.prefix_offers import PrefixOffers

@@ -12,7 +12,7 @@ from aegis.core.errors import LawBroken
 from aegis.core.ids import BlockRun, SlabId
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle
-from aegis.sim.faults.pretended import make_shape
+from aegis.sim.faults.fake_models import make_shape
 from memory.slabs import NoBlocks, SlabPool
 
 SLAB = 1024

@@ -13,7 +13,7 @@ from aegis.core.model import IMAGE_EXTENT_BYTES, ModelSpec
 from aegis.node.image_cache import ImageCache
 from aegis.node.image_caches import ImageCaches
 from aegis.node.image_filler import Filled
-from aegis.sim.faults.pretended import PAGE, make_spec
+from aegis.sim.faults.fake_models import PAGE, make_spec
 from memory.image_cache import State
 from memory.pages import Runs
 

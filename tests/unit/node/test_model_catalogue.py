@@ -18,7 +18,7 @@ from aegis.core.model import ModelSpec, Slo
 from aegis.models.sources import Source
 from aegis.node.model_catalogue import REGISTRATIONS_AT_ONCE, Catalogue, LiveModel
 from aegis.node.registration import RegistrationCancelled, Report, register, was_unloaded
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 from memory.budget import Budget
 from tests.parity.stand_ins import no_images
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aegis.core.effects import RunPrefill, StreamName
-from aegis.sim.faults.pretended import PAGE, make_spec
+from aegis.sim.faults.fake_models import PAGE, make_spec
 from prefill.core import PrefillCore
 from tests.sim.driven import Driven
 

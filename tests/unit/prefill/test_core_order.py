@@ -9,7 +9,7 @@ from aegis.core.ids import RequestId
 from aegis.core.messages import Cancel, DropModel, ModelDropped, Submit
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.views import WaitingJobs
-from aegis.sim.faults.pretended import PAGE, make_spec
+from aegis.sim.faults.fake_models import PAGE, make_spec
 from prefill.policies.least_slack import LeastSlackPrefill
 from tests.sim.driven import Driven, make_job, prefill
 from tests.unit.prefill.jobs import PREFETCH, TWO_MODELS_FIT, WEIGHTS, A, B, C, finish, loaded, ran

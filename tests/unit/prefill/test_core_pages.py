@@ -22,7 +22,7 @@ from aegis.core.messages import (
     TakeBack,
 )
 from aegis.core.model import ModelSpec
-from aegis.sim.faults.pretended import PAGE, make_spec
+from aegis.sim.faults.fake_models import PAGE, make_spec
 from memory.ledger import Ledger
 from memory.pages import count_pages
 from prefill.core import PrefillCore

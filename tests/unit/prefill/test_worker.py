@@ -13,7 +13,7 @@ from aegis.core.model import ModelSpec
 from aegis.core.request import Sampling, Token
 from aegis.engine.block_table import BlockTable
 from aegis.engine.protocol import EngineFailed, Row, Sampled
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 from prefill.worker import PrefillWorker
 from tests.sim.driven import make_job
 

@@ -11,11 +11,11 @@ from aegis.core.effects import CopyBlocks, LoadWeights, StreamName, WipePages
 from aegis.core.events import Progress
 from aegis.core.ids import ModelId, PageRun
 from aegis.core.request import EventHandle
-from aegis.sim.copies import Copy, Streams
+from aegis.sim.copies import Copy, Links, Streams
 from aegis.sim.event_queue import EventQueue
-from aegis.sim.faults.pretended import make_shape
+from aegis.sim.faults.fake_models import make_shape
 from aegis.sim.flows import Bus, Link
-from aegis.sim.words import Words
+from aegis.sim.timeline_semaphores import TimelineSemaphores
 
 SHAPE = make_shape(1 << 10)
 BLOCK = SHAPE.block_bytes
@@ -27,11 +27,11 @@ class Stand:
     """A link of a byte per nanosecond each way. `ended` are the copies that have, with their times."""
 
     def __init__(self, *, equal: bool = False) -> None:
-        self.agenda, self.words = EventQueue(), Words()
+        self.agenda, self.semaphores = EventQueue(), TimelineSemaphores()
         bus = Bus(self.agenda, 0)
         self.ended: list[tuple[StreamName, int]] = []
         inwards = Link(bus, 10**9, equal=equal)
-        self.streams = Streams(self.words, to_device=inwards, to_host=Link(bus, 10**9), done=self._ended)
+        self.streams = Streams(self.semaphores, Links(inwards, Link(bus, 10**9)), done=self._ended)
 
     def load(self, value: int, nbytes: int, stream: StreamName = StreamName.WEIGHTS) -> EventHandle:
         event = EventHandle(0 if stream is StreamName.WEIGHTS else 2, value)
@@ -50,7 +50,7 @@ def test_a_stream_copies_in_order_and_says_how_far_it_is() -> None:
     stand = Stand()
     first, second = stand.load(1, 500), stand.load(2, 300)
     stand.agenda.run(until_ns=501)
-    assert stand.words.passed(first) and not stand.words.passed(second)
+    assert stand.semaphores.passed(first) and not stand.semaphores.passed(second)
     assert stand.streams.progress() == [Progress(StreamName.WEIGHTS, 1)]
     assert stand.streams.progress() == [] and stand.streams.in_flight
     stand.agenda.run()
@@ -70,7 +70,7 @@ def test_a_copy_begins_when_what_it_waits_for_has_passed() -> None:
     stand = Stand()
     peer = EventHandle(PEER_WORD, 5)
     stand.swap_in(1, 2, after=peer)
-    stand.agenda.at(100, stand.words.signal, peer)
+    stand.agenda.at(100, stand.semaphores.signal, peer)
     stand.agenda.run()
     assert stand.ended == [(StreamName.SWAP_IN, 100 + 2 * SHAPE.block_bytes)]
 

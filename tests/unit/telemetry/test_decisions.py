@@ -5,7 +5,7 @@ from aegis.core.effects import CopyBlocks, EndRun, LoadWeights, Send, StreamName
 from aegis.core.ids import InstanceId, ModelId, PageRun, RequestId
 from aegis.core.messages import GrantPages, NeedPages, ReleaseKv, Shutdown, Tokens
 from aegis.core.request import EventHandle
-from aegis.sim.faults.pretended import make_shape
+from aegis.sim.faults.fake_models import make_shape
 from aegis.telemetry.decisions import DecisionLog
 
 DECODE = InstanceId("decode-0")

@@ -2,7 +2,7 @@
 
 from aegis.core.ids import RequestId
 from aegis.core.messages import Cancel
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 from aegis.telemetry.instance_reports import REPORT_NS, Reporter
 from decode.core import DecodeCore
 from tests.sim import driven

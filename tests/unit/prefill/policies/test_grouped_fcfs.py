@@ -7,7 +7,7 @@ from aegis.core.decision import Why
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import PrefillPlacement, Work
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 from prefill.policies.grouped_fcfs import GroupedFcfs
 from proxy.routing.prefill_queues import PrefillQueues
 

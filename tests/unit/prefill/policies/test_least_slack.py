@@ -13,7 +13,7 @@ from aegis.core.decision import Why
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import PrefillJob, PrefillPlacement, WaitingJobs, Work
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 from prefill.policies.least_slack import LeastSlackPrefill
 from proxy.routing.prefill_queues import PrefillQueues
 

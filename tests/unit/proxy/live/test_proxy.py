@@ -30,7 +30,7 @@ from aegis.core.messages import (
 from aegis.core.messages import Reused as ReusedTokens
 from aegis.core.request import Job, KeptPrefix, Sampling, Token
 from aegis.core.role import Role
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 from aegis.telemetry.history import History
 from aegis.transport.node_messages import (
     Drain,

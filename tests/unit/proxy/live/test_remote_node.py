@@ -17,7 +17,7 @@ from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.model import ModelSpec, TensorEntry
 from aegis.core.request import Job, KeptPrefix, Sampling
 from aegis.launcher.remote_proxy import RemoteProxy
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 from aegis.telemetry.metrics.scrape import Family
 from aegis.transport.links import Hub, Spoke
 from aegis.transport.node_messages import (

@@ -11,7 +11,7 @@ from aegis.core.messages import FromInstance, KvReleased, Phase, Prefilled, Star
 from aegis.core.request import EventHandle, Job, KvHandle, Sampling, Token
 from aegis.core.role import Role
 from aegis.core.views import DecodePolicy
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 from decode.policies.weighted_round_robin import WeightedRoundRobin
 from prefill.policies.grouped_fcfs import GroupedFcfs
 from proxy.routing.events import Deliver, Effect, Ended, Event, InstanceUp, MessageReceived, ModelUp, RequestArrived, To

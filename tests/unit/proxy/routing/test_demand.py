@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.model import Slo
-from aegis.sim.faults.pretended import PAGE, make_spec
+from aegis.sim.faults.fake_models import PAGE, make_spec
 from proxy.routing.demand import NOTHING, Demand, demand
 
 PARTS = st.builds(Demand, *[st.integers(0, 10**7)] * 3)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import Work
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 from proxy.routing.first_tokens import FirstTokens
 
 HERE, THERE = InstanceId("mixed-0"), InstanceId("mixed-1")

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import Load, OpenGroup, PrefillCandidate, PrefillPlacement, Work
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 from prefill.policies.grouped_fcfs import GroupedFcfs
 from proxy.routing.prefill_queues import PrefillQueues
 from tests.unit.proxy.routing import naive_placement as naive

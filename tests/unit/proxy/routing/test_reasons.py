@@ -9,7 +9,7 @@ from aegis.core.ids import InstanceId, RequestId
 from aegis.core.request import Job, Sampling
 from aegis.core.role import Role
 from aegis.core.views import DecodePolicy, DecodeView, Work
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 from decode.policies.least_slack import LeastSlack
 from decode.policies.qlm import Qlm
 from decode.policies.weighted_round_robin import WeightedRoundRobin

@@ -23,7 +23,7 @@ from aegis.core.messages import (
     Tokens,
 )
 from aegis.core.request import FinishReason, Token
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 from decode.policies.least_slack import LeastSlack
 from proxy.routing.events import ClientLeft, DeliverPrompt, Ended, InstanceDown, ModelAway, ModelRemoved, ModelUp
 from tests.unit.proxy.routing.router_stand import D0, D1, OTHER, P0, P1, SPEC, Proxy, R, handle

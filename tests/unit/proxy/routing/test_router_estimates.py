@@ -11,7 +11,7 @@ from aegis.core.messages import Prefilled, Started
 from aegis.core.model import Slo
 from aegis.core.request import Job, Sampling, Token
 from aegis.core.role import Role
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 from decode.policies.least_slack import LeastSlack
 from prefill.policies.grouped_fcfs import GroupedFcfs
 from proxy.routing.events import ForeignLoad, InstanceUp, MessageReceived, ModelUp, RequestArrived, SloSet

@@ -19,7 +19,7 @@ from aegis.core.messages import (
     Tokens,
 )
 from aegis.core.request import FinishReason, Token
-from aegis.sim.faults.pretended import make_spec
+from aegis.sim.faults.fake_models import make_spec
 from proxy.routing.events import ClientLeft, Ended, InstanceDown, ModelUp, Replayed
 from proxy.routing.router import MAX_LOSSES, MAX_REPLAYS
 from tests.unit.proxy.routing.router_stand import D0, D1, P0, P1, Proxy, R, handle

@@ -19,8 +19,8 @@ from aegis.core.rng import Stream
 from aegis.core.role import Roles
 from aegis.core.views import Renewal, TurnRules
 from aegis.policies import RECIPES, Recipe, Site, published, recipe
+from aegis.sim.faults.fake_models import PAGE, make_spec
 from aegis.sim.faults.plan import Kind, draw_plan
-from aegis.sim.faults.pretended import PAGE, make_spec
 from aegis.sim.faults.scenario import Scenario
 from decode.policies.least_slack import LeastSlack
 from decode.policies.weighted_round_robin import WeightedRoundRobin
@@ -48,10 +48,10 @@ def scenario_of(seed: int) -> tuple[Setup, Scenario]:
     """The scenario of a seed."""
     draw = Stream(seed, "harsh")
     setup = _setup(draw, most=2)
-    return setup, _reusing(seed, _market(draw, setup))
+    return setup, _reusing(seed, _scenario(draw, setup))
 
 
-def _market(draw: Stream, setup: Setup) -> Scenario:
+def _scenario(draw: Stream, setup: Setup) -> Scenario:
     instances = setup.prefills + setup.decodes + setup.mixed
     prompt_max, output_max = 4 + draw.below(90), 2 + draw.below(40)
     specs = tuple(_spec(draw, index) for index in range(1 + draw.below(8)))
@@ -83,11 +83,11 @@ def _market(draw: Stream, setup: Setup) -> Scenario:
     )
 
 
-def faulty_of(seed: int, kinds: frozenset[Kind]) -> tuple[Setup, Scenario]:
+def faulty_scenario_of(seed: int, kinds: frozenset[Kind]) -> tuple[Setup, Scenario]:
     """A larger market, where faults of these kinds happen."""
     draw = Stream(seed, "faulty")
     setup = _setup(draw, most=3)
-    scenario = _market(draw, setup)
+    scenario = _scenario(draw, setup)
     images = sum(-(-spec.manifest.image_bytes // PAGE) for spec in scenario.specs)
     requests, gap_ns = _pick(draw, (8, 24, 48)), _pick(draw, (20_000, 2_000_000, 12_000_000))
     scenario = replace(

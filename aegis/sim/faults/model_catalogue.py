@@ -1,4 +1,4 @@
-"""The models of the small world, as its node keeps them: bound, cached in host memory, removed and added anew.
+"""The models as the node keeps them: bound, cached in host memory, removed and added anew.
 
 Where what node and proxy say may come in any order, an instance is up once it has bound all models that are, and a
 model is once all instances that are up have bound it.
@@ -13,7 +13,7 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import AddModel, DropModel, ToInstance, UnloadModel
 from aegis.core.model import ModelSpec
 from aegis.core.role import Role
-from aegis.sim.faults.pretended import PAGE
+from aegis.sim.faults.fake_models import PAGE
 from aegis.sim.faults.state import FaultWorldState
 from memory.budget import Budget
 from memory.image_cache import AbandonFill, CacheEffect, Fill, Forgotten, ModelCache, NotifyInstance
@@ -34,16 +34,16 @@ class Wire(Protocol):
     def inform(self, event: Event, after: Callable[[], None] = ...) -> None: ...
 
 
-class Models:
+class ModelCatalogue:
     """`specs` are those that are served; `readded` counts those that came back."""
 
-    def __init__(self, wire: Wire, ground: FaultWorldState, budget: Budget, *, extents: int, parted: bool) -> None:
+    def __init__(self, wire: Wire, state: FaultWorldState, budget: Budget, *, extents: int, parted: bool) -> None:
         self.specs: dict[ModelId, ModelSpec] = {}
         self.readded = 0
         self.cache = ModelCache(extents)
         self._cached = extents > 0
         self._wire = wire
-        self._ground = ground
+        self._state = state
         self._budget = budget
         self._parted = parted
         self._bound: dict[InstanceId, set[ModelId]] = {}
@@ -72,7 +72,7 @@ class Models:
         """Removes the model in the middle of its work; it comes back once no instance holds it any more."""
         if not self.specs:
             return
-        model = sorted(self.specs)[self._ground.draw.below(len(self.specs))]
+        model = sorted(self.specs)[self._state.draw.below(len(self.specs))]
         up = self._wire.up()
         self._removing[model] = (self.specs.pop(model), set(up))
         self._told.discard(model)
@@ -89,7 +89,7 @@ class Models:
         if not self.specs:
             return
         model = sorted(self.specs)[number % len(self.specs)]
-        self._ground.note(f"{model} is unloaded")
+        self._state.note(f"{model} is unloaded")
         for instance in self._wire.up():
             self._wire.post(instance, UnloadModel(model))
         if self._unloading.begin(model, self._wire.up()):
@@ -98,7 +98,7 @@ class Models:
     def use(self, model: ModelId) -> None:
         self._unloading.wanted(model)
         if self._cached:
-            self._keep(self.cache.use(model, self._ground.now_ns * _HASTE))
+            self._keep(self.cache.use(model, self._state.now_ns * _HASTE))
 
     def check_end(self) -> None:
         """Checks that everything that was to leave has left."""
@@ -137,7 +137,7 @@ class Models:
         if model in self.specs and model not in self._renewing:
             self._renewing.add(model)
             self._wire.inform(ModelAway(model))
-            self._ground.after(_RENEWAL_NS, lambda: self._renewed(model))
+            self._state.after(_RENEWAL_NS, lambda: self._renewed(model))
 
     def dropped(self, instance: InstanceId, model: ModelId) -> None:
         self._bound[instance].discard(model)
@@ -201,14 +201,14 @@ class Models:
                 case AbandonFill(model):
                     self._abandoned.add(model)
                 case Forgotten():
-                    self._ground.after(0, self._let_go)
+                    self._state.after(0, self._let_go)
 
     def _fill(self, fill: Fill) -> None:
-        draw, images = self._ground.draw, self._ground.images
+        draw, images = self._state.draw, self._state.images
         extents = [extent for run in fill.extents for extent in range(run.start, run.stop)]
         for extent in extents:
             images.pop(extent, None)  # written to from now on
-        fails = draw.uniform() < self._ground.unreadable_share
+        fails = draw.uniform() < self._state.unreadable_share
 
         def end() -> None:
             if fails or fill.model in self._abandoned:
@@ -218,4 +218,4 @@ class Models:
             images.update(dict.fromkeys(extents, fill.model))
             self._keep(self.cache.filled(fill.model))
 
-        self._ground.after(500_000 * len(extents) + draw.below(2_000_000), end)
+        self._state.after(500_000 * len(extents) + draw.below(2_000_000), end)

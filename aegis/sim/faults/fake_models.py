@@ -1,4 +1,4 @@
-"""Pretended models: what they say follows from the whole sequence before it, so a wrong KV entry shows."""
+"""Fake models: what they say follows from the whole sequence before it, so a wrong KV entry shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCK_TOKENS = 16
 
 
 def next_token(sequence: Sequence[int | None]) -> int:
-    """The token that the pretended model gives after `sequence`."""
+    """The token that the fake model gives after `sequence`."""
     return int.from_bytes(blake2b(repr(tuple(sequence)).encode(), digest_size=2).digest(), "little") % 50
 
 

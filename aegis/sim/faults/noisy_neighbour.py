@@ -22,12 +22,12 @@ from memory.pages import PagePool, Runs
 _SLOWNESS_NS = 30_000_000
 
 
-class Neighbour:
+class NoisyNeighbour:
     """A process with the protocol of an instance. `say` brings its messages to the node."""
 
     def __init__(
         self,
-        ground: FaultWorldState,
+        state: FaultWorldState,
         name: InstanceId,
         say: Callable[[InstanceId, FromInstance], None],
         *,
@@ -35,7 +35,7 @@ class Neighbour:
     ) -> None:
         self.name = name
         self.alive = True
-        self._ground = ground
+        self._state = state
         self._say = say
         self._refuses = refuses
         self._pool = PagePool()
@@ -54,18 +54,18 @@ class Neighbour:
                 self._own(runs)
                 self._pool.inflate(runs)
             case TakeBack():
-                self._ground.after(self._ground.draw.below(_SLOWNESS_NS), lambda: self._give(message))
+                self._state.after(self._state.draw.below(_SLOWNESS_NS), lambda: self._give(message))
             case ForgetPeer(peer, _):
-                self._ground.after(
-                    self._ground.draw.below(_SLOWNESS_NS), lambda: self._say(self.name, PeerForgotten(peer))
+                self._state.after(
+                    self._state.draw.below(_SLOWNESS_NS), lambda: self._say(self.name, PeerForgotten(peer))
                 )
 
     def _own(self, runs: Runs) -> None:
         pages = [page for run in runs for page in range(run.start, run.stop)]
-        assert not self._ground.dirty & set(pages), "another one's bytes come into reach"
-        assert not self._ground.pages.keys() & set(pages), "a page has two owners"
-        self._ground.pages.update(dict.fromkeys(pages, self.name))
-        self._ground.dirty.update(pages)
+        assert not self._state.dirty & set(pages), "another one's bytes come into reach"
+        assert not self._state.pages.keys() & set(pages), "a page has two owners"
+        self._state.pages.update(dict.fromkeys(pages, self.name))
+        self._state.dirty.update(pages)
 
     def _give(self, asked: TakeBack) -> None:
         if not self.alive:
@@ -79,6 +79,6 @@ class Neighbour:
             clean, dirty = self._pool.deflate(count)
             runs = (*clean, *dirty)
         for page in [page for run in runs for page in range(run.start, run.stop)]:
-            del self._ground.pages[page]
-            self._ground.dirty.discard(page)
+            del self._state.pages[page]
+            self._state.dirty.discard(page)
         self._say(self.name, GaveBack(asked.number, runs))

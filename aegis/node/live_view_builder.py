@@ -13,7 +13,7 @@ from aegis.telemetry.memory_report import MemoryReport
 from aegis.telemetry.model_counts import Tally
 
 
-class LiveView:
+class LiveViewBuilder:
     """The live view of one start of a node."""
 
     def __init__(self, node: Node) -> None:

@@ -1,4 +1,4 @@
-"""The node's shared words: the events that copies wait for."""
+"""The timeline semaphores of a simulated node: what its copies signal and wait for, as `aegis.device.shared_events`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 from aegis.core.request import EventHandle
 
 
-class Words:
-    """A word only grows."""
+class TimelineSemaphores:
+    """An event has passed once its word has reached its value. A word only grows."""
 
     __slots__ = ("_values", "_waiting")
 

@@ -6,15 +6,14 @@ from functools import partial
 
 from aegis.core.ids import InstanceId
 from aegis.core.messages import FromInstance
-from aegis.sim.faults.neighbour import Neighbour
-from aegis.sim.faults.node import Node
-from aegis.sim.faults.plan import Crash, Spell
-from aegis.sim.faults.plan import Neighbour as PlannedNeighbour
+from aegis.sim.faults.instance import FaultyInstance
+from aegis.sim.faults.noisy_neighbour import NoisyNeighbour
+from aegis.sim.faults.plan import Crash, NeighbourStay, Spell
 from aegis.sim.faults.world import World
 from memory.page_arbiter import Settled
 
 
-class Disturbances:
+class FaultInjector:
     """All that happens to a world beside its requests."""
 
     def __init__(self, world: World) -> None:
@@ -22,9 +21,9 @@ class Disturbances:
 
     def schedule(self, span_ns: int) -> None:
         """Commands within `span_ns`, the rest when the plan has it."""
-        plan, after = self._world.scenario.plan, self._world.ground.after
+        plan, after = self._world.scenario.plan, self._world.state.after
         for command in range(self._world.scenario.moves):
-            after(self._world.ground.draw.below(span_ns), partial(self._command, command))
+            after(self._world.state.draw.below(span_ns), partial(self._command, command))
         for crash in plan.crashes:
             after(crash.at_ns, partial(self._crash, crash))
         for spell in plan.pauses:
@@ -36,73 +35,72 @@ class Disturbances:
         for number, neighbour in enumerate(plan.neighbours):
             after(neighbour.at_ns, partial(self._move_in, InstanceId(f"neighbour-{number}"), neighbour))
 
-    def _victim(self, number: int) -> Node | None:
+    def _victim(self, number: int) -> FaultyInstance | None:
         names = self._world.up()
-        return self._world.nodes[names[number % len(names)]] if names else None
+        return self._world.instances[names[number % len(names)]] if names else None
 
     def _crash(self, crash: Crash) -> None:
-        if node := self._victim(crash.victim):
+        if instance := self._victim(crash.victim):
             self._world.crash(
-                node.instance,
+                instance.instance,
                 unnoticed_ns=crash.unnoticed_ns,
                 absent_ns=crash.absent_ns,
                 for_good=crash.for_good,
             )
 
     def _pause(self, spell: Spell) -> None:
-        if node := self._victim(spell.victim):
-            self._world.ground.note(f"{node.instance} stands still for {spell.for_ns} ns")
-            node.stop(spell.for_ns)
+        if instance := self._victim(spell.victim):
+            self._world.state.note(f"{instance.instance} stands still for {spell.for_ns} ns")
+            instance.stop(spell.for_ns)
 
     def _delay(self, spell: Spell) -> None:
-        links = self._world.ground.links()
+        links = self._world.state.links()
         if links:
             link = links[spell.victim % len(links)]
-            self._world.ground.note(f"messages '{link}' take {spell.by} ns longer for {spell.for_ns} ns")
-            self._world.ground.delay(link, spell.for_ns, spell.by)
+            self._world.state.note(f"messages '{link}' take {spell.by} ns longer for {spell.for_ns} ns")
+            self._world.state.delay(link, spell.for_ns, spell.by)
 
     def _slow(self, spell: Spell) -> None:
         """Of two spells at once the later one counts."""
-        if node := self._victim(spell.victim):
-            self._world.ground.note(f"copies of {node.instance} take {spell.by} times as long for {spell.for_ns} ns")
+        if instance := self._victim(spell.victim):
+            self._world.state.note(f"copies of {instance.instance} take {spell.by} times as long for {spell.for_ns} ns")
             usual = self._world.scenario.plan.slowness
-            node.slowness = usual * spell.by
-            self._world.ground.after(spell.for_ns, lambda: setattr(node, "slowness", usual))
+            instance.slowness = usual * spell.by
+            self._world.state.after(spell.for_ns, lambda: setattr(instance, "slowness", usual))
 
     def _command(self, command: int) -> None:
         """A user changes the limit of an instance while it serves, or trims it; again if commands are retried."""
-        world, draw, scenario = self._world, self._world.ground.draw, self._world.scenario
+        world, draw, scenario = self._world, self._world.state.draw, self._world.scenario
         commands = [command, scenario.moves + command][: 1 + scenario.plan.commands_twice]
-        if not world.nodes:
+        if not world.instances:
             world.settled.update({each: Settled(each, 0) for each in commands})
             return
-        name = world.up()[draw.below(len(world.nodes))]
+        name = world.up()[draw.below(len(world.instances))]
         if draw.uniform() < 0.3:
             for each in commands:
-                world.arbitrate(world.arbiter.trim(name, command=each))
+                world.perform(world.arbiter.trim(name, command=each))
             return
         most = max(world.budget.least_pages(spec.manifest.image_bytes) for spec in scenario.specs)
         pages, patience_ns = most + draw.below(scenario.pages - most + 1), draw.below(60_000_000)
         for each in commands:
-            world.arbitrate(world.arbiter.set_limit(name, pages, command=each, patience_ns=patience_ns))
+            world.perform(world.arbiter.set_limit(name, pages, command=each, patience_ns=patience_ns))
 
     # --- neighbours ---------------------------------------------------------------------------------------------------
 
-    def _move_in(self, name: InstanceId, planned: PlannedNeighbour) -> None:
+    def _move_in(self, name: InstanceId, stay: NeighbourStay) -> None:
         world = self._world
-        neighbour = Neighbour(world.ground, name, self._say, refuses=planned.refuses)
+        neighbour = NoisyNeighbour(world.state, name, self._say, refuses=stay.refuses)
         world.neighbours[name] = neighbour
-        world.leases.join(name)
-        world.arbiter.join(name)
-        neighbour.begin(planned.pages * world.scenario.pages // 1000, planned.slabs * world.scenario.host_slabs // 1000)
-        world.ground.after(planned.for_ns, lambda: self._move_out(name))
+        world.memory.join(name, world.arbiter)
+        neighbour.begin(stay.pages * world.scenario.pages // 1000, stay.slabs * world.scenario.host_slabs // 1000)
+        world.state.after(stay.for_ns, lambda: self._move_out(name))
 
     def _say(self, name: InstanceId, message: FromInstance) -> None:
         def arrive() -> None:
             if name in self._world.neighbours:
                 self._world.hear(name, message)
 
-        self._world.ground.send(f"from {name}", arrive)
+        self._world.state.send(f"from {name}", arrive)
 
     def _move_out(self, name: InstanceId) -> None:
         self._world.neighbours.pop(name).alive = False

@@ -1,4 +1,4 @@
-"""The pace of runs if instances share the processors of their node, as they do on CPU devices.
+"""Runs that share the processors of their node, as the instances of a CPU device do.
 
 A run that has `n` others beside it takes `1 + contention * n` times as long as alone, for as long as they run.
 """
@@ -11,7 +11,7 @@ from typing import Final
 _ALONE: Final = 1_000  # per mille
 
 
-class Pace:
+class RunProgress:
     """The progress of a run over time. Work is counted in the nanoseconds that it takes alone."""
 
     __slots__ = ("_marks",)
@@ -40,7 +40,7 @@ class Pace:
         self._marks.append(mark)
 
 
-class Cores:
+class SharedProcessors:
     """The processors that instances share. `contention` is in thousandths; 0: each has its own."""
 
     __slots__ = ("_busy", "_contention")

@@ -1,0 +1,197 @@
+"""What is in the memory of a device: dictionaries that an instance's copies and steps read and write.
+
+A broken rule shows: only granted pages are mapped, at one place, and only wiped ones given back, what is in a page is
+lost when another owner maps it, the next token follows from what is found in the KV blocks, and a step runs only on
+weights that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from aegis.core.block_runs import BlockCopy, block_ids
+from aegis.core.effects import (
+    CopyBlocks,
+    DecodeRow,
+    LoadWeights,
+    MapKv,
+    MapWeights,
+    MoveBlocks,
+    RunPrefill,
+    StreamName,
+    UnmapKv,
+    UnmapWeights,
+)
+from aegis.core.ids import BlockId, InstanceId, ModelId, PageRun, SlabId
+from aegis.core.model import KvShape, ModelSpec
+from aegis.core.request import Token
+from aegis.sim.faults.fake_models import BLOCK_TOKENS, next_token
+from aegis.sim.faults.state import Action, Content, FaultWorldState, slab_of
+
+Pages = tuple[int, ...]
+
+
+class DeviceMemory:
+    """That of one instance. `specs` are the models it has bound. Where node and proxy are `parted`, host slabs that are
+    read may change hands."""
+
+    def __init__(
+        self,
+        state: FaultWorldState,
+        instance: InstanceId,
+        specs: Callable[[], Mapping[ModelId, ModelSpec]],
+        parted: bool,
+    ) -> None:
+        self._state = state
+        self._instance = instance
+        self._specs = specs
+        self._parted = parted
+        self._kv: dict[tuple[KvShape, BlockId], Content] = {}
+        self._slab_pages: dict[SlabId, Pages] = {}
+        self._weight_pages: dict[ModelId, Pages] = {}
+        self._loaded: dict[int, ModelId] = {}
+
+    # --- pages --------------------------------------------------------------------------------------------------------
+
+    def accept(self, runs: Sequence[PageRun]) -> None:
+        pages = pages_of(runs)
+        assert not self._state.dirty & set(pages), "another one's bytes come into reach"
+        assert not self._state.pages.keys() & set(pages), "a page has two owners"
+        self._state.pages.update(dict.fromkeys(pages, self._instance))
+
+    def wipe(self, runs: Sequence[PageRun]) -> None:
+        pages = pages_of(runs)
+        assert not self._mapped_pages() & set(pages), "wiped while it is mapped"
+        self._state.dirty.difference_update(pages)
+
+    def revoke(self, runs: Sequence[PageRun]) -> None:
+        pages = pages_of(runs)
+        assert not self._mapped_pages() & set(pages) and not self._state.dirty & set(pages)
+        for page in pages:
+            del self._state.pages[page]
+
+    def map_kv(self, effect: MapKv) -> None:
+        self._slab_pages[effect.slab] = self._claim(effect.runs)
+
+    def unmap_kv(self, effect: UnmapKv) -> None:
+        del self._slab_pages[effect.slab]
+        for key in [key for key in self._kv if slab_of(*key) == effect.slab]:
+            del self._kv[key]
+
+    def map_weights(self, effect: MapWeights) -> None:
+        self._weight_pages[effect.model] = self._claim(effect.runs)
+
+    def unmap_weights(self, effect: UnmapWeights) -> None:
+        del self._weight_pages[effect.model]
+
+    def weights_mapped(self, model: ModelId) -> bool:
+        return model in self._weight_pages
+
+    def _claim(self, runs: Sequence[PageRun]) -> Pages:
+        """Mapped at one place at a time; whatever was in the pages is gone."""
+        pages = pages_of(runs)
+        assert not self._mapped_pages() & set(pages), "a page is mapped twice"
+        assert all(self._state.pages.get(page) == self._instance for page in pages), "a page that was not granted"
+        self._state.dirty.update(pages)
+        for page in pages:
+            self._loaded.pop(page, None)
+        return pages
+
+    def _mapped_pages(self) -> set[int]:
+        return {page for held in (self._slab_pages, self._weight_pages) for run in held.values() for page in run}
+
+    # --- copies -------------------------------------------------------------------------------------------------------
+
+    def move(self, effect: MoveBlocks) -> None:
+        for source, target in pairs_of(effect.copies):
+            self._check_mapped(effect.shape, source)
+            self._check_mapped(effect.shape, target)
+            self._kv[effect.shape, target] = list(self._kv.get((effect.shape, source), []))
+
+    def load(self, effect: LoadWeights) -> tuple[int, Action]:
+        """Of how many pages the load is, and what it does at its end: from the model cache or, where the image is not
+        there, from disk."""
+        model, extents = effect.model, pages_of(effect.cached)
+        pages = self._weight_pages[model]
+
+        def end() -> None:
+            assert self._weight_pages.get(model) == pages, f"{model} was unmapped while it was loading"
+            found = {self._state.images.get(extent) for extent in extents}
+            assert found <= {model}, f"{model} was loaded from where {found} is cached"
+            self._loaded.update(dict.fromkeys(pages, model))
+
+        return len(pages), end
+
+    def copy(self, effect: CopyBlocks) -> Action:
+        """What the copy does at its end."""
+        leased = self._leases(effect)
+
+        def end() -> None:
+            now = {slab: self._state.leased[slab] for slab in leased}
+            assert leased == now, "a host slab has another owner, and is still copied"
+            out = effect.stream is StreamName.SWAP_OUT
+            source, target = (self._kv, self._state.host) if out else (self._state.host, self._kv)
+            for a, b in pairs_of(effect.copies):
+                self._check_mapped(effect.shape, a if out else b)
+                target[effect.shape, b] = list(source.get((effect.shape, a), []))
+
+        return end
+
+    def _leases(self, effect: CopyBlocks) -> dict[SlabId, int]:
+        """Leases of the host slabs that a copy reads or writes: they may not change hands under it. There are two
+        exceptions: an instance may read KV that it was to adopt from a lost one until the proxy, which ignores the
+        result, takes that back; and kept KV for later prompts is read at the reader's own risk."""
+        out = effect.stream is StreamName.SWAP_OUT
+        if self._parted and not out:
+            return {}
+        slabs = {slab_of(effect.shape, b if out else a) for a, b in pairs_of(effect.copies)}
+        slabs = slabs if out else slabs.difference(self._state.kept())
+        return {slab: self._state.leased[slab] for slab in sorted(slabs)}
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def prefill(self, effect: RunPrefill) -> Token | None:
+        """The first token, where the prefill ends."""
+        shape, start, stop = self._loaded_shape(effect.job.model), effect.start, effect.stop
+        sequence, blocks = (*effect.job.prompt, *effect.job.sent), list(block_ids(effect.blocks))
+        for position, token in enumerate(sequence[start:stop], start):
+            self._block(shape, blocks[position // BLOCK_TOKENS])[position % BLOCK_TOKENS] = token
+        if not effect.ends:
+            return None
+        found = [token for block in blocks for token in self._block(shape, block)]
+        return Token(next_token(found[:stop]))
+
+    def decode(self, model: ModelId, rows: Sequence[DecodeRow]) -> tuple[Token, ...]:
+        """One step."""
+        shape = self._loaded_shape(model)
+        tokens = []
+        for row in rows:
+            blocks = list(block_ids(row.blocks))[: row.position // BLOCK_TOKENS + 1]
+            self._block(shape, blocks[-1])[row.position % BLOCK_TOKENS] = row.token
+            found: Content = []
+            for block in blocks:
+                found += self._block(shape, block)
+            tokens.append(Token(next_token(found[: row.position + 1])))
+        return tuple(tokens)
+
+    def _loaded_shape(self, model: ModelId) -> KvShape:
+        """Of KV of a model whose weights are there."""
+        assert all(self._loaded.get(page) == model for page in self._weight_pages[model]), f"{model} is not loaded"
+        return self._specs()[model].manifest.kv
+
+    def _check_mapped(self, shape: KvShape, block: BlockId) -> None:
+        assert slab_of(shape, block) in self._slab_pages, "unmapped memory is touched"
+
+    def _block(self, shape: KvShape, block: BlockId) -> Content:
+        self._check_mapped(shape, block)
+        content = self._kv.setdefault((shape, block), [])
+        content += [None] * (BLOCK_TOKENS - len(content))
+        return content
+
+
+def pairs_of(copies: Sequence[BlockCopy]) -> list[tuple[BlockId, BlockId]]:
+    return [(BlockId(a + at), BlockId(b + at)) for a, b, count in copies for at in range(count)]
+
+
+def pages_of(runs: Sequence[PageRun]) -> Pages:
+    return tuple(page for run in runs for page in range(run.start, run.stop))

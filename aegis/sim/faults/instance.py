@@ -1,0 +1,212 @@
+"""One incarnation of an instance whose memory has contents: its core, and a shell that goes step by step.
+
+What its core asks for is performed by the table that both worlds have (`InstanceEffects`). Unlike `SimInstance` it
+takes an event for each step, for every step reads KV that is there, and it may stand still, fail or die in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from aegis.core.effects import (
+    AcceptPages,
+    Bind,
+    DecodeRow,
+    Effect,
+    EndRun,
+    MapKv,
+    MapWeights,
+    MoveBlocks,
+    RevokePages,
+    RunDecode,
+    RunPrefill,
+    StreamName,
+    Track,
+    Unbind,
+    UnmapKv,
+    UnmapWeights,
+    Untrack,
+)
+from aegis.core.events import InstanceEvent, StepFailed, Stepped, Tick
+from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.messages import FromInstance, ToInstance
+from aegis.core.request import Token
+from aegis.sim.effects import InstanceEffects
+from aegis.sim.faults.content_copies import ContentCopies
+from aegis.sim.faults.decode_run import DecodeRun
+from aegis.sim.faults.device_memory import DeviceMemory
+from aegis.sim.faults.state import Action, FaultWorldState
+from decode.core import DecodeCore
+from memory.balloon import OWING_NS
+from prefill.core import PrefillCore
+
+
+class FaultyInstance:
+    """`hear` receives what the instance says.
+
+    A process that is stopped (SIGSTOP) does nothing meanwhile, nor do its copies; then it goes on where it was. Of one
+    that is dead nothing more comes.
+    """
+
+    def __init__(
+        self,
+        state: FaultWorldState,
+        instance: InstanceId,
+        core: PrefillCore | DecodeCore,
+        words: Mapping[StreamName, int],
+        *,
+        hear: Callable[[FaultyInstance, FromInstance], None],
+        parted: bool,
+        slowness: int,
+    ) -> None:
+        self.instance = instance
+        self.core = core
+        self.words = words
+        self.alive = True
+        self.slowness = slowness  # of its copies
+        self.bound: set[ModelId] = set()
+        self.tracked: set[RequestId] = set()
+        self._state = state
+        self._hear = hear
+        self._memory = DeviceMemory(state, instance, lambda: core.ledger.specs, parted)
+        self._inbox: list[InstanceEvent] = []
+        self._stepping = False
+        self._ends_run = False
+        self._heard = 0  # events so far, those of a run under way excepted
+        self._stopped_until_ns = 0
+        memory, copies = self._memory, ContentCopies(state, self, self._memory)
+        self._effects = InstanceEffects(
+            send=lambda effect: self.say(effect.message),
+            prefill=self._prefill,
+            decode=self._decode,
+            end_run=self._end_run,
+            load=copies.load,
+            abandon=copies.abandon,
+            copy=copies.copy,
+            wipe=copies.wipe,
+            others={
+                Track: self._track,
+                Untrack: self._untrack,
+                Bind: self._bind,
+                Unbind: self._unbind,
+                MapKv: memory.map_kv,
+                UnmapKv: memory.unmap_kv,
+                MapWeights: memory.map_weights,
+                UnmapWeights: memory.unmap_weights,
+                MoveBlocks: self._move,
+                AcceptPages: lambda effect: memory.accept(effect.runs),
+                RevokePages: lambda effect: memory.revoke(effect.runs),
+            },
+        )
+
+    # --- the process --------------------------------------------------------------------------------------------------
+
+    def stop(self, for_ns: int) -> None:
+        if self._state.now_ns >= self._stopped_until_ns:
+            self._stopped_until_ns = self._state.now_ns + for_ns
+
+    def receive(self, message: ToInstance) -> None:
+        self._when_running(lambda: self.feed(message))
+
+    def after(self, delay_ns: int, action: Action) -> None:
+        """In this process."""
+        self._state.after(delay_ns, lambda: self._when_running(action))
+
+    def note(self, what: object) -> None:
+        self._state.note(f"{self.instance} {what}")
+
+    def _when_running(self, action: Action) -> None:
+        if not self.alive:
+            return
+        left_ns = self._stopped_until_ns - self._state.now_ns
+        if left_ns > 0:
+            self._state.after(left_ns, lambda: self._when_running(action))
+        else:
+            action()
+
+    # --- what its core is told ----------------------------------------------------------------------------------------
+
+    def feed(self, event: InstanceEvent) -> None:
+        """A stepping instance looks at messages when its step is over, as a real one does."""
+        if self._stepping and not isinstance(event, Stepped | StepFailed):
+            self._inbox.append(event)
+            return
+        events = [event]
+        if isinstance(event, Stepped | StepFailed):
+            self._stepping = False
+            events, self._inbox = [event, *self._inbox], []
+        while events and not self._stepping:
+            self._tell_core(events.pop(0))
+        self._inbox += events
+        self._heard += 1
+        if self.core.ledger.balloon.owes and not self._stepping:
+            self.after(OWING_NS, partial(self._tick, self._heard))
+
+    def listen(self) -> bool:
+        """Tells the core between two steps what is new; whether that ends the run."""
+        self._ends_run = False
+        while self._inbox and not self._ends_run:
+            self._tell_core(self._inbox.pop(0))
+        return self._ends_run
+
+    def _tell_core(self, event: InstanceEvent) -> None:
+        effects: Sequence[Effect] = self.core.on(event, self._state.now_ns)
+        assert not any(isinstance(effect, RunPrefill | RunDecode) for effect in effects[:-1]), "a step is not the last"
+        self._effects.perform(effects)
+        self.core.ledger.check()
+
+    def _tick(self, heard: int) -> None:
+        """Sends a tick to a core that owes pages and has got no other event since."""
+        if heard == self._heard:
+            self.feed(Tick())
+
+    # --- what its core asks for ---------------------------------------------------------------------------------------
+
+    def say(self, message: FromInstance) -> None:
+        self.note(message)
+        self._hear(self, message)
+
+    def decode(self, model: ModelId, rows: Sequence[DecodeRow]) -> tuple[Token, ...]:
+        """One step."""
+        return self._memory.decode(model, rows)
+
+    def _prefill(self, effect: RunPrefill) -> None:
+        fails = self._begin(effect)
+        self.tracked.add(effect.job.request)
+        first = self._memory.prefill(effect)
+        duration_ns = 1_000_000 + 10_000 * (effect.stop - effect.start) + self._state.draw.below(1_000_000)
+        answer = StepFailed("drawn") if fails else Stepped(() if first is None else ((first,),), duration_ns)
+        self.after(duration_ns, lambda: self.feed(answer))
+
+    def _decode(self, effect: RunDecode) -> None:
+        fails = self._begin(effect)
+        DecodeRun(self, self._state, effect, fails=fails).step()
+
+    def _begin(self, effect: RunPrefill | RunDecode) -> bool:
+        """Whether the engine raises on this run."""
+        self.note(effect)
+        assert not self._stepping
+        self._stepping = True
+        return self._state.draw.uniform() < self._state.failing_share
+
+    def _end_run(self, effect: EndRun) -> None:
+        self._ends_run = True
+
+    def _track(self, effect: Track) -> None:
+        self.tracked.add(effect.job.request)
+
+    def _untrack(self, effect: Untrack) -> None:
+        self.tracked.discard(effect.request)
+
+    def _bind(self, effect: Bind) -> None:
+        assert effect.spec.model not in self.bound
+        self.bound.add(effect.spec.model)
+
+    def _unbind(self, effect: Unbind) -> None:
+        assert not self._memory.weights_mapped(effect.model), f"{effect.model} is unbound while it is mapped"
+        self.bound.remove(effect.model)
+
+    def _move(self, effect: MoveBlocks) -> None:
+        assert not self._stepping
+        self._memory.move(effect)
