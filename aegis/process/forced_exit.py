@@ -1,4 +1,4 @@
-"""Ends this process some time after SIGINT or SIGTERM, whatever it does then.
+"""Ends this process some time after SIGINT, SIGTERM or SIGHUP, whatever it does then.
 
 A thread may keep the interpreter to itself, or the main one may hang: then no Python code runs that could end anything.
 The handler of `faulthandler`, which is C and waits for nothing, still runs. It writes to a pipe that a shell reads, and
@@ -19,17 +19,23 @@ from contextlib import contextmanager
 # The input ends with this process; if it does in time, nothing is killed. `timeout` exits with 124 when time is up,
 # that of busybox with 143.
 _KILL = 'read -r _ || exit; timeout "$0" cat >/dev/null; case $? in 124 | 143) kill -KILL "$PPID" ;; esac'
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def on_signals(do: Callable[[], None], shell: int | None) -> None:
     """The running loop calls `do` at each of them, and the shell is told first. To be called again after whatever else
-    may have handled them."""
-    for number in _SIGNALS:
+    may have handled them. SIGHUP, of a terminal that closes, stays ignored where it was: under `nohup`."""
+    for number in _heeded():
         faulthandler.unregister(number)
         asyncio.get_running_loop().add_signal_handler(number, do)
         if shell is not None:
             faulthandler.register(number, shell, all_threads=False, chain=True)
+
+
+def _heeded() -> Iterator[signal.Signals]:
+    for number in _SIGNALS:
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            yield number
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from weakref import WeakSet
 
 from proxy.http.market import Delivery, Delta, PromptScores
 
-ANSWER_BYTES_MAX = 32 << 20
-ALL_BYTES_MAX = 256 << 20
+ANSWER_BYTES_MAX = 16 << 20
+ALL_BYTES_MAX = 32 << 20
 
 _DELIVERY_BYTES = 96
 _TOKEN_BYTES = 112

@@ -181,10 +181,10 @@ def _judge_stream(report: Report, stream: dict[str, Any], expected: Sequence[int
         report.faults.append(f"{len(late)} tokens of an honest stream were late, the first token {late[0]}")
 
 
-def ends_soon(server: Server, within_s: float = END_S) -> float:
-    """SIGTERM ends it, and well; how long that took."""
+def ends_soon(server: Server, within_s: float = END_S, number: signal.Signals = signal.SIGTERM) -> float:
+    """The signal ends it, and well; how long that took."""
     began_s = time.monotonic()
-    server.process.send_signal(signal.SIGTERM)
+    server.process.send_signal(number)
     try:
         code = server.process.wait(STOP_S)
     except subprocess.TimeoutExpired:

@@ -33,7 +33,7 @@ PIPELINED_HEAD_BYTES_MAX = 64 << 10
 UNFINISHED_BYTES_MAX = 16 << 20
 """Of all connections: heads of requests that are not all there yet, and requests that wait for another's answer."""
 
-UNREAD_BYTES_MAX = 32 << 20
+UNREAD_BYTES_MAX = 16 << 20
 """Of all connections: answers that are made and wait for their readers, where it is more than `_UNREAD_BYTES`."""
 
 FRAMING_BYTES_MAX = 64 << 10

@@ -11,7 +11,7 @@ import pytest
 
 WITHIN_S = 2
 WAIT_S = 20.0
-SIGNALS = [signal.SIGINT, signal.SIGTERM]
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 PROGRAM = f"""
 import asyncio, ctypes, sys, threading
@@ -86,5 +86,19 @@ def test_without_a_shell_signals_are_heard_still() -> None:
     )
     with process:
         assert process.stdout and process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=WAIT_S)[0] == "heard\nended\n"
+
+
+def test_a_terminal_that_closes_ends_nothing_under_nohup() -> None:
+    ignores = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    command = [sys.executable, "-c", ignores + PROGRAM.format(block=ENDS)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, env={"PYTHONPATH": ":".join(sys.path)}, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout and process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)  # it would have ended
+        assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         assert process.communicate(timeout=WAIT_S)[0] == "heard\nended\n"

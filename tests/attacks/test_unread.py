@@ -1,0 +1,40 @@
+"""Answers that nobody reads take little, however many there are: streams, whole answers, and what `/tokenize` says."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from contextlib import ExitStack
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.attacks.harness import under_attack
+from tests.attacks.wire import request
+from tests.live.server import Server
+
+READERS = 16
+ATTACK_S = 8.0
+TEXT = "the cat and the hat " * 40_000
+STREAM: dict[str, Any] = {"model": "llama", "prompt": [5, 6], "max_tokens": 1000, "ignore_eos": True}
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "streams": ("/v1/completions", STREAM | {"stream": True, "logprobs": 20}),
+    "whole answers": ("/v1/completions", STREAM | {"logprobs": 20}),
+    "token ids": ("/tokenize", {"model": "llama", "prompt": TEXT}),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_answers_that_nobody_reads_take_little(server: Server, name: str) -> None:
+    path, body = BODIES[name]
+    address, sent = urlsplit(server.url), request(path, json.dumps(body).encode())
+    with under_attack(server, f"{READERS} that read no {name}"), ExitStack() as stack:
+        for _ in range(READERS):
+            reader = stack.enter_context(socket.socket())
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            reader.settimeout(ATTACK_S)
+            reader.connect((address.hostname, address.port))
+            reader.sendall(sent)
+        time.sleep(ATTACK_S)  # what is tested is this long
