@@ -245,11 +245,11 @@ class Market(Protocol):
         *,
         priority: int = 0,
         sent: tuple[int, ...] = (),
-        beside: SequenceHandle | None = None,
+        first_choice: SequenceHandle | None = None,
         among: SequenceHandle | None = None,
     ) -> SequenceHandle:
         """Queues a sequence whose lengths and parameters were checked; it goes on after the tokens `sent`, which are
-        not delivered again. `beside`: one that was submitted with the same prompt, of which it is another choice.
+        not delivered again. `first_choice`: one that was submitted with the same prompt, of which it is another choice.
         `among`: any other of the same answer; what waits to be read of them is bounded together. Raises UserError: 503
         while draining, 429 where it would be late and that is to be told."""
         ...

@@ -184,7 +184,7 @@ class Proxy:
         *,
         priority: int = 0,
         sent: tuple[int, ...] = (),
-        beside: SequenceHandle | None = None,
+        first_choice: SequenceHandle | None = None,
         among: SequenceHandle | None = None,
     ) -> LiveSequenceHandle:
         served = self._node.models().get(model)
@@ -213,7 +213,9 @@ class Proxy:
             self._stages.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt))
         ranked = min(max(priority + served.priority, -PRIORITY_MAX), PRIORITY_MAX)
         job = Job(request, 1, model, tuple(prompt), sampling, now_ns, sent, ranked)
-        self._happened(RequestArrived(job, beside.request if isinstance(beside, LiveSequenceHandle) else None))
+        self._happened(
+            RequestArrived(job, first_choice.request if isinstance(first_choice, LiveSequenceHandle) else None)
+        )
         return handle
 
     @property

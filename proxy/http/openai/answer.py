@@ -48,7 +48,7 @@ class Shape(Protocol):
 async def answer(
     request: Request,
     served: Served,
-    orders: Sequence[SequenceRequest],
+    sequences: Sequence[SequenceRequest],
     parameters: GenerationParameters,
     shape: Shape,
     admitted: AdmittedRequest,
@@ -56,13 +56,13 @@ async def answer(
     """Submits the sequences and answers with them. Raises UserError; ClientGone if the client has left."""
     model, settings = served.spec.model, settings_of(request)
     if settings.logs_prompts:
-        _log_prompts(request, served, orders)
+        _log_prompts(request, served, sequences)
     release(request.scope)
-    admitted.permit.use(sum(len(order.prompt) for order in orders))
+    admitted.permit.use(sum(len(sequence.prompt) for sequence in sequences))
     with ExitStack() as undoing:
-        record = await records_of(request).open(_asked(request, served, orders, parameters))
+        record = await records_of(request).open(_recorded_call(request, served, sequences, parameters))
         undoing.callback(record.close)
-        call = await GenerationRequest.submit(market_of(request), served, orders, parameters, record)
+        call = await GenerationRequest.submit(market_of(request), served, sequences, parameters, record)
         undoing.callback(call.cancel)
         await record.opened()
         undoing.pop_all()
@@ -84,22 +84,22 @@ async def answer(
         close()
 
 
-def _log_prompts(request: Request, served: Served, orders: Sequence[SequenceRequest]) -> None:
-    for order in orders:
-        text = served.text.decode(order.prompt) if served.text else str(list(order.prompt))
+def _log_prompts(request: Request, served: Served, sequences: Sequence[SequenceRequest]) -> None:
+    for sequence in sequences:
+        text = served.text.decode(sequence.prompt) if served.text else str(list(sequence.prompt))
         log_text(_logger, "prompt", {"request_id": id_of(request.scope), "model": served.spec.model}, text)
 
 
-def _asked(
-    request: Request, served: Served, orders: Sequence[SequenceRequest], parameters: GenerationParameters
+def _recorded_call(
+    request: Request, served: Served, sequences: Sequence[SequenceRequest], parameters: GenerationParameters
 ) -> RecordedCall:
     return RecordedCall(
         id_of(request.scope),
         f"{caller_of(request).name} {request.scope['path']} {parameters.fingerprint}",
         served.spec.model,
         served.spec.slo,
-        structs.replace(parameters.sampling, max_tokens=orders[0].max_tokens, seed=parameters.seed),
-        len(orders) * parameters.choices,
+        structs.replace(parameters.sampling, max_tokens=sequences[0].max_tokens, seed=parameters.seed),
+        len(sequences) * parameters.choices,
         is_new(request),
         caller_of(request).name,
     )

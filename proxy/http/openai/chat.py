@@ -135,7 +135,7 @@ async def _generate(
     check_sequences([prompt], parameters)
     if parameters.held_to:
         await check_grammar(request, served, parameters.held_to)
-    order = SequenceRequest(prompt, max_tokens_for(served, len(prompt), parameters, default=None, param="messages"))
+    sequence = SequenceRequest(prompt, max_tokens_for(served, len(prompt), parameters, default=None, param="messages"))
     shape = ChatShape(
         id=f"chatcmpl-{request_id_for(request, parameters.request_id)}",
         created_s=int(time()),
@@ -146,7 +146,7 @@ async def _generate(
         token_ids=parameters.return_token_ids,
         include_usage=parameters.include_usage,
     )
-    return await answer(request, served, [order], parameters, shape, admission)
+    return await answer(request, served, [sequence], parameters, shape, admission)
 
 
 def needs_chat_template(served: Served) -> TextModel:

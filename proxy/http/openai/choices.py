@@ -29,12 +29,12 @@ class SequenceRequest(Struct, frozen=True):
 class Choice:
     """`index` is its place in the reply."""
 
-    __slots__ = ("_begun", "_ended", "_order", "_prompt_scores", "_text", "handle", "index", "reused", "transcript")
+    __slots__ = ("_begun", "_ended", "_prompt_scores", "_sequence", "_text", "handle", "index", "reused", "transcript")
 
     def __init__(
         self,
         index: int,
-        order: SequenceRequest,
+        sequence: SequenceRequest,
         handle: SequenceHandle,
         text: TextModel | None,
         parameters: GenerationParameters,
@@ -43,17 +43,17 @@ class Choice:
         self.handle = handle
         self.transcript = Transcript(
             text,
-            order.prompt,
+            sequence.prompt,
             stop=parameters.stop,
             stop_token_ids=parameters.sampling.stop_token_ids,
             min_tokens=parameters.sampling.min_tokens,
-            offset=len(order.echo or ""),
+            offset=len(sequence.echo or ""),
             shown=parameters.shown,
         )
         self.reused = 0  # of the prompt's tokens
         self._begun = False
         self._ended = False
-        self._order = order
+        self._sequence = sequence
         self._text = text
         self._prompt_scores: tuple[Token, ...] = ()
 
@@ -66,7 +66,7 @@ class Choice:
                 self._ended = True
                 return self._next(self.transcript.finish(reason))
             case Reused(tokens):
-                self.reused = min(tokens, len(self._order.prompt))
+                self.reused = min(tokens, len(self._sequence.prompt))
                 return None
             case PromptScores(tokens):
                 self._prompt_scores = tokens
@@ -85,12 +85,12 @@ class Choice:
         if self._begun:
             return piece
         self._begun = True
-        echoed = self._echoed() if self._order.echo is not None else Piece()
+        echoed = self._echoed() if self._sequence.echo is not None else Piece()
         return Piece(echoed.text + piece.text, echoed.tokens + piece.tokens, piece.finish, first=True)
 
     def _echoed(self) -> Piece:
         """The prompt as the answer's beginning. Nothing precedes its first token, which has no logprob."""
-        ids = self._order.prompt
+        ids = self._sequence.prompt
         tokens = [Token(ids[0]), *(self._prompt_scores or map(Token, ids[1:]))]
         stream = self._text.stream() if self._text else None
         scored: list[Scored] = []
@@ -99,7 +99,7 @@ class Choice:
             text = stream.push(token.id) if stream else ""
             scored.append(Scored(token, offset, text))
             offset += len(text)
-        return Piece(self._order.echo or "", tuple(scored))
+        return Piece(self._sequence.echo or "", tuple(scored))
 
 
 class PromptDetails(Struct, frozen=True):
@@ -118,9 +118,9 @@ class Usage(Struct, frozen=True):
 class GenerationRequest:
     """All sequences of one request. The creator calls `cancel` when the reply has ended, however it ended."""
 
-    def __init__(self, served: Served, orders: Sequence[SequenceRequest]) -> None:
+    def __init__(self, served: Served, sequences: Sequence[SequenceRequest]) -> None:
         self.served = served
-        self.orders = orders
+        self.sequences = sequences
         self.choices: list[Choice] = []
         self._first: SequenceHandle | None = None  # of the prompt at hand
         self._any: SequenceHandle | None = None
@@ -130,18 +130,18 @@ class GenerationRequest:
         cls,
         market: Market,
         served: Served,
-        orders: Sequence[SequenceRequest],
+        sequences: Sequence[SequenceRequest],
         parameters: GenerationParameters,
         record: CallRecord,
     ) -> GenerationRequest:
         """Submits them all, or none, and lets other calls come in between. Raises UserError."""
-        call = cls(served, orders)
+        call = cls(served, sequences)
         try:
-            for order in orders:
+            for sequence in sequences:
                 call._first = None
                 with market.together():
                     for which in range(parameters.choices):
-                        call.choices.append(call._submit(market, order, parameters, which, record))
+                        call.choices.append(call._submit(market, sequence, parameters, which, record))
                         if len(call.choices) % _SUBMITTED_AT_ONCE == 0:
                             await asyncio.sleep(0)
         except BaseException:
@@ -150,34 +150,45 @@ class GenerationRequest:
         return call
 
     def _submit(
-        self, market: Market, order: SequenceRequest, parameters: GenerationParameters, which: int, record: CallRecord
+        self,
+        market: Market,
+        sequence: SequenceRequest,
+        parameters: GenerationParameters,
+        which: int,
+        record: CallRecord,
     ) -> Choice:
         sampling = structs.replace(
             parameters.sampling,
-            max_tokens=order.max_tokens,
+            max_tokens=sequence.max_tokens,
             seed=seed_of(record.seed, which),
-            prompt_logprobs=None if order.echo is None else parameters.sampling.logprobs,
+            prompt_logprobs=None if sequence.echo is None else parameters.sampling.logprobs,
         )
 
         def submit(sampling: Sampling, sent: tuple[int, ...]) -> SequenceHandle:
             model, first = self.served.spec.model, self._first
             handle = market.submit(
-                model, order.prompt, sampling, priority=parameters.priority, sent=sent, beside=first, among=self._any
+                model,
+                sequence.prompt,
+                sampling,
+                priority=parameters.priority,
+                sent=sent,
+                first_choice=first,
+                among=self._any,
             )
             self._first, self._any = first or handle, handle
             return handle
 
         index = len(self.choices)
-        return Choice(index, order, record.handle(index, sampling, submit), self.served.text, parameters)
+        return Choice(index, sequence, record.handle(index, sampling, submit), self.served.text, parameters)
 
     def usage(self) -> Usage:
-        prompt = sum(len(order.prompt) for order in self.orders)
+        prompt = sum(len(sequence.prompt) for sequence in self.sequences)
         generated = sum(choice.transcript.generated for choice in self.choices)
         return Usage(prompt, generated, prompt + generated, PromptDetails(self._cached()))
 
     def _cached(self) -> int:
         """The tokens that the first choice of each prompt found kept: the others may go on from its KV."""
-        of_each = max(len(self.choices) // len(self.orders), 1)
+        of_each = max(len(self.choices) // len(self.sequences), 1)
         return sum(choice.reused for choice in self.choices[::of_each])
 
     async def run(self, deliver: Callable[[Choice, Piece], Awaitable[None]]) -> None:

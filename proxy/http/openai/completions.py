@@ -76,7 +76,9 @@ async def _generate(
     if parameters.held_to:
         await check_grammar(request, served, parameters.held_to)
     tokens = sum(len(prompt.tokens) for prompt in prompts)
-    orders = await beside_loop(lambda: [_order(served, prompt, parameters, echo) for prompt in prompts], tokens)
+    sequences = await beside_loop(
+        lambda: [_sequence_of(served, prompt, parameters, echo) for prompt in prompts], tokens
+    )
     shape = CompletionShape(
         id=f"cmpl-{request_id_for(request, parameters.request_id)}",
         created_s=int(time()),
@@ -86,10 +88,10 @@ async def _generate(
         token_ids=parameters.return_token_ids,
         include_usage=parameters.include_usage,
     )
-    return await answer(request, served, orders, parameters, shape, admission)
+    return await answer(request, served, sequences, parameters, shape, admission)
 
 
-def _order(served: Served, prompt: Prompt, parameters: GenerationParameters, echo: bool) -> SequenceRequest:
+def _sequence_of(served: Served, prompt: Prompt, parameters: GenerationParameters, echo: bool) -> SequenceRequest:
     max_tokens = max_tokens_for(served, len(prompt.tokens), parameters, default=DEFAULT_MAX_TOKENS, param="prompt")
     if echo and parameters.sampling.logprobs is not None:
         _check_prompt_logits(served, len(prompt.tokens))

@@ -16,7 +16,7 @@ SHAPE = SPEC.manifest.kv
 TEXT = tuple(range(3 * BLOCK_TOKENS + 5))
 
 
-class Desk:
+class OfferedSequence:
     """A sequence of four blocks has ended, and is offered."""
 
     def __init__(self) -> None:
@@ -39,40 +39,40 @@ class Desk:
 
 
 def test_whole_blocks_are_offered_and_the_rest_is_free() -> None:
-    desk = Desk()
-    assert desk.said == [OfferKv(1, SPEC.model, token_bytes(TEXT[: 3 * BLOCK_TOKENS]))]
-    assert desk.on_device() == 3 and desk.offers.open
+    offered = OfferedSequence()
+    assert offered.said == [OfferKv(1, SPEC.model, token_bytes(TEXT[: 3 * BLOCK_TOKENS]))]
+    assert offered.on_device() == 3 and offered.offers.open
 
 
 def test_what_the_node_wants_is_copied_and_then_kept() -> None:
-    desk = Desk()
-    desk.offers.answered(KeepKv(1, 1, ((40, 42),)))
-    (copy,) = [effect for effect in desk.ledger.drain() if isinstance(effect, CopyBlocks)]
-    first, _ = desk.blocks[0]
+    offered = OfferedSequence()
+    offered.offers.answered(KeepKv(1, 1, ((40, 42),)))
+    (copy,) = [effect for effect in offered.ledger.drain() if isinstance(effect, CopyBlocks)]
+    first, _ = offered.blocks[0]
     assert sides(copy) == (((first + 1, first + 3),), ((40, 42),)) and copy.ahead
-    assert desk.on_device() == 2 and len(desk.said) == 1
-    desk.copied()
-    assert desk.said[1:] == [KvKept(1, done=True)] and not desk.on_device()
-    desk.ledger.check()
+    assert offered.on_device() == 2 and len(offered.said) == 1
+    offered.copied()
+    assert offered.said[1:] == [KvKept(1, done=True)] and not offered.on_device()
+    offered.ledger.check()
 
 
 def test_what_the_node_does_not_want_is_free_at_once() -> None:
-    desk = Desk()
-    desk.offers.answered(KeepKv(1, 0, ()))
-    assert not desk.on_device() and not desk.offers.open and len(desk.said) == 1
+    offered = OfferedSequence()
+    offered.offers.answered(KeepKv(1, 0, ()))
+    assert not offered.on_device() and not offered.offers.open and len(offered.said) == 1
 
 
 def test_whoever_needs_the_room_has_it_at_once() -> None:
-    desk = Desk()
-    desk.offers.give_up()
-    assert not desk.on_device() and not desk.offers.open
-    desk.offers.answered(KeepKv(1, 0, ((40, 43),)))
-    assert desk.said[1:] == [KvKept(1, done=False)] and not desk.ledger.transfers.in_flight
+    offered = OfferedSequence()
+    offered.offers.give_up()
+    assert not offered.on_device() and not offered.offers.open
+    offered.offers.answered(KeepKv(1, 0, ((40, 43),)))
+    assert offered.said[1:] == [KvKept(1, done=False)] and not offered.ledger.transfers.in_flight
 
 
 def test_what_fills_no_block_is_not_offered() -> None:
-    desk = Desk()
-    blocks = desk.ledger.device.alloc(SHAPE, 1, used=True)
+    offered = OfferedSequence()
+    blocks = offered.ledger.device.alloc(SHAPE, 1, used=True)
     assert isinstance(blocks, tuple) and count_blocks(blocks) == 1
-    desk.offers.make(SPEC, TEXT[: BLOCK_TOKENS - 1], blocks)
-    assert len(desk.said) == 1 and desk.on_device() == 3
+    offered.offers.make(SPEC, TEXT[: BLOCK_TOKENS - 1], blocks)
+    assert len(offered.said) == 1 and offered.on_device() == 3

@@ -187,7 +187,7 @@ class ScriptedMarket:
     submitted: list[tuple[ModelId, tuple[int, ...], Sampling]] = field(default_factory=list)
     priorities: list[int] = field(default_factory=list)
     handles: list[ScriptedHandle] = field(default_factory=list)
-    beside: list[object] = field(default_factory=list)
+    first_choices: list[object] = field(default_factory=list)
     among: list[object] = field(default_factory=list)
     refusals: list[UserError | None] = field(default_factory=list)
     registering: dict[str, RegisteringModel] = field(default_factory=dict)
@@ -232,7 +232,7 @@ class ScriptedMarket:
         *,
         priority: int = 0,
         sent: tuple[int, ...] = (),
-        beside: object = None,
+        first_choice: object = None,
         among: object = None,
     ) -> ScriptedHandle:
         refusal = self.refusals.pop(0) if self.refusals else None
@@ -240,7 +240,7 @@ class ScriptedMarket:
             raise refusal
         self.submitted.append((model, tuple(prompt), sampling))
         self.priorities.append(priority)
-        self.beside.append(beside)
+        self.first_choices.append(first_choice)
         self.among.append(among)
         self.handles.append(ScriptedHandle(self.served[model].script(prompt, sampling)))
         return self.handles[-1]

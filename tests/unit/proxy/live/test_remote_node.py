@@ -55,8 +55,8 @@ class Model:
 
 
 @dataclass
-class Desk:
-    """A node's, as far as these tests ask it."""
+class FakeQueries:
+    """The queries of a node, as far as these tests ask them."""
 
     served: dict[str, Model] = field(default_factory=dict)
     ended: bool = False
@@ -87,7 +87,7 @@ class Pair:
     """`told` is what the node tells beside cards and answers, `heard` what the proxy says beside questions."""
 
     def __init__(self, directory: Path) -> None:
-        self.queries = Desk()
+        self.queries = FakeQueries()
         self.told: list[ToProxy] = []
         self.heard: list[FromProxy] = []
         self._hub: Hub[FromProxy] = Hub(f"ipc://{directory}/proxies", FromProxy)

@@ -320,7 +320,7 @@ def test_choices_are_submitted_beside_the_first_one_of_their_prompt() -> None:
     behind = market()
     post(behind, PATH, ask(prompt=["a", "b"], n=3))
     first, second = behind.handles[0], behind.handles[3]
-    assert behind.beside == [None, first, first, None, second, second]
+    assert behind.first_choices == [None, first, first, None, second, second]
     assert behind.among == [None, *behind.handles[:5]], "what waits to be read of them is bounded together"
 
 
