@@ -30,7 +30,7 @@ COMPILED = (
     "decode/kv_arrivals.py",
     "decode/batch_view.py",
     "decode/step_times.py",
-    "decode/chunks.py",
+    "decode/prefill_chunks.py",
     "decode/core.py",
     "decode/lost_peers.py",
     "decode/policies/weighted_round_robin.py",

@@ -60,12 +60,12 @@ from aegis.core.messages import (
 from aegis.core.request import Job
 from aegis.core.views import BatchView, RoundPolicy
 from decode.batch_view import view_of
-from decode.chunks import chunk_stop
 from decode.eviction import Eviction
 from decode.eviction_reasons import EvictionReasons
 from decode.kv_arrivals import Arrivals
 from decode.kv_swap import KvSwap
 from decode.lost_peers import LostPeers
+from decode.prefill_chunks import chunk_stop
 from decode.reasons import TurnReasons
 from decode.sequences import Counters, Room, Sequence, Where
 from decode.step_times import ChangeTimes, StepTimes
@@ -537,7 +537,7 @@ class DecodeCore:
         steps = 1 if hurried else min([s.steps_held() for s in stepping])
         return RunDecode(turn.batch.model, rows, steps, _FOR_EVER_NS if turn.ends_ns is None else turn.ends_ns)
 
-    # --- models ---------------------------------------------------------------------------------------------------
+    # --- models -------------------------------------------------------------------------------------------------------
 
     def _drop_models(self) -> None:
         self._kv.give_up_offers()

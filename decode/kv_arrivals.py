@@ -19,7 +19,7 @@ from aegis.core.request import EventHandle, KvHandle
 from decode.kv_swap import KvSwap
 from decode.sequences import Counters, Sequence, Where
 from memory.ledger import Ledger
-from memory.slabs import NoBlocks
+from memory.slab_pool import NoBlocks
 
 _NO_SLAB = "its KV is to come from another machine, and the host has no slab for it"
 

@@ -30,7 +30,7 @@ from decode.sequences import Counters, Room, Sequence, Where
 from memory.common_prefix import alike
 from memory.ledger import Ledger
 from memory.prefix_offers import PrefixOffers
-from memory.slabs import NoBlocks
+from memory.slab_pool import NoBlocks
 
 # Sequences whose KV on the device a prefill can go on from: choices of one request, and prompts that begin alike.
 

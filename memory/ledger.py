@@ -46,12 +46,12 @@ from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import EventHandle
 from memory.balloon import Balloon, PageRequestState
 from memory.budget import Budget
-from memory.bump import BumpBuffer
+from memory.bump_buffer import BumpBuffer
 from memory.copy_events import Transfers
 from memory.pages import NoPages, PagePool
 from memory.residency import Residency
+from memory.slab_pool import SlabPool
 from memory.slab_sources import DeviceSlabs, LeasedSlabs
-from memory.slabs import SlabPool
 
 
 class Ledger:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from aegis.core.errors import LawBroken
 from aegis.core.ids import ModelId
 from aegis.core.request import EventHandle
-from memory.bump import BumpBuffer
+from memory.bump_buffer import BumpBuffer
 from memory.pages import NoPages, PagePool, Runs, count_pages
 
 

@@ -1,6 +1,6 @@
 """The slabs of one shape, kept in the order in which they are filled: the fullest first, of equal ones the lowest.
 
-The laws are those of `memory.slabs`.
+The laws are those of `memory.slab_pool`.
 """
 
 from __future__ import annotations

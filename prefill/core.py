@@ -58,7 +58,7 @@ from aegis.core.views import PrefillOrder
 from memory.effect_list import EffectList
 from memory.instance_models import InstanceModels
 from memory.ledger import Ledger
-from memory.slabs import NoBlocks
+from memory.slab_pool import NoBlocks
 from prefill.eviction import Counters, Eviction
 from prefill.ordering import Ordering
 from prefill.prefix_reuse import PrefixReuse

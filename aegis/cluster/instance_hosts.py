@@ -15,12 +15,12 @@ import msgspec
 
 from aegis import __version__
 from aegis.cluster.actor_messages import Opened, Opening
-from aegis.cluster.carrier import start_carrier
 from aegis.cluster.image_transfer import ship
 from aegis.cluster.kv_transfer import transfer_kv
 from aegis.cluster.machine_actor import MachineActor, boot_id
 from aegis.cluster.placement_groups import PlacementGroups
 from aegis.cluster.remote_machine import MachineLost, RemoteMachine, RemotePool
+from aegis.cluster.transfer_actor import start_transfer_actor
 from aegis.config.config import Config
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import InstanceId, MachineId
@@ -222,7 +222,7 @@ class ClusterHosts:
 
 
 def _started_on(machine: MachineId, node: str) -> RemoteMachine:
-    return RemoteMachine(machine, node, _actor_on(node), start_carrier(node))
+    return RemoteMachine(machine, node, _actor_on(node), start_transfer_actor(node))
 
 
 def _why(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""KV from host slabs of one machine to those of another: ordered here, brought by their carriers."""
+"""KV from host slabs of one machine to those of another: ordered here, brought by their transfer actors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 from contextlib import suppress
 from functools import partial
 
-from aegis.cluster.carrier import TransferFailed, TransferRequest, outcome, transfer
 from aegis.cluster.remote_machine import MachineLost, RemoteMachine, region
+from aegis.cluster.transfer_actor import TransferFailed, TransferRequest, outcome, transfer
 from aegis.core.block_runs import paired
 from aegis.core.messages import FetchKv
 from aegis.device.block_copies import block_copies
@@ -38,7 +38,9 @@ async def _reach(source: RemoteMachine, target: RemoteMachine) -> str:
         if source.id in target.reached:
             return ""
         for rank in range(len(target.memory)):
-            reach = partial(target.carrier.reach.remote, _name(source, rank), source.carrier, region(rank))
+            reach = partial(
+                target.transfer_actor.reach.remote, _name(source, rank), source.transfer_actor, region(rank)
+            )
             why: str = await target.answer(reach)
             if why:
                 return why
@@ -51,17 +53,17 @@ async def _bring(wanted: FetchKv, source: RemoteMachine, target: RemoteMachine, 
     copies = tuple(block_copies(blocks, slab_bytes=slab_bytes, block_bytes=wanted.block_bytes, source=0, target=0))
     for rank in range(len(target.memory)):
         order = TransferRequest(_name(source, rank), region(rank), copies)
-        brought = outcome(await target.answer(partial(transfer, target.carrier, order)))
+        brought = outcome(await target.answer(partial(transfer, target.transfer_actor, order)))
         if isinstance(brought, TransferFailed):
             return brought.why
     return ""
 
 
 async def _carries(source: RemoteMachine) -> bool:
-    """A carrier that is gone takes its machine with it, because nothing could ever be fetched from there."""
+    """A transfer actor that is gone takes its machine with it, because nothing could ever be fetched from there."""
     with suppress(MachineLost, TimeoutError):
         async with asyncio.timeout(_ANSWERS_WITHIN_S):
-            await source.answer(source.carrier.__ray_ready__.remote)
+            await source.answer(source.transfer_actor.__ray_ready__.remote)
     return not source.lost
 
 

@@ -41,18 +41,19 @@ class MachineLost(Exception):
 class RemoteMachine:
     """Implements `aegis.node.machine.Machine`."""
 
-    def __init__(self, machine: MachineId, node: str, actor: Any, carrier: Any) -> None:
-        """On that node of the cluster; `opened` is what its actor said, the `carrier` brings what others have."""
+    def __init__(self, machine: MachineId, node: str, actor: Any, transfer_actor: Any) -> None:
+        """On that node of the cluster; `opened` is what its actor said, the `transfer_actor` brings what others
+        have."""
         self.id = machine
         self.node = node
-        self.carrier = carrier
+        self.transfer_actor = transfer_actor
         self._actor = actor
         self.opened = Opened("")
         self.clock_ahead_ns = 0
         self.words = EventWords()
         self.shipped: set[tuple[ModelId, str]] = set()  # models whose images it has, with their fingerprints
         self.filler = RemoteFiller(self)
-        self.reached: set[MachineId] = set()  # machines whose host KV its carrier can read
+        self.reached: set[MachineId] = set()  # machines whose host KV its transfer actor can read
         self.reaching = asyncio.Lock()
         self._lost = asyncio.Event()
         self._keys = count()
@@ -82,7 +83,7 @@ class RemoteMachine:
         import ray
 
         self._lost.set()
-        for actor in (self._actor, self.carrier):
+        for actor in (self._actor, self.transfer_actor):
             with suppress(ray.exceptions.RayError, ValueError):
                 ray.kill(actor)
 
@@ -113,9 +114,9 @@ class RemoteMachine:
             losing.cancel()
 
     async def open_regions(self) -> None:
-        """Its carrier knows the host KV of each rank. Raises MachineLost."""
+        """Its transfer actor knows the host KV of each rank. Raises MachineLost."""
         for rank, memory in enumerate(self.opened.memory):
-            await self.answer(partial(self.carrier.open.remote, region(rank), memory.host_kv_path))
+            await self.answer(partial(self.transfer_actor.open.remote, region(rank), memory.host_kv_path))
 
     def start_call(self, method: str, *arguments: Any) -> None:
         """Sends without waiting for an answer."""
@@ -194,8 +195,8 @@ class RemoteMachine:
             self.end()
 
     def answering(self) -> asyncio.Task[None]:
-        """Done when its carrier has answered, or it is lost."""
-        return self._in_background(self._unless_lost(self.answer(self.carrier.__ray_ready__.remote)))
+        """Done when its transfer actor has answered, or it is lost."""
+        return self._in_background(self._unless_lost(self.answer(self.transfer_actor.__ray_ready__.remote)))
 
     def _in_background(self, doing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(doing)
@@ -228,8 +229,8 @@ class RemoteProcesses:
             return _LOST_CODE
 
     async def _kill(self) -> None:
-        """A machine that cannot say soon that it did is lost with all that is on it. It gets longer where its carrier
-        answers meanwhile: its node is there then, only busy."""
+        """A machine that cannot say soon that it did is lost with all that is on it. It gets longer where its transfer
+        actor answers meanwhile: its node is there then, only busy."""
         killed = asyncio.create_task(self._machine.do("kill", self._key))
         there = self._machine.answering()
         await asyncio.wait((killed,), timeout=_KILLED_WITHIN_S)
@@ -290,7 +291,7 @@ class RemoteFiller:
 
 
 def region(rank: int) -> str:
-    """The name that carriers have for a rank's host KV."""
+    """The name that transfer actors have for a rank's host KV."""
     return f"kv-{rank}"
 
 

@@ -24,7 +24,7 @@ from memory.kept_prefixes import KeptPrefixes
 from memory.ledger import Ledger
 from memory.prefix_offers import PrefixOffers
 from memory.slab_leases import SlabLeases
-from memory.slabs import SlabPool
+from memory.slab_pool import SlabPool
 from prefill.core import PrefillCore
 from proxy.routing.events import InstanceDown
 from proxy.routing.router import Router

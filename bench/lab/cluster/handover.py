@@ -51,7 +51,7 @@ class Result(Struct, frozen=True):
 
 
 class _Stand(NamedTuple):
-    """The two nodes' memory, and the carriers that move bytes from the first to the second."""
+    """The two nodes' memory, and the transfer actors that move bytes from the first to the second."""
 
     source: Any  # numpy arrays of bytes
     target: Any
@@ -109,7 +109,7 @@ def _measure(stand: _Stand, nbytes: int, rounds: int) -> Copies:
 def _stand(cluster: RayCluster, nbytes: int) -> Iterator[_Stand]:
     import ray
 
-    from aegis.cluster.carrier import Transferred, TransferRequest, outcome, start_carrier, transfer
+    from aegis.cluster.transfer_actor import Transferred, TransferRequest, outcome, start_transfer_actor, transfer
     from bench.lab.cluster.handover_peers import start_peer
 
     memories = [SharedMemory.create(nbytes, "handover") for _ in cluster.nodes]
@@ -118,11 +118,11 @@ def _stand(cluster: RayCluster, nbytes: int) -> Iterator[_Stand]:
     with cluster.driver(at=1):
         sides = []
         for at, (node, memory) in enumerate(zip(cluster.nodes, memories, strict=True)):
-            carrier = start_carrier(cluster.node_id(at))
-            ray.get(carrier.open.remote("kv", memory.path))
-            sides.append((carrier, start_peer(cluster.node_id(at), memory.path, node.ip)))
-        (carrier, peer), (far_carrier, far_peer) = sides
-        assert ray.get(far_carrier.reach.remote("far", carrier, "kv")) == ""
+            transfer_actor = start_transfer_actor(cluster.node_id(at))
+            ray.get(transfer_actor.open.remote("kv", memory.path))
+            sides.append((transfer_actor, start_peer(cluster.node_id(at), memory.path, node.ip)))
+        (transfer_actor, peer), (far_actor, far_peer) = sides
+        assert ray.get(far_actor.reach.remote("far", transfer_actor, "kv")) == ""
 
         def plain(nbytes: int) -> int:
             address = cluster.nodes[0].ip, ray.get(peer.listen.remote(nbytes))
@@ -130,7 +130,7 @@ def _stand(cluster: RayCluster, nbytes: int) -> Iterator[_Stand]:
 
         def handed(nbytes: int) -> int:
             copies = tuple((at, at, _BLOCK_BYTES) for at in range(0, nbytes, _BLOCK_BYTES))
-            brought = outcome(ray.get(transfer(far_carrier, TransferRequest("far", "kv", copies))))
+            brought = outcome(ray.get(transfer(far_actor, TransferRequest("far", "kv", copies))))
             assert isinstance(brought, Transferred), brought
             return brought.took_ns
 

@@ -1,6 +1,6 @@
 """The competitors of hand-overs between nodes: the same bytes over a socket, and through Ray's object store.
 
-One actor on each node, with the same memory mapped as the carrier there.
+One actor on each node, with the same memory mapped as the transfer actor there.
 """
 
 from __future__ import annotations

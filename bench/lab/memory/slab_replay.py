@@ -16,7 +16,7 @@ from msgspec import Struct
 from aegis.core.block_runs import append_run, count_blocks, moved
 from aegis.core.ids import BlockRun, SlabId
 from aegis.core.model import KvLayer, KvShape
-from memory.slabs import NoBlocks, SlabPool
+from memory.slab_pool import NoBlocks, SlabPool
 
 
 class Load(Struct, frozen=True, kw_only=True):

@@ -15,13 +15,13 @@ from tests.ray_cluster import RayCluster, ray_cluster
 
 ray = pytest.importorskip("ray")
 
-from aegis.cluster.carrier import (  # noqa: E402
+from aegis.cluster.transfer_actor import (  # noqa: E402
     Outcome,
     TransferFailed,
     Transferred,
     TransferRequest,
     outcome,
-    start_carrier,
+    start_transfer_actor,
     transfer,
 )
 
@@ -33,7 +33,7 @@ FAILS_WITHIN_S = 6.0
 
 
 class Ends(NamedTuple):
-    """Two carriers, and the memory each has as its region `kv`."""
+    """Two transfer actors, and the memory each has as its region `kv`."""
 
     source: Any
     target: Any
@@ -55,13 +55,13 @@ def ends(cluster: RayCluster) -> Iterator[Ends]:
     memories = [SharedMemory.create(NBYTES, "kv") for _ in cluster.nodes]
     sent, arrived = (np.memmap(memory.path, np.uint8, "r+") for memory in memories)
     sent[:] = np.random.default_rng(0).integers(0, 256, NBYTES, dtype=np.uint8)
-    carriers = [start_carrier(cluster.node_id(at)) for at in range(2)]
-    for carrier, memory in zip(carriers, memories, strict=True):
-        assert ray.get(carrier.open.remote("kv", memory.path)) == NBYTES
-    assert ray.get(carriers[1].reach.remote("far", carriers[0], "kv")) == ""
-    yield Ends(*carriers, sent, arrived)
-    for carrier in carriers:
-        ray.kill(carrier)
+    transfer_actors = [start_transfer_actor(cluster.node_id(at)) for at in range(2)]
+    for transfer_actor, memory in zip(transfer_actors, memories, strict=True):
+        assert ray.get(transfer_actor.open.remote("kv", memory.path)) == NBYTES
+    assert ray.get(transfer_actors[1].reach.remote("far", transfer_actors[0], "kv")) == ""
+    yield Ends(*transfer_actors, sent, arrived)
+    for transfer_actor in transfer_actors:
+        ray.kill(transfer_actor)
     for memory in memories:
         memory.close()
 

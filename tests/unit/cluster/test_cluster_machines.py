@@ -86,11 +86,11 @@ def nothing(*_arguments: object) -> None:
 # --- a process that is to be killed -----------------------------------------------------------------------------------
 
 
-def kill(actor: Actor, carrier: Actor, then: Callable[[], None] = nothing) -> bool:
+def kill(actor: Actor, transfer_actor: Actor, then: Callable[[], None] = nothing) -> bool:
     """Whether its machine is there afterwards; `then` happens when the first limit is over."""
 
     async def main() -> bool:
-        machine = RemoteMachine(MachineId("machine-0"), NODE, actor, carrier)
+        machine = RemoteMachine(MachineId("machine-0"), NODE, actor, transfer_actor)
         processes = RemoteProcesses(machine, 0, 1)
         processes.kill()
         (killing,) = asyncio.all_tasks() - {asyncio.current_task()}
@@ -108,19 +108,19 @@ def test_a_machine_that_has_killed_it_stays() -> None:
 
 
 def test_a_busy_machine_gets_longer_while_its_node_answers(ended: list[object]) -> None:
-    actor, carrier = Actor(), Actor(__ray_ready__=nothing)
-    assert kill(actor, carrier, lambda: actor.unanswered["kill"].set_result(None))
+    actor, transfer_actor = Actor(), Actor(__ray_ready__=nothing)
+    assert kill(actor, transfer_actor, lambda: actor.unanswered["kill"].set_result(None))
     assert not ended
 
 
-@pytest.mark.parametrize("carrier", [Actor(), Actor(__ray_ready__=nothing)], ids=["gone", "busy for ever"])
+@pytest.mark.parametrize("transfer_actor", [Actor(), Actor(__ray_ready__=nothing)], ids=["gone", "busy for ever"])
 def test_a_machine_that_does_not_answer_is_lost(
-    carrier: Actor, ended: list[object], monkeypatch: pytest.MonkeyPatch
+    transfer_actor: Actor, ended: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_machine, "_BUSY_S", LIMIT_S)
     actor = Actor()
-    assert not kill(actor, carrier)
-    assert ended == [actor, carrier]
+    assert not kill(actor, transfer_actor)
+    assert ended == [actor, transfer_actor]
 
 
 # --- opening and closing them -----------------------------------------------------------------------------------------
@@ -196,6 +196,6 @@ def test_who_does_not_wait_for_a_machine_leaves_no_actor(ended: list[object]) ->
     "close", [nothing, refuse(OSError(5, "Input/output error")), refuse(AttributeError("x")), None]
 )
 def test_closing_ends_its_actors_whatever_it_says(close: Callable[..., None] | None, ended: list[object]) -> None:
-    actor, carrier = Actor(**({"close": close} if close else {})), Actor()
-    asyncio.run(RemoteMachine(MachineId("machine-0"), NODE, actor, carrier).close())
-    assert ended == [actor, carrier]
+    actor, transfer_actor = Actor(**({"close": close} if close else {})), Actor()
+    asyncio.run(RemoteMachine(MachineId("machine-0"), NODE, actor, transfer_actor).close())
+    assert ended == [actor, transfer_actor]

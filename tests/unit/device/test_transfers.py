@@ -32,7 +32,7 @@ from aegis.device.shared_events import SharedWords
 from aegis.device.stage_buffer import StageBuffer
 from memory.budget import Budget
 from memory.ledger import Ledger
-from memory.slabs import NoBlocks
+from memory.slab_pool import NoBlocks
 
 SHAPE = KvShape((KvLayer(heads=4, key_dim=64, value_dim=70),), "float32", 4)  # 34 304 bytes a block: slabs have tails
 SLAB_PAGES = 2

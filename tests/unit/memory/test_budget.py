@@ -14,7 +14,7 @@ from aegis.sim.faults.fake_models import PAGE, make_shape, make_spec
 from memory.budget import Budget
 from memory.ledger import Ledger
 from memory.pages import NoPages
-from memory.slabs import NoBlocks
+from memory.slab_pool import NoBlocks
 
 SLAB = 2 * PAGE
 BUDGET = Budget(pages=12, page_bytes=PAGE, slab_bytes=SLAB, host_slabs=6, instances=2)

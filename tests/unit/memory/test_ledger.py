@@ -27,7 +27,7 @@ from aegis.core.request import EventHandle
 from memory import slab_sources
 from memory.ledger import Ledger
 from memory.pages import NoPages, Runs
-from memory.slabs import NoBlocks
+from memory.slab_pool import NoBlocks
 from tests.unit.memory.books import BUDGET, SPECS, WORDS
 
 

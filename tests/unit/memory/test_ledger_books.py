@@ -30,7 +30,7 @@ from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import EventHandle
 from memory.ledger import Ledger
 from memory.pages import NoPages, Runs, count_pages
-from memory.slabs import NoBlocks
+from memory.slab_pool import NoBlocks
 from tests.unit.memory.books import BUDGET, SLAB, SPECS, WORDS, models
 
 

@@ -20,7 +20,7 @@ from memory.budget import Budget
 from memory.ledger import Ledger
 from memory.page_arbiter import ArbiterEffect, PageArbiter, Settled, WipeLost
 from memory.pages import Runs
-from memory.slabs import NoBlocks
+from memory.slab_pool import NoBlocks
 
 PAGES, FLOOR, IDLE_NS, PATIENCE_NS = 12, 1, 60, 40
 BUDGET = Budget(pages=PAGES, page_bytes=PAGE, slab_bytes=PAGE, host_slabs=4, instances=3)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from aegis.core.errors import LawBroken
 from aegis.core.ids import ModelId, PageRun
 from aegis.core.request import EventHandle
-from memory.bump import BumpBuffer
+from memory.bump_buffer import BumpBuffer
 from memory.pages import NoPages, PagePool, count_pages
 from memory.residency import Residency, WeightsAdmitted
 

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from aegis.core.errors import LawBroken
 from aegis.core.ids import ModelId
-from memory.bump import BumpBuffer
+from memory.bump_buffer import BumpBuffer
 
 MODELS = [ModelId(f"m{i}") for i in range(6)]
 

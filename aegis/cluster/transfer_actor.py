@@ -52,8 +52,8 @@ _orders = msgspec.msgpack.Decoder(TransferRequest)
 _outcomes: msgspec.msgpack.Decoder[Outcome] = msgspec.msgpack.Decoder(Outcome)
 
 
-class _Carrier:
-    """Offers have a thread of their own: two carriers that reach for each other never wait for each other."""
+class _TransferActor:
+    """Offers have a thread of their own: two transfer actors that reach for each other never wait for each other."""
 
     def __init__(self) -> None:
         self._regions: dict[str, Region] = {}
@@ -75,8 +75,8 @@ class _Carrier:
         return self._regions[name]
 
     def reach(self, name: str, source: Any, region: str) -> str:
-        """That carrier's region is known here by `name`, which has none or another until now. Returns the reason if it
-        cannot be."""
+        """That transfer actor's region is known here by `name`, which has none or another until now. Returns the reason
+        if it cannot be."""
         try:
             ref = source.offer.remote(region)
             if not ray.wait([ref], timeout=TIMEOUT_S, fetch_local=False)[0]:
@@ -105,16 +105,16 @@ class _Carrier:
         return _encoder.encode(Transferred(nbytes, time.monotonic_ns() - started_ns))
 
 
-def start_carrier(node: str) -> Any:
-    """The carrier of the node with this id, an actor; it ends with the process that started it."""
+def start_transfer_actor(node: str) -> Any:
+    """The transfer actor of the node with this id, an actor; it ends with the process that started it."""
     groups = {"offering": 1, "bringing": AT_ONCE}
-    carrier = ray.remote(num_cpus=0, enable_tensor_transport=True, concurrency_groups=groups)(_Carrier)
-    return carrier.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
+    transfer_actor = ray.remote(num_cpus=0, enable_tensor_transport=True, concurrency_groups=groups)(_TransferActor)
+    return transfer_actor.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
 
 
-def transfer(carrier: Any, order: TransferRequest) -> Any:
-    """Has the carrier do it; an object reference, for `outcome`."""
-    return carrier.transfer.remote(_encoder.encode(order))
+def transfer(transfer_actor: Any, order: TransferRequest) -> Any:
+    """Has the transfer actor do it; an object reference, for `outcome`."""
+    return transfer_actor.transfer.remote(_encoder.encode(order))
 
 
 def outcome(answer: bytes) -> Outcome:

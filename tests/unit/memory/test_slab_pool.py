@@ -13,7 +13,7 @@ from aegis.core.ids import BlockRun, SlabId
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle
 from aegis.sim.faults.fake_models import make_shape
-from memory.slabs import NoBlocks, SlabPool
+from memory.slab_pool import NoBlocks, SlabPool
 
 SLAB = 1024
 SHAPES = (make_shape(128), make_shape(256), make_shape(384), make_shape(1024))  # 8, 4, 2 and 1 blocks in a slab

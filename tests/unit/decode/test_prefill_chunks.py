@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from aegis.core.estimators import Hardware, Latency
 from aegis.sim.faults.fake_models import BLOCK_TOKENS, make_spec
-from decode.chunks import chunk_stop
+from decode.prefill_chunks import chunk_stop
 from decode.sequences import Sequence, Where
 from tests.sim.driven import make_job
 
