@@ -227,7 +227,7 @@ class DecodeCore:
         next turn of a conversation may begin like it."""
         del self._by_request[sequence.job.request]
         self._effects.append(Untrack(sequence.job.request))
-        sequence.gone = True
+        sequence.dropped = True
         if sequence.where is Where.ABROAD:
             self._arrivals.leave(sequence)
             return
@@ -275,7 +275,7 @@ class DecodeCore:
         if self._work.turn:
             self._work.turn.batch.chunked = False
         for row, (sequence, token) in enumerate(zip(stepped, event.steps[-1], strict=True)):
-            if sequence.gone:
+            if sequence.dropped:
                 self._kv.drop(sequence, keep=True)
                 continue
             sequence.cached += steps
@@ -292,7 +292,7 @@ class DecodeCore:
         self.counters.prompt_tokens += run.stop - run.start
         self._step_times.latency[job.model].saw_prefill(run.stop, event.duration_ns, run.start)
         sequence.prefill_ns += event.duration_ns
-        if sequence.gone:
+        if sequence.dropped:
             self._kv.drop(sequence, keep=True)
         elif run.ends:
             self._first_token(sequence, event)
@@ -317,7 +317,7 @@ class DecodeCore:
         self._prefill = None
         stepped = self._work.ended()
         for sequence in stepped:
-            if sequence.gone:
+            if sequence.dropped:
                 self._kv.drop(sequence)
                 continue
             self._break(sequence, event.reason)

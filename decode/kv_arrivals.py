@@ -26,7 +26,7 @@ _NO_SLAB = "its KV is to come from another machine, and the host has no slab for
 
 @dataclass(slots=True)
 class _Fetch:
-    """A fetch under way into these blocks. A sequence that is `gone` meanwhile leaves them to it."""
+    """A fetch under way into these blocks. A sequence that is `dropped` meanwhile leaves them to it."""
 
     sequence: Sequence
     handle: KvHandle
@@ -83,21 +83,21 @@ class Arrivals:
             self._give_up(self._waiting[-1], _NO_SLAB)
 
     def fetched(self, event: KvFetched) -> Sequence | None:
-        """The sequence whose KV has arrived; None if it is gone meanwhile. A sequence whose KV did not come has no host
-        blocks."""
+        """The sequence whose KV has arrived; None if it was dropped meanwhile. A sequence whose KV did not come has no
+        host blocks."""
         fetch = self._fetching.pop((event.request, event.attempt))
         sequence = fetch.sequence
         self._release(sequence, fetch.handle)
         sequence.handle = None
-        if event.reason or sequence.gone:
+        if event.reason or sequence.dropped:
             self._ledger.host.free(sequence.shape, fetch.blocks)
         else:
             self._counters.fetched_bytes += sequence.shape.block_bytes * count_blocks(fetch.blocks)
             sequence.host, sequence.saved, sequence.where = fetch.blocks, self._saved, Where.HOST
-        return None if sequence.gone else sequence
+        return None if sequence.dropped else sequence
 
     def leave(self, sequence: Sequence) -> None:
-        """The sequence is `gone`. Its KV, if it is being fetched, is freed when it has come."""
+        """The sequence is `dropped`. Its KV, if it is being fetched, is freed when it has come."""
         if sequence in self._waiting:
             self._waiting.remove(sequence)
             assert sequence.handle is not None

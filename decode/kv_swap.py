@@ -124,7 +124,7 @@ class KvSwap:
         """Rule 1: once its own swap-in has passed, a sequence may join a step."""
         while self._arriving:
             sequence = self._arriving[0]
-            if not sequence.gone:
+            if not sequence.dropped:
                 assert sequence.arrival is not None
                 if not self._ledger.transfers.passed(sequence.arrival):
                     break

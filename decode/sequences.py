@@ -68,7 +68,7 @@ class Sequence:
     arrival: EventHandle | None = None  # the swap-in under way
     saved: EventHandle | None = None  # the swap-out that filled `host`
     running: bool = False
-    gone: bool = False
+    dropped: bool = False
     prefill_ns: int = 0  # the time of the prefill
     made: list[int] = field(default_factory=list)  # the generated tokens, where KV is kept after its end
     prefix: KeptPrefix | None = None

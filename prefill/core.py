@@ -108,7 +108,7 @@ class PrefillCore:
         self._handed: dict[tuple[RequestId, int], _Handed] = {}
         self._prefix_reuse = PrefixReuse(ledger, self.counters, self._effects.send) if reuses else None
         self._switch: Switching | None = None
-        self._asked_slabs = False
+        self._requested_slabs = False
         self._lacks_slabs = False  # they were refused, and come when there are some
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
@@ -133,7 +133,7 @@ class PrefillCore:
                 self._queue.cancel(event.request, event.attempt)
             case GrantSlabs():
                 self.ledger.grant(event.slabs)
-                self._asked_slabs = self._lacks_slabs = event.refused and self._asked_slabs
+                self._requested_slabs = self._lacks_slabs = event.refused and self._requested_slabs
             case GrantPages() | ImageCached() | EvictImage() | SetSlo() | UnloadModel():
                 self.ledger.on_message(event)
             case TakeBack():
@@ -288,8 +288,8 @@ class PrefillCore:
 
     def _ask_slabs(self, shape: KvShape, count: int) -> None:
         """An instance that waits holds no idle slabs: instances that keep some would wait for each other for ever."""
-        if not self._asked_slabs:
-            self._asked_slabs = True
+        if not self._requested_slabs:
+            self._requested_slabs = True
             self._return_slabs()
             short = count - self.ledger.host.room(shape)
             self._effects.send(NeedSlabs(-(-short // self.ledger.host.per_slab(shape))))
@@ -370,6 +370,6 @@ class PrefillCore:
         return {*self._queue.needed(), *([running.job.model] if running else ())}
 
     def _return_slabs(self) -> None:
-        surplus = self.ledger.surplus_slabs(keep=0 if self._asked_slabs else 1)
+        surplus = self.ledger.surplus_slabs(keep=0 if self._requested_slabs else 1)
         if surplus:
             self._effects.send(ReturnSlabs(surplus))

@@ -260,7 +260,7 @@ class Node:
             self.up.discard(instance)
             self._outbox.forget(instance)
             self.reports.pop(instance, None)
-            await self.proxies.lost(InstanceLost(instance, incarnation, asked=self.pool.drained(instance)))
+            await self.proxies.lost(InstanceLost(instance, incarnation, requested=self.pool.drained(instance)))
             if self._fetches:
                 await self._fetches.lost(instance)
             self._answer(self.host.lost(instance, self.pool.words(instance)))

@@ -31,11 +31,11 @@ TELL_S = 0.2
 
 class InstanceLost(Struct, frozen=True, tag=True):
     """This process of the instance is gone. Answered by `Noted` once nothing it said will be heard any more: until then
-    the others go on as if it lived. One that was `asked` to end was not killed by a request."""
+    the others go on as if it lived. One that was `requested` to end was not killed by a request."""
 
     instance: InstanceId
     incarnation: int
-    asked: bool = False
+    requested: bool = False
 
 
 class InstanceGivenUp(Struct, frozen=True, tag=True):

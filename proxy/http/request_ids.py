@@ -53,6 +53,6 @@ def is_new(request: Request) -> bool:
     return not request.state.request_id_known
 
 
-def tell(request: Request) -> None:
+def make_known(request: Request) -> None:
     """Its id is known from now on."""
     request.state.request_id_known = True

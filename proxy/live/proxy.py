@@ -260,10 +260,10 @@ class Proxy:
             case ForeignLoad(instance):
                 self._foreign[instance] = message
                 self._happened(message)
-            case InstanceLost(instance, incarnation, asked):
+            case InstanceLost(instance, incarnation, requested):
                 self._lost[instance] = incarnation
                 if self._identities.get(instance) == f"{instance}/{incarnation}":
-                    self._down(instance, asked=asked)
+                    self._down(instance, requested=requested)
                     self._outbox.flush()
                 self._node.notify(Noted(instance, incarnation))
             case InstanceGivenUp(instance):
@@ -317,16 +317,16 @@ class Proxy:
         if incarnation <= self._lost.get(instance, 0):
             return
         if instance in self._identities:  # the news of its end is on its way
-            self._down(instance, asked=False)
+            self._down(instance, requested=False)
         self._identities[instance] = f"{instance}/{incarnation}"
         self._perform(InstanceUp(instance, role))
         if instance in self._foreign:
             self._perform(self._foreign[instance])
 
-    def _down(self, instance: InstanceId, *, asked: bool) -> None:
+    def _down(self, instance: InstanceId, *, requested: bool) -> None:
         del self._identities[instance]
         self._outbox.forget(instance)
-        self._perform(InstanceDown(instance, asked=asked))
+        self._perform(InstanceDown(instance, requested=requested))
 
     def _observe(self, message: FromInstance) -> None:
         match message:

@@ -44,12 +44,12 @@ class InstanceUp(Struct, frozen=True):
 
 
 class InstanceDown(Struct, frozen=True):
-    """Its process is gone. Another one is started, or none any more: `for_good`. One that was `asked` to end was not
-    killed by a request."""
+    """Its process is gone. Another one is started, or none any more: `for_good`. One that was `requested` to end was
+    not killed by a request."""
 
     instance: InstanceId
     for_good: bool = False
-    asked: bool = False
+    requested: bool = False
 
 
 class ModelUp(Struct, frozen=True, tag=True):

@@ -157,9 +157,9 @@ class Router:
                     self._end(request, Step.FINISH if satisfied else Step.CANCEL, reason=FinishReason.STOP)
             case InstanceUp(instance, role):
                 self._up(instance, role)
-            case InstanceDown(instance, for_good, asked):
+            case InstanceDown(instance, for_good, requested):
                 self._absent = self._absent - {instance} if for_good else self._absent | {instance}
-                self._down(instance, blameless=asked)
+                self._down(instance, blameless=requested)
                 if for_good:
                     self._place_waiting()
             case ModelUp():

@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from proxy.http.client_disconnect import while_connected
 from proxy.http.fields import Fields
 from proxy.http.market import Market
-from proxy.http.request_ids import tell
+from proxy.http.request_ids import make_known
 from proxy.http.settings import keep_alive_of, market_of
 from proxy.http.streaming.event_stream import Emit, EventStream, comment
 
@@ -28,7 +28,7 @@ async def held(request: Request, fields: Fields, respond: Callable[[], Awaitable
         return await respond()
 
     async def write(emit: Emit) -> None:
-        tell(request)
+        make_known(request)
         await emit(comment(status()))
         await _come(market, name)
         response = await respond()

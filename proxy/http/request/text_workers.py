@@ -145,7 +145,7 @@ class Lane:
         batch = list[_Waiting]()
         while len(batch) < self._at_once and (waiting := self._queue.take()):
             if self.bars(waiting.text):
-                _tell(waiting, None)
+                _set_answer(waiting, None)
             else:
                 batch.append(waiting)
         return batch
@@ -168,14 +168,14 @@ class Lane:
             self._barred_until_s[guilty.key] = monotonic() + self._barred_s
             for waiting in batch:
                 if waiting.text is guilty:
-                    _tell(waiting, None)
+                    _set_answer(waiting, None)
             return [waiting for waiting in batch if waiting.text is not guilty]
         for waiting, answer in zip(batch, answers, strict=True):
-            _tell(waiting, answer)
+            _set_answer(waiting, answer)
         return []
 
 
-def _tell(waiting: _Waiting, answer: Answer | None) -> None:
+def _set_answer(waiting: _Waiting, answer: Answer | None) -> None:
     if not waiting.answer.done():
         waiting.answer.set_result(answer)
 

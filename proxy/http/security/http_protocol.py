@@ -267,7 +267,7 @@ class Protocol(HttpToolsProtocol):
             return
         self._awaits_request = False
         if not self.cycle.response_complete:
-            self._together.open.asked(self)
+            self._together.open.request_complete(self)
         super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:

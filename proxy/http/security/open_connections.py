@@ -54,7 +54,7 @@ class OpenConnections(Generic[C]):
         self._open.discard(connection)
         self._waiting.pop(connection, None)
 
-    def asked(self, connection: C) -> None:
+    def request_complete(self, connection: C) -> None:
         """All of a request is there: it is answered, however many there are."""
         self._waiting.pop(connection, None)
 

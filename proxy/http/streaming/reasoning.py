@@ -41,12 +41,12 @@ class ReasoningSplitter:
             before, found, after = self._waiting.partition(self._marks.end)
             keep = 0 if found else held(before, self._marks.end)
             told = before.rstrip() if found else before[: len(before) - keep]
-            self._tell(parts, told, ReasoningPart)
+            self._append(parts, told, ReasoningPart)
             self._waiting = after if found else before[len(before) - keep :]
             if found:
                 self._mode, self._fresh = "answer", True
         if self._mode == "answer":
-            self._tell(parts, self._waiting, TextPart)
+            self._append(parts, self._waiting, TextPart)
             self._waiting = ""
         return parts
 
@@ -55,7 +55,7 @@ class ReasoningSplitter:
         kind = ReasoningPart if self._mode == "thought" else TextPart
         return [kind(waiting)] if waiting else []
 
-    def _tell(self, parts: list[Part], text: str, kind: type[TextPart | ReasoningPart]) -> None:
+    def _append(self, parts: list[Part], text: str, kind: type[TextPart | ReasoningPart]) -> None:
         if self._fresh:
             text = text.lstrip()
         if text:

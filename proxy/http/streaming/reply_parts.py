@@ -42,5 +42,5 @@ def held(text: str, marker: str) -> int:
     return 0
 
 
-def said(text: str) -> Sequence[Part]:
+def text_parts(text: str) -> Sequence[Part]:
     return (TextPart(text),) if text else ()

@@ -115,11 +115,11 @@ class Transcript:
         text, self._waiting_text = self._waiting_text[:characters], self._waiting_text[characters:]
         self._sent += len(text)
         tokens: list[Scored] = []
-        while self._waiting_tokens and self._is_told(self._waiting_tokens[0]):
+        while self._waiting_tokens and self._is_final(self._waiting_tokens[0]):
             tokens.append(self._waiting_tokens.popleft())
         return Piece(text, tuple(tokens))
 
-    def _is_told(self, token: Scored) -> bool:
+    def _is_final(self, token: Scored) -> bool:
         """Whether all its text is sent, and a later stop string cannot take it back."""
         return self._stops is None or token.offset < self._sent >= token.offset + len(token.text)
 

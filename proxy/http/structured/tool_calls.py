@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from proxy.http.streaming.reply_parts import CallArguments, CallBegun, Part, held, said
+from proxy.http.streaming.reply_parts import CallArguments, CallBegun, Part, held, text_parts
 
 # Where a JSON object that arrives in pieces ends.
 
@@ -105,7 +105,7 @@ class CallFinder:
         """The rest: text that began like a call and is none; a call that was cut off remains a call."""
         if self._state in (self._in_arguments, self._after_arguments) or (self.calls and not self._waiting):
             return []
-        return list(said(self._skipped + self._waiting))
+        return list(text_parts(self._skipped + self._waiting))
 
     # Each state takes what it can from what waits, and says whether to go on.
 
@@ -125,11 +125,11 @@ class CallFinder:
             self._after_calls = not self._waiting
         before, found, after = self._waiting.partition(self._form.begin)
         if found:
-            parts += said(before.rstrip())
+            parts += text_parts(before.rstrip())
             self._waiting, self._skipped, self._state = after, self._form.begin, self._between
             return True
         told = len(before) - held(before, self._form.begin)
-        parts += said(before[:told])
+        parts += text_parts(before[:told])
         self._waiting = before[told:]
         return False
 
@@ -155,7 +155,7 @@ class CallFinder:
         return True
 
     def _become_text(self, parts: list[Part]) -> None:
-        parts += said(self._skipped)
+        parts += text_parts(self._skipped)
         self._skipped, self._state = "", self._in_text
 
     def _in_object(self, parts: list[Part]) -> bool:
@@ -173,20 +173,20 @@ class CallFinder:
             self._skipped += whole
             self._become_text(parts)
         else:
-            self._tell(parts, CallBegun(self.calls, call[0]), CallArguments(self.calls, call[1]))
+            self._append(parts, CallBegun(self.calls, call[0]), CallArguments(self.calls, call[1]))
             self.calls += 1
             self._skipped, self._state = "", self._between
         return True
 
     def _begin(self, parts: list[Part], name: str, length: int, *, rest_depth: int) -> None:
-        self._tell(parts, CallBegun(self.calls, name))
+        self._append(parts, CallBegun(self.calls, name))
         self._waiting, self._skipped = self._waiting[length:], ""
         self._balance, self._rest_depth, self._state = Balance(), rest_depth, self._in_arguments
 
     def _in_arguments(self, parts: list[Part]) -> bool:
         length = self._balance.feed(self._waiting)
         told = self._waiting[:length]
-        self._tell(parts, CallArguments(self.calls, told))
+        self._append(parts, CallArguments(self.calls, told))
         self._waiting = self._waiting[len(told) :]
         if length is not None:
             self.calls += 1
@@ -202,7 +202,7 @@ class CallFinder:
             self._state = self._between
         return length is not None
 
-    def _tell(self, parts: list[Part], *told: CallBegun | CallArguments) -> None:
+    def _append(self, parts: list[Part], *told: CallBegun | CallArguments) -> None:
         if self._most is None or self.calls < self._most:
             parts += told
 

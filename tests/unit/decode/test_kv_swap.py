@@ -126,7 +126,7 @@ def test_dropped_in_a_peers_slabs() -> None:
 def test_dropped_while_arriving() -> None:
     harness, sequence = Harness(), new()
     harness.kv.bring_in(sequence)
-    sequence.gone = True
+    sequence.dropped = True
     harness.kv.drop(sequence)
     assert harness.said == [] and harness.kv.reads_from(PEER)
     harness.kv.settle()

@@ -73,7 +73,7 @@ def test_instances_that_were_asked_to_end_do_not_count_against_their_requests() 
     proxy = Proxy(P0, D0)
     proxy.reach("prefilling")
     for attempt in range(2, 3 * MAX_REPLAYS):
-        proxy.tell(InstanceDown(P0, asked=True))
+        proxy.tell(InstanceDown(P0, requested=True))
         proxy.up(P0)
         assert [submit.job.attempt for _, submit in proxy.sent(Submit)] == [attempt]
         proxy.heard(P0, Started(R, attempt))

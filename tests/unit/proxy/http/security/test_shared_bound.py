@@ -34,14 +34,14 @@ def test_the_connection_that_waits_longest_ends() -> None:
     connections = OpenConnections[str](3, ended.append)
     for name in "abc":
         connections.opened(name)
-    connections.asked("a")
-    connections.asked("b")
+    connections.request_complete("a")
+    connections.request_complete("b")
     connections.answered("b")
     connections.opened("d")
     connections.closed("c")
     connections.opened("e")
-    connections.asked("d")
-    connections.asked("e")
+    connections.request_complete("d")
+    connections.request_complete("e")
     connections.opened("f")
     assert ended == ["c", "b", "f"], "none that is being answered"
     assert len(connections) == 3
