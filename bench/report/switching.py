@@ -62,7 +62,7 @@ def switching(folder: Folder) -> Markup:
     return section(
         "switching",
         "Switch latency",
-        "From the wish for another model to its first step. Prefetched: the model's weights had come before or were on "
+        "From the request for another model to its first step. Prefetched: the model's weights had come before or were on "
         "their way, so that no load began during the switch.",
         *([_card({run.name: kinds for run, kinds in found.items()})] if found else []),
         *switching_cards(folder),
