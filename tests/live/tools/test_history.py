@@ -102,3 +102,4 @@ def test_costs_are_learnt_and_the_same_requests_simulated(server: Server, tmp_pa
     assert 0 < compared == sum(each["requests"] for each in result["per_model"].values()) < len(records) / 2
     assert result["live_switches"] > 0 and result["simulated_switches"] > 0
     assert set(result["per_model"]) <= set(MARKET)
+    assert set(result["r2"]) <= set(MARKET) and set(result["estimators"]) <= set(MARKET)
