@@ -62,8 +62,8 @@ def switching(folder: Folder) -> Markup:
     return section(
         "switching",
         "Switch latency",
-        "From the request for another model to its first step. Prefetched: the model's weights had come before or were on "
-        "their way, so that no load began during the switch.",
+        "From the request for another model to its first step. Prefetched: the model's weights had come before or were "
+        "on their way, so that no load began during the switch.",
         *([_card({run.name: kinds for run, kinds in found.items()})] if found else []),
         *switching_cards(folder),
         lacking("switches", folder.without(lambda run: run.spans), SPANS),
