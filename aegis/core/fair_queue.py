@@ -1,5 +1,5 @@
-"""A queue for several callers that wait for one worker: callers take turns, however much one of them wants, and the
-smallest of a caller's jobs is next."""
+"""A queue for several callers that wait for one worker: callers take turns, however much one of them wants. The
+smallest of a caller's jobs is next, but its oldest in every fourth turn, so that no large one waits for ever."""
 
 from __future__ import annotations
 
@@ -10,9 +10,32 @@ from typing import Generic, TypeVar
 
 J = TypeVar("J")
 
+_OLDEST_EVERY = 4
+
 
 class QueueFull(Exception):
     """The caller has as many jobs waiting as it may have."""
+
+
+class _Line(Generic[J]):
+    """The jobs of one caller."""
+
+    __slots__ = ("_taken", "jobs")
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[int, int, J]] = []  # a heap of sizes and numbers
+        self._taken = 0
+
+    def take(self) -> J:
+        self._taken += 1
+        if self._taken % _OLDEST_EVERY:
+            return heappop(self.jobs)[2]
+        at = min(range(len(self.jobs)), key=lambda i: self.jobs[i][1])
+        _, _, job = self.jobs[at]
+        self.jobs[at] = self.jobs[-1]
+        self.jobs.pop()
+        heapify(self.jobs)
+        return job
 
 
 class FairQueue(Generic[J]):
@@ -25,30 +48,30 @@ class FairQueue(Generic[J]):
         self._most_waiting = most_waiting
         self._is_left = is_left
         self._number = 0
-        self._waiting: OrderedDict[str, list[tuple[int, int, J]]] = OrderedDict()  # heaps, whose turn is next first
+        self._waiting: OrderedDict[str, _Line[J]] = OrderedDict()  # whose turn is next first
         self._served = ""  # last
 
     def put(self, caller: str, size: int, job: J) -> None:
-        """Raises Crowded."""
-        jobs = self._waiting.get(caller, [])
-        if len(jobs) >= self._most_waiting:
-            jobs[:] = [waiting for waiting in jobs if not self._is_left(waiting[2])]
-            heapify(jobs)
-        if len(jobs) >= self._most_waiting:
+        """Raises QueueFull."""
+        line = self._waiting.get(caller) or _Line[J]()
+        if len(line.jobs) >= self._most_waiting:
+            line.jobs[:] = [waiting for waiting in line.jobs if not self._is_left(waiting[2])]
+            heapify(line.jobs)
+        if len(line.jobs) >= self._most_waiting:
             raise QueueFull
         self._number += 1
-        heappush(jobs, (size, self._number, job))
-        self._waiting[caller] = jobs
+        heappush(line.jobs, (size, self._number, job))
+        self._waiting[caller] = line
 
     def take(self) -> J | None:
         """The next job; None if none waits."""
         while self._waiting:
             # The caller that had the last turn may have come again before the others did.
             self._served = next((caller for caller in self._waiting if caller != self._served), self._served)
-            jobs = self._waiting.pop(self._served)
-            _, _, job = heappop(jobs)
-            if jobs:
-                self._waiting[self._served] = jobs
+            line = self._waiting.pop(self._served)
+            job = line.take()
+            if line.jobs:
+                self._waiting[self._served] = line
             if not self._is_left(job):
                 return job
         return None

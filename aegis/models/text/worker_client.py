@@ -29,8 +29,9 @@ class TextProcess:
     """Does some jobs at a time, one after the other; the caller sees to that. Started by the first, and anew after each
     that had to be killed. Event loops may use it one after the other."""
 
-    def __init__(self, *, memory_bytes: int, niceness: int = 0) -> None:
-        """`memory_bytes` beyond what its libraries take."""
+    def __init__(self, *, memory_bytes: int, niceness: int = 0, load_s: float = LOAD_S) -> None:
+        """`memory_bytes` beyond what its libraries take; `load_s` for the tokenizer of a model."""
+        self._load_s = load_s
         self._command = [sys.executable, "-m", "aegis.models.text.worker", str(memory_bytes), str(niceness)]
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -70,7 +71,7 @@ class TextProcess:
         if len(self._sent_models) >= KNOWN_MAX:
             forget = next(key for key in self._sent_models if key not in needed)
             del self._sent_models[forget]
-        if await _answers(end, framed([Know(text.key, source, forget)]), LOAD_S) != (Known(),):
+        if await _answers(end, framed([Know(text.key, source, forget)]), self._load_s) != (Known(),):
             raise EOFError
         self._sent_models[text.key] = None
 

@@ -3,10 +3,11 @@ any time and memory for a client's text, and must take neither from others.
 
 1. The process for short texts does their jobs, several at a time, within `SHORT_S`.
 2. If a model took longer than that lately, a process for such models does its jobs, within `SUSPECT_S`, one at a time.
-3. The process for long texts does theirs, within `LONG_S`.
-4. Jobs that serve no request (`/tokenize`, `/detokenize`) have a process of their own, so that they delay none.
+3. The process for long texts does theirs, one at a time, within `LONG_S`.
+4. If a model took longer than that lately, another process does its long texts, within `LONG_SUSPECT_S`.
+5. Jobs that serve no request (`/tokenize`, `/detokenize`) have a process of their own, so that they delay none.
 
-In each, callers take turns, and the smallest of a caller's jobs is next.
+In each, callers take turns with each model, and the smallest of the jobs is next, but the oldest in every fourth turn.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -22,7 +24,7 @@ from typing import Any
 import msgspec
 
 from aegis.core.errors import UserError
-from aegis.core.fair_queue import FairQueue, QueueFull
+from aegis.core.fair_queue import FairQueue
 from aegis.models.text.text_model import TextModel
 from aegis.models.text.worker_client import TextProcess
 from aegis.models.text.worker_messages import (
@@ -44,13 +46,16 @@ from aegis.models.text.worker_messages import (
 from aegis.telemetry.logs import log
 
 SHORT_CHARACTERS = 1 << 14
-SHORT_S, LONG_S = 0.5, 20.0
+SHORT_S, SUSPECT_S = 0.5, 2.0
+LONG_S, LONG_SUSPECT_S = 5.0, 20.0
+SHORT_LOAD_S = 2.0
+"""For a model's tokenizer, in the process that all short texts wait for."""
+
 SHORT_AT_ONCE = 32
 """With one job at a time, most of the processor's time would go into changing from one process to the other."""
 
-SUSPECT_S = 2.0
 BARRED_S = 60.0
-WAITING_MAX = 4096  # of one caller, for a process
+WAITING_MAX = 4096  # of one caller, for a process, with those that it works on
 ASIDE_WAITING_MAX = 64
 _MIB = 1 << 20
 _COUNTED_MAX = 1 << 16
@@ -90,6 +95,8 @@ class Lane:
         self.process = process
         self.within_s = within_s
         self._at_once = at_once
+        self._most_waiting = most_waiting
+        self._waiting_of = Counter[str]()
         self._barred_s = barred_s
         self._barred_until_s: dict[int, float] = {}
         self._queue = FairQueue[_Waiting](most_waiting=most_waiting, is_left=lambda waiting: waiting.answer.done())
@@ -106,19 +113,22 @@ class Lane:
             message = encoded(job)
         except OverflowError:
             raise UserError("a number is too large", code="invalid_json") from None
+        if self._waiting_of[caller] >= self._most_waiting:
+            refusal = "many prompts of yours are waiting to be tokenized; try again when they were"
+            raise UserError(refusal, status=429, code="too_many_prompts", kind="rate_limit_error")
         future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         waiting = _Waiting(text, message, future)
-        try:
-            self._queue.put(caller, size, waiting)
-        except QueueFull:
-            refusal = "many prompts of yours are waiting to be tokenized; try again when they were"
-            raise UserError(refusal, status=429, code="too_many_prompts", kind="rate_limit_error") from None
+        self._queue.put(f"{text.key} {caller}", size, waiting)
+        self._waiting_of[caller] += 1
         if self._working is None:
             self._working = asyncio.create_task(self._work())
         try:
             return await waiting.answer
         finally:
             waiting.job = _NOTHING  # it may be large, and its place in the queue stays
+            self._waiting_of[caller] -= 1
+            if not self._waiting_of[caller]:
+                del self._waiting_of[caller]
 
     async def start(self) -> None:
         """Starts the process before there is a job."""
@@ -183,18 +193,29 @@ def _set_answer(waiting: _Waiting, answer: Answer | None) -> None:
 class TextWorkers:
     """All text workers of one proxy. Each process is started by its first job."""
 
-    def __init__(self, *, short_s: float = SHORT_S, suspect_s: float = SUSPECT_S, long_s: float = LONG_S) -> None:
-        self._short = Lane(TextProcess(memory_bytes=512 * _MIB), short_s, at_once=SHORT_AT_ONCE, barred_s=BARRED_S)
-        self._long = Lane(TextProcess(memory_bytes=2048 * _MIB, niceness=5), long_s)
-        self._aside = Lane(TextProcess(memory_bytes=2048 * _MIB, niceness=10), long_s, most_waiting=ASIDE_WAITING_MAX)
-        self._suspects = Lane(TextProcess(memory_bytes=512 * _MIB, niceness=5), suspect_s)
+    def __init__(
+        self,
+        *,
+        short_s: float = SHORT_S,
+        suspect_s: float = SUSPECT_S,
+        long_s: float = LONG_S,
+        long_suspect_s: float = LONG_SUSPECT_S,
+    ) -> None:
+        few, much = 512 * _MIB, 2048 * _MIB
+        short = TextProcess(memory_bytes=few, load_s=SHORT_LOAD_S)
+        self._short = Lane(short, short_s, at_once=SHORT_AT_ONCE, barred_s=BARRED_S)
+        self._suspects = Lane(TextProcess(memory_bytes=few, niceness=5), suspect_s)
+        self._long = Lane(TextProcess(memory_bytes=much, niceness=5), long_s, barred_s=BARRED_S)
+        self._long_suspects = Lane(TextProcess(memory_bytes=much, niceness=6), long_suspect_s)
+        aside = TextProcess(memory_bytes=much, niceness=10)
+        self._aside = Lane(aside, long_suspect_s, most_waiting=ASIDE_WAITING_MAX)
 
     async def start(self) -> None:
         """Starts the process with the most jobs, so that the first request does not wait for it."""
         await self._short.start()
 
     def close(self) -> None:
-        for lane in (self._short, self._suspects, self._long, self._aside):
+        for lane in (self._short, self._suspects, self._long, self._long_suspects, self._aside):
             lane.process.close()
 
     async def encode(
@@ -256,15 +277,16 @@ class TextWorkers:
         return answer.text
 
     async def _serve(self, caller: str, size: int, text: TextModel, job: Job, watch: Watch) -> Answer | None:
-        if size > SHORT_CHARACTERS:
-            return await watch(self._long.do(caller, size, text, job))
-        if not self._short.bars(text):
-            answer = await self._short.do(caller, size, text, job)
+        is_short = size <= SHORT_CHARACTERS
+        first, suspects = (self._short, self._suspects) if is_short else (self._long, self._long_suspects)
+        if not first.bars(text):
+            work = first.do(caller, size, text, job)
+            answer = await (work if is_short else watch(work))
             if answer is not None:
                 return answer
-            fields = {"characters": size, "limit_s": self._short.within_s}
-            log(_logger, logging.WARNING, "a short text took too much", fields)
-        return await watch(self._suspects.do(caller, size, text, job))
+            fields = {"characters": size, "limit_s": first.within_s}
+            log(_logger, logging.WARNING, f"a {'short' if is_short else 'long'} text took too much", fields)
+        return await watch(suspects.do(caller, size, text, job))
 
     def _given_up(self, param: str, what: str) -> UserError:
         message = f"{param!r} cannot be served: it takes too much time or memory to {what}, or breaks what does"

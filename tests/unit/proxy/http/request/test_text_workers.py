@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from aegis.core.errors import UserError
 from aegis.models.text.text_model import TextModel
 from aegis.models.text.worker_messages import Rendered, TooManyCharacters, TooManyTokens
-from proxy.http.request.text_workers import TextWorkers, characters_of
+from proxy.http.request.text_workers import SHORT_CHARACTERS, TextWorkers, characters_of
 from tests.unit.proxy.http.scripted import byte_text
 
 WAIT_S = 60.0
@@ -29,7 +29,7 @@ HOSTILE = {
 
 @pytest.fixture
 def texts() -> Iterator[TextWorkers]:
-    texts = TextWorkers(short_s=0.5, suspect_s=2.0, long_s=2.0)
+    texts = TextWorkers(short_s=0.5, suspect_s=2.0, long_s=2.0, long_suspect_s=4.0)
     yield texts
     texts.close()
 
@@ -104,6 +104,63 @@ def test_who_took_too_long_over_a_short_text_keeps_none_of_the_short_ones_waitin
         return worst_s
 
     assert run(work) < 1.5, "none waits until the process is killed"
+
+
+def test_who_took_too_long_over_a_long_text_keeps_none_of_the_others_long_ones_waiting(texts: TextWorkers) -> None:
+    hostile, honest = byte_text(ENDLESS), byte_text()
+    long = [{"role": "user", "content": "x" * SHORT_CHARACTERS}]
+
+    async def honest_long() -> None:
+        assert isinstance(await texts.encode("honest", honest, ["x" * 20_000], special=False, tokens_max=30_000), tuple)
+
+    async def work() -> float:
+        loop = asyncio.get_running_loop()
+        await honest_long()
+        attacks = [asyncio.create_task(rendered(texts, hostile, f"key {i}", long)) for i in range(12)]
+        await asyncio.sleep(0.1)
+        began_s = loop.time()
+        await honest_long()
+        took_s = loop.time() - began_s
+        for task in attacks:
+            task.cancel()
+        await asyncio.gather(*attacks, return_exceptions=True)
+        return took_s
+
+    assert run(work) < 8.0, "one is waited for, not twelve"
+
+
+def test_a_caller_takes_turns_with_its_models_and_no_long_one_of_its_texts_waits_for_ever(texts: TextWorkers) -> None:
+    honest, other = byte_text(), byte_text()
+    done = list[str]()
+
+    async def ask(text: TextModel, name: str, characters: int) -> None:
+        await texts.encode("caller", text, ["x" * characters], special=False, tokens_max=1 << 20)
+        done.append(name)
+
+    async def work() -> None:
+        tasks = [asyncio.create_task(ask(honest, "first", 20_000))]
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(ask(honest, "long", 90_000)))
+        tasks += [asyncio.create_task(ask(honest, "small", 20_000)) for _ in range(8)]
+        tasks.append(asyncio.create_task(ask(other, "other", 90_000)))
+        await asyncio.gather(*tasks)
+
+    run(work)
+    assert done.index("other") <= 2
+    assert done.index("long") <= 5
+
+
+def test_a_tokenizer_that_takes_long_to_load_does_not_hold_up_short_texts(
+    texts: TextWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, large = byte_text(), byte_text("x" * (24 << 20))
+    monkeypatch.setattr(texts._short.process, "_load_s", 0.001)
+
+    async def work() -> None:
+        assert await texts.encode("", large, ["x"], special=False, tokens_max=1) == ((120,),)
+
+    run(work)
+    assert texts._short.bars(large) and not texts._short.bars(honest)
 
 
 def test_templates_are_told_what_they_say_and_no_more(texts: TextWorkers) -> None:
