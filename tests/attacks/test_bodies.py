@@ -97,9 +97,6 @@ def test_what_cannot_be_had_is_said_in_a_way_that_helps(server: Server, changes:
 
 
 NESTED = 100_000
-GROWTH_KIB = 96 << 10
-"""What 8 MiB of bodies of numbers become while they are read: no more of them are in hand at once."""
-
 HEAVY: dict[str, bytes] = {
     "nested lists": b'{"model": ' + b"[" * NESTED,
     "nested objects": b'{"a":' * NESTED,
@@ -159,7 +156,7 @@ def test_what_is_hard_to_read_disturbs_nobody(server: Server, name: str) -> None
     def attack(number: int) -> httpx.Response:
         return post(server, (MAIN, CHAT)[number % 2], body)
 
-    with under_attack(server, f"bodies: {name}", growth_kib=GROWTH_KIB):
+    with under_attack(server, f"bodies: {name}"):
         for reply in at_once(attack, 6):
             assert reply.status_code in (400, 404), reply.text[:300]
             told(reply, reply.status_code)

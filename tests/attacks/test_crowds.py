@@ -26,9 +26,12 @@ from tests.live.streams import Body, Stream, run_all, until
 CROWD = 10_000
 FILES = 3 * CROWD // 2
 CROWD_KIB = 256 << 10
-"""The memory that so many connections may take of a proxy: 25 KiB each."""
+"""What so many connections may take of a proxy: 25 KiB each, of which most are the objects of a transport, a parser
+and a protocol. So they cannot fit into the 64 MiB of other attacks, as 2 500 would. Those that come again show that
+the room is used anew."""
 LEAVING_S = 0.5
-"""What it takes to be told of all of them leaving at once."""
+"""The proxy is told of all of them leaving at once, and looks at each before it looks at anything else. It is no
+`HEALTH_S`, for the process that leaves takes one of two processors meanwhile."""
 STAND_STILL_S = 3.0
 LONG_BODY: Body = HONEST | {"max_tokens": 1500}
 HOSTS = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "evil@127.0.0.1"]

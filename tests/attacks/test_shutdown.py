@@ -7,23 +7,29 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Event
 
 import httpx
 import pytest
 
+from tests.attacks import test_http_memory
 from tests.attacks.harness import HONEST, attacked, ends_soon, recorded
+from tests.attacks.test_bodies import HEAVY
 from tests.attacks.wire import Wire, request
 from tests.live.server import ROOT, WAIT_S, Server, leaves_nothing
 from tests.live.streams import Stream, run_all, until
 
 HALF_SENT = 50
 UNREAD = 5
+ATTACKERS = 6
 ENDLESS = HONEST | {"max_tokens": 4000}
 LAST_S = 16.0
-"""That the end may take where nothing of the orderly one works and nobody has time to finish."""
+"""That the end may take where nothing of the orderly one works. It is no 5 s: so long the launcher
+gives an orderly end before it is killed, besides `--shutdown-timeout`."""
 
 HANGS = """
 import ctypes, os, sys, threading, time
@@ -67,6 +73,57 @@ def test_nobody_who_hangs_keeps_it_from_ending(
         for stream in streams:
             assert stream.error and stream.error["message"].startswith("the server is shutting down")
     assert "Traceback" not in server.output()
+
+
+def _flood(server: Server, number: int) -> None:
+    begin, unit = list(test_http_memory.ENDLESS.values())[number % len(test_http_memory.ENDLESS)]
+    test_http_memory.flood(server.url, begin, unit)
+
+
+def _heavy_body(server: Server, number: int) -> None:
+    content = list(HEAVY.values())[number % len(HEAVY)]
+    httpx.post(server.url + "/v1/completions", content=content, timeout=WAIT_S, trust_env=False)
+
+
+def _tokenize(server: Server, number: int) -> None:
+    body = {"model": "llama", "prompt": ("the cat", "x", "0123456789")[number % 3] * 50_000}
+    httpx.post(server.url + "/tokenize", json=body, timeout=WAIT_S, trust_env=False)
+
+
+ATTACKS: dict[str, Callable[[Server, int], None]] = {
+    "floods": _flood,
+    "heavy bodies": _heavy_body,
+    "texts to tokenize": _tokenize,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("floods", signal.SIGTERM), ("heavy bodies", signal.SIGTERM), ("texts to tokenize", signal.SIGHUP)],
+)
+def test_it_ends_soon_under_attack(
+    tmp_path: Path, cache: Path, checkpoints_dir: Path, name: str, number: signal.Signals
+) -> None:
+    over = Event()
+
+    def attack(which: int) -> None:
+        while not over.is_set():
+            with suppress(OSError, httpx.HTTPError):
+                ATTACKS[name](server, which)
+            which += ATTACKERS
+
+    options = ["--models", str(checkpoints_dir / "llama"), "--proxies", "2"]
+    with (
+        attacked(tmp_path / "server", cache, *options) as server,
+        ThreadPoolExecutor(ATTACKERS) as pool,
+    ):
+        for which in range(ATTACKERS):
+            pool.submit(attack, which)
+        try:
+            time.sleep(1.0)  # all are at it
+            ends_soon(server, number=number)
+        finally:
+            over.set()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
