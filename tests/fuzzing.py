@@ -52,7 +52,7 @@ def fuzz(
     does not describe. Most requests name `model`, because they would all be refused without it."""
     operation = schemathesis.openapi.from_dict(deepcopy(document))[path][method.upper()]
     told = document["paths"][path][method]
-    modes = list(GenerationMode) if told["parameters"] or "requestBody" in told else [GenerationMode.POSITIVE]
+    modes = list(GenerationMode) if told.get("parameters") or "requestBody" in told else [GenerationMode.POSITIVE]
     counts: dict[int, int] = {}
 
     @hypothesis.settings(

@@ -8,14 +8,13 @@ from starlette.types import ASGIApp
 
 import aegis
 from aegis.engine.grammar.trials import GrammarTrials
-from proxy.http import dashboard, errors, plain
+from proxy.http import dashboard, errors, openapi, plain
 from proxy.http.admin import history, memory, model_admin, status
 from proxy.http.call_records import NoRecords, Records
 from proxy.http.market import Market
 from proxy.http.openai import chat, completions, models, tokenize, unsupported
 from proxy.http.request.text_workers import TextWorkers
 from proxy.http.request_middleware import RequestMiddleware
-from proxy.http.schema.openapi import document
 from proxy.http.security.key_guard import Guard
 from proxy.http.security.large_bodies import LargeBodies
 from proxy.http.settings import Settings
@@ -39,12 +38,16 @@ def create_app(
     app.state.records = records or NoRecords()
     app.state.trials = trials or GrammarTrials()
     app.state.texts = texts or TextWorkers()
-    for busy in (chat, completions):
-        plain.include(app, busy.router)
-    for part in (models, model_admin, memory, history, dashboard, tokenize, status, unsupported):
-        app.include_router(part.router)
+    busy = (chat.router, completions.router)
+    others = tuple(
+        part.router for part in (models, model_admin, memory, history, dashboard, tokenize, status, unsupported)
+    )
+    for router in busy:
+        plain.include(app, router)
+    for router in others:
+        app.include_router(router)
     errors.install(app)
-    app.openapi = document  # type: ignore[method-assign]
+    openapi.install(app, busy + others)
     return RequestMiddleware(_guarded(app, market, app.state.settings), app.state.settings.proxy, market.answered)
 
 

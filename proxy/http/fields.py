@@ -1,38 +1,46 @@
-"""Takes named parameters out of a JSON object, each checked; what nobody took is unknown.
+"""A JSON object that a client sent. Its class declares its parameters, of kinds from `parameters`; others are unknown.
 
 A parameter that is null counts as absent. Every refusal names the parameter, in `param` and in the message.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from hashlib import blake2b
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
 import msgspec
 
-from aegis.config.sizes import parse_size
 from aegis.core.errors import UserError
 from proxy.http.errors import nearest, shown
 
 D = TypeVar("D")
+F = TypeVar("F", bound="Fields")
+T = TypeVar("T")
+Schema = dict[str, Any]
 
-INT64_MAX = (1 << 63) - 1
-_SIZE_CHARACTERS = 64
 _ALIKE = 0.6  # `best_of` is no slip for `stop`
 
 
 class Fields:
-    """`prefix` is the path of a nested object, as in `stream_options.`; `nbytes` is what all of it came as."""
+    """`prefix` is the path of a nested object, as in `stream_options.`; `nbytes` is the size of the body as it came."""
 
-    __slots__ = ("_known", "_prefix", "_values", "nbytes")
+    __slots__ = ("_prefix", "_values", "nbytes")
+    _names: ClassVar[frozenset[str]] = frozenset()
+    _supported: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, values: Mapping[str, Any], prefix: str = "", *, nbytes: int = 0) -> None:
         self.nbytes = nbytes
         self._values = values
         self._prefix = prefix
-        self._known: set[str] = set()
+
+    def __init_subclass__(cls) -> None:
+        declared = {name: each for base in reversed(cls.__mro__) for name, each in vars(base).items()}
+        parameters = {name: each for name, each in declared.items() if isinstance(each, Parameter)}
+        cls._names = frozenset(parameters)
+        cls._supported = frozenset(name for name, each in parameters.items() if not isinstance(each, Unsupported))
 
     def fingerprint(self, without: Collection[str]) -> str:
         """The same for the same values, in whatever order they came; those of `without` do not count."""
@@ -40,99 +48,23 @@ class Fields:
         return blake2b(msgspec.json.encode(values, order="deterministic"), digest_size=16).hexdigest()
 
     def take(self, name: str) -> Any:
-        """The raw value; None if it is absent."""
-        self._known.add(name)
+        """The raw value; None where it is absent."""
         return self._values.get(name)
 
     def given(self, name: str) -> bool:
-        return self.take(name) is not None
+        return self._values.get(name) is not None
 
-    def refusal(self, name: str, problem: str) -> UserError:
+    def given_of(self, names: frozenset[str]) -> Collection[str]:
+        """The names of these that the object has, even as null."""
+        return () if names.isdisjoint(self._values) else names & self._values.keys()
+
+    def invalid(self, name: str, problem: str) -> UserError:
         path = self._prefix + name
         return UserError(f"{path!r} {problem}", param=path)
 
-    def integer(self, name: str, default: D, *, low: int = -INT64_MAX - 1, high: int = INT64_MAX) -> int | D:
-        """A whole number in [low, high]."""
-        value = self.take(name)
-        if value is None:
-            return default
-        if type(value) is not int:
-            raise self.refusal(name, f"must be an integer, not {shown(value)}")
-        if not low <= value <= high:
-            raise self.refusal(name, f"must be between {low} and {high}, not {shown(value)}")
-        return value
-
-    def number(self, name: str, default: float, *, low: float, high: float, open_low: bool = False) -> float:
-        """A number in [low, high], or in (low, high] with `open_low`."""
-        value = self.take(name)
-        if value is None:
-            return default
-        if type(value) not in (int, float):
-            raise self.refusal(name, f"must be a number, not {shown(value)}")
-        if not low <= value <= high or (open_low and value == low):
-            least = f"above {low:g} and at most" if open_low else f"between {low:g} and"
-            raise self.refusal(name, f"must be {least} {high:g}, not {shown(value)}")
-        return float(value)
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        value = self.take(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.refusal(name, f"must be true or false, not {shown(value)}")
-        return value
-
-    def text(self, name: str, default: D, *, most_characters: int = 256) -> str | D:
-        """A string, not empty."""
-        value = self.take(name)
-        if value is None:
-            return default
-        if not isinstance(value, str):
-            raise self.refusal(name, f"must be a string, not {shown(value)}")
-        if not 0 < len(value) <= most_characters:
-            raise self.refusal(name, f"must have 1 to {most_characters} characters, not {len(value)}")
-        return value
-
-    def required_text(self, name: str) -> str:
-        value = self.text(name, None)
-        if value is None:
-            raise self.refusal(name, "is required")
-        return value
-
-    def required_size(self, name: str) -> int:
-        """Bytes, as a whole number or written like 256MiB."""
-        value = self.take(name)
-        if value is None:
-            raise self.refusal(name, "is required")
-        with suppress(ValueError):
-            if type(value) is int or (isinstance(value, str) and len(value) <= _SIZE_CHARACTERS):
-                return parse_size(value)
-        raise self.refusal(name, f"must be a size like 256MiB, not {shown(value)}")
-
-    def items(self, name: str, *, most: int) -> list[Any]:
-        """A list of at most `most` entries, their types unchecked; empty if absent."""
-        value = self.take(name)
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            raise self.refusal(name, f"must be a list, not {shown(value)}")
-        if len(value) > most:
-            raise self.refusal(name, f"may have at most {most} entries, not {len(value)}")
-        return value
-
-    def mapping(self, name: str) -> dict[str, Any] | None:
-        value = self.take(name)
-        if value is not None and not isinstance(value, dict):
-            raise self.refusal(name, f"must be an object, not {shown(value)}")
-        return cast("dict[str, Any] | None", value)
-
-    def nested(self, name: str) -> Fields:
-        """The parameters of a nested object; none where it is absent."""
-        return Fields(self.mapping(name) or {}, f"{self._prefix}{name}.")
-
-    def entry(self, name: str, index: int, values: Mapping[str, Any]) -> Fields:
-        """The parameters of an object in a list."""
-        return Fields(values, f"{self._prefix}{name}[{index}].")
+    def nested(self, kind: type[F], name: str, values: Mapping[str, Any]) -> F:
+        """The object under the parameter `name`, which is like `name[3]` for an entry of a list."""
+        return kind(values, f"{self._prefix}{name}.")
 
     def unsupported(self, name: str, neutral: tuple[object, ...] = ()) -> None:
         """Refuses `name` unless its value is one of `neutral`, which ask for nothing."""
@@ -152,11 +84,85 @@ class Fields:
             path = self._prefix + name
             raise UserError(f"unknown parameter {path!r}; {instead}", param=path, code="unknown_parameter")
 
-    def end(self) -> None:
-        """Raises UserError if a parameter was given that nobody took."""
-        for name in self._values:
-            if name not in self._known:
-                near = nearest(name, self._known, cutoff=_ALIKE)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                path = self._prefix + name
-                raise UserError(f"unknown parameter {shown(path)}{hint}", param=path[:200], code="unknown_parameter")
+    def names_are_supported(self) -> bool:
+        """Whether no name is unknown or unsupported."""
+        return self._values.keys() <= self._supported
+
+    def end(self, kind: type[Fields] | None = None) -> None:
+        """Raises UserError if the object has a name that its class, or `kind`, does not declare. Call it after all
+        parameters were read, so that a wrong value of a known one is reported first."""
+        known = (kind or self)._names
+        if self._values.keys() <= known:
+            return
+        name = next(name for name in self._values if name not in known)
+        near = nearest(name, known, cutoff=_ALIKE)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        path = self._prefix + name
+        raise UserError(f"unknown parameter {shown(path)}{hint}", param=path[:200], code="unknown_parameter")
+
+
+@dataclass(slots=True, eq=False)
+class Parameter(ABC, Generic[T, D]):
+    """One parameter, as an attribute of a class of `Fields`. The attribute of an object is the checked value; the
+    attribute of the class is this declaration.
+
+    An absent parameter has the value `default`; without a default, `absent` decides. `required` is for the schema: if a
+    required parameter has a default, the code that reads it refuses its absence.
+    """
+
+    default: D
+    _: KW_ONLY
+    required: bool = False
+    about: str = ""
+    name: str = field(init=False, default="")
+    has_default: bool = field(init=False, default=True)
+
+    def __set_name__(self, owner: type[Fields], name: str) -> None:
+        assert not hasattr(Fields, name), f"{name} is a method of Fields"
+        self.name = name
+
+    @overload
+    def __get__(self, fields: None, owner: type[Fields]) -> Self: ...
+
+    @overload
+    def __get__(self, fields: Fields, owner: type[Fields] | None = None) -> T | D: ...
+
+    def __get__(self, fields: Fields | None, owner: type[Fields] | None = None) -> Self | T | D:
+        if fields is None:
+            return self
+        value = fields._values.get(self.name)
+        if value is None:
+            return self.default if self.has_default else self.absent(fields)
+        return self.check(value, fields, self.name)
+
+    def of(self, fields: Fields) -> T | D:
+        """The value in an object of another class, which has turned out to have this parameter too."""
+        return self.__get__(fields)
+
+    @abstractmethod
+    def check(self, value: Any, fields: Fields, name: str) -> T:
+        """The value of the parameter `name` of `fields`, from its JSON `value`. Raises UserError."""
+
+    def absent(self, fields: Fields) -> T:
+        """Raises UserError, unless absence means something."""
+        raise fields.invalid(self.name, "is required")
+
+    @abstractmethod
+    def schema(self) -> Schema: ...
+
+
+class Unsupported(Parameter[None, None]):
+    """A parameter that is refused unless its value is one of `neutral`, which ask for nothing. `refuse_unsupported`
+    reads it."""
+
+    __slots__ = ("neutral",)
+
+    def __init__(self, *neutral: object) -> None:
+        Parameter.__init__(self, None)
+        self.neutral = neutral
+
+    def check(self, value: Any, fields: Fields, name: str) -> None:
+        fields.unsupported(name, self.neutral)
+
+    def schema(self) -> Schema:
+        return {"enum": [value for i, value in enumerate(self.neutral) if value not in self.neutral[:i]]}

@@ -8,15 +8,17 @@ request.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import StreamingResponse
 
 from aegis.core.errors import UserError
-from aegis.telemetry.live_view import SeenUntil
+from aegis.telemetry.live_view import Live, SeenUntil
+from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.records import Record
+from proxy.http.openapi import LINES, LOOKING, operation
 from proxy.http.replies import json_reply
 from proxy.http.security.authorise import authorise
 from proxy.http.settings import queries_of
@@ -26,38 +28,56 @@ T = TypeVar("T")
 NEXT = "Aegis-Next"
 _FRESH = {"cache-control": "no-store"}
 _PART = 1_000  # lines that are encoded without a pause for others
+_DIGITS_MAX = 18
 _lines = msgspec.json.Encoder().encode_lines
 
 router = APIRouter(prefix="/debug", dependencies=[Depends(authorise)])
 
 
-@router.get("/spans")
+def _number(name: str) -> dict[str, Any]:
+    """A query parameter that `_since` reads."""
+    return {
+        "name": name,
+        "in": "query",
+        "schema": {"type": "integer", "minimum": 0, "exclusiveMaximum": 10**_DIGITS_MAX},
+    }
+
+
+_SINCE, _TIMES = _number("since"), {"name": "times", "in": "query", "schema": {"enum": ["0", "1"]}}
+_SEEN = tuple(map(_number, SeenUntil.__struct_fields__))
+
+
+@router.get("/spans", **operation("What instances did", kinds=(LINES,), problems=LOOKING, parameters=(_SINCE,)))
 async def spans(request: Request) -> Response:
     """One `Span` a line, as an array of its fields, in order of arrival at the node."""
     return _reply(await queries_of(request).spans(_since(request)), list)
 
 
-@router.get("/records")
+@router.get(
+    "/records", **operation("What became of requests", kinds=(LINES,), problems=LOOKING, parameters=(_SINCE, _TIMES))
+)
 async def records(request: Request) -> Response:
     """One `Record` a line, in order of end; with the times of all tokens where `times=1` asks for them."""
     wants_times = request.query_params.get("times") == "1"
     return _reply(await queries_of(request).records(_since(request)), list if wants_times else _without_times)
 
 
-@router.get("/decisions")
+@router.get(
+    "/decisions", **operation("What was decided and why", kinds=(LINES,), problems=LOOKING, parameters=(_SINCE,))
+)
 async def decisions(request: Request) -> Response:
     """One `Decision` a line, as an object, in order of arrival at the node."""
     return _reply(await queries_of(request).decisions(_since(request)), list)
 
 
-@router.get("/live")
+@router.get("/live", **operation("All that watchers show", Live, problems=LOOKING, parameters=_SEEN))
 async def live(request: Request) -> Response:
     """`Live` as JSON. `spans`, `decisions` and `records` are what `news.seen` of the last answer says."""
     seen = SeenUntil(*(_since(request, each) for each in SeenUntil.__struct_fields__))
     return Response(await queries_of(request).live(seen), media_type="application/json", headers=_FRESH)
 
 
-@router.get("/node")
+@router.get("/node", **operation("What the server consists of", NodeReport, problems=LOOKING))
 async def node(request: Request) -> Response:
     """`NodeReport` as JSON: what a simulation of this server has to know."""
     return json_reply(await queries_of(request).report())
@@ -79,6 +99,6 @@ def _reply(told: tuple[Sequence[T], int], shown: Callable[[Sequence[T]], list[T]
 
 def _since(request: Request, name: str = "since") -> int:
     text = request.query_params.get(name, "0")
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
         raise UserError(f"{name} should be a whole number, not {text[:40]!r}", param=name)
     return int(text)

@@ -18,14 +18,39 @@ from aegis.core.request import PRIORITY_MAX
 from proxy.http.client_disconnect import while_connected
 from proxy.http.fields import Fields
 from proxy.http.openai.models import ComingCard, ModelCard, card_of, coming_cards, find
+from proxy.http.openapi import COMMANDING, EVENTS, LOOKING, operation
+from proxy.http.parameters import Flag, Integer, Nested, Number, Text
 from proxy.http.replies import json_reply
-from proxy.http.request.body import read_fields
+from proxy.http.request.body import ModelBody, read_body
 from proxy.http.security.authorise import authorise
 from proxy.http.settings import keep_alive_of, market_of, queries_of, settings_of
 from proxy.http.streaming.event_stream import Emit, EventStream, event
 
 LIMIT_MAX = 1 << 40
 _LOOK_S = 0.2
+
+
+class LoadBody(Fields):
+    source = Text(None, most_characters=4096, required=True)
+    name = Text(None)
+
+
+class SloFields(Fields):
+    ttft_ms = Number(None, low=SLO_NS_MIN / NS_PER_MS, high=SLO_NS_MAX / NS_PER_MS)
+    tbt_ms = Number(None, low=SLO_NS_MIN / NS_PER_MS, high=SLO_NS_MAX / NS_PER_MS)
+
+
+class LimitsFields(Fields):
+    requests_per_minute = Integer(None, low=1, high=LIMIT_MAX)
+    tokens_per_minute = Integer(None, low=1, high=LIMIT_MAX)
+    concurrent = Integer(None, low=1, high=LIMIT_MAX)
+
+
+class UpdateBody(ModelBody):
+    slo = Nested(SloFields)
+    limits = Nested(LimitsFields)
+    priority = Integer(None, low=-PRIORITY_MAX, high=PRIORITY_MAX)
+    pin = Flag(None)
 
 
 class Gone(Struct, frozen=True):
@@ -42,20 +67,22 @@ class Removed(Struct, frozen=True):
 router = APIRouter(dependencies=[Depends(authorise)])
 
 
-@router.post("/models/load")
+@router.post(
+    "/models/load",
+    **operation("Serve a checkpoint directory or hub id", ModelCard, takes=LoadBody, problems=COMMANDING),
+)
 async def load_model(request: Request) -> Response:
     """Body: `source`, a checkpoint directory or hub id, and `name`, what clients shall call it."""
-    fields = await read_fields(request, settings_of(request).body_bytes_max)
-    source = fields.text("source", None, most_characters=4096)
-    name = fields.text("name", None)
-    fields.end()
+    body = await read_body(request, LoadBody, settings_of(request).body_bytes_max)
+    source, name = body.source, body.name
+    body.end()
     if source is None:
-        raise fields.refusal("source", "is required")
+        raise body.invalid("source", "is required")
     adding = queries_of(request).add_model(source, name)  # it ends when its client has left
     return json_reply(card_of(await while_connected(request.receive, adding)))
 
 
-@router.get("/models/sse")
+@router.get("/models/sse", **operation("What becomes of models, as it happens", kinds=(EVENTS,), problems=LOOKING))
 async def watch_models(request: Request) -> Response:
     """An event for each model at first, and one whenever something of it changes; `{"id", "state": "removed"}` when it
     is gone."""
@@ -77,47 +104,54 @@ async def watch_models(request: Request) -> Response:
     return EventStream(write, keep_alive_of(request))
 
 
-@router.post("/models/update")
+@router.post(
+    "/models/update",
+    **operation("Change a model that is served", ModelCard, takes=UpdateBody, problems=COMMANDING),
+)
 async def update_model(request: Request) -> Response:
     """Body: `model` and what is to become another: `slo`, `priority`, `limits`, `pin`. What is left out stays;
     `limits` are told as a whole."""
-    fields = await read_fields(request, settings_of(request).body_bytes_max)
-    name = fields.required_text("model")
-    slo, limits = fields.nested("slo"), fields.nested("limits")
+    body = await read_body(request, UpdateBody, settings_of(request).body_bytes_max)
+    name, slo, limits = body.model, body.slo or SloFields({}), body.limits
     change = ModelChange(
-        ttft_ns=_deadline_ns(slo, "ttft_ms"),
-        tbt_ns=_deadline_ns(slo, "tbt_ms"),
-        priority=fields.integer("priority", None, low=-PRIORITY_MAX, high=PRIORITY_MAX),
-        limits=_read_limits(limits) if fields.given("limits") else None,
-        pinned=fields.flag("pin") if fields.given("pin") else None,
+        ttft_ns=_deadline_ns(slo.ttft_ms),
+        tbt_ns=_deadline_ns(slo.tbt_ms),
+        priority=body.priority,
+        limits=_read_limits(limits) if limits is not None else None,
+        pinned=body.pin,
     )
-    for part in (slo, fields):
+    for part in (slo, body):
         part.end()
     find(market_of(request), name)
     return json_reply(card_of(await queries_of(request).change_model(name, change)))
 
 
-def _deadline_ns(fields: Fields, name: str) -> int | None:
-    if not fields.given(name):
-        return None
-    return round(fields.number(name, 0.0, low=SLO_NS_MIN / NS_PER_MS, high=SLO_NS_MAX / NS_PER_MS) * NS_PER_MS)
+def _deadline_ns(deadline_ms: float | None) -> int | None:
+    return None if deadline_ms is None else round(deadline_ms * NS_PER_MS)
 
 
-def _read_limits(fields: Fields) -> Limits:
-    names = ("requests_per_minute", "tokens_per_minute", "concurrent")
-    limits = Limits(*(fields.integer(name, None, low=1, high=LIMIT_MAX) for name in names))
+def _read_limits(fields: LimitsFields) -> Limits:
+    limits = Limits(fields.requests_per_minute, fields.tokens_per_minute, fields.concurrent)
     fields.end()
     return limits
 
 
-@router.post("/models/evict")
+@router.post(
+    "/models/evict",
+    **operation(
+        "Take a model's weights out of memory until its next request",
+        ModelCard,
+        takes=ModelBody,
+        problems=COMMANDING,
+    ),
+)
 async def evict_model(request: Request) -> Response:
     """Body: `model`. Its weights leave all memory; the next request for it brings them back."""
     name = await _named(request)
     return json_reply(card_of(await queries_of(request).unload_model(name)))
 
 
-@router.post("/models/unload")
+@router.post("/models/unload", **operation("Serve a model no more", Removed, takes=ModelBody, problems=COMMANDING))
 async def unload_model(request: Request) -> Response:
     """One that is served, or being registered."""
     name = await _named(request, may_come=True)
@@ -128,9 +162,9 @@ async def unload_model(request: Request) -> Response:
 async def _named(request: Request, *, may_come: bool = False) -> str:
     """The model that the body names, and nothing else; with `may_come` one that is being registered, too. Raises
     UserError."""
-    fields = await read_fields(request, settings_of(request).body_bytes_max)
-    name = fields.required_text("model")
-    fields.end()
+    body = await read_body(request, ModelBody, settings_of(request).body_bytes_max)
+    name = body.model
+    body.end()
     if not (may_come and name in market_of(request).coming()):
         find(market_of(request), name)
     return name

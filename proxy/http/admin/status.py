@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 import aegis
 from aegis.core.errors import UserError
 from proxy.http.errors import error_reply
+from proxy.http.openapi import PLAIN, operation
 from proxy.http.replies import json_reply
 from proxy.http.settings import queries_of
 
@@ -24,13 +25,16 @@ class Version(Struct, frozen=True):
     version: str
 
 
-@router.api_route("/health", methods=_LOOKED_AT)
+_OPERATION = operation("200: it is well", Status, problems={401: "No key, or none that is known", 503: "It is not"})
+
+
+@router.api_route("/health", methods=_LOOKED_AT, **_OPERATION)
 async def health(request: Request) -> Response:
     """200 while the server can go on."""
     return _status(*await queries_of(request).healthy())
 
 
-@router.api_route("/ready", methods=_LOOKED_AT)
+@router.api_route("/ready", methods=_LOOKED_AT, **_OPERATION)
 async def ready(request: Request) -> Response:
     """200 only when every launched instance serves."""
     return _status(*await queries_of(request).ready())
@@ -43,11 +47,11 @@ def _status(well: bool, reason: str) -> Response:
     return error_reply(UserError(reason, status=503, code="unavailable", kind="server_error"))
 
 
-@router.get("/metrics")
+@router.get("/metrics", **operation("For Prometheus", kinds=(PLAIN,)))
 async def metrics(request: Request) -> Response:
     return Response(await queries_of(request).metrics(), media_type=CONTENT_TYPE_LATEST)
 
 
-@router.api_route("/version", methods=_LOOKED_AT)
+@router.api_route("/version", methods=_LOOKED_AT, **operation("Which aegis this is", Version))
 async def version(request: Request) -> Response:
     return json_reply(Version(aegis.__version__))

@@ -13,17 +13,19 @@ from aegis.core.errors import UserError
 from aegis.models.text.text_model import TextModel
 from aegis.models.text.worker_messages import Rendered, TooManyCharacters, TooManyTokens
 from proxy.http.client_disconnect import while_connected
-from proxy.http.fields import Fields
+from proxy.http.fields import Unsupported
 from proxy.http.market import Served
 from proxy.http.openai.answer import answer
 from proxy.http.openai.chat_reader import Reading
-from proxy.http.openai.chat_replies import ChatShape
+from proxy.http.openai.chat_replies import ChatCompletion, ChatCompletionChunk, ChatShape
 from proxy.http.openai.choices import SequenceRequest
 from proxy.http.openai.held_requests import held
 from proxy.http.openai.models import find_servable
+from proxy.http.openapi import ASKING, EVENTS, operation
+from proxy.http.parameters import Flag, Integer, Object, refuse_unsupported
 from proxy.http.plain import plain_router
-from proxy.http.request.body import read_fields
-from proxy.http.request.messages import read_messages
+from proxy.http.request.body import read_body
+from proxy.http.request.messages import MessagesBody, read_messages
 from proxy.http.request.prompts import (
     characters_max,
     known,
@@ -35,10 +37,11 @@ from proxy.http.request.prompts import (
 )
 from proxy.http.request.sampling import (
     LOGPROBS_MAX,
+    TOKENS_MAX,
+    GenerationBody,
     GenerationParameters,
     check_sequences,
     held_to,
-    read_max_tokens,
     read_parameters,
 )
 from proxy.http.request.text_workers import characters_of
@@ -49,24 +52,8 @@ from proxy.http.security.large_bodies import SMALL_BYTES
 from proxy.http.settings import market_of, settings_of, texts_of
 from proxy.http.streaming.reasoning import marks_of
 from proxy.http.structured.output_format import check_grammar
-from proxy.http.structured.tools import Tools, read_tools
+from proxy.http.structured.tools import Tools, ToolsBody, read_tools
 
-_UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "audio": (),
-    "chat_template": (),
-    "documents": ([],),
-    "echo": (False,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "metadata": ({},),
-    "mm_processor_kwargs": (),
-    "modalities": (["text"],),
-    "prediction": (),
-    "reasoning_effort": (),
-    "store": (False,),
-    "verbosity": (),
-    "web_search_options": (),
-}
 _NOT_VARIABLES = frozenset(
     {
         "add_generation_prompt",
@@ -84,32 +71,69 @@ _NOT_VARIABLES = frozenset(
 router = plain_router()
 
 
-@router.post("/v1/chat/completions")
+class ConversationBody(MessagesBody, ToolsBody):
+    """The parameters from which a chat template makes a prompt."""
+
+    add_generation_prompt = Flag(True)
+    chat_template_kwargs = Object()
+    continue_final_message = Unsupported(False)
+
+
+class ChatBody(GenerationBody, ConversationBody):
+    max_completion_tokens = Integer(None, low=1, high=TOKENS_MAX)
+    logprobs = Flag(False)
+    top_logprobs = Integer(None, low=0, high=LOGPROBS_MAX)
+    audio = Unsupported()
+    chat_template = Unsupported()
+    documents = Unsupported([])
+    echo = Unsupported(False)
+    function_call = Unsupported("none")
+    functions = Unsupported([])
+    metadata = Unsupported({})
+    mm_processor_kwargs = Unsupported()
+    modalities = Unsupported(["text"])
+    prediction = Unsupported()
+    reasoning_effort = Unsupported()
+    store = Unsupported(False)
+    verbosity = Unsupported()
+    web_search_options = Unsupported()
+
+
+@router.post(
+    "/v1/chat/completions",
+    **operation(
+        "Answer a conversation",
+        ChatCompletion,
+        ChatCompletionChunk,
+        takes=ChatBody,
+        kinds=(EVENTS,),
+        problems=ASKING,
+    ),
+)
 async def create_chat_completion(request: Request) -> Response:
-    fields = await read_fields(request, settings_of(request).body_bytes_max)
-    return await held(request, fields, lambda: _converse(request, fields))
+    body = await read_body(request, ChatBody, settings_of(request).body_bytes_max)
+    return await held(request, body, lambda: _converse(request, body))
 
 
-async def _converse(request: Request, fields: Fields) -> Response:
-    served = find_servable(market_of(request), fields)
+async def _converse(request: Request, body: ChatBody) -> Response:
+    served = find_servable(market_of(request), body)
     text = needs_chat_template(served)
-    fields.elsewhere("prompt", "send 'messages' here, or 'prompt' to /v1/completions")
-    logprobs = _read_logprobs(fields)
-    max_tokens = _read_max_tokens(fields)
+    body.elsewhere("prompt", "send 'messages' here, or 'prompt' to /v1/completions")
+    logprobs = _read_logprobs(body)
+    max_tokens = _read_max_tokens(body)
     parameters = await beside_loop(
-        lambda: read_parameters(fields, served, max_tokens=max_tokens, logprobs=logprobs),
-        fields.nbytes,
+        lambda: read_parameters(body, served, max_tokens=max_tokens, logprobs=logprobs),
+        body.nbytes,
         few=SMALL_BYTES,
     )
-    for name, neutral in _UNSUPPORTED.items():
-        fields.unsupported(name, neutral)
+    refuse_unsupported(body, ChatBody)
     async with admitted(request, served) as admission:
-        return await _generate(request, fields, served, text, parameters, admission, logprobs=logprobs is not None)
+        return await _generate(request, body, served, text, parameters, admission, logprobs=logprobs is not None)
 
 
 async def _generate(
     request: Request,
-    fields: Fields,
+    body: ChatBody,
     served: Served,
     text: TextModel,
     parameters: GenerationParameters,
@@ -117,21 +141,21 @@ async def _generate(
     *,
     logprobs: bool,
 ) -> Response:
-    tools = await beside_loop(lambda: read_tools(fields, text), fields.nbytes, few=SMALL_BYTES)
-    rendered, tokens = await render(request, fields, served, text, tools)
-    fields.end()
+    tools = await beside_loop(lambda: read_tools(body, text), body.nbytes, few=SMALL_BYTES)
+    rendered, tokens = await render(request, body, served, text, tools)
+    body.end()
     if wanted := tools.held_to() if tools else None:
         if parameters.held_to:
-            raise fields.refusal("tool_choice", f"and {parameters.held_to.param!r} cannot be had together")
-        parameters = structs.replace(parameters, held_to=wanted, sampling=held_to(fields, parameters.sampling, wanted))
+            raise body.invalid("tool_choice", f"and {parameters.held_to.param!r} cannot be had together")
+        parameters = structs.replace(parameters, held_to=wanted, sampling=held_to(body, parameters.sampling, wanted))
     grammar = parameters.sampling.grammar
     free = grammar is None or grammar.kind == "structural_tag"  # these leave room for reasoning
     marks = marks_of(text.chat_template or "") if free else None
     reading = Reading(rendered, marks, tools)
     parameters = structs.replace(parameters, shown=reading.markers)
-    prompt = known(fields, "messages", tokens, served.spec)
+    prompt = known(body, "messages", tokens, served.spec)
     if not prompt:
-        raise fields.refusal("messages", "make an empty prompt")
+        raise body.invalid("messages", "make an empty prompt")
     check_sequences([prompt], parameters)
     if parameters.held_to:
         await check_grammar(request, served, parameters.held_to)
@@ -159,10 +183,10 @@ def needs_chat_template(served: Served) -> TextModel:
 
 
 async def render(
-    request: Request, fields: Fields, served: Served, text: TextModel, tools: Tools | None
+    request: Request, body: ConversationBody, served: Served, text: TextModel, tools: Tools | None
 ) -> tuple[str, tuple[int, ...]]:
     """The prompt that `messages` make, and its tokens. Raises UserError; ClientGone if the client has left."""
-    messages, variables = await beside_loop(lambda: read_conversation(fields, tools), fields.nbytes, few=SMALL_BYTES)
+    messages, variables = await beside_loop(lambda: read_conversation(body, tools), body.nbytes, few=SMALL_BYTES)
     size = characters_of(messages) + characters_of(list(variables.values()))
     rendering = texts_of(request).render(
         who(request),
@@ -170,7 +194,7 @@ async def render(
         messages,
         variables,
         size=size,
-        add_generation_prompt=read_generation(fields),
+        add_generation_prompt=body.add_generation_prompt,
         characters_max=characters_max(served.spec, text),
         tokens_max=tokens_max(served.spec),
         watch=partial(while_connected, request.receive),
@@ -184,32 +208,27 @@ async def render(
             raise too_many_characters("messages", count, served.spec)
 
 
-def read_conversation(fields: Fields, tools: Tools | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def read_conversation(body: ConversationBody, tools: Tools | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """`messages`, and the variables of the template. Raises UserError."""
-    messages = read_messages(fields)
-    variables = fields.mapping("chat_template_kwargs") or {}
+    messages = read_messages(body)
+    variables = body.chat_template_kwargs or {}
     for name in _NOT_VARIABLES & variables.keys():
-        raise fields.refusal("chat_template_kwargs", f"may not set {name!r}")
-    fields.unsupported("continue_final_message", (False,))
+        raise body.invalid("chat_template_kwargs", f"may not set {name!r}")
+    refuse_unsupported(body, ConversationBody)
     return messages, {**variables, "tools": list(tools.definitions)} if tools else variables
 
 
-def read_generation(fields: Fields) -> bool:
-    return fields.flag("add_generation_prompt", True)
-
-
-def _read_max_tokens(fields: Fields) -> int | None:
+def _read_max_tokens(body: ChatBody) -> int | None:
     """`max_completion_tokens` is the newer name; both may be given if they agree."""
-    older, newer = read_max_tokens(fields, "max_tokens"), read_max_tokens(fields, "max_completion_tokens")
+    older, newer = body.max_tokens, body.max_completion_tokens
     if older is not None and newer is not None and older != newer:
-        raise fields.refusal("max_completion_tokens", f"({newer}) and 'max_tokens' ({older}) differ: send one of them")
+        raise body.invalid("max_completion_tokens", f"({newer}) and 'max_tokens' ({older}) differ: send one of them")
     return newer if newer is not None else older
 
 
-def _read_logprobs(fields: Fields) -> int | None:
+def _read_logprobs(body: ChatBody) -> int | None:
     """The number of alternatives to report per token; None for no logprobs at all."""
-    wanted = fields.flag("logprobs")
-    top = fields.integer("top_logprobs", None, low=0, high=LOGPROBS_MAX)
+    wanted, top = body.logprobs, body.top_logprobs
     if top is not None and not wanted:
-        raise fields.refusal("top_logprobs", "needs 'logprobs': true")
+        raise body.invalid("top_logprobs", "needs 'logprobs': true")
     return (top or 0) if wanted else None

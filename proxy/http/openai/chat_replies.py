@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
@@ -83,13 +84,22 @@ class ChunkChoice(Struct, frozen=True):
 
 
 class ChatCompletion(Struct, frozen=True):
-    """Whole, or a chunk of a stream."""
-
     id: str
-    object: str
+    object: Literal["chat.completion"]
     created: int
     model: str
-    choices: Sequence[ChatChoice | ChunkChoice]
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatCompletionChunk(Struct, frozen=True):
+    """One event of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
 
 
@@ -110,7 +120,7 @@ class ChatShape(Struct, frozen=True):
     include_usage: bool
     readers: dict[int, ChatReader] = field(default_factory=dict)  # of choices that are streamed
 
-    def chunk(self, index: int, piece: Piece) -> ChatCompletion | None:
+    def chunk(self, index: int, piece: Piece) -> ChatCompletionChunk | None:
         reader = self.readers.setdefault(index, ChatReader(self.reading))
         parts = reader.feed(piece.text, last=piece.finish is not None)
         if piece.text and not parts and not (piece.first or piece.finish or self.logprobs or self.token_ids):
@@ -119,7 +129,7 @@ class ChatShape(Struct, frozen=True):
         choice = ChunkChoice(index, delta, self._logprobs(piece), self._finish(reader, piece), self._token_ids(piece))
         return self._chunk([choice], None if self.include_usage else UNSET)
 
-    def usage(self, usage: Usage) -> ChatCompletion:
+    def usage(self, usage: Usage) -> ChatCompletionChunk:
         return self._chunk([], usage)
 
     def whole(self, pieces: Sequence[Piece], usage: Usage) -> ChatCompletion:
@@ -161,8 +171,8 @@ class ChatShape(Struct, frozen=True):
         named = self.reading.tools and self.reading.tools.choice == "named"
         return "tool_calls" if piece.finish == FinishReason.STOP and reader.called and not named else piece.finish
 
-    def _chunk(self, choices: Sequence[ChunkChoice], usage: Usage | UnsetType | None) -> ChatCompletion:
-        return ChatCompletion(self.id, "chat.completion.chunk", self.created_s, self.model, choices, usage)
+    def _chunk(self, choices: list[ChunkChoice], usage: Usage | UnsetType | None) -> ChatCompletionChunk:
+        return ChatCompletionChunk(self.id, "chat.completion.chunk", self.created_s, self.model, choices, usage)
 
     def _token_ids(self, piece: Piece) -> list[int] | UnsetType:
         return [scored.token.id for scored in piece.tokens] if self.token_ids else UNSET

@@ -7,21 +7,24 @@ from time import time
 from fastapi import Request, Response
 
 from aegis.core.errors import UserError
-from proxy.http.fields import Fields
+from proxy.http.fields import Unsupported
 from proxy.http.market import Served
 from proxy.http.openai.answer import answer
 from proxy.http.openai.choices import SequenceRequest
-from proxy.http.openai.completion_replies import CompletionShape
+from proxy.http.openai.completion_replies import Completion, CompletionShape
 from proxy.http.openai.held_requests import held
 from proxy.http.openai.models import find_servable
+from proxy.http.openapi import ASKING, EVENTS, operation
+from proxy.http.parameters import Flag, Integer, refuse_unsupported
 from proxy.http.plain import plain_router
-from proxy.http.request.body import read_fields
-from proxy.http.request.prompts import Prompt, max_tokens_for, read_prompts
+from proxy.http.request.body import read_body
+from proxy.http.request.prompts import Prompt, PromptBody, max_tokens_for, read_prompts
 from proxy.http.request.sampling import (
+    CHOICES_MAX,
     LOGPROBS_MAX,
+    GenerationBody,
     GenerationParameters,
     check_sequences,
-    read_max_tokens,
     read_parameters,
 )
 from proxy.http.request.worker_thread import beside_loop
@@ -37,32 +40,41 @@ PROMPT_LOGITS_MAX = 1 << 28  # of one prompt, all tokens' together: 1 GiB in flo
 router = plain_router()
 
 
-@router.post("/v1/completions")
+class CompletionBody(GenerationBody, PromptBody):
+    logprobs = Integer(None, low=0, high=LOGPROBS_MAX)
+    echo = Flag(False)
+    best_of = Integer(None, low=1, high=CHOICES_MAX, about="1, or as many as n")
+    suffix = Unsupported("")
+
+
+@router.post(
+    "/v1/completions",
+    **operation("Continue prompts", Completion, takes=CompletionBody, kinds=(EVENTS,), problems=ASKING),
+)
 async def create_completion(request: Request) -> Response:
-    fields = await read_fields(request, settings_of(request).body_bytes_max)
-    return await held(request, fields, lambda: _complete(request, fields))
+    body = await read_body(request, CompletionBody, settings_of(request).body_bytes_max)
+    return await held(request, body, lambda: _complete(request, body))
 
 
-async def _complete(request: Request, fields: Fields) -> Response:
-    served = find_servable(market_of(request), fields)
-    fields.elsewhere("messages", "send 'prompt' here, or 'messages' to /v1/chat/completions")
-    logprobs = fields.integer("logprobs", None, low=0, high=LOGPROBS_MAX)
-    max_tokens = read_max_tokens(fields, "max_tokens")
+async def _complete(request: Request, body: CompletionBody) -> Response:
+    served = find_servable(market_of(request), body)
+    body.elsewhere("messages", "send 'prompt' here, or 'messages' to /v1/chat/completions")
+    logprobs, max_tokens = body.logprobs, body.max_tokens
     parameters = await beside_loop(
-        lambda: read_parameters(fields, served, max_tokens=max_tokens, logprobs=logprobs),
-        fields.nbytes,
+        lambda: read_parameters(body, served, max_tokens=max_tokens, logprobs=logprobs),
+        body.nbytes,
         few=SMALL_BYTES,
     )
-    echo = fields.flag("echo")
-    fields.unsupported("best_of", tuple({1: None, parameters.choices: None}))
-    fields.unsupported("suffix", ("",))
+    echo = body.echo
+    body.unsupported("best_of", tuple({1: None, parameters.choices: None}))
+    refuse_unsupported(body, CompletionBody)
     async with admitted(request, served) as admission:
-        return await _generate(request, fields, served, parameters, admission, echo=echo, logprobs=logprobs is not None)
+        return await _generate(request, body, served, parameters, admission, echo=echo, logprobs=logprobs is not None)
 
 
 async def _generate(
     request: Request,
-    fields: Fields,
+    body: CompletionBody,
     served: Served,
     parameters: GenerationParameters,
     admission: AdmittedRequest,
@@ -70,8 +82,8 @@ async def _generate(
     echo: bool,
     logprobs: bool,
 ) -> Response:
-    prompts = await read_prompts(request, fields, served)
-    fields.end()
+    prompts = await read_prompts(request, body, served)
+    body.end()
     check_sequences([prompt.tokens for prompt in prompts], parameters)
     if parameters.held_to:
         await check_grammar(request, served, parameters.held_to)

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from fastapi import Request, Response
 
 from proxy.http.client_disconnect import while_connected
-from proxy.http.fields import Fields
 from proxy.http.market import Market
+from proxy.http.request.sampling import GenerationBody
 from proxy.http.request_ids import make_known
 from proxy.http.settings import keep_alive_of, market_of
 from proxy.http.streaming.event_stream import Emit, EventStream, comment
@@ -17,13 +17,13 @@ from proxy.http.streaming.event_stream import Emit, EventStream, comment
 _LOOK_S = 0.1
 
 
-async def held(request: Request, fields: Fields, respond: Callable[[], Awaitable[Response]]) -> Response:
+async def held(request: Request, body: GenerationBody, respond: Callable[[], Awaitable[Response]]) -> Response:
     """The answer of `respond`, once the model that the request names is there, or is known not to come. A stream begins
     at once; an error afterwards is its last event. Raises UserError."""
-    market, name = market_of(request), fields.required_text("model")
+    market, name = market_of(request), body.model
     if not _is_coming(market, name):
         return await respond()
-    if not fields.flag("stream"):
+    if not body.stream:
         await while_connected(request.receive, _come(market, name))
         return await respond()
 

@@ -9,9 +9,10 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
 from aegis.core.limits import Limits
 from proxy.http.errors import nearest, shown
-from proxy.http.fields import Fields
 from proxy.http.market import Market, Served
+from proxy.http.openapi import operation
 from proxy.http.replies import json_reply
+from proxy.http.request.body import ModelBody
 from proxy.http.settings import market_of
 
 router = APIRouter()
@@ -92,21 +93,24 @@ def find(market: Market, name: str) -> Served:
     return served
 
 
-def find_servable(market: Market, fields: Fields) -> Served:
+def find_servable(market: Market, body: ModelBody) -> Served:
     """The model that `model` names. Raises UserError: 404 where there is none, 503 where it could not be loaded."""
-    served = find(market, fields.required_text("model"))
+    served = find(market, body.model)
     if served.state == "failed":
         reason = served.detail or "its checkpoint cannot be served"
         raise UserError(f"{served.spec.model!r} failed: {reason}", status=503, param="model", code="model_failed")
     return served
 
 
-@router.get("/v1/models")
+_NAME = {"name": "name", "in": "path", "required": True, "schema": ModelBody.model.schema()}
+
+
+@router.get("/v1/models", **operation("The models that are served", ModelList))
 async def list_models(request: Request) -> Response:
     cards = [card_of(served) for _, served in sorted(market_of(request).models().items())]
     return json_reply(ModelList(cards, coming_cards(market_of(request))))
 
 
-@router.get("/v1/models/{name:path}")
-async def retrieve_model(request: Request, name: str) -> Response:
-    return json_reply(card_of(find(market_of(request), name)))
+@router.get("/v1/models/{name:path}", **operation("One of them", ModelCard, problems=(401, 404), parameters=(_NAME,)))
+async def retrieve_model(request: Request) -> Response:
+    return json_reply(card_of(find(market_of(request), request.path_params["name"])))

@@ -11,14 +11,16 @@ from msgspec import Struct
 from aegis.models.text.text_model import TextModel
 from aegis.models.text.worker_messages import Rendered
 from proxy.http.client_disconnect import while_connected
-from proxy.http.fields import Fields
 from proxy.http.market import Served
-from proxy.http.openai.chat import needs_chat_template, read_conversation, read_generation
+from proxy.http.openai.chat import ConversationBody, needs_chat_template, read_conversation
 from proxy.http.openai.models import find_servable
+from proxy.http.openapi import ASKING, operation
+from proxy.http.parameters import Items, Text, required
 from proxy.http.replies import json_reply
-from proxy.http.request.body import read_fields
-from proxy.http.request.prompts import PROMPT_TOKENS_MAX, needs_tokenizer
-from proxy.http.request.sampling import checked_token_ids
+from proxy.http.request.body import ModelBody, read_body
+from proxy.http.request.messages import Messages
+from proxy.http.request.prompts import PROMPT_TOKENS_MAX, SpecialTokensBody, needs_tokenizer
+from proxy.http.request.sampling import TOKEN_ID, checked_token_ids
 from proxy.http.request.text_workers import characters_of
 from proxy.http.request.worker_thread import beside_loop
 from proxy.http.security.admission import admitted, who
@@ -32,6 +34,21 @@ BYTES_MAX = 1 << 20
 router = APIRouter()
 
 
+class TextBody(ModelBody, SpecialTokensBody):
+    """A prompt. `messages` is known here too, because its error differs from that of an unknown parameter."""
+
+    prompt = Text(None, most_characters=BYTES_MAX)
+    messages = Messages(required=False)
+
+
+class TokenizeBody(TextBody, ConversationBody):
+    """A prompt, or a conversation."""
+
+
+class DetokenizeBody(ModelBody):
+    tokens = required(Items(TOKEN_ID, most=PROMPT_TOKENS_MAX))
+
+
 class Tokenized(Struct, frozen=True):
     count: int
     max_model_len: int
@@ -42,64 +59,63 @@ class Detokenized(Struct, frozen=True):
     prompt: str
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", **operation("Text as token ids", Tokenized, takes=TokenizeBody, problems=ASKING))
 async def tokenize(request: Request) -> Response:
     """`prompt` or `messages` as token ids, just as a completion would begin."""
     settings = settings_of(request)
-    fields = await read_fields(request, min(settings.body_bytes_max, BYTES_MAX))
-    served = find_servable(market_of(request), fields)
+    body = await read_body(request, TokenizeBody, min(settings.body_bytes_max, BYTES_MAX))
+    served = find_servable(market_of(request), body)
     text = needs_tokenizer(served, "model")
-    special = fields.flag("add_special_tokens", True)
-    prompt = fields.text("prompt", None, most_characters=BYTES_MAX)
-    if prompt is None and not fields.given("messages"):
-        raise fields.refusal("prompt", "is required, or 'messages'")
-    if prompt is not None and fields.given("messages"):
-        raise fields.refusal("messages", "and 'prompt' are both given: send one of them")
+    special, prompt = body.add_special_tokens, body.prompt
+    if prompt is None and not body.given("messages"):
+        raise body.invalid("prompt", "is required, or 'messages'")
+    if prompt is not None and body.given("messages"):
+        raise body.invalid("messages", "and 'prompt' are both given: send one of them")
     async with admitted(request, served):
         if prompt is None:
-            prompt, special = await _rendered(request, fields, served, text), False
-        fields.end()
+            prompt, special = await _rendered(request, body, served, text), False
+            body.end()
+        else:
+            body.end(TextBody)
         counting = texts_of(request).count(who(request), text, prompt, special=special)
         counted = await while_connected(request.receive, counting)
     tokens = msgspec.Raw(counted.tokens_json)
     return json_reply(Tokenized(counted.count, served.spec.manifest.context_tokens, tokens))
 
 
-async def _rendered(request: Request, fields: Fields, served: Served, text: TextModel) -> str:
+async def _rendered(request: Request, body: TokenizeBody, served: Served, text: TextModel) -> str:
     needs_chat_template(served)
 
     def read() -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        return read_conversation(fields, read_tools(fields, text))
+        return read_conversation(body, read_tools(body, text))
 
-    messages, variables = await beside_loop(read, fields.nbytes, few=SMALL_BYTES)
+    messages, variables = await beside_loop(read, body.nbytes, few=SMALL_BYTES)
     rendering = texts_of(request).render(
         who(request),
         text,
         messages,
         variables,
         size=characters_of(messages) + characters_of(list(variables.values())),
-        add_generation_prompt=read_generation(fields),
+        add_generation_prompt=body.add_generation_prompt,
         characters_max=BYTES_MAX,
         tokens_max=0,
         aside=True,
     )
     rendered = await while_connected(request.receive, rendering)
     if not isinstance(rendered, Rendered):
-        raise fields.refusal("messages", f"become {rendered.count} characters, at most {BYTES_MAX} are tokenized here")
+        raise body.invalid("messages", f"become {rendered.count} characters, at most {BYTES_MAX} are tokenized here")
     return rendered.text
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", **operation("Token ids as text", Detokenized, takes=DetokenizeBody, problems=ASKING))
 async def detokenize(request: Request) -> Response:
     """The text of `tokens`."""
-    fields = await read_fields(request, min(settings_of(request).body_bytes_max, BYTES_MAX))
-    served = find_servable(market_of(request), fields)
+    body = await read_body(request, DetokenizeBody, min(settings_of(request).body_bytes_max, BYTES_MAX))
+    served = find_servable(market_of(request), body)
     text = needs_tokenizer(served, "model")
-    if not fields.given("tokens"):
-        raise fields.refusal("tokens", "is required")
-    tokens = fields.items("tokens", most=PROMPT_TOKENS_MAX)
-    fields.end()
+    tokens = body.tokens
+    body.end()
     async with admitted(request, served):
-        checked = await beside_loop(lambda: checked_token_ids(fields, "tokens", tokens, served.spec), len(tokens))
+        checked = await beside_loop(lambda: checked_token_ids(body, "tokens", tokens, served.spec), len(tokens))
         decoding = texts_of(request).decode(who(request), text, checked)
         return json_reply(Detokenized(await while_connected(request.receive, decoding)))

@@ -10,10 +10,12 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from aegis.core.errors import UserError
+from aegis.core.ids import MODEL_NAME_PATTERN
 from proxy.http.client_disconnect import ClientGone
 from proxy.http.errors import shown
-from proxy.http.fields import Fields
+from proxy.http.fields import F, Fields
 from proxy.http.json_bounds import check_counts, check_names
+from proxy.http.parameters import Text, required
 from proxy.http.request.worker_thread import beside_loop
 from proxy.http.security.admission import who
 from proxy.http.security.http_protocol import broken_off
@@ -29,14 +31,20 @@ class _Key(str):
     __slots__ = ()
 
 
-async def read_fields(request: Request, bytes_max: int) -> Fields:
-    """The parameters of the request.
+class ModelBody(Fields):
+    """A body that names a model. Whatever text is sent, one that cannot be a name is answered like an unknown one."""
+
+    model = required(Text(None, narrower={"pattern": f"^{MODEL_NAME_PATTERN}$"}))
+
+
+async def read_body(request: Request, kind: type[F], bytes_max: int) -> F:
+    """The parameters of the request, none of them read yet.
 
     Raises UserError: 413 beyond `bytes_max`, 415 where it is compressed, 408 where its rest does not come, 400 where it
     is no JSON object; ClientGone where the client leaves.
     """
     body = await _read(request, bytes_max)
-    return Fields(await beside_loop(lambda: parse_object(body), len(body), few=SMALL_BYTES), nbytes=len(body))
+    return kind(await beside_loop(lambda: parse_object(body), len(body), few=SMALL_BYTES), nbytes=len(body))
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

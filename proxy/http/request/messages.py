@@ -2,106 +2,188 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from proxy.http.errors import shown
-from proxy.http.fields import Fields
+from proxy.http.fields import Fields, Schema, Unsupported
 from proxy.http.json_bounds import InnerJson
+from proxy.http.parameters import (
+    ANY_OBJECT,
+    AnyText,
+    Anything,
+    Items,
+    OneOf,
+    RequiredNested,
+    Text,
+    WithoutDefault,
+    refuse_unsupported,
+    required,
+    schema_of,
+)
 
 MESSAGES_MAX = 4096
 CALLS_MAX = 128
-_ROLES = ("assistant", "developer", "system", "tool", "user")
+ROLES = ("assistant", "developer", "system", "tool", "user")
+_PARTS_MAX = 4096  # in the schema: the size of a body bounds them
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
 
 
-def read_messages(fields: Fields, name: str = "messages") -> list[dict[str, Any]]:
+@dataclass(slots=True, eq=False)
+class Content(WithoutDefault[str]):
+    """A string, or text parts, which become the lines of one."""
+
+    def check(self, value: Any, fields: Fields, name: str) -> str:
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, list) or not value:
+            raise fields.invalid(name, f"must be a string or a list of text parts, not {shown(value)}")
+        return "\n".join(_read_part(fields, name, index, part) for index, part in enumerate(value))
+
+    def schema(self) -> Schema:
+        parts = {"type": "array", "items": _TEXT_PART, "minItems": 1, "maxItems": _PARTS_MAX}
+        return {"anyOf": [{"type": "string"}, parts]}
+
+
+def _read_part(fields: Fields, name: str, index: int, part: Any) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text":
+        kind = part.get("type") if isinstance(part, dict) else part
+        raise fields.invalid(f"{name}[{index}]", f"must be a part of type 'text', not {shown(kind)}")
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise fields.invalid(f"{name}[{index}].text", f"must be a string, not {shown(text)}")
+    return text
+
+
+class CalledFunction(Fields):
+    name = required(Text(None))
+    arguments = Anything({"anyOf": [{"type": "string"}, ANY_OBJECT]}, required=True)
+
+
+class EarlierCall(Fields):
+    id = required(Text(None))
+    type = Text("function", narrower={"enum": ["function"]})
+    function = RequiredNested(CalledFunction)
+
+
+class Message(Fields):
+    """One of any role."""
+
+    role = required(OneOf(ROLES))
+    content = Content()
+    name = Text(None)
+    audio = Unsupported()
+    function_call = Unsupported()
+    refusal = Unsupported()
+
+
+class PromptMessage(Message):
+    role = required(OneOf(("developer", "system", "user")))
+    tool_calls = Unsupported([])
+
+
+class AnswerMessage(Message):
+    """An earlier answer. It needs no content where it called tools."""
+
+    role = required(OneOf(("assistant",)))
+    content = Content(required=False)
+    reasoning_content = AnyText()
+    reasoning = AnyText()
+    tool_calls = Items(EarlierCall, most=CALLS_MAX)
+
+
+class ToolMessage(PromptMessage):
+    """What a tool that was called gave back."""
+
+    role = required(OneOf(("tool",)))
+    tool_call_id = required(Text(None))
+
+
+@dataclass(slots=True, eq=False)
+class Messages(WithoutDefault[list[Any]]):
+    """At least one. `read_messages` reads each."""
+
+    def check(self, value: Any, fields: Fields, name: str) -> list[Any]:
+        messages = [] if value is None else _LIST.check(value, fields, name)
+        if not messages:
+            raise fields.invalid(name, "must hold at least one message")
+        return messages
+
+    def schema(self) -> Schema:
+        return _LIST.schema()
+
+
+_KINDS = (PromptMessage, AnswerMessage, ToolMessage)
+_LIST = Items({"oneOf": [schema_of(kind) for kind in _KINDS]}, most=MESSAGES_MAX, least=1)
+
+
+class MessagesBody(Fields):
+    messages = Messages()
+
+
+def read_messages(body: MessagesBody) -> list[dict[str, Any]]:
     """Each `{"role", "content"}`, with `name`, `tool_calls`, `tool_call_id` and `reasoning_content` where given. Raises
     UserError naming the message at fault."""
-    messages = fields.items(name, most=MESSAGES_MAX)
-    if not messages:
-        raise fields.refusal(name, "must hold at least one message")
     inner = InnerJson()
-    return [
-        _read_message(Fields(_object(fields, name, i, entry), f"{name}[{i}]."), inner)
-        for i, entry in enumerate(messages)
-    ]
+    return [_read_message(_message(body, index, entry), inner) for index, entry in enumerate(body.messages)]
 
 
-def _object(fields: Fields, name: str, index: int, entry: Any) -> dict[str, Any]:
+def _message(body: MessagesBody, index: int, entry: Any) -> Message:
     if not isinstance(entry, dict):
-        raise fields.refusal(f"{name}[{index}]", f"must be an object with 'role' and 'content', not {shown(entry)}")
-    return entry
+        raise body.invalid(f"messages[{index}]", f"must be an object with 'role' and 'content', not {shown(entry)}")
+    role = entry.get("role")
+    kind = AnswerMessage if role == "assistant" else ToolMessage if role == "tool" else PromptMessage
+    return kind(entry, f"messages[{index}].")
 
 
-def _read_message(fields: Fields, inner: InnerJson) -> dict[str, Any]:
-    role = fields.required_text("role")
-    if role not in _ROLES:
-        raise fields.refusal("role", f"must be one of {', '.join(_ROLES)}, not {shown(role)}")
-    message: dict[str, Any] = {"role": role}
-    if role == "assistant":
+def _read_message(fields: Message, inner: InnerJson) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": Message.role.of(fields)}
+    if isinstance(fields, AnswerMessage):
         message |= _read_answer(fields, inner)
-    if role == "tool":
-        message["tool_call_id"] = fields.required_text("tool_call_id")
-    message["content"] = "" if "tool_calls" in message and not fields.given("content") else _read_content(fields)
-    speaker = fields.text("name", None)
+    elif isinstance(fields, ToolMessage):
+        message["tool_call_id"] = fields.tool_call_id
+    message["content"] = "" if "tool_calls" in message and not fields.given("content") else fields.content
+    speaker = fields.name
     if speaker is not None:
         message["name"] = speaker
-    if role != "assistant":
-        fields.unsupported("tool_calls", ([],))
-    for name in ("audio", "function_call", "refusal"):
-        fields.unsupported(name)
-    fields.end()
+    if not fields.names_are_supported():  # which nearly all messages' are
+        if not isinstance(fields, AnswerMessage):
+            refuse_unsupported(fields, PromptMessage)
+        refuse_unsupported(fields, Message)
+        fields.end()
     return message
 
 
-def _read_answer(fields: Fields, inner: InnerJson) -> dict[str, Any]:
+def _read_answer(fields: AnswerMessage, inner: InnerJson) -> dict[str, Any]:
     """Reads the parts of an earlier answer besides its content."""
     answer: dict[str, Any] = {}
-    for name in ("reasoning_content", "reasoning"):
-        thought = fields.take(name)
-        if isinstance(thought, str):
+    for thought in (fields.reasoning_content, fields.reasoning):
+        if thought is not None:
             answer["reasoning_content"] = thought
-        elif thought is not None:
-            raise fields.refusal(name, f"must be a string, not {shown(thought)}")
-    calls = fields.items("tool_calls", most=CALLS_MAX)
+    calls = fields.tool_calls
     if calls:
-        answer["tool_calls"] = [_read_call(fields, index, call, inner) for index, call in enumerate(calls)]
+        entries = enumerate(calls)
+        answer["tool_calls"] = [_read_call(fields, f"tool_calls[{index}]", call, inner) for index, call in entries]
     return answer
 
 
-def _read_call(fields: Fields, index: int, call: Any, inner: InnerJson) -> dict[str, Any]:
-    """Its arguments as an object, which is what templates take."""
+def _read_call(fields: AnswerMessage, name: str, call: Any, inner: InnerJson) -> dict[str, Any]:
+    """Reads its arguments as an object, because templates take that."""
     if not isinstance(call, dict):
-        raise fields.refusal(f"tool_calls[{index}]", f"must be an object, not {shown(call)}")
-    entry = fields.entry("tool_calls", index, call)
-    called, kind = entry.required_text("id"), entry.text("type", "function")
-    function = entry.nested("function")
-    name, arguments = function.required_text("name"), function.take("arguments")
+        raise fields.invalid(name, f"must be an object, not {shown(call)}")
+    entry = fields.nested(EarlierCall, name, call)
+    called, kind, function = entry.id, entry.type, entry.function
+    told, arguments = function.name, function.arguments
     try:
         parsed = inner.decoded(arguments or "{}") if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
-        raise function.refusal("arguments", "must be a JSON object, as a string") from None
+        raise function.invalid("arguments", "must be a JSON object, as a string") from None
     if not isinstance(parsed, dict):
-        raise function.refusal("arguments", f"must be a JSON object, as a string, not {shown(arguments)}")
+        raise function.invalid("arguments", f"must be a JSON object, as a string, not {shown(arguments)}")
     for each in (function, entry):
         each.end()
-    return {"id": called, "type": kind, "function": {"name": name, "arguments": parsed}}
-
-
-def _read_content(fields: Fields) -> str:
-    """A string, or text parts, which become the lines of one."""
-    content = fields.take("content")
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise fields.refusal("content", f"must be a string or a list of text parts, not {shown(content)}")
-    return "\n".join(_read_part(fields, index, part) for index, part in enumerate(content))
-
-
-def _read_part(fields: Fields, index: int, part: Any) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text":
-        kind = part.get("type") if isinstance(part, dict) else part
-        raise fields.refusal(f"content[{index}]", f"must be a part of type 'text', not {shown(kind)}")
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise fields.refusal(f"content[{index}].text", f"must be a string, not {shown(text)}")
-    return text
+    return {"id": called, "type": kind, "function": {"name": told, "arguments": parsed}}

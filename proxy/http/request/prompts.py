@@ -14,9 +14,10 @@ from aegis.core.model import ModelSpec
 from aegis.models.text.text_model import TextModel
 from aegis.models.text.worker_messages import TooManyTokens
 from proxy.http.client_disconnect import while_connected
-from proxy.http.fields import Fields
+from proxy.http.fields import Fields, Schema
 from proxy.http.market import Served
-from proxy.http.request.sampling import GenerationParameters, checked_token_ids
+from proxy.http.parameters import Anything, Flag, required
+from proxy.http.request.sampling import TOKEN_ID, GenerationParameters, checked_token_ids
 from proxy.http.request.worker_thread import beside_loop
 from proxy.http.security.admission import who
 from proxy.http.settings import texts_of
@@ -27,6 +28,19 @@ _COUNTED_MAX = 1 << 16
 _SHRINKS = 4  # the factor by which normalizers may shorten a text that is worth tokenizing
 
 
+_TEXT: Schema = {"type": "string", "minLength": 1}
+_TOKENS: Schema = {"type": "array", "items": TOKEN_ID, "minItems": 1, "maxItems": PROMPT_TOKENS_MAX}
+_SEVERAL: Schema = {"type": "array", "items": {"anyOf": [_TEXT, _TOKENS]}, "minItems": 1, "maxItems": PROMPTS_MAX}
+
+
+class SpecialTokensBody(Fields):
+    add_special_tokens = Flag(True)
+
+
+class PromptBody(SpecialTokensBody):
+    prompt = required(Anything({"anyOf": [_TEXT, _TOKENS, _SEVERAL]}))
+
+
 class Prompt(Struct, frozen=True):
     """`text` as the client gave it, None if it gave token ids."""
 
@@ -34,17 +48,14 @@ class Prompt(Struct, frozen=True):
     text: str | None = None
 
 
-async def read_prompts(request: Request, fields: Fields, served: Served) -> list[Prompt]:
+async def read_prompts(request: Request, body: PromptBody, served: Served) -> list[Prompt]:
     """`prompt` as a string, a list of strings, token ids, or a list of lists of them. Raises UserError; ClientGone
     where nobody waits any more."""
-    value = fields.take("prompt")
-    special = fields.flag("add_special_tokens", True)
-    if value is None:
-        raise fields.refusal("prompt", "is required")
-    entries = _entries(fields, value)
+    special = body.add_special_tokens
+    entries = _entries(body, body.prompt)
     if isinstance(entries[0], str):
-        return await _tokenized(request, fields, served, cast("list[str]", entries), special=special)
-    return await beside_loop(lambda: [_checked(fields, entry, served) for entry in entries], sum(map(len, entries)))
+        return await _tokenized(request, body, served, cast("list[str]", entries), special=special)
+    return await beside_loop(lambda: [_checked(body, entry, served) for entry in entries], sum(map(len, entries)))
 
 
 def _entries(fields: Fields, value: Any) -> list[str | list[Any]]:
@@ -52,16 +63,16 @@ def _entries(fields: Fields, value: Any) -> list[str | list[Any]]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise fields.refusal("prompt", form)
+        raise fields.invalid("prompt", form)
     if not value:
-        raise fields.refusal("prompt", "is empty")
+        raise fields.invalid("prompt", "is empty")
     kinds = set(map(type, value))
     if kinds == {int}:
         return [value]
     if kinds != {str} and kinds != {list}:
-        raise fields.refusal("prompt", form)
+        raise fields.invalid("prompt", form)
     if len(value) > PROMPTS_MAX:
-        raise fields.refusal("prompt", f"may hold at most {PROMPTS_MAX} prompts, not {len(value)}")
+        raise fields.invalid("prompt", f"may hold at most {PROMPTS_MAX} prompts, not {len(value)}")
     return value
 
 
@@ -94,7 +105,7 @@ async def _tokenized(
 
 def _not_empty(fields: Fields, prompt: Prompt) -> Prompt:
     if not prompt.tokens:
-        raise fields.refusal("prompt", "is empty")
+        raise fields.invalid("prompt", "is empty")
     return prompt
 
 
@@ -124,7 +135,7 @@ def known(fields: Fields, param: str, tokens: Sequence[int], spec: ModelSpec) ->
     """The tokens of `param`. Raises UserError if the model has no embedding for one of them."""
     vocabulary, highest = spec.manifest.vocab_size, max(tokens, default=0)
     if highest >= vocabulary:
-        raise fields.refusal(param, f"has a token, {highest}, beyond the model's vocabulary of {vocabulary}")
+        raise fields.invalid(param, f"has a token, {highest}, beyond the model's vocabulary of {vocabulary}")
     return tuple(tokens)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from secrets import randbits
+from typing import Any
 
 from msgspec import Struct, structs
 
@@ -12,10 +13,21 @@ from aegis.core.model import ModelSpec
 from aegis.core.request import PRIORITY_MAX, Sampling
 from aegis.core.rng import derive
 from proxy.http.errors import shown
-from proxy.http.fields import Fields
+from proxy.http.fields import Fields, Schema, Unsupported
 from proxy.http.market import Served
+from proxy.http.parameters import (
+    Flag,
+    Integer,
+    Items,
+    Nested,
+    Number,
+    Object,
+    Text,
+    refuse_unsupported,
+)
+from proxy.http.request.body import ModelBody
 from proxy.http.request_ids import is_request_id
-from proxy.http.structured.output_format import OutputFormat, read_structured
+from proxy.http.structured.output_format import OutputFormat, OutputFormatBody, read_structured
 
 CHOICES_MAX = 128
 SEQUENCES_MAX = 1024  # of one request, all prompts and choices together
@@ -33,27 +45,106 @@ TOKENS_MAX = 1 << 31
 TEMPERATURE_MIN = 1e-5  # above 0: what is less is greedy in all but name
 REPETITION_PENALTY_MIN = 1e-3
 
-_UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
-    "cache_salt": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_stop_str_in_output": (False,),
-    "kv_transfer_params": (),
-    "length_penalty": (1, 1.0),
-    "logits_processors": ([],),
-    "prompt_logprobs": (),
-    "repetition_detection": (),
-    "return_tokens_as_token_ids": (False,),
-    "service_tier": ("auto", "default"),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-}
+TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": TOKENS_MAX}
+_BIAS = Number(0.0, low=-100, high=100)
+
+
+class Temperature(Number[float]):
+    """0, or not so little that it is greedy in all but name."""
+
+    def check(self, value: Any, fields: Fields, name: str) -> float:
+        temperature = Number.check(self, value, fields, name)
+        if 0 < temperature < TEMPERATURE_MIN:
+            raise fields.invalid(name, f"must be 0 or at least {TEMPERATURE_MIN:g}, not {shown(temperature)}")
+        return temperature
+
+    def schema(self) -> Schema:
+        return {"anyOf": [{"const": 0}, super().schema() | {"minimum": TEMPERATURE_MIN}]}
+
+
+class RequestId(Text[None]):
+    """One that may stand in a header and in a log line."""
+
+    def check(self, value: Any, fields: Fields, name: str) -> str:
+        text = Text.check(self, value, fields, name)
+        if not is_request_id(text):
+            raise fields.invalid(name, "must be printable ASCII without spaces")
+        return text
+
+    def schema(self) -> Schema:
+        return super().schema() | {"pattern": "^[!-~]+$"}
+
+
+class StopStrings(Items):
+    """One, or a list of them."""
+
+    def check(self, value: Any, fields: Fields, name: str) -> list[str]:
+        stops = [value] if isinstance(value, str) else super().check(value, fields, name)
+        for stop in stops:
+            if not isinstance(stop, str) or not 0 < len(stop) <= STOP_CHARACTERS_MAX:
+                problem = (
+                    f"must be a string, or a list of up to {self.most}, of 1 to {STOP_CHARACTERS_MAX} characters each"
+                )
+                raise fields.invalid(name, problem)
+        return stops
+
+    def schema(self) -> Schema:
+        return {"anyOf": [self.each, super().schema()]}
+
+
+class StreamOptions(Fields):
+    include_usage = Flag(False)
+    include_obfuscation = Unsupported(False)
+    continuous_usage_stats = Unsupported(False)
+
+
+class GenerationBody(ModelBody, OutputFormatBody):
+    """The parameters that completions and chat share."""
+
+    stream = Flag(False)
+    stream_options = Nested(StreamOptions)
+    seed = Integer(None)
+    user = Text(None, most_characters=1024)
+    n = Integer(1, low=1, high=CHOICES_MAX)
+    priority = Integer(0, low=-PRIORITY_MAX, high=PRIORITY_MAX, about="The lower, the earlier")
+    request_id = RequestId(None, most_characters=128)
+    return_token_ids = Flag(None)
+    max_tokens = Integer(None, low=1, high=TOKENS_MAX)
+    min_tokens = Integer(0, low=0, high=TOKENS_MAX)
+    ignore_eos = Flag(False)
+    temperature = Temperature(1.0, low=0, high=2)
+    top_p = Number(1.0, low=0, high=1, open_low=True)
+    top_k = Integer(0, low=-1, high=TOKENS_MAX)
+    min_p = Number(0.0, low=0, high=1)
+    presence_penalty = Number(0.0, low=-2, high=2)
+    frequency_penalty = Number(0.0, low=-2, high=2)
+    repetition_penalty = Number(1.0, low=REPETITION_PENALTY_MIN, high=2)
+    logit_bias = Object(
+        like={"type": "object", "patternProperties": {"^[0-9]{1,9}$": _BIAS.schema()}, "additionalProperties": False}
+    )
+    stop = StopStrings({"type": "string", "minLength": 1, "maxLength": STOP_CHARACTERS_MAX}, most=STOPS_MAX)
+    stop_token_ids = Items(TOKEN_ID, most=1024)
+
+    allowed_token_ids = Unsupported([])
+    bad_words = Unsupported([])
+    cache_salt = Unsupported()
+    guided_choice = Unsupported()
+    guided_grammar = Unsupported()
+    guided_json = Unsupported()
+    guided_regex = Unsupported()
+    include_stop_str_in_output = Unsupported(False)
+    kv_transfer_params = Unsupported()
+    length_penalty = Unsupported(1, 1.0)
+    logits_processors = Unsupported([])
+    prompt_logprobs = Unsupported()
+    repetition_detection = Unsupported()
+    return_tokens_as_token_ids = Unsupported(False)
+    service_tier = Unsupported("auto", "default")
+    skip_special_tokens = Unsupported(True)
+    spaces_between_special_tokens = Unsupported(True)
+    truncate_prompt_tokens = Unsupported()
+    use_beam_search = Unsupported(False)
+
 
 _TELLING = frozenset({"request_id", "return_token_ids", "stream", "stream_options"})
 """Parameters that do not change what is generated."""
@@ -86,74 +177,59 @@ def seed_of(seed: int, choice: int) -> int:
 
 
 def read_parameters(
-    fields: Fields, served: Served, *, max_tokens: int | None, logprobs: int | None
+    body: GenerationBody, served: Served, *, max_tokens: int | None, logprobs: int | None
 ) -> GenerationParameters:
     """Raises UserError naming the parameter at fault. `max_tokens` and `logprobs` were read by the caller: their names
     and forms differ."""
-    stream = fields.flag("stream")
-    seed = fields.integer("seed", None)
-    fields.text("user", None, most_characters=1024)
-    sampling = _read_sampling(fields, served.spec, most_tokens=max_tokens or TOKENS_MAX, logprobs=logprobs)
-    wanted = read_structured(fields)
+    stream, seed, _ = body.stream, body.seed, body.user
+    sampling = _read_sampling(body, served.spec, most_tokens=max_tokens or TOKENS_MAX, logprobs=logprobs)
+    wanted = read_structured(body)
     if wanted:
-        sampling = held_to(fields, sampling, wanted)
+        sampling = held_to(body, sampling, wanted)
     parameters = GenerationParameters(
         sampling=sampling,
         held_to=wanted,
         max_tokens=max_tokens,
         seed=randbits(63) if seed is None else seed,
-        choices=fields.integer("n", 1, low=1, high=CHOICES_MAX),
-        priority=fields.integer("priority", 0, low=-PRIORITY_MAX, high=PRIORITY_MAX),
-        stop=_read_stop(fields, served),
+        choices=body.n,
+        priority=body.priority,
+        stop=_read_stop(body, served),
         stream=stream,
-        include_usage=_read_include_usage(fields, stream),
-        return_token_ids=fields.flag("return_token_ids", served.text is None),
-        request_id=_read_request_id(fields),
-        fingerprint=fields.fingerprint(_TELLING),
+        include_usage=_read_include_usage(body, stream),
+        return_token_ids=served.text is None if (wanted_ids := body.return_token_ids) is None else wanted_ids,
+        request_id=body.request_id,
+        fingerprint=body.fingerprint(_TELLING),
     )
-    for name, neutral in _UNSUPPORTED.items():
-        fields.unsupported(name, neutral)
+    refuse_unsupported(body, GenerationBody)
     return parameters
 
 
-def _read_sampling(fields: Fields, spec: ModelSpec, *, most_tokens: int, logprobs: int | None) -> Sampling:
-    ignore_eos = fields.flag("ignore_eos")
-    top_k = fields.integer("top_k", 0, low=-1, high=TOKENS_MAX)
-    stop_token_ids = read_token_ids(fields, "stop_token_ids", spec, most=1024)
+def _read_sampling(body: GenerationBody, spec: ModelSpec, *, most_tokens: int, logprobs: int | None) -> Sampling:
+    ignore_eos, top_k = body.ignore_eos, body.top_k
+    stop_token_ids = checked_token_ids(body, "stop_token_ids", body.stop_token_ids, spec)
     ends = () if ignore_eos else spec.manifest.eos_token_ids
     return Sampling(
         max_tokens=1,
-        min_tokens=fields.integer("min_tokens", 0, low=0, high=most_tokens),
-        temperature=_read_temperature(fields),
-        top_p=fields.number("top_p", 1.0, low=0, high=1, open_low=True),
+        min_tokens=GenerationBody.min_tokens.read_at_most(body, most_tokens),
+        temperature=body.temperature,
+        top_p=body.top_p,
         top_k=max(top_k, 0),
-        min_p=fields.number("min_p", 0.0, low=0, high=1),
-        presence_penalty=fields.number("presence_penalty", 0.0, low=-2, high=2),
-        frequency_penalty=fields.number("frequency_penalty", 0.0, low=-2, high=2),
-        repetition_penalty=fields.number("repetition_penalty", 1.0, low=REPETITION_PENALTY_MIN, high=2),
-        logit_bias=_read_logit_bias(fields, spec),
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        logit_bias=_read_logit_bias(body, spec),
         stop_token_ids=tuple(dict.fromkeys((*ends, *stop_token_ids))),
         logprobs=logprobs,
     )
 
 
-def held_to(fields: Fields, sampling: Sampling, wanted: OutputFormat) -> Sampling:
+def held_to(body: GenerationBody, sampling: Sampling, wanted: OutputFormat) -> Sampling:
     """Such output ends where its grammar does. Raises UserError if something else is asked for."""
     for name in ("ignore_eos", "min_tokens"):
-        if fields.take(name):
-            raise fields.refusal(name, f"cannot be had together with {wanted.param!r}")
+        if body.take(name):
+            raise body.invalid(name, f"cannot be had together with {wanted.param!r}")
     return structs.replace(sampling, grammar=wanted.grammar)
-
-
-def _read_temperature(fields: Fields) -> float:
-    temperature = fields.number("temperature", 1.0, low=0, high=2)
-    if 0 < temperature < TEMPERATURE_MIN:
-        raise fields.refusal("temperature", f"must be 0 or at least {TEMPERATURE_MIN:g}, not {shown(temperature)}")
-    return temperature
-
-
-def read_max_tokens(fields: Fields, name: str) -> int | None:
-    return fields.integer(name, None, low=1, high=TOKENS_MAX)
 
 
 def check_sequences(prompts: Sequence[Sequence[int]], parameters: GenerationParameters) -> None:
@@ -176,59 +252,44 @@ def check_sequences(prompts: Sequence[Sequence[int]], parameters: GenerationPara
         raise UserError(message, param="n")
 
 
-def read_token_ids(fields: Fields, name: str, spec: ModelSpec, *, most: int) -> tuple[int, ...]:
-    return checked_token_ids(fields, name, fields.items(name, most=most), spec)
-
-
-def checked_token_ids(fields: Fields, name: str, values: list[object], spec: ModelSpec) -> tuple[int, ...]:
+def checked_token_ids(fields: Fields, name: str, values: Sequence[object], spec: ModelSpec) -> tuple[int, ...]:
     """Raises UserError unless each is an id of the model's vocabulary."""
     vocabulary = spec.manifest.vocab_size
     ids: list[int] = []
     for value in values:
         if type(value) is not int or not 0 <= value < vocabulary:
-            raise fields.refusal(name, f"must hold token ids in [0, {vocabulary}), not {shown(value)}")
+            raise fields.invalid(name, f"must hold token ids in [0, {vocabulary}), not {shown(value)}")
         ids.append(value)
     return tuple(ids)
 
 
-def _read_stop(fields: Fields, served: Served) -> tuple[str, ...]:
-    one = fields.take("stop")
-    stops = [one] if isinstance(one, str) else fields.items("stop", most=STOPS_MAX)
-    for stop in stops:
-        if not isinstance(stop, str) or not 0 < len(stop) <= STOP_CHARACTERS_MAX:
-            problem = f"must be a string, or a list of up to {STOPS_MAX}, of 1 to {STOP_CHARACTERS_MAX} characters each"
-            raise fields.refusal("stop", problem)
+def _read_stop(body: GenerationBody, served: Served) -> tuple[str, ...]:
+    stops = body.stop
     if stops and served.text is None:
-        raise fields.refusal("stop", f"needs a tokenizer, which {served.spec.model!r} has not: use 'stop_token_ids'")
+        raise body.invalid("stop", f"needs a tokenizer, which {served.spec.model!r} has not: use 'stop_token_ids'")
     return tuple(dict.fromkeys(stops))
 
 
-def _read_include_usage(fields: Fields, stream: bool) -> bool:
-    if fields.given("stream_options") and not stream:
-        raise fields.refusal("stream_options", "is for requests with 'stream': true only")
-    options = fields.nested("stream_options")
-    include = options.flag("include_usage")
-    options.unsupported("include_obfuscation", (False,))
-    options.unsupported("continuous_usage_stats", (False,))
+def _read_include_usage(body: GenerationBody, stream: bool) -> bool:
+    if not body.given("stream_options"):
+        return False
+    if not stream:
+        raise body.invalid("stream_options", "is for requests with 'stream': true only")
+    options = body.stream_options or StreamOptions({})
+    include = options.include_usage
+    refuse_unsupported(options, StreamOptions)
     options.end()
     return include
 
 
-def _read_request_id(fields: Fields) -> str | None:
-    value = fields.text("request_id", None, most_characters=128)
-    if value is not None and not is_request_id(value):
-        raise fields.refusal("request_id", "must be printable ASCII without spaces")
-    return value
-
-
-def _read_logit_bias(fields: Fields, spec: ModelSpec) -> tuple[tuple[int, float], ...]:
+def _read_logit_bias(body: GenerationBody, spec: ModelSpec) -> tuple[tuple[int, float], ...]:
     """Keys are token ids as strings, since JSON has no others."""
-    given = fields.mapping("logit_bias") or {}
-    biases = fields.nested("logit_bias")
+    given = body.logit_bias or {}
+    biases = body.nested(Fields, "logit_bias", given)
     found: dict[int, float] = {}
-    for key in given:
+    for key, value in given.items():
         token = int(key) if key.isascii() and key.isdecimal() and len(key) < 10 else -1
         if not 0 <= token < spec.manifest.vocab_size or key != str(token):
-            raise fields.refusal("logit_bias", f"has the key {shown(key)}, which is no token id of this model")
-        found[token] = biases.number(key, 0.0, low=-100, high=100)
+            raise body.invalid("logit_bias", f"has the key {shown(key)}, which is no token id of this model")
+        found[token] = 0.0 if value is None else _BIAS.check(value, biases, key)
     return tuple(sorted(found.items()))

@@ -13,18 +13,75 @@ from aegis.core.errors import UserError
 from aegis.core.request import Grammar
 from proxy.http.client_disconnect import while_connected
 from proxy.http.errors import shown
-from proxy.http.fields import Fields
+from proxy.http.fields import Fields, Unsupported
 from proxy.http.json_bounds import InnerJson
 from proxy.http.market import Served
+from proxy.http.parameters import (
+    ANY_OBJECT,
+    Anything,
+    Flag,
+    Items,
+    Nested,
+    Object,
+    OneOf,
+    RequiredNested,
+    Text,
+    refuse_unsupported,
+    required,
+)
 from proxy.http.security.admission import who
 from proxy.http.settings import trials_of
 from proxy.http.structured.json_schemas import SCHEMA_BYTES_MAX, check_schema
 
 GRAMMAR_CHARACTERS_MAX = SCHEMA_BYTES_MAX
 CHOICES_MAX = 4096
-ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
-_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+ANY_JSON = Grammar("json_schema", '{"type":"object"}')
 _FORMS = ("choice", "grammar", "json", "json_object", "regex", "structural_tag")
+
+
+class ResponseFormat(Fields):
+    type = required(OneOf(("text", "json_object", "json_schema", "structural_tag")))
+
+
+class PlainFormat(ResponseFormat):
+    type = required(OneOf(("text", "json_object")))
+
+
+class NamedSchema(Fields):
+    name = required(Text(None))
+    description = Text(None, most_characters=4096)
+    strict = Flag(False)
+    schema = required(Object())
+
+
+class JsonSchemaFormat(ResponseFormat):
+    type = required(OneOf(("json_schema",)))
+    json_schema = RequiredNested(NamedSchema)
+
+
+class StructuralTagFormat(ResponseFormat):
+    type = required(OneOf(("structural_tag",)))
+    format = required(Object())
+
+
+_GRAMMAR_TEXT = Text("", most_characters=GRAMMAR_CHARACTERS_MAX)
+
+
+class StructuredOutputs(Fields):
+    json = Anything({"anyOf": [ANY_OBJECT, _GRAMMAR_TEXT.schema()]})
+    regex = Text("", most_characters=GRAMMAR_CHARACTERS_MAX)
+    choice = Items({"type": "string", "minLength": 1}, most=CHOICES_MAX, least=1)
+    grammar = Text("", most_characters=GRAMMAR_CHARACTERS_MAX)
+    json_object = Flag(False, only=True)
+    structural_tag = Anything({"anyOf": [ANY_OBJECT, _GRAMMAR_TEXT.schema()]})
+    disable_any_whitespace = Unsupported(True)
+    disable_additional_properties = Unsupported(False)
+    whitespace_pattern = Unsupported()
+
+
+class OutputFormatBody(Fields):
+    response_format = Nested(ResponseFormat, (PlainFormat, JsonSchemaFormat, StructuralTagFormat))
+    structured_outputs = Nested(StructuredOutputs, about=f"Exactly one of {', '.join(_FORMS)}")
 
 
 class OutputFormat(msgspec.Struct, frozen=True):
@@ -34,12 +91,12 @@ class OutputFormat(msgspec.Struct, frozen=True):
     param: str
 
 
-def read_structured(fields: Fields) -> OutputFormat | None:
+def read_structured(body: OutputFormatBody) -> OutputFormat | None:
     """None if the output is free. Raises UserError."""
-    response = _read_response_format(fields)
-    outputs = _read_structured_outputs(fields)
+    response = _read_response_format(body)
+    outputs = _read_structured_outputs(body)
     if response and outputs:
-        raise fields.refusal("structured_outputs", "and 'response_format' are both given: send one of them")
+        raise body.invalid("structured_outputs", "and 'response_format' are both given: send one of them")
     return response or outputs
 
 
@@ -57,89 +114,81 @@ async def check_grammar(request: Request, served: Served, wanted: OutputFormat) 
         raise UserError(f"{wanted.param!r} {problem}", param=wanted.param, code="invalid_grammar")
 
 
-def _read_response_format(fields: Fields) -> OutputFormat | None:
-    if not fields.given("response_format"):
+def _read_response_format(body: OutputFormatBody) -> OutputFormat | None:
+    form = body.response_format
+    if form is None:
         return None
-    form = fields.nested("response_format")
-    kind = form.required_text("type")
-    if kind not in _FORMATS:
-        raise form.refusal("type", f"must be one of {', '.join(_FORMATS)}, not {shown(kind)}")
-    wanted = None
+    kind, wanted = form.type, None
+    declared: type[ResponseFormat] = PlainFormat
     if kind == "json_object":
-        wanted = OutputFormat(ANY_OBJECT, "response_format")
+        wanted = OutputFormat(ANY_JSON, "response_format")
     elif kind == "json_schema":
-        wanted = _read_json_schema(form)
+        declared, wanted = JsonSchemaFormat, _read_json_schema(form)
     elif kind == "structural_tag":
-        tag = form.mapping("format")
-        if tag is None:
-            raise form.refusal("format", "is required")
+        declared, tag = StructuralTagFormat, StructuralTagFormat.format.of(form)
         wanted = OutputFormat(Grammar("structural_tag", _dumped({"type": kind, "format": tag})), "response_format")
-    form.end()
+    form.end(declared)
     return wanted
 
 
-def _read_json_schema(form: Fields) -> OutputFormat:
-    named = form.nested("json_schema")
-    named.required_text("name")
-    named.text("description", None, most_characters=4096)
-    named.flag("strict")
-    schema = named.mapping("schema")
-    if schema is None:
-        raise named.refusal("schema", "is required")
+def _read_json_schema(form: ResponseFormat) -> OutputFormat:
+    named = JsonSchemaFormat.json_schema.of(form)
+    _, _, _, schema = named.name, named.description, named.strict, named.schema
     named.end()
     param = "response_format.json_schema.schema"
     check_schema(schema, param)
     return OutputFormat(Grammar("json_schema", _dumped(schema)), param)
 
 
-def _read_structured_outputs(fields: Fields) -> OutputFormat | None:
-    if not fields.given("structured_outputs"):
+def _read_structured_outputs(body: OutputFormatBody) -> OutputFormat | None:
+    outputs = body.structured_outputs
+    if outputs is None:
         return None
-    outputs = fields.nested("structured_outputs")
     given = [form for form in _FORMS if outputs.given(form)]
     if len(given) != 1:
-        raise fields.refusal("structured_outputs", f"must have exactly one of {', '.join(_FORMS)}")
-    outputs.unsupported("disable_any_whitespace", (True,))
-    outputs.unsupported("disable_additional_properties", (False,))
-    outputs.unsupported("whitespace_pattern")
+        raise body.invalid("structured_outputs", f"must have exactly one of {', '.join(_FORMS)}")
+    refuse_unsupported(outputs, StructuredOutputs)
     wanted = OutputFormat(_grammar(outputs, given[0]), f"structured_outputs.{given[0]}")
     outputs.end()
     return wanted
 
 
-def _grammar(outputs: Fields, form: str) -> Grammar:
+def _grammar(outputs: StructuredOutputs, form: str) -> Grammar:
     match form:
         case "json":
             return _json(outputs)
         case "json_object":
-            if not outputs.flag(form):
-                raise outputs.refusal(form, "must be true, or left out")
-            return ANY_OBJECT
+            if not outputs.json_object:
+                raise outputs.invalid(form, "must be true, or left out")
+            return ANY_JSON
         case "choice":
             return _choice(outputs)
-        case "structural_tag" if isinstance(tag := outputs.take(form), dict):
-            return Grammar("structural_tag", _dumped(tag))
-    text = outputs.text(form, "", most_characters=GRAMMAR_CHARACTERS_MAX)
-    return Grammar({"grammar": "ebnf", "regex": "regex"}.get(form, "structural_tag"), text)  # type: ignore[arg-type]
+        case "regex":
+            return Grammar("regex", outputs.regex)
+        case "grammar":
+            return Grammar("ebnf", outputs.grammar)
+    tag = outputs.structural_tag
+    text = _dumped(tag) if isinstance(tag, dict) else _GRAMMAR_TEXT.check(tag, outputs, form)
+    return Grammar("structural_tag", text)
 
 
-def _json(outputs: Fields) -> Grammar:
-    schema = outputs.take("json")
+def _json(outputs: StructuredOutputs) -> Grammar:
+    schema = outputs.json
     if isinstance(schema, str):
         if len(schema) > SCHEMA_BYTES_MAX:
-            raise outputs.refusal("json", f"is larger than {SCHEMA_BYTES_MAX} characters")
+            raise outputs.invalid("json", f"is larger than {SCHEMA_BYTES_MAX} characters")
         try:
             schema = InnerJson().decoded(schema)
         except (ValueError, RecursionError) as error:
-            raise outputs.refusal("json", f"is no JSON: {shown(str(error))}") from None
+            raise outputs.invalid("json", f"is no JSON: {shown(str(error))}") from None
     check_schema(schema, "structured_outputs.json")
     return Grammar("json_schema", _dumped(schema))
 
 
-def _choice(outputs: Fields) -> Grammar:
-    choices = outputs.items("choice", most=CHOICES_MAX)
+def _choice(outputs: StructuredOutputs) -> Grammar:
+    choices = outputs.choice
     if not choices or not all(isinstance(choice, str) and choice for choice in choices):
-        raise outputs.refusal("choice", "must be a list of strings that are not empty")
+        raise outputs.invalid("choice", "must be a list of strings that are not empty")
     return Grammar("ebnf", "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices))
 
 

@@ -12,15 +12,70 @@ from aegis.core.errors import UserError
 from aegis.core.request import Grammar
 from aegis.models.text.text_model import TextModel
 from proxy.http.errors import shown
-from proxy.http.fields import Fields
+from proxy.http.fields import Fields, Schema
+from proxy.http.parameters import (
+    AnyText,
+    Anything,
+    Flag,
+    Items,
+    Nested,
+    Object,
+    OneOf,
+    RequiredNested,
+    Text,
+    required,
+    schema_of,
+)
 from proxy.http.structured.json_schemas import check_schema
 from proxy.http.structured.output_format import OutputFormat
 from proxy.http.structured.tool_calls import HERMES, LISTED, CallFinder, ToolForm, form_of
 
 TOOLS_MAX = 512
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_NAME_CHARACTERS_MAX = 128
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_CHOICES = ("none", "auto", "required")
 _ANY = {"type": "object", "additionalProperties": True}
 _NOTHING = {"type": "object", "properties": {}}
+
+
+class ToolName(Text[None]):
+    """Letters, digits and a few signs."""
+
+    def check(self, value: Any, fields: Fields, name: str) -> str:
+        text = Text.check(self, value, fields, name)
+        if len(text) > _NAME_CHARACTERS_MAX or not _NAME.fullmatch(text):
+            raise fields.invalid(name, f"must be letters, digits, '_', '.' and '-' only, not {shown(text)}")
+        return text
+
+    def schema(self) -> Schema:
+        return super().schema() | {"maxLength": _NAME_CHARACTERS_MAX, "pattern": f"^{_NAME.pattern}$"}
+
+
+class ToolFunction(Fields):
+    name = required(ToolName(None))
+    description = AnyText()
+    parameters = Object()
+    strict = Flag(False)
+
+
+class Tool(Fields):
+    type = required(OneOf(("function",), problem="must be 'function': there are no other tools here"))
+    function = required(Nested(ToolFunction))
+
+
+class NamedFunction(Fields):
+    name = required(Text(None))
+
+
+class NamedChoice(Fields):
+    type = required(OneOf(("function",), problem="must be 'function'"))
+    function = RequiredNested(NamedFunction)
+
+
+class ToolsBody(Fields):
+    tools = Items(Tool, most=TOOLS_MAX)
+    tool_choice = Anything({"anyOf": [{"enum": list(_CHOICES)}, schema_of(NamedChoice)]})
+    parallel_tool_calls = Flag(True)
 
 
 class Tools(Struct, frozen=True):
@@ -52,32 +107,29 @@ class Tools(Struct, frozen=True):
         return OutputFormat(Grammar("json_schema", msgspec.json.encode(schema).decode()), "tools")
 
 
-def read_tools(fields: Fields, text: TextModel) -> Tools | None:
+def read_tools(body: ToolsBody, text: TextModel) -> Tools | None:
     """None if there are none, or `tool_choice` is none. Raises UserError."""
-    entries = fields.items("tools", most=TOOLS_MAX)
-    parallel = fields.flag("parallel_tool_calls", True)
-    choice, name = _read_choice(fields, bool(entries))
-    definitions = tuple(
-        _read_tool(fields.entry("tools", i, _object(fields, i, entry))) for i, entry in enumerate(entries)
-    )
+    entries, parallel = body.tools, body.parallel_tool_calls
+    choice, name = _read_choice(body, bool(entries))
+    definitions = tuple(_read_tool(_tool(body, f"tools[{i}]", entry)) for i, entry in enumerate(entries))
     names = [definition["function"]["name"] for definition in definitions]
     if len(set(names)) < len(names):
-        raise fields.refusal("tools", "have the same name twice")
+        raise body.invalid("tools", "have the same name twice")
     if choice == "none" or not definitions:
         return None
     if choice == "named" and name not in names:
-        raise fields.refusal("tool_choice", f"names {shown(name)}, which is not among 'tools'")
+        raise body.invalid("tool_choice", f"names {shown(name)}, which is not among 'tools'")
     chat_template = text.chat_template or ""
     if "tools" not in chat_template:
-        raise fields.refusal("tools", "are not in this model's chat template: it was not trained to call them")
+        raise body.invalid("tools", "are not in this model's chat template: it was not trained to call them")
     tools = Tools(definitions, choice, name, parallel, form_of(chat_template))
-    _check(fields, tools, text)
+    _check(body, tools, text)
     return tools
 
 
-def _check(fields: Fields, tools: Tools, text: TextModel) -> None:
+def _check(body: ToolsBody, tools: Tools, text: TextModel) -> None:
     if tools.choice == "auto" and tools.form is None:
-        raise fields.refusal("tools", "are called in a form that is not known here: send 'tool_choice' 'required'")
+        raise body.invalid("tools", "are called in a form that is not known here: send 'tool_choice' 'required'")
     for index, tool in enumerate(tools.definitions):
         where = f"tools[{index}].function"
         function = tool["function"]
@@ -89,53 +141,43 @@ def _check(fields: Fields, tools: Tools, text: TextModel) -> None:
             raise UserError(message, param=f"{where}.strict", code="unsupported_parameter")
 
 
-def _read_choice(fields: Fields, tools: bool) -> tuple[Any, str]:
-    value = fields.take("tool_choice")
-    if value is None:
+def _read_choice(body: ToolsBody, tools: bool) -> tuple[Any, str]:
+    choice, name = body.tool_choice, ""
+    if choice is None:
         return ("auto" if tools else "none"), ""
-    if isinstance(value, dict):
-        named = fields.nested("tool_choice")
-        if named.required_text("type") != "function":
-            raise named.refusal("type", "must be 'function'")
-        function = named.nested("function")
-        name = function.required_text("name")
-        function.end()
-        named.end()
+    if isinstance(choice, dict):
+        name = _read_named(body.nested(NamedChoice, "tool_choice", choice))
         choice = "named"
-    else:
-        choice, name = value, ""
-        if choice not in ("none", "auto", "required"):
-            raise fields.refusal("tool_choice", f"must be none, auto, required or a named function, not {shown(value)}")
+    elif choice not in _CHOICES:
+        raise body.invalid("tool_choice", f"must be none, auto, required or a named function, not {shown(choice)}")
     if not tools and choice not in ("none", "auto"):
-        raise fields.refusal("tool_choice", "needs 'tools'")
+        raise body.invalid("tool_choice", "needs 'tools'")
     return choice, name
 
 
-def _object(fields: Fields, index: int, entry: Any) -> dict[str, Any]:
+def _read_named(choice: NamedChoice) -> str:
+    _, function = choice.type, choice.function
+    name = function.name
+    function.end()
+    choice.end()
+    return name
+
+
+def _tool(body: ToolsBody, name: str, entry: Any) -> Tool:
     if not isinstance(entry, dict):
-        raise fields.refusal(f"tools[{index}]", f"must be an object with 'type' and 'function', not {shown(entry)}")
-    return entry
+        raise body.invalid(name, f"must be an object with 'type' and 'function', not {shown(entry)}")
+    return body.nested(Tool, name, entry)
 
 
-def _read_tool(fields: Fields) -> dict[str, Any]:
-    if fields.required_text("type") != "function":
-        raise fields.refusal("type", "must be 'function': there are no other tools here")
-    if not fields.given("function"):
-        raise fields.refusal("function", "is required")
-    function = fields.nested("function")
-    name = function.required_text("name")
-    if not _NAME.fullmatch(name):
-        raise function.refusal("name", f"must be letters, digits, '_', '.' and '-' only, not {shown(name)}")
-    told: dict[str, Any] = {"name": name}
-    description = function.take("description")
-    if description is not None and not isinstance(description, str):
-        raise function.refusal("description", f"must be a string, not {shown(description)}")
-    told["description"] = description or ""
-    told["parameters"] = function.mapping("parameters") or _NOTHING
-    if function.flag("strict"):
+def _read_tool(tool: Tool) -> dict[str, Any]:
+    _, function = tool.type, tool.function
+    told: dict[str, Any] = {"name": function.name}
+    told["description"] = function.description or ""
+    told["parameters"] = function.parameters or _NOTHING
+    if function.strict:
         told["strict"] = True
     function.end()
-    fields.end()
+    tool.end()
     return {"type": "function", "function": told}
 
 
