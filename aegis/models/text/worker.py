@@ -22,6 +22,7 @@ import msgspec
 from aegis.core.errors import UserError
 from aegis.models.text.text_model import TextModel
 from aegis.models.text.worker_messages import (
+    ANSWERS_BYTES_MAX,
     LENGTH_BYTES,
     Answer,
     Count,
@@ -36,8 +37,10 @@ from aegis.models.text.worker_messages import (
     Refused,
     Render,
     Rendered,
+    TooLarge,
     TooManyCharacters,
     TooManyTokens,
+    encoded,
     framed,
     read_requests,
 )
@@ -84,17 +87,24 @@ def main(memory_bytes: int, niceness: int, progress_file: int) -> None:
 
 
 def _answers(known: dict[int, TextModel], data: bytes, progress: mmap.mmap) -> bytes:
-    answers = list[Answer]()
-    for index, asked in enumerate(read_requests(data)):
+    requests = read_requests(data)
+    answers = list[msgspec.Raw]()
+    for index, asked in enumerate(requests):
         progress[:] = index.to_bytes(PROGRESS_BYTES, "little")
         if isinstance(asked, Know):
             if asked.forget is not None:
                 del known[asked.forget]
             known[asked.key] = TextModel.of(asked.source)
-            answers.append(Known())
+            answers.append(encoded(Known()))
         else:
-            answers.append(_done(known[asked.key], asked))
+            answers.append(_bounded(_done(known[asked.key], asked), ANSWERS_BYTES_MAX // len(requests)))
     return framed(answers)
+
+
+def _bounded(answer: Answer, bytes_max: int) -> msgspec.Raw:
+    message = encoded(answer)
+    nbytes = memoryview(message).nbytes
+    return message if nbytes <= bytes_max else encoded(TooLarge(nbytes))
 
 
 def _done(text: TextModel, job: Job) -> Answer:

@@ -16,13 +16,22 @@ import msgspec
 
 from aegis.models.text.text_model import TextModel
 from aegis.models.text.worker import PROGRESS_BYTES, READY
-from aegis.models.text.worker_messages import KNOWN_MAX, LENGTH_BYTES, Answer, Know, Known, framed, read_answers
+from aegis.models.text.worker_messages import (
+    ANSWERS_BYTES_MAX,
+    KNOWN_MAX,
+    LENGTH_BYTES,
+    Answer,
+    Know,
+    Known,
+    framed,
+    read_answers,
+)
 
 START_S = 60.0
 LOAD_S = 20.0
 """Before the first job of a model: the process has to load the tokenizer, as this one did."""
 
-_READ_BYTES = 1 << 18
+_FRAME_BYTES = 16  # of a message, beside its answers
 
 
 class TextProcess:
@@ -138,17 +147,20 @@ async def _answers(end: socket.socket, message: bytes, within_s: float) -> tuple
 
 
 async def _message(end: socket.socket) -> tuple[Answer, ...]:
+    """Raises EOFError, also if the message is longer than a process may send."""
+    length = int.from_bytes(await _read(end, LENGTH_BYTES), "little")
+    if length > ANSWERS_BYTES_MAX + _FRAME_BYTES:
+        raise EOFError
+    return read_answers(await _read(end, length))
+
+
+async def _read(end: socket.socket, nbytes: int) -> bytearray:
     """Raises EOFError."""
-    loop, parts, missing = asyncio.get_running_loop(), list[bytes](), LENGTH_BYTES
-    length = 0
-    while missing > 0:
-        part = await loop.sock_recv(end, _READ_BYTES)
-        if not part:
-            raise EOFError
-        parts.append(part)
-        missing -= len(part)
-        if missing <= 0 and not length:
-            parts = [b"".join(parts)]
-            length = int.from_bytes(parts[0][:LENGTH_BYTES], "little")
-            missing += length
-    return read_answers(b"".join(parts)[LENGTH_BYTES:])
+    loop, data, came = asyncio.get_running_loop(), bytearray(nbytes), 0
+    with memoryview(data) as view:
+        while came < nbytes:
+            part = await loop.sock_recv_into(end, view[came:])
+            if not part:
+                raise EOFError
+            came += part
+    return data

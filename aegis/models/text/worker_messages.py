@@ -15,6 +15,9 @@ LENGTH_BYTES = 4
 KNOWN_MAX = 32
 """Models that a process knows at a time, and so the most whose jobs one message may have."""
 
+ANSWERS_BYTES_MAX = 16 << 20
+"""Of one message, with an equal share for each job: the proxy holds it once as bytes and once decoded."""
+
 
 class Know(Struct, frozen=True, tag=True):
     """A model's tokenizer and chat template, under a number that later jobs name. `forget` is forgotten: the sender
@@ -90,13 +93,19 @@ class TooManyCharacters(Struct, frozen=True, tag=True):
     count: int
 
 
+class TooLarge(Struct, frozen=True, tag=True):
+    """The answer takes more than its share of `ANSWERS_BYTES_MAX`."""
+
+    nbytes: int
+
+
 class Refused(Struct, frozen=True, tag=True):
     """By the chat template, or by what it makes of the conversation."""
 
     message: str
 
 
-Answer = Known | Encoded | Counted | Decoded | Rendered | TooManyTokens | TooManyCharacters | Refused
+Answer = Known | Encoded | Counted | Decoded | Rendered | TooManyTokens | TooManyCharacters | TooLarge | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _answers = msgspec.msgpack.Decoder(tuple[Answer, ...])
@@ -118,6 +127,6 @@ def read_requests(data: bytes) -> tuple[Know | Job, ...]:
     return requests
 
 
-def read_answers(data: bytes) -> tuple[Answer, ...]:
+def read_answers(data: bytearray) -> tuple[Answer, ...]:
     answers: tuple[Answer, ...] = _answers.decode(data)
     return answers

@@ -28,6 +28,7 @@ from aegis.core.fair_queue import FairQueue
 from aegis.models.text.text_model import TextModel
 from aegis.models.text.worker_client import TextProcess
 from aegis.models.text.worker_messages import (
+    ANSWERS_BYTES_MAX,
     Answer,
     Count,
     Counted,
@@ -39,6 +40,7 @@ from aegis.models.text.worker_messages import (
     Refused,
     Render,
     Rendered,
+    TooLarge,
     TooManyCharacters,
     TooManyTokens,
     encoded,
@@ -235,7 +237,7 @@ class TextWorkers:
         if isinstance(answer, TooManyTokens):
             return answer
         if not isinstance(answer, Encoded):
-            raise self._given_up("prompt", "tokenize")
+            raise _given_up(answer, "prompt", "tokenize")
         return answer.texts
 
     async def render(
@@ -255,25 +257,25 @@ class TextWorkers:
         """A conversation as text and tokens. `aside`: no request is served with it. Raises UserError."""
         job = Render(text.key, messages, dict(variables), add_generation_prompt, characters_max, tokens_max)
         work = self._aside.do(caller, size, text, job) if aside else self._serve(caller, size, text, job, watch)
-        match await work:
+        match refusal := await work:
             case Refused(message):
                 raise UserError(message, param="messages")
             case Rendered() | TooManyTokens() | TooManyCharacters() as answer:
                 return answer
-        raise self._given_up("messages", "render with the model's chat template")
+        raise _given_up(refusal, "messages", "render with the model's chat template")
 
     async def count(self, caller: str, text: TextModel, string: str, *, special: bool) -> Counted:
         """Raises UserError."""
         answer = await self._aside.do(caller, len(string), text, Count(text.key, string, special))
         if not isinstance(answer, Counted):
-            raise self._given_up("prompt", "tokenize")
+            raise _given_up(answer, "prompt", "tokenize")
         return answer
 
     async def decode(self, caller: str, text: TextModel, tokens: tuple[int, ...]) -> str:
         """Raises UserError."""
         answer = await self._aside.do(caller, len(tokens), text, Decode(text.key, tokens))
         if not isinstance(answer, Decoded):
-            raise self._given_up("tokens", "detokenize")
+            raise _given_up(answer, "tokens", "detokenize")
         return answer.text
 
     async def _serve(self, caller: str, size: int, text: TextModel, job: Job, watch: Watch) -> Answer | None:
@@ -282,15 +284,19 @@ class TextWorkers:
         if not first.bars(text):
             work = first.do(caller, size, text, job)
             answer = await (work if is_short else watch(work))
-            if answer is not None:
+            if answer is not None and not (is_short and isinstance(answer, TooLarge)):  # its share was smaller
                 return answer
             fields = {"characters": size, "limit_s": first.within_s}
             log(_logger, logging.WARNING, f"a {'short' if is_short else 'long'} text took too much", fields)
         return await watch(suspects.do(caller, size, text, job))
 
-    def _given_up(self, param: str, what: str) -> UserError:
-        message = f"{param!r} cannot be served: it takes too much time or memory to {what}, or breaks what does"
-        return UserError(message, param=param, code="text_too_costly")
+
+def _given_up(answer: Answer | None, param: str, what: str) -> UserError:
+    if isinstance(answer, TooLarge):
+        message = f"{param!r} cannot be served: the model makes more than {ANSWERS_BYTES_MAX // _MIB} MiB of it"
+        return UserError(message, param=param, code="text_too_large")
+    message = f"{param!r} cannot be served: it takes too much time or memory to {what}, or breaks what does"
+    return UserError(message, param=param, code="text_too_costly")
 
 
 def characters_of(value: Any) -> int:

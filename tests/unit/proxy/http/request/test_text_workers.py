@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -177,6 +178,33 @@ def test_a_text_or_its_tokens_may_be_too_many(texts: TextWorkers) -> None:
     assert run(lambda: rendered(texts, text)) == TooManyCharacters(5000)
     assert run(lambda: texts.encode("", text, ["x" * 50], special=False, tokens_max=49)) == TooManyTokens(50)
     assert run(lambda: texts.encode("", text, ["x", ""], special=True, tokens_max=49)) == ((256, 120), ())
+
+
+def shouting() -> TextModel:
+    """Each of its tokens has 64 KiB of text."""
+    tokenizer = Tokenizer(models.WordLevel({"a" * (1 << 16): 0, "<unk>": 1}, unk_token="<unk>"))
+    return TextModel(tokenizer, {}, None)
+
+
+def test_what_becomes_too_large_is_refused_and_not_held(texts: TextWorkers) -> None:
+    huge = byte_text("{{ 'x' * (messages|length * 62914560) }}")
+
+    async def ask(text: TextModel, tokens: int) -> str:
+        return await texts.decode("", text, (0,) * tokens)
+
+    def render(size: int) -> Any:
+        generous = {"add_generation_prompt": True, "characters_max": 1 << 30, "tokens_max": 0}
+        return run(lambda: texts.render("", huge, MESSAGES, {}, size=size, **generous))
+
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError, match="more than 16 MiB") as caught:
+        run(lambda: ask(shouting(), 960))
+    assert caught.value.status == 400 and caught.value.code == "text_too_large"
+    for size in (5, SHORT_CHARACTERS + 1):
+        with pytest.raises(UserError, match="more than 16 MiB"):
+            render(size)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 32 << 10
+    assert len(run(lambda: ask(shouting(), 200))) > 200 << 16
 
 
 def growing() -> TextModel:
