@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 
 import aegis
 from aegis.engine.grammar.trials import GrammarTrials
-from proxy.http import dashboard, errors, openapi, plain
+from proxy.http import dashboard, direct_routes, errors, openapi
 from proxy.http.admin import history, memory, model_admin, status
 from proxy.http.call_records import NoRecords, Records
 from proxy.http.market import Market
@@ -43,7 +43,7 @@ def create_app(
         part.router for part in (models, model_admin, memory, history, dashboard, tokenize, status, unsupported)
     )
     for router in busy:
-        plain.include(app, router)
+        direct_routes.include(app, router)
     for router in others:
         app.include_router(router)
     errors.install(app)

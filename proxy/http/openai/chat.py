@@ -13,6 +13,7 @@ from aegis.core.errors import UserError
 from aegis.models.text.text_model import TextModel
 from aegis.models.text.worker_messages import Rendered, TooManyCharacters, TooManyTokens
 from proxy.http.client_disconnect import while_connected
+from proxy.http.direct_routes import direct_router
 from proxy.http.fields import Unsupported
 from proxy.http.market import Served
 from proxy.http.openai.answer import answer
@@ -23,7 +24,6 @@ from proxy.http.openai.held_requests import held
 from proxy.http.openai.models import find_servable
 from proxy.http.openapi import ASKING, EVENTS, operation
 from proxy.http.parameters import Flag, Integer, Object, refuse_unsupported
-from proxy.http.plain import plain_router
 from proxy.http.request.body import read_body
 from proxy.http.request.messages import MessagesBody, read_messages
 from proxy.http.request.prompts import (
@@ -68,7 +68,7 @@ _NOT_VARIABLES = frozenset(
     }
 )
 
-router = plain_router()
+router = direct_router()
 
 
 class ConversationBody(MessagesBody, ToolsBody):

@@ -7,6 +7,7 @@ from time import time
 from fastapi import Request, Response
 
 from aegis.core.errors import UserError
+from proxy.http.direct_routes import direct_router
 from proxy.http.fields import Unsupported
 from proxy.http.market import Served
 from proxy.http.openai.answer import answer
@@ -16,7 +17,6 @@ from proxy.http.openai.held_requests import held
 from proxy.http.openai.models import find_servable
 from proxy.http.openapi import ASKING, EVENTS, operation
 from proxy.http.parameters import Flag, Integer, refuse_unsupported
-from proxy.http.plain import plain_router
 from proxy.http.request.body import read_body
 from proxy.http.request.prompts import Prompt, PromptBody, max_tokens_for, read_prompts
 from proxy.http.request.sampling import (
@@ -37,7 +37,7 @@ from proxy.http.structured.output_format import check_grammar
 DEFAULT_MAX_TOKENS = 16
 PROMPT_LOGITS_MAX = 1 << 28  # of one prompt, all tokens' together: 1 GiB in float32
 
-router = plain_router()
+router = direct_router()
 
 
 class CompletionBody(GenerationBody, PromptBody):

@@ -12,7 +12,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 
 
-class PlainRoute(APIRoute):
+class DirectRoute(APIRoute):
     """Its endpoint takes the request and nothing else."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -20,9 +20,9 @@ class PlainRoute(APIRoute):
         return endpoint
 
 
-def plain_router() -> APIRouter:
+def direct_router() -> APIRouter:
     """One whose routes `include` takes."""
-    return APIRouter(route_class=PlainRoute)
+    return APIRouter(route_class=DirectRoute)
 
 
 def include(app: FastAPI, router: APIRouter) -> None:
