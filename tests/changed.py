@@ -1,6 +1,7 @@
 """The unit tests to run after an edit: changed tests, and tests that import a changed module.
 
-`python -m tests.changed` prints their paths, one a line. Changed files are those that differ from the last commit."""
+`python -m tests.changed` prints their paths, one a line. Changed files are those that differ from the last
+commit; if none does, those of the last commit."""
 
 from __future__ import annotations
 
@@ -26,6 +27,13 @@ def imported(file: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def last_committed() -> set[str]:
+    """Paths of Python files of the last commit."""
+    command = ["git", "diff", "--name-only", "--no-renames", "HEAD~1", "HEAD"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)  # the first commit has none before it
+    return {line for line in done.stdout.splitlines() if line.endswith(".py")}
+
+
 def changed() -> set[str]:
     """Paths of Python files, those that git does not know yet too."""
     command = ["git", "status", "--porcelain", "--untracked-files=all", "--no-renames"]
@@ -45,7 +53,9 @@ def affected_tests(paths: set[str], tests: list[Path]) -> list[Path]:
 
 def main() -> None:
     tests = [path for path in sorted((ROOT / "tests" / "unit").rglob("test_*.py")) if path.is_file()]
-    sys.stdout.writelines(f"{path.relative_to(ROOT)}\n" for path in affected_tests(changed(), tests))
+    sys.stdout.writelines(
+        f"{path.relative_to(ROOT)}\n" for path in affected_tests(changed() or last_committed(), tests)
+    )
 
 
 if __name__ == "__main__":

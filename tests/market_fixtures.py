@@ -3,6 +3,8 @@ it; what that needs is imported then, for most tests do without."""
 
 from __future__ import annotations
 
+import os
+from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,10 +52,37 @@ def references(checkpoints_dir: Path) -> dict[str, Reference]:
 
 
 @pytest.fixture(scope="session")
-def cases(references: dict[str, Reference]) -> list[Case]:
-    from tests.live.cases import draw_cases
+def cases(request: pytest.FixtureRequest, checkpoints_dir: Path, references: dict[str, Reference]) -> list[Case]:
+    """Takes transformers a quarter of a minute, so they are kept for the next run, as long as nothing changes that they
+    depend on."""
+    import msgspec
 
-    return draw_cases(references)
+    from tests.live.cases import Case, draw_cases
+
+    kept = request.config.cache.mkdir("cases") / f"{_identity(checkpoints_dir)}.json"  # type: ignore[union-attr]
+    if kept.exists():
+        return msgspec.json.decode(kept.read_bytes(), type=list[Case])
+    drawn = draw_cases(references)
+    draft = kept.with_suffix(f".{os.getpid()}")
+    draft.write_bytes(msgspec.json.encode(drawn))
+    draft.rename(kept)
+    return drawn
+
+
+def _identity(checkpoints_dir: Path) -> str:
+    """Of the checkpoints, of the code that draws requests, and of what computes their answers."""
+    import torch
+    import transformers
+
+    from tests.live import cases, market
+
+    digest = sha256(
+        f"{torch.__version__} {transformers.__version__} {torch.backends.cpu.get_cpu_capability()}".encode()
+    )
+    sources = [Path(str(module.__file__)) for module in (cases, market)]
+    for file in (*sources, *sorted(path for path in checkpoints_dir.rglob("*") if path.is_file())):
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:32]
 
 
 @pytest.fixture(scope="session")

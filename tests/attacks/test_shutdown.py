@@ -126,21 +126,31 @@ def test_it_ends_soon_under_attack(
             over.set()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_thread_that_keeps_the_interpreter_does_not_keep_it_from_ending(
-    tmp_path: Path, cache: Path, checkpoints_dir: Path, number: signal.Signals
+    tmp_path: Path, cache: Path, checkpoints_dir: Path
 ) -> None:
+    """Neither at SIGTERM nor at SIGINT. Two servers hang at once, for nothing of either runs meanwhile."""
     hangs = tmp_path / "hangs"
     (tmp_path / "sitecustomize.py").write_text(HANGS.format(file=str(hangs)))
     options = ["--models", str(checkpoints_dir / "llama"), "--shutdown-timeout", "0"]
     environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    with attacked(tmp_path / "server", cache, *options, environment=environment) as server:
-        recorded(server)
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    with ExitStack() as stack, ThreadPoolExecutor() as threads:
+
+        def start(number: signal.Signals) -> Server:
+            return stack.enter_context(attacked(tmp_path / number.name, cache, *options, environment=environment))
+
+        def ends(server: Server, number: signal.Signals) -> None:
+            with pytest.raises(httpx.TimeoutException):
+                httpx.get(server.url + "/health", timeout=1, trust_env=False)
+            began_s = time.monotonic()
+            server.process.send_signal(number)
+            assert server.process.wait(WAIT_S) == -signal.SIGKILL
+            assert LAST_S - 2 < time.monotonic() - began_s < LAST_S + 2
+            leaves_nothing(server)
+
+        servers = [start(number) for number in numbers]
+        for server in servers:
+            recorded(server)
         hangs.touch()
-        with pytest.raises(httpx.TimeoutException):
-            httpx.get(server.url + "/health", timeout=1, trust_env=False)
-        began_s = time.monotonic()
-        server.process.send_signal(number)
-        assert server.process.wait(WAIT_S) == -signal.SIGKILL
-        assert LAST_S - 2 < time.monotonic() - began_s < LAST_S + 2
-        leaves_nothing(server)
+        list(threads.map(ends, servers, numbers))

@@ -15,9 +15,9 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("file", sorted(path.name for path in HERE.glob("interpreted_*.py")))
-def test_kernels_as_interpreted(file: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / file)]
+def test_kernels_as_interpreted() -> None:
+    files = sorted(map(str, HERE.glob("interpreted_*.py")))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
