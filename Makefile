@@ -142,11 +142,11 @@ run: $(STAMP)
 # Servers of two tests run side by side where nothing asserts how long they take. Attacks have the machine to themselves.
 SERVING = tests/faults tests/gpu tests/live
 TIMED = tests/attacks
-BESIDE = --numprocesses 2 --no-loadscope-reorder
+BESIDE = --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test: lint
-	$(BIN)/python -m pytest $(BESIDE) --dist loadfile tests $(addprefix --ignore=,$(SERVING) $(TIMED))
-	$(BIN)/python -m pytest $(BESIDE) --dist loadgroup $(SERVING)
+	$(BIN)/python -m pytest $(BESIDE) tests $(addprefix --ignore=,$(SERVING) $(TIMED))
+	$(BIN)/python -m pytest $(BESIDE) $(SERVING)
 	$(BIN)/python -m pytest $(TIMED)
 
 # For every edit, within a minute: what ruff and mypy say, the import contracts, and the unit tests of what changed.

@@ -7,6 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,32 +29,44 @@ SLOWEST = (
     "tests/sim/test_prefill_order.py",
     "tests/unit/engine/test_transformers_engine.py",
 )
-"""Of those without servers, by processor time."""
+"""Files that start no servers, by processor time."""
 
-TOGETHER = ("cases", "server")
-"""Session fixtures that take long to set up. All tests of the first run in one process; tests of the second come next,
-so that another process does without it if it has other tests left."""
+TOGETHER = (
+    "tests/faults/",
+    "tests/live/models/test_exactness.py",
+    "tests/live/models/test_mixed.py",
+    "tests/live/processes/test_proxies.py",
+)
+"""Tests that use known answers of transformers or the servers of faults. Both take long to set up, so one process runs
+all of these tests."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return
-    of_file = defaultdict[str, list[pytest.Item]](list)
-    for item in items:
-        of_file[item.path.relative_to(ROOT).as_posix()].append(item)
-    items[:] = [item for file in sorted(of_file, key=lambda file: _rank(file, of_file[file])) for item in of_file[file]]
-    if config.getoption("loadgroup", False):
-        for file, own in of_file.items():
-            for item in own:
-                item.add_marker(pytest.mark.xdist_group(TOGETHER[0] if _needs(own, TOGETHER[0]) else file))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        of_file = defaultdict[str, list[pytest.Item]](list)
+        for item in items:
+            of_file[item.path.relative_to(ROOT).as_posix()].append(item)
+        files = sorted(of_file, key=lambda file: _rank(file, of_file[file]))
+        items[:] = [item for file in files for item in of_file[file]]
 
 
 def _rank(file: str, items: Iterable[pytest.Item]) -> int:
+    """Files that do not use the shared server come last, so that a process without one can run them."""
     if file in SLOWEST:
         return SLOWEST.index(file) - len(SLOWEST)
-    return next((rank for rank, name in enumerate(TOGETHER) if _needs(items, name)), len(TOGETHER))
+    if file.startswith(TOGETHER):
+        return 0
+    return 1 if any("server" in getattr(item, "fixturenames", ()) for item in items) else 2
 
 
-def _needs(items: Iterable[pytest.Item], fixture: str) -> bool:
-    return any(fixture in getattr(item, "fixturenames", ()) and not item.get_closest_marker("skip") for item in items)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return TOGETHER[0] if nodeid.startswith(TOGETHER) else str(super()._split_scope(nodeid))
+
+    return Scheduling(config, log)

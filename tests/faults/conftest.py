@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ MOMENTS = 3 if LONG else 1
 FIRST_MOMENT, LAST_MOMENT = 0.03, 0.6
 
 _figures = Figures(strict=LONG)
+_lines: list[str] = []
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -29,10 +31,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("moment", moments, ids=[f"{moment:.0%}" for moment in moments])
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None and _figures.rows:
+        output["faults"] = _figures.lines()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A process that ran tests is done: takes over its lines."""
+    _lines.extend(getattr(node, "workeroutput", {}).get("faults", ()))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _figures.rows:
+    if lines := _lines or (_figures.lines() if _figures.rows else []):
         terminalreporter.section(f"faults, seed {SEED}")
-        for line in _figures.lines():
+        for line in lines:
             terminalreporter.write_line(line)
 
 
