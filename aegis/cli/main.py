@@ -23,6 +23,7 @@ from aegis.core.errors import UserError
 from bench.calibration.command import calibrate
 from bench.compare.command import compare
 from bench.fidelity.command import fidelity
+from bench.interference.command import interference
 from bench.lab.commands import (
     bench_decode,
     bench_handover,
@@ -132,6 +133,7 @@ for name, instrument in _INSTRUMENTS.items():
 
 bench.command("serve")(serve)
 bench.command("compare")(compare)
+bench.command("interference")(interference)
 bench.command("rivals")(rivals)
 bench.command("fidelity")(fidelity)
 bench.command("report")(report)

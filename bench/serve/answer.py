@@ -84,7 +84,12 @@ class Answer:
     @property
     def tokens(self) -> int:
         """As many as the server says it made, or else as have been seen."""
-        return self._completion_tokens or sum(tokens for _, tokens in self._chunks)
+        return self._completion_tokens or self.seen
+
+    @property
+    def seen(self) -> int:
+        """Tokens that have come so far, as far as chunks tell."""
+        return sum(tokens for _, tokens in self._chunks)
 
     def token_times_ns(self, stop_ns: int) -> list[int]:
         """One time for each token.

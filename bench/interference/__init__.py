@@ -1,0 +1,1 @@
+"""`aegis bench interference`: what a long prompt does to the others of a server. The command line calls it."""
