@@ -5,7 +5,7 @@ from __future__ import annotations
 from aegis.core.estimators import Latency
 from aegis.core.model import Slo
 from aegis.core.views import BatchView, TurnRules
-from decode.sequences import Sequence
+from decode.sequences import Sequence, Where
 from decode.worklist import Batch
 
 
@@ -28,8 +28,12 @@ def view_of(
     step_ns = latency.decode_ns(sum([s.cached for s in batch.sequences]), len(batch.sequences))
     switch_ns = latency.switch_ns()
     prefill_ns = latency.prefills_ns(len(waiting), sum([s.lacks for s in waiting]), squares)
-    savable = [] if rules.chunk_tokens is None else decoding
+    cuts = rules.chunk_tokens is not None
+    savable = decoding if cuts else []
     dues = [slo.due_ns(s.job.arrival_ns, s.generated) for s in savable]
+    cuts = cuts and now_ns >= batch.stuck_until_ns
+    following = batch.next_waiting() if cuts and waiting else None
+    streams = [s.last_ns for s in (savable if cuts else ()) if s.last_ns is not None and s.where is Where.DEVICE]
     lead_ns = step_ns + (0 if resident else switch_ns) + (0 if active else change_ns)
     return BatchView(
         batch.batch,
@@ -52,6 +56,10 @@ def view_of(
         relaxed_by_ns=_relaxed_by_ns(
             batch.sequences, slo, now_ns, lead_ns=lead_ns, prefill_ns=prefill_ns, later_ttfts=rules.later_ttfts
         ),
+        gap_ns=slo.gap_ns,
+        stream_ns=min(streams, default=None),
+        prompt_ns=latency.prefill_ns(following.cached, following.cached - following.lacks) if following else 0,
+        prompt_rank_ns=following.rank_ns if following else None,
     )
 
 

@@ -65,7 +65,7 @@ from decode.eviction_reasons import EvictionReasons
 from decode.kv_arrivals import Arrivals
 from decode.kv_swap import KvSwap
 from decode.lost_peers import LostPeers
-from decode.prefill_chunks import chunk_stop
+from decode.prefill_chunks import chunk_stop, prompt_rank_ns
 from decode.reasons import TurnReasons
 from decode.sequences import Counters, Room, Sequence, Where
 from decode.step_times import ChangeTimes, StepTimes
@@ -193,6 +193,8 @@ class DecodeCore:
             return
         sequence = Sequence(job, len(job.sent), -1, job.prefill_tokens, spec, None, Where.NOWHERE, prefix=job.kept)
         sequence.made += job.sent
+        if self._work.rules.chunk_tokens is not None:
+            sequence.rank_ns = prompt_rank_ns(job, spec.slo, self._step_times.latency[job.model])
         self._join(sequence)
 
     def _adopt(self, event: Adopt) -> None:
@@ -261,7 +263,7 @@ class DecodeCore:
         self._change_times.saw(now_ns - self._begun_ns - event.duration_ns, changed=self._changes)
         if self._prefill:
             run, self._prefill = self._prefill, None
-            self._prefilled(stepped[0], run, event)
+            self._prefilled(stepped[0], run, event, now_ns)
             return
         steps, rows = len(event.steps), len(stepped)
         self.counters.steps += steps
@@ -272,8 +274,11 @@ class DecodeCore:
         took = self._step_times.saw(model, now_ns, context_tokens=context, rows=rows, step_ns=step_ns)
         if took:
             self._effects.send(took)
-        if self._work.turn:
-            self._work.turn.batch.chunked = False
+        turn = self._work.turn
+        if turn:
+            turn.batch.chunked = False
+            if turn.prefills_next and self._work.rules.chunk_tokens is not None:
+                self._work.cut()  # the next piece may be as long as the streams allow now
         for row, (sequence, token) in enumerate(zip(stepped, event.steps[-1], strict=True)):
             if sequence.dropped:
                 self._kv.drop(sequence, keep=True)
@@ -281,12 +286,13 @@ class DecodeCore:
             sequence.cached += steps
             sequence.generated += steps
             sequence.last = token.id
+            sequence.last_ns = now_ns
             if self._kv.reuses:
                 sequence.made += [made[row].id for made in event.steps]
             if sequence.job.sampling.finish(sequence.generated - 1, token.id):
                 self._leave(sequence, keep=True)
 
-    def _prefilled(self, sequence: Sequence, run: RunPrefill, event: Stepped) -> None:
+    def _prefilled(self, sequence: Sequence, run: RunPrefill, event: Stepped, now_ns: int) -> None:
         job = run.job
         self.counters.prefills += run.ends
         self.counters.prompt_tokens += run.stop - run.start
@@ -295,6 +301,7 @@ class DecodeCore:
         if sequence.dropped:
             self._kv.drop(sequence, keep=True)
         elif run.ends:
+            sequence.last_ns = now_ns
             self._first_token(sequence, event)
         else:
             self._work.cut()
@@ -378,7 +385,7 @@ class DecodeCore:
         return bool(self._work.stepping)
 
     def _turn_now(self, now_ns: int) -> RunningTurn | None:
-        previous = self._work.turn
+        previous, holder = self._work.turn, self._work.holder
         turn = self._work.turn_now(now_ns, lambda batch: self._view(batch, now_ns))
         if turn is None:
             self.ledger.balloon.content()
@@ -387,8 +394,9 @@ class DecodeCore:
         elif self._reasons and turn is not previous and self._work.had_choice(previous):
             requests = tuple([sequence.job.request for sequence in turn.batch.sequences])
             self._effects.append(self._reasons.decision(self._work.plan, self._work.given(), requests, now_ns))
-        if previous and turn and previous.batch is not turn.batch:
-            self._preempt(previous.batch)
+        for batch in (previous.batch if previous else None, holder):
+            if batch and turn and batch is not turn.batch and batch is not self._work.holder:
+                self._preempt(batch)
         return turn
 
     def _preempt(self, batch: Batch) -> None:
@@ -446,6 +454,9 @@ class DecodeCore:
         if ready and turn.decodes:
             self._begin_decode(turn, ready, now_ns)
             return False
+        if turn.pause:
+            self._work.give_up_pause(now_ns + self.ledger.specs[model].slo.gap_ns)
+            return True
         waits = self.ledger.transfers.in_flight or self._kv.checking
         return not waits and self._stuck(turn)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
 from aegis.core.estimators import Latency
+from aegis.core.model import Slo
+from aegis.core.request import Job
 from decode.sequences import Sequence
 
 
@@ -12,9 +12,14 @@ def chunk_stop(sequence: Sequence, latency: Latency, *, chunk_ns: int, least_tok
     """The stop of the next chunk of the sequence's prefill: its end if that takes no more than `chunk_ns`, else the end
     of a block, as late as the time allows but not before `least_tokens`. A prefill that has to report its prompt's
     logprobs is not cut."""
-    start, stop, size = sequence.cached - sequence.lacks, sequence.cached, sequence.block_tokens
-    if sequence.job.sampling.prompt_logprobs is not None or latency.prefill_ns(stop, start) <= chunk_ns:
+    stop = sequence.cached
+    if sequence.job.sampling.prompt_logprobs is not None:
         return stop
-    cuts = range(-(-(start + least_tokens) // size) * size, stop, size)
-    in_time = bisect_right(cuts, chunk_ns, key=lambda cut: latency.prefill_ns(cut, start))
-    return cuts[max(in_time - 1, 0)] if cuts else stop
+    size = sequence.block_tokens
+    return latency.prefill_stop(stop - sequence.lacks, stop, chunk_ns, multiple=size, least_tokens=least_tokens)
+
+
+def prompt_rank_ns(job: Job, slo: Slo, latency: Latency) -> int:
+    """Where a prompt stands among others that wait: the sooner it came and the shorter it is, the earlier. None that
+    comes by its length later, or after that, overtakes it, so that none starves."""
+    return job.ranked_ns(slo) + latency.prefill_ns(job.prefill_tokens, job.kept_tokens)

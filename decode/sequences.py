@@ -70,9 +70,11 @@ class Sequence:
     running: bool = False
     dropped: bool = False
     prefill_ns: int = 0  # the time of the prefill
+    last_ns: int | None = None  # when `last` was made, if that was here
     made: list[int] = field(default_factory=list)  # the generated tokens, where KV is kept after its end
     prefix: KeptPrefix | None = None
     reused: int = 0  # positions that need not be prefilled
+    rank_ns: int = 0  # the prompt with the least is prefilled first
     lacks: int = field(init=False)  # none while the run under way makes them
     shape: KvShape = field(init=False)
     block_tokens: int = field(init=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 from aegis.core.decision import Plan
@@ -15,6 +16,7 @@ from decode.sequences import Sequence
 
 LOOKAHEAD_BLOCKS: Final = 4  # room for growth a sequence is counted with when it joins a batch (Aegaeon's artifact)
 AHEAD_BLOCKS: Final = 16  # that a run gets if they lie idle in slabs, so that it does not end for lack of blocks
+_RANK: Final = attrgetter("rank_ns")
 
 
 @dataclass(slots=True, eq=False)
@@ -28,13 +30,15 @@ class Batch:
     waiting: int = 0
     decoded_ns: int = -1  # when its last turn with decode steps was given to it
     chunked: bool = False
+    stuck_until_ns: int = 0  # until then no turn pauses for it: it had no room for its step
 
     def add(self, sequence: Sequence) -> None:
         self.sequences.append(sequence)
         self.waiting += sequence.lacks > 0
 
     def next_waiting(self) -> Sequence:
-        return next(s for s in self.sequences if s.lacks)
+        """The sequence that is prefilled next."""
+        return min([s for s in self.sequences if s.lacks], key=_RANK)
 
 
 @dataclass(slots=True)
@@ -48,6 +52,7 @@ class RunningTurn:
     prefills: bool = True
     decodes: bool = True
     free_until_ns: int | None = None
+    pause: bool = False
 
     @property
     def ends_ns(self) -> int | None:
@@ -60,9 +65,12 @@ class RunningTurn:
     @property
     def first(self) -> Sequence:
         """The first of the sequences that the turn is for."""
-        return next(s for s in self.batch.sequences if (self.prefills if s.lacks else self.decodes))
+        first = next(s for s in self.batch.sequences if (self.prefills if s.lacks else self.decodes))
+        return self.batch.next_waiting() if first.lacks else first
 
     def used_up(self, now_ns: int) -> bool:
+        if self.pause and self.started_ns is not None:
+            return True
         return self.ends_ns is not None and now_ns >= self.ends_ns
 
 
@@ -73,6 +81,7 @@ class WorkList:
         "_by_id",
         "_has_arrivals",
         "_next_batch",
+        "_paused",
         "_places",
         "_policy",
         "_round",
@@ -97,6 +106,7 @@ class WorkList:
         self._upcoming: list[Batch] | None = None  # while no turn is given and no batch comes or goes
         self._places: dict[ModelId, int] | None = None
         self.turn: RunningTurn | None = None
+        self._paused: RunningTurn | None = None  # the turn that goes on after this one, which is a pause of it
         self.stepping: tuple[Sequence, ...] = ()  # in the run under way, or about to begin
         self.under_way = False  # the run has begun: its blocks are not to be touched
 
@@ -140,6 +150,8 @@ class WorkList:
         goes_on = turn is not None and not turn.used_up(now_ns) and _has_work(turn, turn.batch)
         if goes_on and not self.outdated:
             return turn
+        if turn is not None and turn.pause and not goes_on:
+            self._has_arrivals = True
         self._reordered()
         if not self.batches:
             self.turn = None
@@ -152,23 +164,45 @@ class WorkList:
             prefills=planned.prefills,
             decodes=planned.decodes,
             free_until_ns=planned.free_until_ns,
+            pause=planned.pause,
         )
+        if turn is not None and not turn.pause:
+            self._paused = turn if goes_on else None
+        if planned.pause:
+            return self.turn
+        paused, self._paused = self._paused, None
         if goes_on and turn and turn.batch is batch:
             self.turn.switching, self.turn.started_ns = turn.switching, turn.started_ns
+        elif paused and paused.batch is batch and not paused.used_up(now_ns):
+            self.turn.started_ns = paused.started_ns
         elif planned.decodes:
             batch.decoded_ns = now_ns
         return self.turn
 
+    @property
+    def holder(self) -> Batch | None:
+        """The batch that has the turn, also while it is paused."""
+        turn = self._paused or self.turn
+        return turn.batch if turn else None
+
+    def give_up_pause(self, until_ns: int) -> None:
+        """Ends a pause in which nothing can be run. There is none for its batch until then."""
+        assert self.turn is not None and self.turn.pause
+        self.turn.batch.stuck_until_ns = until_ns
+        self.turn, self._paused = self._paused, None
+        self._has_arrivals = True
+        self._reordered()
+
     def end_turn(self) -> None:
         """Ends the turn before its time."""
-        self.turn = None
+        self.turn = self._paused = None
         self._reordered()
 
     def had_turn_ns(self, batch: Batch, now_ns: int) -> int | None:
         """The time for which the batch has had the turn, from the first step on; None: it does not have the turn, or
         has used it up."""
-        turn = self.turn
-        if turn is None or turn.batch is not batch or turn.used_up(now_ns):
+        turn = self._paused or self.turn
+        if turn is None or turn.pause or turn.batch is not batch or turn.used_up(now_ns):
             return None
         return 0 if turn.started_ns is None else now_ns - turn.started_ns
 

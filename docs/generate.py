@@ -38,7 +38,8 @@ def _default(path: tuple[str, ...], field: Any) -> str:
     if isinstance(field.default, float):
         return f"`{field.default:g}`"
     if isinstance(field.default, SloTargets):
-        return f"`ttft={field.default.ttft_ms / 1000:g},tbt={field.default.tbt_ms / 1000:g}`"
+        slo = field.default
+        return f"`ttft={slo.ttft_ms / 1000:g},tbt={slo.tbt_ms / 1000:g},gap={slo.gap_ms / 1000:g}`"
     return "" if field.default in ((), None) else f"`{field.default}`"
 
 

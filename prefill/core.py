@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aegis.core.block_runs import Blocks, count_blocks
+from aegis.core.block_runs import Blocks, count_blocks, first_blocks
+from aegis.core.decision import Why
 from aegis.core.effects import Effect, RunPrefill, Untrack
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
@@ -108,6 +109,7 @@ class PrefillCore:
         self._handed: dict[tuple[RequestId, int], _Handed] = {}
         self._prefix_reuse = PrefixReuse(ledger, self.counters, self._effects.send) if reuses else None
         self._switch: Switching | None = None
+        self._stop = 0  # of the run under way
         self._requested_slabs = False
         self._lacks_slabs = False  # they were refused, and come when there are some
 
@@ -161,7 +163,7 @@ class PrefillCore:
         self._return_slabs()
         self._effects.flush()
         if begun:
-            self._effects.append(RunPrefill(begun.job, begun.device, begun.start, begun.job.prefill_tokens))
+            self._effects.append(self._piece(begun))
         return self._effects.take()
 
     @property
@@ -175,7 +177,7 @@ class PrefillCore:
 
     @property
     def running(self) -> int:
-        return int(self._queue.running is not None)
+        return len(self._queue.begun())
 
     @property
     def handed(self) -> int:
@@ -213,6 +215,8 @@ class PrefillCore:
     def _start_next(self, now_ns: int) -> Running | None:
         """(1) Bring the model in; (2) reserve device and host blocks; (3) copy what is kept of its prompt, if anything;
         (4) run. What is lacking comes with an event."""
+        if self._queue.paused:
+            return self._start_beside(self._queue.paused, now_ns)
         if self.ledger.balloon.hopeless:
             self._end_hopeless()
         group = self._queue.front()
@@ -220,27 +224,75 @@ class PrefillCore:
             self.ledger.balloon.content()
         if group is None or not self._bring_in(group.jobs[0], now_ns):
             return None
-        running = self._queue.running = self._reserve(group.jobs[0])
-        if running:
+        running = self._reserve(group.jobs[0])
+        if running and self._explains:
+            why, made_ns = self._ordering.why(running.job, now_ns)
+            self._effects.append(next_decision(self.instance, running.job, why, made_ns, now_ns))
+        return self._begin(running, now_ns) if running else None
+
+    def _begin(self, running: Running, now_ns: int) -> Running | None:
+        """Not at once where something is copied first."""
+        job = running.job
+        self._queue.running, running.rank_ns = running, self._ordering.rank_ns(job)
+        self._queue.take(job)
+        self._ordering.begins(job, now_ns)
+        self._activate(job.model, now_ns)
+        self._effects.send(Started(job.request, job.attempt))
+        return running if not self._prefix_reuse or self._prefix_reuse.bring(running) else None
+
+    def _start_beside(self, paused: Running, now_ns: int) -> Running | None:
+        """A job that overtakes the one that is paused, where there is room for both; else that one goes on."""
+        if paused.cancelled:
+            self._queue.paused = None
+            self._forfeit(paused)
+            self._effects.append(Untrack(paused.job.request))
+            return self._start_next(now_ns)
+        job = self._ordering.overtakes(paused)
+        if job and self._fits(job):
+            running = self._reserve(job)
+            assert running
             if self._explains:
-                why, made_ns = self._ordering.why(running.job, now_ns)
-                self._effects.append(next_decision(self.instance, running.job, why, made_ns, now_ns))
-            self._ordering.begins(group.jobs.popleft(), now_ns)
-            self._activate(group.model, now_ns)
-            self._effects.send(Started(running.job.request, running.job.attempt))
-            if self._prefix_reuse and not self._prefix_reuse.bring(running):
-                return None
-        return running
+                behind = f"{paused.job.prefill_tokens - paused.start} tokens of {paused.job.model} are still to be run"
+                why = Why(
+                    f"short enough to come before the next piece of a longer one: {behind}", lost=paused.job.model
+                )
+                self._effects.append(next_decision(self.instance, job, why, now_ns, now_ns))
+            self._changes_to(job.model, now_ns)
+            return self._begin(running, now_ns)
+        self._changes_to(paused.job.model, now_ns)
+        self._activate(paused.job.model, now_ns)
+        self._queue.running, self._queue.paused = paused, None
+        return paused
+
+    def _fits(self, job: Job) -> bool:
+        """Whether there is room for it without anything being made for it."""
+        shape = self.ledger.specs[job.model].manifest.kv
+        count = shape.blocks_for(job.prefill_tokens)
+        return self.ledger.device.room(shape) >= count and self.ledger.host.room(shape) >= count
+
+    def _changes_to(self, model: ModelId, now_ns: int) -> None:
+        """A model whose weights are there."""
+        self._switch = Switching(model, now_ns) if model != self.active else None
+        if self._switch:
+            self._switch.loaded(now_ns)
 
     def _prefix_checked(self, event: PrefixChecked) -> None:
         """The job goes on from there, or begins anew."""
         running = self._queue.running
         assert running and (running.job.request, running.job.attempt) == (event.request, event.attempt)
         if running.cancelled:
+            self._queue.running = None
             self._forfeit(running)
             return
         assert self._prefix_reuse
         self._prefix_reuse.checked(running, event)
+
+    def _piece(self, begun: Running) -> RunPrefill:
+        """What of the job runs next."""
+        self._stop = self._ordering.piece_stop(begun.job, begun.start)
+        shape = self.ledger.specs[begun.job.model].manifest.kv
+        blocks = first_blocks(begun.device, shape.blocks_for(self._stop))
+        return RunPrefill(begun.job, blocks, begun.start, self._stop)
 
     def _goes_on(self, running: Running) -> Running | None:
         """The job, once it is known what it goes on from."""
@@ -248,7 +300,6 @@ class PrefillCore:
 
     def _forfeit(self, running: Running) -> None:
         """Frees what was reserved for it."""
-        self._queue.running = None
         shape = self.ledger.specs[running.job.model].manifest.kv
         self.ledger.device.free(shape, running.device)
         self.ledger.host.free(shape, running.host)
@@ -308,11 +359,17 @@ class PrefillCore:
     def _stepped(self, event: Stepped) -> None:
         running, self._queue.running = self._queue.running, None
         assert running is not None
-        job, ((token,),) = running.job, event.steps
+        job = running.job
+        self.counters.prompt_tokens += self._stop - running.start
+        self._ordering.ran(job, event.duration_ns, running.start, self._stop)
+        running.start, running.prefill_ns = self._stop, running.prefill_ns + event.duration_ns
+        if self._stop < job.prefill_tokens:
+            assert self._queue.paused is None
+            self._queue.paused = running
+            return
+        ((token,),) = event.steps
         shape = self.ledger.specs[job.model].manifest.kv
         self.counters.prefills += 1
-        self.counters.prompt_tokens += job.prefill_tokens - running.start
-        self._ordering.ran(job, event.duration_ns, running.start)
         self._effects.append(Untrack(job.request))
         finish = job.finish(len(job.sent), token.id)
         self.ledger.device.commit(shape, running.device)
@@ -324,10 +381,10 @@ class PrefillCore:
                 self._effects.send(Tokens(job.request, job.attempt, len(job.sent), (token,), finish))
             return
         self._report_prompt(job, event)
-        self._hand_over(running, shape, token, event.duration_ns)
+        self._hand_over(running, shape, token)
 
     def _step_failed(self, event: StepFailed) -> None:
-        running = self._queue.running
+        running, self._queue.running = self._queue.running, None
         assert running is not None
         self._effects.append(Untrack(running.job.request))
         self._forfeit(running)
@@ -347,7 +404,7 @@ class PrefillCore:
         if event.prompt:
             self._effects.send(PromptLogprobs(job.request, job.attempt, event.prompt))
 
-    def _hand_over(self, running: Running, shape: KvShape, token: Token, duration_ns: int) -> None:
+    def _hand_over(self, running: Running, shape: KvShape, token: Token) -> None:
         job = running.job
         ready = self.ledger.copy_out(shape, running.device, running.host)
         self.ledger.device.free_after(shape, running.device, ready)
@@ -357,7 +414,7 @@ class PrefillCore:
             self._prefix_reuse.leaves(job, running.device, ready)
         self._handed[(job.request, job.attempt)] = _Handed(shape, running.host, ready)
         kv = KvHandle(self.instance, running.host, job.prefill_tokens, ready, self.machine)
-        self._effects.send(Prefilled(job.request, job.attempt, token, kv, duration_ns))
+        self._effects.send(Prefilled(job.request, job.attempt, token, kv, running.prefill_ns))
 
     def _drop_models(self) -> None:
         for model in self._models.drop_unused(self._in_use()):
@@ -366,8 +423,7 @@ class PrefillCore:
 
     def _in_use(self) -> set[ModelId]:
         """Models that a job here is of."""
-        running = self._queue.running
-        return {*self._queue.needed(), *([running.job.model] if running else ())}
+        return {*self._queue.needed(), *[running.job.model for running in self._queue.begun()]}
 
     def _return_slabs(self) -> None:
         surplus = self.ledger.surplus_slabs(keep=0 if self._requested_slabs else 1)

@@ -136,8 +136,7 @@ class Eviction:
     def _expendable(self, needed: ModelId | None) -> list[ModelId]:
         """Resident models, those needed last first: unqueued ones before queued ones."""
         order = {model: position for position, model in enumerate(self._queue.needed())}
-        running = self._queue.running
-        keep = {needed, running.job.model} if running else {needed}
+        keep = {needed, *[running.job.model for running in self._queue.begun()]}
         candidates = [model for model in self._ledger.weights.resident() if model not in keep]
         return sorted(candidates, key=lambda model: (-order.get(model, len(order)), model))
 

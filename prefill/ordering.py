@@ -10,7 +10,7 @@ from aegis.core.model import ModelSpec
 from aegis.core.request import Job
 from aegis.core.views import PrefillJob, PrefillOrder, WaitingJobs
 from memory.ledger import Ledger
-from prefill.queue import Queue
+from prefill.queue import Queue, Running
 from prefill.reasons import why_group, why_ordered
 
 
@@ -47,7 +47,39 @@ class Ordering:
         waiting, order, made_ns = self._made
         return why_ordered(self._policy, waiting, order, made_ns), made_ns
 
-    # --- what it learns -----------------------------------------------------------------------------------------------
+    # --- pieces -----------------------------------------------------------------------------------------------------
+
+    def piece_stop(self, job: Job, start: int) -> int:
+        """Where the next piece of the job ends: it takes no longer than its model's gap target, for who arrives
+        meanwhile waits for its end."""
+        stop, spec = job.prefill_tokens, self._ledger.specs[job.model]
+        if self._policy is None or job.sampling.prompt_logprobs is not None:
+            return stop
+        size = spec.manifest.kv.block_tokens
+        return self._latency[job.model].prefill_stop(start, stop, spec.slo.gap_ns, multiple=size, least_tokens=size)
+
+    def rank_ns(self, job: Job) -> int:
+        """Its place where jobs overtake others: when it came, and how long it takes. None that comes so much later
+        overtakes it, so that none starves."""
+        if self._policy is None:
+            return 0
+        return self._ranked_ns(job) + self._latency[job.model].prefill_ns(job.prefill_tokens, job.kept_tokens)
+
+    def overtakes(self, paused: Running) -> Job | None:
+        """The job that comes before the next piece of another one: it has the least rank of those that fit in a piece
+        themselves and whose models are there."""
+        best = None
+        for group in self._queue.groups:
+            if not self._ledger.weights.is_resident(group.model):
+                continue
+            for job in group.jobs:
+                rank_ns = self.rank_ns(job)
+                fits = self.piece_stop(job, job.kept_tokens) == job.prefill_tokens
+                if fits and rank_ns < paused.rank_ns and (best is None or rank_ns < best[0]):
+                    best = rank_ns, job
+        return best[1] if best else None
+
+    # --- what it learns ---------------------------------------------------------------------------------------------
 
     def add(self, spec: ModelSpec) -> None:
         if self._policy:
@@ -65,9 +97,10 @@ class Ordering:
         if all([ranked_ns <= self._ranked_ns(other) for group in self._queue.groups for other in group.jobs]):
             self._relieved_ns = now_ns
 
-    def ran(self, job: Job, duration_ns: int, start: int = 0) -> None:
+    def ran(self, job: Job, duration_ns: int, start: int, stop: int) -> None:
+        """Positions `[start, stop)` of it."""
         if self._policy:
-            self._latency[job.model].saw_prefill(job.prefill_tokens, duration_ns, start)
+            self._latency[job.model].saw_prefill(stop, duration_ns, start)
 
     def switched(self, done: SwitchDone) -> None:
         """A load beside a prefill is not measured, because its end is noticed only after the prefill."""

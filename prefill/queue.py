@@ -33,21 +33,25 @@ class Running:
     device: Blocks
     host: Blocks  # empty when the first token is sure to be the last
     cancelled: bool = False
-    start: int = 0  # positions before it need not be prefilled
+    start: int = 0  # positions before it need not be prefilled, or have been
+    rank_ns: int = 0  # arrival, shifted by priority, and length: a job in pieces is overtaken by those with less
+    prefill_ns: int = 0  # the time of its pieces
     arrival: EventHandle | None = None  # of that, until it is there
     checked: bool = False  # whether it was still kept: the run can begin
 
 
 class Queue:
     """A group stays in front until its last job has run: a request that joins it meanwhile still finds it there.
-    `changed`: a job has come or gone since it was last set to False."""
+    `changed`: a job has come or gone since it was last set to False. `paused` is a job of which pieces have run, while
+    another one overtakes it."""
 
-    __slots__ = ("changed", "groups", "running")
+    __slots__ = ("changed", "groups", "paused", "running")
 
     def __init__(self) -> None:
         self.changed = False
         self.groups: deque[Group] = deque()
         self.running: Running | None = None
+        self.paused: Running | None = None
 
     def submit(self, event: Submit) -> None:
         self.changed = True
@@ -61,10 +65,10 @@ class Queue:
 
     def cancel(self, request: RequestId, attempt: int) -> None:
         """A running job ends with its step."""
-        running = self.running
-        if running and (running.job.request, running.job.attempt) == (request, attempt):
-            running.cancelled = True
-            return
+        for running in self.begun():
+            if (running.job.request, running.job.attempt) == (request, attempt):
+                running.cancelled = True
+                return
         for group in self.groups:
             for job in group.jobs:
                 if (job.request, job.attempt) == (request, attempt):
@@ -74,10 +78,21 @@ class Queue:
 
     def drop(self, proxy: ProxyId) -> None:
         """Cancels all requests of a proxy."""
-        jobs = [job for group in self.groups for job in group.jobs] + ([self.running.job] if self.running else [])
+        jobs = [job for group in self.groups for job in group.jobs] + [running.job for running in self.begun()]
         for job in jobs:
             if proxy_of(job.request) == proxy:
                 self.cancel(job.request, job.attempt)
+
+    def begun(self) -> list[Running]:
+        """Jobs of which something may have run."""
+        return [running for running in (self.running, self.paused) if running]
+
+    def take(self, job: Job) -> None:
+        """The job, which waits, begins."""
+        for group in self.groups:
+            if job in group.jobs:
+                group.jobs.remove(job)
+                return
 
     def reorder(self, jobs: list[Job]) -> None:
         """These are all the waiting jobs, in their new order."""

@@ -44,7 +44,8 @@ def launch(
         ),
     ] = None,
     slo: Annotated[
-        str | None, typer.Option(metavar="SLO", help="When tokens are due, in seconds. [default: ttft=10,tbt=0.1]")
+        str | None,
+        typer.Option(metavar="SLO", help="When tokens are due, in seconds. [default: ttft=10,tbt=0.1,gap=0.5]"),
     ] = None,
     models: Annotated[
         list[str] | None,

@@ -56,7 +56,9 @@ def add_model(
 
 def set_model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Its name, as `aegis models list` shows it.")],
-    slo: Annotated[str | None, typer.Option(metavar="TARGETS", help="When tokens are due: ttft=10,tbt=0.1")] = None,
+    slo: Annotated[
+        str | None, typer.Option(metavar="TARGETS", help="When tokens are due: ttft=10,tbt=0.1,gap=0.5")
+    ] = None,
     priority: Annotated[int | None, typer.Option(metavar="N", help="-8 to 8; the lower, the earlier.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(metavar="N", help="0: no limit.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(metavar="N", help="0: no limit.")] = None,

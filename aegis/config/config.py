@@ -40,10 +40,12 @@ from aegis.core.role import Roles
 
 
 class SloTargets(Section):
-    """Deadlines: token i of a request is due `ttft_ms + i * tbt_ms` after its arrival."""
+    """Deadlines: token i of a request is due `ttft_ms + i * tbt_ms` after its arrival. Prompts are run in pieces, so
+    that a stream beside them pauses no longer than `gap_ms`."""
 
     ttft_ms: Deadline = Field(default=10_000.0, description="Time to the first token, milliseconds")
     tbt_ms: Deadline = Field(default=100.0, description="Time between two tokens, milliseconds")
+    gap_ms: Deadline = Field(default=500.0, description="Longest pause of a stream that runs, milliseconds")
 
 
 class ModelSlo(Section):
@@ -51,6 +53,7 @@ class ModelSlo(Section):
 
     ttft_ms: Deadline | None = Field(default=None, description="Time to the first token, milliseconds")
     tbt_ms: Deadline | None = Field(default=None, description="Time between two tokens, milliseconds")
+    gap_ms: Deadline | None = Field(default=None, description="Longest pause of a stream that runs, milliseconds")
 
 
 class RateLimits(Section):

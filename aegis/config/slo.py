@@ -1,4 +1,4 @@
-"""`--slo ttft=10,tbt=0.1`: when tokens are due, in seconds."""
+"""`--slo ttft=10,tbt=0.1,gap=0.5`: when tokens are due, and how long a stream may pause, in seconds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, Slo
 
-_NAMES = ("ttft", "tbt")
+_NAMES = ("ttft", "tbt", "gap")
 
 
 def parse_slo(text: str) -> Slo:
@@ -15,8 +15,7 @@ def parse_slo(text: str) -> Slo:
 
 
 def limits_ns(text: str, origin: str = "--slo") -> dict[str, int]:
-    """The deadlines of `ttft` and `tbt` that the text names. Raises UserError, which names `origin` as the place of the
-    mistake."""
+    """What is named of `ttft`, `tbt` and `gap`. Raises UserError, which says that `origin` is to be mended."""
     given_ns: dict[str, int] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")

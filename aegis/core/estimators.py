@@ -10,6 +10,7 @@ estimates are told when they moved.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -187,6 +188,15 @@ class Latency:
         """The same for `jobs` one after the other: of `tokens` in all, their squares adding up to `squares`."""
         a, b, c = self._prefill.coefficients
         return max(round(a * self._linear * tokens + b * self._quadratic * squares + c * jobs), _FLOOR_NS * jobs)
+
+    def prefill_stop(self, start: int, stop: int, within_ns: int, *, multiple: int, least_tokens: int) -> int:
+        """Where a piece of positions `[start, stop)` ends that takes no longer than `within_ns`: at `stop` if there is
+        time for all of it, else at a multiple of so many positions, but not before `start + least_tokens`."""
+        if self.prefill_ns(stop, start) <= within_ns:
+            return stop
+        cuts = range(-(-(start + least_tokens) // multiple) * multiple, stop, multiple)
+        in_time = bisect_right(cuts, within_ns, key=lambda cut: self.prefill_ns(cut, start))
+        return cuts[max(in_time - 1, 0)] if cuts else stop
 
     def decode_ns(self, context_tokens: int, rows: int = 1) -> int:
         """Eq. 6 and a term per row: one step of a batch over `context_tokens` cached tokens in all."""

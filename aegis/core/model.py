@@ -81,10 +81,12 @@ a message."""
 
 
 class Slo(Struct, frozen=True):
-    """Token i is due at `arrival + ttft + i * tbt` (Aegaeon §2.1). Neither is 0."""
+    """Token i is due at `arrival + ttft + i * tbt` (Aegaeon §2.1). `gap_ns` is the longest pause of a stream that runs:
+    other prompts are cut into pieces for it. None of them is 0."""
 
     ttft_ns: int = 10_000_000_000
     tbt_ns: int = 100_000_000
+    gap_ns: int = 500_000_000
 
     def due_ns(self, arrival_ns: int, index: int) -> int:
         return arrival_ns + self.ttft_ns + index * self.tbt_ns
@@ -95,6 +97,7 @@ class ModelChange(Struct, frozen=True):
 
     ttft_ns: int | None = None
     tbt_ns: int | None = None
+    gap_ns: int | None = None
     priority: int | None = None
     limits: Limits | None = None
     pinned: bool | None = None

@@ -252,17 +252,23 @@ class BatchView(Struct, frozen=True):
     resident: bool = False  # the model's weights are on the device, or on their way
     turn_ns: int | None = None  # for how long it has had the turn, from the first step; None: it has it not
     relaxed_by_ns: int | None = None  # when it has to begin, late deadlines counting later; where rules say by how much
+    gap_ns: int = 0
+    stream_ns: int | None = None  # when the stream that can go on at once and has waited the longest had its last token
+    prompt_ns: int = 0  # estimated time of the prefill that is next here, as far as it is still to be done
+    prompt_rank_ns: int | None = None  # and its place among all prompts: arrival, shifted by priority, and its length
 
 
 class Turn(Struct, frozen=True):
     """`quota_ns` None: until the batch is empty, or has nothing left to do that the turn is for. Until `free_until_ns`
-    no batch needs a decode step: a prefill that would end later is cut into chunks, between which there is one."""
+    no batch needs a decode step: a prefill that would end later is cut into chunks, between which there is one. A turn
+    that is a `pause` of another one is over after one run. A new plan is made then, and the other turn goes on."""
 
     batch: int
     quota_ns: int | None
     free_until_ns: int | None = None
     prefills: bool = True
     decodes: bool = True
+    pause: bool = False
 
 
 class Renewal(StrEnum):

@@ -106,6 +106,7 @@ class ConfigWatch:
         change = ModelChange(
             ttft_ns=after.slo.ttft_ns if after.slo != before.slo else None,
             tbt_ns=after.slo.tbt_ns if after.slo != before.slo else None,
+            gap_ns=after.slo.gap_ns if after.slo != before.slo else None,
             priority=after.priority if after.priority != before.priority else None,
             limits=after.limits if after.limits != before.limits else None,
             pinned=after.pin if after.pin != before.pin else None,

@@ -33,7 +33,8 @@ def sources_of(config: Config, *, demo: bool) -> list[Source]:
 def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
     ttft_ms = entry.slo.ttft_ms or config.slo.ttft_ms
     tbt_ms = entry.slo.tbt_ms or config.slo.tbt_ms
-    slo = Slo(round(ttft_ms * NS_PER_MS), round(tbt_ms * NS_PER_MS))
+    gap_ms = entry.slo.gap_ms or config.slo.gap_ms
+    slo = Slo(round(ttft_ms * NS_PER_MS), round(tbt_ms * NS_PER_MS), round(gap_ms * NS_PER_MS))
     path = str(Path(entry.path).expanduser().resolve()) if entry.path else None
     limits = limits_of(entry.limits)
     return Source(model, path, entry.hub, slo, entry.dtype, entry.pin, entry.engine, entry.priority, limits)

@@ -231,4 +231,5 @@ def log_settings(config: Config) -> LogSettings:
 
 
 def slo_of(config: Config) -> Slo:
-    return Slo(round(config.slo.ttft_ms * NS_PER_MS), round(config.slo.tbt_ms * NS_PER_MS))
+    slo = config.slo
+    return Slo(round(slo.ttft_ms * NS_PER_MS), round(slo.tbt_ms * NS_PER_MS), round(slo.gap_ms * NS_PER_MS))

@@ -82,6 +82,7 @@ class Source(Struct, frozen=True):
 class _SloEntry(Struct, frozen=True, forbid_unknown_fields=True):
     ttft_ms: float | None = None
     tbt_ms: float | None = None
+    gap_ms: float | None = None
 
 
 class _ModelEntry(Struct, frozen=True, forbid_unknown_fields=True):
@@ -194,13 +195,14 @@ def _from_entry(path: Path, name: object, entry: object, default_slo: Slo) -> So
 
 
 def _slo(where: str, entry: _SloEntry, default: Slo) -> Slo:
-    for key, value in (("ttft_ms", entry.ttft_ms), ("tbt_ms", entry.tbt_ms)):
+    for key, value in (("ttft_ms", entry.ttft_ms), ("tbt_ms", entry.tbt_ms), ("gap_ms", entry.gap_ms)):
         if value is not None and not SLO_NS_MIN <= value * NS_PER_MS <= SLO_NS_MAX:
             limits = f"{SLO_NS_MIN / NS_PER_MS} to {SLO_NS_MAX // NS_PER_MS}"
             raise UserError(f"{where}.slo.{key}: expected {limits} milliseconds, got {value}", param="models")
     return Slo(
         ttft_ns=default.ttft_ns if entry.ttft_ms is None else round(entry.ttft_ms * NS_PER_MS),
         tbt_ns=default.tbt_ns if entry.tbt_ms is None else round(entry.tbt_ms * NS_PER_MS),
+        gap_ns=default.gap_ns if entry.gap_ms is None else round(entry.gap_ms * NS_PER_MS),
     )
 
 

@@ -241,7 +241,7 @@ class Catalogue:
         if change.limits is not None:
             model.limits = change.limits
         now = model.spec.slo
-        slo = Slo(change.ttft_ns or now.ttft_ns, change.tbt_ns or now.tbt_ns)
+        slo = Slo(change.ttft_ns or now.ttft_ns, change.tbt_ns or now.tbt_ns, change.gap_ns or now.gap_ns)
         if slo != now:
             model.spec = replace(model.spec, slo=slo)
             self._wire.broadcast(SetSlo(model.spec.model, slo))

@@ -114,6 +114,7 @@ def _own_slo(own: ModelSlo, market: Slo) -> Slo:
     return Slo(
         ttft_ns=market.ttft_ns if own.ttft_ms is None else round(own.ttft_ms * 1e6),
         tbt_ns=market.tbt_ns if own.tbt_ms is None else round(own.tbt_ms * 1e6),
+        gap_ns=market.gap_ns if own.gap_ms is None else round(own.gap_ms * 1e6),
     )
 
 

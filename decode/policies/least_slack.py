@@ -14,7 +14,7 @@ from aegis.core.wording import duration, when
 from decode.reasons import cost_ns, wants
 from decode.slack import begin_by_ns
 
-_RULES = TurnRules(renewal=Renewal.ARRIVAL, later_ttfts=4.0)
+_RULES = TurnRules(renewal=Renewal.ARRIVAL, later_ttfts=4.0, chunk_tokens=16)
 _PPM = 1_000_000
 _IN_ORDER_OF_MAKING = attrgetter("batch")
 
@@ -44,7 +44,15 @@ class LeastSlack:
     turn lasts for a quantum, the prefills it was planned with and one run. So a request that waits, other than for
     memory, waits for no more turns than others have tokens due before its own may count, prefills and batches.
 
-    If `rules` say how short chunks may be, a prefill is cut for the earliest next token among the loaded batches.
+    Pieces. If the prefills of a turn take longer than half a gap target, they are cut into pieces, so that streams
+    whose models are there go on beside them: each has a step, in a pause of the turn, before its last token is half its
+    gap target ago, and before a token is late that can still be saved. Half, since estimates err and a piece is not all
+    that takes time. A piece takes at least two steps of its model, or most of the time would go into reading weights,
+    and at most a gap target, since a request that arrives during it waits for its end. All such steps take no more than
+    `stream_share` of the time: if they would, each stream has one as often as that allows.
+
+    A prompt that fits in a piece need not wait for one that does not: it comes before it, in a pause of its turn, if
+    its rank is lower. Rank is arrival plus length, so a prompt that takes d is overtaken by none that comes d later.
     """
 
     migrate_share: float = 1.0
@@ -52,6 +60,7 @@ class LeastSlack:
     calm_share: float = 0.6
     calm_switches: float = 4.0
     calm_quantum_ns: int = 30_000_000  # the least of these
+    stream_share: float = 0.5
     rules: TurnRules = _RULES
 
     def place(self, work: Work, lists: DecodeView) -> InstanceId:
@@ -71,8 +80,9 @@ class LeastSlack:
         if running and running.turn_ns is not None and running.turn_ns < quantum_ns:
             order.remove(running)
             order.insert(0, running)
-        free_until_ns = _free_until_ns(batches) if self.rules.chunk_tokens is not None else None
-        return [Turn(b.batch, quantum_ns + b.prefill_ns, free_until_ns) for b in order]
+        if self.rules.chunk_tokens is None:
+            return [Turn(b.batch, quantum_ns + b.prefill_ns) for b in order]
+        return self._with_pauses(order, quantum_ns, now_ns)
 
     def why_turn(self, plan: Plan, at: int) -> Why:
         chosen, second, now_ns = plan.batch(at), plan.batch(at + 1), plan.made_ns
@@ -112,6 +122,29 @@ class LeastSlack:
             return Why(f"home of its model; {best.instance} is {freer}, not more than {limit}", lost=best.instance)
         return Why(f"{freer} than its model's home {home}, more than {limit}", lost=home)
 
+    def _with_pauses(self, order: list[BatchView], quantum_ns: int, now_ns: int) -> list[Turn]:
+        """The turns in this order. The first one pauses for streams and for a short prompt, if its own prompts would
+        make them wait for longer than half a gap."""
+        front = order[0]
+        streams = [b for b in order if b.stream_ns is not None and b.resident]
+        aim_ns = min([batch.gap_ns // 2 for batch in (front, *streams)])
+        if front.prompt_rank_ns is None or front.prefill_ns <= aim_ns:
+            return [Turn(b.batch, quantum_ns + b.prefill_ns) for b in order]
+        least_ns = round(sum([batch.step_ns for batch in streams]) / self.stream_share)
+        saves = _spoken_for(streams) <= self.stream_share
+        free_until_ns, pauses = now_ns + front.gap_ns, list[Turn]()
+        for batch in streams:
+            by_ns = _stream_by_ns(batch, least_ns=least_ns, saves=saves)
+            if batch is not front and by_ns <= now_ns + front.step_ns:
+                pauses.append(Turn(batch.batch, 1, prefills=False, pause=True))
+            elif by_ns < free_until_ns:
+                free_until_ns = by_ns
+        short = _overtaking(order)
+        if short is not None:
+            pauses.append(Turn(short.batch, 1, decodes=False, pause=True))
+        free_until_ns = max(free_until_ns, now_ns + 2 * front.step_ns)
+        return pauses + [Turn(b.batch, quantum_ns + b.prefill_ns, free_until_ns) for b in order]
+
     def _quantum_ns(self, batches: Sequence[BatchView], spoken_for: float) -> int:
         changes_ns = [ns if (ns := b.switch_ns + b.change_ns) > (step_ns := b.step_ns) else step_ns for b in batches]
         change_ns = sum(changes_ns) / len(batches)
@@ -127,10 +160,31 @@ def _spoken_for(batches: Sequence[BatchView]) -> float:
     return sum([batch.step_ns / batch.tbt_ns for batch in batches])
 
 
-def _free_until_ns(batches: Sequence[BatchView]) -> int | None:
-    """The time until which none of the loaded batches needs a step to keep a token on time that can be saved."""
-    there = [(batch.savable_due_ns, batch.step_ns) for batch in batches if batch.resident]
-    return min([due_ns - step_ns for due_ns, step_ns in there if due_ns is not None], default=None)
+def _stream_by_ns(batch: BatchView, *, least_ns: int, saves: bool) -> int:
+    """When its next step has to begin so that no stream stands still for long, though not oftener than every
+    `least_ns`, and where it `saves` them so that no token is late that can still be saved."""
+    assert batch.stream_ns is not None
+    by_ns = batch.stream_ns + max(batch.gap_ns // 2, least_ns)
+    if saves and batch.savable_due_ns is not None and batch.savable_due_ns < by_ns:
+        by_ns = batch.savable_due_ns
+    by_ns -= batch.step_ns
+    return by_ns if batch.active else by_ns - batch.change_ns
+
+
+def _overtaking(order: Sequence[BatchView]) -> BatchView | None:
+    """The batch whose prompt is short enough to come before the first one's."""
+    front = order[0]
+    piece_ns = front.gap_ns // 2
+    if front.prompt_rank_ns is None or front.prompt_ns <= piece_ns:
+        return None
+    short = None
+    for batch in order[1:]:
+        rank_ns = batch.prompt_rank_ns
+        if rank_ns is None or not batch.resident or batch.prompt_ns > piece_ns or rank_ns >= front.prompt_rank_ns:
+            continue
+        if short is None or short.prompt_rank_ns is None or rank_ns < short.prompt_rank_ns:
+            short = batch
+    return short
 
 
 def _relaxed_by_ns(batch: BatchView) -> int:

@@ -39,7 +39,8 @@ class Scenario:
     idle_ns: int | None = None
     policy: str = "aegaeon"
     roles: Roles | None = None  # as the policy is made for
-    chunk_tokens: int | None = None  # of prefills that least slack cuts
+    chunk_tokens: int | None = None  # the shortest piece of prefills that least slack cuts; None: its own
+    whole: bool = False  # it cuts none
     reuses: bool = False  # all prompts are alike, as far as they go
 
     @property
@@ -50,7 +51,7 @@ class Scenario:
     def pool(self) -> Pool:
         specs = tuple(self._spec(index) for index in range(self.models))
         chosen = recipe(self.policy)
-        if self.chunk_tokens is not None:
+        if self.chunk_tokens is not None or self.whole:
             rules = TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=self.chunk_tokens)
             chosen = replace(chosen, policy=lambda site: LeastSlack(rules=rules))
         return Pool(

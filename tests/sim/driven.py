@@ -156,9 +156,10 @@ def make_job(
     attempt: int = 1,
     sent: tuple[int, ...] = (),
     priority: int = 0,
+    arrival_ns: int = 0,
 ) -> Job:
     sampling = Sampling(max_tokens=max_tokens, stop_token_ids=(7,))
-    return Job(RequestId(request), attempt, spec.model, tuple(range(prompt)), sampling, 0, sent, priority)
+    return Job(RequestId(request), attempt, spec.model, tuple(range(prompt)), sampling, arrival_ns, sent, priority)
 
 
 def adopt(job: Job, spec: ModelSpec, *, first_block: int = 0, owner: InstanceId = PEER) -> Adopt:

@@ -11,7 +11,9 @@ On instances that decode, as `decode.policies.least_slack` states it:
      are turns in which prefills took a whole quantum, and those without the token's KV: who is there is in every run,
      but KV is brought in as there is room and in the order of the batch, and no turn is put off until it has come;
 (W4) so it waits for steps and prefills of no more turns than there are such tokens, and prefills and batches besides,
-     each of a quantum, its prefills and a run.
+     each of a quantum, its prefills and a run;
+(W6) besides, turns pause: for a step of streams, and only while such steps take no more than the policy's share of the
+     time, or for a prompt of a lower rank that fits in a piece. A pause is one run.
 
 On instances that prefill, as `prefill.policies.least_slack` states it:
 
@@ -34,6 +36,7 @@ from aegis.core.messages import TakeBack
 from aegis.core.request import Job
 from aegis.core.views import BatchView, PrefillOrder, RoundPolicy, Turn, TurnRules
 from decode.core import DecodeCore
+from decode.policies.least_slack import LeastSlack
 from decode.sequences import Sequence as Decoding
 from decode.sequences import Where
 from decode.worklist import Batch, RunningTurn
@@ -42,6 +45,7 @@ from prefill.core import PrefillCore
 
 RUN_NS = 5 * NS_PER_MS  # of a fake engine: no step and no prefill lasts longer
 LOAD_NS = 3 * NS_PER_MS  # nor does a load
+_NEVER_NS = 1 << 62
 MISJUDGED_NS = 20 * NS_PER_MS  # estimates of steps, prefills and loads that change between a plan and its turns
 
 Token = tuple[RequestId, int]
@@ -62,17 +66,38 @@ class Watched:
 
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         self.note()
-        turns, views = self.policy.plan(batches, now_ns), {batch.batch: batch for batch in batches}
+        plan, views = self.policy.plan(batches, now_ns), {batch.batch: batch for batch in batches}
+        turns = [turn for turn in plan if not turn.pause]
+        self._check_pauses([turn for turn in plan if turn.pause], views, views[turns[0].batch], now_ns)
         by_ns = [_begin_by_ns(views[turn.batch]) for turn in turns]
         latest_ns = [ns + self.later_ttfts * views[turn.batch].ttft_ns for ns, turn in zip(by_ns, turns, strict=True)]
         first = views[turns[0].batch]
-        assert turns[0].quota_ns is not None
-        self.quantum_ns = turns[0].quota_ns - first.prefill_ns
+        quotas = [(turn.quota_ns, views[turn.batch].prefill_ns) for turn in turns]
+        self.quantum_ns = max(quota_ns - prefill_ns for quota_ns, prefill_ns in quotas if quota_ns is not None)
         keeps = first.turn_ns is not None and first.turn_ns < self.quantum_ns
         for at in range(int(keeps), len(turns)):
             if by_ns[at] > min(latest_ns[at:]):
                 raise LawBroken(f"W1: {turns[at]} comes before a batch that has to begin earlier")
-        return turns
+        return plan
+
+    def _check_pauses(self, pauses: list[Turn], views: dict[int, BatchView], front: BatchView, now_ns: int) -> None:
+        for turn in pauses:
+            batch = views[turn.batch]
+            if turn.decodes:
+                assert isinstance(self.policy, LeastSlack) and batch.stream_ns is not None
+                streams = [view for view in views.values() if view.stream_ns is not None and view.resident]
+                half = self.policy.stream_share
+                period_ns = max(batch.gap_ns // 2, round(sum([view.step_ns for view in streams]) / half))
+                saves = sum(view.step_ns / view.tbt_ns for view in streams) <= half
+                due_ns = batch.savable_due_ns if saves and batch.savable_due_ns is not None else _NEVER_NS
+                by_ns = min(batch.stream_ns + period_ns, due_ns) - batch.step_ns - batch.change_ns
+                allowed = by_ns <= now_ns + front.step_ns
+            else:
+                rank_ns, of_first_ns = batch.prompt_rank_ns, front.prompt_rank_ns
+                allowed = rank_ns is not None and of_first_ns is not None and rank_ns < of_first_ns
+                allowed = allowed and batch.prompt_ns <= front.gap_ns // 2
+            if not allowed or not batch.resident:
+                raise LawBroken(f"W6: {turn} pauses the turn of {front}")
 
 
 def _begin_by_ns(batch: BatchView) -> int:
@@ -165,7 +190,8 @@ class WatchedDecodeCore(DecodeCore):
                 for wait in self._waits.values():
                     wait.tokens.discard(given.pressing.token)
             self._given = _Given(turn, self._planned[turn.batch.batch], self._watched.quantum_ns)
-            self._count(self._given)
+            if not turn.pause:
+                self._count(self._given)
         self._waits = {request: wait for request, wait in self._waits.items() if request in self._by_request}
 
     def _check_rows(self, run: RunDecode) -> None:
@@ -221,7 +247,7 @@ class WatchedDecodeCore(DecodeCore):
         assert given is not None and given.turn.quota_ns is not None
         given.prefilled_ns += duration_ns if self._prefill else 0
         own = {sequence.job.request for sequence in given.turn.batch.sequences}
-        for request, wait in self._waits.items():
+        for request, wait in self._waits.items() if not given.turn.pause else ():
             if request not in own and wait.turns:
                 wait.turn_ns = max(wait.turn_ns, given.turn.quota_ns)
                 wait.worked_ns += duration_ns

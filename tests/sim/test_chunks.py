@@ -15,7 +15,7 @@ from aegis.sim.step_costs import StepCosts
 from aegis.telemetry.spans import Span, SpanKind
 from tests.parity.scenarios import Scenario
 
-SLO = Slo(ttft_ns=100 * NS_PER_MS, tbt_ns=20 * NS_PER_MS)
+SLO = Slo(ttft_ns=100 * NS_PER_MS, tbt_ns=20 * NS_PER_MS, gap_ns=40 * NS_PER_MS)
 COSTS = StepCosts.of_ms(decode=(6.0, 0.0, 0.1), prefill=(1.0, 100.0, 2.0))
 LESSONS = (20, 800, 200, 3000, 100, 1500) * 4  # from which the instance learns what prefills take
 PROMPTS = (2500, 1500, 3000)
@@ -25,7 +25,9 @@ TOKENS = 200
 
 def play(chunk_tokens: int | None) -> Outcome:
     """An answer, and long prompts while it is written."""
-    pool = Scenario(policy="least-slack", chunk_tokens=chunk_tokens, models=1, pages=160).pool()
+    pool = Scenario(
+        policy="least-slack", chunk_tokens=chunk_tokens, whole=chunk_tokens is None, models=1, pages=160
+    ).pool()
     (spec,) = (with_fields(spec, slo=SLO) for spec in pool.specs)
     pool = replace(
         pool,

@@ -38,6 +38,7 @@ class LoadBody(Fields):
 class SloFields(Fields):
     ttft_ms = Number(None, low=SLO_NS_MIN / NS_PER_MS, high=SLO_NS_MAX / NS_PER_MS)
     tbt_ms = Number(None, low=SLO_NS_MIN / NS_PER_MS, high=SLO_NS_MAX / NS_PER_MS)
+    gap_ms = Number(None, low=SLO_NS_MIN / NS_PER_MS, high=SLO_NS_MAX / NS_PER_MS)
 
 
 class LimitsFields(Fields):
@@ -116,6 +117,7 @@ async def update_model(request: Request) -> Response:
     change = ModelChange(
         ttft_ns=_deadline_ns(slo.ttft_ms),
         tbt_ns=_deadline_ns(slo.tbt_ms),
+        gap_ns=_deadline_ns(slo.gap_ms),
         priority=body.priority,
         limits=_read_limits(limits) if limits is not None else None,
         pinned=body.pin,

@@ -8,6 +8,7 @@ from msgspec import Struct
 from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
 from aegis.core.limits import Limits
+from aegis.core.model import Slo
 from proxy.http.errors import nearest, shown
 from proxy.http.market import Market, Served
 from proxy.http.openapi import operation
@@ -21,6 +22,7 @@ router = APIRouter()
 class SloCard(Struct, frozen=True):
     ttft_ms: float
     tbt_ms: float
+    gap_ms: float
 
 
 class ModelCard(Struct, frozen=True):
@@ -71,10 +73,14 @@ def card_of(served: Served) -> ModelCard:
         weights=served.weights,
         pinned=served.pinned,
         priority=served.priority,
-        slo=SloCard(served.spec.slo.ttft_ns / NS_PER_MS, served.spec.slo.tbt_ns / NS_PER_MS),
+        slo=_slo_card(served.spec.slo),
         limits=served.limits,
         detail=served.detail or None,
     )
+
+
+def _slo_card(slo: Slo) -> SloCard:
+    return SloCard(slo.ttft_ns / NS_PER_MS, slo.tbt_ns / NS_PER_MS, slo.gap_ns / NS_PER_MS)
 
 
 def coming_cards(market: Market) -> list[ComingCard]:

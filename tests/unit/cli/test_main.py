@@ -93,6 +93,10 @@ def test_a_group_alone_prints_its_help(aegis: Any, group: tuple[str, ...]) -> No
     assert run.out == aegis(*group, "--help").out
 
 
+def spelled_slo(slo: SloTargets) -> str:
+    return f"ttft={slo.ttft_ms / 1000:g},tbt={slo.tbt_ms / 1000:g},gap={slo.gap_ms / 1000:g}"
+
+
 def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defaults() -> None:
     fields = dict(leaves()) | {OPTIONS["slo"]: Config.model_fields["slo"]}
     told = {parameter.name: parameter.help or "" for parameter in dict(commands())[("launch",)].params}
@@ -104,7 +108,7 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
                 str(value),
                 format_size(value) if isinstance(value, int) else "",
                 "the demo market" * (not value),
-                f"ttft={value.ttft_ms / 1000:g},tbt={value.tbt_ms / 1000:g}" if isinstance(value, SloTargets) else "",
+                spelled_slo(value) if isinstance(value, SloTargets) else "",
             }
             assert match[1] in spelled, option
         else:

@@ -19,18 +19,19 @@ def test_the_demo_market_has_the_deadlines_that_the_server_was_told(
     for source in demo_models(tmp_path):
         Path(source.root).mkdir(parents=True)
         (Path(source.root) / "config.json").write_text("{}")
-    served = sources_of(load({"slo": "ttft=2,tbt=0.05"}, {}), demo=True)
-    assert len(served) == 8 and {source.slo for source in served} == {Slo(2_000_000_000, 50_000_000)}
+    served = sources_of(load({"slo": "ttft=2,tbt=0.05,gap=0.25"}, {}), demo=True)
+    assert len(served) == 8 and {source.slo for source in served} == {Slo(2_000_000_000, 50_000_000, 250_000_000)}
 
 
 def test_models_of_the_file_have_what_it_says_of_them(tmp_path: Path) -> None:
     file = tmp_path / "aegis.yaml"
     file.write_text(
-        "slo: {tbt_ms: 50}\nmodels:\n  a: {path: a, priority: -2, slo: {ttft_ms: 3000}, limits: {concurrent: 3}}\n"
+        "slo: {tbt_ms: 50}\nmodels:\n"
+        "  a: {path: a, priority: -2, slo: {ttft_ms: 3000, gap_ms: 200}, limits: {concurrent: 3}}\n"
     )
     (source,) = sources_of(load({"config": file}, {}), demo=False)
     assert (source.path, source.priority, source.limits) == (str(tmp_path / "a"), -2, Limits(concurrent=3))
-    assert source.slo == Slo(3_000_000_000, 50_000_000)
+    assert source.slo == Slo(3_000_000_000, 50_000_000, 200_000_000)
 
 
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -109,13 +109,75 @@ def test_prefills_are_not_taken_from_the_quantum() -> None:
     assert turn.quota_ns == 2700 * _MS
 
 
-def test_prefills_may_last_until_somebody_there_needs_a_step_to_be_on_time() -> None:
-    cutting = replace(POLICY, rules=TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=512))
-    late, away, first = batch(1, -500), batch(2, 100, savable_ms=100, resident=False), batch(3, first_due_ms=60)
-    batches = [batch(4, -500, savable_ms=300, step_ms=20), late, away, first, batch(5, 400, savable_ms=400)]
-    assert {turn.free_until_ns for turn in cutting.plan(batches, 0)} == {280 * _MS}
-    assert {turn.free_until_ns for turn in cutting.plan([late, away, first], 0)} == {None}
-    assert {turn.free_until_ns for turn in POLICY.plan(batches, 0)} == {None}, "it cuts none"
+def stream(number: int, *, waited_ms: int, savable_ms: int = 60_000, prompt_ms: int = 0) -> BatchView:
+    """One whose streams had a token so long ago, at a gap target of 500 ms; a prompt of that length waits."""
+    view = batch(number, savable_ms, savable_ms=savable_ms, first_due_ms=9_000 if prompt_ms else None)
+    view = struct_replace(view, gap_ns=500 * _MS, stream_ns=-waited_ms * _MS)
+    length_ns = prompt_ms * _MS
+    return struct_replace(view, prefill_ns=length_ns, prompt_ns=length_ns, prompt_rank_ns=length_ns or None)
+
+
+def prompt(number: int, prompt_ms: int, *, at: int = 0, due_ms: int = 9_000, resident: bool = True) -> BatchView:
+    """One of which nobody decodes."""
+    view = batch(number, first_due_ms=due_ms, prefill_ms=prompt_ms, resident=resident)
+    return struct_replace(view, gap_ns=500 * _MS, prompt_ns=prompt_ms * _MS, prompt_rank_ns=(at + prompt_ms) * _MS)
+
+
+def test_a_piece_ends_where_a_stream_that_is_there_needs_a_step() -> None:
+    """Half its gap target after its last token, or in time for a token that can be saved, less the step itself."""
+    long = prompt(1, 5_000, due_ms=1_000)
+    for streams, free_ms in (
+        ([stream(2, waited_ms=10)], 230),
+        ([stream(2, waited_ms=100), stream(3, waited_ms=10)], 140),
+        ([stream(2, waited_ms=10, savable_ms=120)], 110),
+        ([struct_replace(stream(2, waited_ms=100), resident=False)], 500),
+        ([], 500),
+    ):
+        first, *_ = POLICY.plan([long, *streams], 0)
+        assert (first.batch, first.pause, first.free_until_ns) == (1, False, free_ms * _MS)
+    whole = replace(POLICY, rules=TurnRules(renewal=Renewal.ARRIVAL))
+    assert {turn.free_until_ns for turn in whole.plan([long, stream(2, waited_ms=10)], 0)} == {None}, "it cuts none"
+
+
+def test_a_piece_is_worth_two_steps() -> None:
+    first, *_ = POLICY.plan([stream(1, waited_ms=240, prompt_ms=5_000)], 0)
+    assert first.free_until_ns == 20 * _MS
+
+
+def test_a_turn_pauses_for_a_step_of_streams_that_have_waited_for_half_their_gap() -> None:
+    pause, first, *_ = POLICY.plan([prompt(1, 5_000, due_ms=1_000), stream(2, waited_ms=235)], 0)
+    assert (pause.batch, pause.pause, pause.prefills, pause.decodes) == (2, True, False, True)
+    assert (first.batch, first.pause) == (1, False)
+
+
+def test_short_prefills_make_nobody_wait() -> None:
+    """A step to save a token here and there costs the others more than it is worth."""
+    for prompt_ms, pauses in ((250, 0), (251, 1)):
+        turns = POLICY.plan([prompt(1, prompt_ms, due_ms=1_000), stream(2, waited_ms=235)], 0)
+        assert [turn.pause for turn in turns] == [True] * pauses + [False, False]
+
+
+def test_streams_take_half_of_the_time_at_most() -> None:
+    """Fifteen with steps of 10 ms have one each every 300 ms instead of every 250; late tokens are not saved then."""
+    long = prompt(1, 5_000, due_ms=1_000)
+    for waited_ms, pauses in ((280, 15), (270, 0)):
+        many = [stream(number, waited_ms=waited_ms, savable_ms=1) for number in range(2, 17)]
+        turns = POLICY.plan([long, *many], 0)
+        assert [turn.pause for turn in turns] == [True] * pauses + [False] * 16
+        assert pauses or turns[0].free_until_ns == 20 * _MS
+    few = [stream(number, waited_ms=0, savable_ms=1) for number in range(2, 7)]
+    assert [turn.pause for turn in POLICY.plan([long, *few], 0)] == [True] * 5 + [False] * 6
+
+
+def test_a_prompt_that_fits_in_a_piece_comes_before_one_that_does_not() -> None:
+    """Unless it came later than that by its length, or its model is away."""
+    long = prompt(1, 5_000, due_ms=1_000)
+    short, later = prompt(2, 200, at=4_700), prompt(3, 200, at=4_800)
+    pause, first, *_ = POLICY.plan([long, later, short], 0)
+    assert (pause.batch, pause.pause, pause.prefills, pause.decodes) == (2, True, True, False) and first.batch == 1
+    for other in (later, prompt(2, 300), prompt(2, 200, resident=False)):
+        assert not any(turn.pause for turn in POLICY.plan([long, other], 0))
+    assert not any(turn.pause for turn in POLICY.plan([prompt(1, 250, due_ms=1_000), short], 0)), "the first fits too"
 
 
 def test_who_has_time_to_spare_changes_sooner() -> None:

@@ -40,7 +40,7 @@ def test_models_are_listed_with_root_state_and_length() -> None:
             "weights": "cached",
             "pinned": False,
             "priority": 0,
-            "slo": {"ttft_ms": 10_000.0, "tbt_ms": 100.0},
+            "slo": {"ttft_ms": 10_000.0, "tbt_ms": 100.0, "gap_ms": 500.0},
             "limits": {"requests_per_minute": None, "tokens_per_minute": None, "concurrent": None},
             "detail": None,
             "object": "model",
@@ -65,7 +65,11 @@ def test_a_model_is_changed_in_what_is_named_and_nothing_else() -> None:
     def update(**changes: object) -> httpx.Response:
         return post(behind, "/models/update", {"model": "m", **changes})
 
-    assert update(slo={"tbt_ms": 50}, priority=-3).json()["slo"] == {"ttft_ms": 10_000.0, "tbt_ms": 50.0}
+    assert update(slo={"tbt_ms": 50}, priority=-3).json()["slo"] == {
+        "ttft_ms": 10_000.0,
+        "tbt_ms": 50.0,
+        "gap_ms": 500.0,
+    }
     card = update(limits={"concurrent": 4}, pin=True).json()
     assert (card["priority"], card["limits"]["concurrent"], card["pinned"]) == (-3, 4, True)
     assert update(limits={}, pin=False).json()["limits"]["concurrent"] is None
