@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import TypeVar
 
 import httpx
@@ -120,8 +122,8 @@ def launched(
 ) -> Iterator[Server]:
     """`aegis launch` with these options; it may not be ready yet. On leaving it is ended, if it has not ended, and
     must have left nothing behind."""
-    scratch = directory / "tmp"
-    scratch.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    scratch = Path(mkdtemp())  # the path of a socket in it may have 107 characters
     log = directory / "log"
     command = [sys.executable, "-m", "aegis.cli.main", "launch", "--port", "0", *options]
     variables = os.environ | {"PYTHONPATH": str(ROOT), "AEGIS_CACHE": str(cache), "TMPDIR": str(scratch)}
@@ -141,6 +143,7 @@ def launched(
         leaves_nothing(server)
     finally:
         _end_by_force(process)
+        rmtree(scratch, ignore_errors=True)
 
 
 def no_orphans(server: Server) -> None:
