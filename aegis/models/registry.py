@@ -29,14 +29,21 @@ if TYPE_CHECKING:
 # The check that a chat template can be used at all, before a model with it is served.
 
 
+TEMPLATE_CHARACTERS_MAX = 1 << 20
 _MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
 def try_chat_template(text: TextModel) -> None:
     """Renders a conversation as serving does, if there is a template. Raises ModelRefused if it is no template. A
-    template that objects to this conversation may accept others: many want certain roles, or tools."""
+    template that objects to this conversation may accept others: many want certain roles, or tools. Refuses one that is
+    very long, because proxies look through it for each conversation."""
     from jinja2 import TemplateSyntaxError
 
+    if len(text.chat_template or "") > TEMPLATE_CHARACTERS_MAX:
+        raise ModelRefused(
+            f"its chat template has {len(text.chat_template or '')} characters, at most {TEMPLATE_CHARACTERS_MAX} are "
+            "accepted"
+        )
     try:
         text.render_chat(_MESSAGES)
     except UserError as refusal:

@@ -426,7 +426,7 @@ class Catalogue:
             refusal = _misfit(spec, self.budget)
             if refusal or spec.model in self._models:
                 return ModelRefused(refusal or f"there is already a model named '{spec.model}'")
-            text = await asyncio.to_thread(TextModel.load, Path(spec.directory))
+            text = await asyncio.to_thread(TextModel.load_to_decode, Path(spec.directory))
             try:
                 await self._images.supply(spec)
             except ModelRefused as refused:

@@ -146,7 +146,7 @@ class RemoteNode:
     async def _open(self, model: ModelId) -> None:
         """Until what is there is what its last card says, which may have changed meanwhile."""
         while card := self._cards.get(model):
-            text = await asyncio.to_thread(TextModel.load, Path(card.spec.directory))
+            text = await asyncio.to_thread(TextModel.load_to_decode, Path(card.spec.directory))
             latest = self._cards.get(model)
             if latest and latest.spec.directory == card.spec.directory:
                 self._models[model] = RemoteModel(latest, text)

@@ -24,6 +24,11 @@ GROWTH_MAX = 2048
 DECODED_CHARACTERS_MAX = 1 << 16
 """The characters that one token may stand for. A proxy decodes between two events."""
 
+BYTES_MAX = 40 << 20
+"""Of `tokenizer.json`. Those of 262 144 tokens that transformers writes have 33 MiB."""
+
+ENTRIES_MAX = 1 << 19
+ADDED_MAX = 1 << 15
 STEPS_MAX = 64
 PATTERN_CHARACTERS_MAX = 128
 """The characters that a decoder may replace."""
@@ -51,11 +56,15 @@ class _Tokenizer(Struct, frozen=True):
 
 def refuse_growing(tokenizer_json: Path) -> None:
     """Raises ModelRefused if texts may grow without measure, or decoding take time without measure; ValueError,
-    LookupError or TypeError where that cannot be told."""
+    LookupError or TypeError where that cannot be told. Raises ModelRefused, too, if it is too large."""
+    nbytes = tokenizer_json.stat().st_size
+    if nbytes > BYTES_MAX:
+        raise ModelRefused(f"tokenizer.json has {nbytes >> 20} MiB, at most {BYTES_MAX >> 20} are accepted")
     try:
         tokenizer = msgspec.json.decode(tokenizer_json.read_bytes(), type=_Tokenizer)
     except msgspec.MsgspecError as error:
         raise ValueError(f"tokenizer.json: {error}") from error
+    _refuse_many(tokenizer)
     growth = prod(map(_normalized, _steps(tokenizer.normalizer, "normalizers")))
     decoded = prod(map(_decoded, _steps(tokenizer.decoder, "decoders")))
     longest = max(map(len, _tokens(tokenizer)), default=0)
@@ -69,6 +78,17 @@ def refuse_growing(tokenizer_json: Path) -> None:
             f"tokenizer.json: a token may stand for {_shown(longest * decoded)} characters, at most "
             f"{DECODED_CHARACTERS_MAX} are accepted"
         )
+
+
+def _refuse_many(tokenizer: _Tokenizer) -> None:
+    """Each proxy has a table of them."""
+    added = len(tokenizer.added_tokens)
+    for what, count, most in (
+        ("tokens", len(tokenizer.model.vocab or ()) + added, ENTRIES_MAX),
+        ("added tokens", added, ADDED_MAX),
+    ):
+        if count > most:
+            raise ModelRefused(f"tokenizer.json: it has {count} {what}, at most {most} are accepted")
 
 
 def _steps(part: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 
 from aegis.device.image_directory import TOKENIZER
 from aegis.models.failures import LIBRARY_ERRORS, one_line
+from aegis.models.text.detokenizer import write_detokenizer
 from aegis.models.text.tokenizer_bounds import refuse_growing
 
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt")
@@ -31,6 +32,7 @@ def write_tokenizer(checkpoint: Path, into: Path) -> str | None:
             written.no_padding()
             written.no_truncation()
             if all(written.encode(sample).ids == tokenizer(sample)["input_ids"] for sample in _SAMPLES):
+                write_detokenizer(into)
                 return None
             (into / TOKENIZER).unlink()
         return "its tokenizer cannot be converted to tokenizer.json"

@@ -33,7 +33,7 @@ def test_a_model_is_registered_under_its_name(source: Source, tmp_path: Path) ->
     directory = tmp_path / "cache" / "images" / spec.manifest.fingerprint
     assert Path(spec.directory) == directory == image_of(spec).parent
     names = {"image.bin", "manifest.json", "config.json", "generation_config.json"}
-    assert names | {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} == {
+    assert names | {"tokenizer.json", "detokenizer.json", "tokenizer_config.json", "chat_template.jinja"} == {
         file.name for file in directory.iterdir()
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,23 @@ GROWING: dict[str, tuple[dict[str, Any], str]] = {
     "without end": (sequence("normalizers", *[string("e", "e" * 10_000)] * 60), "over 10.9 times"),
     "many steps": (sequence("normalizers", *[{"type": "Strip"}] * 65), "more than 64 normalizers"),
 }
+
+
+def test_a_large_tokenizer_is_refused_unread(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.touch()
+    os.truncate(file, tokenizer_bounds.BYTES_MAX + (1 << 20))
+    with pytest.raises(ModelRefused, match="has 41 MiB, at most 40 are accepted"):
+        refuse_growing(file)
+
+
+def test_very_many_tokens_are_refused(tmp_path: Path) -> None:
+    many = dict.fromkeys(map(str, range(tokenizer_bounds.ENTRIES_MAX + 1)), 0)
+    with pytest.raises(ModelRefused, match="it has 524289 tokens, at most 524288"):
+        look_at(tmp_path, model={"vocab": many})
+    added = [{"content": "x"}] * (tokenizer_bounds.ADDED_MAX + 1)
+    with pytest.raises(ModelRefused, match="it has 32769 added tokens, at most 32768"):
+        look_at(tmp_path, added_tokens=added)
 
 
 @pytest.mark.parametrize("name", GROWING)
