@@ -2,7 +2,9 @@
 clock."""
 
 import os
+import signal
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, what tests start would ignore it too
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

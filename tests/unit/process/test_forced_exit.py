@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -34,13 +36,19 @@ HEARS_AND_HANGS = "await heard.wait(); ctypes.PyDLL(None).sleep(1000)"
 GOES_ON = "await heard.wait(); await asyncio.sleep(0.5)"
 
 
-def started(block: str) -> subprocess.Popen[str]:
+@contextmanager
+def started(block: str) -> Iterator[subprocess.Popen[str]]:
+    """The process, which does not outlive the test."""
     command = [sys.executable, "-c", PROGRAM.format(block=block)]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, env={"PYTHONPATH": ":".join(sys.path)}, text=True, start_new_session=True
     )
-    assert process.stdout and process.stdout.readline() == "ready\n"
-    return process
+    try:
+        assert process.stdout and process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize("number", SIGNALS)
