@@ -6,13 +6,14 @@ turn's model is brought in. Inside a turn batching is continuous: finished reque
 model join.
 
 A turn: (1) the model's weights and the KV of its sequences are brought in side by side, unless they are there; (2) a
-step runs as soon as the weights and the KV of one sequence are there (rule 1); (3) steps follow until the quota is
-used, the batch is empty or, with nothing else to run, for ever.
+step runs as soon as the weights and the KV of one sequence are there (rule 1); (3) steps follow until the batch is
+empty or the quota is used, where the policy sets one.
 
-A sequence that was adopted has KV to go on from. One that was submitted joins a batch just so, and is prefilled in one
-of its turns, before the batch's next decode step; its KV is on the device then and stays. Where a turn says until when
-nobody needs a step, longer prefills are cut into chunks: between two of them the batch has a step, or another one its
-turn, and what is there of the sequence's KV may be put away and brought back like any other.
+A sequence that was adopted has KV to go on from. One that was submitted joins a batch in the same way, and is prefilled
+in one of its turns, before the batch's next decode step; its KV is on the device then and stays. Where a turn says
+until when nobody needs a step, longer prefills are cut into chunks: between two of them the batch has a step, or
+another one its turn, and what is there of the sequence's KV may be put away and brought back like any other.
+docs/pieces.md explains these pieces of prompts, and the pauses of a turn in which another batch has one run.
 """
 
 from __future__ import annotations
@@ -485,7 +486,8 @@ class DecodeCore:
         return True
 
     def _begins(self, sequence: Sequence) -> None:
-        """The first run of its prefill. Where that is not at position 0 no engine knows that it is the first."""
+        """The first run of its prefill. If it starts after reused KV, the engine has to be told (`Track`): a prefill
+        starts a sequence by itself only at position 0."""
         job = sequence.job
         if sequence.reused:
             self._effects.append(Track(job, job.sent))

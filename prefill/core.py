@@ -6,6 +6,9 @@ token. What a job will need is reserved before its prefill starts: device blocks
 job has run: a request that joins it meanwhile still finds it there, as Algorithm 1 has it.
 
 While one model prefills, the model of the next group is brought in, if there is room that nobody needs more.
+
+Where a policy orders the jobs, long prompts run in pieces: a long one is paused between two of them while a short one
+runs (docs/pieces.md).
 """
 
 from __future__ import annotations

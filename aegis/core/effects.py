@@ -169,7 +169,7 @@ class Untrack(Struct, frozen=True):
 
 
 class Send(Struct, frozen=True):
-    """To the proxy."""
+    """Send this message; the link finds its receivers."""
 
     message: FromInstance
 

@@ -44,8 +44,8 @@ class UnloadModel(Struct, frozen=True, tag=True):
 
 
 class Submit(Struct, frozen=True, tag=True):
-    """Run this prefill; on a prefill instance in group `group` (Aegaeon Alg. 1). A mixed instance goes on decoding.
-    `Broken` where the model is not there: it may have been dropped before the proxy knew."""
+    """Run this prefill; on a prefill instance in group `group` (Aegaeon Alg. 1). A mixed instance then decodes the
+    request as well. `Broken` where the model is not there: it may have been dropped before the proxy knew."""
 
     job: Job
     group: int = 0

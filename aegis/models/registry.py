@@ -26,17 +26,15 @@ from aegis.models.text.text_model import TextModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# The check that a chat template can be used at all, before a model with it is served.
-
-
 TEMPLATE_CHARACTERS_MAX = 1 << 20
 _MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
 def try_chat_template(text: TextModel) -> None:
-    """Renders a conversation as serving does, if there is a template. Raises ModelRefused if it is no template. A
-    template that objects to this conversation may accept others: many want certain roles, or tools. Refuses one that is
-    very long, because proxies look through it for each conversation."""
+    """Checks that the chat template can be used at all, if there is one, before its model is served: renders a
+    conversation as serving does. Raises ModelRefused if it is no template. A template that objects to this conversation
+    may accept others: many want certain roles, or tools. Refuses one that is very long, because proxies look through it
+    for each conversation."""
     from jinja2 import TemplateSyntaxError
 
     if len(text.chat_template or "") > TEMPLATE_CHARACTERS_MAX:

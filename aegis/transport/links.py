@@ -38,10 +38,6 @@ from aegis.telemetry.spans import Spans
 from aegis.transport.addresses import Keys, is_local
 from aegis.transport.unix_sockets import LocalEnd, LocalPort, LocalWire, LocalWires
 
-# The receivers of an instance's messages: the node of those on memory, models and its life, a proxy of those on its own
-# requests.
-
-
 T = TypeVar("T")
 
 _OF_ONE_REQUEST: frozenset[object] = frozenset(
@@ -50,7 +46,8 @@ _OF_ONE_REQUEST: frozenset[object] = frozenset(
 
 
 def addressed(messages: Sequence[T], proxies: Iterable[ProxyId]) -> dict[ProxyId | None, list[T | Phase]]:
-    """The messages to each proxy, in order; None is the node. `proxies` get every switch and the times of steps."""
+    """An instance's messages by their receivers, in order; None is the node. A proxy gets those on its own requests,
+    the node those on memory, models and the instance's life. `proxies` get every switch and the times of steps."""
     mail: defaultdict[ProxyId | None, list[T | Phase]] = defaultdict(list)
     for message in messages:
         if type(message) in _OF_ONE_REQUEST:

@@ -231,7 +231,7 @@ class Proxy:
         return bool(self._handles)
 
     def flush(self) -> None:
-        """Kept KV that was looked up has been found."""
+        """Sends what waited for a look-up of kept KV."""
         self._outbox.flush()
 
     def abandon(self) -> None:

@@ -1,6 +1,10 @@
-"""HTTP/1.1 as uvicorn speaks it, with what it lacks: bounds on heads, on framing and on waiting for the rest of a
-request, on what all connections hold together, one reply to one request whatever its framing says, errors in our form,
-a connection cut at once, or where nobody reads what is left of an answer.
+"""HTTP/1.1 as uvicorn speaks it, with what it lacks:
+
+* bounds on heads, on framing, and on waiting for the rest of a request;
+* bounds on what all connections hold together;
+* one reply to one request, whatever its framing says;
+* errors in our form;
+* cutting a connection at once, or when nobody reads what is left of an answer.
 
 Who sits before this server may read a request in another way than the parser here. So what is not clear is refused
 (RFC 9112, 6.1 and 11.2), and after a refusal nothing more of the connection is parsed.
@@ -221,7 +225,7 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes += len(name) + len(value) + _BETWEEN_FIELDS
 
     def on_headers_complete(self) -> None:
-        """An error raised here stops the parser, and `data_received` refuses the request with it."""
+        """An error raised here stops the parser, and `_read` refuses the request with it."""
         if self._head_bytes > HEAD_BYTES_MAX:
             raise _head_too_large()
         if len(self.pipeline) >= PIPELINED_MAX:
