@@ -25,9 +25,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def on_signals(do: Callable[[], None], shell: int | None) -> None:
     """The running loop calls `do` at each of them, and the shell is told first. To be called again after whatever else
     may have handled them. SIGHUP, of a terminal that closes, stays ignored where it was: under `nohup`."""
+
+    def heard(number: signal.Signals) -> None:
+        faulthandler.unregister(number)  # its handler interrupts itself: hundreds of signals take all of the stack
+        do()
+
     for number in _heeded():
         faulthandler.unregister(number)
-        asyncio.get_running_loop().add_signal_handler(number, do)
+        asyncio.get_running_loop().add_signal_handler(number, heard, number)
         if shell is not None:
             faulthandler.register(number, shell, all_threads=False, chain=True)
 
