@@ -19,6 +19,7 @@ def view_of(
     change_ns: int,
     active: bool,
     resident: bool,
+    there: bool,
     turn_ns: int | None,
 ) -> BatchView:
     """`latency` and `slo` are its model's. Only values that the rules of the policy ask for are computed."""
@@ -31,9 +32,8 @@ def view_of(
     cuts = rules.chunk_tokens is not None
     savable = decoding if cuts else []
     dues = [slo.due_ns(s.job.arrival_ns, s.generated) for s in savable]
-    cuts = cuts and now_ns >= batch.stuck_until_ns
     following = batch.next_waiting() if cuts and waiting else None
-    streams = [s.last_ns for s in (savable if cuts else ()) if s.last_ns is not None and s.where is Where.DEVICE]
+    streams = [s.last_ns for s in savable if s.last_ns is not None and s.where is Where.DEVICE]
     lead_ns = step_ns + (0 if resident else switch_ns) + (0 if active else change_ns)
     return BatchView(
         batch.batch,
@@ -56,6 +56,7 @@ def view_of(
         relaxed_by_ns=_relaxed_by_ns(
             batch.sequences, slo, now_ns, lead_ns=lead_ns, prefill_ns=prefill_ns, later_ttfts=rules.later_ttfts
         ),
+        there=there and now_ns >= batch.stuck_until_ns,
         gap_ns=slo.gap_ns,
         stream_ns=min(streams, default=None),
         prompt_ns=latency.prefill_ns(following.cached, following.cached - following.lacks) if following else 0,

@@ -297,7 +297,9 @@ class DecodeCore:
         job = run.job
         self.counters.prefills += run.ends
         self.counters.prompt_tokens += run.stop - run.start
-        self._step_times.latency[job.model].saw_prefill(run.stop, event.duration_ns, run.start)
+        if event.duration_ns:
+            start = run.start if sequence.prefill_ns else sequence.reused
+            self._step_times.latency[job.model].saw_prefill(run.stop, event.duration_ns, start)
         sequence.prefill_ns += event.duration_ns
         if sequence.dropped:
             self._kv.drop(sequence, keep=True)
@@ -368,7 +370,7 @@ class DecodeCore:
             self._kv.compact(self._by_request.values())
         self._eviction.abandon_unwanted()
         turn = self._work.turn
-        if self._work.stepping and turn:  # who comes meanwhile need not wait for the end of the run
+        if self._work.stepping and turn and not turn.pause:  # who comes meanwhile need not wait for the end of the run
             self._eviction.bring_in(turn.batch)
         begun = not self._work.stepping and self._find_step(now_ns)
         if self._work.stepping and self._work.rules.prefetches:
@@ -423,22 +425,26 @@ class DecodeCore:
             change_ns=self._change_times.ns,
             active=model == self._models.active,
             resident=weights.is_resident(model) or weights.is_loading(model),
+            there=weights.is_resident(model),
             turn_ns=self._work.had_turn_ns(batch, now_ns),
         )
 
     def _end_turn(self) -> None:
         """Before its time, for another instance."""
-        turn = self._work.turn
-        assert turn is not None
-        self._preempt(turn.batch)
+        turn, holder = self._work.turn, self._work.holder
+        assert turn is not None and holder is not None
         self._work.end_turn()
-        self._eviction.leave(turn.batch)
+        for batch in (turn.batch, holder) if turn.batch is not holder else (holder,):
+            self._preempt(batch)
+            self._eviction.leave(batch)
 
     def _try(self, turn: RunningTurn, now_ns: int) -> bool:
         """Does what the turn needs next: weights and KV arrive side by side. True when memory was freed at once on the
         way: look again."""
         model, weights = turn.batch.model, self.ledger.weights
         self._models.check_active()
+        if turn.pause:
+            return self._try_pause(turn, now_ns)
         if not weights.is_resident(model) and not weights.is_loading(model):
             if not self._eviction.load(model):
                 return self._stuck(turn)
@@ -455,11 +461,27 @@ class DecodeCore:
         if ready and turn.decodes:
             self._begin_decode(turn, ready, now_ns)
             return False
-        if turn.pause:
-            self._work.give_up_pause(now_ns + self.ledger.specs[model].slo.gap_ns)
-            return True
         waits = self.ledger.transfers.in_flight or self._kv.checking
         return not waits and self._stuck(turn)
+
+    def _try_pause(self, turn: RunningTurn, now_ns: int) -> bool:
+        """A pause takes what is there: for it nothing is brought in, and nothing leaves."""
+        batch = turn.batch
+        if self.ledger.weights.is_resident(batch.model):
+            turn.switching.loaded(now_ns)
+            if turn.prefills_next and self._has_room(batch.next_waiting()) and self._begin_prefill(turn, now_ns):
+                return False
+            there = [s for s in batch.sequences if s.where is Where.DEVICE and not s.lacks and self._has_room(s)]
+            ready = [s for s in there if self._eviction.grow(s)]
+            if ready and turn.decodes:
+                self._begin_decode(turn, ready, now_ns)
+                return False
+        self._work.give_up_pause(now_ns + self.ledger.specs[batch.model].slo.gap_ns)
+        return True
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Whether its next run needs no block that has to be made room for."""
+        return self.ledger.device.room(sequence.shape) >= sequence.blocks_now() - sequence.held
 
     def _stuck(self, turn: RunningTurn) -> bool:
         """True when room was made at once. What never gets any, its instance's limit being too low, ends."""
@@ -514,6 +536,7 @@ class DecodeCore:
     def _begin_step(self, turn: RunningTurn, stepping: tuple[Sequence, ...], now_ns: int) -> None:
         if turn.started_ns is None:
             turn.started_ns = now_ns
+        self._work.begins(turn)
         self._begun_ns, self._changes = now_ns, turn.batch.model != self._models.active
         if self._changes:
             self._switched(turn, now_ns)

@@ -8,6 +8,11 @@ from aegis.core.views import BatchView, RoundPolicy
 from aegis.core.wording import ALONE, due, duration, since, takes
 from decode.slack import begin_by_ns, change_ns
 
+_PAUSES = {
+    True: ("a step", "its streams have had no token for half of their gap"),
+    False: ("a prefill", "its prompt came so early, and is so short, that it need not wait for a longer one"),
+}
+
 
 class TurnReasons:
     """The reasons of one instance's turns."""
@@ -20,6 +25,10 @@ class TurnReasons:
         """Turn number `at` of the plan is given, to these requests."""
         batch, quota_ns = plan.batch(at), plan.turns[at].quota_ns
         assert batch is not None
+        if plan.turns[at].pause:
+            run, because = _PAUSES[plan.turns[at].decodes]
+            what = f"{batch.model} has {run} in a pause of another turn{since(now_ns - plan.made_ns)}"
+            return Decision(now_ns, self._instance, DecisionKind.TURN, batch.model, requests, what, Why(because))
         verb = "goes on" if batch.turn_ns is not None and now_ns == plan.made_ns else "has the turn"
         length = "until it is done" if quota_ns is None else f"for {duration(quota_ns)}"
         what = f"{batch.model} {verb} {length}{since(now_ns - plan.made_ns)}"

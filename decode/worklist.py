@@ -79,6 +79,7 @@ class WorkList:
 
     __slots__ = (
         "_by_id",
+        "_had_pause",
         "_has_arrivals",
         "_next_batch",
         "_paused",
@@ -106,6 +107,7 @@ class WorkList:
         self._upcoming: list[Batch] | None = None  # while no turn is given and no batch comes or goes
         self._places: dict[ModelId, int] | None = None
         self.turn: RunningTurn | None = None
+        self._had_pause: set[int] = set()  # batches, since the last run that was no pause
         self._paused: RunningTurn | None = None  # the turn that goes on after this one, which is a pause of it
         self.stepping: tuple[Sequence, ...] = ()  # in the run under way, or about to begin
         self.under_way = False  # the run has begun: its blocks are not to be touched
@@ -185,6 +187,17 @@ class WorkList:
         turn = self._paused or self.turn
         return turn.batch if turn else None
 
+    def begins(self, turn: RunningTurn) -> None:
+        """A run of the turn. Between two pauses for one batch there is a run of the turn that they interrupt, or that
+        one would starve."""
+        if turn.pause:
+            self._had_pause.add(turn.batch.batch)
+        else:
+            self._had_pause.clear()
+
+    def _bars(self, batch: Batch, now_ns: int) -> bool:
+        return batch.batch in self._had_pause or now_ns < batch.stuck_until_ns
+
     def give_up_pause(self, until_ns: int) -> None:
         """Ends a pause in which nothing can be run. There is none for its batch until then."""
         assert self.turn is not None and self.turn.pause
@@ -220,7 +233,7 @@ class WorkList:
             while self._round:
                 planned = self._round.popleft()
                 batch = self._by_id.get(planned.batch)
-                if batch and _has_work(planned, batch):
+                if batch and _has_work(planned, batch) and not (planned.pause and self._bars(batch, now_ns)):
                     return planned, batch
             if again:
                 views = [view(batch) for batch in self.batches]

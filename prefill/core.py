@@ -292,7 +292,9 @@ class PrefillCore:
 
     def _piece(self, begun: Running) -> RunPrefill:
         """What of the job runs next."""
-        self._stop = self._ordering.piece_stop(begun.job, begun.start)
+        alone = self._queue.paused is None  # one that overtakes another runs whole: it is known to be short
+        begun.learnt = begun.start if begun.learnt is None else begun.learnt
+        self._stop = self._ordering.piece_stop(begun.job, begun.start) if alone else begun.job.prefill_tokens
         shape = self.ledger.specs[begun.job.model].manifest.kv
         blocks = first_blocks(begun.device, shape.blocks_for(self._stop))
         return RunPrefill(begun.job, blocks, begun.start, self._stop)
@@ -364,7 +366,10 @@ class PrefillCore:
         assert running is not None
         job = running.job
         self.counters.prompt_tokens += self._stop - running.start
-        self._ordering.ran(job, event.duration_ns, running.start, self._stop)
+        if event.duration_ns:
+            assert running.learnt is not None
+            self._ordering.ran(job, event.duration_ns, running.learnt, self._stop)
+            running.learnt = self._stop
         running.start, running.prefill_ns = self._stop, running.prefill_ns + event.duration_ns
         if self._stop < job.prefill_tokens:
             assert self._queue.paused is None

@@ -34,6 +34,7 @@ class Running:
     host: Blocks  # empty when the first token is sure to be the last
     cancelled: bool = False
     start: int = 0  # positions before it need not be prefilled, or have been
+    learnt: int | None = None  # whose time is not known begins here: an engine may leave pieces to the last one
     rank_ns: int = 0  # arrival, shifted by priority, and length: a job in pieces is overtaken by those with less
     prefill_ns: int = 0  # the time of its pieces
     arrival: EventHandle | None = None  # of that, until it is there

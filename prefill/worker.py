@@ -25,7 +25,7 @@ class PrefillWorker:
             if effect.start == 0:
                 self._engine.start(job.model, job.request, job.prompt, job.sent, job.sampling)
             if not effect.ends:
-                self._engine.extend(job.model, tokens, blocks, effect.start)
-                return Stepped((), self._clock.now_ns() - started_ns)
+                ran = self._engine.extend(job.model, tokens, blocks, effect.start)
+                return Stepped((), self._clock.now_ns() - started_ns if ran else 0)
             sampled = self._engine.prefill(job.model, job.request, tokens, blocks, effect.start)
         return Stepped(((sampled.token,),), self._clock.now_ns() - started_ns, sampled.prompt)

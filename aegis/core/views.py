@@ -252,6 +252,7 @@ class BatchView(Struct, frozen=True):
     resident: bool = False  # the model's weights are on the device, or on their way
     turn_ns: int | None = None  # for how long it has had the turn, from the first step; None: it has it not
     relaxed_by_ns: int | None = None  # when it has to begin, late deadlines counting later; where rules say by how much
+    there: bool = False  # its weights are on the device, and it can have a run without anything being brought in
     gap_ns: int = 0
     stream_ns: int | None = None  # when the stream that can go on at once and has waited the longest had its last token
     prompt_ns: int = 0  # estimated time of the prefill that is next here, as far as it is still to be done

@@ -72,8 +72,8 @@ class Engines(SamplingEngine):
         if model in self._of:
             self._of.pop(model).detach(model)
 
-    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None:
-        self._of[model].extend(model, tokens, blocks, start)
+    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> bool:
+        return self._of[model].extend(model, tokens, blocks, start)
 
     def prefill(
         self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0

@@ -92,9 +92,9 @@ class Engine(Protocol):
         """Forgets it; unknown requests are ignored."""
         ...
 
-    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None:
+    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> bool:
         """Runs positions `[start, len(tokens))` and writes their KV to `blocks`, which hold that of the positions
-        before."""
+        before. False: it did nothing, and `prefill` runs them too, since their KV depends on the whole prompt."""
         ...
 
     def prefill(

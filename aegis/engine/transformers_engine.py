@@ -143,11 +143,12 @@ class TransformersEngine(SamplingEngine):
             self.decoder.drop(model)
 
     @torch.inference_mode()
-    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None:
+    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> bool:
         with self._computing():
             attached = self._models[model]
-            if attached.extends:  # else the last part runs them all
+            if attached.extends:
                 self._prefill(attached, tokens, blocks, start, keep=1)
+            return attached.extends
 
     @torch.inference_mode()
     def prefill(

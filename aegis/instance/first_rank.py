@@ -74,9 +74,9 @@ class FirstRankEngine:
         self._reporting.discard(request)
         self._engine.stop(request)
 
-    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None:
+    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> bool:
         with self._together(Extend(model, tuple(tokens), packed(blocks), start)):
-            self._engine.extend(model, tokens, blocks, start)
+            return self._engine.extend(model, tokens, blocks, start)
 
     def prefill(
         self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0

@@ -126,13 +126,15 @@ class LeastSlack:
         """The turns in this order. The first one pauses for streams and for a short prompt, if its own prompts would
         make them wait for longer than half a gap."""
         front = order[0]
-        streams = [b for b in order if b.stream_ns is not None and b.resident]
+        streams = [b for b in order if b.stream_ns is not None and b.there]
         aim_ns = min([batch.gap_ns // 2 for batch in (front, *streams)])
+        turns = [Turn(b.batch, quantum_ns + b.prefill_ns, 0 if _is_long(b) else None) for b in order]
         if front.prompt_rank_ns is None or front.prefill_ns <= aim_ns:
-            return [Turn(b.batch, quantum_ns + b.prefill_ns) for b in order]
-        least_ns = round(sum([batch.step_ns for batch in streams]) / self.stream_share)
-        saves = _spoken_for(streams) <= self.stream_share
+            return turns
         free_until_ns, pauses = now_ns + front.gap_ns, list[Turn]()
+        busy_ns = sum([batch.step_ns + 2 * batch.change_ns for batch in streams])
+        least_ns = round(busy_ns / self.stream_share)
+        saves = sum([(b.step_ns + 2 * b.change_ns) / b.tbt_ns for b in streams]) <= self.stream_share
         for batch in streams:
             by_ns = _stream_by_ns(batch, least_ns=least_ns, saves=saves)
             if batch is not front and by_ns <= now_ns + front.step_ns:
@@ -142,8 +144,9 @@ class LeastSlack:
         short = _overtaking(order)
         if short is not None:
             pauses.append(Turn(short.batch, 1, decodes=False, pause=True))
-        free_until_ns = max(free_until_ns, now_ns + 2 * front.step_ns)
-        return pauses + [Turn(b.batch, quantum_ns + b.prefill_ns, free_until_ns) for b in order]
+        free_until_ns = max(free_until_ns, now_ns + max(2 * front.step_ns, busy_ns))
+        turns[0] = Turn(front.batch, quantum_ns + front.prefill_ns, free_until_ns)
+        return pauses + turns
 
     def _quantum_ns(self, batches: Sequence[BatchView], spoken_for: float) -> int:
         changes_ns = [ns if (ns := b.switch_ns + b.change_ns) > (step_ns := b.step_ns) else step_ns for b in batches]
@@ -158,6 +161,11 @@ class LeastSlack:
 def _spoken_for(batches: Sequence[BatchView]) -> float:
     """The share of the time that a step of each batch every TBT takes."""
     return sum([batch.step_ns / batch.tbt_ns for batch in batches])
+
+
+def _is_long(batch: BatchView) -> bool:
+    """Whether its prefills are to be cut. Later turns are cut at once, and a new plan says then how long pieces are."""
+    return batch.prompt_rank_ns is not None and batch.prefill_ns > batch.gap_ns // 2
 
 
 def _stream_by_ns(batch: BatchView, *, least_ns: int, saves: bool) -> int:
@@ -180,7 +188,7 @@ def _overtaking(order: Sequence[BatchView]) -> BatchView | None:
     short = None
     for batch in order[1:]:
         rank_ns = batch.prompt_rank_ns
-        if rank_ns is None or not batch.resident or batch.prompt_ns > piece_ns or rank_ns >= front.prompt_rank_ns:
+        if rank_ns is None or not batch.there or batch.prompt_ns > piece_ns or rank_ns >= front.prompt_rank_ns:
             continue
         if short is None or short.prompt_rank_ns is None or rank_ns < short.prompt_rank_ns:
             short = batch

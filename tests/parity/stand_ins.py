@@ -156,8 +156,9 @@ class ScriptedEngine:
     def stop(self, request: RequestId) -> None:
         self._made.pop(request, None)
 
-    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None:
+    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> bool:
         self._work(self._costs[model].prefill_ns(len(tokens), start))
+        return True
 
     def prefill(
         self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0

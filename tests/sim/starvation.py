@@ -85,10 +85,12 @@ class Watched:
             batch = views[turn.batch]
             if turn.decodes:
                 assert isinstance(self.policy, LeastSlack) and batch.stream_ns is not None
-                streams = [view for view in views.values() if view.stream_ns is not None and view.resident]
+                streams = [view for view in views.values() if view.stream_ns is not None and view.there]
                 half = self.policy.stream_share
-                period_ns = max(batch.gap_ns // 2, round(sum([view.step_ns for view in streams]) / half))
-                saves = sum(view.step_ns / view.tbt_ns for view in streams) <= half
+                period_ns = max(
+                    batch.gap_ns // 2, round(sum([view.step_ns + 2 * view.change_ns for view in streams]) / half)
+                )
+                saves = sum([(view.step_ns + 2 * view.change_ns) / view.tbt_ns for view in streams]) <= half
                 due_ns = batch.savable_due_ns if saves and batch.savable_due_ns is not None else _NEVER_NS
                 by_ns = min(batch.stream_ns + period_ns, due_ns) - batch.step_ns - batch.change_ns
                 allowed = by_ns <= now_ns + front.step_ns
@@ -96,7 +98,7 @@ class Watched:
                 rank_ns, of_first_ns = batch.prompt_rank_ns, front.prompt_rank_ns
                 allowed = rank_ns is not None and of_first_ns is not None and rank_ns < of_first_ns
                 allowed = allowed and batch.prompt_ns <= front.gap_ns // 2
-            if not allowed or not batch.resident:
+            if not allowed or not batch.there:
                 raise LawBroken(f"W6: {turn} pauses the turn of {front}")
 
 

@@ -73,9 +73,10 @@ class VllmEngine(SamplingEngine):
         self._sampler.grammars.remove(model)
 
     @torch.inference_mode()
-    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None:
+    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> bool:
         attached = self._models[model]
         attached.attending.hidden(_batch(attached.views, tokens[start:], [start], [len(tokens)], [blocks]))
+        return True
 
     @torch.inference_mode()
     def prefill(

@@ -91,7 +91,7 @@ def test_a_file_that_cannot_be_read_changes_nothing_and_says_why(edited: Edited)
 def test_a_model_is_changed_by_command(edited: Edited) -> None:
     server = edited.server
     for arguments, key, value in (
-        (("--slo", "ttft=3,tbt=0.2"), "slo", {"ttft_ms": 3000.0, "tbt_ms": 200.0}),
+        (("--slo", "ttft=3,tbt=0.2"), "slo", {"ttft_ms": 3000.0, "tbt_ms": 200.0, "gap_ms": 500.0}),
         (("--priority", "4"), "priority", 4),
         (("--concurrent", "2", "--requests-per-minute", "3"), "limits", {"requests_per_minute": 3, "concurrent": 2}),
         (("--concurrent", "0"), "limits", {"requests_per_minute": 3, "concurrent": None}),

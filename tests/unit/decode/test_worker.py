@@ -50,7 +50,7 @@ class Adding:
 
     def stop(self, request: RequestId) -> None: ...
 
-    def extend(self, model: ModelId, tokens: Sequence[int], blocks: object, start: int) -> None:
+    def extend(self, model: ModelId, tokens: Sequence[int], blocks: object, start: int) -> bool:
         raise NotImplementedError
 
     def prefill(

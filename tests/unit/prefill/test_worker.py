@@ -57,11 +57,12 @@ class Noting:
 
     def stop(self, request: RequestId) -> None: ...
 
-    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> None:
+    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> bool:
         if self._fails:
             raise ValueError("what the model did")
         self.time_ns += len(tokens) - start
         self.asked.append(("extend", tuple(tokens), tuple(blocks), start))
+        return True
 
     def prefill(
         self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0

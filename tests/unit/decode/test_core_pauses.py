@@ -1,0 +1,102 @@
+"""The core of a mixed instance, scripted: a turn with a long prompt pauses for streams and for short prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aegis.core.effects import LoadWeights, RunDecode, RunPrefill
+from aegis.core.events import Stepped
+from aegis.core.messages import Phase, Submit, TakeBack
+from aegis.core.request import Token
+from aegis.core.views import BatchView, Renewal, Turn, TurnRules
+from decode.core import DecodeCore
+from tests.sim.driven import Driven, decode, make_job
+from tests.unit.decode.turns import A, B, running, settle, take
+
+ROOM = 40  # pages
+PATIENCE_NS = 40_000_000
+
+
+class Pausing:
+    """The first batch has the turn, for ever, in pieces of a block. It pauses for these batches in every plan."""
+
+    rules = TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=16)
+
+    def __init__(self) -> None:
+        self.front = 1
+        self.pauses: list[Turn] = []
+
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
+        others = [batch.batch for batch in batches if batch.batch != self.front]
+        return [*self.pauses, Turn(self.front, None, 0), *[Turn(batch, None, 0) for batch in others]]
+
+
+def beside_a_stream(pages: int = ROOM) -> tuple[Driven[DecodeCore], Pausing]:
+    """Batch 1 streams, of model A, and has stopped for batch 2, of model B, whose prompt of 400 tokens has begun."""
+    policy = Pausing()
+    driven = decode(A, B, pages=pages, policy=policy)
+    take(driven, 1, A)
+    settle(driven)
+    policy.front = 2
+    driven.on(Submit(make_job(2, B, prompt=400)))
+    driven.stepped(2)
+    settle(driven)
+    assert prefills(driven) == [(2, 0, 16)]
+    return driven, policy
+
+
+def prefills(driven: Driven[DecodeCore]) -> list[tuple[int, int, int]]:
+    return [(run.job.request, run.start, run.stop) for run in driven.asked(RunPrefill)]
+
+
+def piece_ran(driven: Driven[DecodeCore]) -> None:
+    driven.on(Stepped((), 1_000_000))
+
+
+def test_a_turn_pauses_for_a_step_and_goes_on() -> None:
+    """However often a batch is to have a pause, there is a run of the turn between two of them."""
+    driven, policy = beside_a_stream()
+    policy.pauses = [Turn(1, 1, prefills=False, pause=True)]
+    for start in (16, 32, 48):
+        piece_ran(driven)
+        assert running(driven) == [1] and not driven.asked(LoadWeights)
+        driven.stepped(2)
+        assert prefills(driven) == [(2, start, start + 16)]
+
+
+def test_a_pause_waits_for_nothing() -> None:
+    """Weights that have left come back for a turn of their own."""
+    driven, policy = beside_a_stream()
+    driven.core.ledger.weights.evict(A.model)
+    policy.pauses = [Turn(1, 1, prefills=False, pause=True)]
+    piece_ran(driven)
+    assert prefills(driven) == [(2, 16, 32)]
+
+
+def test_a_short_prompt_comes_in_a_pause() -> None:
+    driven, policy = beside_a_stream()
+    driven.on(Submit(make_job(3, A, prompt=10)))
+    policy.pauses = [Turn(1, 1, decodes=False, pause=True)]
+    piece_ran(driven)
+    assert prefills(driven) == [(3, 0, 10)]
+    driven.on(Stepped(((Token(4),),), 1_000_000))
+    assert prefills(driven) == [(2, 16, 32)]
+
+
+def test_whoever_makes_way_in_a_pause_has_stopped() -> None:
+    """The streams of the batch whose turn is paused too."""
+    driven, policy = beside_a_stream()
+    take(driven, 4, B)
+    policy.pauses = [Turn(1, 1, prefills=False, pause=True)]
+    for _ in range(2):
+        piece_ran(driven)
+        driven.stepped(2)
+    driven.on(TakeBack(1, ROOM, PATIENCE_NS), after_ns=PATIENCE_NS)
+    for _ in range(4):
+        run = driven.asked(RunPrefill) + driven.asked(RunDecode)
+        if not run:
+            break
+        piece_ran(driven) if isinstance(run[0], RunPrefill) else driven.stepped(*[2] * len(run[0].rows))
+    stopped = [r for phase in driven.said(Phase, driven.effects) if not phase.running for r in phase.requests]
+    started = [r for phase in driven.said(Phase, driven.effects) if phase.running for r in phase.requests]
+    assert driven.core.running == len(started) - len(stopped)
