@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from fastapi import Request, Response
 from msgspec import Struct, structs
@@ -112,7 +114,17 @@ async def _whole(request: Request, call: GenerationRequest, shape: Shape) -> Res
         pieces[choice.index].append(piece)
 
     await while_connected(request.receive, call.run(collect))
-    return json_reply(shape.whole([join(x) for x in pieces], call.usage()))
+    async with _one_at_a_time():
+        await asyncio.sleep(0)  # whoever else waits for the loop has it between two large answers
+        return json_reply(shape.whole([join(x) for x in pieces], call.usage()))
+
+
+_locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+
+def _one_at_a_time() -> asyncio.Lock:
+    """Answers of a loop that end together are put together one after the other."""
+    return _locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
 def _writer(call: GenerationRequest, shape: Shape, include_usage: bool) -> Callable[[Emit], Awaitable[None]]:

@@ -20,6 +20,10 @@ SMALL_BYTES = 64 << 10
 """A body up to this is read at once."""
 
 LARGE_BYTES_MAX = 8 << 20
+WAITING_MAX = 64
+"""So many bodies wait at most, and half as many of one caller. Each has some 300 KiB in buffers of its connection, and
+while it is not read nobody sees that its client has left."""
+
 WAIT_S = 30.0
 SEND_S = 10.0
 SEND_BYTES_PER_S = 256 << 10
@@ -40,7 +44,10 @@ class LargeBodies:
 
     async def hold(self, scope: Scope, caller: str, nbytes: int) -> None:
         """Returns when there is room for the body of this request, which `release` gives back. Raises UserError: 503
-        where that takes too long."""
+        where that takes too long, or too many wait."""
+        waiting = [len(bodies) for bodies in self._waiting.values()]
+        if sum(waiting) >= WAITING_MAX or len(self._waiting.get(caller, ())) >= WAITING_MAX // 2:
+            raise _too_many()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(caller, deque()).append((nbytes, turn))
         self._give()
@@ -53,8 +60,7 @@ class LargeBodies:
             turn.cancel()
             self._give()
             if isinstance(error, TimeoutError):
-                message = "too many large bodies at once; try again later"
-                raise UserError(message, status=503, code="large_bodies", kind="server_error") from None
+                raise _too_many() from None
             raise
         scope["state"][_HELD] = (self, caller, nbytes)
 
@@ -88,6 +94,11 @@ class LargeBodies:
             return False
         held = self._held.get(caller, 0)
         return not held or held + bodies[0][0] <= self._share
+
+
+def _too_many() -> UserError:
+    message = "too many large bodies at once; try again later"
+    return UserError(message, status=503, code="large_bodies", kind="server_error")
 
 
 @asynccontextmanager

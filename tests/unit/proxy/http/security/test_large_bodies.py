@@ -11,7 +11,7 @@ import pytest
 
 from aegis.core.errors import UserError
 from proxy.http.security import large_bodies
-from proxy.http.security.large_bodies import LARGE_BYTES_MAX, LargeBodies, release
+from proxy.http.security.large_bodies import LARGE_BYTES_MAX, WAITING_MAX, LargeBodies, release
 from tests.unit.proxy.http.scripted import calling, market, says
 
 MIB = 1 << 20
@@ -19,6 +19,28 @@ MIB = 1 << 20
 
 def scopes(count: int) -> list[dict[str, Any]]:
     return [{"state": {}} for _ in range(count)]
+
+
+def test_no_more_wait_than_their_buffers_may_take() -> None:
+    """Half of them of one caller."""
+
+    async def main() -> None:
+        bodies, (first, *others) = LargeBodies(MIB), scopes(WAITING_MAX + 3)
+        await bodies.hold(first, "a", LARGE_BYTES_MAX)
+        waiting = []
+        for caller in "ab":
+            own = [others.pop() for _ in range(WAITING_MAX // 2)]
+            waiting += [asyncio.create_task(bodies.hold(scope, caller, MIB)) for scope in own]
+            await asyncio.sleep(0)
+            with pytest.raises(UserError) as refused:
+                await bodies.hold(others[-1], caller, MIB)
+            assert refused.value.status == 503
+        with pytest.raises(UserError):
+            await bodies.hold(others[-1], "c", MIB)
+        for task in waiting:
+            task.cancel()
+
+    asyncio.run(main())
 
 
 def test_who_waits_goes_on_in_order_when_there_is_room() -> None:
