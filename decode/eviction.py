@@ -243,7 +243,8 @@ class Eviction:
         """Moves out the KV of that batch, the running one and that one excepted, whose turn is furthest away. It is for
         the `needed` model; None: for another instance."""
         running = self._work.turn.batch if self._work.turn else None
-        furthest = [batch for batch in reversed(self._work.upcoming()) if batch is not running and batch is not but]
+        stay = (running, self._work.paused, but)
+        furthest = [batch for batch in reversed(self._work.upcoming()) if batch not in stay]
         for at, batch in enumerate(furthest):
             idle = self._idle(batch)
             if idle:
@@ -279,7 +280,9 @@ class Eviction:
         sooner = -1 if needed is None else places.get(needed, never)
         running = stepping[0].job.model if stepping else None
         resident = self._ledger.weights.resident()
-        idle = [m for m in resident if m != needed and m != running and places.get(m, never) >= sooner]
+        paused = self._work.paused.model if self._work.paused else None
+        stay = (needed, running, paused)
+        idle = [m for m in resident if m not in stay and places.get(m, never) >= sooner]
         return sorted(idle, key=lambda model: -places.get(model, never))  # the order of use remains
 
     def _evict_all(self, *, but: ModelId) -> bool:

@@ -184,8 +184,12 @@ class WorkList:
     @property
     def holder(self) -> Batch | None:
         """The batch that has the turn, also while it is paused."""
-        turn = self._paused or self.turn
-        return turn.batch if turn else None
+        return self.paused or (self.turn.batch if self.turn else None)
+
+    @property
+    def paused(self) -> Batch | None:
+        """The batch whose turn is paused; it keeps what it has on the device."""
+        return self._paused.batch if self._paused else None
 
     def begins(self, turn: RunningTurn) -> None:
         """A run of the turn. Between two pauses for one batch there is a run of the turn that they interrupt, or that

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aegis.core.effects import LoadWeights, RunDecode, RunPrefill
-from aegis.core.events import Stepped
+from aegis.core.effects import LoadWeights, RunPrefill
+from aegis.core.events import Stepped, Tick
 from aegis.core.messages import Phase, Submit, TakeBack
 from aegis.core.request import Token
 from aegis.core.views import BatchView, Renewal, Turn, TurnRules
 from decode.core import DecodeCore
+from decode.sequences import Where
 from tests.sim.driven import Driven, decode, make_job
-from tests.unit.decode.turns import A, B, running, settle, take
+from tests.unit.decode.turns import IN, A, B, running, settle, take
 
 ROOM = 40  # pages
 PATIENCE_NS = 40_000_000
@@ -87,16 +88,22 @@ def test_whoever_makes_way_in_a_pause_has_stopped() -> None:
     """The streams of the batch whose turn is paused too."""
     driven, policy = beside_a_stream()
     take(driven, 4, B)
-    policy.pauses = [Turn(1, 1, prefills=False, pause=True)]
-    for _ in range(2):
-        piece_ran(driven)
-        driven.stepped(2)
-    driven.on(TakeBack(1, ROOM, PATIENCE_NS), after_ns=PATIENCE_NS)
-    for _ in range(4):
-        run = driven.asked(RunPrefill) + driven.asked(RunDecode)
-        if not run:
+    piece_ran(driven)
+    while driven.under_way(IN):
+        driven.complete(IN)
+    for _ in range(4):  # the stream that has come has a step between two pieces
+        if running(driven) == [4]:
             break
-        piece_ran(driven) if isinstance(run[0], RunPrefill) else driven.stepped(*[2] * len(run[0].rows))
-    stopped = [r for phase in driven.said(Phase, driven.effects) if not phase.running for r in phase.requests]
-    started = [r for phase in driven.said(Phase, driven.effects) if phase.running for r in phase.requests]
-    assert driven.core.running == len(started) - len(stopped)
+        piece_ran(driven)
+    driven.stepped(2)
+    policy.pauses = [Turn(1, 1, prefills=False, pause=True)]
+    piece_ran(driven)
+    while running(driven) != [1]:
+        driven.stepped(2) if running(driven) else piece_ran(driven)
+    driven.on(TakeBack(1, ROOM, PATIENCE_NS))
+    assert {s.where for s in driven.core._by_request.values()} == {Where.DEVICE}, "what is paused keeps its KV"
+    driven.on(Tick(), after_ns=PATIENCE_NS * 3 // 4)
+    said = len(driven.effects)
+    driven.stepped(2)
+    stopped = [r for phase in driven.said(Phase, driven.effects[said:]) if not phase.running for r in phase.requests]
+    assert sorted(stopped) == [1, 4] and driven.core.running == 0
