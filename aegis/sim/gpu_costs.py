@@ -14,6 +14,7 @@ from aegis.config.values import Count, Positive, Section, Size
 from aegis.core.errors import UserError
 from aegis.core.estimators import Hardware
 from aegis.core.model import ModelSpec
+from aegis.sim.compute_shares import ComputeShares
 from aegis.sim.files import read
 from aegis.sim.step_costs import StepCosts
 
@@ -46,7 +47,9 @@ class GpuSpec:
     run_ns: int = 0  # between two runs of an instance
     copy_ns: int = 0  # of a copy, whatever its size
     contention: int = 0  # thousandths that a run takes longer for each other one under way on the node
+    shares: ComputeShares | None = None  # what lanes may have of it; None: it is not divided
     fits: Mapping[str, StepCosts] = field(default_factory=dict, hash=False)  # by the model's name or its shape's
+    group_fits: Mapping[int, Mapping[str, StepCosts]] = field(default_factory=dict, hash=False)  # of so many GPUs
 
     def costs(self, spec: ModelSpec) -> StepCosts:
         """Measured costs of this model, else of its shape, else the roofline's."""
@@ -68,6 +71,14 @@ class GpuSpec:
             ),
         )
 
+    def reading_share(self, spec: ModelSpec, context_tokens: int, rows: int) -> float:
+        """The part of a decode step's time for which it reads memory at full speed: its traffic on the whole device.
+        Reading KV does not reach all of the bandwidth (the efficiencies stand above)."""
+        costs = self.costs(spec)
+        weights_ps = 1e12 * spec.manifest.image_bytes / self.memory_bytes_per_s
+        read_ps = weights_ps + _KV_EFFICIENCY * costs.context_token_ps * context_tokens
+        return min(read_ps / (1e3 * costs.decode_ns(context_tokens, rows)), 1.0)
+
     def hardware(self) -> Hardware:
         """The figures that the estimators may know before they have seen a step."""
         return Hardware(
@@ -78,8 +89,8 @@ class GpuSpec:
         )
 
     def group(self, ways: int) -> GpuSpec:
-        """`ways` GPUs of a node as one tensor-parallel instance: each holds, copies and reads its part. Fits, measured
-        on one GPU, do not carry over. Raises UserError if a node has too few."""
+        """`ways` GPUs of a node as one tensor-parallel instance: each holds, copies and reads its part. Fits that
+        were measured on one GPU do not carry over. Raises UserError if a node has too few."""
         if not 1 <= ways <= self.gpus_per_node:
             raise UserError(f"{self.name}x{ways}: a node has {self.gpus_per_node} of these GPUs")
         if ways == 1:
@@ -94,12 +105,16 @@ class GpuSpec:
             memory_bytes_per_s=self.memory_bytes_per_s * ways,
             flops_per_s=self.flops_per_s * ways,
             layer_ns=self.layer_ns + _REDUCE_NS,
-            fits={},
+            fits=self.group_fits.get(ways, {}),
+            group_fits={},
         )
 
 
 _GB, _GIB = 10**9, 2**30
 _PCIE5, _PCIE4 = 49_500_000_000, 24_750_000_000  # the rates of pinned copies over 64 and 32 GB/s
+
+_HOPPER = ComputeShares(units=132, step_units=16, prefill_traffic=0.3)
+_AMPERE = ComputeShares(units=108, step_units=16, prefill_traffic=0.2)
 
 _H800 = GpuSpec(
     name="h800",
@@ -110,6 +125,7 @@ _H800 = GpuSpec(
     gpus_per_node=8,
     memory_bytes_per_s=3_350 * _GB,
     flops_per_s=989 * 10**12,
+    shares=_HOPPER,
     fits={
         "qwen2.5-7b": StepCosts.of_ms(decode=(8.45, 0.06, 0.099), prefill=(0.0, 22.7, 0.0)),
         "yi-1.5-9b": StepCosts.of_ms(decode=(11.70, 0.16, 0.090), prefill=(0.0, 28.8, 0.0)),
@@ -130,6 +146,7 @@ _H20 = replace(
     memory_bytes=84 * _GIB,
     memory_bytes_per_s=4_000 * _GB,
     flops_per_s=148 * 10**12,
+    shares=replace(_HOPPER, units=78),
     fits={},
 )
 _A10 = GpuSpec(
@@ -141,13 +158,31 @@ _A10 = GpuSpec(
     gpus_per_node=4,
     memory_bytes_per_s=600 * _GB,
     flops_per_s=125 * 10**12,
+    shares=replace(_AMPERE, units=72),
+)
+_A100 = replace(
+    _A10,
+    name="a100",
+    memory_bytes=70 * _GIB,
+    gpus_per_node=8,
+    memory_bytes_per_s=2_039 * _GB,
+    flops_per_s=312 * 10**12,
+    shares=_AMPERE,
+    group_fits={8: {"llama-3-70b": StepCosts.of_ms(decode=(23.0, 0.06, 0.1), prefill=(30.0, 106.0, 0.8))}},
 )
 
-GPUS = {spec.name: spec for spec in (_H100, _H800, _H20, _A10)}
+GPUS = {spec.name: spec for spec in (_H100, _H800, _H20, _A10, _A100)}
 """Built-in GPUs. Memory bandwidth and FLOPS are the vendor's; 7/8 of the memory is for weights and KV (70 of 80 GB, as
 in Aegaeon's artifact); the node is Aegaeon's testbed of eight (Figure 17: four A10), its host memory at 80 % of two
 sockets of eight DDR5-4800 (A10: DDR4-3200) channels. Fits are of Aegaeon's published profiles; the 7B one for H100 is
-poor (R² 0.8), so the roofline stands in. Switch and hand-over overheads are bounds that aegis sets itself."""
+poor (R² 0.8), so the roofline stands in. Switch and hand-over overheads are bounds that aegis sets itself.
+
+A100 is the SXM one with 80 GB, in nodes of eight as MuxWise has them (§4.1). Its fit of a 70B model on eight of them
+meets what that paper says of it: 505 ms for a step of 4 K new tokens and 32 decode rows of 1 K tokens each, less than
+100 ms for one of 256 and more for one of 512 (Figure 6 a, §1), 25 to 30 ms for a decode step (Table 3).
+
+Multiprocessors are the vendor's; lanes get 16 at a time, and a prefill beside a decode takes the traffic that MuxWise
+saw at worst on A100 and H100 (`aegis.sim.compute_shares`). For the others the one of their generation stands in."""
 
 _NAME = re.compile(r"(?P<name>[a-z0-9]+?)(?:x(?P<ways>[1-9][0-9]?))?", re.ASCII)
 
@@ -189,6 +224,16 @@ class _Fit(Section):
     prefill_ms: _Prefill = _Prefill()
 
 
+class _Lanes(Section):
+    """Of the device's compute, in units that can be given to a lane: multiprocessors, or cores."""
+
+    units: Count
+    step: Count = 1
+    prefill_traffic: _Ms = 0.0  # the part of the memory's bandwidth that a prefill on all of them takes
+    decode_bend: Positive = 0.25
+    prefill_bend: Positive = 8.0
+
+
 class _GpuFile(Section):
     """Sizes in bytes, or as `70GiB`; rates are sizes per second."""
 
@@ -206,6 +251,7 @@ class _GpuFile(Section):
     run_ms: _Ms = 0.0
     copy_ms: _Ms = 0.0
     contention: _Ms = 0.0
+    lanes: _Lanes | None = None
     costs: dict[str, _Fit] = Field(default_factory=dict)
 
 
@@ -226,6 +272,7 @@ def _from_file(file: Path) -> GpuSpec:
         run_ns=round(content.run_ms * 1e6),
         copy_ns=round(content.copy_ms * 1e6),
         contention=round(content.contention * 1e3),
+        shares=_shares(content.lanes),
         fits={name: _costs(fit) for name, fit in content.costs.items()},
     )
 
@@ -241,6 +288,7 @@ class _CostsFile(Section):
     run_ms: _Ms | None = None
     copy_ms: _Ms | None = None
     contention: _Ms | None = None
+    lanes: _Lanes | None = None
     costs: dict[str, _Fit] = Field(min_length=1)
 
 
@@ -258,6 +306,8 @@ def with_costs(spec: GpuSpec, file: Path) -> GpuSpec:
     measured |= {name: round(time_ms * 1e6) for name, time_ms in times.items() if time_ms is not None}
     if content.contention is not None:
         measured["contention"] = round(content.contention * 1e3)
+    if content.lanes is not None:
+        measured["shares"] = _shares(content.lanes)
     fits = {name: _costs(fit) for name, fit in content.costs.items()}
     return replace(spec, **measured, fits={**spec.fits, **fits})
 
@@ -265,6 +315,18 @@ def with_costs(spec: GpuSpec, file: Path) -> GpuSpec:
 def costed(file: Path) -> frozenset[str]:
     """The models, or shapes, that such a file has costs of. Raises UserError."""
     return frozenset(read(file, _CostsFile).costs)
+
+
+def _shares(lanes: _Lanes | None) -> ComputeShares | None:
+    if lanes is None:
+        return None
+    return ComputeShares(
+        units=lanes.units,
+        step_units=min(lanes.step, lanes.units),
+        prefill_traffic=lanes.prefill_traffic,
+        decode_bend=lanes.decode_bend,
+        prefill_bend=lanes.prefill_bend,
+    )
 
 
 def _costs(fit: _Fit) -> StepCosts:

@@ -102,9 +102,12 @@ SHAPES = {
         _shape("qwen2.5-14b", 48, (40, 8), 5120, 13824, 152064, 32768),
         _shape("qwen2.5-32b", 64, (40, 8), 5120, 27648, 152064, 32768),
         _shape("qwen2.5-72b", 80, (64, 8), 8192, 29568, 152064, 32768),
+        _shape("llama-3-8b", 32, (32, 8), 4096, 14336, 128256, 131072),
+        _shape("llama-3-70b", 80, (64, 8), 8192, 28672, 128256, 131072),
     )
 }
-"""The models of Aegaeon's figures (7B, 9B and 13B; 6B and 7B on A10; 72B), and sizes between for one's own."""
+"""The models of Aegaeon's figures (7B, 9B and 13B; 6B and 7B on A10; 72B), sizes between for one's own, and the two of
+MuxWise's (8B, 70B; Llama 3.1, for contexts of 128 K)."""
 
 MIX = ("qwen2.5-7b",) * 6 + ("yi-1.5-9b",) * 2 + ("llama-2-13b",) * 2
 """Ten of Aegaeon's models, in the order of its artifact; model i of a market has the shape `MIX[i % 10]`."""

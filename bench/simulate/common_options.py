@@ -10,7 +10,7 @@ import typer
 Workload = Annotated[str | None, typer.Option(metavar="SPEC", help="Requests from a generator (docs/workloads.md).")]
 Trace = Annotated[Path | None, typer.Option(metavar="FILE", help="Requests from a trace.")]
 Gpu = Annotated[
-    str | None, typer.Option(metavar="GPU", help="h100, h800, h20, a10, h800x4, or a .yaml file. [default: h800]")
+    str | None, typer.Option(metavar="GPU", help="h100, h800, h20, a100, a10, h800x4, or a .yaml file. [default: h800]")
 ]
 Models = Annotated[
     str | None, typer.Option(metavar="SPEC", help="mix:80, qwen2.5-32b:4, or a .yaml file. [default: mix]")

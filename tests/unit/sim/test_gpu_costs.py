@@ -58,6 +58,35 @@ def test_a_group_of_gpus_works_as_one() -> None:
     assert one.costs(large).decode_ns(0, 1) / 4 < four.costs(large).decode_ns(0, 1) < one.costs(large).decode_ns(0, 1)
 
 
+def test_eight_a100_take_what_muxwise_measured() -> None:
+    """MuxWise Figure 6 a: steps of a token budget, 32 rows of decode with 1 K tokens each among it."""
+    (large,) = models("llama-3-70b:1")
+    costs = gpu("a100x8").costs(large)
+    decode_ns = costs.decode_ns(32 * 1024, 32)
+    steps_ms = [(costs.prefill_ns(budget - 32) + decode_ns) / 1e6 for budget in (256, 512, 4096)]
+    assert steps_ms[0] < 100 < steps_ms[1] and steps_ms[2] == pytest.approx(505, rel=0.02)
+    assert 25 < decode_ns / 1e6 < 30.2
+
+
+def test_a_decode_step_reads_for_a_part_of_its_time() -> None:
+    (seven,) = models("qwen2.5-7b:1")
+    card = gpu("h800")
+    assert card.reading_share(seven, 0, 1) == pytest.approx(15.23e9 / 3.35e12 * 1e3 / 8.549, rel=0.01)
+    assert 0.3 < card.reading_share(seven, 64 * 8192, 64) < card.reading_share(seven, 0, 1)
+
+
+def test_a_file_says_what_lanes_may_have(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(FILE + "lanes: {units: 142, step: 16, prefill_traffic: 0.25}\n")
+    shares = gpu(str(file)).shares
+    assert shares is not None and (shares.units, shares.step_units, shares.prefill_traffic) == (142, 16, 0.25)
+    file.write_text(FILE)
+    assert gpu(str(file)).shares is None
+    file.write_text(FILE + "lanes: {units: 0}\n")
+    with pytest.raises(UserError, match=r"lanes.units"):
+        gpu(str(file))
+
+
 def test_a_file_describes_a_gpu(tmp_path: Path) -> None:
     file = tmp_path / "l40s.yaml"
     file.write_text(FILE)
