@@ -44,6 +44,7 @@ class TextProcess:
         self._command = [sys.executable, "-m", "aegis.models.text.worker", str(memory_bytes), str(niceness)]
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._link: _Link | None = None
         self._progress: mmap.mmap | None = None
         self._sent_models: OrderedDict[int, None] = (
             OrderedDict()
@@ -59,28 +60,28 @@ class TextProcess:
         needed, at = {text.key for text, _ in jobs}, 0
         assert len(needed) <= KNOWN_MAX
         try:
-            end = self._socket if self._socket and self._is_alive() else await self._start()
+            link = await self._linked()
             for index, (text, _) in enumerate(jobs):
                 if text.key not in self._sent_models:
                     at = index
-                    await self._send_model(end, text, needed)
+                    await self._send_model(link, text, needed)
                 self._sent_models.move_to_end(text.key)
             at = 0
             self._set_begun(0)
-            return await _answers(end, framed([job for _, job in jobs]), within_s)
+            return await link.ask(framed([job for _, job in jobs]), within_s)
         except (OSError, EOFError, TimeoutError):
             return min(max(at, self._begun()), len(jobs) - 1)
         except BaseException:  # the process may be in the middle of a job
             self.close()
             raise
 
-    async def _send_model(self, end: socket.socket, text: TextModel, needed: Set[int]) -> None:
+    async def _send_model(self, link: _Link, text: TextModel, needed: Set[int]) -> None:
         """In place of the model that was used the longest ago, and that is not `needed` now, where there are many."""
         source, forget = await asyncio.to_thread(text.source), None
         if len(self._sent_models) >= KNOWN_MAX:
             forget = next(key for key in self._sent_models if key not in needed)
             del self._sent_models[forget]
-        if await _answers(end, framed([Know(text.key, source, forget)]), self._load_s) != (Known(),):
+        if await link.ask(framed([Know(text.key, source, forget)]), self._load_s) != (Known(),):
             raise EOFError
         self._sent_models[text.key] = None
 
@@ -98,22 +99,33 @@ class TextProcess:
     async def start(self) -> None:
         """Before there is a job. Raises OSError, EOFError or TimeoutError."""
         if self._socket is None:
-            await self._start()
+            await self._linked()
 
     def close(self) -> None:
         """Ends the process, if there is one."""
         if self._process:
             self._process.kill()
             Thread(target=self._process.wait, daemon=True).start()  # a process with much memory takes a moment to end
+        if self._link:
+            self._link.close()
         if self._socket:
             self._socket.close()
         if self._progress:
             self._progress.close()
-        self._process = self._socket = self._progress = None
+        self._process = self._socket = self._link = self._progress = None
         self._sent_models.clear()
 
-    def _is_alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+    async def _linked(self) -> _Link:
+        """The link to a process that is alive, on this event loop."""
+        loop, link = asyncio.get_running_loop(), self._link
+        if link and link.loop is loop and not link.ended:
+            return link
+        if link is None or link.ended or self._socket is None:
+            self._socket = await self._start()
+        else:
+            link.close()
+        self._link = _Link(self._socket, loop)
+        return self._link
 
     async def _start(self) -> socket.socket:
         self.close()
@@ -139,28 +151,89 @@ class TextProcess:
         return ours
 
 
-async def _answers(end: socket.socket, message: bytes, within_s: float) -> tuple[Answer, ...]:
-    """Raises TimeoutError, EOFError, OSError."""
-    async with asyncio.timeout(within_s):
-        await asyncio.get_running_loop().sock_sendall(end, message)
-        return await _message(end)
+class _Link:
+    """The socket to the process, on one event loop. There is one message at a time, and `ask` waits for its answers.
 
+    A reader stays registered for the life of the link: most messages are short, and for each one tasks, timeouts and
+    changes of what the loop polls would cost more than the answer.
+    """
 
-async def _message(end: socket.socket) -> tuple[Answer, ...]:
-    """Raises EOFError, also if the message is longer than a process may send."""
-    length = int.from_bytes(await _read(end, LENGTH_BYTES), "little")
-    if length > ANSWERS_BYTES_MAX + _FRAME_BYTES:
-        raise EOFError
-    return read_answers(await _read(end, length))
+    def __init__(self, end: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        self._end = end
+        self.loop = loop
+        self._unsent = memoryview(b"")
+        self._data = bytearray(LENGTH_BYTES)
+        self._came = 0
+        self._in_length = True
+        self._answered: asyncio.Future[bytearray] | None = None
+        self.ended = False  # the process has closed its end
+        loop.add_reader(end, self._readable)
 
+    def close(self) -> None:
+        """The socket is the caller's to close."""
+        if not self.loop.is_closed():
+            self.loop.remove_reader(self._end)
+            self.loop.remove_writer(self._end)
+        self._fail(EOFError())
 
-async def _read(end: socket.socket, nbytes: int) -> bytearray:
-    """Raises EOFError."""
-    loop, data, came = asyncio.get_running_loop(), bytearray(nbytes), 0
-    with memoryview(data) as view:
-        while came < nbytes:
-            part = await loop.sock_recv_into(end, view[came:])
-            if not part:
-                raise EOFError
-            came += part
-    return data
+    async def ask(self, message: bytes, within_s: float) -> tuple[Answer, ...]:
+        """Raises TimeoutError, EOFError, OSError."""
+        answered = self._answered = self.loop.create_future()
+        late = self.loop.call_later(within_s, self._fail, TimeoutError())
+        try:
+            self._unsent = memoryview(message)
+            self._writable()
+            return read_answers(await answered)
+        finally:
+            late.cancel()
+            self._answered = None
+
+    def _fail(self, error: Exception) -> None:
+        if self._answered and not self._answered.done():
+            self._answered.set_exception(error)
+
+    def _writable(self) -> None:
+        """Sends what the socket takes; the rest when it takes more."""
+        waits = bool(self._unsent)
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._end.send(self._unsent) :]
+        except BlockingIOError:
+            self.loop.add_writer(self._end, self._writable)
+            return
+        except OSError as error:
+            self._fail(error)
+        if waits:
+            self.loop.remove_writer(self._end)
+
+    def _readable(self) -> None:
+        try:
+            with memoryview(self._data) as view:
+                nbytes = self._end.recv_into(view[self._came :])
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.ended = True
+            self._fail(error)
+            return
+        self._came += nbytes
+        if not nbytes:
+            self.ended = True
+            self.loop.remove_reader(self._end)  # which would be called again and again
+            self._fail(EOFError())
+        elif self._came == len(self._data):
+            self._complete()
+
+    def _complete(self) -> None:
+        """All of a length, or of the answers that follow it. A length is refused if no process may send as much."""
+        data, was_length = self._data, self._in_length
+        length = int.from_bytes(data, "little") if was_length else LENGTH_BYTES
+        self._in_length, self._came = not was_length, 0
+        if was_length and not 0 < length <= ANSWERS_BYTES_MAX + _FRAME_BYTES:
+            self._fail(EOFError())
+            return
+        self._data = bytearray(length)
+        if was_length:
+            self._readable()
+        elif self._answered and not self._answered.done():
+            self._answered.set_result(data)

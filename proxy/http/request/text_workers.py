@@ -165,16 +165,12 @@ class Lane:
     async def _answer(self, batch: list[_Waiting]) -> list[_Waiting]:
         """The jobs of the batch that are still to be done: all but those of the model of which one took too much."""
         jobs = [(waiting.text, waiting.job) for waiting in batch]
-        asking = asyncio.create_task(self.process.ask(jobs, self.within_s))
-        if len(batch) == 1:  # whose client may leave meanwhile
-            batch[0].answer.add_done_callback(lambda _: asking.cancel())
-        try:
-            await asyncio.wait((asking,))
-        finally:
-            asking.cancel()
-        if asking.cancelled():
+        if self._at_once == 1:
+            answers = await self._ask_while_wanted(jobs, batch[0].answer)
+        else:
+            answers = await self.process.ask(jobs, self.within_s)
+        if answers is None:
             return []
-        answers = asking.result()
         if isinstance(answers, int):
             guilty = batch[answers].text
             self._barred_until_s[guilty.key] = monotonic() + self._barred_s
@@ -185,6 +181,18 @@ class Lane:
         for waiting, answer in zip(batch, answers, strict=True):
             _set_answer(waiting, answer)
         return []
+
+    async def _ask_while_wanted(
+        self, jobs: Sequence[tuple[TextModel, msgspec.Raw]], answer: asyncio.Future[Answer | None]
+    ) -> tuple[Answer, ...] | int | None:
+        """None if the client leaves meanwhile, for which the process is ended: the job may take long."""
+        asking = asyncio.create_task(self.process.ask(jobs, self.within_s))
+        answer.add_done_callback(lambda _: asking.cancel())
+        try:
+            await asyncio.wait((asking,))
+        finally:
+            asking.cancel()
+        return None if asking.cancelled() else asking.result()
 
 
 def _set_answer(waiting: _Waiting, answer: Answer | None) -> None:
