@@ -16,7 +16,7 @@ from aegis.core.copy_order import served
 _POLL_S = 0.02  # between looks at whether to give up
 
 
-class Lane:
+class CopyLane:
     """One direction, shared by the threads of its streams and the submitting thread."""
 
     __slots__ = ("changed", "copying")
@@ -31,7 +31,7 @@ class Place:
 
     __slots__ = ("_lane", "_queued")
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: CopyLane) -> None:
         self._lane = lane
         self._queued: deque[int] = deque()  # urgencies, of what is in hand first
 

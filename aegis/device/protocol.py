@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from aegis.core.copy_order import NOW
 from aegis.core.ids import PageRun
 from aegis.core.request import EventHandle
+from aegis.device.divisions import Shares
 
 
 class CopyTimes(NamedTuple):
@@ -111,6 +112,34 @@ class PhysicalPool(Protocol):
         ...
 
 
+class Lane(Protocol):
+    """A share of the device's compute: what runs in it has that share and no more, whatever runs in other lanes.
+    Memory is not divided."""
+
+    @property
+    def share(self) -> int:
+        """In thousandths of the device."""
+        ...
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that an engine computes with here; of no account on a GPU, where it is 1."""
+        ...
+
+    @property
+    def stream(self) -> int:
+        """The CUDA stream whose kernels run here, as a handle; 0 on a CPU."""
+        ...
+
+    def enter(self) -> None:
+        """The calling thread computes here from now on, as do threads that it starts afterwards. Once per thread."""
+        ...
+
+    def close(self) -> None:
+        """Nothing runs in it any more."""
+        ...
+
+
 class Device(Protocol):
     """One accelerator as one instance sees it: `page_count` pages exist, those that were granted are its own."""
 
@@ -148,6 +177,16 @@ class Device(Protocol):
 
     def stream(self, name: str, *, outwards: bool = False) -> Stream:
         """`outwards`: it copies from the device to the host, which is a lane of its own."""
+        ...
+
+    def partitions(self) -> tuple[Shares, ...]:
+        """What the device can be: `WHOLE`, and then its divisions into lanes. No more than the first where it cannot be
+        divided."""
+        ...
+
+    def lanes(self, shares: Shares) -> Sequence[Lane]:
+        """The lanes of one of its divisions, made anew, in the order of the shares. They are to be closed before the
+        device. Raises KeyError if it is no division of the device, OSError if the system refuses."""
         ...
 
     def passed(self, event: EventHandle) -> bool:

@@ -6,6 +6,8 @@ import ctypes
 import subprocess
 import sys
 
+import torch
+
 from aegis.core.ids import PageRun
 from aegis.core.request import EventHandle
 from aegis.device.cuda.device import CudaDevice
@@ -171,3 +173,39 @@ def test_host_memory_is_page_locked(device: CudaDevice) -> None:
     assert device.open_host(memory.path, writable=True).pinned
     assert device.open_host(memory.path, writable=False, populate=False).pinned
     memory.close()
+
+
+def test_lanes_compute_beside_each_other_with_the_multiprocessors_of_their_shares(device: CudaDevice) -> None:
+    """A product that fills the GPU takes as many times as long as the lane is smaller, and two lanes give what each
+    gives alone."""
+    factor = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
+    expected = factor @ factor
+    divisions = device.partitions()[1:]
+    assert divisions, "this GPU, or its driver, has no green contexts"
+    lanes = device.lanes(min(divisions, key=lambda shares: abs(shares[0] - 250)))
+    streams = [torch.cuda.ExternalStream(lane.stream) for lane in lanes]  # type: ignore[no-untyped-call]
+
+    def seconds(stream: torch.cuda.Stream) -> float:
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                factor @ factor
+            start.record(stream)
+            for _ in range(20):
+                factor @ factor
+            stop.record(stream)
+        stop.synchronize()
+        return start.elapsed_time(stop) / 1e3
+
+    alone = seconds(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+    assert seconds(streams[0]) > 0.7 * alone * 1000 / lanes[0].share
+    results = []
+    torch.cuda.synchronize()
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            results.append(factor @ factor)
+    torch.cuda.synchronize()
+    for result in results:  # with fewer multiprocessors sums may be split elsewhere
+        torch.testing.assert_close(result, expected, rtol=0.05, atol=1.0)
+    for lane in lanes:
+        lane.close()

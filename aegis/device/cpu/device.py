@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from aegis.core.ids import PageRun
 from aegis.core.request import EventHandle
-from aegis.device.copy_lanes import Lane
+from aegis.device.copy_lanes import CopyLane
+from aegis.device.cpu.lanes import CpuLane, DividedCores
 from aegis.device.cpu.libc import copy
 from aegis.device.cpu.pages import PhysicalPages
 from aegis.device.cpu.pool import PAGE_BYTES
 from aegis.device.cpu.ranges import CpuRange
 from aegis.device.cpu.streams import CpuStream
+from aegis.device.divisions import Shares
 from aegis.device.host_memory import MappedFile
 from aegis.device.shared_events import SharedWords
 
@@ -20,11 +22,19 @@ class CpuDevice:
     """A `Device` over the pool at `address`, which several processes open. Raises UserError when the pool is gone.
 
     `words` are the node's and stay the caller's; `stream_words` are those among them that this device's streams may
-    take, in order (all, if not given), each still 0. Pages are granted and revoked, ranges mapped and unmapped by one
-    thread; any may open a host region.
+    take, in order (all, if not given), each still 0. `threads` are those that engines compute with, by default as many
+    as OpenMP starts. Pages are granted and revoked, ranges mapped and unmapped by one thread; any may open a host
+    region.
     """
 
-    def __init__(self, address: str, words: SharedWords, *, stream_words: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        words: SharedWords,
+        *,
+        stream_words: Sequence[int] | None = None,
+        threads: int | None = None,
+    ) -> None:
         self.name = "cpu"
         self.device_wide = 0
         self._words = words
@@ -35,7 +45,8 @@ class CpuDevice:
         self._streams: list[CpuStream] = []
         self._ranges: list[CpuRange] = []
         self._regions: set[MappedFile] = set()
-        self._inwards, self._outwards = Lane(), Lane()
+        self._inwards, self._outwards = CopyLane(), CopyLane()
+        self._divided = DividedCores(threads)
 
     def reserve(self, nbytes: int) -> CpuRange:
         self._ranges.append(CpuRange(nbytes, self._pages))
@@ -55,6 +66,12 @@ class CpuDevice:
     def move(self, copies: Sequence[tuple[int, int, int]]) -> None:
         for target, source, nbytes in copies:
             copy(target, source, nbytes)
+
+    def partitions(self) -> tuple[Shares, ...]:
+        return self._divided.partitions
+
+    def lanes(self, shares: Shares) -> tuple[CpuLane, ...]:
+        return self._divided.lanes(shares)
 
     def passed(self, event: EventHandle) -> bool:
         return self._words.load(event.word) >= event.value

@@ -12,7 +12,7 @@ from threading import Thread
 from aegis.core.copy_order import NOW
 from aegis.core.ids import PageRun
 from aegis.core.request import EventHandle
-from aegis.device.copy_lanes import Lane, Place
+from aegis.device.copy_lanes import CopyLane, Place
 from aegis.device.cpu.libc import copy, copy_small
 from aegis.device.cpu.pages import WIPE_PAGES, PhysicalPages
 from aegis.device.protocol import CopyTimes
@@ -52,7 +52,7 @@ class CpuStream:
         "word",
     )
 
-    def __init__(self, name: str, word: int, words: SharedWords, pages: PhysicalPages, lane: Lane) -> None:
+    def __init__(self, name: str, word: int, words: SharedWords, pages: PhysicalPages, lane: CopyLane) -> None:
         assert words.load(word) == 0, f"word {word} was used before"
         self.name = name
         self.word = word

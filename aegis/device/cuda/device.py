@@ -1,8 +1,9 @@
 """The CUDA device. Written from the documentation of CUDA 13; not run on a GPU.
 
 Its memory belongs to a `CudaPool` of another process. Its parts are handles of granted pages and ranges over them
-(`memory_mapping`), streams that write their progress to shared words (`streams`), and page-locked files
-(`pinned_memory`). Nothing here waits for a whole device: `device_wide` counts the driver calls that would.
+(`memory_mapping`), streams that write their progress to shared words (`streams`), page-locked files
+(`pinned_memory`), and lanes, into which its compute may be divided (`green_contexts`). Nothing here waits for a whole
+device: `device_wide` counts the driver calls that would.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from collections.abc import Sequence
 
 from aegis.core.ids import PageRun
 from aegis.core.request import EventHandle
-from aegis.device.copy_lanes import Lane
+from aegis.device.copy_lanes import CopyLane
 from aegis.device.cuda.driver import Context, Driver, Gpu
+from aegis.device.cuda.green_contexts import DividedGpu, GreenLane
 from aegis.device.cuda.handle_sharing import HandleClient
 from aegis.device.cuda.memory_mapping import CudaRange, GrantedPages
 from aegis.device.cuda.pinned_memory import PinnedFile
 from aegis.device.cuda.streams import POLL_NS, CudaStream, WordsOnGpu
+from aegis.device.divisions import Shares
 from aegis.device.shared_events import SharedWords
 
 
@@ -42,6 +45,7 @@ class CudaDevice:
         self._ordinal = client.measures.ordinal
         gpu = Gpu(self._driver, self._ordinal)
         self._context = Context(gpu)
+        self._divided = DividedGpu(gpu)
         self._pages = GrantedPages(gpu, client)
         self.page_bytes = self._pages.page_bytes
         self.page_count = self._pages.page_count
@@ -51,7 +55,7 @@ class CudaDevice:
         self._scratch = CudaRange(self._pages, self.page_count * self.page_bytes)
         self._ranges = [self._scratch]
         self._regions: set[PinnedFile] = set()
-        self._inwards, self._outwards = Lane(), Lane()
+        self._inwards, self._outwards = CopyLane(), CopyLane()
         self._moves = self._driver("cuStreamCreate", self._driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
     @property
@@ -85,6 +89,12 @@ class CudaDevice:
             name, word, self._driver, self._context, self._words, self._streams, self._pages, self._scratch, lane
         )
         return self._streams[word]
+
+    def partitions(self) -> tuple[Shares, ...]:
+        return self._divided.partitions
+
+    def lanes(self, shares: Shares) -> tuple[GreenLane, ...]:
+        return self._divided.lanes(shares)
 
     def passed(self, event: EventHandle) -> bool:
         return self._words.words.load(event.word) >= event.value

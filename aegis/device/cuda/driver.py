@@ -44,12 +44,18 @@ class Driver:
         self.device_wide = 0
 
     def __call__(self, name: str, *arguments: Any) -> Any:
+        values = self.all(name, *arguments)
+        return values[0] if values else None
+
+    def all(self, name: str, *arguments: Any) -> list[Any]:
+        """Everything that the call returns behind its code."""
         if name in DEVICE_WIDE:
             self.device_wide += 1
+        values: list[Any]
         code, *values = getattr(self.api, name)(*arguments)
         if code != self.api.CUresult.CUDA_SUCCESS:
             raise CudaError(f"{name}: {code.name}")
-        return values[0] if values else None
+        return values
 
 
 class Gpu:
@@ -81,6 +87,14 @@ class Gpu:
         """The number of bytes of which sizes of physical memory are multiples."""
         least = self.driver.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         return int(self.driver("cuMemGetAllocationGranularity", self.memory, least))
+
+    def attribute(self, name: str) -> int:
+        """0 where the driver does not know it: clocks are not told everywhere."""
+        attribute = getattr(self.driver.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
+        try:
+            return 0 if attribute is None else int(self.driver("cuDeviceGetAttribute", attribute, self.device))
+        except CudaError:
+            return 0
 
 
 class Context:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from aegis.core.estimators import Hardware
-from aegis.device.cuda.driver import CudaError, Gpu
+from aegis.device.cuda.driver import Gpu
 
 _FLOPS_SHARE = 0.65  # that prefills reach of what tensor cores could do
 _OVERHEAD_NS = 4_500_000  # of a step: 0.14 ms for each of 32 layers
@@ -35,23 +35,14 @@ _GENERATIONS = {
 
 def of_gpu(gpu: Gpu) -> Hardware:
     """Figures that the GPU does not report are taken from its generation, or from an old one."""
-    capability = _attribute(gpu, "COMPUTE_CAPABILITY_MAJOR"), _attribute(gpu, "COMPUTE_CAPABILITY_MINOR")
+    capability = gpu.attribute("COMPUTE_CAPABILITY_MAJOR"), gpu.attribute("COMPUTE_CAPABILITY_MINOR")
     generation = next(of for least, of in _GENERATIONS.items() if capability >= least)
-    clock_hz = 1e3 * (_attribute(gpu, "CLOCK_RATE") or 1_500_000)
-    flops_per_s = (_attribute(gpu, "MULTIPROCESSOR_COUNT") or 64) * clock_hz * generation.flops_per_cycle
-    twice_a_cycle = 2e3 * _attribute(gpu, "MEMORY_CLOCK_RATE") * _attribute(gpu, "GLOBAL_MEMORY_BUS_WIDTH") / 8
+    clock_hz = 1e3 * (gpu.attribute("CLOCK_RATE") or 1_500_000)
+    flops_per_s = (gpu.attribute("MULTIPROCESSOR_COUNT") or 64) * clock_hz * generation.flops_per_cycle
+    twice_a_cycle = 2e3 * gpu.attribute("MEMORY_CLOCK_RATE") * gpu.attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8
     return Hardware(
         copy_bytes_per_s=generation.copy_bytes_per_s,
         memory_bytes_per_s=twice_a_cycle or generation.memory_bytes_per_s,
         flops_per_s=flops_per_s * _FLOPS_SHARE,
         overhead_ns=_OVERHEAD_NS,
     )
-
-
-def _attribute(gpu: Gpu, name: str) -> int:
-    """0 where the driver does not know: clocks are not told everywhere."""
-    attribute = getattr(gpu.driver.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
-    try:
-        return 0 if attribute is None else int(gpu.driver("cuDeviceGetAttribute", attribute, gpu.device))
-    except CudaError:
-        return 0

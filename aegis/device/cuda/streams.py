@@ -21,7 +21,7 @@ from typing import Any
 from aegis.core.copy_order import NOW
 from aegis.core.ids import PageRun
 from aegis.core.request import EventHandle
-from aegis.device.copy_lanes import Lane, Place
+from aegis.device.copy_lanes import CopyLane, Place
 from aegis.device.cuda.driver import Context, CudaError, Driver
 from aegis.device.cuda.memory_mapping import CudaRange, GrantedPages
 from aegis.device.protocol import CopyTimes
@@ -70,7 +70,7 @@ class CudaStream:
         siblings: dict[int, CudaStream],
         pages: GrantedPages,
         scratch: CudaRange,
-        lane: Lane,
+        lane: CopyLane,
     ) -> None:
         assert words.words.load(word) == 0, f"word {word} was used before"
         self.name = name

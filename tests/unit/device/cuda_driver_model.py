@@ -77,6 +77,15 @@ class CUstream_flags(IntEnum):
     CU_STREAM_NON_BLOCKING = 1
 
 
+class CUdevResourceType(IntEnum):
+    CU_DEV_RESOURCE_TYPE_SM = 1
+
+
+class CUgreenCtxCreate_flags(IntEnum):
+    CU_GREEN_CTX_NONE = 0
+    CU_GREEN_CTX_DEFAULT_STREAM = 1
+
+
 class CUevent_flags(IntFlag):
     CU_EVENT_BLOCKING_SYNC = 1
     CU_EVENT_DISABLE_TIMING = 2
@@ -99,6 +108,25 @@ class CUmemAllocationProp:
 class CUmemAccessDesc:
     location: Location = field(default_factory=Location)
     flags: CUmemAccess_flags | None = None
+
+
+@dataclass
+class SmResource:
+    smCount: int
+    minSmPartitionSize: int = 0  # drivers before CUDA 13.1 tell neither
+    smCoscheduledAlignment: int = 0
+
+
+@dataclass(eq=False)
+class CUdevResource:
+    sm: SmResource
+    taken: bool = False  # by a descriptor
+
+
+@dataclass(eq=False)
+class GreenContext:
+    resource: CUdevResource
+    streams: list[Stream] = field(default_factory=list)
 
 
 class Refused(Exception):
@@ -142,6 +170,9 @@ class Stream:
         self.destroyed = False
         threading.Thread(target=self._run, name="model stream", daemon=True).start()
 
+    def __int__(self) -> int:
+        return id(self)
+
     def put(self, work: Callable[[], None]) -> None:
         demand(not self.destroyed, CUresult.CUDA_ERROR_INVALID_HANDLE)
         if self.error:
@@ -182,7 +213,8 @@ def call(*, context: bool = False) -> Callable[[Any], Any]:
                 result = function(self, *arguments)
             except Refused as refusal:
                 return (refusal.code, None)
-            return (CUresult.CUDA_SUCCESS,) if result is None else (CUresult.CUDA_SUCCESS, result)
+            values = result if isinstance(result, tuple) else () if result is None else (result,)
+            return (CUresult.CUDA_SUCCESS, *values)
 
         return called
 
@@ -202,6 +234,8 @@ class DriverModel:
     CUdevice_attribute = CUdevice_attribute
     CUmemAllocationGranularity_flags = CUmemAllocationGranularity_flags
     CUstream_flags = CUstream_flags
+    CUdevResourceType = CUdevResourceType
+    CUgreenCtxCreate_flags = CUgreenCtxCreate_flags
     CUevent_flags = CUevent_flags
     CU_MEMHOSTREGISTER_PORTABLE = 1
     CU_MEMHOSTREGISTER_DEVICEMAP = 2
@@ -219,14 +253,16 @@ class DriverModel:
         self.registered: dict[int, tuple[int, int]] = {}  # (nbytes, flags) by base
         self.streams: set[Stream] = set()
         self.events: set[Event] = set()
+        self.green_contexts: set[GreenContext] = set()
         self.attributes: dict[CUdevice_attribute, int] = {}
+        self.sms = SmResource(132)
         self.failing: dict[str, int] = {}
         self.calls: dict[str, int] = {}
         self.copied: list[int] = []
 
     def held(self) -> dict[str, int]:
         """What has not been given back."""
-        names = ("handles", "reserved", "mappings", "registered", "streams", "events")
+        names = ("handles", "reserved", "mappings", "registered", "streams", "events", "green_contexts")
         return {name: len(getattr(self, name)) for name in names} | {"contexts": self.retained}
 
     # --- device and context
@@ -261,6 +297,54 @@ class DriverModel:
     def cuCtxSetCurrent(self, context: str) -> None:
         demand(context == "primary" and self.retained, CUresult.CUDA_ERROR_INVALID_CONTEXT)
         self.current.context = True
+
+    # --- green contexts
+
+    @call()
+    def cuDeviceGetDevResource(self, device: int, kind: CUdevResourceType) -> CUdevResource:
+        demand(device == 7, CUresult.CUDA_ERROR_INVALID_DEVICE)
+        demand(kind == CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
+        return CUdevResource(self.sms)
+
+    @call()
+    def cuDevSmResourceSplitByCount(
+        self, groups: int, resource: CUdevResource, flags: int, least: int
+    ) -> tuple[list[CUdevResource], int, CUdevResource]:
+        """As the bindings return it: the groups, their number, the rest."""
+        demand(groups == 1 and flags == 0 and resource.sm is self.sms and least > 0)
+        step = self.sms.smCoscheduledAlignment or 8
+        count = -(-max(least, self.sms.minSmPartitionSize or 8) // step) * step
+        demand(count < self.sms.smCount)
+        return [CUdevResource(SmResource(count))], 1, CUdevResource(SmResource(self.sms.smCount - count))
+
+    @call()
+    def cuDevResourceGenerateDesc(self, resources: list[CUdevResource], count: int) -> CUdevResource:
+        demand(len(resources) == count == 1 and not resources[0].taken)
+        resources[0].taken = True
+        return resources[0]
+
+    @call()
+    def cuGreenCtxCreate(self, descriptor: CUdevResource, device: int, flags: CUgreenCtxCreate_flags) -> GreenContext:
+        demand(device == 7 and descriptor.taken and self.retained)
+        demand(flags == CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM)
+        context = GreenContext(descriptor)
+        self.green_contexts.add(context)
+        return context
+
+    @call()
+    def cuGreenCtxDestroy(self, context: GreenContext) -> None:
+        demand(context in self.green_contexts, CUresult.CUDA_ERROR_INVALID_CONTEXT)
+        demand(not any(stream in self.streams for stream in context.streams))  # else they would be detached
+        self.green_contexts.remove(context)
+
+    @call()
+    def cuGreenCtxStreamCreate(self, context: GreenContext, flags: int, priority: int) -> Stream:
+        demand(context in self.green_contexts, CUresult.CUDA_ERROR_INVALID_CONTEXT)
+        demand(flags == CUstream_flags.CU_STREAM_NON_BLOCKING)
+        stream = Stream(self)
+        self.streams.add(stream)
+        context.streams.append(stream)
+        return stream
 
     # --- physical memory
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +19,11 @@ LONG_NS = 60_000_000_000
 
 @dataclass
 class Rig:
-    """One pool, and any number of devices that share it and the words."""
+    """One pool, and any number of devices that share it and the words. `next_model` makes the driver of each."""
 
     words: SharedWords
     pages: int = 16
+    next_model: Callable[[], DriverModel] = DriverModel
     models: list[DriverModel] = field(default_factory=list)
     devices: list[CudaDevice] = field(default_factory=list)
 
@@ -31,7 +32,7 @@ class Rig:
         self.pool: Any = CudaPool(self.pages * PAGE, driver=Driver(self.pool_model))
 
     def open(self, *, granted: Sequence[PageRun] = (), stream_words: Sequence[int] | None = None) -> CudaDevice:
-        model = DriverModel()
+        model = self.next_model()
         device = CudaDevice(self.pool.address, self.words, stream_words=stream_words, driver=Driver(model))
         self.models.append(model)
         self.devices.append(device)

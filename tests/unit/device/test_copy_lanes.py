@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from aegis.core.copy_order import AHEAD, NOW, WEIGHTS
-from aegis.device.copy_lanes import Lane, Place
+from aegis.device.copy_lanes import CopyLane, Place
 from aegis.device.cpu.pages import PhysicalPages
 from aegis.device.cpu.pool import CpuPool
 from aegis.device.cpu.streams import CpuStream
@@ -14,7 +14,7 @@ from aegis.device.shared_events import SharedWords
 LONG_NS = 60_000_000_000
 
 
-def place(lane: Lane, *urgencies: int) -> Place:
+def place(lane: CopyLane, *urgencies: int) -> Place:
     """In whose stream copies of these urgencies are, the first in hand."""
     made = Place(lane)
     for urgency in urgencies:
@@ -36,7 +36,7 @@ def waits(asked: Place) -> bool:
 
 
 def test_the_most_urgent_goes_and_the_others_wait_until_it_has_ended() -> None:
-    lane = Lane()
+    lane = CopyLane()
     ahead, weights, now = place(lane, AHEAD), place(lane, WEIGHTS), place(lane, NOW)
     assert [waits(each) for each in (ahead, weights, now)] == [True, True, False]
     now.end()
@@ -46,12 +46,12 @@ def test_the_most_urgent_goes_and_the_others_wait_until_it_has_ended() -> None:
 
 
 def test_equals_go_side_by_side() -> None:
-    lane = Lane()
+    lane = CopyLane()
     assert [waits(each) for each in (place(lane, AHEAD), place(lane, AHEAD))] == [False, False]
 
 
 def test_what_is_in_front_of_something_urgent_is_as_urgent() -> None:
-    lane = Lane()
+    lane = CopyLane()
     weights, swaps = place(lane, WEIGHTS), place(lane, AHEAD)
     assert waits(swaps)
     swaps.submitted(NOW)
@@ -61,7 +61,7 @@ def test_what_is_in_front_of_something_urgent_is_as_urgent() -> None:
 
 
 def test_a_stream_copies_nothing_while_something_more_urgent_is_copied(pool: CpuPool, words: SharedWords) -> None:
-    lane = Lane()
+    lane = CopyLane()
     urgent = place(lane, NOW)
     source, target = ctypes.create_string_buffer(b"kv"), ctypes.create_string_buffer(3)
     pages = PhysicalPages(pool.address)
@@ -75,7 +75,7 @@ def test_a_stream_copies_nothing_while_something_more_urgent_is_copied(pool: Cpu
 
 
 def test_what_is_abandoned_or_closed_waits_for_nobody(pool: CpuPool, words: SharedWords) -> None:
-    lane = Lane()
+    lane = CopyLane()
     place(lane, NOW)
     source, target = ctypes.create_string_buffer(1 << 20), ctypes.create_string_buffer(1 << 20)
     pages = PhysicalPages(pool.address)

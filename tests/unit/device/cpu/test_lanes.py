@@ -1,0 +1,91 @@
+"""Lanes of the CPU device: who computes where, and how many threads there are."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from aegis.device.cpu.device import CpuDevice
+from aegis.device.cpu.lanes import DividedCores, threads_of_process
+from aegis.device.cpu.pool import CpuPool
+from aegis.device.divisions import WHOLE
+from aegis.device.protocol import Device
+from aegis.device.shared_events import SharedWords
+
+CORES = frozenset(os.sched_getaffinity(0))
+
+several_cores = pytest.mark.skipif(len(CORES) < 2, reason="this machine has one core")
+
+
+@pytest.fixture
+def device(words: SharedWords) -> Iterator[CpuDevice]:
+    pool = CpuPool(8 << 20)
+    device = CpuDevice(pool.address, words, threads=len(CORES))
+    yield device
+    device.close()
+    pool.close()
+
+
+@several_cores
+def test_lanes_share_all_cores_out(device: Device) -> None:
+    whole, *divisions = device.partitions()
+    assert whole == WHOLE
+    assert len(divisions) >= 1
+    for shares in divisions:
+        lanes = device.lanes(shares)
+        assert tuple(lane.share for lane in lanes) == shares
+        assert sum(lane.threads for lane in lanes) == len(CORES)
+        assert {lane.stream for lane in lanes} == {0}
+
+
+@several_cores
+def test_a_thread_and_those_it_starts_compute_on_the_cores_of_its_lane_and_no_other_thread_does(device: Device) -> None:
+    where = dict[int, tuple[frozenset[int], frozenset[int]]]()
+
+    def enter(number: int) -> None:
+        lanes[number].enter()
+        own = frozenset(os.sched_getaffinity(0))
+        started = list[frozenset[int]]()
+        thread = threading.Thread(target=lambda: started.append(frozenset(os.sched_getaffinity(0))))
+        thread.start()
+        thread.join()
+        where[number] = own, started[0]
+
+    lanes = device.lanes(device.partitions()[1])
+    threads = [threading.Thread(target=enter, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    for number, lane in enumerate(lanes):
+        assert len(where[number][0]) == lane.threads
+        assert where[number][0] == where[number][1]
+    assert not where[0][0] & where[1][0]
+    assert where[0][0] | where[1][0] == CORES
+    assert frozenset(os.sched_getaffinity(0)) == CORES
+
+
+def test_an_instance_that_computes_with_one_thread_offers_no_division(words: SharedWords) -> None:
+    pool = CpuPool(8 << 20)
+    device = CpuDevice(pool.address, words, threads=1)
+    assert device.partitions() == (WHOLE,)
+    with pytest.raises(KeyError):
+        device.lanes((500, 500))
+    device.close()
+    pool.close()
+
+
+@pytest.mark.skipif(len(CORES) < 3, reason="needs a core that is left to others")
+def test_where_others_compute_too_no_lane_keeps_a_core_to_itself() -> None:
+    lanes = DividedCores(2).lanes((500, 500))
+    assert [lane.cores for lane in lanes] == [CORES, CORES]
+    assert [lane.threads for lane in lanes] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("told", "threads"), [(None, 8), ("3", 3), ("3,2", 3), (" 5 ", 5), ("99", 8), ("0", 8), ("many", 8), ("", 8)]
+)
+def test_the_threads_are_those_that_openmp_starts(told: str | None, threads: int) -> None:
+    assert threads_of_process(8, {} if told is None else {"OMP_NUM_THREADS": told}) == threads
