@@ -25,6 +25,11 @@ _MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/s
 _WAIT_S = 30.0
 
 
+def external_kind() -> str:
+    """Debian's, or what this machine has."""
+    return "mosquitto" if _MOSQUITTO else "embedded"
+
+
 class Broker:
     """One that runs, with nothing retained when it starts again."""
 

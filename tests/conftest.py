@@ -3,11 +3,14 @@ clock."""
 
 import os
 import signal
+import sys
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, what tests start would ignore it too
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of the many processes that tests start would compile our modules
+sys.dont_write_bytecode = False
 KEPT = ("AEGIS_CACHE", "AEGIS_COMPILED", "AEGIS_FUZZ_CASES", "AEGIS_STRESS_SECONDS", "AEGIS_TEST_")
 for name in [name for name in os.environ if name.startswith("AEGIS_") and not name.startswith(KEPT)]:
     del os.environ[name]

@@ -1,9 +1,11 @@
 """The market that tests serve: its checkpoints, its images, and what it is to answer. Made once, where a test asks for
-it; what that needs is imported then, for most tests do without."""
+it, also by processes that share the tests; what that needs is imported then, for most tests do without."""
 
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Callable
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
@@ -11,10 +13,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from aegis.models.cache import locked, replacing
+
 if TYPE_CHECKING:
     from aegis.core.model import ModelSpec
     from tests.live.cases import Case
     from tests.live.market import Reference
+
+
+def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A directory of that name, which only the first process to come makes. Tests leave it as it is."""
+    base = tmp_path_factory.getbasetemp()
+    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with locked(directory):
+        if not directory.exists():
+            with replacing(directory) as draft:
+                make(draft)
+    return directory
 
 
 @pytest.fixture(scope="session")
@@ -30,15 +45,16 @@ def checkpoints_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     if market.ENGINE == "vllm" and (reason := version.refusal()):
         pytest.skip(reason)
-    directory = tmp_path_factory.mktemp("market")
-    market.write(directory)
-    return directory
+    return made_once(tmp_path_factory, "market", market.write)
 
 
 @pytest.fixture(scope="session")
-def specs(checkpoints_dir: Path, cache: Path) -> list[ModelSpec]:
+def specs(tmp_path_factory: pytest.TempPathFactory, checkpoints_dir: Path, cache: Path) -> list[ModelSpec]:
+    """Each process of tests has a cache of its own: tests damage images in it."""
     from tests.live import market
 
+    images = made_once(tmp_path_factory, "market-cache", lambda draft: market.register_all(checkpoints_dir, draft))
+    shutil.copytree(images, cache, dirs_exist_ok=True)
     registered, refused = market.register_all(checkpoints_dir, cache)
     assert not refused
     return registered
@@ -60,13 +76,12 @@ def cases(request: pytest.FixtureRequest, checkpoints_dir: Path, references: dic
     from tests.live.cases import Case, draw_cases
 
     kept = request.config.cache.mkdir("cases") / f"{_identity(checkpoints_dir)}.json"  # type: ignore[union-attr]
-    if kept.exists():
-        return msgspec.json.decode(kept.read_bytes(), type=list[Case])
-    drawn = draw_cases(references)
-    draft = kept.with_suffix(f".{os.getpid()}")
-    draft.write_bytes(msgspec.json.encode(drawn))
-    draft.rename(kept)
-    return drawn
+    with locked(kept):
+        if not kept.exists():
+            draft = kept.with_suffix(".draft")
+            draft.write_bytes(msgspec.json.encode(draw_cases(references)))
+            draft.rename(kept)
+    return msgspec.json.decode(kept.read_bytes(), type=list[Case])
 
 
 def _identity(checkpoints_dir: Path) -> str:

@@ -19,6 +19,11 @@ _POLL_S = 0.005
 KINDS = ("valkey", "redis-server")
 
 
+def external_kind() -> str:
+    """Debian's, or what this machine has."""
+    return "redis-server" if shutil.which("redis-server") else "valkey"
+
+
 def program(kind: str) -> str:
     """Skips the test where the machine has none."""
     path = str(get_binary_path()) if kind == "valkey" else shutil.which("redis-server")

@@ -1,11 +1,10 @@
-"""How `make test` shares tests out between its two processes: files that take longest begin first, so that no process
-waits long for the other at the end."""
+"""How `make test` shares tests out between its two processes: tests that share a server stay together, and what takes
+longest begins first, so that no process waits long for the other at the end."""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +30,39 @@ SLOWEST = (
 )
 """Files that start no servers, by processor time."""
 
-TOGETHER = (
-    "tests/faults/",
-    "tests/live/models/test_exactness.py",
-    "tests/live/models/test_mixed.py",
-    "tests/live/processes/test_proxies.py",
-)
-"""Tests that use known answers of transformers or the servers of faults. Both take long to set up, so one process runs
-all of these tests."""
+SHARING = {
+    "pool": ("tests/faults",),
+    "server": (
+        "tests/live/api/test_bad_input.py",
+        "tests/live/api/test_clients.py",
+        "tests/live/api/test_fuzz.py",
+        "tests/live/api/test_openai_client.py",
+        "tests/live/api/test_structured.py",
+        "tests/live/models/test_exactness.py",
+        "tests/live/models/test_models.py",
+        "tests/live/tools/test_bench_serve.py",
+        "tests/live/tools/test_dashboard.py",
+        "tests/live/tools/test_history.py",
+        "tests/live/tools/test_top.py",
+    ),
+    "roomy": (
+        "tests/live/memory/test_memory_tools.py",
+        "tests/live/memory/test_prefix.py",
+        "tests/live/tools/test_token_path.py",
+    ),
+    "zoo_server": ("tests/live/models/test_architectures.py", "tests/live/processes/test_store.py"),
+    "keyed": ("tests/live/api/test_caller_ids.py", "tests/live/api/test_limits.py"),
+}
+"""What shares a server, by its fixture, in the order in which it begins. One process runs all of a group, or it would
+be started twice."""
+
+
+def group_of(path: str) -> str | None:
+    """The fixture that the file shares with others, if it does."""
+    for fixture, members in SHARING.items():
+        if path.startswith(members):
+            return fixture
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,17 +70,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         of_file = defaultdict[str, list[pytest.Item]](list)
         for item in items:
             of_file[item.path.relative_to(ROOT).as_posix()].append(item)
-        files = sorted(of_file, key=lambda file: _rank(file, of_file[file]))
-        items[:] = [item for file in files for item in of_file[file]]
+        items[:] = [item for file in sorted(of_file, key=_rank) for item in of_file[file]]
 
 
-def _rank(file: str, items: Iterable[pytest.Item]) -> int:
-    """Files that do not use the shared server come last, so that a process without one can run them."""
+def _rank(file: str) -> int:
     if file in SLOWEST:
         return SLOWEST.index(file) - len(SLOWEST)
-    if file.startswith(TOGETHER):
-        return 0
-    return 1 if any("server" in getattr(item, "fixturenames", ()) for item in items) else 2
+    group = group_of(file)
+    return len(SHARING) if group is None else list(SHARING).index(group)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -67,6 +88,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return TOGETHER[0] if nodeid.startswith(TOGETHER) else str(super()._split_scope(nodeid))
+            return group_of(nodeid) or str(super()._split_scope(nodeid))
 
     return Scheduling(config, log)

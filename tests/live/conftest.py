@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from aegis.core.model import ModelSpec
 from tests import brokers
 from tests.live import market, zoo
+from tests.live.roomy import DEVICE_MIB, FLOOR_MIB, Services
 from tests.live.server import SPLIT, Server, launched
-from tests.redis_server import redis_server
+from tests.market_fixtures import made_once
+from tests.redis_server import external_kind, redis_server
 
 torch.set_num_threads(1)
 
@@ -49,16 +52,44 @@ def server(
 
 @pytest.fixture(scope="session")
 def zoo_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("zoo")
-    zoo.write(directory)
-    return directory
+    return made_once(tmp_path_factory, "zoo", zoo.write)
 
 
 @pytest.fixture(scope="session")
 def zoo_server(tmp_path_factory: pytest.TempPathFactory, cache: Path, zoo_dir: Path) -> Iterator[Server]:
-    """Serves many architectures in very little memory, the accounting laws checked; its instances get killed."""
-    options = ["--models", str(zoo_dir), "--dtype", "float32", *zoo.MEMORY, *SPLIT]
-    with launched(tmp_path_factory.mktemp("zoo-server"), cache, *options, "--debug-memory") as running:
+    """Serves many architectures in very little memory, the accounting laws checked. Its Redis is a user's own."""
+    directory = tmp_path_factory.mktemp("zoo-server")
+    options = ["--models", str(zoo_dir), "--dtype", "float32", *zoo.MEMORY, *SPLIT, "--debug-memory"]
+    with ExitStack() as stack:
+        redis = stack.enter_context(redis_server(external_kind(), directory))
+        running = stack.enter_context(launched(directory, cache, *options, "--redis", redis.url))
+        running.wait_for_ready()
+        yield running
+
+
+@pytest.fixture(scope="session")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    directory = tmp_path_factory.mktemp("services")
+    with (
+        redis_server(external_kind(), directory) as redis,
+        brokers.running(brokers.external_kind(), directory / "broker") as broker,
+    ):
+        yield Services(redis, broker)
+
+
+@pytest.fixture(scope="session")
+def roomy(
+    tmp_path_factory: pytest.TempPathFactory,
+    cache: Path,
+    checkpoints_dir: Path,
+    specs: list[ModelSpec],
+    services: Services,
+) -> Iterator[Server]:
+    """Its device holds all of the market, and only who is asked to gives memory back. It uses `services`."""
+    options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", f"{DEVICE_MIB}MiB"]
+    options += [*SPLIT, "--redis", services.redis.url, "--mqtt", services.broker.url, "--debug-memory"]
+    kept = {"AEGIS_MEMORY_FLOOR": f"{FLOOR_MIB}MiB", "AEGIS_MEMORY_IDLE_S": "86400"}
+    with launched(tmp_path_factory.mktemp("roomy"), cache, *options, environment=kept) as running:
         running.wait_for_ready()
         yield running
 

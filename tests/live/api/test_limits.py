@@ -7,41 +7,19 @@ import contextlib
 import json
 import signal
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.live.server import Server, eventually, launched
+from tests.live.api.keys import ALICE, ALLOWED, BOB, CAROL, TOKENS
+from tests.live.server import Server, eventually
 from tests.live.streams import WAIT_S
 
 PROXIES = ("proxy-0", "proxy-1")
-ADMIN, ALICE, BOB, CAROL = "adm-s3cret", "sk-alice-s3cret", "sk-bob-s3cret", "sk-carol-s3cret"
-ALLOWED, AT_ONCE, TOKENS = 12, 2, 500
 BODY: dict[str, Any] = {"model": "llama", "prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0}
 ENDLESS: dict[str, Any] = {"ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path) -> Iterator[Server]:
-    directory = tmp_path_factory.mktemp("limits")
-    (directory / "bob").write_text(BOB + "\n")
-    models = {name: {"path": str(checkpoints_dir / name)} for name in ("llama", "qwen2")}
-    keys = {
-        "alice": {"key": ALICE, "limits": {"requests_per_minute": ALLOWED}},
-        "bob": {"file": "bob", "limits": {"concurrent": AT_ONCE}},
-        "carol": {"key": CAROL, "limits": {"tokens_per_minute": TOKENS}},
-    }
-    config = directory / "aegis.yaml"
-    config.write_text(json.dumps({"models": models, "api_keys": keys, "server": {"shutdown_timeout_s": 60}}))
-    options = ["--config", str(config), "--dtype", "float32", "--device-memory", "64MiB", "--proxies", "2"]
-    options += ["--log-format", "json", "--cors-origin", "https://chat.example"]
-    with launched(directory / "server", cache, *options, environment={"AEGIS_ADMIN_KEY": ADMIN}) as running:
-        running.wait_for_ready()
-        yield running
 
 
 def client_of(server: Server, key: str) -> httpx.AsyncClient:
@@ -63,11 +41,11 @@ def statuses(replies: list[httpx.Response]) -> Counter[int]:
     return Counter(reply.status_code for reply in replies)
 
 
-def test_who_has_no_key_is_told_so_and_the_official_client_has_one(served: Server) -> None:
-    assert served.get("/v1/models").status_code == 401
-    assert served.get("/health").status_code == 200
-    assert '-H "Authorization: Bearer $AEGIS_API_KEY"' in served.output()
-    client = openai.OpenAI(base_url=served.url + "/v1", api_key=BOB, max_retries=0)
+def test_who_has_no_key_is_told_so_and_the_official_client_has_one(keyed: Server) -> None:
+    assert keyed.get("/v1/models").status_code == 401
+    assert keyed.get("/health").status_code == 200
+    assert '-H "Authorization: Bearer $AEGIS_API_KEY"' in keyed.output()
+    client = openai.OpenAI(base_url=keyed.url + "/v1", api_key=BOB, max_retries=0)
     assert client.completions.create(**BODY, extra_body=ENDLESS).usage.completion_tokens == 4  # type: ignore[union-attr]
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="sk-wrong").completions.create(**BODY, extra_body=ENDLESS)
@@ -75,8 +53,8 @@ def test_who_has_no_key_is_told_so_and_the_official_client_has_one(served: Serve
         client.post("/../models/unload", body={"model": "llama"}, cast_to=object)
 
 
-def test_requests_per_minute_are_the_server_s_not_each_proxy_s(served: Server) -> None:
-    replies = asked(served, ALICE, [BODY] * (2 * ALLOWED))
+def test_requests_per_minute_are_the_server_s_not_each_proxy_s(keyed: Server) -> None:
+    replies = asked(keyed, ALICE, [BODY] * (2 * ALLOWED))
     counted = statuses(replies)
     assert {reply.headers["x-aegis-proxy"] for reply in replies} == set(PROXIES)
     assert counted.keys() == {200, 429}
@@ -85,18 +63,18 @@ def test_requests_per_minute_are_the_server_s_not_each_proxy_s(served: Server) -
         if reply.status_code == 429:
             assert 1 <= int(reply.headers["retry-after"]) <= 60 // ALLOWED * ALLOWED
             assert "key 'alice'" in reply.json()["error"]["message"]
-    client = openai.OpenAI(base_url=served.url + "/v1", api_key=ALICE, max_retries=0)
+    client = openai.OpenAI(base_url=keyed.url + "/v1", api_key=ALICE, max_retries=0)
     with pytest.raises(openai.RateLimitError):
         for _ in range(ALLOWED):  # one may come back every few seconds
             client.completions.create(**BODY, extra_body=ENDLESS)
 
 
-def test_no_more_run_at_once_than_may_and_those_that_leave_make_room(served: Server) -> None:
+def test_no_more_run_at_once_than_may_and_those_that_leave_make_room(keyed: Server) -> None:
     long = BODY | ENDLESS | {"max_tokens": 3000, "stream": True}
 
     async def main() -> list[int]:
         seen: list[int] = []
-        async with client_of(served, BOB) as client:
+        async with client_of(keyed, BOB) as client:
             while len(seen) < 8:
                 async with (
                     client.stream("POST", "/v1/completions", json=long) as first,
@@ -111,23 +89,23 @@ def test_no_more_run_at_once_than_may_and_those_that_leave_make_room(served: Ser
     assert asyncio.run(asyncio.wait_for(main(), WAIT_S)) == [429] * 8
 
 
-def test_tokens_are_those_of_prompts_and_answers(served: Server) -> None:
-    (first,) = asked(served, CAROL, [BODY | {"prompt": [5] * 200, "max_tokens": TOKENS}])
+def test_tokens_are_those_of_prompts_and_answers(keyed: Server) -> None:
+    (first,) = asked(keyed, CAROL, [BODY | {"prompt": [5] * 200, "max_tokens": TOKENS}])
     assert first.json()["usage"]["total_tokens"] == 200 + TOKENS
-    (refused,) = asked(served, CAROL, [BODY])
+    (refused,) = asked(keyed, CAROL, [BODY])
     assert refused.status_code == 429 and "tokens per minute" in refused.json()["error"]["message"]
 
 
-def test_what_was_refused_is_counted_by_reason_over_all_proxies(served: Server) -> None:
-    counted = served.metrics()
+def test_what_was_refused_is_counted_by_reason_over_all_proxies(keyed: Server) -> None:
+    counted = keyed.metrics()
     before = counted.total("requests_refused_total", reason="invalid_api_key")
-    assert served.get("/v1/models").status_code == 401
-    assert served.metrics().total("requests_refused_total", reason="invalid_api_key") == before + 1
+    assert keyed.get("/v1/models").status_code == 401
+    assert keyed.metrics().total("requests_refused_total", reason="invalid_api_key") == before + 1
     assert counted.total("requests_refused_total", reason="key_limit") > 0
 
 
-def test_keys_of_an_edited_file_count_at_every_proxy_and_what_runs_goes_on(served: Server) -> None:
-    file = served.log.parents[1] / "aegis.yaml"
+def test_keys_of_an_edited_file_count_at_every_proxy_and_what_runs_goes_on(keyed: Server) -> None:
+    file = keyed.log.parents[1] / "aegis.yaml"
     written = json.loads(file.read_text())
     dave = "sk-dave-s3cret"
     (file.parent / "dave").write_text(dave)
@@ -144,11 +122,11 @@ def test_keys_of_an_edited_file_count_at_every_proxy_and_what_runs_goes_on(serve
             seen = {(reply.headers["x-aegis-proxy"], reply.status_code) for reply in replies}
 
     async def whoever_has(key: str, status: int) -> None:
-        async with asyncio.timeout(WAIT_S), client_of(served, key) as client:
+        async with asyncio.timeout(WAIT_S), client_of(keyed, key) as client:
             await answers(client, status)
 
     async def main() -> list[str]:
-        async with asyncio.timeout(WAIT_S), client_of(served, dave) as client:
+        async with asyncio.timeout(WAIT_S), client_of(keyed, dave) as client:
             await answers(client, 401)
             edit(dave={"file": "dave", "limits": {"concurrent": 1}})
             await answers(client, 200)
@@ -162,38 +140,38 @@ def test_keys_of_an_edited_file_count_at_every_proxy_and_what_runs_goes_on(serve
                 return [line async for line in running.aiter_lines() if line]
 
     assert asyncio.run(main())[-1] == "data: [DONE]"
-    assert statuses(asked(served, dave + "-2", [BODY])) == {200: 1}
+    assert statuses(asked(keyed, dave + "-2", [BODY])) == {200: 1}
     edit()
-    eventually(lambda: statuses(asked(served, dave + "-2", [BODY])) == {401: 1}, "the key is gone")
+    eventually(lambda: statuses(asked(keyed, dave + "-2", [BODY])) == {401: 1}, "the key is gone")
     file.write_text(json.dumps({**written, "api_keys": {}}))
-    eventually(lambda: "no API key is left" in served.output(), "the last keys are gone")
+    eventually(lambda: "no API key is left" in keyed.output(), "the last keys are gone")
     asyncio.run(whoever_has(BOB, 401))
-    assert served.get("/v1/models").status_code == 401, "nor is who has none let in"
+    assert keyed.get("/v1/models").status_code == 401, "nor is who has none let in"
     edit()
     asyncio.run(whoever_has(BOB, 200))
 
 
-def test_the_log_is_json_and_holds_no_key(served: Server) -> None:
-    lines = [line for line in served.output().splitlines() if line.startswith("{")]
+def test_the_log_is_json_and_holds_no_key(keyed: Server) -> None:
+    lines = [line for line in keyed.output().splitlines() if line.startswith("{")]
     requests = [line for line in map(json.loads, lines) if line["event"] == "request"]
     assert {"alice", "bob", "carol"} <= {line.get("caller") for line in requests}
     assert all(line["request_id"] and isinstance(line["status"], int) for line in requests)
-    assert "s3cret" not in served.output()
+    assert "s3cret" not in keyed.output()
 
 
-def test_at_its_end_what_runs_ends_well_and_what_comes_is_told(served: Server) -> None:
+def test_at_its_end_what_runs_ends_well_and_what_comes_is_told(keyed: Server) -> None:
     """The last test: it ends the server."""
     long = BODY | ENDLESS | {"max_tokens": 1500, "stream": True}
 
     async def main() -> tuple[str, int]:
         async with (
             asyncio.timeout(WAIT_S),
-            client_of(served, BOB) as client,
+            client_of(keyed, BOB) as client,
             client.stream("POST", "/v1/completions", json=long) as running,
         ):
             lines = running.aiter_lines()
             await anext(lines)
-            served.process.send_signal(signal.SIGTERM)
+            keyed.process.send_signal(signal.SIGTERM)
             late = 200
             while late != 503:  # the signal is on its way, or a proxy that had nothing to do has just gone
                 with contextlib.suppress(httpx.TransportError):
@@ -202,4 +180,4 @@ def test_at_its_end_what_runs_ends_well_and_what_comes_is_told(served: Server) -
 
     last, late = asyncio.run(main())
     assert (last, late) == ("data: [DONE]", 503)
-    assert eventually(lambda: served.process.poll() is not None, "it has ended") and served.process.returncode == 0
+    assert eventually(lambda: keyed.process.poll() is not None, "it has ended") and keyed.process.returncode == 0

@@ -5,38 +5,22 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from aegis.core.model import ModelSpec
 from aegis.core.rng import Stream as Draws
 from tests.checkpoints import VOCAB_SIZE
 from tests.live.cases import MARGIN_MIN
 from tests.live.market import Reference
-from tests.live.server import ROOT, SPLIT, WAIT_S, Server, launched
+from tests.live.roomy import DEVICE_MIB, FLOOR_MIB
+from tests.live.server import ROOT, WAIT_S, Server
 from tests.live.streams import Body, Stream, client_of, run_all
 
 MIB = 1 << 20
-DEVICE_MIB = 64
 LEAST_MIB = 6
 """The weights of the market's largest model and a slab, each in pages of 2 MiB."""
-FLOOR_MIB = 2
-
-
-@pytest.fixture(scope="module")
-def roomy(
-    tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path, specs: list[ModelSpec]
-) -> Iterator[Server]:
-    """Its device holds all of the market, and only who is asked to gives memory back."""
-    options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", f"{DEVICE_MIB}MiB"]
-    options += SPLIT
-    kept = {"AEGIS_MEMORY_FLOOR": f"{FLOOR_MIB}MiB", "AEGIS_MEMORY_IDLE_S": "86400"}
-    with launched(tmp_path_factory.mktemp("roomy"), cache, *options, "--debug-memory", environment=kept) as running:
-        running.wait_for_ready()
-        yield running
 
 
 @pytest.fixture(autouse=True)

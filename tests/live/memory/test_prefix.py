@@ -13,7 +13,7 @@ import pytest
 from aegis.core.rng import Stream as Draws
 from tests.checkpoints import VOCAB_SIZE
 from tests.live.market import MARKET, Reference
-from tests.live.server import SPLIT, Server, eventually, launched
+from tests.live.server import Server, eventually, launched
 from tests.live.streams import Body, run_all
 
 BLOCK = 16
@@ -25,9 +25,11 @@ ANSWER = 24
 def reusing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path
 ) -> Iterator[Server]:
-    roles = SPLIT if request.param == "split" else ("--mixed", "2")
+    if request.param == "split":
+        yield request.getfixturevalue("roomy")
+        return
     options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", "64MiB", "--debug-memory"]
-    with launched(tmp_path_factory.mktemp("prefix"), cache, *options, *roles) as running:
+    with launched(tmp_path_factory.mktemp("prefix"), cache, *options, "--mixed", "2") as running:
         running.wait_for_ready()
         yield running
 

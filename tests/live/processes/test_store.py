@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,24 @@ from tests.checkpoints import VOCAB_SIZE
 from tests.live import zoo
 from tests.live.server import SPLIT, Server, eventually, launched
 from tests.live.streams import Body, client_of, run_all
-from tests.redis_server import RedisServer, redis_server
+from tests.redis_server import external_kind, redis_server
 
 STREAMS = 16
 TOKENS = 120
 
 
 @pytest.fixture(scope="module", params=[pytest.param("valkey", marks=pytest.mark.long), "redis-server"])
-def redis(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with redis_server(request.param, tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def market(
-    tmp_path_factory: pytest.TempPathFactory, cache: Path, zoo_dir: Path, redis: RedisServer
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cache: Path, zoo_dir: Path
 ) -> Iterator[Server]:
-    options = ["--models", str(zoo_dir), "--dtype", "float32", *zoo.MEMORY, *SPLIT, "--redis", redis.url]
-    with launched(tmp_path_factory.mktemp("market"), cache, *options) as running:
+    if request.param == external_kind():
+        yield request.getfixturevalue("zoo_server")
+        return
+    directory = tmp_path_factory.mktemp("market")
+    options = ["--models", str(zoo_dir), "--dtype", "float32", *zoo.MEMORY, *SPLIT]
+    with ExitStack() as stack:
+        redis = stack.enter_context(redis_server(request.param, directory))
+        running = stack.enter_context(launched(directory, cache, *options, "--redis", redis.url))
         running.wait_for_ready()
         yield running
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,10 @@ import pytest
 import redis
 
 from bench.lab.token_path import Result, run
-from tests import brokers
-from tests.brokers import Broker
 from tests.live.market import MARKET
-from tests.live.server import SPLIT, Server, launched
+from tests.live.roomy import Services
+from tests.live.server import SPLIT, Server
 from tests.live.streams import Body, Stream, run_all, until
-from tests.redis_server import RedisServer, redis_server
 
 MODEL = next(iter(MARKET))
 OPTIONS = ("--dtype", "float32", "--device-memory", "64MiB", *SPLIT)
@@ -34,32 +31,6 @@ AT_THE_EDGES = 20
 """Of a window tokens and system calls are counted by two processes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Market:
-    """A server with Debian's Redis and broker."""
-
-    server: Server
-    redis: RedisServer
-    broker: Broker
-
-
-@pytest.fixture(scope="module")
-def market(tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path) -> Iterator[Market]:
-    directory = tmp_path_factory.mktemp("token-path")
-    with (
-        redis_server("redis-server", directory) as store,
-        brokers.running("mosquitto", directory / "broker") as broker,
-        launched(
-            directory,
-            cache,
-            *("--models", str(checkpoints_dir / MODEL), *OPTIONS),
-            *("--redis", store.url, "--mqtt", broker.url),
-        ) as server,
-    ):
-        server.wait_for_ready()
-        yield Market(server, store, broker)
-
-
 def _bodies() -> list[Body]:
     ends = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 0}
     return [{"model": MODEL, "prompt": [5 + n, 6]} | ends for n in range(STREAMS)]
@@ -69,8 +40,8 @@ def _whole(streams: Sequence[Stream]) -> None:
     assert [(stream.error, len(stream.tokens)) for stream in streams] == [(None, TOKENS)] * STREAMS
 
 
-def test_what_redis_and_the_broker_hear_grows_with_time_and_not_with_tokens(market: Market) -> None:
-    address = market.broker.address
+def test_what_redis_and_the_broker_hear_grows_with_time_and_not_with_tokens(roomy: Server, services: Services) -> None:
+    address = services.broker.address
     heard: list[str] = []
     started_s = time.monotonic()
 
@@ -87,9 +58,9 @@ def test_what_redis_and_the_broker_hear_grows_with_time_and_not_with_tokens(mark
             await until(lambda: all(stream.ended for stream in streams), "all are answered")
             counting.cancel()
 
-    with redis.Redis.from_url(market.redis.url) as store:
+    with redis.Redis.from_url(services.redis.url) as store:
         before = store.info("stats")["total_reads_processed"]
-        streams = run_all(market.server.url, _bodies(), listen)
+        streams = run_all(roomy.url, _bodies(), listen)
         read = store.info("stats")["total_reads_processed"] - before
     _whole(streams)
     most = OF_A_REQUEST * STREAMS + A_SECOND * (time.monotonic() - started_s)
@@ -97,18 +68,18 @@ def test_what_redis_and_the_broker_hear_grows_with_time_and_not_with_tokens(mark
     assert 0 < len(heard) < most
 
 
-def test_tokens_come_while_redis_and_the_broker_stand_still(market: Market) -> None:
+def test_tokens_come_while_redis_and_the_broker_stand_still(roomy: Server, services: Services) -> None:
     async def stop(streams: Sequence[Stream]) -> None:
         await until(lambda: all(stream.tokens for stream in streams), "all have begun")
-        market.redis.pause()
-        market.broker.pause()
+        services.redis.pause()
+        services.broker.pause()
         try:
             await until(lambda: all(stream.ended for stream in streams), "all are answered meanwhile", within_s=60.0)
         finally:
-            market.redis.resume()
-            market.broker.resume()
+            services.redis.resume()
+            services.broker.resume()
 
-    _whole(run_all(market.server.url, _bodies(), stop))
+    _whole(run_all(roomy.url, _bodies(), stop))
 
 
 @pytest.mark.skipif(not shutil.which("strace"), reason="no strace; on Debian: apt-get install strace")

@@ -1,0 +1,33 @@
+"""A server with keys, limits and two proxies, which tests share. `test_limits.py` ends it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.live.api.keys import ADMIN, ALICE, ALLOWED, AT_ONCE, BOB, CAROL, TOKENS, UNLIMITED
+from tests.live.server import Server, launched
+
+
+@pytest.fixture(scope="session")
+def keyed(tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path) -> Iterator[Server]:
+    """Its configuration is the file `aegis.yaml` beside the directory of its log."""
+    directory = tmp_path_factory.mktemp("keyed")
+    (directory / "bob").write_text(BOB + "\n")
+    models = {name: {"path": str(checkpoints_dir / name)} for name in ("llama", "qwen2")}
+    keys = {
+        "alice": {"key": ALICE, "limits": {"requests_per_minute": ALLOWED}},
+        "bob": {"file": "bob", "limits": {"concurrent": AT_ONCE}},
+        "carol": {"key": CAROL, "limits": {"tokens_per_minute": TOKENS}},
+    }
+    config = directory / "aegis.yaml"
+    api_keys = keys | {name: {"key": key} for name, key in UNLIMITED.items()}
+    config.write_text(json.dumps({"models": models, "api_keys": api_keys, "server": {"shutdown_timeout_s": 60}}))
+    options = ["--config", str(config), "--dtype", "float32", "--device-memory", "64MiB", "--proxies", "2"]
+    options += ["--log-format", "json", "--cors-origin", "https://chat.example"]
+    with launched(directory / "server", cache, *options, environment={"AEGIS_ADMIN_KEY": ADMIN}) as running:
+        running.wait_for_ready()
+        yield running
