@@ -158,6 +158,7 @@ def _node(
         ranks=config.instances.tensor_parallel_size,
         cache_dir=cache_dir,
         default_slo=slo_of(config),
+        hardware=figures(config.device),
         bus=bus,
         reuses=_reuses(config),
         fetching=machines.fetching,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,9 @@ from typing import Protocol, cast
 
 from msgspec.structs import replace
 
+from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import ModelRefused, UserError
+from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.messages import AddModel, DropModel, SetSlo, ToInstance, UnloadModel
@@ -43,6 +46,10 @@ _MIB = 1 << 20
 _POLL_S = 0.02
 _RENEWALS_MAX = 10
 """An image that is damaged more often is not trusted any more."""
+
+_HARDWARE = Hardware()
+_GAP_STEPS = 3
+"""A stream's own step, and a piece of a prompt beside it, which takes at least two (docs/pieces.md)."""
 
 _PINS = "the model cache does not hold all pinned images; raise --model-cache or pin fewer models"
 
@@ -118,6 +125,7 @@ class Catalogue:
         ranks: int = 1,
         cache_dir: Path,
         default_slo: Slo,
+        hardware: Hardware = _HARDWARE,
     ) -> None:
         self._wire = wire
         self.budget = budget
@@ -128,6 +136,7 @@ class Catalogue:
         self._ranks = ranks
         self._cache_dir = cache_dir
         self._default_slo = default_slo
+        self._hardware = hardware
         self._models: dict[ModelId, LiveModel] = {}
         self._leaving: dict[ModelId, _Leaving] = {}
         self._unloading = Unloading()
@@ -234,6 +243,8 @@ class Catalogue:
         model = self._models.get(ModelId(name))
         if model is None:
             raise UserError(f"there is no model named '{name}'", status=404, param="model")
+        if change.gap_ns is not None and (refusal := _too_short_gap(model.spec, change.gap_ns, self._hardware)):
+            raise UserError(refusal, param="slo")
         if change.pinned is not None:
             await self._pin(model.spec.model, change.pinned)
         if change.priority is not None:
@@ -424,6 +435,8 @@ class Catalogue:
             while spec.model in self._leaving:  # an instance may be in a step of a model that bore this name
                 await self._leaving[spec.model].dropped.wait()
             refusal = _misfit(spec, self.budget)
+            if not refusal and spec.slo.gap_ns != self._default_slo.gap_ns:
+                refusal = _too_short_gap(spec, spec.slo.gap_ns, self._hardware)
             if refusal or spec.model in self._models:
                 return ModelRefused(refusal or f"there is already a model named '{spec.model}'")
             text = await asyncio.to_thread(TextModel.load_to_decode, Path(spec.directory))
@@ -508,3 +521,15 @@ def _misfit(spec: ModelSpec, budget: Budget) -> str:
             f"{total / _MIB:.0f} MiB has no room for a slab of KV; raise --device-memory or --host-memory"
         )
     return ""
+
+
+def _too_short_gap(spec: ModelSpec, gap_ns: int, hardware: Hardware) -> str:
+    """The reason why no stream of the model could keep such a gap target; empty if one could. By the bound of the
+    device, since nothing may have been measured yet."""
+    least_ns = _GAP_STEPS * Latency(spec.manifest, hardware).decode_ns(0)
+    if gap_ns >= least_ns:
+        return ""
+    return (
+        f"a gap target of {gap_ns / NS_PER_MS:g} ms is too short for '{spec.model}', of which a step takes about "
+        f"{least_ns / _GAP_STEPS / NS_PER_MS:.3g} ms here; it can be {math.ceil(least_ns / NS_PER_MS)} ms or more"
+    )

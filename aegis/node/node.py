@@ -15,6 +15,7 @@ import aegis
 from aegis.control.bus import Bus
 from aegis.core.api_keys import Keyring
 from aegis.core.clock import Clock
+from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId, ProxyId
 from aegis.core.messages import (
     AddModel,
@@ -81,6 +82,7 @@ from proxy.routing.events import ModelAway, ModelRemoved, ModelUp, SloSet
 from proxy.routing.permits import Permits
 
 _logger = logging.getLogger(__name__)
+_HARDWARE = Hardware()
 
 
 class Node:
@@ -103,6 +105,7 @@ class Node:
         ranks: int = 1,
         cache_dir: Path,
         default_slo: Slo,
+        hardware: Hardware = _HARDWARE,
         register: Register = register,
         bus: Bus | None = None,
         reuses: bool = False,
@@ -138,6 +141,7 @@ class Node:
             ranks=ranks,
             cache_dir=cache_dir,
             default_slo=default_slo,
+            hardware=hardware,
         )
         self.up: set[InstanceId] = set()
         self.draining = False

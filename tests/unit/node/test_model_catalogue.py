@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import DropModel
-from aegis.core.model import ModelSpec, Slo
+from aegis.core.model import ModelChange, ModelSpec, Slo
 from aegis.models.sources import Source
 from aegis.node.model_catalogue import REGISTRATIONS_AT_ONCE, Catalogue, LiveModel
 from aegis.node.registration import RegistrationCancelled, Report, register, was_unloaded
@@ -254,3 +255,16 @@ def test_so_many_registrations_are_under_way_and_others_wait_for_their_turn(tmp_
         assert (await catalogue.add(source, adding.model)).state == "ready"
 
     _while_adding(tmp_path, work)
+
+
+def test_a_gap_target_shorter_than_what_a_stream_needs_is_refused_with_what_is_possible() -> None:
+    catalogue = _catalogue(host_slabs=10, context_tokens=16)
+    (model,) = catalogue.models()
+    with pytest.raises(UserError, match=r"a gap target of 0\.001 ms is too short .* or more") as raised:
+        asyncio.run(catalogue.change(model, ModelChange(gap_ns=1_000)))
+    assert catalogue.models()[model].spec.slo == Slo()
+    possible = re.search(r"(\d+) ms or more", raised.value.message)
+    assert possible
+    catalogue._wire = _Node()
+    asyncio.run(catalogue.change(model, ModelChange(gap_ns=int(possible[1]) * 1_000_000)))
+    assert catalogue.models()[model].spec.slo.gap_ns == int(possible[1]) * 1_000_000
