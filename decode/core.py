@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Final
 
 from aegis.core.block_runs import first_blocks
-from aegis.core.effects import DecodeRow, Effect, EndRun, RunDecode, RunPrefill, Track, Untrack
+from aegis.core.effects import Effect, EndRun, Row, Run, Track, Untrack
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
 from aegis.core.ids import ONLY_MACHINE, InstanceId, MachineId, ModelId, ProxyId, RequestId, proxy_of
@@ -106,7 +106,7 @@ class DecodeCore:
         self._reasons = TurnReasons(instance, policy) if explains else None
         self._work = WorkList(policy)
         self._by_request: dict[RequestId, Sequence] = {}
-        self._prefill: RunPrefill | None = None  # the run under way, or about to begin, where it is one
+        self._prompts: tuple[Row, ...] = ()  # in the run under way, or about to begin
         self._effects = EffectList(ledger)
         send = self._effects.send
         self._kv = KvSwap(ledger, self.counters, send, reuses=reuses)
@@ -260,12 +260,14 @@ class DecodeCore:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def _stepped(self, event: Stepped, now_ns: int) -> None:
-        stepped = self._work.ended()
+        stepped, (prompts, self._prompts) = self._work.ended(), (self._prompts, ())
         self._change_times.saw(now_ns - self._begun_ns - event.duration_ns, changed=self._changes)
-        if self._prefill:
-            run, self._prefill = self._prefill, None
-            self._prefilled(stepped[0], run, event, now_ns)
-            return
+        for sequence, row in zip(stepped, prompts, strict=False):
+            self._prefilled(sequence, row, event, now_ns)
+        if len(stepped) > len(prompts):
+            self._decoded(stepped[len(prompts) :], event, now_ns)
+
+    def _decoded(self, stepped: tuple[Sequence, ...], event: Stepped, now_ns: int) -> None:
         steps, rows = len(event.steps), len(stepped)
         self.counters.steps += steps
         self.counters.generated_tokens += steps * rows
@@ -293,17 +295,17 @@ class DecodeCore:
             if sequence.job.sampling.finish(sequence.generated - 1, token.id):
                 self._leave(sequence, keep=True)
 
-    def _prefilled(self, sequence: Sequence, run: RunPrefill, event: Stepped, now_ns: int) -> None:
-        job = run.job
-        self.counters.prefills += run.ends
-        self.counters.prompt_tokens += run.stop - run.start
+    def _prefilled(self, sequence: Sequence, row: Row, event: Stepped, now_ns: int) -> None:
+        job = row.job
+        self.counters.prefills += row.samples
+        self.counters.prompt_tokens += row.stop - row.start
         if event.duration_ns:
-            start = run.start if sequence.prefill_ns else sequence.reused
-            self._step_times.latency[job.model].saw_prefill(run.stop, event.duration_ns, start)
+            start = row.start if sequence.prefill_ns else sequence.reused
+            self._step_times.latency[job.model].saw_prefill(row.stop, event.duration_ns, start)
         sequence.prefill_ns += event.duration_ns
         if sequence.dropped:
             self._kv.drop(sequence, keep=True)
-        elif run.ends:
+        elif row.samples:
             sequence.last_ns = now_ns
             self._first_token(sequence, event)
         else:
@@ -324,7 +326,7 @@ class DecodeCore:
             self._effects.send(Prefilled(job.request, job.attempt, token, None, sequence.prefill_ns))
 
     def _step_failed(self, event: StepFailed) -> None:
-        self._prefill = None
+        self._prompts = ()
         stepped = self._work.ended()
         for sequence in stepped:
             if sequence.dropped:
@@ -498,12 +500,13 @@ class DecodeCore:
             return False
         sequence.where = Where.DEVICE
         self._kv.look_around(sequence, self._by_request.values())
-        run = self._prefill = self._next_chunk(sequence, turn.free_until_ns, now_ns)
-        sequence.lacks = sequence.cached - run.stop
-        batch.chunked = not run.ends
-        batch.waiting -= run.ends
+        row = self._next_chunk(sequence, turn.free_until_ns, now_ns)
+        self._prompts = (row,)
+        sequence.lacks = sequence.cached - row.stop
+        batch.chunked = not row.samples
+        batch.waiting -= row.samples
         self._begin_step(turn, (sequence,), now_ns)
-        if run.start == sequence.reused:
+        if row.start == sequence.reused:
             self._begins(sequence)
         return True
 
@@ -515,7 +518,7 @@ class DecodeCore:
             self._effects.append(Track(job, job.sent))
         self._effects.send(Started(job.request, job.attempt))
 
-    def _next_chunk(self, sequence: Sequence, until_ns: int | None, now_ns: int) -> RunPrefill:
+    def _next_chunk(self, sequence: Sequence, until_ns: int | None, now_ns: int) -> Row:
         job, stop, least_tokens = sequence.job, sequence.cached, self._work.rules.chunk_tokens
         if until_ns is not None and least_tokens is not None:
             chunk_ns = until_ns - now_ns
@@ -523,7 +526,7 @@ class DecodeCore:
                 sequence, self._step_times.latency[job.model], chunk_ns=chunk_ns, least_tokens=least_tokens
             )
         blocks = first_blocks(sequence.device, sequence.shape.blocks_for(stop))
-        return RunPrefill(job, blocks, sequence.cached - sequence.lacks, stop)
+        return Row(job, sequence.cached - sequence.lacks, stop, blocks, len(job.sent))
 
     def _begin_decode(self, turn: RunningTurn, ready: list[Sequence], now_ns: int) -> None:
         self._begin_step(turn, tuple(ready), now_ns)
@@ -563,15 +566,15 @@ class DecodeCore:
         there = tuple([s for s in turn.batch.sequences if s.where is Where.DEVICE and not s.lacks])
         return there != self._work.stepping or self.ledger.balloon.owes
 
-    def _run(self) -> RunPrefill | RunDecode:
-        if self._prefill:
-            return self._prefill
-        turn, stepping = self._work.turn, self._work.stepping
+    def _run(self) -> Run:
+        turn, prompts, stepping = self._work.turn, self._prompts, self._work.stepping
         assert turn is not None
-        rows = tuple([DecodeRow(s.job, s.generated, s.last, s.cached, s.device) for s in stepping])
-        hurried = self.ledger.balloon.owes or turn.batch.chunked
-        steps = 1 if hurried else min([s.steps_held() for s in stepping])
-        return RunDecode(turn.batch.model, rows, steps, _FOR_EVER_NS if turn.ends_ns is None else turn.ends_ns)
+        streams = stepping[len(prompts) :]
+        rows = [Row(s.job, s.cached, s.cached + 1, s.device, s.generated, s.last) for s in streams]
+        hurried = bool(prompts) or self.ledger.balloon.owes or turn.batch.chunked
+        steps = 1 if hurried else min([s.steps_held() for s in streams])
+        ends_ns = _FOR_EVER_NS if turn.ends_ns is None else turn.ends_ns
+        return Run(turn.batch.model, (*prompts, *rows), steps, ends_ns)
 
     # --- models -------------------------------------------------------------------------------------------------------
 

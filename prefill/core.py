@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from aegis.core.block_runs import Blocks, count_blocks, first_blocks
 from aegis.core.decision import Why
-from aegis.core.effects import Effect, RunPrefill, Untrack
+from aegis.core.effects import Effect, Row, Run, Untrack
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
 from aegis.core.ids import ONLY_MACHINE, InstanceId, MachineId, ModelId, RequestId, proxy_of
@@ -290,14 +290,15 @@ class PrefillCore:
         assert self._prefix_reuse
         self._prefix_reuse.checked(running, event)
 
-    def _piece(self, begun: Running) -> RunPrefill:
+    def _piece(self, begun: Running) -> Run:
         """What of the job runs next."""
         alone = self._queue.paused is None  # one that overtakes another runs whole: it is known to be short
         begun.learnt = begun.start if begun.learnt is None else begun.learnt
         self._stop = self._ordering.piece_stop(begun.job, begun.start) if alone else begun.job.prefill_tokens
         shape = self.ledger.specs[begun.job.model].manifest.kv
         blocks = first_blocks(begun.device, shape.blocks_for(self._stop))
-        return RunPrefill(begun.job, blocks, begun.start, self._stop)
+        row = Row(begun.job, begun.start, self._stop, blocks, len(begun.job.sent))
+        return Run(begun.job.model, (row,), 1, 0)
 
     def _goes_on(self, running: Running) -> Running | None:
         """The job, once it is known what it goes on from."""

@@ -1,16 +1,17 @@
 """Effects: what an instance core asks its shell to do.
 
-The shell performs them in order. A `Run…` is always the last of a list and is answered by exactly one `Stepped` or
+The shell performs them in order. A `Run` is always the last of a list and is answered by exactly one `Stepped` or
 `StepFailed`. Copies are answered by `Progress`; everything else is done when the shell returns to the core.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from msgspec import Struct
 
-from aegis.core.block_runs import BlockCopy, Blocks
+from aegis.core.block_runs import BlockCopy
 from aegis.core.decision import Decision
 from aegis.core.ids import BlockRun, ModelId, PageRun, RequestId, SlabId
 from aegis.core.messages import FromInstance
@@ -117,44 +118,52 @@ class MoveBlocks(Struct, frozen=True, tag=True):
     copies: tuple[BlockCopy, ...]
 
 
-class RunPrefill(Struct, frozen=True):
-    """Positions `[start, stop)` of what is to be prefilled: a chunk of it, or all. The KV of those before is in
-    `blocks` already. Only the chunk with the last position makes a token, as the one step of its `Stepped`."""
+class Row(Struct, frozen=True):
+    """Positions `[start, stop)` of a sequence, in a step; the KV of those before is in `blocks`, as theirs will be.
+
+    A row of a prompt runs what is to be prefilled, or a piece of it. A row that decodes runs one position: its `token`,
+    generated as number `index - 1`. If the row makes a token, that is number `index`."""
 
     job: Job
-    blocks: Blocks
     start: int
     stop: int
+    blocks: Sequence[BlockRun]  # of a row that decodes the core's own table: read at once, never kept
+    index: int
+    token: int | None = None
 
     @property
-    def ends(self) -> bool:
-        return self.stop == self.job.prefill_tokens
+    def decodes(self) -> bool:
+        return self.token is not None
+
+    @property
+    def samples(self) -> bool:
+        """Whether it makes a token: all do, but pieces of prompts before the last."""
+        return self.token is not None or self.stop == self.job.prefill_tokens
 
 
-class DecodeRow(Struct, frozen=True):
-    """`token`, generated as number `index - 1`, goes to `position`; what the first step makes is number `index`."""
-
-    job: Job
-    index: int
-    token: int
-    position: int
-    blocks: list[BlockRun]  # the core's own table; read at once, never kept
-
-
-class RunDecode(Struct, frozen=True):
-    """Decode steps, one after the other, each for all rows, until (1) a row's last token was made, (2) `steps` are
-    done, which is what there are blocks for, (3) it is `until_ns`, or (4) the core, which is told between two steps
-    what happens meanwhile, asks for `EndRun`. At least one. The shell sends each step's `Tokens` to the proxy as it
-    ends: no token waits for a decision."""
+class Run(Struct, frozen=True):
+    """A step of these rows of one model. If all of them decode, more steps follow, each for all rows, until (1) a row's
+    last token was made, (2) `steps` are done, which is what there are blocks for, (3) it is `until_ns`, or (4) the
+    core, which is told between two steps what happens meanwhile, asks for `EndRun`. With a row of a prompt, `steps` is
+    1. The shell sends the `Tokens` of rows that decode to the proxy as each step ends: no token waits for a decision.
+    `lane` is that of the instance's device on which it runs."""
 
     model: ModelId
-    rows: tuple[DecodeRow, ...]
+    rows: tuple[Row, ...]
     steps: int
     until_ns: int
+    lane: int = 0
+
+    @property
+    def prompts(self) -> tuple[Row, ...]:
+        """The rows of prompts, which come before those that decode."""
+        return tuple([row for row in self.rows if row.token is None])
 
 
 class EndRun(Struct, frozen=True):
-    """No more steps of the run under way: something else is to be done, or with other rows."""
+    """No more steps of the run under way on the lane: something else is to be done, or with other rows."""
+
+    lane: int = 0
 
 
 class Track(Struct, frozen=True):
@@ -188,8 +197,7 @@ Effect = (
     | RevokePages
     | CopyBlocks
     | MoveBlocks
-    | RunPrefill
-    | RunDecode
+    | Run
     | EndRun
     | Track
     | Untrack

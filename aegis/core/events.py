@@ -26,13 +26,14 @@ class LoadFailed(Struct, frozen=True, tag=True):
 
 
 class Stepped(Struct, frozen=True):
-    """The result of the last run: the tokens of each of its steps, one per row and in the order of the rows; none if it
-    was a chunk of a prefill that goes on. `duration_ns` is that of the whole run; `prompt` holds the prompt's logprobs,
-    if the prefill was asked for them."""
+    """The result of the last run on the lane: the tokens that each of its steps made, in the order of the rows that
+    make one; no step if none does. `duration_ns` is that of the whole run; 0 if nothing was run yet, and a later row
+    will run that too. `prompt` holds the prompt's logprobs, if the run is of one prompt that was asked for them."""
 
     steps: tuple[tuple[Token, ...], ...]
     duration_ns: int
     prompt: tuple[Token, ...] = ()
+    lane: int = 0
 
 
 class StepFailed(Struct, frozen=True):
@@ -40,6 +41,7 @@ class StepFailed(Struct, frozen=True):
     run have been sent. `reason` is for the client."""
 
     reason: str
+    lane: int = 0
 
 
 class Tick(Struct, frozen=True):

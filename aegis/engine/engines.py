@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from threading import Lock
 
-from aegis.core.ids import ModelId, RequestId
+from aegis.core.ids import ModelId
 from aegis.core.model import EngineName, ModelSpec
-from aegis.engine.block_table import BlockTable
 from aegis.engine.lean_transformers import import_transformers
 from aegis.engine.parallel.group import Group
-from aegis.engine.protocol import Engine, KvRegion, Row, Sampled
+from aegis.engine.protocol import Engine, KvRegion, Sampled, StepRow
 from aegis.engine.sampler import Sampler
 from aegis.engine.sampling_engine import SamplingEngine
 
@@ -72,16 +71,11 @@ class Engines(SamplingEngine):
         if model in self._of:
             self._of.pop(model).detach(model)
 
-    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> bool:
-        return self._of[model].extend(model, tokens, blocks, start)
+    def extends(self, model: ModelId) -> bool:
+        return self._of[model].extends(model)
 
-    def prefill(
-        self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0
-    ) -> Sampled:
-        return self._of[model].prefill(model, request, tokens, blocks, start)
-
-    def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:
-        return self._of[model].decode(model, rows)
+    def step(self, model: ModelId, rows: Sequence[StepRow]) -> list[Sampled | None]:
+        return self._of[model].step(model, rows)
 
     def _engine(self, name: EngineName) -> Engine:
         """Raises UserError if it is not installed."""

@@ -4,8 +4,9 @@ One function is registered once under `NAME`. It has no entry in transformers' m
 models build no mask at all (`masking_utils._preprocess_mask_arguments`): a step knows causality, and the window, the
 soft cap and the sinks come as arguments.
 
-A forward pass runs one step, `Prefill` or `Decode`, made before it and handed over by `running`. Whatever does not
-depend on the layer (which slots are written, which blocks read, which positions hidden) is computed once per step.
+A forward pass runs one step, `Prefill`, `Decode` or both as `Mixed`, made before it and handed over by `running`.
+Whatever does not depend on the layer (which slots are written, which blocks read, which positions hidden) is computed
+once per step.
 
 A block is zeroed when its first position is written. What is gathered is then finite everywhere, and positions that
 do not exist yet need no cleaning: their weight is exactly 0.
@@ -17,7 +18,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -151,6 +152,7 @@ class Prefill:
         self.attended = 0
         self._views = views
         self._start, self._stop = start, stop
+        self.tokens = stop - start
         self._units = torch.from_numpy(rows).to(device, non_blocking=True)
         self._slots = (self._units.repeat_interleave(size)[start:stop], positions % size)
         self._bias: tuple[tuple[object, ...], torch.Tensor] | None = None
@@ -360,6 +362,30 @@ class Decode:
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, device=self._views.blocks.device)
+
+
+class Mixed:
+    """Rows of several tokens each, one behind the other in the one sequence of the batch, and behind them rows of one
+    token, for which `single` attends as for a batch of them."""
+
+    def __init__(self, prompts: Sequence[Prefill], single: Step | None) -> None:
+        self.attended = 0
+        ends = list(accumulate(prompt.tokens for prompt in prompts))
+        self._prompts = [(slice(end - prompt.tokens, end), prompt) for prompt, end in zip(prompts, ends, strict=True)]
+        self._single = single
+        self._first_single = ends[-1] if ends else 0
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kind: Kind
+    ) -> torch.Tensor:
+        mixed = [
+            prompt.attend(layer, query[:, :, tokens], key[:, :, tokens], value[:, :, tokens], kind)
+            for tokens, prompt in self._prompts
+        ]
+        if self._single is not None:
+            of_rows = [each[0, :, self._first_single :].transpose(0, 1).unsqueeze(2) for each in (query, key, value)]
+            mixed.append(self._single.attend(layer, of_rows[0], of_rows[1], of_rows[2], kind).transpose(0, 1))
+        return torch.cat(mixed, 1)
 
 
 def _attend_rows(cache: LayerViews, reading: Reading, query: torch.Tensor, kind: Kind) -> torch.Tensor:

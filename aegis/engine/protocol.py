@@ -31,18 +31,24 @@ def engine_at_work() -> Iterator[None]:
         raise EngineFailed(type(error).__name__) from error
 
 
-class Row(Struct, frozen=True):
-    """One sequence in a decode step: `token`, the last one generated, goes to position `position`, whose KV is written
-    to `blocks[position // block_tokens]`. Positions `[0, position]` are attended to."""
+class StepRow(Struct, frozen=True):
+    """Positions `[start, start + len(tokens))` of one sequence, at least one, in a step. The KV of position p is
+    written to `blocks[p // block_tokens]`. The positions before `start`, whose KV is there, are attended to as well.
+    A token follows if it `samples`."""
 
     request: RequestId
-    token: int
-    position: int
+    tokens: Sequence[int]
+    start: int
     blocks: BlockTable
+    samples: bool = True
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.tokens)
 
 
 class Sampled(Struct, frozen=True):
-    """The next token of one row; with its prompt's logprobs after a prefill that asked for them."""
+    """The next token of one row; with its prompt's logprobs if the row is the prompt and they were asked for."""
 
     token: Token
     prompt: tuple[Token, ...] = ()
@@ -92,19 +98,14 @@ class Engine(Protocol):
         """Forgets it; unknown requests are ignored."""
         ...
 
-    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> bool:
-        """Runs positions `[start, len(tokens))` and writes their KV to `blocks`, which hold that of the positions
-        before. False: it did nothing, and `prefill` runs them too, since their KV depends on the whole prompt."""
+    def extends(self, model: ModelId) -> bool:
+        """Whether the KV of a position is the same whatever follows it or runs beside it. If not, a prompt has to be
+        run whole, from position 0, in a step of its own."""
         ...
 
-    def prefill(
-        self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0
-    ) -> Sampled:
-        """The same, and samples the next token. `start` is 0 if the prompt's logprobs are requested."""
-        ...
-
-    def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:
-        """One step for each row, in order."""
+    def step(self, model: ModelId, rows: Sequence[StepRow]) -> list[Sampled | None]:
+        """Runs all rows at once; the result is in their order, None for those that do not sample. The row of a prompt
+        whose logprobs are requested is whole and alone."""
         ...
 
 

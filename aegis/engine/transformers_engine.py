@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +24,13 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from aegis.core.errors import ModelRefused
-from aegis.core.ids import ModelId, RequestId
+from aegis.core.ids import ModelId
 from aegis.core.model import Manifest, ModelSpec
 from aegis.engine.accepted_layers import unsupported_layers
-from aegis.engine.block_table import BlockTable
-from aegis.engine.paged_attention import NAME, Decode, Prefill, Scratch, Step, running
+from aegis.engine.paged_attention import NAME, Decode, Mixed, Prefill, Scratch, Step, running
 from aegis.engine.parallel.group import Group
 from aegis.engine.parallel.sharding import connect
-from aegis.engine.protocol import KvRegion, Row, Sampled
+from aegis.engine.protocol import KvRegion, Sampled, StepRow
 from aegis.engine.sampler import Sampler
 from aegis.engine.sampling_engine import SamplingEngine
 from aegis.engine.tensor_views import KvViews, dtype_named, tensor_at
@@ -142,54 +142,73 @@ class TransformersEngine(SamplingEngine):
         if self.decoder is not None:
             self.decoder.drop(model)
 
-    @torch.inference_mode()
-    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> bool:
-        with self._computing():
-            attached = self._models[model]
-            if attached.extends:
-                self._prefill(attached, tokens, blocks, start, keep=1)
-            return attached.extends
+    def extends(self, model: ModelId) -> bool:
+        return self._models[model].extends
 
     @torch.inference_mode()
-    def prefill(
-        self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0
-    ) -> Sampled:
+    def step(self, model: ModelId, rows: Sequence[StepRow]) -> list[Sampled | None]:
         with self._computing():
-            attached = self._models[model]
-            wants_prompt = self._sampler.wants_prompt(request)
-            assert start == 0 or not wants_prompt
-            start = start if attached.extends else 0
-            logits = self._prefill(attached, tokens, blocks, start, keep=0 if wants_prompt else 1)
-            prompt = self._sampler.prompt_logprobs(request, logits, tokens) if wants_prompt else ()
-            return Sampled(self._sampler.sample([request], logits[-1:])[0], prompt)
-
-    def _prefill(
-        self, attached: _Attached, tokens: Sequence[int], blocks: BlockTable, start: int, *, keep: int
-    ) -> torch.Tensor:
-        """Logits `[kept, vocab]`."""
-        step = Prefill(attached.views, start, len(tokens), blocks)
-        ids, positions = self._sent([tokens[start:]]), self._sent([range(start, len(tokens))])
-        return _forward(attached, step, ids, positions, keep=keep)[0]
-
-    @torch.inference_mode()
-    def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:
-        with self._computing():
-            attached = self._models[model]
-            if self.decoder is not None:
+            attached, first = self._models[model], rows[0]
+            if first.start == 0 and self._sampler.wants_prompt(first.request):
+                assert len(rows) == 1 and first.samples
+                return [self._reported(attached, first)]
+            if any(len(row.tokens) > 1 for row in rows):
+                asked, logits = self._run_together(attached, rows)
+            elif self.decoder is not None:
                 run = partial(_forward, attached, keep=1)
-                logits = self.decoder.decode(model, attached.views, run, rows)
-                return [Sampled(token) for token in self._sampler.sample([row.request for row in rows], logits)]
-            return self._decode_gathered(attached, rows)
+                asked, logits = _asked(rows, range(len(rows)), self.decoder.decode(model, attached.views, run, rows))
+            else:
+                asked, logits = self._decode_gathered(attached, rows)
+            return self._sampled(rows, asked, logits)
 
-    def _decode_gathered(self, attached: _Attached, rows: Sequence[Row]) -> list[Sampled]:
-        order = sorted(range(len(rows)), key=lambda i: -rows[i].position)
-        ordered = [rows[i] for i in order]
-        step = Decode(attached.views, self._scratch, [row.position for row in ordered], [row.blocks for row in ordered])
-        ids, positions = self._sent([[row.token] for row in ordered]), self._sent([[row.position] for row in ordered])
-        logits = _forward(attached, step, ids, positions, keep=1)
-        tokens = self._sampler.sample([row.request for row in ordered], logits[:, -1])
-        sampled = dict(zip(order, tokens, strict=True))
-        return [Sampled(sampled[i]) for i in range(len(rows))]
+    def _sampled(self, rows: Sequence[StepRow], asked: Sequence[int], logits: torch.Tensor) -> list[Sampled | None]:
+        """`logits [len(asked), vocab]`, of these rows."""
+        sampled: list[Sampled | None] = [None] * len(rows)
+        if asked:
+            for at, token in zip(asked, self._sampler.sample([rows[at].request for at in asked], logits), strict=True):
+                sampled[at] = Sampled(token)
+        return sampled
+
+    def _reported(self, attached: _Attached, row: StepRow) -> Sampled:
+        """With its prompt's logprobs."""
+        ids, positions = self._sent([row.tokens]), self._sent([range(row.stop)])
+        step = Prefill(attached.views, 0, row.stop, row.blocks)
+        logits = _forward(attached, step, ids, positions, keep=0)[0]
+        prompt = self._sampler.prompt_logprobs(row.request, logits, row.tokens)
+        return Sampled(self._sampler.sample([row.request], logits[-1:])[0], prompt)
+
+    def _run_together(self, attached: _Attached, rows: Sequence[StepRow]) -> tuple[list[int], torch.Tensor]:
+        """To the model all tokens are one sequence; each row attends by itself. The rows that sample, and logits
+        `[those rows, vocab]`."""
+        long = [at for at, row in enumerate(rows) if len(row.tokens) > 1]
+        order = [*long, *_longest_first([at for at, row in enumerate(rows) if len(row.tokens) == 1], rows)]
+        ordered = [rows[at] for at in order]
+        prompts = [Prefill(attached.views, row.start, row.stop, row.blocks) for row in ordered[: len(long)]]
+        single = ordered[len(long) :]
+        step = prompts[0] if len(rows) == 1 else Mixed(prompts, self._beside(attached, single) if single else None)
+        ids = self._sent([[token for row in ordered for token in row.tokens]])
+        positions = self._sent([[position for row in ordered for position in range(row.start, row.stop)]])
+        ends = accumulate(len(row.tokens) for row in ordered)
+        asked = {at: end - 1 for at, end in zip(order, ends, strict=True) if rows[at].samples}
+        last = list(asked.values()) in ([], [ids.shape[1] - 1])
+        keep = 1 if last else torch.tensor(list(asked.values()), device=self._device)
+        return list(asked), _forward(attached, step, ids, positions, keep=keep)[0]
+
+    def _beside(self, attached: _Attached, rows: Sequence[StepRow]) -> Step:
+        """The attention of rows of one token, longest first, beside others."""
+        step = self.decoder.beside(attached.views, rows) if self.decoder is not None else None
+        return step or self._gathering(attached, rows)
+
+    def _decode_gathered(self, attached: _Attached, rows: Sequence[StepRow]) -> tuple[list[int], torch.Tensor]:
+        """Rows of one token each. Those that sample, and logits `[those rows, vocab]`."""
+        order = _longest_first(range(len(rows)), rows)
+        ordered = [rows[at] for at in order]
+        ids, positions = self._sent([row.tokens for row in ordered]), self._sent([[row.start] for row in ordered])
+        logits = _forward(attached, self._gathering(attached, ordered), ids, positions, keep=1)[:, -1]
+        return _asked(rows, order, logits)
+
+    def _gathering(self, attached: _Attached, rows: Sequence[StepRow]) -> Decode:
+        return Decode(attached.views, self._scratch, [row.start for row in rows], [row.blocks for row in rows])
 
     def _computing(self) -> AbstractContextManager[object]:
         """A stream of our own on a GPU, because graphs cannot be recorded on the default one."""
@@ -207,15 +226,29 @@ def _decoder_for(device: torch.device) -> GpuDecoder | None:
     return GpuDecoder.on_cuda(device)
 
 
-def _forward(attached: _Attached, step: Step, ids: torch.Tensor, positions: torch.Tensor, *, keep: int) -> torch.Tensor:
-    """Logits `[batch, kept, vocab]`: of the last `keep` tokens, or of all if it is 0."""
+def _longest_first(among: Sequence[int], rows: Sequence[StepRow]) -> list[int]:
+    return sorted(among, key=lambda at: -rows[at].start)
+
+
+def _asked(rows: Sequence[StepRow], order: Sequence[int], logits: torch.Tensor) -> tuple[list[int], torch.Tensor]:
+    """Of the rows in this order, with their logits, those that sample."""
+    here = [place for place, at in enumerate(order) if rows[at].samples]
+    return [order[place] for place in here], logits if len(here) == len(order) else logits[here]
+
+
+def _forward(
+    attached: _Attached, step: Step, ids: torch.Tensor, positions: torch.Tensor, *, keep: int | torch.Tensor
+) -> torch.Tensor:
+    """Logits `[batch, kept, vocab]`: of the last `keep` tokens, or of all if it is 0, or of these."""
     kept = {"logits_to_keep": keep} if attached.keeps_logits else {}
     with running(step):
         result = attached.module(input_ids=ids, position_ids=positions, use_cache=False, **kept)
     if step.attended != len(attached.views.layers):
         raise ModelRefused(f"{type(attached.module).__name__} has layers that attend by other means than paged KV")
     logits: torch.Tensor = result.logits
-    return logits
+    if attached.keeps_logits:
+        return logits
+    return logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
 
 
 def _extends(module: PreTrainedModel) -> bool:

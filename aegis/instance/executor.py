@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from aegis.core.decision import Decision
-from aegis.core.effects import Bind, Effect, EndRun, RunDecode, RunPrefill, Send, Track, Unbind, Untrack
+from aegis.core.effects import Bind, Effect, EndRun, Run, Send, Track, Unbind, Untrack
 from aegis.core.errors import UserError
 from aegis.core.events import InstanceEvent, StepFailed, Stepped
 from aegis.core.ids import ModelId
@@ -14,11 +14,10 @@ from aegis.core.messages import DropModel, FromInstance, ModelAdded, ModelFailed
 from aegis.device.memory_executor import MemoryExecutor
 from aegis.engine.protocol import Engine, EngineFailed
 from aegis.instance.first_rank import FirstRankMemory
+from aegis.instance.run_worker import RunWorker
 from aegis.instance.span_log import SpanLog
 from aegis.telemetry.logs import log
 from aegis.transport.links import InstanceLink
-from decode.worker import DecodeWorker
-from prefill.worker import PrefillWorker
 
 _logger = logging.getLogger(__name__)
 
@@ -31,15 +30,13 @@ class EffectExecutor:
         engine: Engine,
         memory_executor: MemoryExecutor | FirstRankMemory,
         link: InstanceLink,
-        prefill: PrefillWorker,
-        decode: DecodeWorker,
+        worker: RunWorker,
         spans: SpanLog,
     ) -> None:
         self._engine = engine
         self._memory_executor = memory_executor
         self._link = link
-        self._prefill = prefill
-        self._decode = decode
+        self._worker = worker
         self._spans = spans
         self._refused: dict[ModelId, str] = {}
 
@@ -51,9 +48,9 @@ class EffectExecutor:
             match effect:
                 case Send(message):
                     outbox.append(self._checked(message))
-                case RunPrefill() | RunDecode():
+                case Run():
                     self._flush(outbox)
-                    answers.append(self._step(effect))
+                    answers.append(self._run(effect))
                 case EndRun():
                     pass  # the caller looks for it
                 case Track(job, generated):
@@ -73,15 +70,15 @@ class EffectExecutor:
         self._flush(outbox)
         return answers
 
-    def _step(self, effect: RunPrefill | RunDecode) -> Stepped | StepFailed:
+    def _run(self, run: Run) -> Stepped | StepFailed:
         """If the engine raises in a step, the requests of that step fail, not the instance."""
         self._spans.begins()
         try:
-            stepped = self._prefill.step(effect) if isinstance(effect, RunPrefill) else self._decode.run(effect)
+            stepped = self._worker.run(run)
         except EngineFailed as error:
             log(_logger, logging.ERROR, "step failed", {}, exc_info=True)
-            return StepFailed(f"the model failed on this request ({error})")
-        self._spans.ran(effect, stepped)
+            return StepFailed(f"the model failed on this request ({error})", run.lane)
+        self._spans.ran(run, stepped)
         return stepped
 
     def _bind(self, bind: Bind) -> bool:

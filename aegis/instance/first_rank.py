@@ -14,13 +14,11 @@ from aegis.core.request import EventHandle, Sampling
 from aegis.device.cached_images import CachedImages
 from aegis.device.memory_executor import CopyDone, MemoryEffect, MemoryExecutor
 from aegis.engine.block_table import BlockTable
-from aegis.engine.protocol import Engine, Row, Sampled
+from aegis.engine.protocol import Engine, Sampled, StepRow
 from aegis.instance.rank_wire import (
     Command,
     Discard,
-    Extend,
     FollowerLinks,
-    Prefill,
     Prepare,
     Report,
     SendCommand,
@@ -39,7 +37,7 @@ class FirstRankEngine:
         self._followers = followers
         self._send = followers.send
         self._reporting: set[RequestId] = set()  # their prompts' logprobs
-        self._decoding: list[BlockTable] = []  # the blocks of each row of the last step
+        self._tables: list[BlockTable] = []  # the blocks of each row of the last step
 
     def prepare(self, spec: ModelSpec) -> None:
         self._send(Prepare(spec))
@@ -74,23 +72,18 @@ class FirstRankEngine:
         self._reporting.discard(request)
         self._engine.stop(request)
 
-    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> bool:
-        with self._together(Extend(model, tuple(tokens), packed(blocks), start)):
-            return self._engine.extend(model, tokens, blocks, start)
+    def extends(self, model: ModelId) -> bool:
+        return self._engine.extends(model)
 
-    def prefill(
-        self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0
-    ) -> Sampled:
-        with self._together(Prefill(model, tuple(tokens), packed(blocks), start, request in self._reporting)):
-            return self._engine.prefill(model, request, tokens, blocks, start)
-
-    def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:
+    def step(self, model: ModelId, rows: Sequence[StepRow]) -> list[Sampled | None]:
         tables = [row.blocks for row in rows]
-        known = len(tables) == len(self._decoding) and all(map(_same, tables, self._decoding))
-        self._decoding = tables
+        known = len(tables) == len(self._tables) and all(map(_same, tables, self._tables))
+        self._tables = tables
         blocks = None if known else [packed(table) for table in tables]
-        with self._together(Step(model, [row.token for row in rows], [row.position for row in rows], blocks)):
-            return self._engine.decode(model, rows)
+        tokens, starts, samples = zip(*[(tuple(row.tokens), row.start, row.samples) for row in rows], strict=True)
+        reports = starts[0] == 0 and rows[0].request in self._reporting
+        with self._together(Step(model, list(tokens), list(starts), list(samples), blocks, reports)):
+            return self._engine.step(model, rows)
 
     @contextmanager
     def _together(self, step: Command) -> Iterator[None]:

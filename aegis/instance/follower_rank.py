@@ -25,10 +25,10 @@ from aegis.core.request import Token
 from aegis.engine.block_table import BlockTable
 from aegis.engine.engines import Engines
 from aegis.engine.parallel.group import RanksLost
-from aegis.engine.protocol import EngineFailed, Row, engine_at_work
+from aegis.engine.protocol import EngineFailed, StepRow, engine_at_work
 from aegis.engine.sampler import Sampler
 from aegis.instance.parts import RankMemory, open_rank_memory, poll
-from aegis.instance.rank_wire import Command, Discard, Extend, LeaderLink, Prefill, Prepare, Step, Touch, unpacked
+from aegis.instance.rank_wire import Command, Discard, LeaderLink, Prepare, Step, Touch, unpacked
 from aegis.instance.settings import InstanceSettings
 from aegis.process import garbage_collection
 from aegis.telemetry import logs
@@ -68,7 +68,7 @@ class Follower:
         self._lead = lead
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="build")
         self._building: dict[tuple[ModelId, str], Future[None]] = {}
-        self._decoding: list[BlockTable] = []
+        self._tables: list[BlockTable] = []
 
     def serve(self) -> None:
         """Runs until the process is ended."""
@@ -83,9 +83,9 @@ class Follower:
 
     def _perform(self, command: Command) -> None:
         match command:
-            case Step() | Extend() | Prefill():
+            case Step():
                 with engine_at_work():
-                    self._run(command)
+                    self._step(command)
             case Touch(extents):
                 self._body.images.touch(extents)
             case Prepare(spec):
@@ -102,21 +102,12 @@ class Follower:
             case _:
                 self._memory_executor.perform(command)
 
-    def _run(self, command: Step | Extend | Prefill) -> None:
-        match command:
-            case Step():
-                self._step(command)
-            case Extend(model, tokens, blocks, start):
-                self._engine.extend(model, tokens, unpacked(blocks), start)
-            case Prefill(model, tokens, blocks, start, reports):
-                self._sampler.reports = reports
-                self._engine.prefill(model, _NOBODY, tokens, unpacked(blocks), start)
-
     def _step(self, step: Step) -> None:
         if step.blocks is not None:
-            self._decoding = [unpacked(blocks) for blocks in step.blocks]
-        rows = zip(step.tokens, step.positions, self._decoding, strict=True)
-        self._engine.decode(step.model, [Row(_NOBODY, *row) for row in rows])
+            self._tables = [unpacked(blocks) for blocks in step.blocks]
+        self._sampler.reports = step.reports
+        rows = zip(step.tokens, step.starts, self._tables, step.samples, strict=True)
+        self._engine.step(step.model, [StepRow(_NOBODY, *row) for row in rows])
 
     def _attach(self, bind: Bind) -> None:
         """A model that is refused here is refused by the first rank too, which then sends `Unbind`."""

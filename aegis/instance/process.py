@@ -24,14 +24,13 @@ from aegis.instance.grammar_wait import GrammarWait
 from aegis.instance.heartbeats import HeartbeatAgent
 from aegis.instance.model_binder import ModelBinder
 from aegis.instance.parts import InstanceParts, open_parts
+from aegis.instance.run_worker import RunWorker
 from aegis.instance.settings import InstanceSettings
 from aegis.instance.span_log import SpanLog
 from aegis.process import garbage_collection
 from aegis.telemetry import logs
 from aegis.telemetry.instance_reports import Reporter
-from decode.worker import DecodeWorker
 from memory.balloon import OWING_NS
-from prefill.worker import PrefillWorker
 
 _IDLE_NS = 100 * NS_PER_MS
 _GRAMMAR_POLL_NS = 2 * NS_PER_MS
@@ -54,9 +53,8 @@ class Instance:
         self._binder = ModelBinder(parts.engine)
         self._grammars = GrammarWait(parts.engine)
         self._spans = SpanLog(parts.instance, self._clock, parts.processor, ahead_ns=parts.clock_ahead_ns)
-        prefill = PrefillWorker(parts.engine, self._clock)
-        decode = DecodeWorker(parts.engine, self._clock, self._link.send, self._between_steps)
-        self._executor = EffectExecutor(parts.engine, self._memory_executor, self._link, prefill, decode, self._spans)
+        worker = RunWorker(parts.engine, self._clock, self._link.send, self._between_steps)
+        self._executor = EffectExecutor(parts.engine, self._memory_executor, self._link, worker, self._spans)
         self._pending: deque[InstanceEvent] = deque()  # the next events for the core
         self._reporter = Reporter(self._core)
         self._tick_ns = 0

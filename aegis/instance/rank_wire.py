@@ -42,35 +42,19 @@ class Touch(Struct, frozen=True, tag=True):
     extents: tuple[PageRun, ...]
 
 
-class Extend(Struct, frozen=True, tag=True):
-    """`Engine.extend`; `blocks` as `packed`."""
-
-    model: ModelId
-    tokens: tuple[int, ...]
-    blocks: bytes
-    start: int
-
-
-class Prefill(Struct, frozen=True, tag=True):
-    """`Engine.prefill`; `reports` its prompt's logprobs."""
-
-    model: ModelId
-    tokens: tuple[int, ...]
-    blocks: bytes
-    start: int
-    reports: bool
-
-
 class Step(Struct, frozen=True, tag=True):
-    """`Engine.decode`: a token and a position for each row. No blocks: they are those of the step before."""
+    """`Engine.step`: for each row its tokens, the first one's position, and whether it samples. No blocks: they are
+    those of the step before, as `packed`. `reports`: of the one row, which is a prompt, logprobs are asked for."""
 
     model: ModelId
-    tokens: list[int]
-    positions: list[int]
+    tokens: list[tuple[int, ...]]
+    starts: list[int]
+    samples: list[bool]
     blocks: list[bytes] | None
+    reports: bool = False
 
 
-Command = MemoryEffect | Prepare | Discard | Touch | Extend | Prefill | Step
+Command = MemoryEffect | Prepare | Discard | Touch | Step
 Report = Progress | LoadFailed
 
 _encoder = msgspec.msgpack.Encoder()

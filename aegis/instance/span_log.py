@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 from aegis.core.clock import Clock
 from aegis.core.decision import Decision
-from aegis.core.effects import RunDecode, RunPrefill, StreamName
+from aegis.core.effects import Run, StreamName
 from aegis.core.events import Stepped
-from aegis.core.ids import InstanceId, ModelId
+from aegis.core.ids import InstanceId
 from aegis.core.messages import SwitchDone
 from aegis.device.memory_executor import CopyDone
 from aegis.telemetry.decisions import Decisions
-from aegis.telemetry.spans import Span, SpanKind, Spans
+from aegis.telemetry.spans import Span, SpanKind, Spans, run_span
 
 _COPIES = {
     StreamName.WEIGHTS: SpanKind.LOAD,
@@ -44,21 +44,19 @@ class SpanLog:
         if self._processor:
             self._began_ns = self._processor.now_ns()
 
-    def ran(self, effect: RunPrefill | RunDecode, stepped: Stepped) -> None:
+    def ran(self, run: Run, stepped: Stepped) -> None:
         """Right after the run, which lasted as long as `stepped` says."""
-        steps, lasted_ns = len(stepped.steps), stepped.duration_ns
+        now_ns = self._clock.now_ns()
         had_ns = self._processor.now_ns() - self._began_ns if self._processor else 0
-        if isinstance(effect, RunDecode):
-            context, rows = sum([row.position for row in effect.rows]), len(effect.rows)
-            self._ended(SpanKind.DECODE, effect.model, lasted_ns, rows, steps, context, processor_ns=had_ns)
-        else:
-            tokens, cached, model = effect.stop - effect.start, effect.start, effect.job.model
-            self._ended(SpanKind.PREFILL, model, lasted_ns, 1, steps, tokens, cached=cached, processor_ns=had_ns)
+        start_ns, steps = now_ns - stepped.duration_ns, len(stepped.steps)
+        self._spans.append(run_span(self._instance, run, start_ns, now_ns, steps, processor_ns=had_ns))
 
     def switched(self, done: SwitchDone) -> None:
         """Right before the first step of the model that runs now."""
         duration_ns = done.make_room_ns + done.copy_ns + done.kv_ns
-        self._ended(SpanKind.SWITCH, done.model, duration_ns, nbytes=done.nbytes)
+        now_ns = self._clock.now_ns()
+        span = Span(self._instance, SpanKind.SWITCH, done.model, now_ns - duration_ns, now_ns, nbytes=done.nbytes)
+        self._spans.append(span)
 
     def copied(self, copies: Iterable[CopyDone]) -> None:
         for copy in copies:
@@ -77,33 +75,3 @@ class SpanLog:
         decisions, self._decisions = self._decisions, []
         written: list[Spans | Decisions] = [Spans(tuple(spans))] if spans else []
         return [*written, Decisions(tuple(decisions))] if decisions else written
-
-    def _ended(
-        self,
-        kind: SpanKind,
-        model: ModelId,
-        duration_ns: int,
-        requests: int = 0,
-        steps: int = 0,
-        tokens: int = 0,
-        nbytes: int = 0,
-        cached: int = 0,
-        processor_ns: int = 0,
-    ) -> None:
-        now_ns = self._clock.now_ns()
-        start_ns = now_ns - duration_ns
-        self._spans.append(
-            Span(
-                self._instance,
-                kind,
-                model,
-                start_ns,
-                now_ns,
-                requests,
-                steps,
-                tokens,
-                nbytes,
-                cached,
-                processor_ns,
-            )
-        )

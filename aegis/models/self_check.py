@@ -24,7 +24,7 @@ from aegis.core.request import Sampling, Token
 from aegis.core.rng import Stream
 from aegis.engine.block_table import BlockTable
 from aegis.engine.parallel.group import ThreadGroup
-from aegis.engine.protocol import Engine, KvRegion, Row, Sampled
+from aegis.engine.protocol import Engine, KvRegion, Sampled, StepRow
 
 MakeEngine = Callable[..., Engine]
 """Called with the KV region and, of a model that ranks share out, by name with their `group`."""
@@ -102,16 +102,19 @@ def _run(
     sampling = Sampling(max_tokens=STEPS, temperature=0.0, logprobs=_TOP)
     for i, reference in enumerate(references):
         engine.start(model, RequestId(i), reference.prompt, (), sampling)
-        start = len(reference.prompt) // 2 if 2 * i >= len(references) else 0
+        start = len(reference.prompt) // 2 if 2 * i >= len(references) and engine.extends(model) else 0
         if start:
-            engine.extend(model, reference.prompt[:start], blocks[i], 0)
-        yield i, 0, engine.prefill(model, RequestId(i), reference.prompt, blocks[i], start)
+            engine.step(model, [StepRow(RequestId(i), reference.prompt[:start], 0, blocks[i], samples=False)])
+        for sampled in engine.step(model, [StepRow(RequestId(i), reference.prompt[start:], start, blocks[i])]):
+            assert sampled
+            yield i, 0, sampled
     for step in range(1, STEPS):
         rows = [
-            Row(RequestId(i), reference.tokens[step - 1], len(reference.prompt) + step - 1, blocks[i])
+            StepRow(RequestId(i), (reference.tokens[step - 1],), len(reference.prompt) + step - 1, blocks[i])
             for i, reference in enumerate(references)
         ]
-        for i, sampled in enumerate(engine.decode(model, rows)):
+        for i, sampled in enumerate(engine.step(model, rows)):
+            assert sampled
             yield i, step, sampled
     for i in range(len(references)):
         engine.stop(RequestId(i))

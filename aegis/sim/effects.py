@@ -15,8 +15,7 @@ from aegis.core.effects import (
     Effect,
     EndRun,
     LoadWeights,
-    RunDecode,
-    RunPrefill,
+    Run,
     Send,
     WipePages,
 )
@@ -36,8 +35,7 @@ class InstanceEffects:
         self,
         *,
         send: Callable[[Send], None],
-        prefill: Callable[[RunPrefill], None],
-        decode: Callable[[RunDecode], None],
+        run: Callable[[Run], None],
         end_run: Callable[[EndRun], None],
         load: Callable[[LoadWeights], None],
         abandon: Callable[[AbandonLoad], None],
@@ -47,8 +45,7 @@ class InstanceEffects:
     ) -> None:
         self._handlers: dict[type, Callable[[Any], None]] = {
             Send: send,
-            RunPrefill: prefill,
-            RunDecode: decode,
+            Run: run,
             EndRun: end_run,
             LoadWeights: load,
             AbandonLoad: abandon,

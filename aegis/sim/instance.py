@@ -17,8 +17,7 @@ from aegis.core.effects import (
     Effect,
     EndRun,
     LoadWeights,
-    RunDecode,
-    RunPrefill,
+    Run,
     Send,
     StreamName,
 )
@@ -34,10 +33,10 @@ from aegis.sim.flows import Link
 from aegis.sim.processor_sharing import RunProgress, SharedProcessors
 from aegis.sim.step_costs import StepCosts
 from aegis.sim.timeline_semaphores import TimelineSemaphores
-from aegis.sim.times import Once, Times
+from aegis.sim.times import OneStep, Times
 from aegis.telemetry import instance_reports
 from aegis.telemetry.decisions import DecisionLog
-from aegis.telemetry.spans import Span, SpanKind
+from aegis.telemetry.spans import Span, SpanKind, run_span
 from memory.balloon import OWING_NS
 
 END: Final = 1
@@ -110,14 +109,12 @@ class SimInstance:
         self._run_ns = run_ns
         self._processors = processors if processors and processors.shared else None
         self._progress: RunProgress | None = None  # of the run, where there are processors to share
-        self._prefill_ns = 0  # of a prefill alone
-        self._prefill_start_ns = 0
-        self._most_steps = 0  # of a decode run
+        self._most_steps = 0  # of the run
         self._left: list[int] = []  # tokens that its rows have to make
         self._added: set[ModelId] = set()
         self._unheard: deque[InstanceEvent] = deque()
-        self._run: RunPrefill | RunDecode | None = None
-        self._times: Times | None = None  # of a decode run
+        self._run: Run | None = None
+        self._times: Times | None = None  # of the run
         self._version = 0  # of the run: what was scheduled for another one finds so
         self._looking = False  # at the boundary to come
         self._heard_at = 0  # the boundary where it did so last: after so many steps of the run
@@ -129,8 +126,7 @@ class SimInstance:
         self._wakes_ns = NEVER_NS
         self._effects = InstanceEffects(
             send=self._send,
-            prefill=self._prefill,
-            decode=self._decode,
+            run=self._begin,
             end_run=self._end_run,
             load=self._load,
             abandon=self._abandon,
@@ -178,7 +174,7 @@ class SimInstance:
         if self._ends:
             assert self._times is not None
             self._times.steps = steps
-            self._decoded(version)
+            self._ended(version)
         elif self._reporter:
             self._report_later()
 
@@ -274,17 +270,13 @@ class SimInstance:
     def _slowed(self, slowness: int) -> None:
         """Others began or ended a run on the processors: this one ends at another time."""
         times, looked, now_ns = self._times, self._looking, self._agenda.now_ns
-        assert self._progress is not None
+        assert self._progress is not None and times is not None and self._run is not None
         self._progress.change(now_ns, slowness)
         self._version += 1
-        if times is None:
-            self._agenda.at(self._progress.at(self._prefill_ns), self._prefilled, self._version)
-            return
-        assert isinstance(self._run, RunDecode)
         times.steps = self._most_steps
         times.steps = times.boundary(self._run.until_ns)
         self._looking = False
-        self._agenda.at(max(times.of(times.steps - 1), now_ns), self._decoded, self._version)
+        self._agenda.at(max(times.of(times.steps - 1), now_ns), self._ended, self._version)
         if looked:
             self._look()
         self._report_later()
@@ -295,68 +287,55 @@ class SimInstance:
         if self._processors:
             self._processors.leave(self._slowed)
 
-    def _prefill(self, effect: RunPrefill) -> None:
-        self._run = effect
-        start_ns = self._start_ns()
-        self._prefill_ns = self._costs[effect.job.model].prefill_ns(effect.stop, effect.start)
-        self._prefill_start_ns = start_ns
-        self._version += 1
-        stop_ns = self._progress.at(self._prefill_ns) if self._progress else start_ns + self._prefill_ns
-        self._agenda.at(stop_ns, self._prefilled, self._version)
-
-    def _prefilled(self, version: int) -> None:
-        if version != self._version:
-            return
-        effect, start_ns, self._run = self._run, self._prefill_start_ns, None
-        self._over()
-        assert isinstance(effect, RunPrefill)
-        job, now_ns = effect.job, self._agenda.now_ns
-        steps: tuple[tuple[Token, ...], ...] = ()
-        if effect.ends:
-            index = len(job.sent)
-            steps = ((_LAST if index + 1 >= self._watch.output_tokens(job.request) else _TOKEN,),)
-            self._watch.made(job.request, index, Once(now_ns))
-        tokens, cached = effect.stop - effect.start, effect.start
-        self._span(SpanKind.PREFILL, job.model, start_ns, requests=1, steps=len(steps), tokens=tokens, cached=cached)
-        self._tell(Stepped(steps, now_ns - start_ns))
-
-    def _decode(self, effect: RunDecode) -> None:
-        self._run = effect
-        start_ns, rows, lengths = self._start_ns(), effect.rows, self._watch.output_tokens
-        context = sum([row.position for row in rows])
-        self._left = [lengths(row.job.request) - row.index for row in rows]
-        costs, self._most_steps = self._costs[effect.model], min(effect.steps, *self._left)
-        times = self._times = Times(costs, start_ns, context, len(rows), self._most_steps, self._progress)
-        times.steps = steps = times.boundary(effect.until_ns)
+    def _begin(self, run: Run) -> None:
+        self._run = run
+        start_ns, costs, lengths = self._start_ns(), self._costs[run.model], self._watch.output_tokens
+        pieces = [(row.start, row.stop) for row in run.prompts]
+        streams = run.rows[len(pieces) :]
+        context = sum([row.start for row in streams])
+        self._left = [lengths(row.job.request) - row.index for row in run.rows]
+        if pieces:
+            self._most_steps = 1
+            times: Times = OneStep(start_ns, costs.step_ns(pieces, context, len(streams)), self._progress)
+        else:
+            self._most_steps = min(run.steps, *self._left)
+            times = Times(costs, start_ns, context, len(streams), self._most_steps, self._progress)
+        self._times = times
+        times.steps = steps = times.boundary(run.until_ns)
         self._version += 1
         self._looking = self._ends = False
         self._heard_at = 0
-        self._agenda.at(times.of(steps - 1), self._decoded, self._version)
+        self._agenda.at(times.of(steps - 1), self._ended, self._version)
 
-    def _decoded(self, version: int) -> None:
+    def _ended(self, version: int) -> None:
+        """The run has. Cores report what prompts made, shells what rows that decode did."""
         if version != self._version:
             return
-        effect, times = self._run, self._times
-        assert isinstance(effect, RunDecode) and times is not None
+        run, times = self._run, self._times
+        assert run is not None and times is not None
         self._run = self._times = None
         self._over()
-        steps, watch, finished = times.steps, self._watch, []
+        steps, finished, asked = times.steps, list[Token](), 0
         tokens = (_TOKEN,) * steps
-        for row, left in zip(effect.rows, self._left, strict=True):
+        for row, left in zip(run.rows, self._left, strict=True):
+            if not row.samples:
+                continue
             job, index = row.job, row.index
-            request, last = job.request, _LAST if left <= steps else _TOKEN
+            last = _LAST if left <= steps else _TOKEN
+            asked += 1
             finished.append(last)
-            watch.made(request, index, times)
-            made = tokens if last is _TOKEN else (*tokens[:-1], _LAST)
-            finish = job.sampling.finish(index + steps - 1, last.id)
-            self._outbox.append(Tokens(request, job.attempt, index, made, finish))
-        if watch.spans is not None:
-            context = sum([row.position for row in effect.rows])
-            self._span(
-                SpanKind.DECODE, effect.model, times.start_ns, requests=len(effect.rows), steps=steps, tokens=context
-            )
-        before = ((_TOKEN,) * len(effect.rows),) * (steps - 1)
-        self._tell(Stepped((*before, tuple(finished)), self._agenda.now_ns - times.start_ns))
+            self._watch.made(job.request, index, times)
+            if row.decodes:
+                made = tokens if last is _TOKEN else (*tokens[:-1], _LAST)
+                finish = job.sampling.finish(index + steps - 1, last.id)
+                self._outbox.append(Tokens(job.request, job.attempt, index, made, finish))
+        now_ns = self._agenda.now_ns
+        if self._watch.spans is not None:
+            told = steps if asked else 0
+            self._watch.spans.append(run_span(self.instance, run, times.start_ns, now_ns, told))
+        before = ((_TOKEN,) * asked,) * (steps - 1)
+        made_at = (*before, tuple(finished)) if asked else ()
+        self._tell(Stepped(made_at, now_ns - times.start_ns, lane=run.lane))
 
     # --- copies -------------------------------------------------------------------------------------------------------
 
@@ -372,22 +351,9 @@ class SimInstance:
             self._span(kind, copy.model, copy.started_ns, nbytes=copy.nbytes)
         self._look()
 
-    def _span(
-        self,
-        kind: SpanKind,
-        model: ModelId,
-        start_ns: int,
-        *,
-        requests: int = 0,
-        steps: int = 0,
-        tokens: int = 0,
-        nbytes: int = 0,
-        cached: int = 0,
-    ) -> None:
+    def _span(self, kind: SpanKind, model: ModelId, start_ns: int, *, nbytes: int) -> None:
         if self._watch.spans is not None:
-            now_ns = self._agenda.now_ns
-            span = Span(self.instance, kind, model, start_ns, now_ns, requests, steps, tokens, nbytes, cached)
-            self._watch.spans.append(span)
+            self._watch.spans.append(Span(self.instance, kind, model, start_ns, self._agenda.now_ns, nbytes=nbytes))
 
 
 def switch_ns(done: SwitchDone) -> int:

@@ -6,6 +6,7 @@ steps that fit into a time is its exact inverse.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt, sqrt
 from typing import Final
@@ -23,7 +24,8 @@ class StepCosts:
     A decode step over a batch takes `decode_ps + context_token_ps * context tokens + row_ps * rows`, and `batch_ps`
     more where there is more than one row: a matrix takes other kernels than a vector. A prefill takes
     `prefill_ps + token_ps * t + token2_ps * t²`, and never less than a decode step over as many tokens: both have to
-    read all the weights. So does each chunk of one, of which the squares share out those of the whole.
+    read all the weights. So does each chunk of one, of which the squares share out those of the whole. Rows of one step
+    share what they read.
     """
 
     decode_ps: int
@@ -67,6 +69,19 @@ class StepCosts:
         tokens, squares = prefill_terms(stop, start)
         ps = self.prefill_ps + self.token_ps * tokens + self.token2_ps * squares
         return max(_whole_ns(ps), self.decode_ns(stop, 1))
+
+    def step_ns(self, pieces: Sequence[tuple[int, int]], context_tokens: int = 0, batch: int = 0) -> int:
+        """One step of prompts, of each positions `[start, stop)`, and beside them `batch` rows that decode over
+        `context_tokens` cached tokens in all. What a step takes whatever its rows are is counted once, so one prompt
+        alone takes `prefill_ns`."""
+        tokens, squares, reached = 0, 0, 0
+        for start, stop in pieces:
+            own, own_squares = prefill_terms(stop, start)
+            tokens, squares, reached = tokens + own, squares + own_squares, reached + stop
+        ps = self.prefill_ps + self.token_ps * tokens + self.token2_ps * squares
+        _, read, computed = decode_terms(context_tokens, batch)
+        beside_ps = self.context_token_ps * read + self.row_ps * computed
+        return _whole_ns(max(ps, self._run_ps(reached, 1)) + beside_ps)
 
     def decode_ns(self, context_tokens: int, batch: int) -> int:
         """Eq. 6 and a term per row: one step of `batch` rows over `context_tokens` cached tokens in all."""

@@ -43,16 +43,20 @@ class Times:
         return whole if self.of(whole - 1) == now_ns else whole + 1
 
 
-class Once(Times):
-    """One step that ends at a time."""
+class OneStep(Times):
+    """Those of a run of one step that takes `work_ns`."""
 
-    __slots__ = ()
+    __slots__ = ("_work_ns",)
 
-    def __init__(self, at_ns: int) -> None:
-        self.start_ns, self.steps, self._progress = at_ns, 1, None
+    def __init__(self, start_ns: int, work_ns: int, progress: RunProgress | None = None) -> None:
+        self.start_ns, self.steps, self._progress = start_ns, 1, progress
+        self._work_ns = work_ns
 
     def of(self, step: int) -> int:
-        return self.start_ns
+        return self._progress.at(self._work_ns) if self._progress else self.start_ns + self._work_ns
 
     def in_time(self, due_ns: int, each_ns: int) -> int:
-        return int(self.start_ns <= due_ns)
+        return int(self.of(0) <= due_ns)
+
+    def boundary(self, now_ns: int) -> int:
+        return 1

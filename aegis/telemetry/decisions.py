@@ -15,8 +15,8 @@ from aegis.core.effects import (
     EndRun,
     LoadWeights,
     MoveBlocks,
-    RunDecode,
-    RunPrefill,
+    Row,
+    Run,
     Send,
     UnmapWeights,
     WipePages,
@@ -87,13 +87,8 @@ class DecisionLog:
 def _done(effect: Effect) -> str | None:
     """None for what follows from another line."""
     match effect:
-        case RunPrefill(job, blocks, start, stop):
-            part = "" if stop - start == job.prefill_tokens else f"{start}-{stop} of "
-            tokens = f"{part}{job.prefill_tokens} tokens"
-            return f"prefill {job.model} {job.request}.{job.attempt}, {tokens} in {_runs(blocks)}"
-        case RunDecode(model, rows, steps, until_ns):
-            requests = " ".join(f"{row.job.request}.{row.job.attempt}@{row.position}" for row in rows)
-            return f"decode {model} {requests}, {steps} steps, until {until_ns}"
+        case Run():
+            return _run(effect)
         case EndRun():
             return "end run"
         case LoadWeights(stream, model, event):
@@ -112,6 +107,21 @@ def _done(effect: Effect) -> str | None:
             return effect.line
         case _:
             return None
+
+
+def _run(run: Run) -> str:
+    prompts = "; ".join([_prompt(row) for row in run.prompts])
+    rows = [f"{row.job.request}.{row.job.attempt}@{row.start}" for row in run.rows if row.decodes]
+    if not prompts:
+        return f"decode {run.model} {' '.join(rows)}, {run.steps} steps, until {run.until_ns}"
+    beside = f", beside {' '.join(rows)}" if rows else ""
+    return f"prefill {run.model} {prompts}{beside}"
+
+
+def _prompt(row: Row) -> str:
+    job = row.job
+    part = "" if row.stop - row.start == job.prefill_tokens else f"{row.start}-{row.stop} of "
+    return f"{job.request}.{job.attempt}, {part}{job.prefill_tokens} tokens in {_runs(row.blocks)}"
 
 
 def _described_from_instance(message: FromInstance) -> str | None:

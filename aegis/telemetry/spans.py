@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from aegis.core.effects import Run
 from aegis.core.ids import InstanceId, ModelId
 
 
@@ -37,6 +38,28 @@ class Span(Struct, frozen=True, array_like=True):
     nbytes: int = 0
     cached: int = 0
     processor_ns: int = 0
+
+
+def run_span(instance: InstanceId, run: Run, start_ns: int, stop_ns: int, steps: int, *, processor_ns: int = 0) -> Span:
+    """Of a run that made tokens in so many steps."""
+    prompts = run.prompts
+    if prompts:
+        (row,) = prompts
+        tokens, cached, requests, kind = row.stop - row.start, row.start, 1, SpanKind.PREFILL
+    else:
+        tokens, cached, requests, kind = sum([row.start for row in run.rows]), 0, len(run.rows), SpanKind.DECODE
+    return Span(
+        instance,
+        kind,
+        run.model,
+        start_ns,
+        stop_ns,
+        requests,
+        steps,
+        tokens,
+        cached=cached,
+        processor_ns=processor_ns,
+    )
 
 
 class Spans(Struct, frozen=True, tag=True):

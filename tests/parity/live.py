@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aegis.core.clock import NS_PER_S
+from aegis.core.effects import Effect, Run
 from aegis.core.ids import InstanceId, ProxyId, RequestId
 from aegis.core.messages import Shutdown
 from aegis.core.model import ModelSpec, Slo
@@ -206,21 +207,37 @@ class LiveRun:
             core = PrefillCore(name, ledger, pool.recipe.order, gpu.hardware(), **how)
         else:
             core = DecodeCore(name, ledger, self._policy, gpu.hardware(), **how)
+        engine = ScriptedEngine(conductor, actor, self._costs, self._lengths)
         parts = InstanceParts(
             instance=name,
             role=self._names[name],
             core=core,
-            engine=ScriptedEngine(conductor, actor, self._costs, self._lengths),
+            engine=engine,
             device=NoDevice(),
             images=None,
             memory_executor=mover,
             link=self._wire.end(name, actor),
             clock=conductor,
             pause=lambda until_ns: actor.wait(max(until_ns, conductor.now_ns()), listening=True),
-            decisions=self.log,
+            decisions=_Noted(self.log, engine),
         )
         instance = Instance(parts)
         actor.start()
+
+
+class _Noted(DecisionLog):
+    """The log, and the engine is told of each run."""
+
+    def __init__(self, log: DecisionLog, engine: ScriptedEngine) -> None:
+        self.lines = log.lines
+        self._engine = engine
+
+    def did(self, instance: InstanceId, effects: Iterable[Effect], now_ns: int) -> None:
+        done = list(effects)
+        super().did(instance, done, now_ns)
+        for run in done:
+            if isinstance(run, Run):
+                self._engine.begins(run)
 
 
 def _serve(instance: Instance) -> None:

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 
-from aegis.core.effects import AbandonLoad, CopyBlocks, Effect, LoadWeights, WipePages
+from aegis.core.effects import AbandonLoad, CopyBlocks, Effect, LoadWeights, Run, WipePages
 from aegis.core.events import Progress
 from aegis.core.ids import InstanceId, MachineId, ModelId, PageRun, ProxyId, RequestId
 from aegis.core.messages import FromInstance, Greeting, ToInstance
@@ -15,8 +15,7 @@ from aegis.core.model import ModelSpec
 from aegis.core.request import Sampling, Token
 from aegis.core.role import Role
 from aegis.device.memory_executor import CopyDone
-from aegis.engine.block_table import BlockTable
-from aegis.engine.protocol import Row, Sampled
+from aegis.engine.protocol import Sampled, StepRow
 from aegis.node.image_cache import ImageCache
 from aegis.node.image_caches import ImageCaches
 from aegis.node.image_filler import Filled
@@ -131,6 +130,11 @@ class ScriptedEngine:
         self._costs = costs
         self._lengths = lengths
         self._made: dict[RequestId, int] = {}
+        self._prompts: set[RequestId] = set()  # of the run under way
+
+    def begins(self, run: Run) -> None:
+        """What a row is of decides how long it takes: the last token of a prompt looks like one that decodes."""
+        self._prompts = {row.job.request for row in run.prompts}
 
     def prepare(self, spec: ModelSpec) -> None: ...
 
@@ -156,19 +160,18 @@ class ScriptedEngine:
     def stop(self, request: RequestId) -> None:
         self._made.pop(request, None)
 
-    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> bool:
-        self._work(self._costs[model].prefill_ns(len(tokens), start))
+    def extends(self, model: ModelId) -> bool:
         return True
 
-    def prefill(
-        self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0
-    ) -> Sampled:
-        self.extend(model, tokens, blocks, start)
-        return self._token(request)
-
-    def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:
-        self._work(self._costs[model].decode_ns(sum(row.position for row in rows), len(rows)))
-        return [self._token(row.request) for row in rows]
+    def step(self, model: ModelId, rows: Sequence[StepRow]) -> list[Sampled | None]:
+        costs = self._costs[model]
+        pieces = [(row.start, row.stop) for row in rows if row.request in self._prompts]
+        single = [row.start for row in rows if row.request not in self._prompts]
+        if pieces:
+            self._work(costs.step_ns(pieces, sum(single), len(single)))
+        else:
+            self._work(costs.decode_ns(sum(single), len(single)))
+        return [self._token(row.request) if row.samples else None for row in rows]
 
     def _work(self, duration_ns: int) -> None:
         self._actor.wait(self._conductor.now_ns() + duration_ns, listening=False)

@@ -10,8 +10,8 @@ from aegis.core.effects import (
     CopyBlocks,
     Effect,
     LoadWeights,
-    RunDecode,
-    RunPrefill,
+    Row,
+    Run,
     Send,
     StreamName,
 )
@@ -65,7 +65,7 @@ class Driven(Generic[Core]):
 
     def _feed(self, event: InstanceEvent) -> list[Effect]:
         effects = self.core.on(event, self.now_ns)
-        assert not any(isinstance(effect, RunPrefill | RunDecode) for effect in effects[:-1])
+        assert not any(isinstance(effect, Run) for effect in effects[:-1])
         self.core.ledger.check()
         if self.refusing and self.said(NeedPages, effects):
             effects += self._feed(GrantPages((), refused=True))
@@ -91,6 +91,14 @@ class Driven(Generic[Core]):
     def under_way(self, stream: StreamName) -> int:
         transfers = self.core.ledger.transfers
         return transfers._submitted[stream] - transfers._completed[stream]
+
+    def runs(self, effects: Sequence[Effect] | None = None) -> list[Run]:
+        """Runs of rows that decode, and of no others, among `effects`, the last ones if not given."""
+        return [run for run in self.asked(Run, effects) if not run.prompts]
+
+    def prompts(self, effects: Sequence[Effect] | None = None) -> list[Row]:
+        """Rows of prompts, likewise."""
+        return [row for run in self.asked(Run, effects) for row in run.prompts]
 
     def stepped(self, *tokens: int, after_ns: int = 1_000_000) -> list[Effect]:
         """One step, whatever was asked for."""

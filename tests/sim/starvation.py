@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from aegis.core.clock import NS_PER_MS
-from aegis.core.effects import Effect, RunDecode, RunPrefill
+from aegis.core.effects import Effect, Run
 from aegis.core.errors import LawBroken
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, Stepped
@@ -160,10 +160,10 @@ class WatchedDecodeCore(DecodeCore):
         if isinstance(event, Stepped):
             self._worked(event.duration_ns)
         effects = super().on(event, now_ns)
-        if effects and isinstance(effects[-1], RunDecode | RunPrefill):
+        if effects and isinstance(effects[-1], Run):
             self._check_run(effects[-1], now_ns)
         self._check_waits(now_ns)
-        if effects and isinstance(effects[-1], RunDecode):
+        if effects and isinstance(effects[-1], Run) and not effects[-1].prompts:
             self._check_rows(effects[-1])
         return effects
 
@@ -173,11 +173,11 @@ class WatchedDecodeCore(DecodeCore):
             token = (sequence.job.request, sequence.generated)
             self._planned[batch.batch] = _Pressing(sequence, token, self._urgent_ns(sequence))
 
-    def _check_run(self, run: RunDecode | RunPrefill, now_ns: int) -> None:
+    def _check_run(self, run: Run, now_ns: int) -> None:
         turn = self._work.turn
         assert turn is not None and turn.ends_ns is not None
         over = now_ns >= turn.ends_ns and self._given is not None and turn is self._given.turn
-        if over or (isinstance(run, RunDecode) and run.until_ns > turn.ends_ns):
+        if over or run.until_ns > turn.ends_ns:
             raise LawBroken(f"W2: a run begins at {now_ns}, and its turn ends at {turn.ends_ns}")
 
     def _check_waits(self, now_ns: int) -> None:
@@ -196,7 +196,7 @@ class WatchedDecodeCore(DecodeCore):
                 self._count(self._given)
         self._waits = {request: wait for request, wait in self._waits.items() if request in self._by_request}
 
-    def _check_rows(self, run: RunDecode) -> None:
+    def _check_rows(self, run: Run) -> None:
         given, rows = self._given, {row.job.request for row in run.rows}
         assert given is not None
         there = [
@@ -247,7 +247,7 @@ class WatchedDecodeCore(DecodeCore):
         """One run of the turn under way."""
         given = self._given
         assert given is not None and given.turn.quota_ns is not None
-        given.prefilled_ns += duration_ns if self._prefill else 0
+        given.prefilled_ns += duration_ns if self._prompts else 0
         own = {sequence.job.request for sequence in given.turn.batch.sequences}
         for request, wait in self._waits.items() if not given.turn.pause else ():
             if request not in own and wait.turns:

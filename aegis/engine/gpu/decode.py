@@ -14,7 +14,7 @@ from aegis.engine.gpu.cuda_graphs import CudaRecorder, DecodeGraphs
 from aegis.engine.gpu.decode_inputs import DecodeInputs, Tables
 from aegis.engine.gpu.triton_attention import append, attend, splits_for
 from aegis.engine.paged_attention import Kind, Step
-from aegis.engine.protocol import Row
+from aegis.engine.protocol import StepRow
 from aegis.engine.tensor_views import KvViews
 
 Model = Callable[[Step, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -53,18 +53,26 @@ class GpuDecoder:
     def on_cuda(cls, device: torch.device) -> GpuDecoder:
         return cls(device, graphs=DecodeGraphs(CudaRecorder(device)))
 
-    def decode(self, model: ModelId, views: KvViews, run: Model, rows: Sequence[Row]) -> torch.Tensor:
+    def decode(self, model: ModelId, views: KvViews, run: Model, rows: Sequence[StepRow]) -> torch.Tensor:
         """Logits `[rows, vocab]`, good until the next step."""
         parts = list(self._inputs.parts(rows, views.block_tokens))
         if len(parts) == 1:
             return self._step(model, views, run, rows)
         return torch.cat([self._step(model, views, run, part).clone() for part in parts])
 
+    def beside(self, views: KvViews, rows: Sequence[StepRow]) -> TableStep | None:
+        """The attention of these rows beside others, in a step that is not recorded; None if they do not fit. Good
+        until the next step."""
+        if len(list(self._inputs.parts(rows, views.block_tokens))) > 1:
+            return None
+        self._inputs.load(rows, views)
+        return TableStep(views, self._inputs.tables(len(rows)), self._processors)
+
     def drop(self, model: ModelId) -> None:
         if self.graphs is not None:
             self.graphs.drop(model)
 
-    def _step(self, model: ModelId, views: KvViews, run: Model, rows: Sequence[Row]) -> torch.Tensor:
+    def _step(self, model: ModelId, views: KvViews, run: Model, rows: Sequence[StepRow]) -> torch.Tensor:
         bucket = self._inputs.load(rows, views)
 
         def forward() -> torch.Tensor:

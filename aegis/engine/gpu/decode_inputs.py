@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from aegis.engine.protocol import Row
+from aegis.engine.protocol import StepRow
 from aegis.engine.tensor_views import KvViews
 
 BUCKETS: tuple[int, ...] = (1, 2, 4, *range(8, 64, 8), *range(64, 257, 32))
@@ -55,11 +55,11 @@ class DecodeInputs:
         self._tokens, self._positions, self._lengths, self._starts = header.unbind()
         self._units = self._memory[4 * self._most :]
 
-    def parts(self, rows: Sequence[Row], block_tokens: int) -> Iterator[Sequence[Row]]:
+    def parts(self, rows: Sequence[StepRow], block_tokens: int) -> Iterator[Sequence[StepRow]]:
         """The rows in as few steps as they fit in: one, as a rule."""
         start, blocks = 0, 0
         for at, row in enumerate(rows):
-            needed = row.position // block_tokens + 1
+            needed = row.start // block_tokens + 1
             assert needed <= self._blocks
             if at - start == self._most or blocks + needed > self._blocks:
                 yield rows[start:at]
@@ -67,15 +67,15 @@ class DecodeInputs:
             blocks += needed
         yield rows[start:]
 
-    def load(self, rows: Sequence[Row], views: KvViews) -> int:
+    def load(self, rows: Sequence[StepRow], views: KvViews) -> int:
         """Sends what the next step needs, behind what the device is doing. Returns the bucket."""
         if self._sent is not None:
             self._sent.synchronize()  # it has passed, unless this step is a part of one
         host, most, bucket, count = self._host, self._most, bucket_of(len(rows)), len(rows)
-        positions = np.fromiter((row.position for row in rows), np.int32, count)
+        positions = np.fromiter((row.start for row in rows), np.int32, count)
         needed = (positions // views.block_tokens + 1).tolist()
         host[: 4 * most].reshape(4, most)[:, count:bucket] = 0
-        host[:count] = [row.token for row in rows]
+        host[:count] = [row.tokens[0] for row in rows]
         host[most : most + count] = positions
         host[2 * most : 2 * most + count] = positions + 1
         host[3 * most : 3 * most + count] = list(accumulate(needed[:-1], initial=0))

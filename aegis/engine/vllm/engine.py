@@ -17,10 +17,11 @@ import numpy.typing as npt
 import torch
 
 from aegis.core.errors import UserError
-from aegis.core.ids import ModelId, RequestId
+from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
+from aegis.core.request import Token
 from aegis.engine.block_table import BlockTable
-from aegis.engine.protocol import KvRegion, Row, Sampled
+from aegis.engine.protocol import KvRegion, Sampled, StepRow
 from aegis.engine.sampler import Sampler
 from aegis.engine.sampling_engine import SamplingEngine
 from aegis.engine.tensor_views import KvViews, LayerViews
@@ -72,32 +73,39 @@ class VllmEngine(SamplingEngine):
         self._models.pop(model, None)
         self._sampler.grammars.remove(model)
 
-    @torch.inference_mode()
-    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> bool:
-        attached = self._models[model]
-        attached.attending.hidden(_batch(attached.views, tokens[start:], [start], [len(tokens)], [blocks]))
+    def extends(self, model: ModelId) -> bool:
         return True
 
     @torch.inference_mode()
-    def prefill(
-        self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0
-    ) -> Sampled:
-        attached = self._models[model]
-        wants_prompt = self._sampler.wants_prompt(request)
-        assert start == 0 or not wants_prompt
-        states = attached.attending.hidden(_batch(attached.views, tokens[start:], [start], [len(tokens)], [blocks]))
-        logits = attached.attending.logits(states if wants_prompt else states[-1:])
-        prompt = self._sampler.prompt_logprobs(request, logits, tokens) if wants_prompt else ()
-        return Sampled(self._sampler.sample([request], logits[-1:])[0], prompt)
-
-    @torch.inference_mode()
-    def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:
-        attached = self._models[model]
-        positions = [row.position for row in rows]
-        lengths = [position + 1 for position in positions]
-        batch = _batch(attached.views, [row.token for row in rows], positions, lengths, [row.blocks for row in rows])
-        logits = attached.attending.next_logits(batch)
-        return [Sampled(token) for token in self._sampler.sample([row.request for row in rows], logits)]
+    def step(self, model: ModelId, rows: Sequence[StepRow]) -> list[Sampled | None]:
+        """vLLM wants rows that decode before others."""
+        attending, views = self._models[model].attending, self._models[model].views
+        order = sorted(range(len(rows)), key=lambda at: len(rows[at].tokens) > 1)
+        ordered = [rows[at] for at in order]
+        batch = _batch(
+            views,
+            [token for row in ordered for token in row.tokens],
+            [row.start for row in ordered],
+            [row.stop for row in ordered],
+            [row.blocks for row in ordered],
+        )
+        asked = [place for place, row in enumerate(ordered) if row.samples]
+        first, prompt = rows[0], tuple[Token, ...]()
+        if first.start == 0 and self._sampler.wants_prompt(first.request):
+            assert len(rows) == 1 and first.samples
+            logits = attending.logits(attending.hidden(batch))
+            prompt, logits = self._sampler.prompt_logprobs(first.request, logits, first.tokens), logits[-1:]
+        elif batch.most_new == 1:
+            logits = attending.next_logits(batch)
+            logits = logits if len(asked) == len(rows) else logits[asked]
+        else:
+            states = attending.hidden(batch)
+            logits = attending.logits(states[batch.starts[1:].long()[asked] - 1]) if asked else states
+        sampled: list[Sampled | None] = [None] * len(rows)
+        tokens = self._sampler.sample([ordered[place].request for place in asked], logits) if asked else ()
+        for place, token in zip(asked, tokens, strict=True):
+            sampled[order[place]] = Sampled(token, prompt)
+        return sampled
 
 
 def _batch(

@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from aegis.core.block_runs import BlockCopy, block_ids
 from aegis.core.effects import (
     CopyBlocks,
-    DecodeRow,
     LoadWeights,
     MapKv,
     MapWeights,
     MoveBlocks,
-    RunPrefill,
+    Row,
     StreamName,
     UnmapKv,
     UnmapWeights,
@@ -150,29 +149,20 @@ class DeviceMemory:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def prefill(self, effect: RunPrefill) -> Token | None:
-        """The first token, where the prefill ends."""
-        shape, start, stop = self._loaded_shape(effect.job.model), effect.start, effect.stop
-        sequence, blocks = (*effect.job.prompt, *effect.job.sent), list(block_ids(effect.blocks))
-        for position, token in enumerate(sequence[start:stop], start):
+    def step(self, model: ModelId, rows: Sequence[Row]) -> list[Token | None]:
+        """The token of each row that samples."""
+        shape = self._loaded_shape(model)
+        return [self._row(shape, row) for row in rows]
+
+    def _row(self, shape: KvShape, row: Row) -> Token | None:
+        blocks = list(block_ids(row.blocks))[: -(-row.stop // BLOCK_TOKENS)]
+        tokens = (*row.job.prompt, *row.job.sent)[row.start : row.stop] if row.token is None else (row.token,)
+        for position, token in enumerate(tokens, row.start):
             self._block(shape, blocks[position // BLOCK_TOKENS])[position % BLOCK_TOKENS] = token
-        if not effect.ends:
+        if not row.samples:
             return None
         found = [token for block in blocks for token in self._block(shape, block)]
-        return Token(next_token(found[:stop]))
-
-    def decode(self, model: ModelId, rows: Sequence[DecodeRow]) -> tuple[Token, ...]:
-        """One step."""
-        shape = self._loaded_shape(model)
-        tokens = []
-        for row in rows:
-            blocks = list(block_ids(row.blocks))[: row.position // BLOCK_TOKENS + 1]
-            self._block(shape, blocks[-1])[row.position % BLOCK_TOKENS] = row.token
-            found: Content = []
-            for block in blocks:
-                found += self._block(shape, block)
-            tokens.append(Token(next_token(found[: row.position + 1])))
-        return tuple(tokens)
+        return Token(next_token(found[: row.stop]))
 
     def _loaded_shape(self, model: ModelId) -> KvShape:
         """Of KV of a model whose weights are there."""

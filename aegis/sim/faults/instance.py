@@ -12,15 +12,14 @@ from functools import partial
 from aegis.core.effects import (
     AcceptPages,
     Bind,
-    DecodeRow,
     Effect,
     EndRun,
     MapKv,
     MapWeights,
     MoveBlocks,
     RevokePages,
-    RunDecode,
-    RunPrefill,
+    Row,
+    Run,
     StreamName,
     Track,
     Unbind,
@@ -34,9 +33,9 @@ from aegis.core.messages import FromInstance, ToInstance
 from aegis.core.request import Token
 from aegis.sim.effects import InstanceEffects
 from aegis.sim.faults.content_copies import ContentCopies
-from aegis.sim.faults.decode_run import DecodeRun
 from aegis.sim.faults.device_memory import DeviceMemory
 from aegis.sim.faults.state import Action, FaultWorldState
+from aegis.sim.faults.steps import Steps
 from decode.core import DecodeCore
 from memory.balloon import OWING_NS
 from prefill.core import PrefillCore
@@ -78,8 +77,7 @@ class FaultyInstance:
         memory, copies = self._memory, ContentCopies(state, self, self._memory)
         self._effects = InstanceEffects(
             send=lambda effect: self.say(effect.message),
-            prefill=self._prefill,
-            decode=self._decode,
+            run=self._run,
             end_run=self._end_run,
             load=copies.load,
             abandon=copies.abandon,
@@ -152,7 +150,7 @@ class FaultyInstance:
 
     def _tell_core(self, event: InstanceEvent) -> None:
         effects: Sequence[Effect] = self.core.on(event, self._state.now_ns)
-        assert not any(isinstance(effect, RunPrefill | RunDecode) for effect in effects[:-1]), "a step is not the last"
+        assert not any(isinstance(effect, Run) for effect in effects[:-1]), "a step is not the last"
         self._effects.perform(effects)
         self.core.ledger.check()
 
@@ -167,28 +165,16 @@ class FaultyInstance:
         self.note(message)
         self._hear(self, message)
 
-    def decode(self, model: ModelId, rows: Sequence[DecodeRow]) -> tuple[Token, ...]:
-        """One step."""
-        return self._memory.decode(model, rows)
+    def step(self, model: ModelId, rows: Sequence[Row]) -> list[Token | None]:
+        return self._memory.step(model, rows)
 
-    def _prefill(self, effect: RunPrefill) -> None:
-        fails = self._begin(effect)
-        self.tracked.add(effect.job.request)
-        first = self._memory.prefill(effect)
-        duration_ns = 1_000_000 + 10_000 * (effect.stop - effect.start) + self._state.draw.below(1_000_000)
-        answer = StepFailed("drawn") if fails else Stepped(() if first is None else ((first,),), duration_ns)
-        self.after(duration_ns, lambda: self.feed(answer))
-
-    def _decode(self, effect: RunDecode) -> None:
-        fails = self._begin(effect)
-        DecodeRun(self, self._state, effect, fails=fails).step()
-
-    def _begin(self, effect: RunPrefill | RunDecode) -> bool:
-        """Whether the engine raises on this run."""
-        self.note(effect)
+    def _run(self, run: Run) -> None:
+        self.note(run)
         assert not self._stepping
         self._stepping = True
-        return self._state.draw.uniform() < self._state.failing_share
+        fails = self._state.draw.uniform() < self._state.failing_share
+        self.tracked.update([row.job.request for row in run.prompts])
+        Steps(self, self._state, run, fails=fails).step()
 
     def _end_run(self, effect: EndRun) -> None:
         self._ends_run = True

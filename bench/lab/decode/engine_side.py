@@ -17,7 +17,7 @@ from aegis.core.model import EngineName, ModelSpec, image_name
 from aegis.core.request import Sampling
 from aegis.engine.block_table import BlockTable
 from aegis.engine.engines import engine_class
-from aegis.engine.protocol import Engine, KvRegion, Row
+from aegis.engine.protocol import Engine, KvRegion, StepRow
 from aegis.models.kv_probe import probe
 from aegis.models.weight_image import write_image
 
@@ -102,11 +102,12 @@ class Side:
         """KV of the prompt in every row: one is prefilled, the others are copies."""
         rows = [self._blocks[row * self._row_blocks : (row + 1) * self._row_blocks] for row in range(batch)]
         self._start(0)
-        first = self._engine.prefill(self.spec.model, RequestId(0), prompt, rows[0]).token.id
+        (sampled,) = self._engine.step(self.spec.model, [StepRow(RequestId(0), prompt, 0, rows[0])])
+        assert sampled
         for row in rows[1:]:
             for source, target in zip(rows[0], row, strict=True):
                 self._bytes(target)[:] = self._bytes(source)
-        return [(first, row) for row in rows]
+        return [(sampled.token.id, row) for row in rows]
 
     def run(self, rows: Filled, context: int, tokens: int) -> tuple[float, list[list[int]]]:
         """Seconds that all tokens but the first take, and all tokens of each row."""
@@ -119,8 +120,9 @@ class Side:
         return time.perf_counter() - start, out
 
     def _step(self, rows: Filled, out: Sequence[list[int]], position: int) -> None:
-        batch = [Row(RequestId(row), out[row][-1], position, blocks) for row, (_, blocks) in enumerate(rows)]
-        for tokens, sampled in zip(out, self._engine.decode(self.spec.model, batch), strict=True):
+        batch = [StepRow(RequestId(row), out[row][-1:], position, blocks) for row, (_, blocks) in enumerate(rows)]
+        for tokens, sampled in zip(out, self._engine.step(self.spec.model, batch), strict=True):
+            assert sampled
             tokens.append(sampled.token.id)
 
     def _bytes(self, block: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

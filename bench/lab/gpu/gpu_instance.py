@@ -20,7 +20,7 @@ from aegis.device.cuda.pool import CudaPool
 from aegis.device.host_memory import SharedMemory
 from aegis.device.shared_events import SharedWords
 from aegis.engine.block_table import block_table
-from aegis.engine.protocol import KvRegion, Row
+from aegis.engine.protocol import KvRegion, StepRow
 from aegis.engine.transformers_engine import TransformersEngine
 from bench.lab.gpu.random_models import RandomModel
 
@@ -103,16 +103,18 @@ class GpuInstance:
         for number, prompt in enumerate(prompts):
             blocks.append(block_table([(number * count, (number + 1) * count)]))
             self.engine.start(spec.model, RequestId(number), prompt, (), sampling)
-            sampled = self.engine.prefill(spec.model, RequestId(number), prompt, blocks[-1])
-            tokens.append([sampled.token.id])
+            (first,) = self.engine.step(spec.model, [StepRow(RequestId(number), prompt, 0, blocks[-1])])
+            assert first
+            tokens.append([first.token.id])
         durations_ns = []
         for step in range(steps):
             rows = [
-                Row(RequestId(number), own[-1], len(prompts[number]) + step, blocks[number])
+                StepRow(RequestId(number), own[-1:], len(prompts[number]) + step, blocks[number])
                 for number, own in enumerate(tokens)
             ]
             start_ns = time.perf_counter_ns()
-            for own, sampled in zip(tokens, self.engine.decode(spec.model, rows), strict=True):
+            for own, sampled in zip(tokens, self.engine.step(spec.model, rows), strict=True):
+                assert sampled
                 own.append(sampled.token.id)
             durations_ns.append(time.perf_counter_ns() - start_ns)
         for number in range(len(prompts)):

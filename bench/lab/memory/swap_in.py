@@ -13,7 +13,7 @@ from threading import Thread
 from msgspec import Struct
 
 from aegis.core.block_runs import block_ids, first_blocks
-from aegis.core.effects import Effect, RunDecode, Send, StreamName
+from aegis.core.effects import Effect, Run, Send, StreamName
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, Stepped
 from aegis.core.ids import InstanceId, ModelId, PageRun, RequestId
@@ -146,7 +146,7 @@ class Instance:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case RunDecode():
+            case Run():
                 self._steps_ns.append(time.monotonic_ns())
                 passed = self._words.load(self._mover.words[StreamName.SWAP_IN])
                 self._arrived_at_steps.append(passed - self._before)
@@ -156,7 +156,7 @@ class Instance:
             case _ if isinstance(effect, MemoryEffect):
                 self._mover.perform(effect)
 
-    def _step(self, effect: RunDecode) -> Stepped:
+    def _step(self, effect: Run) -> Stepped:
         start_ns = time.monotonic_ns()
         for row in effect.rows:
             for block in block_ids(first_blocks(row.blocks, self._blocks)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from aegis.core.effects import CopyBlocks, Effect, LoadWeights, RunDecode, RunPrefill, StreamName
+from aegis.core.effects import CopyBlocks, Effect, LoadWeights, Run, StreamName
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, Progress, Stepped
 from aegis.core.ids import InstanceId, PageRun, RequestId
@@ -92,8 +92,9 @@ class Turns:
             match effect:
                 case LoadWeights() | CopyBlocks():
                     self._tell(Progress(effect.stream, effect.event.value))
-                case RunPrefill():
+                case Run() if effect.prompts:
                     self._now_ns += _STEP_NS
-                    self._tell(Stepped(((Token(0),),) if effect.ends else (), _STEP_NS))
-                case RunDecode():
+                    made = tuple([Token(0) for row in effect.rows if row.samples])
+                    self._tell(Stepped((made,) if made else (), _STEP_NS))
+                case Run():
                     self._rows = len(effect.rows)

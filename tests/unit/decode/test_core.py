@@ -8,7 +8,6 @@ from aegis.core.block_runs import first_blocks
 from aegis.core.effects import (
     CopyBlocks,
     EndRun,
-    RunDecode,
     Track,
     Untrack,
 )
@@ -36,13 +35,13 @@ def test_a_sequence_goes_on_from_where_the_prefill_left_it() -> None:
     driven.complete(WEIGHTS)
     driven.complete(IN)
     assert driven.said(KvReleased) == [KvReleased(RequestId(1), 1, message.kv)]
-    (run,) = driven.asked(RunDecode)
+    (run,) = driven.runs()
     (row,) = run.rows
-    assert (row.job, row.index, row.token, row.position) == (message.job, 1, 1, 20)
+    assert (row.job, row.index, row.token, row.start) == (message.job, 1, 1, 20)
     assert first_blocks(row.blocks, 2) == sides(copy)[1]
     driven.stepped(5)
-    (row,) = driven.asked(RunDecode)[0].rows
-    assert (row.index, row.token, row.position) == (2, 5, 21)
+    (row,) = driven.runs()[0].rows
+    assert (row.index, row.token, row.start) == (2, 5, 21)
 
 
 def test_rule_2_a_swap_in_waits_for_the_swap_out_of_the_peer() -> None:
@@ -60,7 +59,7 @@ def test_the_last_token_ends_a_sequence_and_frees_all_it_held(token: int) -> Non
     take(driven, 1, A, max_tokens=2)
     settle(driven)
     driven.stepped(token)
-    assert driven.asked(Untrack) == [Untrack(RequestId(1))] and not driven.asked(RunDecode)
+    assert driven.asked(Untrack) == [Untrack(RequestId(1))] and not driven.runs()
     assert not driven.core.ledger.device.use() and not driven.core.ledger.host.use()
     assert driven.core.queued == driven.core.running == 0
 
@@ -87,7 +86,7 @@ def test_rule_1_a_step_waits_for_its_own_kv_only() -> None:
     for request in (1, 2, 3):
         take(driven, request, A)
     driven.complete(WEIGHTS)
-    assert driven.under_way(IN) == 3 and not driven.asked(RunDecode)
+    assert driven.under_way(IN) == 3 and not driven.runs()
     driven.complete(IN, 1)
     assert running(driven) == [1]
     driven.complete(IN, 1)

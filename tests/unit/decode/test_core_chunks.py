@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aegis.core.block_runs import count_blocks, first_blocks
-from aegis.core.effects import RunDecode, RunPrefill, Track, Untrack
+from aegis.core.effects import Track, Untrack
 from aegis.core.events import StepFailed, Stepped
 from aegis.core.ids import RequestId
 from aegis.core.messages import Broken, Cancel, GaveBack, GaveUp, Prefilled, Started, Submit, TakeBack
@@ -44,7 +44,7 @@ def chunked(driven: Driven[DecodeCore], duration_ns: int = 1_000_000) -> None:
 
 
 def prefills(driven: Driven[DecodeCore]) -> list[tuple[int, int, int]]:
-    return [(run.job.request, run.start, run.stop) for run in driven.asked(RunPrefill)]
+    return [(run.job.request, run.start, run.stop) for run in driven.prompts()]
 
 
 def first_chunk(
@@ -59,7 +59,7 @@ def first_chunk(
 
 def test_a_prefill_is_cut_where_blocks_end_and_makes_a_token_at_its_end() -> None:
     driven = first_chunk(Cutting(1))
-    (run,) = driven.asked(RunPrefill)
+    (run,) = driven.prompts()
     assert prefills(driven) == [(1, 0, 16)] and count_blocks(run.blocks) == 1
     assert driven.said(Started) == [Started(RequestId(1), 1)]
     chunked(driven, 3)
@@ -68,8 +68,8 @@ def test_a_prefill_is_cut_where_blocks_end_and_makes_a_token_at_its_end() -> Non
     assert prefills(driven) == [(1, 32, 40)]
     driven.on(Stepped(((Token(5),),), 5))
     assert driven.said(Prefilled) == [Prefilled(RequestId(1), 1, Token(5), None, 3 + 4 + 5)]
-    (row,) = driven.asked(RunDecode)[0].rows
-    assert (row.index, row.token, row.position) == (1, 5, 40)
+    (row,) = driven.runs()[0].rows
+    assert (row.index, row.token, row.start) == (1, 5, 40)
     counters = driven.core.counters
     assert (counters.prefills, counters.prompt_tokens) == (1, 40) and not driven.asked(Track, driven.effects)
 
@@ -90,11 +90,11 @@ def test_who_decodes_has_one_step_between_two_chunks() -> None:
     assert prefills(driven) == [(2, 0, 16)], "it has just had a step"
     for chunk in ((2, 16, 32), (2, 32, 40)):
         chunked(driven)
-        assert running(driven) == [1] and driven.asked(RunDecode)[0].steps == 1
+        assert running(driven) == [1] and driven.runs()[0].steps == 1
         driven.stepped(2)
         assert prefills(driven) == [chunk]
     driven.stepped(2)
-    assert running(driven) == [1, 2] and driven.asked(RunDecode)[0].steps > 1
+    assert running(driven) == [1, 2] and driven.runs()[0].steps > 1
 
 
 def test_another_batch_may_have_its_turn_between_two_chunks() -> None:
@@ -176,7 +176,7 @@ def test_what_is_there_of_a_sequence_is_put_away_and_comes_back() -> None:
     settle(driven)
     (back,) = [copy for copy in driven.copies if copy.stream is IN]
     assert sides(back)[0] == sides(out)[1]
-    (run,) = driven.asked(RunPrefill)
+    (run,) = driven.prompts()
     assert prefills(driven) == [(1, 32, 40)]
     assert sides(back)[1] == first_blocks(run.blocks, 2) and count_blocks(run.blocks) == 3
     driven.stepped(5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from aegis.core.effects import (
     CopyBlocks,
-    RunDecode,
     UnmapWeights,
     Untrack,
 )
@@ -57,8 +56,8 @@ def test_kv_is_swapped_out_when_there_is_no_room_and_comes_back() -> None:
     back = driven.copies[-1]
     assert sides(out)[1] == sides(back)[0], "from where it was put"
     assert back.after == out.event, "rule 2"
-    (row,) = driven.asked(RunDecode)[0].rows
-    assert (row.token, row.position) == (5, 12), "exactly where it stopped"
+    (row,) = driven.runs()[0].rows
+    assert (row.token, row.start) == (5, 12), "exactly where it stopped"
 
 
 def test_host_blocks_are_free_again_when_the_kv_is_back() -> None:
@@ -117,7 +116,7 @@ def test_without_host_slabs_kv_is_given_up_and_the_request_prefilled_again() -> 
     driven = two_turns(4, slabs=None)
     driven.stepped(5)
     assert driven.said(NeedSlabs) == [NeedSlabs(1)]
-    assert not driven.said(GaveUp) and not driven.asked(RunDecode)
+    assert not driven.said(GaveUp) and not driven.runs()
     driven.granted(refused=True)
     assert driven.said(GaveUp) == [GaveUp(RequestId(1), 1)]
     assert driven.asked(Untrack) == [Untrack(RequestId(1))]

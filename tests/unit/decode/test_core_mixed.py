@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aegis.core.block_runs import count_blocks
-from aegis.core.effects import CopyBlocks, EndRun, RunDecode, RunPrefill, Track, Untrack
+from aegis.core.effects import CopyBlocks, EndRun, Track, Untrack
 from aegis.core.events import StepFailed, Stepped
 from aegis.core.ids import PageRun, RequestId
 from aegis.core.messages import (
@@ -48,7 +48,7 @@ def submit(driven: Driven[DecodeCore], request: int, spec: ModelSpec, **sizes: i
 
 
 def prefilling(driven: Driven[DecodeCore]) -> list[int]:
-    return [run.job.request for run in driven.asked(RunPrefill)]
+    return [run.job.request for run in driven.prompts()]
 
 
 def loaded(policy: Planned | None = None) -> Driven[DecodeCore]:
@@ -61,15 +61,15 @@ def loaded(policy: Planned | None = None) -> Driven[DecodeCore]:
 
 def test_a_submitted_sequence_is_prefilled_and_goes_on_where_it_is() -> None:
     driven = loaded()
-    (run,) = driven.asked(RunPrefill)
+    (run,) = driven.prompts()
     assert count_blocks(run.blocks) == A.manifest.kv.blocks_for(20)
     assert driven.said(Started) == [Started(RequestId(1), 1)] and not driven.asked(Track, driven.effects)
     driven.stepped(5)
     (prefilled,) = driven.said(Prefilled)
     assert (prefilled.token, prefilled.kv) == (Token(5), None)
     assert driven.said(Phase) == [Phase((RequestId(1),), running=True)]
-    (row,) = driven.asked(RunDecode)[0].rows
-    assert (row.index, row.token, row.position) == (1, 5, 20)
+    (row,) = driven.runs()[0].rows
+    assert (row.index, row.token, row.start) == (1, 5, 20)
     assert not driven.asked(CopyBlocks, driven.effects)
 
 
@@ -128,8 +128,8 @@ def test_a_replay_is_prefilled_with_the_tokens_that_were_sent() -> None:
     driven.on(Submit(make_job(1, A, prompt=10, sent=(3, 4), attempt=2)))
     driven.complete(WEIGHTS)
     driven.stepped(5)
-    (row,) = driven.asked(RunDecode)[0].rows
-    assert (row.index, row.token, row.position) == (3, 5, 12)
+    (row,) = driven.runs()[0].rows
+    assert (row.index, row.token, row.start) == (3, 5, 12)
 
 
 def test_the_first_token_may_be_the_last() -> None:

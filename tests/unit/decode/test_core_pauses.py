@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aegis.core.effects import LoadWeights, RunPrefill
+from aegis.core.effects import LoadWeights
 from aegis.core.events import Stepped, Tick
 from aegis.core.messages import Phase, Submit, TakeBack
 from aegis.core.request import Token
@@ -47,7 +47,7 @@ def beside_a_stream(pages: int = ROOM) -> tuple[Driven[DecodeCore], Pausing]:
 
 
 def prefills(driven: Driven[DecodeCore]) -> list[tuple[int, int, int]]:
-    return [(run.job.request, run.start, run.stop) for run in driven.asked(RunPrefill)]
+    return [(run.job.request, run.start, run.stop) for run in driven.prompts()]
 
 
 def piece_ran(driven: Driven[DecodeCore]) -> None:

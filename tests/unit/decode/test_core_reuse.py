@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from aegis.core.block_runs import count_blocks
-from aegis.core.effects import CopyBlocks, MoveBlocks, RunDecode, RunPrefill, Track
+from aegis.core.effects import CopyBlocks, MoveBlocks, Track
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, RequestId
 from aegis.core.messages import Cancel, CheckPrefix, KeepKv, KvKept, OfferKv, PrefixChecked, Reused, Started, Submit
@@ -47,9 +47,9 @@ def test_a_prompt_goes_on_from_what_is_kept_of_it() -> None:
     driven.complete(WEIGHTS)
     driven.complete(IN)
     assert driven.said(CheckPrefix) == [CheckPrefix(RequestId(1), 1, KEPT.entry)]
-    assert not driven.asked(RunPrefill), "nobody knows yet what was copied"
+    assert not driven.prompts(), "nobody knows yet what was copied"
     driven.on(PrefixChecked(RequestId(1), 1, intact=True))
-    (run,) = driven.asked(RunPrefill)
+    (run,) = driven.prompts()
     assert (run.start, run.stop) == (32, 40) and count_blocks(run.blocks) == 3
     assert driven.asked(Track) == [Track(run.job, ())], "no engine takes position 32 for a beginning"
     assert driven.said(Reused) == [Reused(RequestId(1), 1, 32)] and driven.said(Started)
@@ -59,7 +59,7 @@ def test_a_prompt_goes_on_from_what_is_kept_of_it() -> None:
 def test_a_prompt_begins_anew_where_what_was_kept_is_gone() -> None:
     driven = arrived()
     driven.on(PrefixChecked(RequestId(1), 1, intact=False))
-    (run,) = driven.asked(RunPrefill)
+    (run,) = driven.prompts()
     assert (run.start, run.stop) == (0, 40)
     assert not driven.said(Reused) and not driven.asked(Track) and driven.said(Started)
 
@@ -68,7 +68,7 @@ def test_an_answer_about_who_has_left_is_nobodys() -> None:
     driven = arrived()
     driven.on(Cancel(RequestId(1), 1))
     driven.on(PrefixChecked(RequestId(1), 1, intact=True))
-    assert not driven.core.ledger.device.use() and not driven.asked(RunPrefill)
+    assert not driven.core.ledger.device.use() and not driven.prompts()
 
 
 def test_another_choice_goes_on_from_the_first_ones_kv() -> None:
@@ -77,7 +77,7 @@ def test_another_choice_goes_on_from_the_first_ones_kv() -> None:
         driven.on(Submit(known(request, kept=None)))
     driven.complete(WEIGHTS)
     driven.stepped(5)
-    (move,), (run,) = driven.asked(MoveBlocks), driven.asked(RunPrefill)
+    (move,), (run,) = driven.asked(MoveBlocks), driven.prompts()
     assert sum(count for _, _, count in move.copies) == 3
     assert (run.job.request, run.start, run.stop) == (2, 39, 40), "whose last token makes the logits"
     assert driven.said(Reused) == [Reused(RequestId(2), 1, 39)]
@@ -93,7 +93,7 @@ def test_what_differs_in_its_first_block_is_run() -> None:
     other = replace(known(2, kept=None), prompt=(9, *range(39)))
     driven.on(Submit(other))
     driven.stepped(2)
-    (run,) = driven.asked(RunPrefill)
+    (run,) = driven.prompts()
     assert run.start == 0 and not driven.asked(MoveBlocks)
 
 
@@ -126,7 +126,7 @@ def test_an_offer_gives_way_to_what_lives() -> None:
     driven.stepped(7)
     assert driven.said(OfferKv) and driven.core.ledger.device.use()[A.manifest.kv].used == 9
     driven.on(Submit(known(2, prompt=180, kept=None)))
-    assert [run.job.request for run in driven.asked(RunPrefill)] == [2]
+    assert [run.job.request for run in driven.prompts()] == [2]
     driven.on(KeepKv(1, 0, ((70, 79),)))
     assert driven.said(KvKept) == [KvKept(1, done=False)]
 
@@ -136,7 +136,7 @@ def test_whoever_leaves_in_a_step_is_offered_after_it() -> None:
     driven.on(Submit(known(kept=None)))
     driven.complete(WEIGHTS)
     driven.stepped(5)
-    assert driven.asked(RunDecode)
+    assert driven.runs()
     driven.on(Cancel(RequestId(1), 1))
     assert not driven.said(OfferKv)
     driven.stepped(6)

@@ -6,7 +6,7 @@ import pytest
 
 from aegis.core.block_runs import count_blocks
 from aegis.core.clock import NS_PER_S
-from aegis.core.effects import EndRun, RunDecode, UnmapWeights
+from aegis.core.effects import EndRun, Run, UnmapWeights
 from aegis.core.events import Stepped, Tick
 from aegis.core.ids import PageRun, RequestId
 from aegis.core.messages import Broken, Cancel, GaveBack, GrantPages, NeedPages, TakeBack
@@ -36,9 +36,9 @@ from tests.unit.decode.turns import (
 PATIENCE_NS = 40_000_000
 
 
-def run_of(driven: Driven[DecodeCore]) -> RunDecode:
+def run_of(driven: Driven[DecodeCore]) -> Run:
     """That the last event has begun."""
-    (run,) = driven.asked(RunDecode)
+    (run,) = driven.runs()
     return run
 
 
@@ -69,7 +69,7 @@ def test_all_steps_of_a_run_count() -> None:
     rows = run_of(driven).rows
     assert [row.token for row in rows] == [8, 9]
     assert [row.index for row in rows] == [first.index + 3, second.index + 3]
-    assert [row.position for row in rows] == [first.position + 3, second.position + 3]
+    assert [row.start for row in rows] == [first.start + 3, second.start + 3]
 
 
 def test_a_sequence_leaves_with_the_last_token_of_a_run() -> None:
@@ -101,7 +101,7 @@ def test_a_run_makes_no_more_steps_than_there_are_blocks_for(pages: int, held: l
     for position, blocks in zip(range(14, 18), held, strict=True):
         run = run_of(driven)
         (row,) = run.rows
-        assert (row.position, count_blocks(row.blocks)) == (position, blocks)
+        assert (row.start, count_blocks(row.blocks)) == (position, blocks)
         assert run.steps == 16 * blocks - position
         ran(driven, (2,))
 
@@ -232,7 +232,7 @@ def test_blocks_ahead_of_who_waits_are_for_whose_turn_it_is() -> None:
     settle(driven)
     step(driven)
     settle(driven)
-    assert driven.asked(RunDecode, driven.effects)[-1].model == WIDE_2.model
+    assert driven.runs(driven.effects)[-1].model == WIDE_2.model
     assert driven.core.counters.swap_out_bytes == 0 and not driven.asked(UnmapWeights, driven.effects)
 
 

@@ -8,7 +8,7 @@ from aegis.core.effects import (
     AbandonLoad,
     CopyBlocks,
     LoadWeights,
-    RunDecode,
+    Run,
     UnmapWeights,
 )
 from aegis.core.ids import RequestId
@@ -115,7 +115,7 @@ def test_what_is_prepared_is_under_way_before_the_step_begins() -> None:
     driven.complete(WEIGHTS)
     driven.complete(IN)
     kinds = [type(effect) for effect in driven.last]
-    assert kinds[-1] is RunDecode and {LoadWeights, CopyBlocks} <= set(kinds[:-1])
+    assert kinds[-1] is Run and {LoadWeights, CopyBlocks} <= set(kinds[:-1])
 
 
 def test_nothing_is_prefetched_at_the_cost_of_the_running_batchs_growth() -> None:

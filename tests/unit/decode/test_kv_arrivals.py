@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from aegis.core.effects import CopyBlocks, RunDecode
+from aegis.core.effects import CopyBlocks
 from aegis.core.ids import MachineId, RequestId
 from aegis.core.messages import (
     Adopt,
@@ -52,7 +52,7 @@ def test_it_is_fetched_before_it_has_a_turn_and_released_at_once() -> None:
     assert sides(copy)[0] == wanted.blocks
     driven.complete(WEIGHTS)
     driven.complete(IN)
-    (run,) = driven.asked(RunDecode)
+    (run,) = driven.runs()
     assert [row.job.request for row in run.rows] == [1] and driven.said(KvReleased) == []
     assert not driven.core.ledger.host.use(), "the host blocks are free once they have been read"
 
@@ -65,7 +65,7 @@ def test_its_owner_may_be_lost_once_it_has_arrived() -> None:
     assert driven.said(PeerForgotten) == [PeerForgotten(PEER)]
     driven.complete(WEIGHTS)
     driven.complete(IN)
-    assert driven.asked(RunDecode)
+    assert driven.runs()
 
 
 def test_an_owner_is_forgotten_when_nothing_is_read_from_it_any_more() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aegis.core.effects import RunDecode, StreamName
+from aegis.core.effects import StreamName
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, PageRun
 from aegis.core.messages import GrantPages
@@ -28,13 +28,13 @@ def take(driven: Driven[DecodeCore], request: int, spec: ModelSpec, *, prompt: i
 
 def step(driven: Driven[DecodeCore], token: int = 2) -> list[int]:
     """One step ends; the requests whose rows run next."""
-    rows = driven.asked(RunDecode, driven.effects)[-1].rows
+    rows = driven.runs(driven.effects)[-1].rows
     driven.stepped(*[token] * len(rows))
     return running(driven)
 
 
 def running(driven: Driven[DecodeCore]) -> list[int]:
-    return [row.job.request for run in driven.asked(RunDecode) for row in run.rows]
+    return [row.job.request for run in driven.runs() for row in run.rows]
 
 
 def settle(driven: Driven[DecodeCore]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.request import Sampling, Token
 from aegis.engine.block_table import BlockTable
-from aegis.engine.protocol import Engine, Row, Sampled
+from aegis.engine.protocol import Engine, Sampled, StepRow
 from tests.unit.engine.images import Arena, Built
 
 GREEDY = Sampling(max_tokens=1 << 20, temperature=0.0)
@@ -29,6 +29,11 @@ class Generation:
     def ids(self) -> list[int]:
         return [token.id for token in self.tokens]
 
+    def row(self) -> StepRow:
+        """That makes its next token."""
+        position = len(self.prompt) + len(self.tokens) - 1
+        return StepRow(self.request, (self.tokens[-1].id,), position, self.blocks)
+
 
 def begin(
     engine: Engine,
@@ -47,10 +52,11 @@ def begin(
     run = Generation(built.spec.model, RequestId(request), prompt, blocks, [Token(token) for token in sent])
     engine.start(run.model, run.request, prompt, sent, sampling)
     tokens, start = [*prompt, *sent], 0
-    for cut in cuts:
-        engine.extend(run.model, tokens[:cut], blocks, start)
+    for cut in cuts if engine.extends(run.model) else ():
+        assert engine.step(run.model, [StepRow(run.request, tokens[start:cut], start, blocks, samples=False)]) == [None]
         start = cut
-    run.first = engine.prefill(run.model, run.request, tokens, blocks, start)
+    (run.first,) = engine.step(run.model, [StepRow(run.request, tokens[start:], start, blocks)])
+    assert run.first
     run.tokens.append(run.first.token)
     return run
 
@@ -58,6 +64,6 @@ def begin(
 def step(engine: Engine, runs: Sequence[Generation], steps: int = 1) -> None:
     """Decodes all of one model's sequences together."""
     for _ in range(steps):
-        rows = [Row(run.request, run.tokens[-1].id, len(run.prompt) + len(run.tokens) - 1, run.blocks) for run in runs]
-        for run, sampled in zip(runs, engine.decode(runs[0].model, rows), strict=True):
+        for run, sampled in zip(runs, engine.step(runs[0].model, [run.row() for run in runs]), strict=True):
+            assert sampled
             run.tokens.append(sampled.token)

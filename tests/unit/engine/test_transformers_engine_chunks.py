@@ -17,6 +17,7 @@ from aegis.core.ids import RequestId
 from aegis.core.request import Sampling
 from aegis.engine import paged_attention
 from aegis.engine.paged_attention import Kind, Prefill
+from aegis.engine.protocol import StepRow
 from aegis.engine.tensor_views import KvViews
 from aegis.models.demo.recipes import RECIPES
 from tests.unit.engine.generation import Generation, begin, step
@@ -106,7 +107,7 @@ def test_between_two_chunks_others_run_and_kv_moves(llama: Built, tmp_path: Path
     run = Generation(llama.spec.model, RequestId(2), prompt, blocks)
     engine.start(run.model, run.request, prompt, (), Sampling(max_tokens=9, temperature=0.0))
     for number, (start, stop) in enumerate(pairwise((0, 32, 64, 96))):
-        engine.extend(run.model, prompt[:stop], run.blocks, start)
+        engine.step(run.model, [StepRow(run.request, prompt[start:stop], start, run.blocks, samples=False)])
         step(engine, [beside], 3)
         other = begin(engine, arena, visitor, 10 + number, drawn(30, number), room=1)
         assert other.ids == visitor.greedy(other.prompt, 1)
@@ -115,7 +116,9 @@ def test_between_two_chunks_others_run_and_kv_moves(llama: Built, tmp_path: Path
         views.blocks[there] = views.blocks[here].clone()
         views.blocks.index_fill_(0, here, torch.nan)
         run.blocks = elsewhere
-    run.tokens.append(engine.prefill(run.model, run.request, prompt, run.blocks, 96).token)
+    (last,) = engine.step(run.model, [StepRow(run.request, prompt[96:], 96, run.blocks)])
+    assert last
+    run.tokens.append(last.token)
     step(engine, [run, beside], 5)
     assert run.ids == llama.greedy(prompt, 6)
     assert beside.ids == llama.greedy(beside.prompt, len(beside.ids))

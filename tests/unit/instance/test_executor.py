@@ -25,14 +25,13 @@ from aegis.device.stage_buffer import StageBuffer
 from aegis.engine.protocol import KvRegion
 from aegis.engine.transformers_engine import TransformersEngine
 from aegis.instance.executor import EffectExecutor
+from aegis.instance.run_worker import RunWorker
 from aegis.instance.span_log import SpanLog
 from aegis.process.clock import MonotonicClock
 from aegis.transport.links import Hub, InstanceLink
-from decode.worker import DecodeWorker
 from memory.budget import Budget
 from memory.ledger import Ledger
 from prefill.core import PrefillCore
-from prefill.worker import PrefillWorker
 from tests.unit.engine.images import Built, build
 
 SLAB_BYTES = 2 << 20
@@ -76,9 +75,8 @@ class Instance:
         self.link = InstanceLink(address, "prefill-0/1")
         clock = MonotonicClock()
         self.spans = SpanLog(self.core.instance, clock)
-        prefill = PrefillWorker(self.engine, clock)
-        decode = DecodeWorker(self.engine, clock, self.link.send, lambda: False)
-        self.executor = EffectExecutor(self.engine, self.memory_executor, self.link, prefill, decode, self.spans)
+        worker = RunWorker(self.engine, clock, self.link.send, lambda: False)
+        self.executor = EffectExecutor(self.engine, self.memory_executor, self.link, worker, self.spans)
 
     def hear(self, event: InstanceEvent) -> None:
         """The event and all that follows from it."""

@@ -17,9 +17,9 @@ from aegis.core.model import KvLayer, KvShape
 from aegis.core.request import EventHandle, Sampling, Token
 from aegis.device.memory_executor import MemoryEffect
 from aegis.engine.parallel.group import RanksLost
-from aegis.engine.protocol import Row, Sampled
+from aegis.engine.protocol import Sampled, StepRow
 from aegis.instance.first_rank import FirstRankEngine, FirstRankMemory
-from aegis.instance.rank_wire import Command, FollowerLinks, LeaderLink, Prefill, Step, Touch, unpacked
+from aegis.instance.rank_wire import Command, FollowerLinks, LeaderLink, Step, Touch, unpacked
 
 MODEL = ModelId("m")
 PATIENCE_NS = 5_000_000_000
@@ -29,7 +29,7 @@ COMMANDS: list[Command] = [
     LoadWeights(StreamName.PREFETCH, MODEL, EventHandle(1, 2), (PageRun(0, 4),)),
     CopyBlocks(StreamName.SWAP_IN, SHAPE, ((0, 1, 2),), EventHandle(5, 6), EventHandle(2, 1), ahead=True),
     Touch((PageRun(0, 1),)),
-    Step(MODEL, [1, 2], [3, 4], None),
+    Step(MODEL, [(1,), (2, 3)], [3, 4], [True, False], None),
 ]
 
 LOAD = LoadWeights(StreamName.WEIGHTS, MODEL, EventHandle(1, 1))
@@ -66,10 +66,7 @@ class Counting:
 
     def stop(self, *_: Any) -> None: ...
 
-    def prefill(self, *_: Any) -> Sampled:
-        return self.decode()[0]
-
-    def decode(self, *_: Any) -> list[Sampled]:
+    def step(self, *_: Any) -> list[Sampled]:
         if self.fails:
             raise RuntimeError
         self.steps += 1
@@ -104,8 +101,8 @@ def test_blocks_are_said_again_only_where_they_are_others(ranks: Ranks) -> None:
     engine = FirstRankEngine(Counting(), ranks.followers)  # type: ignore[arg-type]
     here, there = np.array([4, 5]), np.array([9])
     said = []
-    for position, table in enumerate((here, here, there)):
-        assert engine.decode(MODEL, [Row(RequestId(1), 7, position, table)])
+    for position, table in enumerate((here, here, there), 1):
+        assert engine.step(MODEL, [StepRow(RequestId(1), (7,), position, table)])
         first, second = ranks.heard()
         assert first == second
         said.append(first)
@@ -117,9 +114,9 @@ def test_followers_know_whether_a_prompt_is_reported_on(ranks: Ranks) -> None:
     engine = FirstRankEngine(Counting(), ranks.followers)  # type: ignore[arg-type]
     for number, parameters in enumerate((None, 0)):
         engine.start(MODEL, RequestId(number), (1, 2), (), Sampling(max_tokens=1, prompt_logprobs=parameters))
-        engine.prefill(MODEL, RequestId(number), (1, 2), np.array([0]))
+        engine.step(MODEL, [StepRow(RequestId(number), (1, 2), 0, np.array([0]))])
         (heard, _) = ranks.heard()
-        assert isinstance(heard, Prefill) and heard.reports is (parameters is not None)
+        assert isinstance(heard, Step) and heard.reports is (parameters is not None)
 
 
 def test_a_step_that_fails_parts_the_ranks(ranks: Ranks) -> None:
@@ -127,7 +124,7 @@ def test_a_step_that_fails_parts_the_ranks(ranks: Ranks) -> None:
     engine = FirstRankEngine(own, ranks.followers)  # type: ignore[arg-type]
     own.fails = True
     with pytest.raises(RuntimeError):
-        engine.decode(MODEL, [])
+        engine.step(MODEL, [StepRow(RequestId(1), (7,), 1, np.array([0]))])
     with pytest.raises(RanksLost):
         ranks.followers.send(COMMANDS[0])
 

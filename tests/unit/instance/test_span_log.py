@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aegis.core.decision import Decision, DecisionKind, Why
-from aegis.core.effects import DecodeRow, RunDecode, RunPrefill, StreamName
+from aegis.core.effects import Row, Run, StreamName
 from aegis.core.events import Stepped
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.messages import SwitchDone
@@ -41,14 +41,14 @@ def told(log: SpanLog) -> tuple[Span, ...]:
 
 def test_a_prefill_is_a_span_of_its_prompt() -> None:
     log = SpanLog(ME, _Clock())
-    log.ran(RunPrefill(JOB, (), 0, 3), Stepped(((Token(1),),), 300))
+    log.ran(Run(MODEL, (Row(JOB, 0, 3, (), 0),), 1, 0), Stepped(((Token(1),),), 300))
     assert told(log) == (Span(ME, SpanKind.PREFILL, MODEL, 700, 1_000, 1, 1, 3),)
 
 
 def test_a_chunk_is_a_span_of_its_own_tokens_and_makes_none_unless_it_is_the_last() -> None:
     log = SpanLog(ME, _Clock())
-    log.ran(RunPrefill(JOB, (), 0, 2), Stepped((), 300))
-    log.ran(RunPrefill(JOB, (), 2, 3), Stepped(((Token(1),),), 100))
+    log.ran(Run(MODEL, (Row(JOB, 0, 2, (), 0),), 1, 0), Stepped((), 300))
+    log.ran(Run(MODEL, (Row(JOB, 2, 3, (), 0),), 1, 0), Stepped(((Token(1),),), 100))
     assert told(log) == (
         Span(ME, SpanKind.PREFILL, MODEL, 700, 1_000, 1, 0, 2),
         Span(ME, SpanKind.PREFILL, MODEL, 900, 1_000, 1, 1, 1, cached=2),
@@ -57,16 +57,16 @@ def test_a_chunk_is_a_span_of_its_own_tokens_and_makes_none_unless_it_is_the_las
 
 def test_a_decode_run_is_one_span_whatever_its_steps() -> None:
     log = SpanLog(ME, _Clock())
-    rows = (DecodeRow(JOB, 1, 8, 10, []), DecodeRow(JOB, 1, 8, 32, []))
-    log.ran(RunDecode(MODEL, rows, 9, 0), Stepped(((Token(1), Token(2)),) * 4, 800))
+    rows = (Row(JOB, 10, 11, [], 1, 8), Row(JOB, 32, 33, [], 1, 8))
+    log.ran(Run(MODEL, rows, 9, 0), Stepped(((Token(1), Token(2)),) * 4, 800))
     assert told(log) == (Span(ME, SpanKind.DECODE, MODEL, 200, 1_000, 2, 4, 42),)
 
 
 def test_a_run_tells_for_how_long_it_had_a_processor() -> None:
     log = SpanLog(ME, _Clock(), _Processor(40, 290, 300, 370))
     for effect, made in (
-        (RunPrefill(JOB, (), 0, 3), ((Token(1),),)),
-        (RunDecode(MODEL, (DecodeRow(JOB, 1, 8, 10, []),), 1, 0), ((Token(2),),)),
+        (Run(MODEL, (Row(JOB, 0, 3, (), 0),), 1, 0), ((Token(1),),)),
+        (Run(MODEL, (Row(JOB, 10, 11, [], 1, 8),), 1, 0), ((Token(2),),)),
     ):
         log.begins()
         log.ran(effect, Stepped(made, 300))
@@ -89,7 +89,7 @@ def test_copies_are_spans_of_their_kind_and_wipes_are_none() -> None:
 def test_each_span_is_told_once() -> None:
     log = SpanLog(ME, _Clock())
     assert log.drain() == []
-    log.ran(RunPrefill(JOB, (), 0, 3), Stepped(((Token(1),),), 300))
+    log.ran(Run(MODEL, (Row(JOB, 0, 3, (), 0),), 1, 0), Stepped(((Token(1),),), 300))
     assert len(told(log)) == 1
     assert log.drain() == []
 

@@ -8,45 +8,46 @@ import pytest
 from msgspec import structs
 
 from aegis.core.errors import ModelRefused
-from aegis.core.ids import ModelId, RequestId
-from aegis.engine.block_table import BlockTable
-from aegis.engine.protocol import Row, Sampled
+from aegis.core.ids import ModelId
+from aegis.engine.protocol import Sampled, StepRow
 from aegis.engine.transformers_engine import TransformersEngine
 from aegis.models.registry import register
 from aegis.models.self_check import MakeEngine, check
 from aegis.models.sources import Source
 from tests import checkpoints
 
+Rows = Sequence[StepRow]
+
 
 class OffByOne(TransformersEngine):
     """Decodes every token one position late."""
 
-    def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:
-        return super().decode(model, [structs.replace(row, position=row.position + 1) for row in rows])
+    def step(self, model: ModelId, rows: Rows) -> list[Sampled | None]:
+        late = [structs.replace(row, start=row.start + 1) if len(row.tokens) == 1 else row for row in rows]
+        return super().step(model, late)
 
 
 class Swapped(TransformersEngine):
     """Gives each row the blocks of the other."""
 
-    def decode(self, model: ModelId, rows: Sequence[Row]) -> list[Sampled]:
+    def step(self, model: ModelId, rows: Rows) -> list[Sampled | None]:
         blocks = [row.blocks for row in reversed(rows)]
-        return super().decode(model, [structs.replace(row, blocks=b) for row, b in zip(rows, blocks, strict=True)])
+        return super().step(model, [structs.replace(row, blocks=b) for row, b in zip(rows, blocks, strict=True)])
 
 
 class ShortSighted(TransformersEngine):
     """Prefills the end of the prompt alone."""
 
-    def prefill(
-        self, model: ModelId, request: RequestId, tokens: Sequence[int], blocks: BlockTable, start: int = 0
-    ) -> Sampled:
-        return super().prefill(model, request, tokens[-3:], blocks)
+    def step(self, model: ModelId, rows: Rows) -> list[Sampled | None]:
+        ends = [structs.replace(row, tokens=row.tokens[-3:]) if row.start == 0 else row for row in rows]
+        return super().step(model, ends)
 
 
 class Forgetful(TransformersEngine):
     """Knows nothing of earlier chunks."""
 
-    def extend(self, model: ModelId, tokens: Sequence[int], blocks: BlockTable, start: int) -> bool:
-        return True
+    def step(self, model: ModelId, rows: Rows) -> list[Sampled | None]:
+        return super().step(model, rows) if rows[0].samples else [None]
 
 
 def run(tmp_path: Path, model_type: str, make_engine: MakeEngine, dtype: str = "float32") -> None:

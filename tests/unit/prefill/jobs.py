@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aegis.core.effects import RunPrefill, StreamName
+from aegis.core.effects import StreamName
 from aegis.sim.faults.fake_models import PAGE, make_spec
 from prefill.core import PrefillCore
 from tests.sim.driven import Driven
@@ -15,7 +15,7 @@ OUT, SCRUB = StreamName.SWAP_OUT, StreamName.SCRUB
 
 
 def ran(driven: Driven[PrefillCore]) -> list[int]:
-    return [effect.job.request for effect in driven.asked(RunPrefill, driven.effects)]
+    return [effect.job.request for effect in driven.prompts(driven.effects)]
 
 
 def finish(driven: Driven[PrefillCore], token: int = 1) -> None:

@@ -9,7 +9,6 @@ from aegis.core.effects import (
     CopyBlocks,
     LoadWeights,
     MapWeights,
-    RunPrefill,
     Unbind,
     Untrack,
 )
@@ -54,7 +53,7 @@ def test_a_job_is_loaded_for_run_and_handed_over() -> None:
     loaded(driven)
     assert driven.said(Started) == [Started(job.request, 1)]
     assert driven.said(SwitchDone) == [SwitchDone(A.model, False, 0, 1_000_000, 0, A.manifest.image_bytes)]
-    (run,) = driven.asked(RunPrefill)
+    (run,) = driven.prompts()
     assert run.job == job and count_blocks(run.blocks) == 2
     driven.stepped(5, after_ns=700)
     (copy,) = driven.asked(CopyBlocks)
@@ -137,7 +136,7 @@ def test_a_replay_prefills_what_was_sent_with_the_prompt() -> None:
     driven = prefill(A, pages=TWO_MODELS_FIT)
     driven.on(Submit(make_job(1, A, prompt=10, sent=(3,) * 10, attempt=2), 1))
     loaded(driven)
-    assert count_blocks(driven.asked(RunPrefill)[0].blocks) == 2
+    assert count_blocks(driven.prompts()[0].blocks) == 2
     driven.stepped(5)
     (prefilled,) = driven.said(Prefilled)
     assert (prefilled.attempt, prefilled.kv.tokens) == (2, 20)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aegis.core.effects import (
-    RunPrefill,
+    Run,
     UnmapWeights,
 )
 from aegis.core.ids import RequestId
@@ -28,7 +28,7 @@ def test_the_next_groups_model_comes_in_while_this_one_prefills() -> None:
     driven.on(Submit(make_job(2, B), 2))
     loaded(driven)
     assert driven.loads == [A.model, B.model]
-    assert isinstance(driven.last[-1], RunPrefill), "the copy is under way when the step begins"
+    assert isinstance(driven.last[-1], Run), "the copy is under way when the step begins"
     loaded(driven)
     finish(driven)
     assert ran(driven) == [1, 2]

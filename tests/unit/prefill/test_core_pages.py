@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aegis.core.effects import AbandonLoad, LoadWeights, RunPrefill, UnmapWeights
+from aegis.core.effects import AbandonLoad, LoadWeights, UnmapWeights
 from aegis.core.events import LoadFailed, Tick
 from aegis.core.ids import InstanceId, PageRun, RequestId
 from aegis.core.messages import (
@@ -273,7 +273,7 @@ def test_a_prefetch_is_abandoned_when_the_next_job_needs_its_memory() -> None:
     finish(driven)
     driven.on(Cancel(RequestId(2), 1))
     submit(driven, 3, A, prompt=16 * 4 * 2)
-    while not driven.asked(RunPrefill) and page_requests(driven):
+    while not driven.prompts() and page_requests(driven):
         driven.on(REFUSED)
     assert ran(driven) == [1] and driven.core.counters.abandoned == 1
     driven.complete(PREFETCH)

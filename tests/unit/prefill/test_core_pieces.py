@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aegis.core.block_runs import count_blocks
-from aegis.core.effects import RunPrefill, Untrack
+from aegis.core.effects import Untrack
 from aegis.core.events import StepFailed, Stepped
 from aegis.core.ids import RequestId
 from aegis.core.messages import (
@@ -31,12 +31,12 @@ LONG = 300  # tokens, of which 96 are believed to take less than 2 ms
 
 
 def pieces(driven: Driven[PrefillCore]) -> list[tuple[int, int, int]]:
-    return [(run.job.request, run.start, run.stop) for run in driven.asked(RunPrefill)]
+    return [(run.job.request, run.start, run.stop) for run in driven.prompts()]
 
 
 def ran(driven: Driven[PrefillCore], token: int | None = None) -> None:
     """The run under way, as long as it was believed to take. It makes a token if it is the last of its job."""
-    run = driven.asked(RunPrefill, driven.effects)[-1]
+    run = driven.prompts(driven.effects)[-1]
     steps = () if token is None else ((Token(token),),)
     driven.on(Stepped(steps, 1_000_000 + 10_000 * (run.stop - run.start)))
 
@@ -67,7 +67,7 @@ def long_one(*others: ModelSpec, pages: int = 40) -> Driven[PrefillCore]:
 def test_a_prompt_is_cut_where_blocks_end_and_handed_over_whole() -> None:
     driven = long_one()
     assert pieces(driven) == [(1, 0, 96)] and driven.said(Started) == [Started(RequestId(1), 1)]
-    assert count_blocks(driven.asked(RunPrefill)[0].blocks) == 6
+    assert count_blocks(driven.prompts()[0].blocks) == 6
     for stop in (192, 288, LONG):
         ran(driven)
         assert pieces(driven)[0][2] == stop and not driven.said(Started) and not driven.said(Prefilled)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from aegis.core.effects import CopyBlocks, MoveBlocks, RunPrefill, StreamName, Track
+from aegis.core.effects import CopyBlocks, MoveBlocks, StreamName, Track
 from aegis.core.ids import InstanceId, RequestId
 from aegis.core.messages import Cancel, CheckPrefix, Prefilled, PrefixChecked, Reused, Submit
 from aegis.core.request import Job, KeptPrefix
@@ -30,7 +30,7 @@ def arrived() -> Driven[PrefillCore]:
     driven.on(Submit(known(), 1))
     loaded(driven)
     (copy,) = driven.asked(CopyBlocks)
-    assert sides(copy)[0] == KEPT.blocks and not driven.asked(RunPrefill)
+    assert sides(copy)[0] == KEPT.blocks and not driven.prompts()
     driven.complete(IN)
     assert driven.said(CheckPrefix) == [CheckPrefix(RequestId(1), 1, KEPT.entry)]
     return driven
@@ -39,7 +39,7 @@ def arrived() -> Driven[PrefillCore]:
 def test_a_job_goes_on_from_what_is_kept_of_it() -> None:
     driven = arrived()
     driven.on(PrefixChecked(RequestId(1), 1, intact=True))
-    (run,) = driven.asked(RunPrefill)
+    (run,) = driven.prompts()
     assert (run.start, run.stop) == (32, 40) and driven.asked(Track) == [Track(run.job, ())]
     assert driven.said(Reused) == [Reused(RequestId(1), 1, 32)]
     driven.stepped(5)
@@ -50,7 +50,7 @@ def test_a_job_goes_on_from_what_is_kept_of_it() -> None:
 def test_a_job_begins_anew_where_what_was_kept_is_gone() -> None:
     driven = arrived()
     driven.on(PrefixChecked(RequestId(1), 1, intact=False))
-    (run,) = driven.asked(RunPrefill)
+    (run,) = driven.prompts()
     assert run.start == 0 and not driven.said(Reused) and not driven.asked(Track)
 
 
@@ -59,7 +59,7 @@ def test_a_job_that_is_cancelled_meanwhile_frees_what_was_reserved() -> None:
     driven.on(Cancel(RequestId(1), 1))
     driven.on(Submit(known(2, kept=None), 1))
     driven.on(PrefixChecked(RequestId(1), 1, intact=True))
-    assert [run.job.request for run in driven.asked(RunPrefill)] == [2]
+    assert [run.job.request for run in driven.prompts()] == [2]
     driven.stepped(5)
     driven.complete(OUT)
     assert not driven.core.ledger.device.use()
@@ -71,7 +71,7 @@ def test_another_choice_goes_on_from_the_last_ones_kv() -> None:
     driven.on(Submit(known(2, kept=KeptPrefix(((50, 51),), 16, 8)), 1))
     loaded(driven)
     driven.stepped(5)
-    (move,), (run,) = driven.asked(MoveBlocks), driven.asked(RunPrefill)
+    (move,), (run,) = driven.asked(MoveBlocks), driven.prompts()
     assert sum(count for _, _, count in move.copies) == 3
     assert (run.job.request, run.start, run.stop) == (2, 39, 40)
     assert not driven.under_way(IN), "what is kept is less"
@@ -84,5 +84,5 @@ def test_kv_that_has_left_is_of_no_use() -> None:
     driven.stepped(5)
     driven.complete(OUT)
     driven.on(Submit(known(2, kept=None), 1))
-    (run,) = driven.asked(RunPrefill)
+    (run,) = driven.prompts()
     assert run.start == 0 and not driven.asked(MoveBlocks)

@@ -9,7 +9,7 @@ from aegis.core.ids import RequestId
 from aegis.core.model import KvLayer, KvShape
 from aegis.engine.block_table import block_table
 from aegis.engine.gpu.decode_inputs import BUCKETS, DecodeInputs, bucket_of
-from aegis.engine.protocol import Row
+from aegis.engine.protocol import StepRow
 from aegis.engine.tensor_views import KvViews
 from tests.unit.engine.images import Arena
 
@@ -29,7 +29,7 @@ def test_each_step_finds_its_own_rows_and_padding_that_does_nothing(rows: list[t
     own = [arena.take(SHAPE, position + 40) for _, position in rows]  # more than is written so far
     for some in (rows, rows[:3], rows):  # three leave a fourth as padding where another row was
         batch = [
-            Row(RequestId(i), token, position, blocks)
+            StepRow(RequestId(i), (token,), position, blocks)
             for i, ((token, position), blocks) in enumerate(zip(some, own, strict=False))
         ]
         bucket = inputs.load(batch, views)
@@ -39,14 +39,14 @@ def test_each_step_finds_its_own_rows_and_padding_that_does_nothing(rows: list[t
         assert inputs.positions(bucket)[:, 0].tolist() == [position for _, position in some] + padding
         assert tables.lengths.tolist() == [position + 1 for _, position in some] + padding
         for row, start in zip(batch, tables.starts.tolist(), strict=False):
-            needed = row.position // 16 + 1
+            needed = row.start // 16 + 1
             assert tables.units[start : start + needed].tolist() == views.units(row.blocks[:needed]).tolist()
 
 
 def test_addresses_stay() -> None:
     views, inputs = KvViews(Arena().region, SHAPE), DecodeInputs(torch.device("cpu"), blocks=9)
     before = [part.data_ptr() for part in vars_of(inputs)]
-    inputs.load([Row(RequestId(0), 1, 20, block_table([(3, 5)]))], views)
+    inputs.load([StepRow(RequestId(0), (1,), 20, block_table([(3, 5)]))], views)
     assert [part.data_ptr() for part in vars_of(inputs)] == before
 
 
@@ -58,5 +58,5 @@ def vars_of(inputs: DecodeInputs) -> list[torch.Tensor]:
 @pytest.mark.parametrize(("positions", "parts"), [([0] * 256, [256]), ([0] * 257, [256, 1]), ([63, 63, 0], [2, 1])])
 def test_steps_are_cut_where_they_do_not_fit(positions: list[int], parts: list[int]) -> None:
     inputs = DecodeInputs(torch.device("cpu"), blocks=8 if len(positions) == 3 else 999)
-    rows = [Row(RequestId(i), 0, position, block_table([(0, 1)])) for i, position in enumerate(positions)]
+    rows = [StepRow(RequestId(i), (0,), position, block_table([(0, 1)])) for i, position in enumerate(positions)]
     assert [len(part) for part in inputs.parts(rows, 16)] == parts
