@@ -74,13 +74,16 @@ class InstanceState(Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
-    """In `…/heartbeat`, twice a second once the instance is up. `progress` grows while its main loop gets on."""
+    """In `…/heartbeat`, twice a second once the instance is up. `progress` grows while its main loop gets on, and what
+    runs on its lanes. `lanes_ns`, where its device is divided: how long the run on each lane has lasted, 0 if none
+    does."""
 
     cluster: str
     instance: str
     incarnation: int
     number: int
     progress: int
+    lanes_ns: tuple[int, ...] = ()
     protocol: int = PROTOCOL
 
 

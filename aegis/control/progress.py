@@ -4,6 +4,7 @@ one thread and read by the other, so that neither ever waits."""
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from aegis.core.messages import Telemetry
 
@@ -13,41 +14,86 @@ STEP_S_MAX = 60.0
 _BUSY_SHARE = 0.02  # of a processor: a process that waits for a lock uses less, and so does the thread itself
 
 
+class LaneProgress:
+    """The progress of one thread that runs steps on a lane of the device."""
+
+    __slots__ = ("began_s", "clock", "steps")
+
+    def __init__(self, clock: int) -> None:
+        self.clock = clock
+        """That of the thread's processor time, as `time.clock_gettime` knows it."""
+        self.began_s: float | None = None
+        """When the run under way began; None: there is none."""
+        self.steps = 0
+        """Of all runs, and runs that ended."""
+
+
 class LoopProgress:
     """The progress of one process."""
 
-    __slots__ = ("passes", "report", "up")
+    __slots__ = ("hangs", "lanes", "passes", "report", "up")
 
     def __init__(self) -> None:
+        self.lanes: tuple[LaneProgress, ...] = ()
+        """Of the threads beside the main loop that run steps."""
+        self.hangs = False
+        """A lane does not get on: written by the thread that speaks with the broker."""
         self.passes = 0
         """Of the main loop; it makes several a second with nothing to do."""
         self.report: Telemetry | None = None
         self.up = False
 
 
+class _Watched:
+    """One thread, looked at now and then: whether it gets on, that is makes another step, or is in a long one, which
+    shows in the processor time that it uses."""
+
+    __slots__ = ("_moved_s", "_seen_s", "_steps", "_used_s")
+
+    def __init__(self) -> None:
+        self._steps = -1
+        self._moved_s = 0.0
+        self._seen_s = 0.0
+        self._used_s = 0.0
+
+    def gets_on(self, now_s: float, steps: int, used_s: float) -> bool:
+        worked = used_s - self._used_s > _BUSY_SHARE * (now_s - self._seen_s)
+        self._seen_s, self._used_s = now_s, used_s
+        if steps != self._steps:
+            self._steps, self._moved_s = steps, now_s
+            return True
+        return worked and now_s - self._moved_s < STEP_S_MAX
+
+
 class Progress:
-    """A number that grows while the main loop gets on: it has made another pass, or is in a long step, which shows in
-    the processor time of the process."""
+    """A number that grows while the main loop gets on, and each lane that runs something: a loop that still answers is
+    of no use to the requests of a lane that hangs."""
 
     def __init__(self, loop_progress: LoopProgress) -> None:
         self._loop_progress = loop_progress
-        self._passes = -1
-        self._pass_s = 0.0
-        self._seen_s = 0.0
-        self._used_s = 0.0
+        self._loop = _Watched()
+        self._lanes: dict[int, _Watched] = {}  # by clock
         self._value = 0
 
-    def value(self, now_s: float, used_s: float) -> int:
-        """`used_s` is the processor time of the process."""
-        passes, since_s = self._loop_progress.passes, now_s - self._seen_s
-        worked = used_s - self._used_s > _BUSY_SHARE * since_s
-        self._seen_s, self._used_s = now_s, used_s
-        if passes != self._passes:
-            self._passes, self._pass_s = passes, now_s
-            self._value += 1
-        elif worked and now_s - self._pass_s < STEP_S_MAX:
-            self._value += 1
+    def value(self, now_s: float, used_s: float, lanes_used_s: Sequence[float] = ()) -> int:
+        """`used_s` is the processor time of the process, `lanes_used_s` that of each lane's thread."""
+        progress = self._loop_progress
+        loop_gets_on = self._loop.gets_on(now_s, progress.passes, used_s)
+        hangs = False
+        for lane, lane_used_s in zip(progress.lanes, lanes_used_s, strict=True):
+            watched = self._lanes.setdefault(lane.clock, _Watched())
+            runs = lane.began_s is not None
+            hangs |= not watched.gets_on(now_s, lane.steps, lane_used_s) and runs
+        progress.hangs = hangs
+        self._value += loop_gets_on and not hangs
         return self._value
 
     def now(self) -> int:
-        return self.value(time.monotonic(), time.process_time())
+        lanes = self._loop_progress.lanes
+        return self.value(time.monotonic(), time.process_time(), [time.clock_gettime(lane.clock) for lane in lanes])
+
+    def lanes_ns(self) -> tuple[int, ...]:
+        """How long the run on each lane has lasted; 0 where there is none."""
+        now_s, lanes = time.monotonic(), self._loop_progress.lanes
+        began_s = [lane.began_s for lane in lanes]
+        return tuple([0 if began is None else max(int((now_s - began) * 1e9), 1) for began in began_s])

@@ -133,6 +133,7 @@ class HeartbeatAgent:
             incarnation=state.incarnation,
             number=number,
             progress=self._progress.now(),
+            lanes_ns=self._progress.lanes_ns(),
         )
         await connection.publish(self._topics.heartbeat(state.instance), heartbeat)
 

@@ -71,6 +71,10 @@ class CurveWires:
         self._poller.unregister(wire.socket)
         wire.socket.close(linger=0)
 
+    def heed(self, descriptor: int) -> None:
+        """Waits end once it can be read."""
+        self._poller.register(descriptor, zmq.POLLIN)
+
     def wait(self, timeout_ms: int) -> list[CurveWire]:
         """The links on which something has come."""
         ready = dict(self._poller.poll(timeout_ms))

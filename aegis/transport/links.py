@@ -93,6 +93,8 @@ class _Wires(Protocol):
 
     def cut(self, wire: Any) -> None: ...
 
+    def heed(self, descriptor: int) -> None: ...
+
     def wait(self, timeout_ms: int) -> Sequence[_Wire]: ...
 
     def close(self) -> None: ...
@@ -116,6 +118,10 @@ class InstanceLink:
         wire = self._proxies.pop(proxy, None)
         if wire:
             self._wires.cut(wire)
+
+    def heed(self, descriptor: int) -> None:
+        """Whatever waits in `receive` waits no longer once this descriptor can be read."""
+        self._wires.heed(descriptor)
 
     def send(self, messages: Sequence[NodeMessage]) -> None:
         """Sends each message to its receivers at once; messages to a lost proxy are dropped."""

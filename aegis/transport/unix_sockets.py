@@ -127,6 +127,7 @@ class LocalWires:
     def __init__(self, identity: str) -> None:
         self._identity = identity
         self._wires: list[LocalWire] = []
+        self._heeded: list[int] = []
 
     def connected(self, address: str) -> LocalWire:
         wire = LocalWire.to(address, self._identity)
@@ -138,12 +139,18 @@ class LocalWires:
         self._wires.remove(wire)
         wire.close()
 
+    def heed(self, descriptor: int) -> None:
+        """Waits end once it can be read."""
+        self._heeded.append(descriptor)
+
     def wait(self, timeout_ms: int) -> list[LocalWire]:
         """The links on which something may have come. Meanwhile sends messages that could not be sent at once."""
         poll, listening = select.poll(), {wire.fileno(): wire for wire in self._wires if wire.open}
         for wire in listening.values():
             poll.register(wire, select.POLLIN | (select.POLLOUT if wire.unsent else 0))
-        ready = [listening[descriptor] for descriptor, _ in poll.poll(timeout_ms)]
+        for descriptor in self._heeded:
+            poll.register(descriptor, select.POLLIN)
+        ready = [listening[descriptor] for descriptor, _ in poll.poll(timeout_ms) if descriptor in listening]
         for wire in ready:
             wire.flush()
         return ready

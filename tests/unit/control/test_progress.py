@@ -1,4 +1,8 @@
-from aegis.control.progress import STEP_S_MAX, LoopProgress, Progress
+from __future__ import annotations
+
+import time
+
+from aegis.control.progress import STEP_S_MAX, LaneProgress, LoopProgress, Progress
 
 
 def test_a_main_loop_that_turns_gets_on() -> None:
@@ -26,3 +30,57 @@ def test_a_step_may_not_take_for_ever_however_busy_it_is() -> None:
     end = int(STEP_S_MAX) + 2
     values = [progress.value(float(n), float(n)) for n in range(end, 2 * end)]
     assert len(set(values[-2:])) == 1
+
+
+def looked_at(*, began_s: float | None, steps: list[int], used_s: list[float]) -> tuple[list[int], LoopProgress]:
+    """What heartbeats say, one after the other, of a process whose main loop turns and which has one lane."""
+    loop_progress, lane = LoopProgress(), LaneProgress(1)
+    loop_progress.lanes = (lane,)
+    lane.began_s = began_s
+    progress, values = Progress(loop_progress), list[int]()
+    for number, (made, used) in enumerate(zip(steps, used_s, strict=True)):
+        loop_progress.passes += 1
+        lane.steps = made
+        values.append(progress.value(0.5 * (number + 1), 0.01 * number, [used]))
+    return values, loop_progress
+
+
+def test_a_lane_that_makes_steps_gets_on() -> None:
+    values, loop_progress = looked_at(began_s=0.0, steps=[1, 2, 3, 4], used_s=[0.1] * 4)
+    assert values == [1, 2, 3, 4]
+    assert not loop_progress.hangs
+
+
+def test_a_lane_in_a_long_step_gets_on_while_it_uses_a_processor() -> None:
+    values, loop_progress = looked_at(began_s=0.0, steps=[1] * 4, used_s=[0.1, 0.5, 0.9, 1.3])
+    assert values == [1, 2, 3, 4]
+    assert not loop_progress.hangs
+
+
+def test_a_run_that_waits_for_ever_hangs_though_the_main_loop_turns() -> None:
+    values, loop_progress = looked_at(began_s=0.0, steps=[1] * 4, used_s=[0.1] * 4)
+    assert values == [1, 1, 1, 1]
+    assert loop_progress.hangs
+
+
+def test_a_lane_without_a_run_does_not_hang() -> None:
+    values, loop_progress = looked_at(began_s=None, steps=[1] * 4, used_s=[0.1] * 4)
+    assert values == [1, 2, 3, 4]
+    assert not loop_progress.hangs
+
+
+def test_a_step_on_a_lane_may_not_take_for_ever_however_busy_it_is() -> None:
+    looks = 2 * int(STEP_S_MAX) + 4
+    values, loop_progress = looked_at(began_s=0.0, steps=[1] * looks, used_s=[0.5 * number for number in range(looks)])
+    assert values[-1] == values[-2]
+    assert loop_progress.hangs
+
+
+def test_heartbeats_say_how_long_each_run_has_lasted() -> None:
+    loop_progress = LoopProgress()
+    running, idle = LaneProgress(1), LaneProgress(1)
+    loop_progress.lanes = (running, idle)
+    running.began_s = time.monotonic() - 2.0
+    lasted_ns, none_ns = Progress(loop_progress).lanes_ns()
+    assert lasted_ns >= 2_000_000_000
+    assert none_ns == 0

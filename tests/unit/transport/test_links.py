@@ -28,6 +28,7 @@ from aegis.core.messages import (
 )
 from aegis.core.request import Token
 from aegis.core.role import Role
+from aegis.process.wakeup import Wakeup
 from aegis.transport.curve_sockets import new_keys
 from aegis.transport.links import Hub, InstanceLink, NodeMessage
 
@@ -111,6 +112,32 @@ class _Counted(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self.looks += 1
         return super().select(timeout)
+
+
+@pytest.mark.parametrize("address", ["ipc", "tcp"])
+def test_another_thread_ends_the_wait_for_messages_and_none_is_lost(tmp_path: Path, address: str) -> None:
+    async def main() -> None:
+        keys = new_keys()
+        where = f"ipc://{tmp_path}/node" if address == "ipc" else "tcp://127.0.0.1:*"
+        hub: Hub[NodeMessage] = Hub(where, NodeMessage, keys)
+        link, wakeup = InstanceLink(hub.address, WHO, keys.public), Wakeup()
+        link.heed(wakeup.fileno())
+        link.send([Ready(1)])
+        assert await hub.receive() == (WHO, [Ready(1)])
+        waiting = asyncio.create_task(asyncio.to_thread(link.receive, 60 * NS_PER_S))
+        wakeup.ring()
+        wakeup.ring()
+        assert await asyncio.wait_for(waiting, 20) == []
+        hub.send(WHO, [Ping()])
+        assert received(link, 1) == [Ping()]
+        wakeup.clear()
+        wakeup.clear()
+        assert link.receive(0) == []
+        link.close()
+        hub.close()
+        wakeup.close()
+
+    asyncio.run(main())
 
 
 def test_what_nobody_listens_to_leaves_the_loop_asleep(tmp_path: Path) -> None:
