@@ -15,7 +15,7 @@ do not exist yet need no cleaning: their weight is exactly 0.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -70,20 +70,22 @@ class Step(Protocol):
 
 class _Running(threading.local):
     step: Step | None = None
+    between: Callable[[], None] | None = None
 
 
 _running = _Running()
 
 
 @contextmanager
-def running(step: Step) -> Iterator[None]:
-    """Forward passes inside use `step`. An engine is single-threaded and passes do not nest."""
+def running(step: Step, between: Callable[[], None] | None = None) -> Iterator[None]:
+    """Forward passes of this thread inside use `step`, and call `between` after each layer's attention. Passes do not
+    nest."""
     assert _running.step is None
-    _running.step = step
+    _running.step, _running.between = step, between
     try:
         yield
     finally:
-        _running.step = None
+        _running.step = _running.between = None
 
 
 def _attention(
@@ -108,7 +110,10 @@ def _attention(
         raise ModelRefused(f"{type(module).__name__} asks for attention {what}, which aegis cannot compute")
     step.attended += 1
     kind = Kind(scaling, sliding_window or None, softcap or None, s_aux)
-    return step.attend(cast(int, module.layer_idx), query, key, value, kind), None
+    mixed = step.attend(cast(int, module.layer_idx), query, key, value, kind)
+    if _running.between is not None:
+        _running.between()
+    return mixed, None
 
 
 AttentionInterface.register(NAME, _attention)

@@ -55,7 +55,9 @@ class Sampled(Struct, frozen=True):
 
 
 class Engine(Protocol):
-    """A backend. All calls come from one thread; steps return when their tokens are known."""
+    """A backend. Steps return when their tokens are known and their KV is written. All calls come from one thread, but
+    where the device is divided: there the steps of each lane come from a thread of the lane, which `compute_in` has put
+    there. No request is in steps of two lanes at once, and none is stopped, no model detached, during its steps."""
 
     def prepare(self, spec: ModelSpec) -> None:
         """Builds what `attach` will bind. May be left out, and may run in another thread beside steps.

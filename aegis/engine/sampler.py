@@ -194,7 +194,7 @@ def _adjust(states: Sequence[_State], raw: torch.Tensor) -> torch.Tensor:
             logits = raw.clone()
         if biased:
             ids, biases = zip(*biased, strict=True)
-            logits[row].index_add_(0, _sent(ids, raw.device), _sent(biases, raw.device))
+            logits[row].index_add_(0, _sent(ids, raw.device), _sent(biases, raw.device, torch.float32))
         if banned:
             logits[row].index_fill_(0, _sent(banned, raw.device), -torch.inf)
     rows = [row for row, state in enumerate(states) if _penalised(state.sampling)]
@@ -251,7 +251,7 @@ def _penalise(states: Sequence[_State], logits: torch.Tensor) -> torch.Tensor:
     seen = torch.stack([state.seen for state in states if state.seen is not None])
 
     def column(values: Iterable[float]) -> torch.Tensor:
-        return _sent(values, logits.device)[:, None]
+        return _sent(values, logits.device, torch.float32)[:, None]
 
     repetition = column(state.sampling.repetition_penalty for state in states)
     repeated = torch.where(logits > 0, logits / repetition, logits * repetition)

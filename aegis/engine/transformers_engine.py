@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from math import prod
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +28,8 @@ from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
 from aegis.core.model import Manifest, ModelSpec
 from aegis.engine.accepted_layers import unsupported_layers
-from aegis.engine.paged_attention import NAME, Decode, Mixed, Prefill, Scratch, Step, running
+from aegis.engine.lane_threads import Computing, Decoders
+from aegis.engine.paged_attention import NAME, Decode, Mixed, Prefill, Step, running
 from aegis.engine.parallel.group import Group
 from aegis.engine.parallel.sharding import connect
 from aegis.engine.protocol import KvRegion, Sampled, StepRow
@@ -90,6 +92,7 @@ class _Attached:
     views: KvViews
     keeps_logits: bool  # forward takes `logits_to_keep`
     extends: bool  # else the KV of a position depends on how many there are
+    alone: AbstractContextManager[object]  # held during its steps, if these change what its modules hold
 
 
 class TransformersEngine(SamplingEngine):
@@ -112,10 +115,8 @@ class TransformersEngine(SamplingEngine):
         self._models: dict[ModelId, _Attached] = {}
         self._prepared: dict[tuple[ModelId, str], PreTrainedModel] = {}  # by name and fingerprint
         self._group = group
-        self._scratch = Scratch()
-        self.decoder = decoder or _decoder_for(self._device)
-        on_cuda = self._device.type == "cuda"
-        self._stream: Any = torch.cuda.Stream(self._device) if on_cuda else None  # type: ignore[no-untyped-call]
+        self._decoders = Decoders()
+        self._computing = Computing(self._device, decoder, self._decoders)
 
     def prepare(self, spec: ModelSpec) -> None:
         self._prepared[spec.model, spec.manifest.fingerprint] = _build(spec)
@@ -133,32 +134,40 @@ class TransformersEngine(SamplingEngine):
             connect(module, self._group)
         views = KvViews(self._kv, spec.manifest.kv, self._device)
         keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
-        self._models[spec.model] = _Attached(module, views, keeps_logits, _extends(module))
+        extends = _extends(module)  # else rotary frequencies are set in each step
+        alone: AbstractContextManager[object] = nullcontext() if extends else Lock()
+        self._models[spec.model] = _Attached(module, views, keeps_logits, extends, alone)
         self._sampler.grammars.add(spec)
 
     def detach(self, model: ModelId) -> None:
         self._models.pop(model, None)
         self._sampler.grammars.remove(model)
-        if self.decoder is not None:
-            self.decoder.drop(model)
+        self._decoders.drop(model)
+
+    @property
+    def decoder(self) -> GpuDecoder | None:
+        """What decode steps of the calling thread go through on a GPU."""
+        return self._computing.decoder
 
     def extends(self, model: ModelId) -> bool:
         return self._models[model].extends
 
     @torch.inference_mode()
     def step(self, model: ModelId, rows: Sequence[StepRow]) -> list[Sampled | None]:
-        with self._computing():
-            attached, first = self._models[model], rows[0]
+        attached, first = self._models[model], rows[0]
+        with self._computing.on_stream(), attached.alone:
             if first.start == 0 and self._sampler.wants_prompt(first.request):
                 assert len(rows) == 1 and first.samples
                 return [self._reported(attached, first)]
             if any(len(row.tokens) > 1 for row in rows):
                 asked, logits = self._run_together(attached, rows)
-            elif self.decoder is not None:
+            elif (decoder := self.decoder) is not None:
                 run = partial(_forward, attached, keep=1)
-                asked, logits = _asked(rows, range(len(rows)), self.decoder.decode(model, attached.views, run, rows))
+                asked, logits = _asked(rows, range(len(rows)), decoder.decode(model, attached.views, run, rows))
             else:
                 asked, logits = self._decode_gathered(attached, rows)
+            if not asked:
+                self._computing.finish()  # nothing else waits for the KV that was written
             return self._sampled(rows, asked, logits)
 
     def _sampled(self, rows: Sequence[StepRow], asked: Sequence[int], logits: torch.Tensor) -> list[Sampled | None]:
@@ -192,11 +201,13 @@ class TransformersEngine(SamplingEngine):
         asked = {at: end - 1 for at, end in zip(order, ends, strict=True) if rows[at].samples}
         last = list(asked.values()) in ([], [ids.shape[1] - 1])
         keep = 1 if last else torch.tensor(list(asked.values()), device=self._device)
-        return list(asked), _forward(attached, step, ids, positions, keep=keep)[0]
+        pace = self._computing.pace
+        between = pace.layer if pace else None
+        return list(asked), _forward(attached, step, ids, positions, keep=keep, between=between)[0]
 
     def _beside(self, attached: _Attached, rows: Sequence[StepRow]) -> Step:
         """The attention of rows of one token, longest first, beside others."""
-        step = self.decoder.beside(attached.views, rows) if self.decoder is not None else None
+        step = self.decoder.beside(attached.views, rows) if self.decoder else None
         return step or self._gathering(attached, rows)
 
     def _decode_gathered(self, attached: _Attached, rows: Sequence[StepRow]) -> tuple[list[int], torch.Tensor]:
@@ -208,22 +219,12 @@ class TransformersEngine(SamplingEngine):
         return _asked(rows, order, logits)
 
     def _gathering(self, attached: _Attached, rows: Sequence[StepRow]) -> Decode:
-        return Decode(attached.views, self._scratch, [row.start for row in rows], [row.blocks for row in rows])
-
-    def _computing(self) -> AbstractContextManager[object]:
-        """A stream of our own on a GPU, because graphs cannot be recorded on the default one."""
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        return Decode(
+            attached.views, self._computing.scratch, [row.start for row in rows], [row.blocks for row in rows]
+        )
 
     def _sent(self, values: Sequence[Sequence[int]]) -> torch.Tensor:
         return torch.tensor(values).to(self._device, non_blocking=True)
-
-
-def _decoder_for(device: torch.device) -> GpuDecoder | None:
-    if device.type == "cpu":
-        return None
-    from aegis.engine.gpu.decode import GpuDecoder
-
-    return GpuDecoder.on_cuda(device)
 
 
 def _longest_first(among: Sequence[int], rows: Sequence[StepRow]) -> list[int]:
@@ -237,11 +238,18 @@ def _asked(rows: Sequence[StepRow], order: Sequence[int], logits: torch.Tensor) 
 
 
 def _forward(
-    attached: _Attached, step: Step, ids: torch.Tensor, positions: torch.Tensor, *, keep: int | torch.Tensor
+    attached: _Attached,
+    step: Step,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    keep: int | torch.Tensor,
+    between: Callable[[], None] | None = None,
 ) -> torch.Tensor:
-    """Logits `[batch, kept, vocab]`: of the last `keep` tokens, or of all if it is 0, or of these."""
+    """Logits `[batch, kept, vocab]`: of the last `keep` tokens, or of all if it is 0, or of these. `between` is called
+    once in each layer."""
     kept = {"logits_to_keep": keep} if attached.keeps_logits else {}
-    with running(step):
+    with running(step, between):
         result = attached.module(input_ids=ids, position_ids=positions, use_cache=False, **kept)
     if step.attended != len(attached.views.layers):
         raise ModelRefused(f"{type(attached.module).__name__} has layers that attend by other means than paged KV")

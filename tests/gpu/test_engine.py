@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ import torch
 
 from aegis.core.model import KvLayer, KvShape
 from aegis.core.request import Sampling
+from aegis.device.cuda.device import CudaDevice
+from aegis.device.protocol import Lane
 from aegis.engine.gpu.decode import GpuDecoder
+from aegis.engine.lane_threads import compute_in
 from aegis.engine.paged_attention import Kind, Prefill
 from aegis.engine.tensor_views import KvViews
 from aegis.engine.transformers_engine import TransformersEngine
@@ -90,3 +94,26 @@ def test_a_long_prompt_needs_no_matrix_of_scores() -> None:
     before = torch.cuda.memory_allocated()
     prefill.attend(0, query, key, value, Kind(None, None, None, None))
     assert torch.cuda.max_memory_allocated() - before < 64 << 20
+
+
+def test_two_lanes_make_the_tokens_that_the_whole_gpu_makes(device: CudaDevice, tmp_path: Path) -> None:
+    """Prompts with few layers before the GPU at a time, and graphs of each lane's own."""
+    built = make("llama", tmp_path / "llama")
+    loaded = Loaded(built)
+    begun = [loaded.begin(number, prompts(number)[2]) for number in range(4)]
+
+    def generate(lane: Lane, runs: list[Generation]) -> None:
+        compute_in(lane)
+        step(loaded.engine, runs, NEW_TOKENS - 1)
+        runs.append(loaded.begin(10 + runs[0].request, prompts(9)[3]))
+
+    lanes = device.lanes(device.partitions()[1])
+    with ThreadPoolExecutor(2) as pool:
+        halves = [begun[:2], begun[2:]]
+        for future in [pool.submit(generate, lane, runs) for lane, runs in zip(lanes, halves, strict=True)]:
+            future.result(120)
+    for half in halves:
+        assert [run.ids for run in half[:2]] == [built.greedy(run.prompt, NEW_TOKENS) for run in half[:2]]
+        assert half[2].ids == built.greedy(half[2].prompt, 1)
+    for lane in lanes:
+        lane.close()

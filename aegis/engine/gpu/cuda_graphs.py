@@ -10,6 +10,7 @@ recorded, such as experts chosen by the host, is run as it is for good.
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 from typing import Protocol
 
 import torch
@@ -47,6 +48,7 @@ class DecodeGraphs:
         self._recordings: dict[tuple[ModelId, int], Recording] = {}  # least recently used first
         self._seen: set[tuple[ModelId, int]] = set()
         self._refused: set[ModelId] = set()
+        self._lock = Lock()  # models are dropped by another thread than a lane's
 
     @property
     def nbytes(self) -> int:
@@ -60,6 +62,18 @@ class DecodeGraphs:
     def run(self, model: ModelId, bucket: int, forward: Forward) -> torch.Tensor:
         """The result of `forward`, which must depend on nothing but the model, the bucket and memory at fixed
         addresses."""
+        with self._lock:
+            return self._run(model, bucket, forward)
+
+    def drop(self, model: ModelId) -> None:
+        """Forgets everything about it."""
+        with self._lock:
+            for key in [key for key in self._seen if key[0] == model]:
+                self._seen.remove(key)
+                self._recordings.pop(key, None)
+            self._refused.discard(model)
+
+    def _run(self, model: ModelId, bucket: int, forward: Forward) -> torch.Tensor:
         key = (model, bucket)
         recording = self._recordings.pop(key, None)
         if recording is None and key in self._seen and model not in self._refused and self.nbytes < self._nbytes_most:
@@ -72,13 +86,6 @@ class DecodeGraphs:
             del self._recordings[next(iter(self._recordings))]
         recording.replay()
         return recording.output
-
-    def drop(self, model: ModelId) -> None:
-        """Forgets everything about it."""
-        for key in [key for key in self._seen if key[0] == model]:
-            self._seen.remove(key)
-            self._recordings.pop(key, None)
-        self._refused.discard(model)
 
     def _try(self, model: ModelId, forward: Forward) -> Recording | None:
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ class VllmEngine(SamplingEngine):
             built = "CPUs" if adapter.on_cpu() else "GPUs"
             raise UserError(f"the vLLM that is installed is built for {built}, the device is {device}", param="engine")
         self._models: dict[ModelId, _Attached] = {}
+        self._alone = Lock()  # a step tells vLLM of its batch, and attaching of its configuration, by globals
         self._prepared: dict[tuple[ModelId, str], Any] = {}  # configurations, by name and fingerprint
 
     def prepare(self, spec: ModelSpec) -> None:
@@ -60,6 +62,10 @@ class VllmEngine(SamplingEngine):
     def attach(self, spec: ModelSpec, weights_base: int) -> None:
         assert spec.model not in self._models and spec.manifest.engine == "vllm"
         config = self._prepared.pop((spec.model, spec.manifest.fingerprint), None) or _configure(spec)
+        with self._alone:
+            self._attach(spec, weights_base, config)
+
+    def _attach(self, spec: ModelSpec, weights_base: int, config: Any) -> None:
         model = adapter.skeleton(config)
         bind(model, spec, weights_base, self._device)
         attending = adapter.Attending(config, model, self._device)
@@ -78,6 +84,10 @@ class VllmEngine(SamplingEngine):
 
     @torch.inference_mode()
     def step(self, model: ModelId, rows: Sequence[StepRow]) -> list[Sampled | None]:
+        with self._alone:
+            return self._step(model, rows)
+
+    def _step(self, model: ModelId, rows: Sequence[StepRow]) -> list[Sampled | None]:
         """vLLM wants rows that decode before others."""
         attending, views = self._models[model].attending, self._models[model].views
         order = sorted(range(len(rows)), key=lambda at: len(rows[at].tokens) > 1)

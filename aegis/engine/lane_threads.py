@@ -1,0 +1,92 @@
+"""The threads of an engine: one that runs steps on the whole device, or one for each lane of it.
+
+What steps go through besides weights and KV, such as the memory that gathers are copied to, is each thread's own:
+steps of two lanes run side by side.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from aegis.core.ids import ModelId
+from aegis.device.protocol import Lane
+from aegis.engine.paged_attention import Scratch
+
+if TYPE_CHECKING:
+    from aegis.engine.gpu.decode import GpuDecoder
+    from aegis.engine.gpu.layer_pace import LayerPace
+
+
+class _Here(threading.local):
+    lane: Lane | None = None
+
+
+_here = _Here()
+
+
+def compute_in(lane: Lane) -> None:
+    """The steps of the calling thread run in this lane from now on. Called before its first step: the threads of its
+    pool are started by that, and stay where they were started."""
+    lane.enter()
+    torch.set_num_threads(lane.threads)  # the calling thread's: OpenMP, MKL and oneDNN keep one number per thread
+    _here.lane = lane
+
+
+class Decoders:
+    """Those of all threads of an engine."""
+
+    def __init__(self) -> None:
+        self.all: list[GpuDecoder] = []
+
+    def drop(self, model: ModelId) -> None:
+        """What was recorded of the model's steps is not needed any more. From any thread."""
+        for decoder in tuple(self.all):
+            decoder.drop(model)
+
+
+class Computing(threading.local):
+    """One thread's means of running steps on a device. A thread that is in no lane runs decode steps through `decoder`,
+    if it is given. The decoders of all threads are put into `decoders`."""
+
+    def __init__(self, device: torch.device, decoder: GpuDecoder | None, decoders: Decoders) -> None:
+        lane = _here.lane
+        self.scratch = Scratch()
+        self.decoder = decoder
+        self.pace: LayerPace | None = None
+        self._stream: Any = None
+        if device.type == "cuda":
+            from aegis.engine.gpu.decode import GpuDecoder
+            from aegis.engine.gpu.layer_pace import LayerPace
+
+            if lane is None:
+                self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            else:
+                self._stream = torch.cuda.ExternalStream(lane.stream, device)  # type: ignore[no-untyped-call]
+                self.pace = LayerPace(partial(_recorded, self._stream))
+            if lane is not None or decoder is None:
+                self.decoder = GpuDecoder.on_cuda(device)
+        if self.decoder is not None:
+            decoders.all.append(self.decoder)
+
+    def on_stream(self) -> AbstractContextManager[object]:
+        """A stream of its own on a GPU: graphs cannot be recorded on the default one, and lanes have theirs."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def finish(self) -> None:
+        """Returns when what was launched has been run."""
+        if self.pace is not None:
+            self.pace.finish()
+        elif self._stream is not None:
+            self._stream.synchronize()
+
+
+def _recorded(stream: Any) -> torch.cuda.Event:
+    """An event whose waiters sleep."""
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event
