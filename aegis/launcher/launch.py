@@ -43,7 +43,7 @@ from aegis.telemetry import logs
 from aegis.telemetry.tracing import traced
 from proxy.http.settings import Settings
 from proxy.live.listening import listen
-from proxy.live.serving import CLOSE_S, drained, http_server, http_settings, running
+from proxy.live.serving import acceptors, CLOSE_S, drained, http_server, http_settings, running
 from proxy.live.settings import ProxySettings
 
 _START_S = 120.0
@@ -123,7 +123,7 @@ async def _serve(
         if not await _first(started, stop):
             return 130
         server = http_server(market.proxy, listener, services.store, http)
-        serving = asyncio.create_task(server.serve([listener]))
+        serving = asyncio.create_task(server.serve(acceptors(listener)))
         garbage_collection.collect_seldom()
         if reading:
             watch = ConfigWatch(*reading, config, market.node)

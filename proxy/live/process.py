@@ -44,7 +44,7 @@ from aegis.transport.node_messages import (
 from proxy.live.listening import share
 from proxy.live.proxy import Proxy
 from proxy.live.remote_node import RemoteNode
-from proxy.live.serving import drained, http_server, running
+from proxy.live.serving import acceptors, drained, http_server, running
 from proxy.live.settings import ProxySettings
 
 
@@ -148,7 +148,7 @@ async def _serve(settings: ProxySettings) -> None:
         listener = share(settings.host, settings.port)
         http = msgspec.structs.replace(settings.http, proxy=settings.name)
         server = http_server(process.proxy, listener, store, http)
-        serving = asyncio.create_task(server.serve([listener]))
+        serving = asyncio.create_task(server.serve(acceptors(listener)))
         process.serves()
         garbage_collection.collect_seldom()
         await process.draining.wait()

@@ -21,6 +21,10 @@ from proxy.http.security.http_protocol import Connections, Protocol
 from proxy.http.settings import Settings
 from proxy.live.proxy import Proxy
 
+ACCEPTED_AT_ONCE = 16
+"""Connections that are accepted in one turn of the event loop. More would keep open connections waiting; fewer let a
+new one wait behind those of a client that connects more often than the loop turns."""
+
 CLOSE_S = 0.5  # that replies are given when the server is ended, besides what their requests are
 
 
@@ -50,10 +54,16 @@ def http_server(proxy: Proxy, listener: socket.socket, store: Store | None, sett
     return server
 
 
+def acceptors(listener: socket.socket) -> list[socket.socket]:
+    """The sockets of `uvicorn.Server.serve`, which closes them: duplicates that accept from the same queue, because
+    libuv accepts one connection with each in a turn of the loop, whatever waits (its `uv__server_io`)."""
+    return [listener, *(listener.dup() for _ in range(ACCEPTED_AT_ONCE - 1))]
+
+
 def make_server(
     app: ASGIApp, *, host: str, port: int, shutdown_s: float = 30, together: Connections | None = None
 ) -> uvicorn.Server:
-    """A server that is not running yet: `await server.serve(sockets)`, end it with `server.should_exit = True`.
+    """A server that is not running yet: `await server.serve(acceptors(listener))`, end it with `server.should_exit = True`.
 
     `together`: what its connections may hold. Requests are logged by the application, so uvicorn's own access log is
     off; logging is configured by whoever runs this.

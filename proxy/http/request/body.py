@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 
 from aegis.core.errors import UserError
 from aegis.core.ids import MODEL_NAME_PATTERN
-from proxy.http.client_disconnect import ClientGone
+from proxy.http.client_disconnect import ClientGone, while_connected
 from proxy.http.errors import shown
 from proxy.http.fields import F, Fields
 from proxy.http.json_bounds import check_counts, check_names
@@ -44,7 +44,10 @@ async def read_body(request: Request, kind: type[F], bytes_max: int) -> F:
     is no JSON object; ClientGone where the client leaves.
     """
     body = await _read(request, bytes_max)
-    return kind(await beside_loop(lambda: parse_object(body), len(body), few=SMALL_BYTES), nbytes=len(body))
+    if len(body) <= SMALL_BYTES:
+        return kind(parse_object(body), nbytes=len(body))
+    parsing = beside_loop(lambda: parse_object(body), len(body), few=SMALL_BYTES)
+    return kind(await while_connected(request.receive, parsing), nbytes=len(body))
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

@@ -56,6 +56,10 @@ SHORT_LOAD_S = 2.0
 SHORT_AT_ONCE = 32
 """With one job at a time, most of the processor's time would go into changing from one process to the other."""
 
+LEFT_S = 1.0
+"""That a job goes on for after its client has left. To end its process at once would cost more: it takes about as long
+to start the next one, for the price of a processor."""
+
 BARRED_S = 60.0
 WAITING_MAX = 4096  # of one caller, for a process, with those that it works on
 ASIDE_WAITING_MAX = 64
@@ -185,9 +189,15 @@ class Lane:
     async def _ask_while_wanted(
         self, jobs: Sequence[tuple[TextModel, msgspec.Raw]], answer: asyncio.Future[Answer | None]
     ) -> tuple[Answer, ...] | int | None:
-        """None if the client leaves meanwhile, for which the process is ended: the job may take long."""
+        """None if the client left `LEFT_S` ago, after which the process is ended: the job may take long."""
         asking = asyncio.create_task(self.process.ask(jobs, self.within_s))
-        answer.add_done_callback(lambda _: asking.cancel())
+
+        def end_later(answer: asyncio.Future[Answer | None]) -> None:
+            if answer.cancelled():
+                timer = asyncio.get_running_loop().call_later(LEFT_S, asking.cancel)
+                asking.add_done_callback(lambda _: timer.cancel())
+
+        answer.add_done_callback(end_later)
         try:
             await asyncio.wait((asking,))
         finally:

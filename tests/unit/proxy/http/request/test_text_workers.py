@@ -13,6 +13,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from aegis.core.errors import UserError
 from aegis.models.text.text_model import TextModel
 from aegis.models.text.worker_messages import Rendered, TooManyCharacters, TooManyTokens
+from proxy.http.request import text_workers
 from proxy.http.request.text_workers import SHORT_CHARACTERS, TextWorkers, characters_of
 from tests.unit.proxy.http.scripted import byte_text
 
@@ -43,7 +44,12 @@ def run(work: Callable[[], Awaitable[Any]]) -> Any:
 
 
 async def rendered(
-    texts: TextWorkers, text: TextModel, caller: str = "", messages: list[dict[str, Any]] = MESSAGES
+    texts: TextWorkers,
+    text: TextModel,
+    caller: str = "",
+    messages: list[dict[str, Any]] = MESSAGES,
+    *,
+    aside: bool = False,
 ) -> Any:
     return await texts.render(
         caller,
@@ -54,6 +60,7 @@ async def rendered(
         add_generation_prompt=True,
         characters_max=1000,
         tokens_max=1000,
+        aside=aside,
     )
 
 
@@ -240,6 +247,40 @@ def test_whose_client_left_before_its_turn_is_not_done(texts: TextWorkers) -> No
         await rendered(texts, honest)
         with pytest.raises(UserError):
             await first
+
+    run(work)
+
+
+def test_a_client_that_leaves_costs_no_process(texts: TextWorkers) -> None:
+    text = byte_text()
+
+    async def work() -> None:
+        await texts.count("", text, "x", special=False)
+        before = texts._aside.process.pid
+        left = asyncio.create_task(texts.count("", text, "the cat " * 10_000, special=False))
+        while not texts._aside._working:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        left.cancel()
+        await texts.count("", text, "x", special=False)
+        assert texts._aside.process.pid == before
+
+    run(work)
+
+
+def test_what_nobody_waits_for_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_workers, "LEFT_S", 0.1)
+    texts = TextWorkers(long_suspect_s=2 * WAIT_S)
+    lane = texts._aside
+
+    async def work() -> None:
+        left = asyncio.create_task(rendered(texts, byte_text(ENDLESS), aside=True))
+        while lane.process.pid is None:
+            await asyncio.sleep(0.01)
+        left.cancel()
+        while lane._working:
+            await asyncio.sleep(0.01)
+        assert lane.process.pid is None
 
     run(work)
 
