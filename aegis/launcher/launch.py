@@ -43,7 +43,7 @@ from aegis.telemetry import logs
 from aegis.telemetry.tracing import traced
 from proxy.http.settings import Settings
 from proxy.live.listening import listen
-from proxy.live.serving import acceptors, CLOSE_S, drained, http_server, http_settings, running
+from proxy.live.serving import CLOSE_S, acceptors, drained, http_server, http_settings, running
 from proxy.live.settings import ProxySettings
 
 _START_S = 120.0

@@ -227,9 +227,9 @@ class Market(Protocol):
         """Models that are being registered, by the names clients will use."""
         ...
 
-    async def permit(self, caller: Caller, model: ModelId) -> Permit:
+    async def permit(self, caller: Caller | None, model: ModelId | None) -> Permit:
         """A permit for a request, before its prompts are worked on. Raises UserError: 429 if a limit of the caller or
-        the model is reached."""
+        the model is reached. None: it has a permit of the caller already, or its model is not known yet."""
         ...
 
     def together(self) -> AbstractContextManager[None]:

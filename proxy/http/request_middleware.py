@@ -16,6 +16,7 @@ from aegis.telemetry.logs import Value, log
 from proxy.http.errors import error_reply
 from proxy.http.request_ids import HEADER, assign, id_of
 from proxy.http.request_notes import notes_of, refusal_of
+from proxy.http.security import admission
 from proxy.http.security.large_bodies import release
 
 _logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class RequestMiddleware:
         except Exception:  # noqa: BLE001 - the client was answered; the server goes on
             log(_logger, logging.ERROR, "request broke", {"request_id": id_of(scope)}, exc_info=True)
         release(scope)
+        admission.end(scope)
         self._answered(getattr(scope.get("route"), "path", "other"), status, refusal_of(scope))
         level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
         log(_logger, level, "request", _line(scope, status, monotonic_ns() - began_ns))

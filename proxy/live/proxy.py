@@ -160,10 +160,9 @@ class Proxy:
     def coming(self) -> Mapping[str, RegisteringModel]:
         return self._node.coming()
 
-    async def permit(self, caller: Caller, model: ModelId) -> Permit:
-        served = self._node.models().get(model)
-        scopes = [Scope("key", caller.name, caller.limits)]
-        if served:
+    async def permit(self, caller: Caller | None, model: ModelId | None) -> Permit:
+        scopes = [Scope("key", caller.name, caller.limits)] if caller else []
+        if model is not None and (served := self._node.models().get(model)):
             scopes.append(Scope("model", model, served.limits))
         return await self._permits.ask(tuple(scopes))
 

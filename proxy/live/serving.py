@@ -63,7 +63,7 @@ def acceptors(listener: socket.socket) -> list[socket.socket]:
 def make_server(
     app: ASGIApp, *, host: str, port: int, shutdown_s: float = 30, together: Connections | None = None
 ) -> uvicorn.Server:
-    """A server that is not running yet: `await server.serve(acceptors(listener))`, end it with `server.should_exit = True`.
+    """A server that is not running yet: `await server.serve(acceptors(listener))`; `server.should_exit = True` ends it.
 
     `together`: what its connections may hold. Requests are logged by the application, so uvicorn's own access log is
     off; logging is configured by whoever runs this.

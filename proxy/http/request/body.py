@@ -17,7 +17,7 @@ from proxy.http.fields import F, Fields
 from proxy.http.json_bounds import check_counts, check_names
 from proxy.http.parameters import Text, required
 from proxy.http.request.worker_thread import beside_loop
-from proxy.http.security.admission import who
+from proxy.http.security.admission import admit_large, who
 from proxy.http.security.http_protocol import broken_off
 from proxy.http.security.large_bodies import SMALL_BYTES, sent_in_time
 from proxy.http.settings import large_bodies_of
@@ -40,8 +40,8 @@ class ModelBody(Fields):
 async def read_body(request: Request, kind: type[F], bytes_max: int) -> F:
     """The parameters of the request, none of them read yet.
 
-    Raises UserError: 413 beyond `bytes_max`, 415 where it is compressed, 408 where its rest does not come, 400 where it
-    is no JSON object; ClientGone where the client leaves.
+    Raises UserError: 413 beyond `bytes_max`, 415 where it is compressed, 408 where its rest does not come, 429 where it
+    is large and its caller has reached a limit, 400 where it is no JSON object; ClientGone where the client leaves.
     """
     body = await _read(request, bytes_max)
     if len(body) <= SMALL_BYTES:
@@ -85,13 +85,16 @@ async def _read(request: Request, bytes_max: int) -> bytes:
         message = f"Content-Encoding {shown(encoding)} is not understood: send the body as it is"
         raise UserError(message, status=415, param="Content-Encoding", code="unsupported_encoding")
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared[:20]) > bytes_max:
+    expected = int(declared[:20]) if declared.isdigit() else bytes_max
+    if expected > bytes_max:
         raise _too_large(bytes_max)
+    if declared and expected > SMALL_BYTES:
+        await admit_large(request)
     pieces = request.stream()
     try:
         body = await _pieces(pieces, bytes_max, SMALL_BYTES)
         if len(body) > SMALL_BYTES:
-            expected = int(declared[:20]) if declared.isdigit() else bytes_max
+            await admit_large(request)
             await large_bodies_of(request).hold(request.scope, who(request), expected)
             async with sent_in_time(expected):
                 body = b"".join((body, await _pieces(pieces, bytes_max - len(body), bytes_max)))

@@ -1,4 +1,6 @@
-"""Admission: a request gets its permit before its prompts are worked on."""
+"""Admission: a request gets its permit before its prompts are worked on; one with a large body gets that of its caller
+before the body is read, and it counts whatever becomes of it. Otherwise a caller could have megabytes read and parsed
+beyond its limits."""
 
 from __future__ import annotations
 
@@ -6,10 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 
 from fastapi import Request
+from starlette.types import Scope
 
 from proxy.http.market import Permit, Served
 from proxy.http.security.key_guard import caller_of
 from proxy.http.settings import market_of
+
+_EARLY = "aegis.permit"
 
 
 class AdmittedRequest:
@@ -25,10 +30,48 @@ class AdmittedRequest:
         return self.permit
 
 
+class _JoinedPermits:
+    """Implements `proxy.http.market.Permit`."""
+
+    def __init__(self, *permits: Permit) -> None:
+        self._permits = permits
+
+    def use(self, tokens: int) -> None:
+        for permit in self._permits:
+            permit.use(tokens)
+
+    def close(self, tokens: int) -> None:
+        for permit in self._permits:
+            permit.close(tokens)
+
+
+async def admit_large(request: Request) -> None:
+    """Gets the caller's permit for a request whose body is about to be read; harmless where it was done before. Raises
+    UserError: 429."""
+    caller, state = caller_of(request), request.scope["state"]
+    if caller.limits and _EARLY not in state:
+        state[_EARLY] = await market_of(request).permit(caller, None)
+
+
+def end(scope: Scope) -> None:
+    """The request has ended. A permit that came before its body is closed if nothing used it."""
+    permit: Permit | None = scope["state"].pop(_EARLY, None)
+    if permit:
+        permit.close(0)
+
+
+async def _permit(request: Request, served: Served) -> Permit:
+    state, market = request.scope["state"], market_of(request)
+    if _EARLY not in state:
+        return await market.permit(caller_of(request), served.spec.model)
+    of_model = await market.permit(None, served.spec.model)
+    return _JoinedPermits(state.pop(_EARLY), of_model)
+
+
 @asynccontextmanager
 async def admitted(request: Request, served: Served) -> AsyncIterator[AdmittedRequest]:
     """Raises UserError: 429."""
-    permit = await market_of(request).permit(caller_of(request), served.spec.model)
+    permit = await _permit(request, served)
     with ExitStack() as undoing:
         undoing.callback(permit.close, 0)
         yield AdmittedRequest(permit, undoing)

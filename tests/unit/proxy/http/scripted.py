@@ -159,7 +159,7 @@ class ScriptedModel:
 @dataclass
 class ScriptedPermit:
     caller: str
-    model: ModelId
+    model: ModelId | None
     prompt_tokens: int = 0
     answer_tokens: int | None = None  # None: it is not closed
 
@@ -214,11 +214,11 @@ class ScriptedMarket:
     def coming(self) -> Mapping[str, RegisteringModel]:
         return self.registering
 
-    async def permit(self, caller: Caller, model: ModelId) -> ScriptedPermit:
+    async def permit(self, caller: Caller | None, model: ModelId | None) -> ScriptedPermit:
         refusal = self.permit_refusals.pop(0) if self.permit_refusals else None
         if refusal:
             raise refusal
-        self.permits.append(ScriptedPermit(caller.name, model))
+        self.permits.append(ScriptedPermit(caller.name if caller else "", model))
         return self.permits[-1]
 
     def together(self) -> AbstractContextManager[None]:

@@ -19,6 +19,7 @@ import pytest
 from aegis.core.request import FinishReason
 from aegis.telemetry.logs import LineFormatter
 from proxy.http.market import Delta, Finished
+from proxy.http.request.worker_thread import beside_loop
 from proxy.http.security.http_protocol import Protocol
 from tests.unit.proxy.http.live import serving
 from tests.unit.proxy.http.scripted import ScriptedMarket, market, says, tokens
@@ -140,6 +141,23 @@ def test_a_client_that_leaves_frees_its_sequences(path: str, stream: bool) -> No
         asyncio.run(leave())
         assert cancelled.wait(WAIT_S)
     assert behind.handles[0].cancelled
+
+
+def test_the_body_of_a_client_that_has_left_is_not_parsed() -> None:
+    behind, go_on = market(says("a")), threading.Event()
+    busy = threading.Thread(target=lambda: asyncio.run(beside_loop(lambda: go_on.wait(WAIT_S), 1, few=0)))
+    busy.start()
+    try:
+        with serving(behind) as url:
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(url + "/v1/completions", content=b" " * 100_000, timeout=0.2)
+            deadline_s = time.monotonic() + WAIT_S / 2
+            while not behind.answers and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            assert behind.answers == [("/v1/completions", 499)]
+    finally:
+        go_on.set()
+        busy.join()
 
 
 def test_choices_are_interleaved_as_they_come() -> None:

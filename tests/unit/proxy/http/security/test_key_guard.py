@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
+from aegis.core.api_keys import Caller, Key, Keyring, digest_of
 from aegis.core.errors import UserError
+from aegis.core.ids import ModelId
+from aegis.core.limits import Limits
 from aegis.telemetry.logs import LineFormatter
-from tests.unit.proxy.http.scripted import ScriptedMarket, calling, keyring, market
+from tests.unit.proxy.http.scripted import ScriptedMarket, ScriptedPermit, calling, keyring, market
 
 BODY = {"model": "m", "prompt": "x"}
 KEYS = keyring(admin="boss", alice="sk-alice", bob="sk-bob")
@@ -178,6 +183,69 @@ def test_a_permit_of_a_request_that_is_refused_later_is_given_back() -> None:
     behind.refusals.append(UserError("draining", status=503))
     assert ask("/v1/completions", "sk-bob", behind=behind).status_code == 503
     assert [permit.answer_tokens for permit in behind.permits] == [0]
+
+
+LIMITED = Keyring((Key(digest_of("sk-carol"), Caller("carol", Limits(requests_per_minute=5))),))
+LARGE = {"authorization": "Bearer sk-carol", "content-type": "application/json"}
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["of a length", "in chunks"])
+def test_a_limited_caller_has_its_permit_before_a_large_body_is_read(told: bool) -> None:
+    behind, sent = market(), 0
+    behind.permit_refusals.append(UserError("too many", status=429, code="rate_limit_exceeded"))
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(64):
+            yield b" " * (16 << 10)
+            sent += 16 << 10
+
+    headers = LARGE | ({"content-length": f"{1 << 20}"} if told else {})
+    reply: httpx.Response = calling(
+        behind, lambda client: client.post("/tokenize", headers=headers, content=body()), keys=LIMITED
+    )
+    assert reply.status_code == 429 and behind.permits == []
+    assert sent == 0 if told else sent <= 80 << 10
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+def test_a_large_body_counts_once_for_its_caller_and_once_for_its_model(path: str) -> None:
+    behind = market()
+    content = json.dumps(BODY).encode().ljust(100_000)
+    reply: httpx.Response = calling(
+        behind, lambda client: client.post(path, headers=LARGE, content=content), keys=LIMITED
+    )
+    assert reply.status_code == 200, reply.text
+    assert [(permit.caller, permit.model) for permit in behind.permits] == [("carol", None), ("", "m")]
+    assert len({(permit.prompt_tokens, permit.answer_tokens) for permit in behind.permits}) == 1
+    assert behind.permits[0].answer_tokens is not None
+
+
+def test_a_large_body_that_is_wrong_counts_and_its_permit_is_given_back() -> None:
+    behind = market()
+    wrong: httpx.Response = calling(
+        behind, lambda client: client.post("/v1/completions", headers=LARGE, content=b"[" * 100_000), keys=LIMITED
+    )
+    assert wrong.status_code == 400
+    assert [(permit.caller, permit.answer_tokens) for permit in behind.permits] == [("carol", 0)]
+
+
+def test_a_large_body_that_its_model_has_no_room_for_gives_its_caller_s_permit_back() -> None:
+    behind = market()
+    permit = behind.permit
+
+    async def refused(caller: Caller | None, model: ModelId | None) -> ScriptedPermit:
+        if model is not None:
+            behind.permit_refusals.append(UserError("too many", status=429, code="rate_limit_exceeded"))
+        return await permit(caller, model)
+
+    behind.permit = refused  # type: ignore[method-assign]
+    content = json.dumps(BODY).encode().ljust(100_000)
+    reply: httpx.Response = calling(
+        behind, lambda client: client.post("/v1/completions", headers=LARGE, content=content), keys=LIMITED
+    )
+    assert reply.status_code == 429
+    assert [(permit.caller, permit.answer_tokens) for permit in behind.permits] == [("carol", 0)]
 
 
 def test_web_pages_of_elsewhere_may_ask_where_the_server_is_told_so() -> None:
