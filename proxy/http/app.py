@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from asyncio import Lock
+
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
@@ -35,6 +37,7 @@ def create_app(
     app.state.settings = settings or Settings()
     app.state.keep_alive = KeepAlive(app.state.settings.keep_alive_s, app.state.settings.reader_timeout_s)
     app.state.large_bodies = LargeBodies(app.state.settings.body_bytes_max)
+    app.state.answer_turns = Lock()
     app.state.records = records or NoRecords()
     app.state.trials = trials or GrammarTrials()
     app.state.texts = texts or TextWorkers()

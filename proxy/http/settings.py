@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import Lock
 from typing import cast
 
 from fastapi import Request
@@ -54,6 +55,11 @@ def texts_of(request: Request) -> TextWorkers:
 
 def keep_alive_of(request: Request) -> KeepAlive:
     return cast(KeepAlive, request.app.state.keep_alive)
+
+
+def answer_turns_of(request: Request) -> Lock:
+    """Whole answers are put together one after the other: each may take much memory."""
+    return cast(Lock, request.app.state.answer_turns)
 
 
 def settings_of(request: Request) -> Settings:

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
 from fastapi import Request, Response
-from msgspec import Struct, structs
+from msgspec import Raw, Struct, structs
 
 from aegis.telemetry.logs import log_text
 from proxy.http.call_records import RecordedCall
 from proxy.http.client_disconnect import while_connected
 from proxy.http.market import Served
 from proxy.http.openai.choices import Choice, GenerationRequest, SequenceRequest, Usage
-from proxy.http.replies import json_reply
+from proxy.http.replies import encode, json_reply
 from proxy.http.request.sampling import GenerationParameters
+from proxy.http.request.worker_thread import beside_loop
 from proxy.http.request_ids import id_of, is_new
 from proxy.http.request_notes import note
 from proxy.http.security.admission import AdmittedRequest
 from proxy.http.security.key_guard import caller_of
 from proxy.http.security.large_bodies import release
-from proxy.http.settings import keep_alive_of, market_of, records_of, settings_of
+from proxy.http.settings import answer_turns_of, keep_alive_of, market_of, records_of, settings_of
 from proxy.http.streaming.event_stream import DONE, Emit, EventStream, event
 from proxy.http.streaming.transcript import Piece, join
+
+_FEW = 256
+"""Tokens that are told in a few milliseconds, with all their alternatives."""
 
 _logger = logging.getLogger(__name__)
 
@@ -42,8 +45,12 @@ class Shape(Protocol):
         """The chunk after all others, if the client asked for it."""
         ...
 
-    def whole(self, pieces: Sequence[Piece], usage: Usage) -> Struct:
-        """The reply that is not streamed; one joined piece per choice."""
+    def choice(self, index: int, piece: Piece) -> Struct:
+        """All of one choice in the reply that is not streamed."""
+        ...
+
+    def whole(self, choices: Sequence[Raw], usage: Usage) -> Struct:
+        """The reply that is not streamed; each `choice` as JSON."""
         ...
 
 
@@ -114,23 +121,20 @@ async def _whole(request: Request, call: GenerationRequest, shape: Shape) -> Res
         pieces[choice.index].append(piece)
 
     await while_connected(request.receive, call.run(collect))
-    async with _one_at_a_time():
-        await asyncio.sleep(0)  # whoever else waits for the loop has it between two large answers
-        return json_reply(shape.whole([join(x) for x in pieces], call.usage()))
+    size = sum(len(piece.tokens) for of_choice in pieces for piece in of_choice)
 
+    def told(index: int) -> Raw:
+        return Raw(encode(shape.choice(index, join(pieces[index]))))
 
-_locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
-
-
-def _one_at_a_time() -> asyncio.Lock:
-    """Answers of a loop that end together are put together one after the other."""
-    return _locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+    async with answer_turns_of(request):
+        choices = [await beside_loop(partial(told, index), size, few=_FEW) for index in range(len(pieces))]
+        return json_reply(shape.whole(choices, call.usage()))
 
 
 def _writer(call: GenerationRequest, shape: Shape, include_usage: bool) -> Callable[[Emit], Awaitable[None]]:
     async def write(emit: Emit) -> None:
         async def chunk(choice: Choice, piece: Piece) -> None:
-            told = shape.chunk(choice.index, piece)
+            told = await beside_loop(lambda: shape.chunk(choice.index, piece), len(piece.tokens), few=_FEW)
             if told is not None:
                 await emit(event(told))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Literal
+from typing import Literal, cast
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from aegis.core.request import FinishReason
 from aegis.models.text.text_model import TextModel
@@ -132,11 +132,11 @@ class ChatShape(Struct, frozen=True):
     def usage(self, usage: Usage) -> ChatCompletionChunk:
         return self._chunk([], usage)
 
-    def whole(self, pieces: Sequence[Piece], usage: Usage) -> ChatCompletion:
-        choices = [self._choice(index, piece) for index, piece in enumerate(pieces)]
-        return ChatCompletion(self.id, "chat.completion", self.created_s, self.model, choices, usage)
+    def whole(self, choices: Sequence[Raw], usage: Usage) -> ChatCompletion:
+        told = cast("list[ChatChoice]", choices)
+        return ChatCompletion(self.id, "chat.completion", self.created_s, self.model, told, usage)
 
-    def _choice(self, index: int, piece: Piece) -> ChatChoice:
+    def choice(self, index: int, piece: Piece) -> ChatChoice:
         reader = ChatReader(self.reading)
         parts = reader.feed(piece.text, last=True)
         content, reasoning = text_of(parts, TextPart), text_of(parts, ReasoningPart) or UNSET

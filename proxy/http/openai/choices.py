@@ -12,24 +12,25 @@ from aegis.core.request import Sampling, Token
 from aegis.models.text.text_model import TextModel
 from proxy.http.call_records import CallRecord
 from proxy.http.market import Delivery, Delta, Failed, Finished, Market, PromptScores, Reused, SequenceHandle, Served
+from proxy.http.openai.echoed_prompt import EchoedPrompt
 from proxy.http.request.sampling import GenerationParameters, seed_of
-from proxy.http.streaming.transcript import Piece, Scored, Transcript
+from proxy.http.streaming.transcript import Piece, Transcript
 
 _SUBMITTED_AT_ONCE = 16
 
 
 class SequenceRequest(Struct, frozen=True):
-    """One prompt, checked: `max_tokens` fits. `echo` is the text with which the answer begins, its tokens included."""
+    """One prompt, checked: `max_tokens` fits. `echo` is what the answer begins with."""
 
     prompt: tuple[int, ...]
     max_tokens: int
-    echo: str | None = None
+    echo: EchoedPrompt | None = None
 
 
 class Choice:
     """`index` is its place in the reply."""
 
-    __slots__ = ("_begun", "_ended", "_prompt_scores", "_sequence", "_text", "handle", "index", "reused", "transcript")
+    __slots__ = ("_begun", "_ended", "_prompt_scores", "_sequence", "handle", "index", "reused", "transcript")
 
     def __init__(
         self,
@@ -47,14 +48,13 @@ class Choice:
             stop=parameters.stop,
             stop_token_ids=parameters.sampling.stop_token_ids,
             min_tokens=parameters.sampling.min_tokens,
-            offset=len(sequence.echo or ""),
+            offset=len(sequence.echo.text) if sequence.echo else 0,
             shown=parameters.shown,
         )
         self.reused = 0  # of the prompt's tokens
         self._begun = False
         self._ended = False
         self._sequence = sequence
-        self._text = text
         self._prompt_scores: tuple[Token, ...] = ()
 
     def take(self, delivery: Delivery) -> Piece | None:
@@ -85,21 +85,10 @@ class Choice:
         if self._begun:
             return piece
         self._begun = True
-        echoed = self._echoed() if self._sequence.echo is not None else Piece()
+        echo = self._sequence.echo
+        echoed = echo.piece(self._prompt_scores) if echo else Piece()
+        self._prompt_scores = ()
         return Piece(echoed.text + piece.text, echoed.tokens + piece.tokens, piece.finish, first=True)
-
-    def _echoed(self) -> Piece:
-        """The prompt as the answer's beginning. Nothing precedes its first token, which has no logprob."""
-        ids = self._sequence.prompt
-        tokens = [Token(ids[0]), *(self._prompt_scores or map(Token, ids[1:]))]
-        stream = self._text.stream() if self._text else None
-        scored: list[Scored] = []
-        offset = 0
-        for token in tokens:
-            text = stream.push(token.id) if stream else ""
-            scored.append(Scored(token, offset, text))
-            offset += len(text)
-        return Piece(self._sequence.echo or "", tuple(scored))
 
 
 class PromptDetails(Struct, frozen=True):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from aegis.models.text.text_model import TextModel
 from proxy.http.openai.choices import Usage
@@ -50,21 +51,21 @@ class CompletionShape(Struct, frozen=True):
     include_usage: bool
 
     def chunk(self, index: int, piece: Piece) -> Completion:
-        return self._reply([self._choice(index, piece)], None if self.include_usage else UNSET)
+        return self._reply([self.choice(index, piece)], None if self.include_usage else UNSET)
 
     def usage(self, usage: Usage) -> Completion:
         return self._reply([], usage)
 
-    def whole(self, pieces: Sequence[Piece], usage: Usage) -> Completion:
-        return self._reply([self._choice(index, piece) for index, piece in enumerate(pieces)], usage)
-
-    def _reply(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
-        return Completion(self.id, "text_completion", self.created_s, self.model, choices, usage)
-
-    def _choice(self, index: int, piece: Piece) -> CompletionChoice:
+    def choice(self, index: int, piece: Piece) -> CompletionChoice:
         logprobs = self._logprobs(piece.tokens) if self.logprobs else None
         token_ids = [scored.token.id for scored in piece.tokens] if self.token_ids else UNSET
         return CompletionChoice(index, piece.text, logprobs, piece.finish, token_ids)
+
+    def whole(self, choices: Sequence[Raw], usage: Usage) -> Completion:
+        return self._reply(cast("list[CompletionChoice]", choices), usage)
+
+    def _reply(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
+        return Completion(self.id, "text_completion", self.created_s, self.model, choices, usage)
 
     def _logprobs(self, tokens: Sequence[Scored]) -> Logprobs:
         return Logprobs(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from time import time
 
 from fastapi import Request, Response
@@ -13,6 +15,7 @@ from proxy.http.market import Served
 from proxy.http.openai.answer import answer
 from proxy.http.openai.choices import SequenceRequest
 from proxy.http.openai.completion_replies import Completion, CompletionShape
+from proxy.http.openai.echoed_prompt import EchoedPrompt, texts_of_tokens
 from proxy.http.openai.held_requests import held
 from proxy.http.openai.models import find_servable
 from proxy.http.openapi import ASKING, EVENTS, operation
@@ -87,10 +90,7 @@ async def _generate(
     check_sequences([prompt.tokens for prompt in prompts], parameters)
     if parameters.held_to:
         await check_grammar(request, served, parameters.held_to)
-    tokens = sum(len(prompt.tokens) for prompt in prompts)
-    sequences = await beside_loop(
-        lambda: [_sequence_of(served, prompt, parameters, echo) for prompt in prompts], tokens
-    )
+    sequences = await _sequences_of(served, prompts, parameters, echo)
     shape = CompletionShape(
         id=f"cmpl-{request_id_for(request, parameters.request_id)}",
         created_s=int(time()),
@@ -103,14 +103,27 @@ async def _generate(
     return await answer(request, served, sequences, parameters, shape, admission)
 
 
+async def _sequences_of(
+    served: Served, prompts: Sequence[Prompt], parameters: GenerationParameters, echo: bool
+) -> list[SequenceRequest]:
+    work = [partial(_sequence_of, served, prompt, parameters, echo) for prompt in prompts]
+    if echo and parameters.sampling.logprobs is not None:  # each takes long, and others come in between
+        return [await beside_loop(one, len(prompt.tokens), few=0) for one, prompt in zip(work, prompts, strict=True)]
+    return await beside_loop(lambda: [one() for one in work], sum(len(prompt.tokens) for prompt in prompts))
+
+
 def _sequence_of(served: Served, prompt: Prompt, parameters: GenerationParameters, echo: bool) -> SequenceRequest:
     max_tokens = max_tokens_for(served, len(prompt.tokens), parameters, default=DEFAULT_MAX_TOKENS, param="prompt")
-    if echo and parameters.sampling.logprobs is not None:
+    if not echo:
+        return SequenceRequest(prompt.tokens, max_tokens)
+    text, texts = prompt.text, list[str]()
+    if parameters.sampling.logprobs is not None:
         _check_prompt_logits(served, len(prompt.tokens))
-    text = prompt.text
-    if echo and text is None:
+        texts = texts_of_tokens(served.text, prompt.tokens)
+    if text is None:
         text = served.text.decode(prompt.tokens) if served.text else ""
-    return SequenceRequest(prompt.tokens, max_tokens, text if echo else None)
+    told = parameters.sampling.logprobs is not None or parameters.return_token_ids
+    return SequenceRequest(prompt.tokens, max_tokens, EchoedPrompt(text, prompt.tokens if told else (), texts))
 
 
 def _check_prompt_logits(served: Served, tokens: int) -> None:
