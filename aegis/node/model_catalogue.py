@@ -42,6 +42,9 @@ from proxy.routing.events import ModelAway, ModelRemoved, ModelUp, SloSet
 _logger = logging.getLogger(__name__)
 
 REGISTRATIONS_AT_ONCE = 2
+COMING_MAX = 64
+"""So many models are being registered, or wait for it, when no other may be added."""
+
 _MIB = 1 << 20
 _POLL_S = 0.02
 _RENEWALS_MAX = 10
@@ -206,6 +209,9 @@ class Catalogue:
         own = Source(model, found.path, found.hub, found.slo, found.dtype, engine=found.engine)
         if model in self._coming:
             raise UserError(f"'{model}' is being registered already", status=409, param="name")
+        if len(self._coming) >= COMING_MAX:
+            message = f"{len(self._coming)} models are being registered; add '{model}' when some of them are ready"
+            raise UserError(message, status=503, code="too_many_registrations", kind="server_error")
         [(_, outcome)] = [became async for became in self.register([own])]
         if isinstance(outcome, ModelRefused):
             raise outcome

@@ -17,6 +17,7 @@ from proxy.http.market import Market
 from proxy.http.openai import chat, completions, models, tokenize, unsupported
 from proxy.http.request.text_workers import TextWorkers
 from proxy.http.request_middleware import RequestMiddleware
+from proxy.http.scrapes import Scrapes
 from proxy.http.security.key_guard import Guard
 from proxy.http.security.large_bodies import LargeBodies
 from proxy.http.settings import Settings
@@ -38,6 +39,7 @@ def create_app(
     app.state.keep_alive = KeepAlive(app.state.settings.keep_alive_s, app.state.settings.reader_timeout_s)
     app.state.large_bodies = LargeBodies(app.state.settings.body_bytes_max)
     app.state.answer_turns = Lock()
+    app.state.scrapes = Scrapes()
     app.state.records = records or NoRecords()
     app.state.trials = trials or GrammarTrials()
     app.state.texts = texts or TextWorkers()

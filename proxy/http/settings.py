@@ -12,6 +12,7 @@ from aegis.engine.grammar.trials import GrammarTrials
 from proxy.http.call_records import Records
 from proxy.http.market import Market, ServerQueries
 from proxy.http.request.text_workers import TextWorkers
+from proxy.http.scrapes import Scrapes
 from proxy.http.security.large_bodies import LargeBodies
 from proxy.http.streaming.keep_alive import KeepAlive
 
@@ -60,6 +61,10 @@ def keep_alive_of(request: Request) -> KeepAlive:
 def answer_turns_of(request: Request) -> Lock:
     """Whole answers are put together one after the other: each may take much memory."""
     return cast(Lock, request.app.state.answer_turns)
+
+
+def scrapes_of(request: Request) -> Scrapes:
+    return cast(Scrapes, request.app.state.scrapes)
 
 
 def settings_of(request: Request) -> Settings:

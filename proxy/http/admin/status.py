@@ -11,7 +11,7 @@ from aegis.core.errors import UserError
 from proxy.http.errors import error_reply
 from proxy.http.openapi import PLAIN, operation
 from proxy.http.replies import json_reply
-from proxy.http.settings import queries_of
+from proxy.http.settings import queries_of, scrapes_of
 
 router = APIRouter()
 _LOOKED_AT = ["GET", "HEAD"]  # probes of some load balancers send HEAD
@@ -49,7 +49,8 @@ def _status(well: bool, reason: str) -> Response:
 
 @router.get("/metrics", **operation("For Prometheus", kinds=(PLAIN,)))
 async def metrics(request: Request) -> Response:
-    return Response(await queries_of(request).metrics(), media_type=CONTENT_TYPE_LATEST)
+    told = await scrapes_of(request).answer(queries_of(request).metrics)
+    return Response(told, media_type=CONTENT_TYPE_LATEST)
 
 
 @router.api_route("/version", methods=_LOOKED_AT, **operation("Which aegis this is", Version))

@@ -17,7 +17,7 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import DropModel
 from aegis.core.model import ModelChange, ModelSpec, Slo
 from aegis.models.sources import Source
-from aegis.node.model_catalogue import REGISTRATIONS_AT_ONCE, Catalogue, LiveModel
+from aegis.node.model_catalogue import COMING_MAX, REGISTRATIONS_AT_ONCE, Catalogue, LiveModel
 from aegis.node.registration import RegistrationCancelled, Report, register, was_unloaded
 from aegis.sim.faults.fake_models import make_spec
 from memory.budget import Budget
@@ -253,6 +253,23 @@ def test_so_many_registrations_are_under_way_and_others_wait_for_their_turn(tmp_
         assert adding.states() == ([], [], 0)
         adding.registrar.go_on.set()
         assert (await catalogue.add(source, adding.model)).state == "ready"
+
+    _while_adding(tmp_path, work)
+
+
+def test_no_more_than_so_many_are_coming(tmp_path: Path) -> None:
+    async def work(adding: _Adding, asked: asyncio.Task[LiveModel]) -> None:
+        catalogue, source = adding.catalogue, str(tmp_path / "checkpoint")
+        more = [asyncio.create_task(catalogue.add(source, f"more-{number}")) for number in range(COMING_MAX - 1)]
+        await adding.until(lambda: len(catalogue.coming()) == COMING_MAX)
+        status, message = await _refused(asyncio.create_task(catalogue.add(source, "another")))
+        assert status == 503 and "add 'another' when some of them are ready" in message
+        await catalogue.remove("more-0")
+        another = asyncio.create_task(catalogue.add(source, "another"))
+        await adding.until(lambda: len(catalogue.coming()) == COMING_MAX)
+        for task in (asked, another, *more):
+            task.cancel()
+        await asyncio.wait([asked, another, *more])
 
     _while_adding(tmp_path, work)
 
