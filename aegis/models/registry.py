@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.model import EngineName, Manifest, ModelSpec, image_name
-from aegis.device.image_directory import read_manifest
+from aegis.device.image_directory import TOKENIZER, read_manifest
 from aegis.engine.lean_transformers import import_transformers
 from aegis.engine.vllm import version
 from aegis.models.cache import locked, replacing
@@ -21,6 +21,7 @@ from aegis.models.checkpoint import Checkpoint, open_checkpoint
 from aegis.models.failures import refused
 from aegis.models.fingerprint import fingerprint
 from aegis.models.sources import Source, fetch
+from aegis.models.text.detokenizer import read_detokenizer, write_detokenizer
 from aegis.models.text.text_model import TextModel
 
 if TYPE_CHECKING:
@@ -140,6 +141,9 @@ def _register(
         manifest = None if renew else read_manifest(directory, name)
         if manifest is None:
             manifest = _convert(source, checkpoint, dtype, engine, ranks, directory, check, report, weigh)
+        elif (directory / TOKENIZER).is_file() and read_detokenizer(directory) is None:
+            report("reading the tokenizer", STAGE_S)  # of an image that an earlier version made
+            write_detokenizer(directory)
     return _spec(source, manifest, directory)
 
 

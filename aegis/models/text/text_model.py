@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from aegis.device.image_directory import TOKENIZER
 from aegis.models.text.chat_template import read_chat_template, read_special_tokens, render
-from aegis.models.text.detokenizer import read_detokenizer
+from aegis.models.text.detokenizer import Detokenizer, read_detokenizer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _CHARACTER_TOKENS = 4
@@ -43,19 +43,22 @@ class TextModel:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | Detokenizer,
         special: Mapping[str, str],
         chat_template: str | None,
         tokenizer_file: BinaryIO | None = None,
     ) -> None:
-        """With a `tokenizer_file`, which holds the whole tokenizer, `tokenizer` need only decode."""
+        """Beside a `Detokenizer` there is a `tokenizer_file`, which holds the whole tokenizer."""
         self.key = next(_keys)
         self._tokenizer = tokenizer
         self._tokenizer_file = tokenizer_file
         self._special = dict(special)
         self._chat_template = chat_template
-        added = tokenizer.get_added_tokens_decoder()
-        self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
+        if isinstance(tokenizer, Detokenizer):
+            self.special_ids = tokenizer.special_ids
+        else:
+            added = tokenizer.get_added_tokens_decoder()
+            self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
 
     @classmethod
     def load(cls, directory: Path) -> TextModel | None:
@@ -76,10 +79,7 @@ class TextModel:
         found = read_detokenizer(directory)
         if found is None:
             return cls.load(directory)
-        decoding, file = Tokenizer.from_buffer(bytes(found.tokenizer)), (directory / TOKENIZER).open("rb")
-        text = cls(decoding, found.special, read_chat_template(directory), file)
-        text.token_characters_max = found.token_characters_max
-        return text
+        return cls(Detokenizer(found), found.special, read_chat_template(directory), (directory / TOKENIZER).open("rb"))
 
     @classmethod
     def of(cls, source: TextSource) -> TextModel:
@@ -94,6 +94,8 @@ class TextModel:
     @cached_property
     def token_characters_max(self) -> int:
         """No token stands for more characters of a text."""
+        if isinstance(self._tokenizer, Detokenizer):
+            return self._tokenizer.token_characters_max
         return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
 
     @property
@@ -102,23 +104,27 @@ class TextModel:
 
     def is_special(self, text: str) -> bool:
         """Whether it is a token that has no text."""
-        return self._tokenizer.token_to_id(text) in self.special_ids
+        return self._special_id(text) is not None
 
     def to_json(self) -> str:
         """The tokenizer, as `tokenizer.json` has it."""
         if self._tokenizer_file:
             file = self._tokenizer_file.fileno()
             return os.pread(file, os.fstat(file).st_size, 0).decode()
+        assert isinstance(self._tokenizer, Tokenizer)
         text: str = self._tokenizer.to_str()
         return text
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """As a batch of one: a single text is encoded with the interpreter locked, however long it is."""
+        assert isinstance(self._tokenizer, Tokenizer), "loaded to decode: a worker encodes"
         ids: list[int] = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Ids beyond the vocabulary have no text; bytes that are no UTF-8 become U+FFFD."""
+        if isinstance(self._tokenizer, Detokenizer):
+            return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
         if len(tokens) <= _FEW_TOKENS:
             text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
             return text
@@ -127,8 +133,13 @@ class TextModel:
 
     def stream(self, shown: Collection[str] = ()) -> TextStream:
         """`shown` are texts of special tokens that are text nevertheless."""
-        ids = {self._tokenizer.token_to_id(text) for text in shown}
-        return TextStream(self, frozenset(self.special_ids & ids))
+        return TextStream(self, frozenset(token for text in shown if (token := self._special_id(text)) is not None))
+
+    def _special_id(self, text: str) -> int | None:
+        if isinstance(self._tokenizer, Detokenizer):
+            return self._tokenizer.special_id(text)
+        token: int | None = self._tokenizer.token_to_id(text)
+        return token if token in self.special_ids else None
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any

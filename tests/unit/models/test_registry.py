@@ -51,6 +51,21 @@ def test_the_second_time_the_image_is_found(source: Source, tmp_path: Path) -> N
     assert said == ["finding the checkpoint", "finding the image"]
 
 
+@pytest.mark.parametrize("left", [None, '{"tokenizer": {}, "token_characters_max": 3, "special": {}}'])
+def test_an_image_of_an_earlier_version_gets_what_decodes(source: Source, tmp_path: Path, left: str | None) -> None:
+    """It is found, not made again."""
+    first = register(source, dtype="auto", cache_dir=tmp_path / "cache")
+    written_ns = image_of(first).stat().st_mtime_ns
+    file = Path(first.directory) / "detokenizer.json"
+    whole = file.read_bytes()
+    file.unlink()
+    if left is not None:
+        file.write_text(left)
+    assert register(source, dtype="auto", cache_dir=tmp_path / "cache") == first
+    assert image_of(first).stat().st_mtime_ns == written_ns
+    assert file.read_bytes() == whole
+
+
 @pytest.mark.parametrize("damaged", ["image.bin", "manifest.json", "config.json"])
 @pytest.mark.parametrize("missing", [True, False])
 def test_a_damaged_image_is_made_again(source: Source, tmp_path: Path, damaged: str, missing: bool) -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from threading import Event, Thread
+from time import monotonic
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer, decoders, models
 from tokenizers import normalizers as norms
 
-from aegis.models.text.detokenizer import write_detokenizer
+from aegis.models.text.detokenizer import DetokenizerFile, write_detokenizer
 from aegis.models.text.text_model import TextModel
 from tests import checkpoints
+
+LATE_S = 0.25
+"""How much later than due another thread may come to something."""
 
 
 @pytest.fixture
@@ -48,7 +54,7 @@ def test_it_decodes_and_tells_workers_as_the_whole_one_does(directory: Path) -> 
     shutil.rmtree(directory)
     told = TextModel.of(decoding.source())
     assert told.encode("<|user|>the hat 東") == whole.encode("<|user|>the hat 東")
-    with pytest.raises(Exception, match="WordLevel"):
+    with pytest.raises(AssertionError, match="loaded to decode"):
         decoding.encode("the hat")
 
 
@@ -67,8 +73,60 @@ def test_without_one_the_whole_tokenizer_is_loaded(directory: Path) -> None:
     assert decoding.encode("the hat") == whole.encode("the hat")
 
 
-def test_one_that_would_decode_otherwise_is_not_written(tmp_path: Path) -> None:
-    """Two tokens of a Unigram model may be alike; here they would become one."""
+def test_two_tokens_that_are_alike_decode_alike(tmp_path: Path) -> None:
     unigram("<unk>", "a", "a", "b").save(str(tmp_path / "tokenizer.json"))
     write_detokenizer(tmp_path)
+    whole, decoding = both(tmp_path)
+    assert decoding.decode([1, 2, 3]) == whole.decode([1, 2, 3]) == "aab"
+
+
+def test_ids_far_beyond_the_number_of_tokens_are_not_written(tmp_path: Path) -> None:
+    """A list of all ids could take gigabytes."""
+    Tokenizer(models.WordLevel({"a": 0, "b": 1 << 21}, "a")).save(str(tmp_path / "tokenizer.json"))
+    write_detokenizer(tmp_path)
     assert not (tmp_path / "detokenizer.json").exists()
+
+
+@pytest.mark.parametrize("decoder", [None, decoders.WordPiece(), decoders.Metaspace()])
+def test_words_decode_alike(tmp_path: Path, decoder: decoders.Decoder | None) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"the": 3, "##s": 1, "cat": 0, "▁hat": 9}, "the"))
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    tokenizer.add_special_tokens(["<end>", "cat"])
+    tokenizer.add_tokens(["<plain>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    write_detokenizer(tmp_path)
+    assert (tmp_path / "detokenizer.json").is_file()
+    whole, decoding = both(tmp_path)
+    for tokens in ([3, 0, 1, 9, 10, 11, 3, 99, 5], [], [12, 0]):
+        for skips in (True, False):
+            assert decoding.decode(tokens, skip_special_tokens=skips) == whole.decode(tokens, skip_special_tokens=skips)
+
+
+def test_the_file_of_an_earlier_version_is_as_none(directory: Path) -> None:
+    (directory / "detokenizer.json").write_text('{"tokenizer": {}, "token_characters_max": 3, "special": {}}')
+    whole, decoding = both(directory)
+    assert decoding.encode("the hat") == whole.encode("the hat")
+
+
+def test_half_a_million_tokens_keep_no_other_thread_waiting(tmp_path: Path) -> None:
+    checkpoints.write_tokenizer(tmp_path)
+    texts: list[str | None] = [f"t{number:x}" for number in range(1 << 19)]
+    found = DetokenizerFile(texts, [], msgspec.Raw(b"null"), {})
+    (tmp_path / "detokenizer.json").write_bytes(msgspec.json.encode(found))
+    over, late_s = Event(), 0.0
+
+    def watch() -> None:
+        nonlocal late_s
+        while not over.is_set():
+            began_s = monotonic()
+            over.wait(0.005)
+            late_s = max(late_s, monotonic() - began_s - 0.005)
+
+    watching = Thread(target=watch)
+    watching.start()
+    text = TextModel.load_to_decode(tmp_path)
+    over.set()
+    watching.join()
+    assert text and text.decode([0, 1 << 18]) == "t0 t40000" and text.token_characters_max == len("t40000")
+    assert late_s <= LATE_S
