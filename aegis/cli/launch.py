@@ -67,6 +67,14 @@ def launch(
             metavar="N", help="Processes of each instance, on a device each, that share every model out. [default: 1]"
         ),
     ] = None,
+    lanes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="off, 2 or auto: an instance may divide its device and run two things side by side; auto: where it "
+            "can. [default: off]",
+        ),
+    ] = None,
     device_memory: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory of each device, for weights and KV. [default: 1GiB]"),

@@ -19,6 +19,7 @@ from aegis.config.values import (
     Deadline,
     Dtype,
     KeyName,
+    Lanes,
     LogFormat,
     LogLevel,
     ModelName,
@@ -115,6 +116,12 @@ class Instances(Section):
     devices: Count = Field(default=1, description="Devices that the instances are dealt to in turn, which share them")
     tensor_parallel_size: Count = Field(
         default=1, description="Processes of each instance, on a device each, that share every model out"
+    )
+
+    lanes: Lanes = Field(
+        default="off",
+        description="2: an instance may divide its device and run two things side by side; auto: where it can; "
+        "docs/lanes.md",
     )
 
     @model_validator(mode="after")
@@ -363,6 +370,7 @@ OPTIONS: dict[str, Key] = {
     "change_roles": ("instances", "change_roles"),
     "devices": ("instances", "devices"),
     "tensor_parallel_size": ("instances", "tensor_parallel_size"),
+    "lanes": ("instances", "lanes"),
     "models": ("sources",),
     "demo": ("demo",),
     "device": ("device",),

@@ -10,6 +10,7 @@ from aegis.config.mqtt_address import parse
 from aegis.config.sizes import SIZE_PATTERN, parse_size
 from aegis.core.clock import NS_PER_MS
 from aegis.core.ids import MODEL_NAME_PATTERN
+from aegis.core.lane_count import LaneCount
 from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN
 from aegis.core.request import PRIORITY_MAX
 
@@ -48,6 +49,16 @@ def _on_or_off(value: object) -> object:
 
 
 Switch = Annotated[Literal["on", "off"], BeforeValidator(_on_or_off)]
+
+
+def _lanes(value: object) -> object:
+    """YAML and Python have numbers of them, options words; one lane is none beside which anything could run."""
+    value = _on_or_off(value)
+    words = str(value) if isinstance(value, int) else value
+    return "off" if words == "1" else words
+
+
+Lanes = Annotated[LaneCount, BeforeValidator(_lanes)]
 Count = Annotated[int, Field(ge=1), BeforeValidator(_not_a_bool)]
 CountOrNone = Annotated[int, Field(ge=0), BeforeValidator(_not_a_bool)]
 Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_not_a_bool)]

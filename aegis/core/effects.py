@@ -1,7 +1,8 @@
 """Effects: what an instance core asks its shell to do.
 
-The shell performs them in order. A `Run` is always the last of a list and is answered by exactly one `Stepped` or
-`StepFailed`. Copies are answered by `Progress`; everything else is done when the shell returns to the core.
+The shell performs them in order. A `Run` is always the last of a list, or one of the last if lanes begin together, and
+is answered by exactly one `Stepped` or `StepFailed`. Copies are answered by `Progress`; everything else is done when
+the shell returns to the core.
 """
 
 from __future__ import annotations
@@ -166,6 +167,13 @@ class EndRun(Struct, frozen=True):
     lane: int = 0
 
 
+class DivideDevice(Struct, frozen=True):
+    """Give each lane this share of the device's compute, in thousandths that add up to 1 000; one share of 1 000
+    divides nothing. Only what the device offers is asked for, and only while no run is under way on any lane."""
+
+    shares: tuple[int, ...]
+
+
 class Track(Struct, frozen=True):
     """Make the sampler's state for a sequence that arrives with tokens already generated."""
 
@@ -199,6 +207,7 @@ Effect = (
     | MoveBlocks
     | Run
     | EndRun
+    | DivideDevice
     | Track
     | Untrack
     | Send

@@ -440,7 +440,8 @@ class SlabsOfShape(Struct, frozen=True):
 class Telemetry(Struct, frozen=True, tag=True):
     """Counters since the process started and gauges of now; sent a few times a second while anything changes.
 
-    Names of counters end in `_total`. `accounts` are pages, slabs and blocks as `{"device_pages_free": …}`.
+    Names of counters end in `_total`. `accounts` are pages, slabs and blocks as `{"device_pages_free": …}`. `lanes` is
+    the number of lanes that the device can have, 1 where it cannot be divided or is not to be.
     """
 
     running_model: ModelId | None
@@ -451,6 +452,7 @@ class Telemetry(Struct, frozen=True, tag=True):
     accounts: dict[str, int]
     loading: tuple[ModelId, ...] = ()
     shapes: tuple[SlabsOfShape, ...] = ()
+    lanes: int = 1
 
 
 FromInstance = (

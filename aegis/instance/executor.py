@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from aegis.core.decision import Decision
-from aegis.core.effects import Bind, Effect, EndRun, Run, Send, Track, Unbind, Untrack
+from aegis.core.effects import Bind, DivideDevice, Effect, EndRun, Run, Send, Track, Unbind, Untrack
 from aegis.core.errors import UserError
 from aegis.core.events import InstanceEvent, StepFailed, Stepped
 from aegis.core.ids import ModelId
@@ -14,12 +13,10 @@ from aegis.core.messages import DropModel, FromInstance, ModelAdded, ModelFailed
 from aegis.device.memory_executor import MemoryExecutor
 from aegis.engine.protocol import Engine, EngineFailed
 from aegis.instance.first_rank import FirstRankMemory
+from aegis.instance.lanes import Lanes, failed
 from aegis.instance.run_worker import RunWorker
 from aegis.instance.span_log import SpanLog
-from aegis.telemetry.logs import log
 from aegis.transport.links import InstanceLink
-
-_logger = logging.getLogger(__name__)
 
 
 class EffectExecutor:
@@ -31,17 +28,20 @@ class EffectExecutor:
         memory_executor: MemoryExecutor | FirstRankMemory,
         link: InstanceLink,
         worker: RunWorker,
+        lanes: Lanes,
         spans: SpanLog,
     ) -> None:
         self._engine = engine
         self._memory_executor = memory_executor
         self._link = link
         self._worker = worker
+        self._lanes = lanes
         self._spans = spans
         self._refused: dict[ModelId, str] = {}
 
     def perform(self, effects: Sequence[Effect]) -> list[InstanceEvent]:
-        """Returns the events that the core has to be told next. Messages leave before a step begins, in one batch."""
+        """Returns the events that the core has to be told next. Messages leave before a step begins, in one batch. A
+        run on the whole device ends in here, one on a lane goes on."""
         outbox: list[FromInstance] = []
         answers: list[InstanceEvent] = []
         for effect in effects:
@@ -50,13 +50,15 @@ class EffectExecutor:
                     outbox.append(self._checked(message))
                 case Run():
                     self._flush(outbox)
-                    answers.append(self._run(effect))
-                case EndRun():
-                    pass  # the caller looks for it
+                    answers += self._lanes.begin(effect) if self._lanes.divided else [self._run(effect)]
+                case EndRun(lane):
+                    self._lanes.end_soon(lane)  # of a run on the whole device the caller looks for it
+                case DivideDevice(shares):
+                    self._lanes.divide(shares)
                 case Track(job, generated):
                     self._engine.start(job.model, job.request, job.prompt, generated, job.sampling)
                 case Untrack(request):
-                    self._engine.stop(request)
+                    self._lanes.stop(request)
                 case Bind(spec):
                     if not self._bind(effect):
                         answers.append(DropModel(spec.model))
@@ -71,13 +73,11 @@ class EffectExecutor:
         return answers
 
     def _run(self, run: Run) -> Stepped | StepFailed:
-        """If the engine raises in a step, the requests of that step fail, not the instance."""
         self._spans.begins()
         try:
             stepped = self._worker.run(run)
         except EngineFailed as error:
-            log(_logger, logging.ERROR, "step failed", {}, exc_info=True)
-            return StepFailed(f"the model failed on this request ({error})", run.lane)
+            return failed(error, run)
         self._spans.ran(run, stepped)
         return stepped
 

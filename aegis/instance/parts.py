@@ -12,6 +12,7 @@ from aegis.core.effects import StreamName
 from aegis.core.ids import InstanceId
 from aegis.core.role import Role
 from aegis.device.cached_images import CachedImages
+from aegis.device.divisions import WHOLE, Shares
 from aegis.device.memory_executor import MemoryExecutor
 from aegis.device.open_device import open_device
 from aegis.device.protocol import Device
@@ -22,6 +23,7 @@ from aegis.engine.parallel.group import ProcessGroup
 from aegis.engine.protocol import Engine, KvRegion
 from aegis.engine.sampler import Sampler
 from aegis.instance.first_rank import FirstRankEngine, FirstRankImages, FirstRankMemory
+from aegis.instance.lane_offer import lane_shares
 from aegis.instance.rank_wire import FollowerLinks
 from aegis.instance.settings import InstanceSettings
 from aegis.process.clock import MonotonicClock, ThreadClock
@@ -41,7 +43,8 @@ _TRANSFER_POLL_S = 0.0001
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceParts:
     """`pause` is called with nothing to do while copies are in flight, until one may have ended, at most to a time.
-    `processor` goes on while this thread has one, where that is what runs take."""
+    `processor` goes on while this thread has one, where that is what runs take. `lane_shares` are what the device can
+    be divided into."""
 
     instance: InstanceId
     role: Role
@@ -57,6 +60,7 @@ class InstanceParts:
     decisions: DecisionLog | None = None
     processor: Clock | None = None
     clock_ahead_ns: int = 0
+    lane_shares: tuple[Shares, ...] = (WHOLE,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,7 @@ def open_parts(settings: InstanceSettings) -> Iterator[InstanceParts]:
     link = InstanceLink(settings.address, settings.identity, settings.market_key)
     body = open_rank_memory(settings)
     device, engine = body.device, body.engines(settings)
+    shares = lane_shares(settings, device)
     followers = FollowerLinks(settings.rendezvous, settings.ranks) if settings.ranks > 1 else None
     yield InstanceParts(
         instance=settings.instance,
@@ -119,6 +124,7 @@ def open_parts(settings: InstanceSettings) -> Iterator[InstanceParts]:
         processor=ThreadClock() if device.name == "cpu" else None,
         pause=poll,
         check_laws=settings.check_laws,
+        lane_shares=shares,
     )
     if followers:
         followers.close()

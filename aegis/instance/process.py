@@ -22,6 +22,7 @@ from aegis.engine.parallel.group import RanksLost
 from aegis.instance.executor import EffectExecutor
 from aegis.instance.grammar_wait import GrammarWait
 from aegis.instance.heartbeats import HeartbeatAgent
+from aegis.instance.lanes import Lanes
 from aegis.instance.model_binder import ModelBinder
 from aegis.instance.parts import InstanceParts, open_parts
 from aegis.instance.run_worker import RunWorker
@@ -54,14 +55,27 @@ class Instance:
         self._grammars = GrammarWait(parts.engine)
         self._spans = SpanLog(parts.instance, self._clock, parts.processor, ahead_ns=parts.clock_ahead_ns)
         worker = RunWorker(parts.engine, self._clock, self._link.send, self._between_steps)
-        self._executor = EffectExecutor(parts.engine, self._memory_executor, self._link, worker, self._spans)
+        self._lanes = Lanes(
+            parts.device,
+            parts.lane_shares,
+            parts.engine,
+            self._clock,
+            self._link.send,
+            self._spans,
+            self._loop_progress,
+        )
+        if self._lanes.wakeup:
+            self._link.heed(self._lanes.wakeup.fileno())
+        self._executor = EffectExecutor(
+            parts.engine, self._memory_executor, self._link, worker, self._lanes, self._spans
+        )
         self._pending: deque[InstanceEvent] = deque()  # the next events for the core
-        self._reporter = Reporter(self._core)
+        self._reporter = Reporter(self._core, lanes=2 if self._lanes.divisible else 1)
         self._tick_ns = 0
 
     def serve(self) -> None:
-        """Runs until `Shutdown`, one event at a time: messages first, then what the streams completed, then a run's
-        end."""
+        """Runs until `Shutdown`, one event at a time: messages first, then what the streams and lanes completed, then
+        the end of a run on the whole device."""
         self._link.send([Ready(os.getpid())])
         self._loop_progress.up = True
         answers: list[InstanceEvent] = []
@@ -92,12 +106,13 @@ class Instance:
         return False
 
     def _listen(self, *, waiting: bool) -> None:
-        """Messages first, then models and grammars that are prepared, then what the streams completed."""
+        """Messages first, then models and grammars that are prepared, then what the streams and lanes completed."""
         self._loop_progress.passes += 1
         busy = self._core.queued + self._core.running > 0
         messages = [m for m in self._receive(waiting=waiting) if not self._binder.defer(m, busy=busy)]
         heard = [passed for message in messages for passed in self._grammars.passed(message)]
         self._pending += [*heard, *self._grammars.ready(), *self._binder.ready(), *self._memory_executor.progress()]
+        self._pending += self._lanes.drain()
 
     def _run_core(self, event: InstanceEvent) -> list[Effect]:
         match event:
@@ -120,6 +135,7 @@ class Instance:
 
     def close(self) -> None:
         """Its parts stay open."""
+        self._lanes.close()
         self._binder.close()
 
     def _receive(self, *, waiting: bool) -> list[InstanceEvent]:
@@ -130,7 +146,8 @@ class Instance:
         if in_flight and waiting and not messages:
             self._parts.pause(until_ns)
         if Ping() in messages:
-            self._link.send([Pong()])
+            if not self._loop_progress.hangs:  # else this loop gets on, and the instance does not
+                self._link.send([Pong()])
             messages = [message for message in messages if message != Ping()]
         return list(messages)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -14,6 +15,13 @@ from aegis.core.messages import Tokens
 from aegis.core.request import Token
 from aegis.engine.block_table import BlockTable, block_table
 from aegis.engine.protocol import Engine, Sampled, StepRow, engine_at_work
+
+
+class BegunRun(NamedTuple):
+    """With the block table of each row: the core's own change while it runs."""
+
+    run: Run
+    tables: list[BlockTable]
 
 
 class RunWorker:
@@ -37,8 +45,23 @@ class RunWorker:
 
         Raises EngineFailed; the tokens of earlier steps are delivered then.
         """
+        return self.steps(self.begin(run))
+
+    def begin(self, run: Run) -> BegunRun:
+        """Reads what is the core's, and starts the requests of prompts at their first rows. From the core's thread.
+        Raises EngineFailed."""
+        with engine_at_work():
+            for row in run.rows:
+                if row.start == 0:
+                    job = row.job
+                    self._engine.start(run.model, job.request, job.prompt, job.sent, job.sampling)
+        return BegunRun(run, [block_table(row.blocks) for row in run.rows])
+
+    def steps(self, begun: BegunRun) -> Stepped:
+        """The steps of a run that has begun; from any thread. Raises EngineFailed, as `run`."""
         started_ns = now_ns = self._clock.now_ns()
-        rows, tables = run.rows, [block_table(row.blocks) for row in run.rows]
+        run, tables = begun
+        rows = run.rows
         steps, prompt, last = list[tuple[Token, ...]](), tuple[Token, ...](), False
         while not last:
             with engine_at_work():
@@ -59,10 +82,6 @@ class RunWorker:
         return Stepped(tuple(steps), 0 if nothing_ran else now_ns - started_ns, prompt, run.lane)
 
     def _step(self, model: ModelId, rows: Sequence[Row], tables: Sequence[BlockTable]) -> list[Sampled | None]:
-        """The first row of a prompt starts its request."""
-        for row in rows:
-            if row.start == 0:
-                self._engine.start(model, row.job.request, row.job.prompt, row.job.sent, row.job.sampling)
         if self._engine.extends(model):
             return self._engine.step(model, [_step_row(row, table) for row, table in zip(rows, tables, strict=True)])
         return self._step_apart(model, rows, tables)

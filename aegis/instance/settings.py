@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aegis.control.settings import BusSettings
 from aegis.core.ids import InstanceId, MachineId
+from aegis.core.lane_count import LaneCount
 from aegis.core.model import EngineName
 from aegis.core.role import Role
 from aegis.scheduling_settings import SchedulingSettings
@@ -33,6 +34,7 @@ class InstanceSettings(SchedulingSettings, frozen=True, kw_only=True):
     bus: BusSettings
     logs: LogSettings = LogSettings()
     engine: EngineName = "transformers"  # initialised before it is asked for
+    lanes: LaneCount = "off"  # of its device
     check_laws: bool = False
     rank: int = 0
     ranks: int = 1

@@ -51,6 +51,12 @@ class SpanLog:
         start_ns, steps = now_ns - stepped.duration_ns, len(stepped.steps)
         self._spans.append(run_span(self._instance, run, start_ns, now_ns, steps, processor_ns=had_ns))
 
+    def ran_on_lane(self, run: Run, stepped: Stepped, stop_ns: int, processor_ns: int, share: int) -> None:
+        """A run that has ended at `stop_ns`, on a lane with this share of the device, in thousandths."""
+        had_ns = processor_ns if self._processor else 0
+        start_ns, steps = stop_ns - stepped.duration_ns, len(stepped.steps)
+        self._spans.append(run_span(self._instance, run, start_ns, stop_ns, steps, processor_ns=had_ns, share=share))
+
     def switched(self, done: SwitchDone) -> None:
         """Right before the first step of the model that runs now."""
         duration_ns = done.make_room_ns + done.copy_ns + done.kv_ns

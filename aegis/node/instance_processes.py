@@ -49,9 +49,11 @@ async def start(ranks: Sequence[InstanceSettings], environment: Mapping[str, str
     return Processes(started)
 
 
-def environment_for(processes: int) -> dict[str, str]:
-    """Threads shared fairly between so many: more than there are cores makes timings go wild."""
-    threads = max(1, len(os.sched_getaffinity(0)) // (processes + 1))
+def environment_for(processes: int, *, lanes: bool = False) -> dict[str, str]:
+    """Threads shared fairly between so many: more than there are cores makes timings go wild. A core is left for the
+    others of the server, unless an instance could not have two `lanes` without it."""
+    cores = len(os.sched_getaffinity(0))
+    threads = max(1, cores // (processes + 1), min(2, cores // processes) if lanes else 0)
     return {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **os.environ}
 
 

@@ -49,7 +49,9 @@ class LocalMachine:
                 shared.poison(word)
 
     async def start(self, ranks: Sequence[InstanceSettings]) -> Processes:
-        return await instance_processes.start(ranks, instance_processes.environment_for(self.instances * self._ranks))
+        lanes = ranks[0].lanes != "off"
+        environment = instance_processes.environment_for(self.instances * self._ranks, lanes=lanes)
+        return await instance_processes.start(ranks, environment)
 
     def close(self) -> None:
         """Its instances are gone, or going."""

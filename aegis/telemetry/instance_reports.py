@@ -33,8 +33,9 @@ class Reporter:
     """A report is due when something was told to the core since the last one: at once where work has come or ended, for
     what an idle instance holds others may have; else when the last one is `REPORT_NS` old."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, *, lanes: int = 1) -> None:
         self._core = core
+        self._lanes = lanes
         self._last: Telemetry | None = None
         self._busy = False
         self._has_new_event = True  # the first report says that there is one
@@ -73,6 +74,7 @@ class Reporter:
             ledger.accounts(),
             loading=tuple(model for model, _ in ledger.weights.loading()),
             shapes=ledger.shapes(),
+            lanes=self._lanes,
         )
         if report == self._last:
             return None

@@ -25,7 +25,8 @@ class Span(Struct, frozen=True, array_like=True):
     """`[start_ns, stop_ns)` on one instance. `tokens` are a prefill's prompt, or the cached tokens of all rows before a
     decode run's first step; each of its `steps` adds one per request. Where `tokens` are those of a chunk of a prompt,
     `cached` ones came before it, and there is no step unless the chunk is the last. `processor_ns` is for how long a
-    run had a processor, where that is what it runs on: the rest of its time it waited for one. 0: not known."""
+    run had a processor, where that is what it runs on: the rest of its time it waited for one. 0: not known. A run was
+    on this `lane`, which has this `share` of the device, in thousandths: all of it where that is not divided."""
 
     instance: InstanceId
     kind: SpanKind
@@ -38,9 +39,20 @@ class Span(Struct, frozen=True, array_like=True):
     nbytes: int = 0
     cached: int = 0
     processor_ns: int = 0
+    lane: int = 0
+    share: int = 1000
 
 
-def run_span(instance: InstanceId, run: Run, start_ns: int, stop_ns: int, steps: int, *, processor_ns: int = 0) -> Span:
+def run_span(
+    instance: InstanceId,
+    run: Run,
+    start_ns: int,
+    stop_ns: int,
+    steps: int,
+    *,
+    processor_ns: int = 0,
+    share: int = 1000,
+) -> Span:
     """Of a run that made tokens in so many steps."""
     prompts = run.prompts
     if prompts:
@@ -59,6 +71,8 @@ def run_span(instance: InstanceId, run: Run, start_ns: int, stop_ns: int, steps:
         tokens,
         cached=cached,
         processor_ns=processor_ns,
+        lane=run.lane,
+        share=share,
     )
 
 

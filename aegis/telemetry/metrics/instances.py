@@ -53,6 +53,7 @@ class InstanceMetrics(Collector):
             "queued": telemetry.queued,
             "running": telemetry.running,
             "resident_models": len(telemetry.resident),
+            "lanes": telemetry.lanes,
         }
 
     def set_up(self, instance: InstanceId, up: bool) -> None:

@@ -238,6 +238,20 @@ def test_vllm_shares_no_model_out() -> None:
     assert "tensor_parallel_size" in refusal({"tensor_parallel_size": "0"}).replace("-", "_")
 
 
+@pytest.mark.parametrize(
+    ("said", "lanes"),
+    [("off", "off"), (False, "off"), ("1", "off"), (1, "off"), ("2", "2"), (2, "2"), ("auto", "auto")],
+)
+def test_lanes_are_words_or_numbers(said: object, lanes: str) -> None:
+    assert load({"lanes": said}, {}).instances.lanes == lanes
+
+
+@pytest.mark.parametrize("said", ["3", "0", "on", "many", "-2"])
+def test_other_numbers_of_lanes_are_refused_in_one_line(said: str) -> None:
+    assert "lanes" in refusal({"lanes": said})
+    assert "\n" not in refusal({"lanes": said})
+
+
 @pytest.mark.parametrize("address", ["somewhere", "ray://host:10001", "host:", ":1", "host:port", ""])
 def test_what_leads_to_no_ray_cluster_is_refused(address: str) -> None:
     assert "HOST:PORT" in refusal({"ray": address})

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from transformers import LlamaConfig
 
+from aegis.control.progress import LoopProgress
 from aegis.core.effects import StreamName
 from aegis.core.events import InstanceEvent
 from aegis.core.ids import InstanceId
@@ -18,6 +19,7 @@ from aegis.core.model import ModelSpec
 from aegis.device.cached_images import CachedImages
 from aegis.device.cpu.device import CpuDevice
 from aegis.device.cpu.pool import CpuPool
+from aegis.device.divisions import WHOLE
 from aegis.device.host_memory import SharedMemory
 from aegis.device.memory_executor import MemoryExecutor
 from aegis.device.shared_events import SharedWords
@@ -25,6 +27,7 @@ from aegis.device.stage_buffer import StageBuffer
 from aegis.engine.protocol import KvRegion
 from aegis.engine.transformers_engine import TransformersEngine
 from aegis.instance.executor import EffectExecutor
+from aegis.instance.lanes import Lanes
 from aegis.instance.run_worker import RunWorker
 from aegis.instance.span_log import SpanLog
 from aegis.process.clock import MonotonicClock
@@ -76,7 +79,8 @@ class Instance:
         clock = MonotonicClock()
         self.spans = SpanLog(self.core.instance, clock)
         worker = RunWorker(self.engine, clock, self.link.send, lambda: False)
-        self.executor = EffectExecutor(self.engine, self.memory_executor, self.link, worker, self.spans)
+        lanes = Lanes(self.device, (WHOLE,), self.engine, clock, self.link.send, self.spans, LoopProgress())
+        self.executor = EffectExecutor(self.engine, self.memory_executor, self.link, worker, lanes, self.spans)
 
     def hear(self, event: InstanceEvent) -> None:
         """The event and all that follows from it."""

@@ -1,0 +1,41 @@
+"""Which divisions of its device an instance offers its core, by what was asked for and what there is."""
+
+from __future__ import annotations
+
+import logging
+
+from aegis.core.role import Role
+from aegis.device.divisions import WHOLE, Shares
+from aegis.device.protocol import Device
+from aegis.instance.settings import InstanceSettings
+from aegis.telemetry.logs import log
+
+_logger = logging.getLogger(__name__)
+
+
+def lane_shares(settings: InstanceSettings, device: Device) -> tuple[Shares, ...]:
+    """`WHOLE`, and then the divisions. Where lanes were asked for and cannot be had, one line of the log says why, and
+    the instance works without."""
+    if settings.lanes == "off":
+        return (WHOLE,)
+    reason = _reason(settings, device)
+    if not reason:
+        return device.partitions()
+    if settings.lanes != "auto":
+        log(_logger, logging.WARNING, "no lanes", {"instance": settings.instance, "why": reason})
+    return (WHOLE,)
+
+
+def _reason(settings: InstanceSettings, device: Device) -> str:
+    """Why there are none; empty if there are."""
+    if settings.role is Role.PREFILL:
+        return "a prefill instance runs one prompt at a time"
+    if settings.ranks > 1:
+        return "the ranks of an instance run the same steps in the same order"
+    if settings.engine == "vllm":
+        return "vLLM runs one step at a time in a process"
+    if len(device.partitions()) == 1:
+        if device.name == "cpu":
+            return "the instance computes with one thread (OMP_NUM_THREADS, or one core)"
+        return "the GPU, or its driver, has no green contexts (CUDA 12.5 and newer)"
+    return ""
