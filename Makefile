@@ -139,14 +139,13 @@ _strace:
 run: $(STAMP)
 	@exec $(BIN)/aegis launch
 
-# Servers of two tests run side by side where nothing asserts how long they take. Attacks have the machine to themselves.
-SERVING = tests/faults tests/gpu tests/live
+# Tests run side by side where nothing asserts how long a server takes: three on two processors, because servers often
+# wait. Attacks have the machine to themselves.
 TIMED = tests/attacks
-BESIDE = --numprocesses 2 --dist loadfile --no-loadscope-reorder
+BESIDE = --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test: lint
-	$(BIN)/python -m pytest $(BESIDE) tests $(addprefix --ignore=,$(SERVING) $(TIMED))
-	$(BIN)/python -m pytest $(BESIDE) $(SERVING)
+	$(BIN)/python -m pytest $(BESIDE) tests $(addprefix --ignore=,$(TIMED))
 	$(BIN)/python -m pytest $(TIMED)
 
 # For every edit, within a minute: what ruff and mypy say, the import contracts, and the unit tests of what changed.

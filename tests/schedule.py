@@ -1,5 +1,6 @@
-"""How `make test` shares tests out between its two processes: tests that share a server stay together, and what takes
-longest begins first, so that no process waits long for the other at the end."""
+"""How `make test` shares tests out among its processes: tests that share a server stay together, and what takes longest
+begins first, so that no process waits long for the others at the end. Tests of servers often wait, so those that only
+compute run beside them."""
 
 from __future__ import annotations
 
@@ -52,9 +53,12 @@ SHARING = {
     ),
     "zoo_server": ("tests/live/models/test_architectures.py", "tests/live/processes/test_store.py"),
     "keyed": ("tests/live/api/test_caller_ids.py", "tests/live/api/test_limits.py"),
+    "cluster": ("tests/unit/cluster/test_ray_cluster.py", "tests/live/processes/test_ray.py"),
 }
-"""What shares a server, by its fixture, in the order in which it begins. One process runs all of a group, or it would
-be started twice."""
+"""What shares a server or a cluster, by its fixture, in the order in which it begins. One process runs all of a group,
+or it would be started twice."""
+
+OTHER_SERVERS = "tests/live/"
 
 
 def group_of(path: str) -> str | None:
@@ -74,10 +78,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _rank(file: str) -> int:
-    if file in SLOWEST:
-        return SLOWEST.index(file) - len(SLOWEST)
+    """Groups take turns with the slowest files. Then come files with servers of their own, then all others."""
     group = group_of(file)
-    return len(SHARING) if group is None else list(SHARING).index(group)
+    if group is not None:
+        return 2 * list(SHARING).index(group)
+    if file in SLOWEST:
+        return 2 * SLOWEST.index(file) + 1
+    return 2 * (len(SHARING) + len(SLOWEST)) + (not file.startswith(OTHER_SERVERS))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -17,6 +17,14 @@ def server(tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_di
         yield running
 
 
+@pytest.fixture(scope="session")
+def of_two(tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path) -> Iterator[Server]:
+    """With two proxies. `test_shutdown.py` ends it."""
+    options = ["--models", str(checkpoints_dir / "llama"), "--proxies", "2"]
+    with attacked(tmp_path_factory.mktemp("of-two"), cache, *options) as running:
+        yield running
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_held_afterwards(request: pytest.FixtureRequest) -> Iterator[None]:
     """After every test on the shared server, its memory is free again."""

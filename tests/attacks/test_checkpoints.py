@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.attacks.harness import attacked, under_attack
+from tests.attacks.harness import under_attack
 from tests.live.server import Server, eventually, processes_of
 
 TIME_S = 60.0
@@ -113,13 +113,6 @@ def _coming(server: Server) -> list[str]:
 
 def _registrars(server: Server) -> list[int]:
     return [pid for pid, command in processes_of(server.process.pid).items() if "node.registrar_process" in command]
-
-
-@pytest.fixture(scope="module")
-def of_two(tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path) -> Iterator[Server]:
-    options = ["--models", str(checkpoints_dir / "llama"), "--proxies", "2"]
-    with attacked(tmp_path_factory.mktemp("of-two"), cache, *options) as running:
-        yield running
 
 
 def _through(server: Server, proxy: str) -> httpx.Client:

@@ -97,31 +97,38 @@ ATTACKS: dict[str, Callable[[Server, int], None]] = {
 }
 
 
+@pytest.fixture
+def ending(
+    request: pytest.FixtureRequest, name: str, tmp_path: Path, cache: Path, checkpoints_dir: Path
+) -> Iterator[Server]:
+    """A server of two proxies that nobody needs any more."""
+    if name == "texts to tokenize":
+        yield request.getfixturevalue("of_two")
+        return
+    options = ["--models", str(checkpoints_dir / "llama"), "--proxies", "2"]
+    with attacked(tmp_path / "server", cache, *options) as server:
+        yield server
+
+
 @pytest.mark.parametrize(
     ("name", "number"),
     [("floods", signal.SIGTERM), ("heavy bodies", signal.SIGTERM), ("texts to tokenize", signal.SIGHUP)],
 )
-def test_it_ends_soon_under_attack(
-    tmp_path: Path, cache: Path, checkpoints_dir: Path, name: str, number: signal.Signals
-) -> None:
+def test_it_ends_soon_under_attack(ending: Server, name: str, number: signal.Signals) -> None:
     over = Event()
 
     def attack(which: int) -> None:
         while not over.is_set():
             with suppress(OSError, httpx.HTTPError):
-                ATTACKS[name](server, which)
+                ATTACKS[name](ending, which)
             which += ATTACKERS
 
-    options = ["--models", str(checkpoints_dir / "llama"), "--proxies", "2"]
-    with (
-        attacked(tmp_path / "server", cache, *options) as server,
-        ThreadPoolExecutor(ATTACKERS) as pool,
-    ):
+    with ThreadPoolExecutor(ATTACKERS) as pool:
         for which in range(ATTACKERS):
             pool.submit(attack, which)
         try:
             time.sleep(1.0)  # all are at it
-            ends_soon(server, number=number)
+            ends_soon(ending, number=number)
         finally:
             over.set()
 

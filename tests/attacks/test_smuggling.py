@@ -236,6 +236,11 @@ class Sent:
     served: str
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_held_afterwards() -> None:
+    """`sent` looks once: the tests of hundreds of shapes ask nothing themselves."""
+
+
 @pytest.fixture(scope="module", params=["direct", "nginx", "haproxy"])
 def sent(request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sent]:
     """Some at a time, with honest requests beside that go over the connections which the front shares out."""
@@ -252,6 +257,7 @@ def sent(request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytes
             heard = {name: each.result() for name, each in sending.items()}
             assert victims.result() == []
         finish(url, kind, server)
+        server.wait_for_freed_memory()
         yield Sent(kind, heard, read(), server.output()[logged:])
 
 

@@ -10,12 +10,19 @@ from aegis.sim.event_queue import EventQueue
 _PATIENCE_S = 60.0
 
 
+def _closed() -> threading.Lock:
+    """What one thread waits for and another one opens, in turns. A semaphore would do it in Python."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 class Conductor:
     """Lets what is on the agenda happen, and with it its actors run. Implements `aegis.core.clock.Clock`."""
 
     def __init__(self) -> None:
         self.agenda = EventQueue()
-        self.back = threading.Semaphore(0)  # an actor waits again, or has ended
+        self.back = _closed()  # opened where an actor waits again, or has ended
 
     def now_ns(self) -> int:
         return self.agenda.now_ns
@@ -26,7 +33,7 @@ class Actor:
 
     def __init__(self, conductor: Conductor, work: Callable[[Actor], None]) -> None:
         self._conductor = conductor
-        self._turn = threading.Semaphore(0)
+        self._turn = _closed()
         self._waits = 0  # so many waits have begun or ended
         self._listening = False
         self._error: BaseException | None = None

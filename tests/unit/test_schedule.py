@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.schedule import ROOT, SHARING, SLOWEST, group_of
+from tests.schedule import OTHER_SERVERS, ROOT, SHARING, SLOWEST, group_of
 
 
 def used_fixtures(file: Path) -> set[str]:
@@ -21,7 +21,7 @@ def used_fixtures(file: Path) -> set[str]:
 
 
 def test_every_path_exists() -> None:
-    paths = [*SLOWEST, *(path for members in SHARING.values() for path in members)]
+    paths = [*SLOWEST, OTHER_SERVERS, *(path for members in SHARING.values() for path in members)]
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 

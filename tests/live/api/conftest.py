@@ -13,7 +13,9 @@ from tests.live.server import Server, launched
 
 
 @pytest.fixture(scope="session")
-def keyed(tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path) -> Iterator[Server]:
+def keyed(
+    tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path, specs: object
+) -> Iterator[Server]:
     """Its configuration is the file `aegis.yaml` beside the directory of its log."""
     directory = tmp_path_factory.mktemp("keyed")
     (directory / "bob").write_text(BOB + "\n")

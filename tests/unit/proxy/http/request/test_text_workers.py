@@ -36,6 +36,14 @@ def texts() -> Iterator[TextWorkers]:
     texts.close()
 
 
+@pytest.fixture
+def impatient() -> Iterator[TextWorkers]:
+    """With less time for models that took long, where nothing but the end of a job is waited for."""
+    texts = TextWorkers(short_s=0.5, suspect_s=0.7, long_s=1.0, long_suspect_s=1.0)
+    yield texts
+    texts.close()
+
+
 def run(work: Callable[[], Awaitable[Any]]) -> Any:
     async def main() -> Any:
         return await asyncio.wait_for(work(), WAIT_S)
@@ -73,15 +81,17 @@ def test_a_conversation_becomes_text_and_tokens_as_the_model_has_them(texts: Tex
 
 
 @pytest.mark.parametrize("template", HOSTILE.values(), ids=HOSTILE)
-def test_a_template_that_takes_what_it_wants_is_given_up_and_others_go_on(texts: TextWorkers, template: str) -> None:
+def test_a_template_that_takes_what_it_wants_is_given_up_and_others_go_on(
+    impatient: TextWorkers, template: str
+) -> None:
     hostile, honest = byte_text(template), byte_text()
 
     async def work() -> tuple[BaseException, Any]:
-        giving_up = asyncio.create_task(rendered(texts, hostile))
-        await rendered(texts, honest)
+        giving_up = asyncio.create_task(rendered(impatient, hostile))
+        await rendered(impatient, honest)
         while not giving_up.done():
-            await rendered(texts, honest)
-        told = await rendered(texts, honest)
+            await rendered(impatient, honest)
+        told = await rendered(impatient, honest)
         return giving_up.exception() or AssertionError(giving_up.result()), told
 
     error, told = run(work)
@@ -227,24 +237,24 @@ def backtracking() -> TextModel:
 
 
 @pytest.mark.parametrize("text", [growing(), backtracking()], ids=["growing", "backtracking"])
-def test_a_tokenizer_that_takes_what_it_wants_is_given_up_too(texts: TextWorkers, text: TextModel) -> None:
-    encoding = lambda: texts.encode("", text, ["a" * 10 + "x" * 60], special=True, tokens_max=10)  # noqa: E731
+def test_a_tokenizer_that_takes_what_it_wants_is_given_up_too(impatient: TextWorkers, text: TextModel) -> None:
+    encoding = lambda: impatient.encode("", text, ["a" * 10 + "x" * 60], special=True, tokens_max=10)  # noqa: E731
     with pytest.raises(UserError, match="time or memory to tokenize"):
         run(encoding)
-    assert run(lambda: texts.encode("", byte_text(), ["x"], special=False, tokens_max=1)) == ((120,),)
+    assert run(lambda: impatient.encode("", byte_text(), ["x"], special=False, tokens_max=1)) == ((120,),)
 
 
-def test_whose_client_left_before_its_turn_is_not_done(texts: TextWorkers) -> None:
+def test_whose_client_left_before_its_turn_is_not_done(impatient: TextWorkers) -> None:
     hostile, honest = byte_text(ENDLESS), byte_text()
 
     async def work() -> None:
-        first = asyncio.create_task(rendered(texts, hostile))
+        first = asyncio.create_task(rendered(impatient, hostile))
         await asyncio.sleep(0)
-        left = [asyncio.create_task(rendered(texts, hostile)) for _ in range(100)]
+        left = [asyncio.create_task(rendered(impatient, hostile)) for _ in range(100)]
         await asyncio.sleep(0)
         for task in left:
             task.cancel()
-        await rendered(texts, honest)
+        await rendered(impatient, honest)
         with pytest.raises(UserError):
             await first
 
