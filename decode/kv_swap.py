@@ -32,12 +32,11 @@ from memory.ledger import Ledger
 from memory.prefix_offers import PrefixOffers
 from memory.slab_pool import NoBlocks
 
-# Sequences whose KV on the device a prefill can go on from: choices of one request, and prompts that begin alike.
-
 
 def most_alike(sequence: Sequence, others: Iterable[Sequence]) -> tuple[Sequence | None, int]:
-    """The sequence whose KV begins with most of the sequence's tokens, and how many; the last of these has to be run.
-    None if no KV has a common block that the sequence lacks."""
+    """The sequence whose KV on the device a prefill can best go on from, because it begins with most of the sequence's
+    tokens, and how many; the last of these has to be run. Such are choices of one request, and prompts that begin
+    alike. None if no KV has a common block that the sequence lacks."""
     tokens, best = (*sequence.job.prompt, *sequence.job.sent)[:-1], None
     most = sequence.reused + sequence.block_tokens - 1
     for other in others:

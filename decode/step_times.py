@@ -10,16 +10,14 @@ from aegis.core.ids import ModelId
 from aegis.core.messages import StepsTook
 from aegis.core.model import ModelSpec
 
-# The time of a change of models besides its copies, as an instance learns it.
-
-
 _NEWEST_SHARE: Final = 1 / 8
 _LEAST_NS: Final = 5_000_000  # less makes no difference to turns, and may be noise
 
 
 class ChangeTimes:
-    """The changes of one instance: the time that passed before a run although nothing had to be waited for, and that
-    its steps do not account for, compared with runs without a change."""
+    """The time of a change of models besides its copies, as one instance learns it: the time that passed before a run
+    although nothing had to be waited for, and that its steps do not account for, compared with runs without a
+    change."""
 
     def __init__(self) -> None:
         self._usual_ns = 0.0

@@ -30,14 +30,12 @@ from aegis.models.cache import default_cache_dir
 from aegis.node.instance_processes import Processes
 from aegis.node.local_machine import LocalMachine
 
-# A model's weight image, with what lies beside it, as it comes to a machine that has not got it.
-
-
 _MANIFEST = "manifest.json"
 
 
 class ArrivingImage:
-    """The directory `name` among the `images`. It is there whole, or not at all."""
+    """A model's weight image, with what lies beside it, as it comes to a machine that lacks it: the directory `name`
+    among the `images`. It is there whole, or not at all."""
 
     def __init__(self, images: Path, name: str) -> None:
         assert _is_plain(name)

@@ -425,9 +425,7 @@ def variable(path: Key) -> str:
     return "AEGIS_" + names.get(path, "_".join(path)).upper()
 
 
-# The JSON Schema of the configuration, for editors and for `configs/schema.json`.
-
-
 def config_schema() -> dict[str, Any]:
+    """The JSON Schema of the configuration, for editors and for `configs/schema.json`."""
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "aegis configuration"}
     return head | Config.model_json_schema() | head

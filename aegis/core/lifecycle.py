@@ -24,7 +24,7 @@ class State(StrEnum):
 
 
 class Step(StrEnum):
-    START = "start"  # a prefill instance took it up
+    START = "start"  # the instance that prefills it took it up
     FIRST_TOKEN = "first_token"  # prefill done, KV on its way to where it goes on, or there already
     RESUME = "resume"  # its batch has the turn
     PREEMPT = "preempt"  # another batch has the turn

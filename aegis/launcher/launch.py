@@ -33,7 +33,7 @@ from aegis.launcher.proxy_supervisor import ProxySupervisor, open_proxies
 from aegis.launcher.services import Services, open_services
 from aegis.models.cache import default_cache_dir
 from aegis.models.sources import Source, is_checkpoint
-from aegis.node.model_catalogue import LiveModel
+from aegis.node.model_catalogue import CatalogueModel
 from aegis.node.sizing import host_slabs_of, instances_of, slab_shortage
 from aegis.process import garbage_collection
 from aegis.process.child import end_with_launcher
@@ -264,7 +264,7 @@ async def _bring_up(market: LiveMarket, proxies: ProxySupervisor, sources: list[
 def _announce(console: Console, market: LiveMarket, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    models: list[LiveModel] = list(market.queries.models().values())
+    models: list[CatalogueModel] = list(market.queries.models().values())
     out = Console(highlight=False, soft_wrap=True)
     out.print(f"aegis serves {len(models)} models on {url}")
     for model in models:

@@ -26,7 +26,7 @@ from aegis.node.control_commands import NodeControl
 from aegis.node.devices import Devices
 from aegis.node.instance_supervisor import InstanceSupervisor
 from aegis.node.market_machines import MarketMachines, open_local_machines
-from aegis.node.model_catalogue import LiveModel
+from aegis.node.model_catalogue import CatalogueModel
 from aegis.node.node import Node
 from aegis.node.queries import NodeQueries
 from aegis.node.sizing import host_slabs_of, instances_of
@@ -55,7 +55,7 @@ class LocalNode:
         self._node = node
         self._proxy = proxy
 
-    def models(self) -> Mapping[str, LiveModel]:
+    def models(self) -> Mapping[str, CatalogueModel]:
         return self._node.catalogue.models()
 
     def coming(self) -> Mapping[str, RegisteringModel]:

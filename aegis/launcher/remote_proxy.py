@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
-from aegis.node.model_catalogue import LiveModel
+from aegis.node.model_catalogue import CatalogueModel
 from aegis.node.queries import NodeQueries
 from aegis.node.query_messages import QUERIES
 from aegis.telemetry.logs import log
@@ -126,7 +126,7 @@ class RemoteProxy:
         gone = [CardRemoved(model) for model in told if model not in cards]
         return [*gone, *(card for model, card in cards.items() if told.get(model) != card)]
 
-    def _card(self, model: LiveModel) -> Card:
+    def _card(self, model: CatalogueModel) -> Card:
         return Card(
             self._strip(model.spec),
             model.kv_limit_tokens,

@@ -27,9 +27,6 @@ from aegis.metadata.recorder import Recorder
 from aegis.process.scratch_directory import scratch
 from aegis.process.tasks import cancelled
 
-# The store as metrics.
-
-
 _TOLD = {
     "replayed": "Retries answered from the record",
     "taken_over": "Requests that went on from where another proxy, or an earlier connection, left them",

@@ -18,9 +18,6 @@ from safetensors import SafetensorError, safe_open
 from aegis.core.errors import ModelRefused
 from aegis.models.failures import one_line
 
-# The files of a checkpoint that may be opened at all: a foreign file may be anything, and endless.
-
-
 JSON_BYTES_MAX = 64 << 20
 TOKENIZER_BYTES_MAX = 512 << 20
 _TOKENIZERS = ("tokenizer.json", "vocab.json")
@@ -31,8 +28,8 @@ _TEMPLATES = "additional_chat_templates"
 
 
 def refuse_odd_files(directory: Path) -> None:
-    """Raises ModelRefused if an entry is neither a file nor a directory, wherever links lead, or if a file beside the
-    weights is too large. Opens none."""
+    """A foreign file may be anything, and endless. Raises ModelRefused if an entry is neither a file nor a directory,
+    wherever links lead, or if a file beside the weights is too large. Opens none."""
     within = directory / _TEMPLATES
     entries = [*directory.iterdir(), *(within.iterdir() if within.is_dir() else ())]
     for entry in sorted(entries):

@@ -29,9 +29,6 @@ from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName, Slo
 from aegis.models.failures import one_line
 
-# How far a download from the hub is, told as text where the hub's library would draw a bar.
-
-
 _MIB = 1 << 20
 
 

@@ -58,7 +58,7 @@ _PINS = "the model cache does not hold all pinned images; raise --model-cache or
 
 
 @dataclass(slots=True)
-class LiveModel:
+class CatalogueModel:
     """Implements `proxy.http.market.Served`. `bound` are the instances that have its parameters bound."""
 
     spec: ModelSpec
@@ -140,18 +140,18 @@ class Catalogue:
         self._cache_dir = cache_dir
         self._default_slo = default_slo
         self._hardware = hardware
-        self._models: dict[ModelId, LiveModel] = {}
+        self._models: dict[ModelId, CatalogueModel] = {}
         self._leaving: dict[ModelId, _Leaving] = {}
         self._unloading = Unloading()
         self._coming: dict[ModelId, RegisteringModel] = {}
         self._unwanted: dict[ModelId, RegistrationCancelled] = {}  # of those that are coming, to be told
         self._turns = RegistrationTurns(REGISTRATIONS_AT_ONCE)
         self._admitting = asyncio.Lock()
-        self._damaged: dict[ModelId, LiveModel] = {}  # whose images are to be made again
+        self._damaged: dict[ModelId, CatalogueModel] = {}  # whose images are to be made again
         self._renewer: asyncio.Task[None] | None = None
 
-    def models(self) -> Mapping[str, LiveModel]:
-        return cast(Mapping[str, LiveModel], self._models)
+    def models(self) -> Mapping[str, CatalogueModel]:
+        return cast(Mapping[str, CatalogueModel], self._models)
 
     def coming(self) -> Mapping[str, RegisteringModel]:
         """The models that are being registered, with their progress."""
@@ -194,7 +194,7 @@ class Catalogue:
 
     # --- what users ask -----------------------------------------------------------------------------------------------
 
-    async def add(self, source: str, name: str | None) -> LiveModel:
+    async def add(self, source: str, name: str | None) -> CatalogueModel:
         """One model, under another name if given. Raises UserError."""
         try:
             sources = await asyncio.to_thread(read_sources, [source], default_slo=self._default_slo)
@@ -230,7 +230,7 @@ class Catalogue:
         while unwanted and self._unwanted.get(model) is unwanted:
             await asyncio.sleep(_POLL_S)
 
-    def unload(self, name: str) -> LiveModel:
+    def unload(self, name: str) -> CatalogueModel:
         """Its weights leave each instance as soon as no request of it is there, and the model caches after that. It is
         served as before. Raises UserError."""
         model = self._models.get(ModelId(name))
@@ -244,7 +244,7 @@ class Catalogue:
             self._images.unload(model.spec.model)
         return model
 
-    async def change(self, name: str, change: ModelChange) -> LiveModel:
+    async def change(self, name: str, change: ModelChange) -> CatalogueModel:
         """Raises UserError, with nothing changed."""
         model = self._models.get(ModelId(name))
         if model is None:
@@ -267,7 +267,7 @@ class Catalogue:
 
     async def register(
         self, sources: Sequence[Source], report: Report = lambda _model, _text: None
-    ) -> AsyncIterator[tuple[Source, LiveModel | ModelRefused]]:
+    ) -> AsyncIterator[tuple[Source, CatalogueModel | ModelRefused]]:
         """Registers and binds; yields what became of each. Requests to other models go on meanwhile."""
         coming = {source.model: RegisteringModel(source.root) for source in sources if source.model not in self._coming}
         unwanted = RegistrationCancelled()
@@ -414,7 +414,7 @@ class Catalogue:
                 await self._renewed(next(model for model in models if model.source is source), outcome)
         self._renewer = None
 
-    async def _renewed(self, model: LiveModel, outcome: ModelSpec | ModelRefused) -> None:
+    async def _renewed(self, model: CatalogueModel, outcome: ModelSpec | ModelRefused) -> None:
         if isinstance(outcome, ModelSpec) and outcome.manifest == model.spec.manifest:
             try:
                 await self._images.supply(outcome, renewed=True)
@@ -436,7 +436,7 @@ class Catalogue:
 
     async def _admit(
         self, source: Source, spec: ModelSpec, unwanted: RegistrationCancelled
-    ) -> LiveModel | ModelRefused:
+    ) -> CatalogueModel | ModelRefused:
         async with self._admitting:
             while spec.model in self._leaving:  # an instance may be in a step of a model that bore this name
                 await self._leaving[spec.model].dropped.wait()
@@ -455,7 +455,7 @@ class Catalogue:
             if not self._images.add(spec, pinned=source.pin):
                 return ModelRefused(f"{source.root}: it is to be pinned, and {_PINS}")
             limit = self.budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
-            model = self._models[spec.model] = LiveModel(
+            model = self._models[spec.model] = CatalogueModel(
                 spec,
                 source,
                 self._images,
@@ -481,13 +481,13 @@ class Catalogue:
             return ModelRefused(f"{source.root}: {model.detail}")
         return model
 
-    def _settle(self, model: LiveModel) -> None:
+    def _settle(self, model: CatalogueModel) -> None:
         if model.state == "loading" and model.bound >= set(self._wire.up):
             model.state = "ready"
             self._wire.notify_proxies(ModelUp(model.spec, model.kv_limit_tokens))
             model.settled.set()
 
-    def _fail(self, model: LiveModel, reason: str) -> None:
+    def _fail(self, model: CatalogueModel, reason: str) -> None:
         model.state, model.detail = "failed", reason
         model.settled.set()
 

@@ -10,7 +10,7 @@ import msgspec
 from aegis.core.decision import Decision
 from aegis.core.model import ModelChange
 from aegis.node.live_view_builder import LiveViewBuilder
-from aegis.node.model_catalogue import LiveModel
+from aegis.node.model_catalogue import CatalogueModel
 from aegis.node.node import Node
 from aegis.telemetry.live_view import SeenUntil
 from aegis.telemetry.memory_report import MemoryReport, report_device, report_host_kv, report_model_cache
@@ -27,7 +27,7 @@ class NodeQueries:
         self._node = node
         self._view = LiveViewBuilder(node)
 
-    def models(self) -> Mapping[str, LiveModel]:
+    def models(self) -> Mapping[str, CatalogueModel]:
         return self._node.catalogue.models()
 
     def is_healthy(self) -> tuple[bool, str]:
@@ -47,16 +47,16 @@ class NodeQueries:
     async def ready(self) -> tuple[bool, str]:
         return self.is_ready()
 
-    async def add_model(self, source: str, name: str | None) -> LiveModel:
+    async def add_model(self, source: str, name: str | None) -> CatalogueModel:
         return await self._node.catalogue.add(source, name)
 
     async def remove_model(self, name: str) -> None:
         await self._node.catalogue.remove(name)
 
-    async def unload_model(self, name: str) -> LiveModel:
+    async def unload_model(self, name: str) -> CatalogueModel:
         return self._node.catalogue.unload(name)
 
-    async def change_model(self, name: str, change: ModelChange) -> LiveModel:
+    async def change_model(self, name: str, change: ModelChange) -> CatalogueModel:
         return await self._node.catalogue.change(name, change)
 
     async def metrics(self) -> bytes:

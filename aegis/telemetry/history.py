@@ -12,8 +12,6 @@ from aegis.telemetry.records import Record
 from aegis.telemetry.ring import Ring
 from aegis.telemetry.spans import Span
 
-# Keeps what became of requests: one `Record` for each that has ended.
-
 
 @dataclass(slots=True)
 class _Life:
@@ -32,7 +30,8 @@ class _Life:
 
 
 class RequestLog:
-    """`ended` gets each record. `token_times`: keep when each token came, eight bytes and an object for every one."""
+    """Keeps what becomes of requests. `ended` gets the record of each that has ended. `token_times`: keep when each
+    token came, eight bytes and an object for every one."""
 
     def __init__(self, ended: Callable[[Record], None], *, token_times: bool) -> None:
         self._ended = ended

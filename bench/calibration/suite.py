@@ -26,9 +26,6 @@ from bench.serve import suite
 from bench.serve.settings import Settings
 from bench.workloads.grid import Grid
 
-# What was measured, for people.
-
-
 GOOD_R2 = 0.95
 _NEAR = 0.02  # a fit so near to what can be reached leaves nothing to explain
 

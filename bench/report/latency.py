@@ -17,9 +17,6 @@ from bench.report.panels import latency_cards
 from bench.report.run import Run
 from bench.report.section import RECORDS, SPANS, card, lacking, section
 
-# Where the time of requests went (Aegaeon §7.3, Figure 14).
-
-
 STAGES = ("prefill waiting", "prefill", "decode waiting", "decoding", "switching")
 
 _Busy = dict[tuple[InstanceId, ModelId], Covered]
@@ -27,7 +24,8 @@ _Busy = dict[tuple[InstanceId, ModelId], Covered]
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Totals over `requests`; `unmatched` are those whose prefill was not found."""
+    """Where the time of requests went (Aegaeon §7.3, Figure 14): totals over `requests`; `unmatched` are those whose
+    prefill was not found."""
 
     total_ns: dict[str, int]
     requests: int

@@ -18,17 +18,25 @@ from bench.simulate.cells.figures import CellFigures, summary
 from bench.simulate.cells.suites import OURS, OURS_SPLIT
 from bench.simulate.sweep import Crossing
 
+Columns = Mapping[str, Callable[[Any], str]]
+"""Title → text of a case."""
+
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The table of one suite's file: a row for each of its `cases`, `columns` being title → text of a case. `file` is
-    given if it is not the suite's name."""
+    """The table of one suite's file: a row for each of its `cases`. `file` is given if it is not the suite's name."""
 
     title: str
     cases: str
-    columns: Mapping[str, Callable[[Any], str]]
+    columns: Columns
     file: str | None = None
 
+
+_FIGURES: Columns = {
+    "figure": lambda figure: figure["name"],
+    "value": lambda figure: f"{figure['value']:.4g} {figure['unit']}".rstrip(),
+    "has to be": lambda figure: wanted(figure),
+}
 
 SUITES = {
     "decode": Suite(
@@ -48,11 +56,7 @@ SUITES = {
     "memory": Suite(
         "Moving memory: between instances, to the host and back, under load",
         "figures",
-        {
-            "figure": lambda figure: figure["name"],
-            "value": lambda figure: f"{figure['value']:.4g} {figure['unit']}".rstrip(),
-            "has to be": lambda figure: wanted(figure),
-        },
+        _FIGURES,
     ),
     "proxy": Suite(
         "The proxy alone, where instances answer at once, beside LiteLLM's proxy; each on one core",
@@ -102,11 +106,7 @@ SUITES = {
     "structured": Suite(
         "Structured output, live: the demo market's eight models, eight chats at once with one of them",
         "figures",
-        {
-            "figure": lambda figure: figure["name"],
-            "value": lambda figure: f"{figure['value']:.4g} {figure['unit']}".rstrip(),
-            "has to be": lambda figure: wanted(figure),
-        },
+        _FIGURES,
     ),
     "switch": Suite(
         "Activating a model, beside a memcpy of as many bytes in the same run",

@@ -25,9 +25,6 @@ from bench.simulate.references import Comparison
 from bench.simulate.study import Curve
 from bench.simulate.switching import Switching
 
-# Why a span is there: the decision that led to it.
-
-
 _LED_TO = (SpanKind.PREFILL, SpanKind.DECODE, SpanKind.SWITCH)
 _OF_INSTANCES = (DecisionKind.TURN, DecisionKind.PREFILL)
 

@@ -17,13 +17,11 @@ from bench.report.run import Run
 from bench.report.section import SPANS, card, lacking, section
 from bench.simulate.figures import percentile
 
-# How long changes of model took (Aegaeon §7.3, Figure 15 left).
-
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """Durations in ascending order; `prefetched` where no load began during the change: the weights had come before, or
-    were on their way."""
+    """Durations of changes of model (Aegaeon §7.3, Figure 15 left) in ascending order; `prefetched` where no load began
+    during the change: the weights had come before, or were on their way."""
 
     prefetched_ns: tuple[int, ...]
     loaded_ns: tuple[int, ...]

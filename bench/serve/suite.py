@@ -28,11 +28,10 @@ from bench.serve.settings import Settings
 from bench.serve.table import table
 from bench.serve.workload import Asked, plan_for, read
 
-# What became of each request of a live run, in the form in which a simulation tells it.
-
 
 def record_of(outcome: Outcome, slo: Slo) -> Record:
-    """Times are since the start of the run, the arrival is when it was to be sent."""
+    """What became of a request of a live run, as a simulation tells it. Times are since the start of the run, the
+    arrival is when it was to be sent."""
     times_ns = outcome.token_times_ns
     return Record(
         request=RequestId(outcome.request),

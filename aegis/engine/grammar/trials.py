@@ -28,17 +28,14 @@ from aegis.core.model import Manifest
 from aegis.core.request import Grammar
 from aegis.engine.grammar.trial_messages import Tried, Try, read, write
 
-# One thread that works for several callers, by turns.
-
-
 T = TypeVar("T")
 
 _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class FairThread:
-    """Runs while there are jobs, and keeps no process from ending. A job whose future is cancelled before it begins is
-    left out."""
+    """One thread that works for several callers, by turns. It runs while there are jobs, and keeps no process from
+    ending. A job whose future is cancelled before it begins is left out."""
 
     def __init__(self, *, most_waiting: int) -> None:
         """`most_waiting` jobs of one caller, besides the one that runs."""

@@ -21,8 +21,6 @@ from aegis.telemetry.metrics.series import Families, Series
 from aegis.telemetry.metrics.slo_attainment import AttainmentMetrics
 from aegis.telemetry.model_counts import Tally
 
-# What a process could not log, as a metric.
-
 
 class LogMetrics(Collector):
     """`aegis:log_lines_dropped_total`, of all proxies together."""

@@ -22,11 +22,9 @@ from aegis.device.cuda.driver import Driver, Gpu
 from bench.common import result_files
 from bench.common.figures import Figure
 
-# Whether this machine can run what needs a GPU.
-
 
 def why_no_gpu() -> str | None:
-    """The reason why it cannot run, in one line; None if it can."""
+    """The reason why this machine cannot run what needs a GPU, in one line; None if it can."""
     try:
         Gpu(Driver(), 0)
     except UserError as error:

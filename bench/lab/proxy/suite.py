@@ -24,9 +24,6 @@ from bench.lab.proxy.child import Cores, kept_to
 from bench.lab.proxy.rounds import Idle, Plan, Round, measure, measure_idle, warm_up
 from bench.lab.proxy.sides import aegis_side, litellm_side, litellm_version
 
-# The evenness of a core: a loop without requests, again and again. Requests cannot be more even than that.
-
-
 _TRIAL = 20_000  # turns of the loop
 
 
@@ -38,7 +35,7 @@ class Pace(Struct, frozen=True):
 
 
 def pace(core: int, length_ms: float, times: int) -> Pace:
-    """A loop of about `length_ms`, that many times."""
+    """The evenness of a core: a loop of about `length_ms`, that many times. Requests cannot be more even than that."""
     with kept_to((core,)):
         trial_ns = median(_took_ns(_TRIAL) for _ in range(9))
         turns = max(int(_TRIAL * length_ms * NS_PER_MS / trial_ns), 1)

@@ -15,11 +15,10 @@ from msgspec import Struct
 
 from proxy.http.streaming.reply_parts import CallArguments, CallBegun, Part, held, text_parts
 
-# Where a JSON object that arrives in pieces ends.
-
 
 class Balance:
-    """Counts braces outside of strings. `depth` is how many are open already."""
+    """Finds the end of a JSON object that arrives in pieces: counts braces outside of strings. `depth` is how many are
+    open already."""
 
     __slots__ = ("_depth", "_escaped", "_quoted")
 

@@ -17,7 +17,7 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import DropModel
 from aegis.core.model import ModelChange, ModelSpec, Slo
 from aegis.models.sources import Source
-from aegis.node.model_catalogue import COMING_MAX, REGISTRATIONS_AT_ONCE, Catalogue, LiveModel
+from aegis.node.model_catalogue import COMING_MAX, REGISTRATIONS_AT_ONCE, Catalogue, CatalogueModel
 from aegis.node.registration import RegistrationCancelled, Report, register, was_unloaded
 from aegis.sim.faults.fake_models import make_spec
 from memory.budget import Budget
@@ -44,7 +44,7 @@ def _catalogue(*, host_slabs: int, context_tokens: int) -> Catalogue:
     )
     limit = budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
     source = Source(spec.model, Path(), None, Slo())
-    catalogue._models[spec.model] = LiveModel(spec, source, images, None, limit, 0)
+    catalogue._models[spec.model] = CatalogueModel(spec, source, images, None, limit, 0)
     return catalogue
 
 
@@ -135,7 +135,10 @@ class _Adding:
 
 
 def _while_adding(
-    tmp_path: Path, work: Callable[[_Adding, asyncio.Task[LiveModel]], Coroutine[Any, Any, None]], *, instances: int = 0
+    tmp_path: Path,
+    work: Callable[[_Adding, asyncio.Task[CatalogueModel]], Coroutine[Any, Any, None]],
+    *,
+    instances: int = 0,
 ) -> None:
     """`work` is done once the registrar has begun; no instance ever answers."""
     (tmp_path / "checkpoint").mkdir()
@@ -166,14 +169,14 @@ def _while_adding(
     asyncio.run(main())
 
 
-async def _refused(asked: asyncio.Task[LiveModel]) -> tuple[int, str]:
+async def _refused(asked: asyncio.Task[CatalogueModel]) -> tuple[int, str]:
     with pytest.raises(UserError) as refusal:
         await asked
     return refusal.value.status, refusal.value.message
 
 
 def test_a_model_that_is_being_registered_can_be_unloaded(tmp_path: Path) -> None:
-    async def work(adding: _Adding, asked: asyncio.Task[LiveModel]) -> None:
+    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         await adding.catalogue.remove(adding.model)
         assert adding.states() == ([], [], 0)
         status, message = await _refused(asked)
@@ -186,7 +189,7 @@ def test_a_model_that_is_being_registered_can_be_unloaded(tmp_path: Path) -> Non
 
 
 def test_its_name_is_taken_meanwhile_and_free_afterwards(tmp_path: Path) -> None:
-    async def work(adding: _Adding, asked: asyncio.Task[LiveModel]) -> None:
+    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         again = adding.catalogue.add(str(tmp_path / "checkpoint"), adding.model)
         assert (await _refused(asyncio.create_task(again)))[0] == 409
         await adding.catalogue.remove(adding.model)
@@ -198,7 +201,7 @@ def test_its_name_is_taken_meanwhile_and_free_afterwards(tmp_path: Path) -> None
 
 
 def test_a_registration_ends_with_who_asked_for_it(tmp_path: Path) -> None:
-    async def work(adding: _Adding, asked: asyncio.Task[LiveModel]) -> None:
+    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         asked.cancel()
         await asyncio.wait([asked])
         assert adding.states() == ([], [], 0)
@@ -208,7 +211,7 @@ def test_a_registration_ends_with_who_asked_for_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("leaves", [True, False])
 def test_a_model_that_instances_are_binding_does_not_stay(tmp_path: Path, leaves: bool) -> None:
-    async def work(adding: _Adding, asked: asyncio.Task[LiveModel]) -> None:
+    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         adding.registrar.go_on.set()
         await adding.until(adding.catalogue.models)
         if leaves:
@@ -226,7 +229,7 @@ def test_a_model_that_instances_are_binding_does_not_stay(tmp_path: Path, leaves
 def test_so_many_registrations_are_under_way_and_others_wait_for_their_turn(tmp_path: Path) -> None:
     """Whoever waits can be unloaded, or leave."""
 
-    async def work(adding: _Adding, asked: asyncio.Task[LiveModel]) -> None:
+    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         catalogue, source = adding.catalogue, str(tmp_path / "checkpoint")
         names = [f"more-{number}" for number in range(5)]
         more = {name: asyncio.create_task(catalogue.add(source, name)) for name in names}
@@ -258,7 +261,7 @@ def test_so_many_registrations_are_under_way_and_others_wait_for_their_turn(tmp_
 
 
 def test_no_more_than_so_many_are_coming(tmp_path: Path) -> None:
-    async def work(adding: _Adding, asked: asyncio.Task[LiveModel]) -> None:
+    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         catalogue, source = adding.catalogue, str(tmp_path / "checkpoint")
         more = [asyncio.create_task(catalogue.add(source, f"more-{number}")) for number in range(COMING_MAX - 1)]
         await adding.until(lambda: len(catalogue.coming()) == COMING_MAX)
