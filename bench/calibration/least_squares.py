@@ -127,8 +127,9 @@ def _weighted(features: Matrix, durations: Vector, deviations: Vector) -> Vector
     most = 0.0  # of the squares, explained
     for size in range(1, count + 1):
         for chosen in map(list, combinations(range(count), size)):
-            found = np.linalg.lstsq(products[np.ix_(chosen, chosen)], targets[chosen], rcond=None)[0]
-            explained = float(2 * found @ targets[chosen] - found @ products[np.ix_(chosen, chosen)] @ found)
+            own, aimed = products[np.ix_(chosen, chosen)], targets[chosen]
+            found = np.linalg.lstsq(own, aimed, rcond=None)[0]
+            explained = float(2 * found @ aimed - found @ own @ found)
             if (found >= 0).all() and explained > most * (1 + _AS_MUCH):
                 most, best = explained, np.zeros(count)
                 best[chosen] = found

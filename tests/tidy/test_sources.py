@@ -49,6 +49,12 @@ def tree(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes(file: Path) -> tuple[ast.AST, ...]:
+    """All of the file's, for every rule looks through them."""
+    return tuple(ast.walk(tree(file)))
+
+
 def place(file: Path, node: ast.AST | None = None) -> str:
     return f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
 
@@ -62,7 +68,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def imported(file: Path) -> Iterator[tuple[str, ast.AST]]:
-    for node in ast.walk(tree(file)):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -79,7 +85,7 @@ def test_files_are_short() -> None:
 def test_functions_are_short() -> None:
     long = {}
     for file in product():
-        for node in ast.walk(tree(file)):
+        for node in nodes(file):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) else node.body
                 count = body[-1].end_lineno - body[0].lineno + 1 if body else 0  # type: ignore[operator]
@@ -96,7 +102,7 @@ def test_public_classes_that_do_something_say_what() -> None:
     silent = [
         f"{place(file, node)} {node.name}"
         for file in product()
-        for node in ast.walk(tree(file))
+        for node in nodes(file)
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
         if _acts(node) and not _told(node)
     ]
@@ -117,8 +123,7 @@ def _told(node: ast.ClassDef) -> bool:
 
 
 def test_nothing_runs_foreign_code_or_stops_a_whole_device() -> None:
-    nodes = [(file, node) for file in product() for node in ast.walk(tree(file))]
-    found = [f"{place(file, node)} {what}" for file, node in nodes if (what := _banned(node))]
+    found = [f"{place(file, node)} {what}" for file in product() for node in nodes(file) if (what := _banned(node))]
     assert found == []
 
 
@@ -157,7 +162,7 @@ def test_the_serving_path_never_sleeps() -> None:
         place(file, node)
         for file in product()
         if place(file).startswith(SERVING)
-        for node in ast.walk(tree(file))
+        for node in nodes(file)
         if isinstance(node, ast.Attribute) and dotted(node) == "time.sleep"
     ]
     assert sleeping == []
