@@ -82,12 +82,12 @@ def _flood(server: Server, number: int) -> None:
 
 def _heavy_body(server: Server, number: int) -> None:
     content = list(HEAVY.values())[number % len(HEAVY)]
-    httpx.post(server.url + "/v1/completions", content=content, timeout=WAIT_S, trust_env=False)
+    httpx.post(server.url + "/v1/completions", content=content, timeout=WAIT_S, trust_env=False, verify=False)
 
 
 def _tokenize(server: Server, number: int) -> None:
     body = {"model": "llama", "prompt": ("the cat", "x", "0123456789")[number % 3] * 50_000}
-    httpx.post(server.url + "/tokenize", json=body, timeout=WAIT_S, trust_env=False)
+    httpx.post(server.url + "/tokenize", json=body, timeout=WAIT_S, trust_env=False, verify=False)
 
 
 ATTACKS: dict[str, Callable[[Server, int], None]] = {
@@ -149,7 +149,7 @@ def test_a_thread_that_keeps_the_interpreter_does_not_keep_it_from_ending(
 
         def ends(server: Server, number: signal.Signals) -> None:
             with pytest.raises(httpx.TimeoutException):
-                httpx.get(server.url + "/health", timeout=1, trust_env=False)
+                httpx.get(server.url + "/health", timeout=1, trust_env=False, verify=False)
             began_s = time.monotonic()
             server.process.send_signal(number)
             assert server.process.wait(WAIT_S) == -signal.SIGKILL

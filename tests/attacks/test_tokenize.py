@@ -55,7 +55,7 @@ def test_a_prompt_is_tokenized_soon_when_all_is_quiet(server: Server) -> None:
 def test_megabytes_of_text_keep_nobody_waiting(server: Server, path: str) -> None:
     bodies = [body_of(path, number) for number in range(CLIENTS)]
     limits = httpx.Limits(max_connections=None)
-    with httpx.Client(base_url=server.url, timeout=WAIT_S, limits=limits, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, timeout=WAIT_S, limits=limits, trust_env=False, verify=False) as client:
 
         def attack(number: int) -> list[int]:
             headers = {"content-type": "application/json"}
@@ -75,7 +75,7 @@ def test_those_that_leave_before_their_text_is_tokenized_keep_nobody_waiting(ser
     body = body_of("/tokenize", 0)
 
     def attack(_: int) -> list[int]:
-        with httpx.Client(base_url=server.url, timeout=0.05, trust_env=False) as client:
+        with httpx.Client(base_url=server.url, timeout=0.05, trust_env=False, verify=False) as client:
             return for_seconds(ATTACK_S, lambda: asked(client))
 
     def asked(client: httpx.Client) -> int:
@@ -123,7 +123,7 @@ def test_tokenizing_counts_as_a_request(limited: Server, name: str) -> None:
     headers = {"authorization": f"Bearer sk-{name}"}
     began_s = time.monotonic()
     replies = [
-        httpx.post(limited.url + path, json=body, headers=headers, timeout=WAIT_S, trust_env=False)
+        httpx.post(limited.url + path, json=body, headers=headers, timeout=WAIT_S, trust_env=False, verify=False)
         for _ in range(ALLOWED + 2)
     ]
     came_back = int((time.monotonic() - began_s) * ALLOWED / 60)
@@ -136,7 +136,7 @@ def test_it_counts_with_what_is_generated(limited: Server) -> None:
     generate = ("/v1/completions", {"model": "llama", "prompt": [5, 6], "max_tokens": 1})
     calls = [CALLS["tokenize"], generate, CALLS["detokenize"], generate, CALLS["chat"], CALLS["tokenize"], generate]
     replies = [
-        httpx.post(limited.url + path, json=body, headers=headers, timeout=WAIT_S, trust_env=False)
+        httpx.post(limited.url + path, json=body, headers=headers, timeout=WAIT_S, trust_env=False, verify=False)
         for path, body in calls
     ]
     assert [reply.status_code for reply in replies] == [200] * ALLOWED + [429] * 2

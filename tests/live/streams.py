@@ -76,7 +76,7 @@ class Stream:
 
 def client_of(url: str) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    return httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=limits, trust_env=False)
+    return httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=limits, trust_env=False, verify=False)
 
 
 async def until(condition: Callable[[], bool], what: str, within_s: float = WAIT_S) -> None:

@@ -77,7 +77,9 @@ def test_it_is_refused_with_what_is_wrong(
 def test_what_is_no_json_object_is_refused(server: Server, content: bytes) -> None:
     for path in (COMPLETIONS, CHAT, "/models/load"):
         headers = {"content-type": "application/json"}
-        reply = httpx.post(server.url + path, content=content, headers=headers, timeout=WAIT_S, trust_env=False)
+        reply = httpx.post(
+            server.url + path, content=content, headers=headers, timeout=WAIT_S, trust_env=False, verify=False
+        )
         assert reply.status_code == 400
         assert reply.json()["error"]["message"]
     works(server)

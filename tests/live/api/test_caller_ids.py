@@ -20,7 +20,9 @@ ASKS = 12
 def client_of(server: Server, caller: str, request: str = ID) -> httpx.AsyncClient:
     headers = {"authorization": f"Bearer {UNLIMITED[caller]}"} | ({"x-request-id": request} if request else {})
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    return httpx.AsyncClient(base_url=server.url, headers=headers, timeout=WAIT_S, limits=limits, trust_env=False)
+    return httpx.AsyncClient(
+        base_url=server.url, headers=headers, timeout=WAIT_S, limits=limits, trust_env=False, verify=False
+    )
 
 
 def body_of(caller: str) -> dict[str, Any]:

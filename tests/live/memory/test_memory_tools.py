@@ -171,10 +171,13 @@ def test_a_wrong_command_is_refused(roomy: Server, how: str, body: dict[str, str
 def test_strangers_neither_see_nor_move_memory(roomy: Server) -> None:
     elsewhere = {"x-forwarded-for": "192.0.2.7"}
     url = f"{roomy.url}/debug/memory"
-    assert httpx.get(url, headers=elsewhere, timeout=WAIT_S, trust_env=False).status_code == httpx.codes.FORBIDDEN
+    assert (
+        httpx.get(url, headers=elsewhere, timeout=WAIT_S, trust_env=False, verify=False).status_code
+        == httpx.codes.FORBIDDEN
+    )
     for how in ("limit", "trim"):
         body = {"instance": "decode-0"}
-        answer = httpx.post(f"{url}/{how}", json=body, headers=elsewhere, timeout=WAIT_S, trust_env=False)
+        answer = httpx.post(f"{url}/{how}", json=body, headers=elsewhere, timeout=WAIT_S, trust_env=False, verify=False)
         assert answer.status_code == httpx.codes.FORBIDDEN
 
 
