@@ -18,6 +18,7 @@ from decode.policies.decode_first import DecodeFirst
 from decode.policies.dedicated import Dedicated
 from decode.policies.least_slack import LeastSlack
 from decode.policies.muxserve import MuxServe
+from decode.policies.muxwise import MuxWise
 from decode.policies.prefill_first import PrefillFirst
 from decode.policies.qlm import Qlm
 from decode.policies.serverlessllm import ServerlessLlm, ServerlessLlmAsPublished
@@ -77,6 +78,7 @@ class Recipe:
     switch_ns: int | None = None
     equal_copies: bool = False  # a simulated link is shared by all its copies alike, whatever they are for
     divides_memory: bool = False  # among so many instances: none can join
+    lanes: bool = False  # it is made for devices that are divided
     give_up_ns: int | None = None  # a request without a token after so long fails when the next one arrives
 
     def roles_of(self, asked: Roles | None, *, counted: bool) -> Roles:
@@ -153,6 +155,12 @@ RECIPES: Mapping[str, Recipe] = {
             policy=lambda site: MuxServe(site.memory_bytes * 3 // 4),
             switch_ns=0,  # each model has an engine of its own there
             divides_memory=True,
+        ),
+        Recipe(
+            name="muxwise",
+            about="prefill and decode side by side on parts of one device (MuxWise)",
+            policy=lambda site: MuxWise(site.turns),
+            lanes=True,
         ),
         Recipe(
             name="dedicated",

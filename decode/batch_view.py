@@ -6,7 +6,43 @@ from aegis.core.estimators import Latency
 from aegis.core.model import Slo
 from aegis.core.views import BatchView, TurnRules
 from decode.sequences import Sequence, Where
-from decode.worklist import Batch
+from decode.step_times import ChangeTimes, StepTimes
+from decode.worklist import Batch, WorkList
+from memory.instance_models import InstanceModels
+from memory.ledger import Ledger
+
+
+class BatchViews:
+    """Of the batches of one instance."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        work: WorkList,
+        models: InstanceModels,
+        step_times: StepTimes,
+        change_times: ChangeTimes,
+    ) -> None:
+        self.ledger = ledger
+        self.work = work
+        self.step_times = step_times
+        self._models = models
+        self._change_times = change_times
+
+    def of(self, batch: Batch, now_ns: int) -> BatchView:
+        model, weights = batch.model, self.ledger.weights
+        return view_of(
+            batch,
+            self.step_times.latency[model],
+            self.ledger.specs[model].slo,
+            self.work.rules,
+            now_ns,
+            change_ns=self._change_times.ns,
+            active=model == self._models.active,
+            resident=weights.is_resident(model) or weights.is_loading(model),
+            there=weights.is_resident(model),
+            turn_ns=self.work.had_turn_ns(batch, now_ns),
+        )
 
 
 def view_of(
@@ -22,11 +58,13 @@ def view_of(
     there: bool,
     turn_ns: int | None,
 ) -> BatchView:
-    """`latency` and `slo` are its model's. Only values that the rules of the policy ask for are computed."""
-    waiting = [s for s in batch.sequences if s.lacks] if batch.waiting else []
-    decoding = [s for s in batch.sequences if not s.lacks] if waiting else batch.sequences
+    """`latency` and `slo` are its model's. Only values that the rules of the policy ask for are computed. Sequences in
+    a run on the second lane are left out."""
+    sequences = [s for s in batch.sequences if not s.beside] if batch.beside else batch.sequences
+    waiting = [s for s in sequences if s.lacks] if batch.waiting else []
+    decoding = [s for s in sequences if not s.lacks] if waiting else sequences
     squares = sum([s.cached**2 - (s.cached - s.lacks) ** 2 for s in waiting])
-    step_ns = latency.decode_ns(sum([s.cached for s in batch.sequences]), len(batch.sequences))
+    step_ns = latency.decode_ns(sum([s.cached for s in sequences]), len(sequences))
     switch_ns = latency.switch_ns()
     prefill_ns = latency.prefills_ns(len(waiting), sum([s.lacks for s in waiting]), squares)
     cuts = rules.chunk_tokens is not None
@@ -42,7 +80,7 @@ def view_of(
         slo.tbt_ns,
         switch_ns,
         change_ns,
-        tuple([s.job.request for s in batch.sequences]),
+        tuple([s.job.request for s in sequences]),
         waiting=len(waiting),
         prefill_ns=prefill_ns,
         first_due_ns=min([s.job.urgent_ns(slo, s.generated) for s in waiting], default=None),
@@ -54,7 +92,7 @@ def view_of(
         resident=resident,
         turn_ns=turn_ns,
         relaxed_by_ns=_relaxed_by_ns(
-            batch.sequences, slo, now_ns, lead_ns=lead_ns, prefill_ns=prefill_ns, later_ttfts=rules.later_ttfts
+            sequences, slo, now_ns, lead_ns=lead_ns, prefill_ns=prefill_ns, later_ttfts=rules.later_ttfts
         ),
         there=there and now_ns >= batch.stuck_until_ns,
         gap_ns=slo.gap_ns,

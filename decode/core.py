@@ -14,14 +14,15 @@ in one of its turns, before the batch's next decode step; its KV is on the devic
 until when nobody needs a step, longer prefills are cut into chunks: between two of them the batch has a step, or
 another one its turn, and what is there of the sequence's KV may be put away and brought back like any other.
 docs/pieces.md explains these pieces of prompts, and the pauses of a turn in which another batch has one run.
+
+A device that is divided has a second lane beside that of the turn (`decode.second_lane`).
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from aegis.core.block_runs import first_blocks
-from aegis.core.effects import Effect, EndRun, Row, Run, Track, Untrack
+from aegis.core.effects import DivideDevice, Effect, EndRun, Row, Run, Track, Untrack
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
 from aegis.core.ids import ONLY_MACHINE, InstanceId, MachineId, ModelId, ProxyId, RequestId, proxy_of
@@ -42,7 +43,6 @@ from aegis.core.messages import (
     KvFetched,
     KvReleased,
     MeetProxy,
-    Phase,
     Ping,
     Prefilled,
     PrefixChecked,
@@ -52,22 +52,24 @@ from aegis.core.messages import (
     ReturnSlabs,
     SetSlo,
     Shutdown,
-    Started,
     Submit,
     TakeBack,
     Tokens,
     UnloadModel,
 )
 from aegis.core.request import Job
-from aegis.core.views import BatchView, RoundPolicy
-from decode.batch_view import view_of
+from aegis.core.views import RoundPolicy
+from decode.batch_view import BatchViews
 from decode.eviction import Eviction
 from decode.eviction_reasons import EvictionReasons
 from decode.kv_arrivals import Arrivals
 from decode.kv_swap import KvSwap
 from decode.lost_peers import LostPeers
-from decode.prefill_chunks import chunk_stop, prompt_rank_ns
+from decode.phases import Phases
+from decode.prefill_chunks import next_row, prompt_rank_ns
 from decode.reasons import TurnReasons
+from decode.rows import decode_rows
+from decode.second_lane import SecondLane
 from decode.sequences import Counters, Room, Sequence, Where
 from decode.step_times import ChangeTimes, StepTimes
 from decode.worklist import Batch, RunningTurn, WorkList
@@ -95,10 +97,12 @@ class DecodeCore:
         machine: MachineId = ONLY_MACHINE,
         explains: bool = False,
         reuses: bool = False,
+        lane_shares: tuple[tuple[int, ...], ...] = (),
     ) -> None:
-        """KV that lies on another machine is fetched first. Where it `reuses` KV, that of sequences that end is offered
-        to the node. Where it `explains`, there is a `Decision` among the effects for each turn that is given, where
-        there was a choice, for what leaves the device, and for each request that is given up."""
+        """`lane_shares` are the divisions that the device offers, which a policy of lanes uses. KV that lies on another
+        machine is fetched first. Where it `reuses` KV, that of sequences that end is offered to the node. Where it
+        `explains`, there is a `Decision` among the effects for each turn that is given, where there was a choice, for
+        what leaves the device, and for each request that is given up."""
         self.instance = instance
         self.machine = machine
         self.ledger = ledger
@@ -116,9 +120,12 @@ class DecodeCore:
         self._changes = False  # it is the first of another model
         self._step_times = StepTimes(hardware)
         self._models = InstanceModels(ledger, send)
+        self._views = BatchViews(ledger, self._work, self._models, self._step_times, self._change_times)
+        self._phases = Phases(self.counters, self._effects)
         self._lost_peers = LostPeers(self._kv, self._arrivals, send)
         self._eviction_reasons = EvictionReasons(instance, self._work, self._step_times.latency) if explains else None
         self._eviction = Eviction(ledger, self._kv, self._work, self.counters, self._give_up, self._eviction_reasons)
+        self._second = SecondLane(lane_shares, policy, self._views, self._eviction)
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
         """Takes one event; returns what to do, in order."""
@@ -160,17 +167,26 @@ class DecodeCore:
                 pass  # nothing is handed over from here
             case ReleaseKv() | MeetProxy() | Ping() | Shutdown():
                 raise AssertionError(f"not for a decode instance: {event}")
-        begun = self._advance(now_ns)
+        self._ask(*self._advance(now_ns))
+        return self._effects.take()
+
+    def _ask(self, begun: bool, divide: DivideDevice | None, beside: Batch | None) -> None:
+        """Puts the runs that begin, or are to end, behind everything else."""
         surplus = self._kv.surplus_slabs()
         if surplus:
             self._effects.send(ReturnSlabs(surplus))
         self._effects.flush()
+        if divide:
+            self._effects.append(divide)
         if begun:
             self._effects.append(self._run())
             self._work.under_way = True
         elif self._work.stepping and self._stale():
             self._effects.append(EndRun())
-        return self._effects.take()
+        if beside:
+            self._effects.append(self._second.run(beside))
+        elif self._second.stale():
+            self._effects.append(EndRun(1))
 
     @property
     def active(self) -> ModelId | None:
@@ -235,7 +251,7 @@ class DecodeCore:
             self._arrivals.leave(sequence)
             return
         self._work.leave(sequence)
-        if sequence not in self._work.stepping:
+        if sequence not in self._work.busy:
             self._kv.drop(sequence, keep=keep)
 
     def _cancel(self, event: Cancel) -> None:
@@ -260,12 +276,20 @@ class DecodeCore:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def _stepped(self, event: Stepped, now_ns: int) -> None:
-        stepped, (prompts, self._prompts) = self._work.ended(), (self._prompts, ())
-        self._change_times.saw(now_ns - self._begun_ns - event.duration_ns, changed=self._changes)
+        stepped, prompts = self._ended(event.lane)
+        if not event.lane:
+            self._change_times.saw(now_ns - self._begun_ns - event.duration_ns, changed=self._changes)
         for sequence, row in zip(stepped, prompts, strict=False):
             self._prefilled(sequence, row, event, now_ns)
         if len(stepped) > len(prompts):
             self._decoded(stepped[len(prompts) :], event, now_ns)
+
+    def _ended(self, lane: int) -> tuple[tuple[Sequence, ...], tuple[Row, ...]]:
+        """The sequences of the run on the lane, which has ended, and its rows of prompts."""
+        if lane:
+            return self._second.ended()
+        prompts, self._prompts = self._prompts, ()
+        return self._work.ended(), prompts
 
     def _decoded(self, stepped: tuple[Sequence, ...], event: Stepped, now_ns: int) -> None:
         steps, rows = len(event.steps), len(stepped)
@@ -274,11 +298,12 @@ class DecodeCore:
         context = sum([s.cached for s in stepped]) + rows * (steps - 1) // 2
         step_ns = event.duration_ns // steps
         model = stepped[0].job.model
-        took = self._step_times.saw(model, now_ns, context_tokens=context, rows=rows, step_ns=step_ns)
-        if took:
-            self._effects.send(took)
+        if not self._second.saw_steps(model, rows, context, step_ns, lane=event.lane):
+            took = self._step_times.saw(model, now_ns, context_tokens=context, rows=rows, step_ns=step_ns)
+            if took:
+                self._effects.send(took)
         turn = self._work.turn
-        if turn:
+        if turn and not event.lane:
             turn.batch.chunked = False
             if turn.prefills_next and self._work.rules.chunk_tokens is not None:
                 self._work.cut()  # the next piece may be as long as the streams allow now
@@ -301,14 +326,15 @@ class DecodeCore:
         self.counters.prompt_tokens += row.stop - row.start
         if event.duration_ns:
             start = row.start if sequence.prefill_ns else sequence.reused
-            self._step_times.latency[job.model].saw_prefill(row.stop, event.duration_ns, start)
+            if not self._second.saw_prefill(job.model, row, start, event.duration_ns, lane=event.lane):
+                self._step_times.latency[job.model].saw_prefill(row.stop, event.duration_ns, start)
         sequence.prefill_ns += event.duration_ns
         if sequence.dropped:
             self._kv.drop(sequence, keep=True)
         elif row.samples:
             sequence.last_ns = now_ns
             self._first_token(sequence, event)
-        else:
+        elif not event.lane:
             self._work.cut()
 
     def _first_token(self, sequence: Sequence, event: Stepped) -> None:
@@ -326,8 +352,7 @@ class DecodeCore:
             self._effects.send(Prefilled(job.request, job.attempt, token, None, sequence.prefill_ns))
 
     def _step_failed(self, event: StepFailed) -> None:
-        self._prompts = ()
-        stepped = self._work.ended()
+        stepped, _ = self._ended(event.lane)
         for sequence in stepped:
             if sequence.dropped:
                 self._kv.drop(sequence)
@@ -355,8 +380,9 @@ class DecodeCore:
         self.ledger.progress(event.stream, event.value)
         self._kv.progress(event.stream)
 
-    def _advance(self, now_ns: int) -> bool:
-        """Whether a step begins: it is the last thing this event asks for, with everything else under way."""
+    def _advance(self, now_ns: int) -> tuple[bool, DivideDevice | None, Batch | None]:
+        """Whether a step begins: it is the last thing this event asks for, with everything else under way; what has to
+        be done before it, and whose run begins on the second lane."""
         if self._arrivals:
             self._arrivals.advance(idle=not self._work.batches)
         if self._lost_peers:
@@ -368,18 +394,24 @@ class DecodeCore:
         if self.ledger.balloon.owes and self._eviction.give_way(now_ns):
             self._end_turn()
             self.ledger.balloon.settle(now_ns)
-        if not self._work.stepping:
+        if not self._work.busy:
             self._kv.compact(self._by_request.values())
         self._eviction.abandon_unwanted()
         turn = self._work.turn
         if self._work.stepping and turn and not turn.pause:  # who comes meanwhile need not wait for the end of the run
             self._eviction.bring_in(turn.batch)
         begun = not self._work.stepping and self._find_step(now_ns)
+        divide, beside = self._second.fill(now_ns, begins=begun)
+        if beside:
+            self._phases.begin(self._work.beside, self._second.prompts)
+        if self._second.left:
+            self._phases.stop(self._second.forget_left())
         if self._work.stepping and self._work.rules.prefetches:
             self._eviction.prefetch()
-        if begun and not self.ledger.balloon.owes:
-            self._eviction.grow_ahead(self._work.stepping)
-        return begun
+        if not self.ledger.balloon.owes:
+            self._eviction.grow_ahead(self._work.stepping if begun else ())
+            self._eviction.grow_ahead(self._work.beside if beside else ())
+        return begun, divide, beside
 
     def _find_step(self, now_ns: int) -> bool:
         """Goes on with the turn, or from turn to turn, until a step can begin or something has to be waited for."""
@@ -391,7 +423,7 @@ class DecodeCore:
 
     def _turn_now(self, now_ns: int) -> RunningTurn | None:
         previous, holder = self._work.turn, self._work.holder
-        turn = self._work.turn_now(now_ns, lambda batch: self._view(batch, now_ns))
+        turn = self._work.turn_now(now_ns, lambda batch: self._views.of(batch, now_ns))
         if turn is None:
             self.ledger.balloon.content()
             if self.ledger.balloon.owes:
@@ -405,31 +437,11 @@ class DecodeCore:
         return turn
 
     def _preempt(self, batch: Batch) -> None:
-        stopped = [s for s in batch.sequences if s.running]
-        for sequence in stopped:
-            sequence.running = False
-        self.counters.preemptions += len(stopped)
-        if stopped:
-            self._effects.send(Phase(tuple(s.job.request for s in stopped), running=False))
+        self._phases.stop(batch.sequences)
         if not self._work.rules.keeps_kv:
             for sequence in [s for s in batch.sequences if s.where is not Where.NOWHERE]:
                 self.counters.given_up += 1
                 self._give_up(sequence, "its turn is over, and no KV is kept over a switch")
-
-    def _view(self, batch: Batch, now_ns: int) -> BatchView:
-        model, weights = batch.model, self.ledger.weights
-        return view_of(
-            batch,
-            self._step_times.latency[model],
-            self.ledger.specs[model].slo,
-            self._work.rules,
-            now_ns,
-            change_ns=self._change_times.ns,
-            active=model == self._models.active,
-            resident=weights.is_resident(model) or weights.is_loading(model),
-            there=weights.is_resident(model),
-            turn_ns=self._work.had_turn_ns(batch, now_ns),
-        )
 
     def _end_turn(self) -> None:
         """Before its time, for another instance."""
@@ -451,30 +463,34 @@ class DecodeCore:
             if not self._eviction.load(model):
                 return self._stuck(turn)
             turn.switching.loading_ns = now_ns
-        ready = [s for s in turn.batch.sequences if s.where is Where.DEVICE and not s.lacks and self._eviction.grow(s)]
+        ready = [s for s in self._there(turn.batch) if self._eviction.grow(s)]
         # who decodes has to wait in turns that do not: else what is to be prefilled would be refused its room for ever
         self._eviction.bring_in(turn.batch, decodes=turn.decodes)
         if weights.is_loading(model):
             return False
         turn.switching.loaded(now_ns)
-        step_due = ready and turn.decodes and turn.batch.chunked
-        if turn.prefills_next and not step_due and self._begin_prefill(turn, now_ns):
+        step_due = ready and turn.decodes and (self._second.takes(turn.batch, ready, now_ns) or turn.batch.chunked)
+        if turn.prefills_next and not step_due and not self._work.beside and self._begin_prefill(turn, now_ns):
             return False
         if ready and turn.decodes:
             self._begin_decode(turn, ready, now_ns)
             return False
-        waits = self.ledger.transfers.in_flight or self._kv.checking
+        waits = self.ledger.transfers.in_flight or self._kv.checking or self._work.beside
         return not waits and self._stuck(turn)
+
+    def _there(self, batch: Batch) -> list[Sequence]:
+        """Its sequences that the first lane can decode."""
+        return [s for s in batch.sequences if s.where is Where.DEVICE and not s.lacks and not s.beside]
 
     def _try_pause(self, turn: RunningTurn, now_ns: int) -> bool:
         """A pause takes what is there: for it nothing is brought in, and nothing leaves."""
         batch = turn.batch
         if self.ledger.weights.is_resident(batch.model):
             turn.switching.loaded(now_ns)
-            if turn.prefills_next and self._has_room(batch.next_waiting()) and self._begin_prefill(turn, now_ns):
+            prefills = turn.prefills_next and not self._work.beside
+            if prefills and self._has_room(batch.next_waiting()) and self._begin_prefill(turn, now_ns):
                 return False
-            there = [s for s in batch.sequences if s.where is Where.DEVICE and not s.lacks and self._has_room(s)]
-            ready = [s for s in there if self._eviction.grow(s)]
+            ready = [s for s in self._there(batch) if self._has_room(s) and self._eviction.grow(s)]
             if ready and turn.decodes:
                 self._begin_decode(turn, ready, now_ns)
                 return False
@@ -500,41 +516,20 @@ class DecodeCore:
             return False
         sequence.where = Where.DEVICE
         self._kv.look_around(sequence, self._by_request.values())
-        row = self._next_chunk(sequence, turn.free_until_ns, now_ns)
+        within_ns = None if turn.free_until_ns is None else turn.free_until_ns - now_ns
+        row = next_row(sequence, self._step_times.latency[batch.model], self._work.rules, within_ns)
         self._prompts = (row,)
         sequence.lacks = sequence.cached - row.stop
         batch.chunked = not row.samples
         batch.waiting -= row.samples
         self._begin_step(turn, (sequence,), now_ns)
         if row.start == sequence.reused:
-            self._begins(sequence)
+            self._phases.prefill(sequence)
         return True
-
-    def _begins(self, sequence: Sequence) -> None:
-        """The first run of its prefill. If it starts after reused KV, the engine has to be told (`Track`): a prefill
-        starts a sequence by itself only at position 0."""
-        job = sequence.job
-        if sequence.reused:
-            self._effects.append(Track(job, job.sent))
-        self._effects.send(Started(job.request, job.attempt))
-
-    def _next_chunk(self, sequence: Sequence, until_ns: int | None, now_ns: int) -> Row:
-        job, stop, least_tokens = sequence.job, sequence.cached, self._work.rules.chunk_tokens
-        if until_ns is not None and least_tokens is not None:
-            chunk_ns = until_ns - now_ns
-            stop = chunk_stop(
-                sequence, self._step_times.latency[job.model], chunk_ns=chunk_ns, least_tokens=least_tokens
-            )
-        blocks = first_blocks(sequence.device, sequence.shape.blocks_for(stop))
-        return Row(job, sequence.cached - sequence.lacks, stop, blocks, len(job.sent))
 
     def _begin_decode(self, turn: RunningTurn, ready: list[Sequence], now_ns: int) -> None:
         self._begin_step(turn, tuple(ready), now_ns)
-        resumed = [s for s in ready if not s.running]
-        if resumed:
-            for sequence in resumed:
-                sequence.running = True
-            self._effects.send(Phase(tuple([s.job.request for s in resumed]), running=True))
+        self._phases.run(ready)
 
     def _begin_step(self, turn: RunningTurn, stepping: tuple[Sequence, ...], now_ns: int) -> None:
         if turn.started_ns is None:
@@ -561,20 +556,20 @@ class DecodeCore:
         before it, or pages are owed."""
         turn = self._work.turn
         assert turn is not None
-        if turn.prefills_next or self._work.outdated:
+        if (turn.prefills_next and not self._work.beside) or self._work.outdated:
             return True
-        there = tuple([s for s in turn.batch.sequences if s.where is Where.DEVICE and not s.lacks])
-        return there != self._work.stepping or self.ledger.balloon.owes
+        if self._second.divided and not self._work.beside:
+            return True  # to have the whole device again
+        return tuple(self._there(turn.batch)) != self._work.stepping or self.ledger.balloon.owes
 
     def _run(self) -> Run:
         turn, prompts, stepping = self._work.turn, self._prompts, self._work.stepping
         assert turn is not None
         streams = stepping[len(prompts) :]
-        rows = [Row(s.job, s.cached, s.cached + 1, s.device, s.generated, s.last) for s in streams]
         hurried = bool(prompts) or self.ledger.balloon.owes or turn.batch.chunked
         steps = 1 if hurried else min([s.steps_held() for s in streams])
         ends_ns = _FOR_EVER_NS if turn.ends_ns is None else turn.ends_ns
-        return Run(turn.batch.model, (*prompts, *rows), steps, ends_ns)
+        return Run(turn.batch.model, prompts + decode_rows(streams), steps, ends_ns)
 
     # --- models -------------------------------------------------------------------------------------------------------
 
@@ -582,8 +577,9 @@ class DecodeCore:
         self._kv.give_up_offers()
         for model in self._models.drop_unused(self._in_use()):
             self._step_times.forget(model)
+            self._second.forget(model)
 
     def _in_use(self) -> set[ModelId]:
         """Models that a request here is of."""
-        there = {s.job.model for s in self._work.stepping} | {b.model for b in self._work.batches}
+        there = {s.job.model for s in self._work.busy} | {b.model for b in self._work.batches}
         return there | self._arrivals.models()

@@ -97,7 +97,7 @@ class Eviction:
         batch, room = turn.batch, self._put_away_others(turn.batch.model)
         if room is Room.NONE and self._abandon_prefetch(batch.model):
             return Room.LATER
-        own = [s for s in batch.sequences if s.where is Where.DEVICE]
+        own = self._idle(batch)
         if room is Room.NONE and own:
             room = self._put_away(own[-1])
             if self._reasons and own[-1].where is Where.HOST:
@@ -152,7 +152,7 @@ class Eviction:
         while room is Room.NOW and balloon.short and not self._ledger.device.moving:
             room = self._put_away_others(None)
             balloon.settle(now_ns)
-        if room is not Room.NONE or turn is None or self._work.stepping:
+        if room is not Room.NONE or turn is None or self._work.busy:
             return False
         return balloon.stands_still or (turn.started_ns is not None and balloon.must_yield(now_ns))
 
@@ -213,7 +213,7 @@ class Eviction:
         """Gives up the blocks ahead of all batches but that one and those in the run under way, and the blocks that the
         node was offered."""
         self._kv.give_up_offers()
-        busy = self._work.stepping if self._work.under_way else ()
+        busy = self._work.busy if self._work.under_way else self._work.beside
         for batch in self._work.batches:
             for sequence in batch.sequences if batch is not but else ():
                 if sequence.where is Where.DEVICE and sequence not in busy:
@@ -258,7 +258,7 @@ class Eviction:
 
     def _idle(self, batch: Batch) -> list[Sequence]:
         """Its sequences whose KV is on the device and may leave."""
-        return [s for s in batch.sequences if s.where is Where.DEVICE and s not in self._work.stepping]
+        return [s for s in batch.sequences if s.where is Where.DEVICE and s not in self._work.busy]
 
     def _put_away(self, sequence: Sequence) -> Room:
         """If the host has no slab to give, the sequence is given up and prefilled again."""
@@ -275,13 +275,14 @@ class Eviction:
     def _expendable(self, needed: ModelId | None) -> list[ModelId]:
         """Resident models whose weights may go, those needed last first: models without requests in the order of their
         last use, then those whose turns come after that of the `needed` one, the furthest first."""
-        places, stepping = self._work.places(), self._work.stepping
+        places, busy = self._work.places(), self._work.busy
         never = len(places)
         sooner = -1 if needed is None else places.get(needed, never)
-        running = stepping[0].job.model if stepping else None
+        running = busy[0].job.model if busy else None
+        beside = busy[-1].job.model if busy else None  # on the second lane, if there is a run
         resident = self._ledger.weights.resident()
         paused = self._work.paused.model if self._work.paused else None
-        stay = (needed, running, paused)
+        stay = (needed, running, beside, paused)
         idle = [m for m in resident if m not in stay and places.get(m, never) >= sooner]
         return sorted(idle, key=lambda model: -places.get(model, never))  # the order of use remains
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from aegis.core.effects import Row
 from aegis.core.estimators import Latency
 from aegis.core.model import Slo
 from aegis.core.request import Job
+from aegis.core.views import TurnRules
+from decode.rows import prompt_row
 from decode.sequences import Sequence
 
 
@@ -17,6 +20,14 @@ def chunk_stop(sequence: Sequence, latency: Latency, *, chunk_ns: int, least_tok
         return stop
     size = sequence.block_tokens
     return latency.prefill_stop(stop - sequence.lacks, stop, chunk_ns, multiple=size, least_tokens=least_tokens)
+
+
+def next_row(sequence: Sequence, latency: Latency, rules: TurnRules, within_ns: int | None) -> Row:
+    """The row of the next chunk, which takes no longer than `within_ns`; None: of all that is left."""
+    stop = sequence.cached
+    if within_ns is not None and rules.chunk_tokens is not None:
+        stop = chunk_stop(sequence, latency, chunk_ns=within_ns, least_tokens=rules.chunk_tokens)
+    return prompt_row(sequence, stop)
 
 
 def prompt_rank_ns(job: Job, slo: Slo, latency: Latency) -> int:

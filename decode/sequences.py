@@ -69,6 +69,7 @@ class Sequence:
     saved: EventHandle | None = None  # the swap-out that filled `host`
     running: bool = False
     dropped: bool = False
+    beside: bool = False  # in the run under way on the second lane
     prefill_ns: int = 0  # the time of the prefill
     last_ns: int | None = None  # when `last` was made, if that was here
     made: list[int] = field(default_factory=list)  # the generated tokens, where KV is kept after its end

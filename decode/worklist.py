@@ -22,7 +22,8 @@ _RANK: Final = attrgetter("rank_ns")
 @dataclass(slots=True, eq=False)
 class Batch:
     """Sequences of one model that are decoded together; never empty. `waiting` of them are to be prefilled first, and a
-    part of that may be done. If a prefill was `chunked`, sequences that decode have a step before the next chunk."""
+    part of that may be done. If a prefill was `chunked`, sequences that decode have a step before the next chunk. Those
+    in a run on the second lane are `beside`, and wait for nothing meanwhile."""
 
     batch: int
     model: ModelId
@@ -30,6 +31,7 @@ class Batch:
     waiting: int = 0
     decoded_ns: int = -1  # when its last turn with decode steps was given to it
     chunked: bool = False
+    beside: int = 0  # of its sequences are in the run under way on the second lane
     stuck_until_ns: int = 0  # until then no turn pauses for it: it had no room for its step
 
     def add(self, sequence: Sequence) -> None:
@@ -38,7 +40,12 @@ class Batch:
 
     def next_waiting(self) -> Sequence:
         """The sequence that is prefilled next."""
-        return min([s for s in self.sequences if s.lacks], key=_RANK)
+        return min([s for s in self.sequences if s.lacks and not s.beside], key=_RANK)
+
+    @property
+    def works(self) -> bool:
+        """Whether the first lane can do something for it."""
+        return len(self.sequences) > self.beside
 
 
 @dataclass(slots=True)
@@ -64,9 +71,10 @@ class RunningTurn:
 
     @property
     def first(self) -> Sequence:
-        """The first of the sequences that the turn is for."""
-        first = next(s for s in self.batch.sequences if (self.prefills if s.lacks else self.decodes))
-        return self.batch.next_waiting() if first.lacks else first
+        """The first of the sequences that the turn is for, as their KV is brought in; of those that wait, the next."""
+        following = self.batch.next_waiting() if self.prefills_next else None
+        mine = (s for s in self.batch.sequences if (s is following if s.lacks else self.decodes) and not s.beside)
+        return next(mine)
 
     def used_up(self, now_ns: int) -> bool:
         if self.pause and self.started_ns is not None:
@@ -88,6 +96,7 @@ class WorkList:
         "_round",
         "_upcoming",
         "batches",
+        "beside",
         "plan",
         "rules",
         "stepping",
@@ -111,6 +120,7 @@ class WorkList:
         self._paused: RunningTurn | None = None  # the turn that goes on after this one, which is a pause of it
         self.stepping: tuple[Sequence, ...] = ()  # in the run under way, or about to begin
         self.under_way = False  # the run has begun: its blocks are not to be touched
+        self.beside: tuple[Sequence, ...] = ()  # in the run under way on the second lane
 
     def join(self, sequence: Sequence, capacity_blocks: int) -> None:
         """(1) The first batch of the same model with room; (2) a new one at the end of the list."""
@@ -131,7 +141,8 @@ class WorkList:
     def leave(self, sequence: Sequence) -> None:
         batch = next(b for b in self.batches if sequence in b.sequences)
         batch.sequences.remove(sequence)
-        batch.waiting -= sequence.lacks > 0
+        batch.waiting -= sequence.lacks > 0 and not sequence.beside
+        batch.beside -= sequence.beside
         if not batch.sequences:
             self.batches.remove(batch)
             del self._by_id[batch.batch]
@@ -146,6 +157,32 @@ class WorkList:
         stepped, self.stepping, self.under_way = self.stepping, (), False
         return stepped
 
+    @property
+    def busy(self) -> tuple[Sequence, ...]:
+        """The sequences whose KV a run on any lane reads and writes, or is about to."""
+        return self.stepping + self.beside if self.beside else self.stepping
+
+    def begin_beside(self, batch: Batch, sequences: tuple[Sequence, ...]) -> None:
+        """A run of the batch begins on the second lane."""
+        assert not self.beside
+        self.beside = sequences
+        for sequence in sequences:
+            sequence.beside = True
+            batch.beside += 1
+            batch.waiting -= sequence.lacks > 0
+        self._reordered()
+
+    def end_beside(self) -> tuple[Sequence, ...]:
+        """The sequences of the run on the second lane, which has ended."""
+        ended, self.beside = self.beside, ()
+        for sequence in ended:
+            if not sequence.dropped:
+                batch = next(b for b in self.batches if sequence in b.sequences)
+                batch.beside -= 1
+                batch.waiting += sequence.lacks > 0
+            sequence.beside = False
+        return ended
+
     def turn_now(self, now_ns: int, view: Callable[[Batch], BatchView]) -> RunningTurn | None:
         """The turn that goes on, or the next one, of the next round if need be; None if there is no work."""
         turn = self.turn
@@ -155,7 +192,7 @@ class WorkList:
         if turn is not None and turn.pause and not goes_on:
             self._has_arrivals = True
         self._reordered()
-        if not self.batches:
+        if not self.batches or (self.beside and not any([batch.works for batch in self.batches])):
             self.turn = None
             return None
         planned, batch = self._planned(now_ns, view)
@@ -240,7 +277,7 @@ class WorkList:
                 if batch and _has_work(planned, batch) and not (planned.pause and self._bars(batch, now_ns)):
                     return planned, batch
             if again:
-                views = [view(batch) for batch in self.batches]
+                views = [view(batch) for batch in self.batches if batch.works]
                 self.plan = Plan(views, self._policy.plan(views, now_ns), now_ns)
                 self._round.extend(self.plan.turns)
         raise AssertionError("the policy plans nothing that can be done")
@@ -282,4 +319,6 @@ class WorkList:
 
 
 def _has_work(turn: Turn | RunningTurn, batch: Batch) -> bool:
-    return (turn.prefills and batch.waiting > 0) or (turn.decodes and len(batch.sequences) > batch.waiting)
+    return (turn.prefills and batch.waiting > 0) or (
+        turn.decodes and len(batch.sequences) > batch.waiting + batch.beside
+    )

@@ -72,7 +72,15 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValidator(_not_a_bool)]
 Dtype = Literal["auto", "float32", "bfloat16"]
 PolicyName = Literal[
-    "aegaeon", "least-slack", "serverlessllm", "qlm", "muxserve", "dedicated", "prefill-first", "decode-first"
+    "aegaeon",
+    "least-slack",
+    "serverlessllm",
+    "qlm",
+    "muxserve",
+    "muxwise",
+    "dedicated",
+    "prefill-first",
+    "decode-first",
 ]
 """The recipes of `aegis.policies` that can be run live: those without an oracle."""
 DEFAULT_POLICY: PolicyName = "least-slack"

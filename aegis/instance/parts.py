@@ -113,7 +113,7 @@ def open_parts(settings: InstanceSettings) -> Iterator[InstanceParts]:
     yield InstanceParts(
         instance=settings.instance,
         role=settings.role,
-        core=_core(settings, device, body.memory_executor),
+        core=_core(settings, device, body.memory_executor, shares),
         engine=FirstRankEngine(engine, followers) if followers else engine,
         device=device,
         images=FirstRankImages(body.images, followers.send) if followers else body.images,
@@ -137,7 +137,9 @@ def poll(until_ns: int) -> None:
     time.sleep(_TRANSFER_POLL_S)
 
 
-def _core(settings: InstanceSettings, device: Device, memory_executor: MemoryExecutor) -> PrefillCore | DecodeCore:
+def _core(
+    settings: InstanceSettings, device: Device, memory_executor: MemoryExecutor, lane_shares: tuple[Shares, ...]
+) -> PrefillCore | DecodeCore:
     budget = Budget(
         pages=device.page_count,
         page_bytes=device.page_bytes,
@@ -165,4 +167,5 @@ def _core(settings: InstanceSettings, device: Device, memory_executor: MemoryExe
         machine=settings.machine,
         explains=settings.explains,
         reuses=settings.reuses,
+        lane_shares=lane_shares,
     )

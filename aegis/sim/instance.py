@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from aegis.core.decision import Decision
 from aegis.core.effects import (
     AbandonLoad,
+    DivideDevice,
     Effect,
     EndRun,
     LoadWeights,
@@ -26,14 +27,16 @@ from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.messages import AddModel, Adopt, FromInstance, Submit, SwitchDone, ToInstance, Tokens
 from aegis.core.model import ModelSpec
 from aegis.core.request import Token
+from aegis.sim.compute_shares import WHOLE
 from aegis.sim.copies import Copy, Links, Streams
 from aegis.sim.effects import InstanceEffects
 from aegis.sim.event_queue import NEVER_NS, EventQueue
 from aegis.sim.flows import Link
-from aegis.sim.processor_sharing import RunProgress, SharedProcessors
+from aegis.sim.lane_run import DividedCompute, LaneRun
+from aegis.sim.processor_sharing import SharedProcessors
 from aegis.sim.step_costs import StepCosts
 from aegis.sim.timeline_semaphores import TimelineSemaphores
-from aegis.sim.times import OneStep, Times
+from aegis.sim.times import Times
 from aegis.telemetry import instance_reports
 from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.spans import Span, SpanKind, run_span
@@ -79,7 +82,8 @@ class Watch(Protocol):
 
 class SimInstance:
     """`switch_ns` is what a change of model takes besides its copy, `run_ns` what lies between two runs. Where it
-    `reports`, as it must on a device that it shares, the market learns whether it is idle, and it that time passes."""
+    `reports`, as it must on a device that it shares, the market learns whether it is idle, and it that time passes.
+    `divided` is its device where that has lanes: while one of them is free the core hears everything at once."""
 
     def __init__(
         self,
@@ -96,6 +100,7 @@ class SimInstance:
         switch_ns: int = 0,
         run_ns: int = 0,
         processors: SharedProcessors | None = None,
+        divided: DividedCompute | None = None,
         reports: bool = False,
     ) -> None:
         self.instance = instance
@@ -108,17 +113,11 @@ class SimInstance:
         self._switch_ns = switch_ns
         self._run_ns = run_ns
         self._processors = processors if processors and processors.shared else None
-        self._progress: RunProgress | None = None  # of the run, where there are processors to share
-        self._most_steps = 0  # of the run
-        self._left: list[int] = []  # tokens that its rows have to make
+        self._divided = divided
+        self._shares: tuple[int, ...] = (WHOLE,)
+        self._runs: dict[int, LaneRun] = {}  # under way, by lane
         self._added: set[ModelId] = set()
         self._unheard: deque[InstanceEvent] = deque()
-        self._run: Run | None = None
-        self._times: Times | None = None  # of the run
-        self._version = 0  # of the run: what was scheduled for another one finds so
-        self._looking = False  # at the boundary to come
-        self._heard_at = 0  # the boundary where it did so last: after so many steps of the run
-        self._ends = False
         self._outbox: list[FromInstance] = []
         self._switched = False
         self._reporter = instance_reports.Reporter(core) if reports else None
@@ -132,7 +131,7 @@ class SimInstance:
             abandon=self._abandon,
             copy=self._streams.copy,
             wipe=self._streams.wipe,
-            others={Decision: watch.decided.append},
+            others={Decision: watch.decided.append, DivideDevice: self._divide},
         )
 
     # --- what it is told ----------------------------------------------------------------------------------------------
@@ -152,46 +151,58 @@ class SimInstance:
         self._unheard += [AddModel(spec) for spec in self._specs.values()]
         self._look()
 
-    def _look(self) -> None:
-        """Something is new: it is told at the next boundary between steps, or at once where none is under way."""
-        times = self._times
-        if self._run is None:
-            self._tell(None)
-        elif times is not None and not self._looking:
-            steps = max(times.boundary(self._agenda.now_ns), self._heard_at + 1)
-            if steps < times.steps:
-                self._looking = True
-                self._agenda.at(times.of(steps - 1), self._between_steps, self._version, steps)
+    @property
+    def _hears(self) -> bool:
+        """Whether the core is told at once what happens: a lane is free."""
+        return len(self._runs) < len(self._shares)
 
-    def _between_steps(self, version: int, steps: int) -> None:
-        if version != self._version or steps <= self._heard_at:
+    def _look(self) -> None:
+        """Something is new: it is told at once where a lane is free, else at the next boundary between steps."""
+        if self._hears:
+            self._tell(None)
             return
-        self._looking, self._heard_at = False, steps
+        for lane_run in self._runs.values():
+            if not lane_run.looking:
+                self._look_at(lane_run, self._agenda.now_ns)
+
+    def _look_at(self, lane_run: LaneRun, at_ns: int) -> None:
+        """When a step of the run ends, at that time or after it."""
+        times = lane_run.times
+        steps = max(times.boundary(at_ns), lane_run.heard_at + 1)
+        if steps < times.steps:
+            lane_run.looking = True
+            self._agenda.at(times.of(steps - 1), self._between_steps, lane_run, lane_run.version, steps)
+
+    def _between_steps(self, lane_run: LaneRun, version: int, steps: int) -> None:
+        if version != lane_run.version or steps <= lane_run.heard_at:
+            return
+        lane_run.looking, lane_run.heard_at = False, steps
         self._report()
         self._unheard += self._streams.progress()
-        while self._unheard and not self._ends:
+        lane_run.at_boundary = True
+        while self._unheard and not lane_run.ends:
             self._tell_core(self._unheard.popleft())
-        if self._ends:
-            assert self._times is not None
-            self._times.steps = steps
-            self._ended(version)
+        lane_run.at_boundary = False
+        if lane_run.ends:
+            lane_run.times.steps = steps
+            self._ended(lane_run, lane_run.version)
         elif self._reporter:
             self._report_later()
 
     def _tell(self, answer: Stepped | None) -> None:
-        """Between runs; the answer of one comes last. Ends with the run that is asked for, if one is."""
+        """While a lane is free; the answer of a run comes last. Ends with the run that is asked for, if one is."""
         unheard, reports = self._unheard, self._reporter is not None
         if answer and reports:
             self._report()
         unheard += self._streams.progress()
         if answer:
             unheard.append(answer)
-        while unheard and self._run is None:
+        while unheard and self._hears:
             self._tell_core(unheard.popleft())
         if unheard:
             self._look()
         if reports:
-            if self._run is None:
+            if not self._runs:
                 self._report()
             self._report_later()
 
@@ -221,17 +232,18 @@ class SimInstance:
 
     def _report_later(self) -> None:
         """Comes back when a report is due, or pages are owed for long."""
-        reporter, times, now_ns = self._reporter, self._times, self._agenda.now_ns
+        reporter, now_ns = self._reporter, self._agenda.now_ns
         if reporter is None:
             return
         due_ns = reporter.due_ns
-        if self._run is None:
+        if not self._runs:
             tick_ns = self._told_ns + OWING_NS if self.core.ledger.balloon.owes else NEVER_NS
             self._wake(min(NEVER_NS if due_ns is None else due_ns, tick_ns))
-        elif times is not None and due_ns is not None:
-            steps = max(times.boundary(max(due_ns, now_ns)), self._heard_at + 1)
-            if steps < times.steps:
-                self._agenda.at(times.of(steps - 1), self._between_steps, self._version, steps)
+        elif due_ns is not None:
+            for lane_run in self._runs.values():
+                looking = lane_run.looking
+                self._look_at(lane_run, max(due_ns, now_ns))
+                lane_run.looking = looking
 
     def _wake(self, at_ns: int) -> None:
         if at_ns < self._wakes_ns:
@@ -242,13 +254,26 @@ class SimInstance:
         if at_ns != self._wakes_ns:
             return
         self._wakes_ns = NEVER_NS
-        if self._run is None:
+        if not self._runs:
             if self.core.ledger.balloon.owes and self._agenda.now_ns >= self._told_ns + OWING_NS:
                 self._unheard.append(Tick())
             self._tell(None)
 
+    def _divide(self, effect: DivideDevice) -> None:
+        assert not self._runs and (self._divided or effect.shares == (WHOLE,))
+        self._shares = effect.shares
+
     def _end_run(self, effect: EndRun) -> None:
-        self._ends = True
+        """At the next boundary, if the core does not ask at one. A run whose answer is on its way is over."""
+        lane_run = self._runs.get(effect.lane)
+        if lane_run is None or lane_run.ends:
+            return
+        lane_run.ends = True
+        if not lane_run.at_boundary:
+            times, now_ns = lane_run.times, self._agenda.now_ns
+            times.steps = max(times.boundary(now_ns), lane_run.heard_at)
+            lane_run.version += 1
+            self._ends_at(lane_run, max(times.of(times.steps - 1), now_ns))
 
     def _send(self, effect: Send) -> None:
         message = effect.message
@@ -259,65 +284,45 @@ class SimInstance:
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
-    def _start_ns(self) -> int:
+    def _begin(self, run: Run) -> None:
+        assert run.lane not in self._runs, "two runs on one lane"
         late_ns, self._switched = self._switch_ns if self._switched else 0, False
-        start_ns = self._agenda.now_ns + late_ns + self._run_ns
-        if self._processors:
-            self._processors.enter(self._slowed)
-            self._progress = RunProgress(start_ns, self._processors.slowness)
-        return start_ns
+        lengths = self._watch.output_tokens
+        left = [lengths(row.job.request) - row.index for row in run.rows]
+        lane_run = self._runs[run.lane] = LaneRun(run, left, self._slowed)
+        lane_run.begin(
+            self._agenda.now_ns + late_ns + self._run_ns,
+            self._costs[run.model],
+            share=self._shares[run.lane],
+            divided=self._divided,
+            processors=self._processors,
+        )
+        self._ends_at(lane_run, lane_run.times.of(lane_run.times.steps - 1))
 
-    def _slowed(self, slowness: int) -> None:
-        """Others began or ended a run on the processors: this one ends at another time."""
-        times, looked, now_ns = self._times, self._looking, self._agenda.now_ns
-        assert self._progress is not None and times is not None and self._run is not None
-        self._progress.change(now_ns, slowness)
-        self._version += 1
-        times.steps = self._most_steps
-        times.steps = times.boundary(self._run.until_ns)
-        self._looking = False
-        self._agenda.at(max(times.of(times.steps - 1), now_ns), self._ended, self._version)
+    def _ends_at(self, lane_run: LaneRun, at_ns: int) -> None:
+        self._agenda.at(at_ns, self._ended, lane_run, lane_run.version)
+
+    def _slowed(self, lane_run: LaneRun) -> None:
+        """Others began or ended a run beside it: this one ends at another time."""
+        looked, now_ns = lane_run.looking, self._agenda.now_ns
+        lane_run.slow(now_ns)
+        lane_run.looking = False
+        self._ends_at(lane_run, max(lane_run.times.of(lane_run.times.steps - 1), now_ns))
         if looked:
             self._look()
         self._report_later()
 
-    def _over(self) -> None:
-        """The run is."""
-        self._version += 1
-        if self._processors:
-            self._processors.leave(self._slowed)
-
-    def _begin(self, run: Run) -> None:
-        self._run = run
-        start_ns, costs, lengths = self._start_ns(), self._costs[run.model], self._watch.output_tokens
-        pieces = [(row.start, row.stop) for row in run.prompts]
-        streams = run.rows[len(pieces) :]
-        context = sum([row.start for row in streams])
-        self._left = [lengths(row.job.request) - row.index for row in run.rows]
-        if pieces:
-            self._most_steps = 1
-            times: Times = OneStep(start_ns, costs.step_ns(pieces, context, len(streams)), self._progress)
-        else:
-            self._most_steps = min(run.steps, *self._left)
-            times = Times(costs, start_ns, context, len(streams), self._most_steps, self._progress)
-        self._times = times
-        times.steps = steps = times.boundary(run.until_ns)
-        self._version += 1
-        self._looking = self._ends = False
-        self._heard_at = 0
-        self._agenda.at(times.of(steps - 1), self._ended, self._version)
-
-    def _ended(self, version: int) -> None:
+    def _ended(self, lane_run: LaneRun, version: int) -> None:
         """The run has. Cores report what prompts made, shells what rows that decode did."""
-        if version != self._version:
+        if version != lane_run.version:
             return
-        run, times = self._run, self._times
-        assert run is not None and times is not None
-        self._run = self._times = None
-        self._over()
+        run, times = lane_run.run, lane_run.times
+        share = self._shares[run.lane]
+        del self._runs[run.lane]
+        lane_run.over(self._divided, self._processors)
         steps, finished, asked = times.steps, list[Token](), 0
         tokens = (_TOKEN,) * steps
-        for row, left in zip(run.rows, self._left, strict=True):
+        for row, left in zip(run.rows, lane_run.left, strict=True):
             if not row.samples:
                 continue
             job, index = row.job, row.index
@@ -332,7 +337,7 @@ class SimInstance:
         now_ns = self._agenda.now_ns
         if self._watch.spans is not None:
             told = steps if asked else 0
-            self._watch.spans.append(run_span(self.instance, run, times.start_ns, now_ns, told))
+            self._watch.spans.append(run_span(self.instance, run, times.start_ns, now_ns, told, share=share))
         before = ((_TOKEN,) * asked,) * (steps - 1)
         made_at = (*before, tuple(finished)) if asked else ()
         self._tell(Stepped(made_at, now_ns - times.start_ns, lane=run.lane))

@@ -10,15 +10,17 @@ from dataclasses import asdict, dataclass, replace
 from aegis.core.decision import Decision
 from aegis.core.effects import StreamName
 from aegis.core.estimators import Hardware
-from aegis.core.ids import InstanceId
+from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import SwitchDone
 from aegis.core.model import ModelSpec
 from aegis.core.role import Role
 from aegis.policies import Policy, Recipe, Site
+from aegis.sim.compute_shares import SharedBandwidth
 from aegis.sim.event_queue import NEVER_NS, EventQueue
 from aegis.sim.flows import Bus, Link
 from aegis.sim.gpu_costs import GpuSpec
 from aegis.sim.instance import SimInstance
+from aegis.sim.lane_run import DividedCompute
 from aegis.sim.market import SimMarket, SimRequest
 from aegis.sim.processor_sharing import SharedProcessors
 from aegis.sim.sampling import HostUse, Sampler
@@ -57,6 +59,7 @@ class Pool:
     keep_spans: bool = False
     explains: bool = False  # all that its cores decide
     reuses: bool = False  # KV of requests that have ended
+    lanes: bool = False  # instances may divide their devices, where policies do
     sample_ns: int = 0  # look at the host's slabs so often; 0: never
 
     def instances(self) -> dict[InstanceId, Role]:
@@ -72,6 +75,12 @@ class Pool:
             host_slabs=self.host_kv_bytes // self.slab_bytes,
             instances=len(self.instances()),
         )
+
+    @property
+    def lane_shares(self) -> tuple[tuple[int, ...], ...]:
+        """What devices offer: nothing where several instances have one."""
+        alone = self.devices is None or self.devices >= len(self.instances())
+        return self.gpu.shares.divisions() if self.lanes and alone and self.gpu.shares else ()
 
     def gpu_as_wanted(self) -> GpuSpec:
         """The GPU with the overrides of the recipe."""
@@ -163,6 +172,16 @@ def simulate(pool: Pool, arrivals: Iterable[SimRequest], *, decisions: DecisionL
     return Outcome(market.records, market.switches, spans, counters, agenda.now_ns, samples, market.decided)
 
 
+def _divided(gpu: GpuSpec, specs: Mapping[ModelId, ModelSpec]) -> DividedCompute:
+    """Of one instance's device."""
+    assert gpu.shares is not None
+
+    def reading_share(model: ModelId, context_tokens: int, rows: int) -> float:
+        return gpu.reading_share(specs[model], context_tokens, rows)
+
+    return DividedCompute(gpu.shares, SharedBandwidth(), reading_share)
+
+
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """Nothing here is cyclic: Python would look for garbage in more and more that is alive, and find none."""
@@ -184,7 +203,15 @@ def _cores(pool: Pool, policy: Policy, hardware: Hardware) -> dict[InstanceId, P
                 name, ledger, pool.recipe.order, hardware, explains=pool.explains, reuses=pool.reuses
             )
         else:
-            cores[name] = DecodeCore(name, ledger, policy, hardware, explains=pool.explains, reuses=pool.reuses)
+            cores[name] = DecodeCore(
+                name,
+                ledger,
+                policy,
+                hardware,
+                explains=pool.explains,
+                reuses=pool.reuses,
+                lane_shares=pool.lane_shares,
+            )
     return cores
 
 
@@ -212,6 +239,7 @@ def _bring_up(
             switch_ns=gpu.switch_ns,
             run_ns=gpu.run_ns,
             processors=device.processors,
+            divided=_divided(gpu, specs) if pool.lane_shares else None,
             reports=reports,
         )
         market.join(instance, device.arbiter)

@@ -74,14 +74,23 @@ class StepCosts:
         """One step of prompts, of each positions `[start, stop)`, and beside them `batch` rows that decode over
         `context_tokens` cached tokens in all. What a step takes whatever its rows are is counted once, so one prompt
         alone takes `prefill_ns`."""
+        ps, least_ps = self._parts_ps(pieces)
+        _, read, computed = decode_terms(context_tokens, batch)
+        beside_ps = self.context_token_ps * read + self.row_ps * computed
+        return _whole_ns(max(ps, least_ps) + beside_ps)
+
+    def parts_ns(self, pieces: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """The time in which they are computed, and that in which what they need is read: a step takes the longer
+        one."""
+        ps, least_ps = self._parts_ps(pieces)
+        return _whole_ns(ps), _whole_ns(least_ps)
+
+    def _parts_ps(self, pieces: Sequence[tuple[int, int]]) -> tuple[int, int]:
         tokens, squares, reached = 0, 0, 0
         for start, stop in pieces:
             own, own_squares = prefill_terms(stop, start)
             tokens, squares, reached = tokens + own, squares + own_squares, reached + stop
-        ps = self.prefill_ps + self.token_ps * tokens + self.token2_ps * squares
-        _, read, computed = decode_terms(context_tokens, batch)
-        beside_ps = self.context_token_ps * read + self.row_ps * computed
-        return _whole_ns(max(ps, self._run_ps(reached, 1)) + beside_ps)
+        return self.prefill_ps + self.token_ps * tokens + self.token2_ps * squares, self._run_ps(reached, 1)
 
     def decode_ns(self, context_tokens: int, batch: int) -> int:
         """Eq. 6 and a term per row: one step of `batch` rows over `context_tokens` cached tokens in all."""

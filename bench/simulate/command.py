@@ -68,6 +68,13 @@ def simulate(
         float | None,
         typer.Option(metavar="S", min=0, max=1e6, help="Seconds of a switch besides its copies. [default: the GPU's]"),
     ] = None,
+    lanes: Annotated[
+        bool | None,
+        typer.Option(
+            "--lanes/--no-lanes",
+            help="Whether policies may divide GPUs between two runs. [default: those that are made for it]",
+        ),
+    ] = None,
     sweep: Annotated[
         str | None, typer.Option(metavar="SWEEP", help="A key of the workload, like models=16:80:8.")
     ] = None,

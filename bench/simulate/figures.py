@@ -18,7 +18,8 @@ _BUSY = (SpanKind.PREFILL, SpanKind.DECODE)
 class Figures(Struct, frozen=True):
     """Attainment is strict: tokens on time over tokens asked for, so that a request that failed missed all of its own
     that never came. TTFT is of the requests that got a first token; TBT of all gaps between two tokens of a request.
-    None: there is none. `utilisation` is the share of the time in which instances computed."""
+    None: there is none. `utilisation` is the share of the time in which instances computed; a lane counts by its
+    share."""
 
     requests: int
     failed: int
@@ -37,7 +38,7 @@ def figures(outcome: Outcome) -> Figures:
     records, ended_ns = outcome.records, max(outcome.ended_ns, 1)
     tokens, on_time = sum(r.output_tokens for r in records), sum(r.on_time for r in records)
     first_ns = sorted(r.first_ns - r.arrival_ns for r in records if r.first_ns is not None)
-    busy_ns = sum(span.stop_ns - span.start_ns for span in outcome.spans if span.kind in _BUSY)
+    busy_ns = sum((span.stop_ns - span.start_ns) * span.share for span in outcome.spans if span.kind in _BUSY) // 1_000
     return Figures(
         requests=len(records),
         failed=sum(r.ended != "finished" for r in records),

@@ -33,7 +33,7 @@ from bench.simulate.suites import suite
 from bench.simulate.workers import cores, each
 
 _OF_ONE = ("records", "spans", "decisions")
-_OF_A_SETTING = ("prefill", "decode", "mixed", "gpu", "models", "seed", "as_published")
+_OF_A_SETTING = ("prefill", "decode", "mixed", "gpu", "models", "seed", "as_published", "lanes")
 _FILES = ("json", "plot", *_OF_ONE)
 _OF_A_SUITE = ("trace_dir", "tiny")
 _NOT_OF_A_SUITE = (
@@ -50,6 +50,7 @@ _NOT_OF_A_SUITE = (
     "costs",
     "link",
     "switch",
+    "lanes",
     "sweep",
     *_OF_ONE,
 )

@@ -37,7 +37,8 @@ class Setting:
     Where `roles` are fixed there are `prefill` and `decode` instances, else `mixed` ones. Without `roles` it is as the
     policy is made for, and `counted` says whether prefill and decode instances were named. A request without a token
     after `give_up_ns` fails when the next one arrives; None: as the policy has it, which only as published gives up.
-    `link_bytes_per_s`, in and out, and `switch_ns` are the GPU's unless said."""
+    `link_bytes_per_s`, in and out, and `switch_ns` are the GPU's unless said. `lanes`: policies may divide GPUs; None:
+    those that are made for it."""
 
     policy: str
     workload: str | None = None
@@ -57,6 +58,7 @@ class Setting:
     switch_ns: int | None = None
     slab_bytes: int = 1 << 30
     give_up_ns: int | None = None
+    lanes: bool | None = None
 
     def conditions(self) -> dict[str, Any]:
         """All but the policy, as it is written into results."""
@@ -83,6 +85,7 @@ def pool_of(setting: Setting) -> Pool:
         mixed=setting.mixed if mixed else 0,
         recipe=known,
         slab_bytes=setting.slab_bytes,
+        lanes=known.lanes if setting.lanes is None else setting.lanes,
     )
     _check_fits(pool)
     _uncosted(setting, pool.specs)

@@ -15,7 +15,7 @@ _TITLES = (
     "goodput, tokens/s",
     "TTFT p50, s",
     "TTFT p99, s",
-    "TBT p99, s",
+    "gap p99, s",
     "switches",
     "utilisation, %",
 )

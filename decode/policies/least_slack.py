@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from aegis.core.decision import Plan, Why
 from aegis.core.ids import InstanceId
+from aegis.core.lane_views import Companion, Division, LaneChoice, LanesView
 from aegis.core.views import BatchView, DecodeView, Renewal, Turn, TurnRules, Work
 from aegis.core.wording import duration, when
 from decode.reasons import cost_ns, wants
@@ -17,6 +18,7 @@ from decode.slack import begin_by_ns
 _RULES = TurnRules(renewal=Renewal.ARRIVAL, later_ttfts=4.0, chunk_tokens=16)
 _PPM = 1_000_000
 _IN_ORDER_OF_MAKING = attrgetter("batch")
+_GAIN = attrgetter("gain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,10 @@ class LeastSlack:
     counts `rules.later_ttfts` times TTFT later, so that batches that can still be saved come first.
 
     No batch starves. A batch comes before another one for a token that has to begin earlier, and each token gets it one
-    such turn, not counting those in which prefills took a whole quantum; besides, each batch has a turn in a round. A
-    turn lasts for a quantum, the prefills it was planned with and one run. So a request that waits, other than for
-    memory, waits for no more turns than others have tokens due before its own may count, prefills and batches.
+    such turn, not counting those in which prefills took a whole quantum, or that had pieces of prompts or pauses in
+    them; besides, each batch has a turn in a round. A turn lasts for a quantum, the prefills it was planned with and
+    one run. So a request that waits, other than for memory, waits for no more turns than others have tokens due before
+    its own may count, prefills and batches.
 
     Pieces. If the prefills of a turn take longer than half a gap target, they are cut into pieces, so that streams
     whose models are there go on beside them: each has a step, in a pause of the turn, before its last token is half its
@@ -53,7 +56,12 @@ class LeastSlack:
 
     A prompt that fits in a piece need not wait for one that does not: it comes before it, in a pause of its turn, if
     its rank is lower. Rank is arrival plus length, so a prompt that takes d is overtaken by none that comes d later.
-    """
+
+    Lanes. If the device can be divided, something runs beside a decode: of the prompts and batches that are there, the
+    one that has to begin first, if both together do `lane_gain` times the work that one alone would do, and if by the
+    guard's word no step of a stream takes longer than its time between tokens or half its gap target. The division is
+    the one with the most work. A prompt is run there for as long as `piece_steps` steps at most, so that each piece
+    does more than read weights, and a batch for `lane_turn_ns`: then it is asked again who is due next."""
 
     migrate_share: float = 1.0
     turn_factor: float = 0.6
@@ -61,6 +69,9 @@ class LeastSlack:
     calm_switches: float = 4.0
     calm_quantum_ns: int = 30_000_000  # the least of these
     stream_share: float = 0.5
+    lane_gain: float = 1.05
+    lane_turn_ns: int = 400_000_000
+    piece_steps: int = 32
     rules: TurnRules = _RULES
 
     def place(self, work: Work, lists: DecodeView) -> InstanceId:
@@ -83,6 +94,17 @@ class LeastSlack:
         if self.rules.chunk_tokens is None:
             return [Turn(b.batch, quantum_ns + b.prefill_ns) for b in order]
         return self._with_pauses(order, quantum_ns, now_ns)
+
+    def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
+        for companion in sorted(lanes.companions, key=_companion_by_ns):
+            divisions = [d for d in companion.divisions if d.gain >= self.lane_gain and _keeps(lanes, companion, d)]
+            if divisions:
+                best = max(divisions, key=_GAIN)
+                within_ns = max(self.piece_steps * best.step_ns, companion.batch.gap_ns)
+                if not companion.prefills:
+                    within_ns = self.lane_turn_ns
+                return LaneChoice(companion.batch.batch, companion.prefills, best.shares, within_ns)
+        return None
 
     def why_turn(self, plan: Plan, at: int) -> Why:
         chosen, second, now_ns = plan.batch(at), plan.batch(at + 1), plan.made_ns
@@ -156,6 +178,18 @@ class LeastSlack:
             return quantum_ns
         longest_ns = max([b.change_ns if b.resident else change for b, change in zip(batches, changes_ns, strict=True)])
         return min(quantum_ns, round(self.calm_switches * longest_ns) + self.calm_quantum_ns)
+
+
+def _companion_by_ns(companion: Companion) -> int:
+    return begin_by_ns(companion.batch)
+
+
+def _keeps(lanes: LanesView, companion: Companion, division: Division) -> bool:
+    """Whether neither of the two stands still for longer than it may."""
+    steps = [(lanes.decoding, division.step_ns)]
+    if not companion.prefills:
+        steps.append((companion.batch, division.beside_ns))
+    return all(step_ns <= min(batch.tbt_ns, batch.gap_ns // 2) for batch, step_ns in steps)
 
 
 def _spoken_for(batches: Sequence[BatchView]) -> float:

@@ -9,6 +9,7 @@ from aegis.core.block_runs import Blocks, runs_of
 from aegis.core.effects import (
     CopyBlocks,
     Effect,
+    EndRun,
     LoadWeights,
     Row,
     Run,
@@ -65,7 +66,10 @@ class Driven(Generic[Core]):
 
     def _feed(self, event: InstanceEvent) -> list[Effect]:
         effects = self.core.on(event, self.now_ns)
-        assert not any(isinstance(effect, Run) for effect in effects[:-1])
+        lanes = [effect.lane for effect in effects if isinstance(effect, Run)]
+        assert len(set(lanes)) == len(lanes), "two runs on one lane"
+        first = next((at for at, effect in enumerate(effects) if isinstance(effect, Run)), len(effects))
+        assert all(isinstance(effect, Run | EndRun) for effect in effects[first:]), "runs are not the last"
         self.core.ledger.check()
         if self.refusing and self.said(NeedPages, effects):
             effects += self._feed(GrantPages((), refused=True))

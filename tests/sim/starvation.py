@@ -8,12 +8,15 @@ On instances that decode, as `decode.policies.least_slack` states it:
      steps end then;
 (W3) while a request waits, a turn that another batch is given was planned for a token due no later than its own may
      count, and no token gets a second one; besides, each other batch has what is left to it of the round. Not counted
-     are turns in which prefills took a whole quantum, and those without the token's KV: who is there is in every run,
-     but KV is brought in as there is room and in the order of the batch, and no turn is put off until it has come;
+     are turns in which prefills took a whole quantum, those with pieces of prompts, pauses or a run beside them, and
+     those without the token's KV: who is there is in every run, but KV is brought in as there is room and in the order
+     of the batch, and no turn is put off until it has come;
 (W4) so it waits for steps and prefills of no more turns than there are such tokens, and prefills and batches besides,
      each of a quantum, its prefills and a run;
 (W6) besides, turns pause: for a step of streams, and only while such steps take no more than the policy's share of the
-     time, or for a prompt of a lower rank that fits in a piece. A pause is one run.
+     time, or for a prompt of a lower rank that fits in a piece. A pause is one run;
+(W7) what runs on a second lane is what was there, on a division that the device offers, and by the guard's word no step
+     beside it takes longer than its time between two tokens or half its gap target. Nobody waits while it runs there.
 
 On instances that prefill, as `prefill.policies.least_slack` states it:
 
@@ -32,6 +35,7 @@ from aegis.core.errors import LawBroken
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, Stepped
 from aegis.core.ids import InstanceId, RequestId
+from aegis.core.lane_views import LaneChoice, LanesView
 from aegis.core.messages import TakeBack
 from aegis.core.request import Job
 from aegis.core.views import BatchView, PrefillOrder, RoundPolicy, Turn, TurnRules
@@ -80,6 +84,29 @@ class Watched:
                 raise LawBroken(f"W1: {turns[at]} comes before a batch that has to begin earlier")
         return plan
 
+    def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
+        assert isinstance(self.policy, LeastSlack)
+        choice = self.policy.beside(lanes, now_ns)
+        if choice:
+            self._check_beside(lanes, choice)
+        return choice
+
+    def _check_beside(self, lanes: LanesView, choice: LaneChoice) -> None:
+        offered = [
+            (companion, division)
+            for companion in lanes.companions
+            for division in companion.divisions
+            if (companion.batch.batch, companion.prefills, division.shares)
+            == (choice.batch, choice.prefills, choice.shares)
+        ]
+        if not offered:
+            raise LawBroken(f"W7: {choice} is none of what could run beside {lanes.decoding}")
+        companion, division = offered[0]
+        steps = [(lanes.decoding, division.step_ns)]
+        steps += [] if companion.prefills else [(companion.batch, division.beside_ns)]
+        if any(step_ns > min(batch.tbt_ns, batch.gap_ns // 2) for batch, step_ns in steps):
+            raise LawBroken(f"W7: {choice} makes a stream wait for longer than it may")
+
     def _check_pauses(self, pauses: list[Turn], views: dict[int, BatchView], front: BatchView, now_ns: int) -> None:
         for turn in pauses:
             batch = views[turn.batch]
@@ -124,6 +151,7 @@ class _Given:
     pressing: _Pressing
     quantum_ns: int
     prefilled_ns: int = 0
+    cut: bool = False  # prompts were to be cut in it, it was paused, or its prompts waited for the second lane
     missed: bool = False  # a run began without the sequence
 
 
@@ -148,28 +176,37 @@ class WatchedDecodeCore(DecodeCore):
     """Checks W1 to W4 after each event."""
 
     def __init__(
-        self, instance: InstanceId, ledger: Ledger, policy: RoundPolicy, hardware: Hardware, *, reuses: bool = False
+        self,
+        instance: InstanceId,
+        ledger: Ledger,
+        policy: RoundPolicy,
+        hardware: Hardware,
+        *,
+        reuses: bool = False,
+        lane_shares: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         self._watched = Watched(policy, self._note_plan)
         self._planned: dict[int, _Pressing] = {}  # of each batch, when the last plan was made
         self._given: _Given | None = None
+        self._paused: _Given | None = None  # the turn that goes on after this one, a pause of it
         self._waits: dict[RequestId, Wait] = {}
-        super().__init__(instance, ledger, self._watched, hardware, reuses=reuses)
+        super().__init__(instance, ledger, self._watched, hardware, reuses=reuses, lane_shares=lane_shares)
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
-        if isinstance(event, Stepped):
+        if isinstance(event, Stepped) and not event.lane:
             self._worked(event.duration_ns)
         effects = super().on(event, now_ns)
-        if effects and isinstance(effects[-1], Run):
-            self._check_run(effects[-1], now_ns)
+        run = next((effect for effect in effects if isinstance(effect, Run) and not effect.lane), None)
+        if run:
+            self._check_run(run, now_ns)
         self._check_waits(now_ns)
-        if effects and isinstance(effects[-1], Run) and not effects[-1].prompts:
-            self._check_rows(effects[-1])
+        if run and not run.prompts:
+            self._check_rows(run)
         return effects
 
     def _note_plan(self) -> None:
         for batch in self._work.batches:
-            sequence = min(batch.sequences, key=self._urgent_ns)
+            sequence = min([s for s in batch.sequences if not s.beside] or batch.sequences, key=self._urgent_ns)
             token = (sequence.job.request, sequence.generated)
             self._planned[batch.batch] = _Pressing(sequence, token, self._urgent_ns(sequence))
 
@@ -183,24 +220,45 @@ class WatchedDecodeCore(DecodeCore):
     def _check_waits(self, now_ns: int) -> None:
         turn, given = self._work.turn, self._given
         if turn is None:
-            self._given = None
+            self._over(self._paused or given)
+            self._given = self._paused = None
             return
         if given is not None and _goes_on(given.turn, turn, now_ns):
             given.turn, given.quantum_ns = turn, min(given.quantum_ns, self._watched.quantum_ns)
-        else:
-            if given is not None and self._went_by(given):
-                for wait in self._waits.values():
-                    wait.tokens.discard(given.pressing.token)
+        elif turn.pause:
+            self._paused = self._paused if given is None or given.turn.pause else given
             self._given = _Given(turn, self._planned[turn.batch.batch], self._watched.quantum_ns)
-            if not turn.pause:
-                self._count(self._given)
-        self._waits = {request: wait for request, wait in self._waits.items() if request in self._by_request}
+        else:
+            self._give(turn, given, now_ns)
+        beside = {sequence.job.request for sequence in self._work.beside}
+        waiting = self._by_request.keys() - beside
+        self._waits = {request: wait for request, wait in self._waits.items() if request in waiting}
+
+    def _give(self, turn: RunningTurn, given: _Given | None, now_ns: int) -> None:
+        """A turn that is no pause: the one that was paused, which goes on, or another one."""
+        before, self._paused = self._paused or given, None
+        if before is not None and before is not given and turn.batch is before.turn.batch and not turn.used_up(now_ns):
+            before.turn, before.quantum_ns = turn, min(before.quantum_ns, self._watched.quantum_ns)
+            self._given = before
+            return
+        self._over(before)
+        quantum_ns = 1 if turn.used_up(now_ns) else self._watched.quantum_ns  # of one that is over there is one run
+        self._given = _Given(turn, self._planned[turn.batch.batch], quantum_ns)
+        self._count(self._given)
+
+    def _over(self, given: _Given | None) -> None:
+        """The turn is, and another one may be given for its token if it went by."""
+        if given is not None and self._went_by(given):
+            for wait in self._waits.values():
+                wait.tokens.discard(given.pressing.token)
 
     def _check_rows(self, run: Run) -> None:
         given, rows = self._given, {row.job.request for row in run.rows}
         assert given is not None
         there = [
-            s for s in given.turn.batch.sequences if s.where is Where.DEVICE and not s.lacks and s.steps_held() > 0
+            s
+            for s in given.turn.batch.sequences
+            if s.where is Where.DEVICE and not s.lacks and not s.beside and s.steps_held() > 0
         ]
         left_out = [sequence.job.request for sequence in there if sequence.job.request not in rows]
         if left_out:
@@ -208,10 +266,11 @@ class WatchedDecodeCore(DecodeCore):
         given.missed |= given.pressing.token[0] not in rows
 
     def _went_by(self, given: _Given) -> bool:
-        """For lack of its KV, with prefills for a whole quantum, or with the step between two chunks."""
+        """For lack of its KV, with prefills for a whole quantum, or with pieces of prompts and pauses, which come in
+        between as often as gaps ask for it."""
         sequence, rules = given.pressing.sequence, self._watched.rules
         short = given.turn.started_ns is None or sequence.where is not Where.DEVICE or sequence.steps_held() <= 0
-        cut = sequence.lacks > 0 and rules.chunk_tokens is not None
+        cut = rules.chunk_tokens is not None and (sequence.lacks > 0 or given.cut)
         return given.missed or short or cut or given.prefilled_ns >= given.quantum_ns
 
     def _count(self, given: _Given) -> None:
@@ -248,6 +307,12 @@ class WatchedDecodeCore(DecodeCore):
         given = self._given
         assert given is not None and given.turn.quota_ns is not None
         given.prefilled_ns += duration_ns if self._prompts else 0
+        given.cut |= bool(self._work.beside)
+        given.cut |= any(not row.samples for row in self._prompts) or given.turn.free_until_ns is not None
+        if given.turn.pause and self._paused:
+            self._paused.cut = True
+        for sequence in given.turn.batch.sequences if given.turn.pause else ():
+            self._waits.pop(sequence.job.request, None)
         own = {sequence.job.request for sequence in given.turn.batch.sequences}
         for request, wait in self._waits.items() if not given.turn.pause else ():
             if request not in own and wait.turns:
@@ -264,8 +329,9 @@ class WatchedDecodeCore(DecodeCore):
 
 
 def _goes_on(before: RunningTurn, after: RunningTurn, now_ns: int) -> bool:
-    """Or was renewed in time, or before its first step. What is renewed when it is over is a turn of one run."""
-    renewed = after.batch is before.batch and not after.used_up(now_ns)
+    """Or was renewed in time, or before its first step. What is renewed when it is over is a turn of one run, and a
+    pause is one run."""
+    renewed = after.batch is before.batch and after.pause == before.pause and not after.used_up(now_ns)
     return after is before or (renewed and (after.started_ns is not None or before.started_ns is None))
 
 

@@ -16,6 +16,7 @@ from aegis.sim.faults.world import Scenario
 from decode.policies.decode_first import DecodeFirst
 from decode.policies.least_slack import LeastSlack
 from decode.policies.muxserve import MuxServe
+from decode.policies.muxwise import MuxWise
 from decode.policies.prefill_first import PrefillFirst
 from decode.policies.qlm import Qlm
 from decode.policies.serverlessllm import ServerlessLlm, ServerlessLlmAsPublished
@@ -24,6 +25,7 @@ from decode.policies.weighted_round_robin import WeightedRoundRobin
 from tests.sim.test_cores import LARGE_BLOCKS, SPECS, play
 
 Q_MAX_NS = 30_000_000
+LANES = ((250, 750), (500, 500), (750, 250))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ POLICIES: dict[str, Policy] = {
     "sjf as published": ServerlessLlmOracleSjfAsPublished(lambda request: request * 7 % 31, resort_ns=Q_MAX_NS),
     "qlm": Qlm(),
     "muxserve": MuxServe(16 * PAGE, slice_ns=5_000_000),
+    "muxwise": MuxWise(WeightedRoundRobin(Q_MAX_NS)),
+    "muxwise, pieces of a step": MuxWise(WeightedRoundRobin(Q_MAX_NS), piece_steps=1),
     "least slack": LeastSlack(),
     "chunks": Cut(LeastSlack(), TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=16)),
     "chunks and turns": Cut(WeightedRoundRobin(Q_MAX_NS), TurnRules(chunk_tokens=32)),
@@ -59,7 +63,8 @@ each_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=list(POLI
 
 
 def mixed(policy: Policy, **sizes: object) -> Scenario:
-    given = {"specs": SPECS, "pages": 64, "host_slabs": 48, "requests": 60, "mixed": 2} | sizes
+    """Devices can be divided, which no other policy than those of lanes does."""
+    given = {"specs": SPECS, "pages": 64, "host_slabs": 48, "requests": 60, "mixed": 2, "lane_shares": LANES} | sizes
     return Scenario(prefills=0, decodes=0, policy=policy, **given)  # type: ignore[arg-type]
 
 

@@ -17,6 +17,7 @@ from aegis.core.effects import (
     MapWeights,
     MoveBlocks,
     Row,
+    Run,
     StreamName,
     UnmapKv,
     UnmapWeights,
@@ -49,6 +50,7 @@ class DeviceMemory:
         self._slab_pages: dict[SlabId, Pages] = {}
         self._weight_pages: dict[ModelId, Pages] = {}
         self._loaded: dict[int, ModelId] = {}
+        self._runs: dict[int, tuple[ModelId, KvShape, set[BlockId]]] = {}  # under way, by lane
 
     # --- pages --------------------------------------------------------------------------------------------------------
 
@@ -73,6 +75,8 @@ class DeviceMemory:
         self._slab_pages[effect.slab] = self._claim(effect.runs)
 
     def unmap_kv(self, effect: UnmapKv) -> None:
+        for _, shape, blocks in self._runs.values():
+            assert effect.slab not in {slab_of(shape, block) for block in blocks}, "unmapped under a run"
         del self._slab_pages[effect.slab]
         for key in [key for key in self._kv if slab_of(*key) == effect.slab]:
             del self._kv[key]
@@ -81,6 +85,7 @@ class DeviceMemory:
         self._weight_pages[effect.model] = self._claim(effect.runs)
 
     def unmap_weights(self, effect: UnmapWeights) -> None:
+        assert all(model != effect.model for model, _, _ in self._runs.values()), "weights leave under a run"
         del self._weight_pages[effect.model]
 
     def weights_mapped(self, model: ModelId) -> bool:
@@ -123,7 +128,10 @@ class DeviceMemory:
 
     def copy(self, effect: CopyBlocks) -> Action:
         """What the copy does at its end."""
-        leased = self._leases(effect)
+        leased, swaps_out = self._leases(effect), effect.stream is StreamName.SWAP_OUT
+        touched = {a if swaps_out else b for a, b in pairs_of(effect.copies)}
+        for _, shape, blocks in self._runs.values():
+            assert shape != effect.shape or not blocks & touched, "KV of a run under way is copied"
 
         def end() -> None:
             now = {slab: self._state.leased[slab] for slab in leased}
@@ -146,6 +154,20 @@ class DeviceMemory:
         slabs = {slab_of(effect.shape, b if out else a) for a, b in pairs_of(effect.copies)}
         slabs = slabs if out else slabs.difference(self._state.kept())
         return {slab: self._state.leased[slab] for slab in sorted(slabs)}
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    def run_begins(self, run: Run) -> None:
+        """Until it has ended, nothing else may touch its blocks, nor its weights leave."""
+        shape = self._specs()[run.model].manifest.kv
+        blocks = {block for row in run.rows for block in block_ids(row.blocks)}
+        assert len(blocks) == sum(len(list(block_ids(row.blocks))) for row in run.rows), "rows share blocks"
+        for _, other, others in self._runs.values():
+            assert other != shape or not blocks & others, "two runs have the same blocks"
+        self._runs[run.lane] = run.model, shape, blocks
+
+    def run_ended(self, lane: int) -> None:
+        del self._runs[lane]
 
     # --- steps --------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from functools import partial
 from aegis.core.effects import (
     AcceptPages,
     Bind,
+    DivideDevice,
     Effect,
     EndRun,
     MapKv,
@@ -31,6 +32,7 @@ from aegis.core.events import InstanceEvent, StepFailed, Stepped, Tick
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.messages import FromInstance, ToInstance
 from aegis.core.request import Token
+from aegis.sim.compute_shares import WHOLE
 from aegis.sim.effects import InstanceEffects
 from aegis.sim.faults.content_copies import ContentCopies
 from aegis.sim.faults.device_memory import DeviceMemory
@@ -70,8 +72,9 @@ class FaultyInstance:
         self._hear = hear
         self._memory = DeviceMemory(state, instance, lambda: core.ledger.specs, parted)
         self._inbox: list[InstanceEvent] = []
-        self._stepping = False
-        self._ends_run = False
+        self._shares: tuple[int, ...] = (WHOLE,)
+        self._running: set[int] = set()  # lanes with a run under way
+        self._ending: set[int] = set()  # lanes whose run is to end after its step
         self._heard = 0  # events so far, those of a run under way excepted
         self._stopped_until_ns = 0
         memory, copies = self._memory, ContentCopies(state, self, self._memory)
@@ -93,6 +96,7 @@ class FaultyInstance:
                 MapWeights: memory.map_weights,
                 UnmapWeights: memory.unmap_weights,
                 MoveBlocks: self._move,
+                DivideDevice: self._divide,
                 AcceptPages: lambda effect: memory.accept(effect.runs),
                 RevokePages: lambda effect: memory.revoke(effect.runs),
             },
@@ -125,32 +129,37 @@ class FaultyInstance:
 
     # --- what its core is told ----------------------------------------------------------------------------------------
 
+    @property
+    def _hears(self) -> bool:
+        """Whether a lane is free to look at messages; else that waits until a step is over, as at a real one."""
+        return len(self._running) < len(self._shares)
+
     def feed(self, event: InstanceEvent) -> None:
-        """A stepping instance looks at messages when its step is over, as a real one does."""
-        if self._stepping and not isinstance(event, Stepped | StepFailed):
-            self._inbox.append(event)
-            return
         events = [event]
         if isinstance(event, Stepped | StepFailed):
-            self._stepping = False
+            self._running.remove(event.lane)
+            self._memory.run_ended(event.lane)
             events, self._inbox = [event, *self._inbox], []
-        while events and not self._stepping:
+        elif not self._hears:
+            self._inbox.append(event)
+            return
+        while events and self._hears:
             self._tell_core(events.pop(0))
         self._inbox += events
         self._heard += 1
-        if self.core.ledger.balloon.owes and not self._stepping:
+        if self.core.ledger.balloon.owes and not self._running:
             self.after(OWING_NS, partial(self._tick, self._heard))
 
-    def listen(self) -> bool:
-        """Tells the core between two steps what is new; whether that ends the run."""
-        self._ends_run = False
-        while self._inbox and not self._ends_run:
+    def listen(self, lane: int) -> bool:
+        """Tells the core between two steps of the lane what is new; whether that ends the run there."""
+        while self._inbox and lane not in self._ending:
             self._tell_core(self._inbox.pop(0))
-        return self._ends_run
+        return lane in self._ending
 
     def _tell_core(self, event: InstanceEvent) -> None:
         effects: Sequence[Effect] = self.core.on(event, self._state.now_ns)
-        assert not any(isinstance(effect, Run) for effect in effects[:-1]), "a step is not the last"
+        first = next((at for at, effect in enumerate(effects) if isinstance(effect, Run)), len(effects))
+        assert all(isinstance(effect, Run | EndRun) for effect in effects[first:]), "runs are not the last"
         self._effects.perform(effects)
         self.core.ledger.check()
 
@@ -170,14 +179,22 @@ class FaultyInstance:
 
     def _run(self, run: Run) -> None:
         self.note(run)
-        assert not self._stepping
-        self._stepping = True
+        assert run.lane < len(self._shares) and run.lane not in self._running, "two runs on a lane, or no such lane"
+        self._running.add(run.lane)
+        self._ending.discard(run.lane)
+        self._memory.run_begins(run)
         fails = self._state.draw.uniform() < self._state.failing_share
         self.tracked.update([row.job.request for row in run.prompts])
         Steps(self, self._state, run, fails=fails).step()
 
     def _end_run(self, effect: EndRun) -> None:
-        self._ends_run = True
+        self._ending.add(effect.lane)
+
+    def _divide(self, effect: DivideDevice) -> None:
+        self.note(effect)
+        assert not self._running, "divided while something runs"
+        assert sum(effect.shares) == WHOLE and effect.shares != self._shares
+        self._shares = effect.shares
 
     def _track(self, effect: Track) -> None:
         self.tracked.add(effect.job.request)
@@ -194,5 +211,5 @@ class FaultyInstance:
         self.bound.remove(effect.model)
 
     def _move(self, effect: MoveBlocks) -> None:
-        assert not self._stepping
+        assert not self._running
         self._memory.move(effect)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import msgspec
+
 from aegis.core.clock import NS_PER_MS
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import PRIORITY_MAX
@@ -28,6 +30,7 @@ from decode.policies.weighted_round_robin import WeightedRoundRobin
 T = TypeVar("T")
 
 _TURNS = WeightedRoundRobin(q_max_ns=30 * NS_PER_MS)
+_HALVES, _THIRDS = ((500, 500),), ((250, 750), (500, 500), (750, 250))
 _BLOCK_BYTES = (32768, 65536, 98304, 131072, 262144, PAGE // 3 // 128 * 128, PAGE // 2, PAGE)
 
 
@@ -48,7 +51,7 @@ def scenario_of(seed: int) -> tuple[Setup, Scenario]:
     """The scenario of a seed."""
     draw = Stream(seed, "harsh")
     setup = _setup(draw, most=2)
-    return setup, _reusing(seed, _scenario(draw, setup))
+    return setup, _varied(seed, _scenario(draw, setup))
 
 
 def _scenario(draw: Stream, setup: Setup) -> Scenario:
@@ -102,11 +105,34 @@ def faulty_scenario_of(seed: int, kinds: frozenset[Kind]) -> tuple[Setup, Scenar
         failing_share=0.0,
         plan=draw_plan(seed, kinds, requests * gap_ns // 2 + 100 * NS_PER_MS),
     )
-    return setup, _reusing(seed, scenario)
+    return setup, _varied(seed, scenario)
+
+
+def _varied(seed: int, scenario: Scenario) -> Scenario:
+    """What was thought of later, so that what else is drawn is drawn as it would be."""
+    return _reusing(seed, _divided(seed, _pausing(seed, scenario)))
+
+
+def _pausing(seed: int, scenario: Scenario) -> Scenario:
+    """The gap targets of models, from less than a step to what stops nothing."""
+    draw = Stream(seed, "gaps")
+    specs = [
+        msgspec.structs.replace(
+            spec, slo=msgspec.structs.replace(spec.slo, gap_ns=_pick(draw, (1, 4, 12, 500)) * NS_PER_MS)
+        )
+        for spec in scenario.specs
+    ]
+    return replace(scenario, specs=tuple(specs))
+
+
+def _divided(seed: int, scenario: Scenario) -> Scenario:
+    """The devices of every other market can be divided."""
+    draw = Stream(seed, "lanes")
+    return replace(scenario, lane_shares=_pick(draw, ((), (), _HALVES, _THIRDS)))
 
 
 def _reusing(seed: int, scenario: Scenario) -> Scenario:
-    """Every other market reuses KV; what else is drawn is drawn as it would be."""
+    """Every other market reuses KV."""
     draw = Stream(seed, "reuse")
     if not draw.below(2):
         return scenario

@@ -45,6 +45,7 @@ class Scenario:
     output_max: int = 80
     moves: int = 0  # of limits, drawn by chance
     priority_max: int = 0
+    lane_shares: tuple[tuple[int, ...], ...] = ()  # the divisions that devices offer
     reuses: bool = False  # KV of requests that have ended
     alike: int = 0  # so many beginnings of prompts there are; 0: no two are alike
     idle_ns: int = 20_000_000

@@ -26,7 +26,7 @@ class Runner(Protocol):
 
     def say(self, message: FromInstance) -> None: ...
 
-    def listen(self) -> bool:
+    def listen(self, lane: int) -> bool:
         """Whether what was heard ends the run."""
         ...
 
@@ -60,7 +60,7 @@ class Steps:
         finished = [self._tell(row, token) for row, token in decoded]
         ends = any(finished) or len(decoded) < len(self._rows) or len(self._made) == self._run.steps
         self._rows = tuple([_next(row, token) for row, token in decoded])
-        if ends or self._state.now_ns >= self._run.until_ns or self._instance.listen():
+        if ends or self._state.now_ns >= self._run.until_ns or self._instance.listen(self._run.lane):
             lasted_ns = self._state.now_ns - self._started_ns
             self._instance.feed(Stepped(tuple(self._made), lasted_ns, lane=self._run.lane))
         else:

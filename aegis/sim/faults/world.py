@@ -273,7 +273,12 @@ class World:
             core = self.scenario.prefill_core(instance, ledger, self.scenario.order, reuses=self.scenario.reuses)
         else:
             core = self.scenario.decode_core(
-                instance, ledger, self.scenario.policy, Hardware(), reuses=self.scenario.reuses
+                instance,
+                ledger,
+                self.scenario.policy,
+                Hardware(),
+                reuses=self.scenario.reuses,
+                lane_shares=self.scenario.lane_shares,
             )
         plan = self.scenario.plan
         self.instances[instance] = FaultyInstance(

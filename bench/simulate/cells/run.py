@@ -130,7 +130,7 @@ def _search(
 def _conditions(cell: Cell) -> dict[str, Any]:
     """The conditions that a cell's results depend on, but for the contender and the seed."""
     conditions = cell.setting.conditions()
-    del conditions["seed"], conditions["roles"], conditions["counted"]
+    del conditions["seed"], conditions["roles"], conditions["counted"], conditions["lanes"]
     return conditions
 
 

@@ -15,6 +15,7 @@ from bench.workloads import spec
 
 OURS = "least-slack"
 OURS_SPLIT = f"{OURS} 6+10"
+OURS_LANES = f"{OURS} lanes"
 _PREFILL_SHARES = {"1/8": 0.125, "1/4": 0.25, "3/8": 0.375}
 _RATES = {"0.1rps": ("rps=0.1", 32), "0.5rps": ("rps=0.5", 16)}  # and where to begin
 _SCALES = {"slo1": 1.0, "slo0.5": 0.5, "slo0.3": 0.3}  # of both deadlines
@@ -37,6 +38,7 @@ class Contender:
     rival: bool
     roles: Roles | None = None
     prefill_share: float = 0.375
+    lanes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,7 @@ class CellSuite:
     def search(self, cell: Cell, contender: Contender, seed: int, hint: float | None) -> Search:
         """`hint`: where another seed ended."""
         setting = replace(cell.setting, policy=contender.policy, roles=contender.roles, seed=seed)
+        setting = replace(setting, lanes=contender.lanes or None)
         if self.aim is Aim.GPUS:
             most = max(2 * models_of(setting), _TINY)
             start, step, limit = cell.start, 1, _TINY if self.tiny else most
@@ -112,7 +115,8 @@ def cells(*, tiny: bool = False) -> CellSuite:
         contenders=(
             _contender(OURS),
             _contender(OURS, OURS_SPLIT, roles=Roles.FIXED),
-            *(_contender(name) for name in RECIPES if name != OURS),
+            replace(_contender(OURS, OURS_LANES), lanes=True),
+            *(_contender(name) for name, known in RECIPES.items() if name != OURS and not known.lanes),
         ),
         cells=tuple(_cell(rate, scale, length) for rate in _RATES for scale in _SCALES for length in _LENGTHS),
     )

@@ -1,0 +1,47 @@
+"""Which sequences run, and that proxies are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aegis.core.effects import Row, Track
+from aegis.core.messages import Phase, Started
+from decode.sequences import Counters, Sequence
+from memory.effect_list import EffectList
+
+
+class Phases:
+    """A sequence runs from a step of its own until its batch is preempted."""
+
+    def __init__(self, counters: Counters, effects: EffectList) -> None:
+        self._counters = counters
+        self._effects = effects
+
+    def begin(self, sequences: tuple[Sequence, ...], prompts: tuple[Row, ...]) -> None:
+        """A run of them begins, in which the first ones have rows of prompts."""
+        for sequence, row in zip(sequences, prompts, strict=False):
+            if row.start == sequence.reused:
+                self.prefill(sequence)
+        self.run(sequences[len(prompts) :])
+
+    def prefill(self, sequence: Sequence) -> None:
+        """The first run of its prefill. If it starts after reused KV, the engine has to be told (`Track`): a prefill
+        starts a sequence by itself only at position 0."""
+        job = sequence.job
+        if sequence.reused:
+            self._effects.append(Track(job, job.sent))
+        self._effects.send(Started(job.request, job.attempt))
+
+    def run(self, sequences: Iterable[Sequence]) -> None:
+        self._set([s for s in sequences if not s.running], running=True)
+
+    def stop(self, sequences: Iterable[Sequence]) -> None:
+        stopped = [s for s in sequences if s.running]
+        self._counters.preemptions += len(stopped)
+        self._set(stopped, running=False)
+
+    def _set(self, changed: list[Sequence], *, running: bool) -> None:
+        for sequence in changed:
+            sequence.running = running
+        if changed:
+            self._effects.send(Phase(tuple([s.job.request for s in changed]), running=running))

@@ -1,0 +1,270 @@
+"""The second lane of an instance's device: what runs there beside the decode of the turn, and on which share.
+
+The turn has the first lane, as it has the whole device where that is not divided. What the policy of lanes chooses
+runs on the second one: a piece of a prompt, of the same model or of another one that is there, or steps of another
+batch. The device is divided anew only while both lanes are idle, as it has to be; so a division lasts until both of
+their runs are over. Prompts are not prefilled on the first lane meanwhile.
+
+The guard learns from each step beside another run (MuxWise §3.3.2); the estimates of the whole device do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import sqrt
+from typing import Final
+
+from aegis.core.contention_guard import WHOLE, Beside, ContentionGuard, Decoding
+from aegis.core.effects import DivideDevice, Row, Run
+from aegis.core.ids import ModelId
+from aegis.core.lane_views import Companion, Division, LaneChoice, LanePolicy, LanesView
+from aegis.core.views import RoundPolicy
+from decode.batch_view import BatchViews
+from decode.eviction import Eviction
+from decode.prefill_chunks import next_row
+from decode.rows import decode_rows
+from decode.sequences import Sequence, Where
+from decode.worklist import Batch
+
+_UNDIVIDED: Final = (WHOLE,)
+_NEWEST_SHARE: Final = 1 / 4  # of how much longer a prefill takes on a share
+
+
+class SecondLane:
+    """`offers` are the shares of two lanes that the device can have. Without any, or without a policy of lanes, nothing
+    ever runs here."""
+
+    def __init__(
+        self,
+        offers: tuple[tuple[int, ...], ...],
+        policy: RoundPolicy,
+        views: BatchViews,
+        eviction: Eviction,
+    ) -> None:
+        self._policy = policy if isinstance(policy, LanePolicy) else None
+        self._offers = [(shares[0], shares[1]) for shares in offers if self._policy and len(shares) == 2]
+        self._view = views.of
+        self._work, self._step_times, self._ledger = views.work, views.step_times, views.ledger
+        self._eviction = eviction
+        self._shares: tuple[int, ...] = _UNDIVIDED
+        self._guards: dict[ModelId, ContentionGuard] = {}
+        self._prefill_factors: dict[int, float] = {}  # by share: the time of prefills over that on the whole device
+        self._step_factors: dict[
+            tuple[int, bool], float
+        ] = {}  # that of steps, by share and whether a prefill is beside
+        self._choice: LaneChoice | None = None  # for the decode that is about to begin on the first lane
+        self._companion: tuple[Decoding, Beside] | None = (
+            None  # of the run on the first lane: what it is, and beside what
+        )
+        self._beside_prefill = False
+        self.left: tuple[Sequence, ...] = ()  # whose steps on the second lane have just ended
+        self.prompts: tuple[Row, ...] = ()  # in the run on the second lane
+        self._until_ns = 0  # steps of that run go on
+
+    @property
+    def under_way(self) -> bool:
+        return bool(self._work.beside)
+
+    @property
+    def divided(self) -> bool:
+        return self._shares != _UNDIVIDED
+
+    # --- choosing -----------------------------------------------------------------------------------------------------
+
+    def takes(self, batch: Batch, ready: list[Sequence], now_ns: int) -> bool:
+        """Whether these sequences decode while a prompt of the batch, or something else, runs beside them. Both lanes
+        are idle, or the second one is not."""
+        if self.under_way:
+            return True
+        if self._offers:
+            self._choice = self._chosen(batch, ready, now_ns)
+        return self._choice is not None
+
+    def fill(self, now_ns: int, *, begins: bool) -> tuple[DivideDevice | None, Batch | None]:
+        """What has to be done before the run of the first lane `begins`, and whose run begins on the second lane."""
+        if not self._offers:
+            return None, None
+        work, turn, choice = self._work, self._work.turn, self._choice
+        self._choice = None
+        if self.under_way or not work.stepping or turn is None:
+            return None, None
+        if not begins:
+            if not self.divided:
+                return None, None
+            choice = self._chosen(turn.batch, list(work.stepping), now_ns)
+            if choice and choice.shares != self._shares:
+                choice = None  # it waits for the end of the step, so that the device can be divided anew
+        batch = self._begin(choice, now_ns) if choice else None
+        return (self._divide(choice.shares if choice and batch else _UNDIVIDED) if begins else None), batch
+
+    def _divide(self, shares: tuple[int, ...]) -> DivideDevice | None:
+        if shares == self._shares:
+            return None
+        self._shares = shares
+        return DivideDevice(shares)
+
+    def _chosen(self, batch: Batch, rows: list[Sequence], now_ns: int) -> LaneChoice | None:
+        if self._policy is None or not batch.works:
+            return None  # or all of it has left since
+        decoding = _decoding(rows)
+        step_ns = self._step_times.latency[batch.model].decode_ns(decoding.context, decoding.rows)
+        companions = [
+            companion
+            for other in sorted(self._work.batches, key=lambda other: other is not batch)
+            for companion in self._companions(other, batch, decoding, step_ns, now_ns)
+        ]
+        if not companions:
+            return None
+        return self._policy.beside(LanesView(self._view(batch, now_ns), step_ns, companions), now_ns)
+
+    def _companions(
+        self, other: Batch, batch: Batch, decoding: Decoding, step_ns: int, now_ns: int
+    ) -> Iterable[Companion]:
+        if not self._ledger.weights.is_resident(other.model) or now_ns < other.stuck_until_ns:
+            return
+        latency, guard = self._step_times.latency[other.model], self._guard(batch.model)
+        if other.waiting and (sequence := other.next_waiting()).where in (Where.NOWHERE, Where.DEVICE):
+            start = sequence.cached - sequence.lacks
+            alone_ns, beside = latency.prefill_ns(sequence.cached, start), Beside(sequence.lacks, start)
+            divisions = [
+                Division(
+                    shares,
+                    round(step_ns * guard.factor(decoding, beside, shares[0])),
+                    round(alone_ns * self._prefill_factor(shares[1])),
+                    1 / self._step_factor(shares[0], prefill=True) + 1 / self._prefill_factor(shares[1]),
+                )
+                for shares in self._offers
+            ]
+            yield Companion(self._view(other, now_ns), True, alone_ns, divisions)
+        rows = self._rows(other) if other is not batch else []
+        if rows:
+            theirs, own = _decoding(rows), self._guard(other.model)
+            alone_ns = latency.decode_ns(theirs.context, theirs.rows)
+            divisions = [
+                Division(
+                    shares,
+                    round(step_ns * guard.factor(decoding, _beside(theirs), shares[0])),
+                    round(alone_ns * own.factor(theirs, _beside(decoding), shares[1])),
+                    sum([1 / self._step_factor(share, prefill=False) for share in shares]),
+                )
+                for shares in self._offers
+            ]
+            yield Companion(self._view(other, now_ns), False, alone_ns, divisions)
+
+    def _rows(self, batch: Batch) -> list[Sequence]:
+        """Its sequences that can have a step without anything leaving the device."""
+        return [s for s in batch.sequences if s.where is Where.DEVICE and not s.lacks and self._has_room(s)]
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        return self._ledger.device.room(sequence.shape) >= sequence.blocks_now() - sequence.held
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    def _begin(self, choice: LaneChoice, now_ns: int) -> Batch | None:
+        """The batch whose run begins, if there is room for it."""
+        work = self._work
+        batch = next((b for b in work.batches if b.batch == choice.batch), None)
+        if batch is None:
+            return None
+        own = work.turn is not None and batch is work.turn.batch
+        if choice.prefills:
+            sequence = batch.next_waiting()
+            if not (own or self._has_room(sequence)) or not self._eviction.grow(sequence):
+                return None
+            sequence.where = Where.DEVICE
+            row = self._piece(sequence, choice)
+            work.begin_beside(batch, (sequence,))
+            sequence.lacks = sequence.cached - row.stop
+            self.prompts = (row,)
+            beside = Beside(row.stop - row.start, row.start)
+        else:
+            rows = [s for s in self._rows(batch) if self._eviction.grow(s)]
+            if not rows:
+                return None
+            work.begin_beside(batch, tuple(rows))
+            beside = _beside(_decoding(rows))
+        self._companion, self._beside_prefill = (_decoding(list(work.stepping)), beside), choice.prefills
+        self._until_ns = now_ns + (choice.within_ns or 0)
+        return batch
+
+    def _piece(self, sequence: Sequence, choice: LaneChoice) -> Row:
+        within_ns = choice.within_ns
+        if within_ns is not None:
+            within_ns = round(within_ns / self._prefill_factor(choice.shares[1]))
+        return next_row(sequence, self._step_times.latency[sequence.job.model], self._work.rules, within_ns)
+
+    def run(self, batch: Batch) -> Run:
+        """The run that begins."""
+        if self.prompts:
+            return Run(batch.model, self.prompts, 1, self._until_ns, 1)
+        rows = self._work.beside
+        steps = 1 if self._ledger.balloon.owes else min([s.steps_held() for s in rows])
+        return Run(batch.model, decode_rows(rows), steps, self._until_ns, 1)
+
+    def ended(self) -> tuple[tuple[Sequence, ...], tuple[Row, ...]]:
+        """The sequences of the run on the second lane, and its rows of prompts."""
+        prompts, self.prompts = self.prompts, ()
+        sequences = self._work.end_beside()
+        self.left = () if prompts else sequences
+        return sequences, prompts
+
+    def forget_left(self) -> list[Sequence]:
+        """Those whose steps have ended on the second lane and go on on neither."""
+        left, self.left, turn = self.left, (), self._work.turn
+        own = turn.batch.sequences if turn else ()
+        return [s for s in left if not s.dropped and s not in own and s not in self._work.busy]
+
+    def stale(self) -> bool:
+        """Whether the steps under way on the second lane should end: their batch has the turn, or pages are owed."""
+        rows, turn = self._work.beside, self._work.turn
+        if not rows or self.prompts:
+            return False
+        return self._ledger.balloon.owes or (turn is not None and rows[0].job.model == turn.batch.model)
+
+    # --- learning -----------------------------------------------------------------------------------------------------
+
+    def saw_steps(self, model: ModelId, rows: int, context: int, step_ns: int, *, lane: int) -> bool:
+        """Whether steps were run on a part of the device, and say nothing of the whole."""
+        if not self.divided or self._companion is None:
+            return self.divided
+        share, factor = self._shares[lane], step_ns / self._step_times.latency[model].decode_ns(context, rows)
+        beside = _beside(self._companion[0]) if lane else self._companion[1]
+        self._guard(model).saw(Decoding(rows, context), beside, share, factor)
+        key = share, self._beside_prefill and not lane
+        before = self._step_factor(share, prefill=key[1])
+        self._step_factors[key] = before + (factor - before) * _NEWEST_SHARE
+        return True
+
+    def saw_prefill(self, model: ModelId, row: Row, start: int, duration_ns: int, *, lane: int) -> bool:
+        """The same of a piece of a prompt, positions from `start` on."""
+        if not self.divided:
+            return False
+        share = self._shares[lane]
+        factor = duration_ns / self._step_times.latency[model].prefill_ns(row.stop, start)
+        before = self._prefill_factor(share)
+        self._prefill_factors[share] = before + (factor - before) * _NEWEST_SHARE
+        return True
+
+    def forget(self, model: ModelId) -> None:
+        self._guards.pop(model, None)
+
+    def _guard(self, model: ModelId) -> ContentionGuard:
+        guard = self._guards.get(model)
+        if guard is None:
+            guard = self._guards[model] = ContentionGuard()
+        return guard
+
+    def _step_factor(self, share: int, *, prefill: bool) -> float:
+        """What is to be expected, rather than the worst; at first the mean of nothing lost and of all in proportion."""
+        return self._step_factors.get((share, prefill)) or sqrt(WHOLE / share)
+
+    def _prefill_factor(self, share: int) -> float:
+        return self._prefill_factors.get(share, WHOLE / share)
+
+
+def _decoding(rows: list[Sequence]) -> Decoding:
+    return Decoding(len(rows), sum([s.cached for s in rows]))
+
+
+def _beside(decoding: Decoding) -> Beside:
+    return Beside(decoding.rows, decoding.context)

@@ -1,0 +1,209 @@
+"""The core of a mixed instance, scripted: what runs on the second lane of its device."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from aegis.core.clock import NS_PER_MS
+from aegis.core.effects import DivideDevice, EndRun, LoadWeights, Run, UnmapWeights
+from aegis.core.estimators import Hardware
+from aegis.core.events import StepFailed, Stepped
+from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.messages import Broken, Cancel, DropModel, Prefilled, Submit
+from aegis.core.model import ModelSpec, Slo
+from aegis.core.request import Token
+from aegis.core.views import RoundPolicy
+from aegis.sim.faults.fake_models import make_spec
+from decode.core import DecodeCore
+from decode.policies.least_slack import LeastSlack
+from decode.policies.muxwise import MuxWise
+from decode.policies.prefill_first import PrefillFirst
+from decode.policies.weighted_round_robin import WeightedRoundRobin
+from decode.sequences import Where
+from tests.sim.driven import Driven, ledger, make_job
+from tests.unit.decode.turns import running, settle, take
+
+SLO = Slo(10**10, 50 * NS_PER_MS, 50 * NS_PER_MS)
+A, B = (make_spec(i, image_pages=3, block_bytes=1 << 19, slo=SLO) for i in range(2))
+LANES = ((250, 750), (500, 500), (750, 250))
+WHOLE = MuxWise(WeightedRoundRobin(q_max_ns=10**15), layer_wise=False)
+PIECES = MuxWise(WeightedRoundRobin(q_max_ns=10**15), piece_steps=1)
+
+
+def divided(
+    *specs: ModelSpec, policy: RoundPolicy = WHOLE, lane_shares: tuple[tuple[int, ...], ...] = LANES, pages: int = 60
+) -> Driven[DecodeCore]:
+    """Request 1 of model A decodes."""
+    core = DecodeCore(InstanceId("mixed-0"), ledger(pages), policy, Hardware(), lane_shares=lane_shares)
+    driven = Driven(core, specs or (A,), slabs=64)
+    take(driven, 1, A)
+    settle(driven)
+    assert running(driven) == [1] and not driven.asked(DivideDevice, driven.effects)
+    return driven
+
+
+def prompt_comes(driven: Driven[DecodeCore], request: int = 2, tokens: int = 400) -> None:
+    """It ends the run under way, whose step ends then."""
+    driven.on(Submit(make_job(request, A, prompt=tokens)))
+    assert driven.asked(EndRun) == [EndRun(0)]
+    driven.stepped(2)
+
+
+def lanes(driven: Driven[DecodeCore]) -> list[tuple[int, list[int]]]:
+    return [(run.lane, [row.job.request for row in run.rows]) for run in driven.asked(Run)]
+
+
+def beside_ended(driven: Driven[DecodeCore], *tokens: int) -> None:
+    driven.on(Stepped((tuple(Token(token) for token in tokens),) if tokens else (), 1_000_000, lane=1))
+
+
+def test_a_prompt_runs_beside_the_decode_which_begins_first() -> None:
+    driven = divided()
+    prompt_comes(driven)
+    kinds = [type(effect) for effect in driven.last]
+    assert kinds[-3:] == [DivideDevice, Run, Run] and lanes(driven) == [(0, [1]), (1, [2])]
+    assert driven.asked(DivideDevice) == [DivideDevice((250, 750))]
+
+
+def test_what_was_prefilled_decodes_on_the_first_lane_in_the_next_step() -> None:
+    driven = divided()
+    prompt_comes(driven)
+    beside_ended(driven, 3)
+    assert [message.request for message in driven.said(Prefilled)] == [2] and driven.asked(EndRun) == [EndRun(0)]
+    driven.stepped(2)
+    assert lanes(driven) == [(0, [1, 2])] and driven.asked(DivideDevice) == [DivideDevice((1000,))]
+
+
+def test_the_decode_goes_on_while_the_prompt_runs() -> None:
+    driven = divided()
+    prompt_comes(driven)
+    for _ in range(3):
+        driven.stepped(2)
+        assert lanes(driven) == [(0, [1])] and not driven.asked(DivideDevice)
+
+
+def test_a_second_prompt_waits_for_the_lane_and_does_not_end_the_run() -> None:
+    driven = divided()
+    prompt_comes(driven)
+    driven.on(Submit(make_job(3, A, prompt=50)))
+    assert not driven.asked(EndRun) and not driven.asked(Run)
+    beside_ended(driven, 3)
+    assert lanes(driven) == [(1, [3])]
+
+
+def test_a_prompt_runs_in_pieces_on_the_same_division() -> None:
+    driven = divided(policy=PIECES)
+    prompt_comes(driven, tokens=3_000)
+    stops = []
+    while not driven.said(Prefilled):
+        (row,) = driven.prompts()
+        stops.append((row.start, row.stop))
+        beside_ended(driven, *((3,) if row.samples else ()))
+    assert len(stops) > 1 and stops[0][0] == 0 and stops[-1][1] == 3_000
+    assert all(before[1] == after[0] for before, after in pairwise(stops))
+    assert len(driven.asked(DivideDevice, driven.effects)) == 1
+
+
+def test_without_streams_a_prompt_has_the_whole_device() -> None:
+    driven = divided()
+    driven.on(Cancel(RequestId(1), 1))
+    driven.stepped(2)
+    driven.on(Submit(make_job(2, A, prompt=400)))
+    assert lanes(driven) == [(0, [2])] and not driven.asked(DivideDevice, driven.effects)
+
+
+def test_the_first_lane_prefills_nothing_while_the_second_one_does() -> None:
+    """Its prompts wait, and nothing is put away for them."""
+    driven = divided()
+    prompt_comes(driven)
+    driven.on(Submit(make_job(3, A, prompt=50)))
+    driven.on(Cancel(RequestId(1), 1))
+    driven.stepped(2)
+    assert not driven.asked(Run)
+    beside_ended(driven, 3)
+    assert lanes(driven) == [(0, [2]), (1, [3])] or lanes(driven) == [(0, [3])]
+
+
+def test_who_is_cancelled_keeps_its_blocks_until_its_run_ends() -> None:
+    driven = divided()
+    prompt_comes(driven)
+    used = driven.core.ledger.device.use()
+    driven.on(Cancel(RequestId(2), 1))
+    assert driven.core.ledger.device.use() == used
+    beside_ended(driven, 3)
+    assert not driven.said(Prefilled) and driven.core.ledger.device.use() != used
+
+
+@pytest.mark.parametrize(("lane", "broken", "runs"), [(1, [2], [1]), (0, [1], [])])
+def test_a_lane_that_fails_breaks_its_own_requests_alone(lane: int, broken: list[int], runs: list[int]) -> None:
+    driven = divided()
+    prompt_comes(driven)
+    driven.on(StepFailed("drawn", lane))
+    assert [message.request for message in driven.said(Broken)] == broken
+    assert {s.job.request for s in driven.core._by_request.values()} == {1, 2} - set(broken)
+
+
+def test_weights_stay_while_they_are_used_on_the_second_lane() -> None:
+    driven = divided()
+    prompt_comes(driven)
+    driven.on(Cancel(RequestId(1), 1))
+    driven.on(Cancel(RequestId(2), 1))
+    driven.stepped(2)
+    driven.on(DropModel(A.model))
+    assert not driven.asked(UnmapWeights, driven.effects)
+    beside_ended(driven, 3)
+    assert [effect.model for effect in driven.asked(UnmapWeights, driven.effects)] == [A.model]
+
+
+def test_steps_beside_a_prompt_teach_the_guard_and_not_the_estimate_of_the_whole_device() -> None:
+    driven = divided()
+    second = driven.core._second
+    assert second is not None
+    prompt_comes(driven)
+    before_ns = driven.core._step_times.latency[A.model].decode_ns(100, 1)
+    for _ in range(20):
+        driven.stepped(2, after_ns=100 * NS_PER_MS)
+    assert driven.core._step_times.latency[A.model].decode_ns(100, 1) == before_ns
+    driven.on(Submit(make_job(3, A, prompt=400)))
+    driven.on(Cancel(RequestId(2), 1))
+    beside_ended(driven, 3)
+    driven.stepped(2, after_ns=100 * NS_PER_MS)
+    assert driven.asked(DivideDevice) == [DivideDevice((500, 500))], "the smaller one was seen to be too small"
+
+
+@pytest.mark.parametrize(
+    ("policy", "offers"),
+    [(WHOLE, ()), (PrefillFirst(WeightedRoundRobin(q_max_ns=10**15)), LANES)],
+    ids=["no lanes", "no policy of lanes"],
+)
+def test_without_lanes_there_is_one_run(policy: RoundPolicy, offers: tuple[tuple[int, ...], ...]) -> None:
+    driven = divided(policy=policy, lane_shares=offers)
+    prompt_comes(driven)
+    assert lanes(driven) == [(0, [2])] and not driven.asked(DivideDevice, driven.effects)
+
+
+def test_two_models_step_side_by_side() -> None:
+    """Under `least-slack`, where both are there and both gain."""
+    driven = divided(A, B, policy=LeastSlack())
+    take(driven, 2, B)
+    settle(driven)
+    driven.stepped(2)
+    assert sorted(lanes(driven)) in ([(0, [1]), (1, [2])], [(0, [2]), (1, [1])])
+    assert driven.asked(DivideDevice) == [DivideDevice((500, 500))]
+    assert {run.model for run in driven.asked(Run)} == {A.model, B.model}
+
+
+def test_a_batch_that_steps_on_the_second_lane_is_left_alone_there() -> None:
+    """Its KV stays, and it has no row on the first one."""
+    driven = divided(A, B, policy=LeastSlack())
+    take(driven, 2, B)
+    settle(driven)
+    driven.stepped(2)
+    beside = {row.job.request for run in driven.asked(Run) if run.lane for row in run.rows}
+    for _ in range(5):
+        driven.stepped(2)
+        assert not beside & set(running(driven))
+    assert all(s.where is Where.DEVICE for s in driven.core._by_request.values())
+    assert len(driven.asked(LoadWeights, driven.effects)) == 2 and ModelId("m1") in driven.loads

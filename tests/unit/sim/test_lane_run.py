@@ -1,0 +1,80 @@
+"""Two runs on parts of one simulated device, and what they take of each other's time."""
+
+from __future__ import annotations
+
+import pytest
+
+from aegis.core.effects import Row, Run
+from aegis.core.ids import ModelId, RequestId
+from aegis.core.request import Job, Sampling
+from aegis.sim.compute_shares import WHOLE, ComputeShares, SharedBandwidth
+from aegis.sim.lane_run import DividedCompute, LaneRun
+from aegis.sim.step_costs import StepCosts
+
+COSTS = StepCosts.of_ms(decode=(10.0, 0.0, 0.0), prefill=(0.0, 100.0, 0.0))
+SHARES = ComputeShares(units=100, step_units=10, prefill_traffic=0.3)
+MODEL = ModelId("m")
+FOR_EVER_NS = 1 << 62
+
+
+def job(prompt: int) -> Job:
+    return Job(RequestId(1), 1, MODEL, (0,) * prompt, Sampling(max_tokens=100), 0)
+
+
+DECODE = Run(MODEL, (Row(job(5), 5, 6, (), 1, 0),), 100, FOR_EVER_NS)
+PREFILL = Run(MODEL, (Row(job(1000), 0, 1000, (), 0),), 1, FOR_EVER_NS, 1)
+
+
+class Device:
+    """`reading` is the part of a decode step that reads memory."""
+
+    def __init__(self, reading: float) -> None:
+        self.now_ns = 0
+        self.divided = DividedCompute(SHARES, SharedBandwidth(), lambda model, context, rows: reading)
+
+    def begin(self, run: Run, share: int) -> LaneRun:
+        lane_run = LaneRun(run, [100] * len(run.rows), lambda slowed: slowed.slow(self.now_ns))
+        lane_run.begin(self.now_ns, COSTS, share=share, divided=self.divided)
+        return lane_run
+
+    def end(self, lane_run: LaneRun) -> None:
+        lane_run.over(self.divided, None)
+
+
+def test_on_the_whole_device_a_run_takes_what_it_does_without_lanes() -> None:
+    alone, undivided = Device(1.0).begin(DECODE, WHOLE), LaneRun(DECODE, [100], lambda slowed: None)
+    undivided.begin(0, COSTS)
+    assert [alone.times.of(step) for step in range(100)] == [undivided.times.of(step) for step in range(100)]
+    assert Device(1.0).begin(PREFILL, WHOLE).times.of(0) == 100_000_000
+
+
+def test_a_part_of_the_device_costs_a_decode_less_than_a_prefill() -> None:
+    assert Device(0.0).begin(DECODE, 500).times.of(0) == pytest.approx(10e6 * 1.2, rel=0.01)
+    assert Device(0.0).begin(PREFILL, 500).times.of(0) == pytest.approx(100e6 * 17 / 9, rel=0.01)
+
+
+def test_a_prompt_of_few_tokens_is_bound_by_what_it_reads_as_a_decode_is() -> None:
+    short = Run(MODEL, (Row(job(10), 0, 10, (), 0),), 1, FOR_EVER_NS, 1)
+    assert Device(0.0).begin(short, 500).times.of(0) == pytest.approx(10e6 * 1.2, rel=0.01)
+
+
+def test_a_decode_is_slower_while_a_prefill_runs_beside_it() -> None:
+    device = Device(1.0)
+    decode = device.begin(DECODE, 700)
+    alone_ns = decode.times.of(9) - decode.times.of(8)
+    device.now_ns = decode.times.of(3)
+    before = [decode.times.of(step) for step in range(4)]
+    prefill = device.begin(PREFILL, 300)
+    beside_ns = decode.times.of(9) - decode.times.of(8)
+    assert 1.01 < beside_ns / alone_ns <= 1.3 and [decode.times.of(step) for step in range(4)] == before
+    device.now_ns = prefill.times.of(0)
+    device.end(prefill)
+    assert decode.times.of(60) - decode.times.of(59) == pytest.approx(alone_ns, abs=2)
+
+
+def test_a_run_that_is_to_end_ends_after_the_same_step_whoever_slows_it() -> None:
+    device = Device(1.0)
+    decode = device.begin(DECODE, 700)
+    decode.times.steps, decode.ends = 3, True
+    device.begin(PREFILL, 300)
+    assert decode.times.steps == 3
