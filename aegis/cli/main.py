@@ -27,6 +27,7 @@ from bench.interference.command import interference
 from bench.lab.commands import (
     bench_decode,
     bench_handover,
+    bench_lanes,
     bench_memory,
     bench_metadata,
     bench_prefix,
@@ -122,6 +123,7 @@ _INSTRUMENTS = {
     "schedule": bench_schedule,
     "metadata": bench_metadata,
     "prefix": bench_prefix,
+    "lanes": bench_lanes,
     "proxy": proxy,
     "token-path": bench_token_path,
     "structured": bench_structured,

@@ -42,6 +42,15 @@ class Span(Struct, frozen=True, array_like=True):
     lane: int = 0
     share: int = 1000
 
+    @property
+    def on_whole_device(self) -> bool:
+        return self.share == 1000
+
+    @property
+    def device_ns(self) -> int:
+        """The time for which it would have the whole device, if it had as much of it: its time, but for lanes."""
+        return (self.stop_ns - self.start_ns) * self.share // 1000
+
 
 def run_span(
     instance: InstanceId,

@@ -71,7 +71,9 @@ def _predictions(
 
 
 def _is_run(span: Span) -> bool:
-    return span.kind is SpanKind.PREFILL or (span.kind is SpanKind.DECODE and span.steps > 0)
+    """On the whole device: estimates are of that."""
+    runs = span.kind is SpanKind.PREFILL or (span.kind is SpanKind.DECODE and span.steps > 0)
+    return runs and span.on_whole_device
 
 
 def _predicted(span: Span, latency: Latency) -> _Prediction:

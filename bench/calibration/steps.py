@@ -61,7 +61,8 @@ def fit_steps(spans: Sequence[Span]) -> tuple[float, dict[ModelId, StepFit]]:
     """The factor by which a run takes longer for each other one beside it, and every model's costs, if both its
     prefills and its decode steps were seen."""
     busy = _Busy(spans)
-    decodes, prefills = (_runs(spans, kind, busy) for kind in (SpanKind.DECODE, SpanKind.PREFILL))
+    whole = [span for span in spans if span.on_whole_device]  # on lanes, runs are as slow as their shares make them
+    decodes, prefills = (_runs(whole, kind, busy) for kind in (SpanKind.DECODE, SpanKind.PREFILL))
     runs = [*decodes.values(), *prefills.values()]
     contention = _contention(runs)
     waits = _Waits.of(runs)

@@ -129,6 +129,25 @@ def bench_metadata(json: _Json = None) -> int:
     return 0
 
 
+def bench_lanes(
+    json: _Json = None,
+    tokens: Annotated[int, typer.Option(metavar="N", min=64, help="Tokens of the prompt.")] = 4000,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Rounds, of which medians are taken.")] = 5,
+) -> int:
+    """Measure a decode beside a long prompt, on a core each, against each alone and turns on both cores.
+
+    Each figure is printed beside its bar. The machine should have nothing else to do; what others took of it is told.
+
+    \b
+    Example:
+      aegis lab lanes --json bench/results/lanes.json
+    """
+    from bench.lab.lanes import Plan, run
+
+    run(json_path=json, plan=Plan(prompt_tokens=tokens, rounds=rounds))
+    return 0
+
+
 def bench_prefix(json: _Json = None) -> int:
     """Measure the time that prefix reuse saves a second chat turn: time to first token of both turns, with and without.
 

@@ -1,6 +1,7 @@
 """Spans and records as Chrome's trace events, for ui.perfetto.dev and chrome://tracing.
 
-A process is an instance, its threads are what it does at a time: compute, weights, prefetch, KV in and out. Events of a
+A process is an instance, its threads are what it does at a time: compute, weights, prefetch, KV in and out; and what it
+computes on the second lane of its device, while that is divided. Events of a
 thread have to nest, so that one which begins before the last has ended is drawn from that end on. What is evicted or
 refused is an instant. A flow leads each request from its prefill to its first and its last run. Times are microseconds
 since the first event.
@@ -8,7 +9,7 @@ since the first event.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -23,7 +24,8 @@ from bench.report.usage import instances
 
 _Event = dict[str, Any]
 
-_THREADS = ("compute", "weights", "prefetch", "KV in", "KV out")
+_THREADS = ("compute", "weights", "prefetch", "KV in", "KV out", "compute, second lane")
+_SECOND_LANE = 5
 _THREAD = {
     SpanKind.PREFILL: 0,
     SpanKind.DECODE: 0,
@@ -45,7 +47,7 @@ def encode(run: Run) -> bytes:
     content = {
         "displayTimeUnit": "ms",
         "otherData": {"start_ns": run.start_ns},
-        "traceEvents": [*_names(process), *events],
+        "traceEvents": [*_names(process, {span.instance for span in run.spans if span.lane}), *events],
     }
     return msgspec.json.encode(content) + b"\n"
 
@@ -53,7 +55,7 @@ def encode(run: Run) -> bytes:
 def _events(run: Run, process: dict[InstanceId, int]) -> Iterator[_Event]:
     for name, spans in instances(run.spans).items():
         for thread in range(len(_THREADS)):
-            own = [span for span in spans if _THREAD[span.kind] == thread]
+            own = [span for span in spans if _thread(span) == thread]
             yield from _slices(own, process[name], run)
         yield from _marks([each for each in run.decisions if each.instance == name], process[name], run.start_ns)
         yield from _batches([span for span in spans if span.kind is SpanKind.DECODE], process[name], run.start_ns)
@@ -63,12 +65,15 @@ def _events(run: Run, process: dict[InstanceId, int]) -> Iterator[_Event]:
         yield from _flows(run, process)
 
 
-def _names(process: dict[InstanceId, int]) -> Iterator[_Event]:
+def _names(process: dict[InstanceId, int], divided: Collection[InstanceId]) -> Iterator[_Event]:
+    """`divided` are the instances that have run something on a second lane."""
     for name, number in (("requests", _REQUESTS), *process.items()):
         yield _named("process_name", number, 0, name=name)
         yield _named("process_sort_index", number, 0, sort_index=number)
-    for number in process.values():
+    for name, number in process.items():
         for thread, title in enumerate(_THREADS):
+            if thread == _SECOND_LANE and name not in divided:
+                continue
             yield _named("thread_name", number, thread, name=title)
             yield _named("thread_sort_index", number, thread, sort_index=thread)
 
@@ -85,16 +90,21 @@ def _slices(spans: Iterable[Span], process: int, run: Run) -> Iterator[_Event]:
         ended_ns = max(span.stop_ns, start_ns)
         args = {"model": span.model, "requests": span.requests, "steps": span.steps, "tokens": span.tokens}
         args |= {"bytes": span.nbytes, "cached": span.cached, "why": run.reasons.line(span)}
+        args |= {} if span.on_whole_device else {"share": span.share / 1000}
         yield {
             "ph": "X",
             "name": f"{span.kind} {span.model}".strip(),
             "cat": span.kind,
             "pid": process,
-            "tid": _tid(process, _THREAD[span.kind]),
+            "tid": _tid(process, _thread(span)),
             "ts": _us(start_ns - zero_ns),
             "dur": _us(ended_ns - start_ns),
             "args": {k: v for k, v in args.items() if v},
         }
+
+
+def _thread(span: Span) -> int:
+    return _SECOND_LANE if span.lane else _THREAD[span.kind]
 
 
 def _marks(decisions: Iterable[Decision], process: int, zero_ns: int) -> Iterator[_Event]:
@@ -157,7 +167,7 @@ def _flows(run: Run, process: dict[InstanceId, int]) -> Iterator[_Event]:
                 "cat": "request",
                 "id": match.record.request,
                 "pid": process[place.instance],
-                "tid": _tid(process[place.instance], _THREAD[place.kind]),
+                "tid": _tid(process[place.instance], _thread(place)),
                 "ts": _us(place.start_ns - run.start_ns),
                 "bp": "e",
             }

@@ -65,7 +65,7 @@ def computing(run: Run) -> list[tuple[float, float]]:
     """The share of all instances that compute, over seconds since the start."""
     own = [span for span in run.spans if span.kind in COMPUTE]
     count = max(len(instances(run.spans)), 1)
-    return _over_time(run, own, [(span.stop_ns - span.start_ns) / 1e9 / count for span in own])
+    return _over_time(run, own, [span.device_ns / 1e9 / count for span in own])
 
 
 def rates(run: Run, kinds: Sequence[SpanKind]) -> list[tuple[float, float]]:

@@ -16,8 +16,8 @@ from aegis.telemetry.spans import Span, SpanKind
 
 class WorkMetrics(Collector):
     """`aegis:instance_work_seconds_total{instance, kind}` and, of what is copied, `aegis:instance_copied_bytes_total`,
-    by the kinds of spans, which may overlap; `aegis:decisions_total{instance, kind}` of what instances decided, where
-    that is explained."""
+    by the kinds of spans, which may overlap; a run on a lane counts with its share of the device.
+    `aegis:decisions_total{instance, kind}` of what instances decided, where that is explained."""
 
     def __init__(self) -> None:
         self._work_ns: defaultdict[tuple[InstanceId, SpanKind], int] = defaultdict(int)
@@ -26,7 +26,7 @@ class WorkMetrics(Collector):
 
     def did(self, spans: Iterable[Span]) -> None:
         for span in spans:
-            self._work_ns[span.instance, span.kind] += span.stop_ns - span.start_ns
+            self._work_ns[span.instance, span.kind] += span.device_ns
             if span.nbytes and span.kind is not SpanKind.SWITCH:  # whose bytes are those of its load
                 self._copied[span.instance, span.kind] += span.nbytes
 

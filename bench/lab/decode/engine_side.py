@@ -109,6 +109,12 @@ class Side:
                 self._bytes(target)[:] = self._bytes(source)
         return [(sampled.token.id, row) for row in rows]
 
+    def prefill(self, prompt: list[int], row: int) -> None:
+        """A whole prompt, in the blocks of this row."""
+        self._start(row)
+        blocks = self._blocks[row * self._row_blocks : (row + 1) * self._row_blocks]
+        self._engine.step(self.spec.model, [StepRow(RequestId(row), prompt, 0, blocks)])
+
     def run(self, rows: Filled, context: int, tokens: int) -> tuple[float, list[list[int]]]:
         """Seconds that all tokens but the first take, and all tokens of each row."""
         out = [[first] for first, _ in rows]

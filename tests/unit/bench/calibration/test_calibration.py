@@ -226,3 +226,21 @@ def test_too_little_to_learn_from_is_told(tmp_path: Path) -> None:
     span = Span(InstanceId("i"), SpanKind.DECODE, ModelId("m"), 0, 5, 1, 1, 1)
     with pytest.raises(UserError, match="too few runs"):
         calibrate(Telemetry([span] * 9, []), tmp_path / "costs.yaml")
+
+
+def test_runs_on_lanes_say_nothing_of_the_whole_device() -> None:
+    spans, _ = made(Truth())
+    later_ns = 10**15
+    slow = [
+        replace(
+            span,
+            share=500,
+            start_ns=span.start_ns + later_ns,
+            stop_ns=span.start_ns + later_ns + 3 * (span.stop_ns - span.start_ns),
+        )
+        for span in spans
+    ]
+    _, fits = fit_steps([*spans, *slow])
+    for model, by in zip(MODELS, (1, 2), strict=True):
+        assert fits[model].decode == pytest.approx(scaled(Truth().decode, by), rel=1e-3)
+        assert fits[model].prefill == pytest.approx(scaled(Truth().prefill, by), rel=1e-3)

@@ -81,6 +81,20 @@ def test_each_thread_has_a_number_of_its_own_and_a_name() -> None:
     assert names == ["requests", "prefill-0", "decode-0", "decode-1"]
 
 
+def test_what_runs_on_a_second_lane_is_beside_the_first_and_says_what_share_it_has() -> None:
+    beside = [span("decode", 0, 10, share=400), span("prefill", 1, 9, lane=1, share=600)]
+    told = events(Run("one", [*beside, span("decode", 10, 12), span("decode", 3, 4, on="decode-1")]))
+    slices = [event for event in told if event["ph"] == "X"]
+    threads = {event["tid"]: event["args"]["name"] for event in told if event["name"] == "thread_name"}
+    assert [(threads[each["tid"]], each["ts"], each["dur"], each["args"].get("share")) for each in slices] == [
+        ("compute", 0, 10_000, 0.4),
+        ("compute, second lane", 1000, 8000, 0.6),
+        ("compute", 3000, 1000, None),
+        ("compute", 10_000, 2000, None),
+    ]
+    assert list(threads.values()).count("compute, second lane") == 1, "one instance divides its device"
+
+
 def test_a_flow_leads_each_request_through_slices_of_its_model() -> None:
     run = simulated()
     told = events(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from aegis.core.clock import NS_PER_S
@@ -32,3 +33,10 @@ def test_time_bytes_and_decisions() -> None:
     assert value("instance_copied_bytes", "load") == 15
     assert value("instance_copied_bytes", "switch") is None
     assert value("decisions", "evict") == 2
+
+
+def test_a_run_on_a_lane_is_work_of_a_part_of_the_device() -> None:
+    work = WorkMetrics()
+    work.did([replace(span(SpanKind.DECODE, 10), share=400), replace(span(SpanKind.PREFILL, 10), lane=1, share=600)])
+    assert work.worked_ns(I, SpanKind.DECODE) == 4 * NS_PER_S
+    assert work.worked_ns(I, SpanKind.DECODE, SpanKind.PREFILL) == 10 * NS_PER_S
