@@ -12,15 +12,15 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import Thread
+from threading import Thread, Timer
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from tests.attacks.harness import HONEST, attacked, ends_soon, recorded, under_attack
+from tests.attacks.harness import HONEST, MEMORY, at_once, attacked, ends_soon, recorded, under_attack
 from tests.attacks.wire import Wire
-from tests.live.server import WAIT_S, Server
+from tests.live.server import SPLIT, WAIT_S, Server, launched
 from tests.live.streams import Body, Stream, run_all, until
 
 CROWD = 10_000
@@ -113,8 +113,7 @@ def stopped_in_the_middle(server: Server, pid: int) -> Stream:
         try:
             time.sleep(STAND_STILL_S)  # what is tested is this long
         finally:
-            with suppress(ProcessLookupError):  # taken for dead, and killed
-                os.kill(pid, signal.SIGCONT)
+            _resume(pid)
 
     (stream,) = run_all(server.url, [LONG_BODY], stop)
     return stream
@@ -127,6 +126,33 @@ def test_a_process_that_stood_still_goes_on(server: Server, which: str) -> None:
     pid = server.process.pid if which == "proxy" else server.pid_of("mixed-0")
     stream = stopped_in_the_middle(server, pid)
     assert stream.error is None and stream.done and stream.tokens == expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
+def test_requests_of_an_instance_that_stands_still_go_on(
+    tmp_path: Path, cache: Path, checkpoints_dir: Path, name: str
+) -> None:
+    """It is taken for dead, and another one started in its place."""
+    models = ["--models", str(checkpoints_dir / "llama"), "--dtype", "float32"]
+    with launched(tmp_path / "server", cache, *models, "--device-memory", MEMORY, *SPLIT) as server:
+        server.wait_for_ready()
+        expected, pid = recorded(server, HONEST), server.pid_of(name)
+        os.kill(pid, signal.SIGSTOP)
+        going_on = Timer(STAND_STILL_S, lambda: _resume(pid))
+        going_on.start()
+        try:
+            asked = HONEST | {"return_token_ids": True}
+            replies = at_once(lambda _: server.post("/v1/completions", asked), 6)
+        finally:
+            going_on.join()
+        assert [reply.json()["choices"][0]["token_ids"] for reply in replies] == [expected] * 6
+        server.wait_for_ready()
+
+
+def _resume(pid: int) -> None:
+    with suppress(ProcessLookupError):  # taken for dead, and killed
+        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.long
