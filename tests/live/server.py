@@ -50,11 +50,10 @@ def processes_of(session: int) -> dict[int, str]:
             continue
         try:
             state, _, _, its_session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if int(its_session) == session and state != "Z":
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(its_session) == session and state != "Z":
-            found[int(entry.name)] = command
     return found
 
 
