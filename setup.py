@@ -37,6 +37,7 @@ COMPILED = (
     "decode/phases.py",
     "decode/prefill_chunks.py",
     "decode/rows.py",
+    "decode/prompt_rows.py",
     "decode/core.py",
     "decode/lost_peers.py",
     "decode/policies/weighted_round_robin.py",

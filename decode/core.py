@@ -20,6 +20,7 @@ A device that is divided has a second lane beside that of the turn (`decode.seco
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from aegis.core.effects import DivideDevice, Effect, EndRun, Row, Run, Track, Untrack
@@ -57,7 +58,7 @@ from aegis.core.messages import (
     Tokens,
     UnloadModel,
 )
-from aegis.core.request import Job
+from aegis.core.request import Job, Token
 from aegis.core.views import RoundPolicy
 from decode.batch_view import BatchViews
 from decode.eviction import Eviction
@@ -66,7 +67,8 @@ from decode.kv_arrivals import Arrivals
 from decode.kv_swap import KvSwap
 from decode.lost_peers import LostPeers
 from decode.phases import Phases
-from decode.prefill_chunks import next_row, prompt_rank_ns
+from decode.prefill_chunks import prompt_rank_ns
+from decode.prompt_rows import PromptRows, reports
 from decode.reasons import TurnReasons
 from decode.rows import decode_rows
 from decode.second_lane import SecondLane
@@ -78,6 +80,8 @@ from memory.instance_models import InstanceModels
 from memory.ledger import Ledger
 
 _FOR_EVER_NS: Final = (1 << 63) - 1
+
+Stepping = tuple[Sequence, ...]
 
 
 def _unserved(job: Job) -> Broken:
@@ -125,6 +129,7 @@ class DecodeCore:
         self._lost_peers = LostPeers(self._kv, self._arrivals, send)
         self._eviction_reasons = EvictionReasons(instance, self._work, self._step_times.latency) if explains else None
         self._eviction = Eviction(ledger, self._kv, self._work, self.counters, self._give_up, self._eviction_reasons)
+        self._prompt_rows = PromptRows(self._kv, self._eviction, self._step_times, policy.rules)
         self._second = SecondLane(lane_shares, policy, self._views, self._eviction)
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
@@ -279,35 +284,32 @@ class DecodeCore:
         stepped, prompts = self._ended(event.lane)
         if not event.lane:
             self._change_times.saw(now_ns - self._begun_ns - event.duration_ns, changed=self._changes)
-        for sequence, row in zip(stepped, prompts, strict=False):
-            self._prefilled(sequence, row, event, now_ns)
-        if len(stepped) > len(prompts):
-            self._decoded(stepped[len(prompts) :], event, now_ns)
+        streams = stepped[len(prompts) :]
+        if prompts:
+            self._prefilled(stepped[: len(prompts)], prompts, streams, event, now_ns)
+        if streams:
+            self._decoded(streams, event, now_ns, alone=not prompts)
 
-    def _ended(self, lane: int) -> tuple[tuple[Sequence, ...], tuple[Row, ...]]:
+    def _ended(self, lane: int) -> tuple[Stepping, tuple[Row, ...]]:
         """The sequences of the run on the lane, which has ended, and its rows of prompts."""
         if lane:
             return self._second.ended()
         prompts, self._prompts = self._prompts, ()
         return self._work.ended(), prompts
 
-    def _decoded(self, stepped: tuple[Sequence, ...], event: Stepped, now_ns: int) -> None:
+    def _decoded(self, stepped: Stepping, event: Stepped, now_ns: int, *, alone: bool) -> None:
         steps, rows = len(event.steps), len(stepped)
         self.counters.steps += steps
         self.counters.generated_tokens += steps * rows
-        context = sum([s.cached for s in stepped]) + rows * (steps - 1) // 2
-        step_ns = event.duration_ns // steps
-        model = stepped[0].job.model
-        if not self._second.saw_steps(model, rows, context, step_ns, lane=event.lane):
-            took = self._step_times.saw(model, now_ns, context_tokens=context, rows=rows, step_ns=step_ns)
-            if took:
-                self._effects.send(took)
+        if alone:
+            self._learn_steps(stepped, event, now_ns)
         turn = self._work.turn
         if turn and not event.lane:
             turn.batch.chunked = False
             if turn.prefills_next and self._work.rules.chunk_tokens is not None:
                 self._work.cut()  # the next piece may be as long as the streams allow now
-        for row, (sequence, token) in enumerate(zip(stepped, event.steps[-1], strict=True)):
+        for row, sequence in enumerate(stepped, len(event.steps[-1]) - rows):
+            token = event.steps[-1][row]
             if sequence.dropped:
                 self._kv.drop(sequence, keep=True)
                 continue
@@ -320,30 +322,45 @@ class DecodeCore:
             if sequence.job.sampling.finish(sequence.generated - 1, token.id):
                 self._leave(sequence, keep=True)
 
-    def _prefilled(self, sequence: Sequence, row: Row, event: Stepped, now_ns: int) -> None:
-        job = row.job
-        self.counters.prefills += row.samples
-        self.counters.prompt_tokens += row.stop - row.start
-        if event.duration_ns:
-            start = row.start if sequence.prefill_ns else sequence.reused
-            if not self._second.saw_prefill(job.model, row, start, event.duration_ns, lane=event.lane):
-                self._step_times.latency[job.model].saw_prefill(row.stop, event.duration_ns, start)
-        sequence.prefill_ns += event.duration_ns
-        if sequence.dropped:
-            self._kv.drop(sequence, keep=True)
-        elif row.samples:
-            sequence.last_ns = now_ns
-            self._first_token(sequence, event)
-        elif not event.lane:
-            self._work.cut()
+    def _learn_steps(self, stepped: Stepping, event: Stepped, now_ns: int) -> None:
+        steps, rows = len(event.steps), len(stepped)
+        context = sum([s.cached for s in stepped]) + rows * (steps - 1) // 2
+        model, step_ns = stepped[0].job.model, event.duration_ns // steps
+        if not self._second.saw_steps(model, rows, context, step_ns, lane=event.lane):
+            took = self._step_times.saw(model, now_ns, context_tokens=context, rows=rows, step_ns=step_ns)
+            if took:
+                self._effects.send(took)
 
-    def _first_token(self, sequence: Sequence, event: Stepped) -> None:
-        job, ((token,),) = sequence.job, event.steps
+    def _prefilled(
+        self, stepped: Stepping, rows: tuple[Row, ...], streams: Stepping, event: Stepped, now_ns: int
+    ) -> None:
+        """Each prompt had a share of the step's time, by its tokens."""
+        model, took_ns = stepped[0].job.model, event.duration_ns
+        start = rows[0].start if stepped[0].prefill_ns else stepped[0].reused
+        if took_ns and not self._second.saw_prefill(model, rows[0], start, took_ns, lane=event.lane):
+            self._prompt_rows.learn(stepped, rows, streams, model, took_ns)
+        tokens, made = sum([row.stop - row.start for row in rows]), 0
+        for sequence, row in zip(stepped, rows, strict=True):
+            self.counters.prefills += row.samples
+            self.counters.prompt_tokens += row.stop - row.start
+            sequence.prefill_ns += took_ns * (row.stop - row.start) // tokens
+            token = event.steps[0][made] if row.samples else None
+            made += row.samples
+            if sequence.dropped:
+                self._kv.drop(sequence, keep=True)
+            elif token is not None:
+                sequence.last_ns = now_ns
+                self._first_token(sequence, token, event.prompt)
+            elif not event.lane:
+                self._work.cut()
+
+    def _first_token(self, sequence: Sequence, token: Token, prompt: tuple[Token, ...]) -> None:
+        job = sequence.job
         sequence.generated += 1
         sequence.last = token.id
         sequence.made.append(token.id)
-        if event.prompt:
-            self._effects.send(PromptLogprobs(job.request, job.attempt, event.prompt))
+        if prompt:
+            self._effects.send(PromptLogprobs(job.request, job.attempt, prompt))
         finish = job.finish(sequence.generated - 1, token.id)
         if finish:
             self._effects.send(Tokens(job.request, job.attempt, sequence.generated - 1, (token,), finish))
@@ -470,7 +487,8 @@ class DecodeCore:
             return False
         turn.switching.loaded(now_ns)
         step_due = ready and turn.decodes and (self._second.takes(turn.batch, ready, now_ns) or turn.batch.chunked)
-        if turn.prefills_next and not step_due and not self._work.beside and self._begin_prefill(turn, now_ns):
+        prefills = turn.prefills_next and not step_due and not self._work.beside
+        if prefills and self._begin_prefill(turn, now_ns, ready):
             return False
         if ready and turn.decodes:
             self._begin_decode(turn, ready, now_ns)
@@ -488,18 +506,14 @@ class DecodeCore:
         if self.ledger.weights.is_resident(batch.model):
             turn.switching.loaded(now_ns)
             prefills = turn.prefills_next and not self._work.beside
-            if prefills and self._has_room(batch.next_waiting()) and self._begin_prefill(turn, now_ns):
+            if prefills and self._eviction.fits(batch.next_waiting()) and self._begin_prefill(turn, now_ns, ()):
                 return False
-            ready = [s for s in self._there(batch) if self._has_room(s) and self._eviction.grow(s)]
+            ready = [s for s in self._there(batch) if self._eviction.fits(s) and self._eviction.grow(s)]
             if ready and turn.decodes:
                 self._begin_decode(turn, ready, now_ns)
                 return False
         self._work.give_up_pause(now_ns + self.ledger.specs[batch.model].slo.gap_ns)
         return True
-
-    def _has_room(self, sequence: Sequence) -> bool:
-        """Whether its next run needs no block that has to be made room for."""
-        return self.ledger.device.room(sequence.shape) >= sequence.blocks_now() - sequence.held
 
     def _stuck(self, turn: RunningTurn) -> bool:
         """True when room was made at once. What never gets any, its instance's limit being too low, ends."""
@@ -509,22 +523,23 @@ class DecodeCore:
             return True
         return self._eviction.clear(turn) is Room.NOW
 
-    def _begin_prefill(self, turn: RunningTurn, now_ns: int) -> bool:
-        """Of the batch's next sequence, or of a chunk of it, where there is room for the whole and it is not away."""
+    def _begin_prefill(self, turn: RunningTurn, now_ns: int, ready: Iterable[Sequence]) -> bool:
+        """Of the batch's next sequence, or of a chunk of it, where there is room for the whole and it is not away.
+        Other prompts may join it. So do those that are `ready` to decode: that takes less than a step of their own, and
+        their tokens come no later."""
         batch, sequence = turn.batch, turn.batch.next_waiting()
         if sequence.where not in (Where.NOWHERE, Where.DEVICE) or not self._eviction.grow(sequence):
             return False
-        sequence.where = Where.DEVICE
-        self._kv.look_around(sequence, self._by_request.values())
-        within_ns = None if turn.free_until_ns is None else turn.free_until_ns - now_ns
-        row = next_row(sequence, self._step_times.latency[batch.model], self._work.rules, within_ns)
-        self._prompts = (row,)
-        sequence.lacks = sequence.cached - row.stop
-        batch.chunked = not row.samples
-        batch.waiting -= row.samples
-        self._begin_step(turn, (sequence,), now_ns)
-        if row.start == sequence.reused:
-            self._phases.prefill(sequence)
+        prompts, rows = self._prompt_rows.of(turn, sequence, self._by_request.values(), now_ns)
+        joins = turn.decodes and self._work.rules.chunk_tokens is not None and not reports(sequence)
+        streams = [s for s in ready if s.where is Where.DEVICE and s.steps_held() > 0] if joins else []
+        self._prompts = tuple(rows)
+        for each, row in zip(prompts, rows, strict=True):
+            each.where, each.lacks = Where.DEVICE, each.cached - row.stop
+            batch.waiting -= row.samples
+        batch.chunked = not rows[-1].samples and not streams
+        self._begin_step(turn, (*prompts, *streams), now_ns)
+        self._phases.begin(self._work.stepping, self._prompts)
         return True
 
     def _begin_decode(self, turn: RunningTurn, ready: list[Sequence], now_ns: int) -> None:

@@ -76,6 +76,10 @@ class Eviction:
             self._give_up_ahead()
         return missing <= 0 or (self._make(sequence, missing) and self._kv.grow(sequence, missing))
 
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether its next run needs no block that has to be made room for."""
+        return self._ledger.device.room(sequence.shape) >= sequence.blocks_now() - sequence.held
+
     def grow_ahead(self, sequences: Iterable[Sequence]) -> None:
         """Blocks for more steps, so that a run need not end for lack of them, as long as no other KV has to leave."""
         for sequence in sequences:

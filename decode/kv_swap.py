@@ -159,6 +159,13 @@ class KvSwap:
             if other:
                 self._go_on_from(sequence, other, tokens)
 
+    def follows(self, sequence: Sequence, ahead: Iterable[Sequence]) -> bool:
+        """Whether the sequence, which has not begun, would rather go on from KV that these are about to make."""
+        if not self._offers or sequence.job.sampling.prompt_logprobs is not None:
+            return False
+        tokens, most = (*sequence.job.prompt, *sequence.job.sent)[:-1], sequence.reused + sequence.block_tokens - 1
+        return any([alike(tokens, (*other.job.prompt, *other.job.sent)) > most for other in ahead])
+
     def give_up_offers(self) -> None:
         """Drops the offers that the node has not answered; their blocks leave the device at once."""
         if self._offers:

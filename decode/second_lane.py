@@ -153,10 +153,7 @@ class SecondLane:
 
     def _rows(self, batch: Batch) -> list[Sequence]:
         """Its sequences that can have a step without anything leaving the device."""
-        return [s for s in batch.sequences if s.where is Where.DEVICE and not s.lacks and self._has_room(s)]
-
-    def _has_room(self, sequence: Sequence) -> bool:
-        return self._ledger.device.room(sequence.shape) >= sequence.blocks_now() - sequence.held
+        return [s for s in batch.sequences if s.where is Where.DEVICE and not s.lacks and self._eviction.fits(s)]
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -169,7 +166,7 @@ class SecondLane:
         own = work.turn is not None and batch is work.turn.batch
         if choice.prefills:
             sequence = batch.next_waiting()
-            if not (own or self._has_room(sequence)) or not self._eviction.grow(sequence):
+            if not (own or self._eviction.fits(sequence)) or not self._eviction.grow(sequence):
                 return None
             sequence.where = Where.DEVICE
             row = self._piece(sequence, choice)

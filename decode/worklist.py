@@ -47,6 +47,10 @@ class Batch:
         """Whether the first lane can do something for it."""
         return len(self.sequences) > self.beside
 
+    def waiting_behind(self, first: Sequence) -> list[Sequence]:
+        """The others that wait, in the order in which they are prefilled."""
+        return sorted([s for s in self.sequences if s.lacks and not s.beside and s is not first], key=_RANK)
+
 
 @dataclass(slots=True)
 class RunningTurn:

@@ -72,6 +72,11 @@ from prefill.reasons import EvictionReasons, next_decision
 _HARDWARE = Hardware()
 
 
+def _reports(job: Job) -> bool:
+    """Whether its prompt's logprobs are asked for: then it is alone in its step."""
+    return job.sampling.prompt_logprobs is not None
+
+
 @dataclass(slots=True)
 class _Handed:
     """KV in our host slabs until the decode instance has it; the swap-out that fills it is `event`."""
@@ -112,7 +117,6 @@ class PrefillCore:
         self._handed: dict[tuple[RequestId, int], _Handed] = {}
         self._prefix_reuse = PrefixReuse(ledger, self.counters, self._effects.send) if reuses else None
         self._switch: Switching | None = None
-        self._stop = 0  # of the run under way
         self._requested_slabs = False
         self._lacks_slabs = False  # they were refused, and come when there are some
 
@@ -166,7 +170,7 @@ class PrefillCore:
         self._return_slabs()
         self._effects.flush()
         if begun:
-            self._effects.append(self._piece(begun))
+            self._effects.append(self._run(begun))
         return self._effects.take()
 
     @property
@@ -211,6 +215,9 @@ class PrefillCore:
             self._eviction.give_way(now_ns, lacks_slabs=self._lacks_slabs)
         self._ordering.arrange(now_ns)
         begun = self._start_next(now_ns) if self._queue.running is None else self._goes_on(self._queue.running)
+        if begun:
+            self._cut(begun)
+            self._join(begun, now_ns)
         self._eviction.prefetch()
         self._ordering.loads(now_ns)
         return begun
@@ -290,15 +297,47 @@ class PrefillCore:
         assert self._prefix_reuse
         self._prefix_reuse.checked(running, event)
 
-    def _piece(self, begun: Running) -> Run:
-        """What of the job runs next."""
+    def _cut(self, begun: Running) -> None:
+        """Decides what of the job runs next."""
         alone = self._queue.paused is None  # one that overtakes another runs whole: it is known to be short
-        begun.learnt = begun.start if begun.learnt is None else begun.learnt
-        self._stop = self._ordering.piece_stop(begun.job, begun.start) if alone else begun.job.prefill_tokens
+        begun.stop = self._ordering.piece_stop(begun.job, begun.start) if alone else begun.job.prefill_tokens
+
+    def _join(self, begun: Running, now_ns: int) -> None:
+        """The jobs behind it join its step, in their order, as long as each saves enough of its time, all take no
+        longer than a piece, and there is room without anything being made for it."""
+        first, group = begun.job, self._queue.following()
+        whole = begun.stop == first.prefill_tokens and self._queue.paused is None
+        if not self._ordering.cuts or not whole or _reports(first) or group is None or group.model != first.model:
+            return
+        took_ns, most_ns = self._ordering.alone_ns(first), self._ordering.step_ns(first, now_ns)
+        for job in list(group.jobs):
+            joined_ns = self._ordering.joined_ns(job)
+            if joined_ns is None or took_ns + joined_ns > most_ns or _reports(job) or not self._fits(job):
+                return
+            if self._prefix_reuse and self._prefix_reuse.delays(job, [each.job for each in self._queue.begun()]):
+                return
+            running = self._reserve(job)
+            assert running
+            took_ns += joined_ns
+            if self._explains:
+                because = f"in the step of another prompt of {first.model}, which takes less time than one of its own"
+                self._effects.append(next_decision(self.instance, job, Why(because), now_ns, now_ns))
+            self._queue.take(job)
+            self._ordering.begins(job, now_ns)
+            self._effects.send(Started(job.request, job.attempt))
+            if self._prefix_reuse:
+                self._prefix_reuse.bring(running)
+            running.stop = job.prefill_tokens
+            self._queue.beside.append(running)
+
+    def _run(self, begun: Running) -> Run:
         shape = self.ledger.specs[begun.job.model].manifest.kv
-        blocks = first_blocks(begun.device, shape.blocks_for(self._stop))
-        row = Row(begun.job, begun.start, self._stop, blocks, len(begun.job.sent))
-        return Run(begun.job.model, (row,), 1, 0)
+        rows = []
+        for each in (begun, *self._queue.beside):
+            each.learnt = each.start if each.learnt is None else each.learnt
+            blocks = first_blocks(each.device, shape.blocks_for(each.stop))
+            rows.append(Row(each.job, each.start, each.stop, blocks, len(each.job.sent)))
+        return Run(begun.job.model, tuple(rows), 1, 0)
 
     def _goes_on(self, running: Running) -> Running | None:
         """The job, once it is known what it goes on from."""
@@ -363,20 +402,26 @@ class PrefillCore:
             self._effects.send(done)
 
     def _stepped(self, event: Stepped) -> None:
-        running, self._queue.running = self._queue.running, None
-        assert running is not None
-        job = running.job
-        self.counters.prompt_tokens += self._stop - running.start
+        stepped = self._queue.ended()
+        tokens, made = sum([each.stop - each.start for each in stepped]), 0
+        self.counters.prompt_tokens += tokens
         if event.duration_ns:
-            assert running.learnt is not None
-            self._ordering.ran(job, event.duration_ns, running.learnt, self._stop)
-            running.learnt = self._stop
-        running.start, running.prefill_ns = self._stop, running.prefill_ns + event.duration_ns
-        if self._stop < job.prefill_tokens:
-            assert self._queue.paused is None
-            self._queue.paused = running
-            return
-        ((token,),) = event.steps
+            pieces = [(each.start if each.learnt is None else each.learnt, each.stop) for each in stepped]
+            self._ordering.ran(stepped[0].job.model, event.duration_ns, pieces)
+        for running in stepped:
+            if event.duration_ns:
+                running.learnt = running.stop
+            running.prefill_ns += event.duration_ns * (running.stop - running.start) // tokens
+            running.start = running.stop
+            if running.stop < running.job.prefill_tokens:
+                assert self._queue.paused is None
+                self._queue.paused = running
+            else:
+                self._prefilled(running, event.steps[0][made], event)
+                made += 1
+
+    def _prefilled(self, running: Running, token: Token, event: Stepped) -> None:
+        job = running.job
         shape = self.ledger.specs[job.model].manifest.kv
         self.counters.prefills += 1
         self._effects.append(Untrack(job.request))
@@ -393,12 +438,11 @@ class PrefillCore:
         self._hand_over(running, shape, token)
 
     def _step_failed(self, event: StepFailed) -> None:
-        running, self._queue.running = self._queue.running, None
-        assert running is not None
-        self._effects.append(Untrack(running.job.request))
-        self._forfeit(running)
-        if not running.cancelled:
-            self._break(running.job, event.reason)
+        for running in self._queue.ended():
+            self._effects.append(Untrack(running.job.request))
+            self._forfeit(running)
+            if not running.cancelled:
+                self._break(running.job, event.reason)
 
     def _load_failed(self, event: LoadFailed) -> None:
         """Requests that wait for the model go on when its image was made again; the next request tries again."""

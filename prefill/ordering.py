@@ -8,7 +8,7 @@ from aegis.core.ids import ModelId
 from aegis.core.messages import SwitchDone
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job
-from aegis.core.views import PrefillJob, PrefillOrder, WaitingJobs
+from aegis.core.views import JOIN_GAIN, PrefillJob, PrefillOrder, WaitingJobs
 from memory.ledger import Ledger
 from prefill.queue import Queue, Running
 from prefill.reasons import why_group, why_ordered
@@ -49,6 +49,11 @@ class Ordering:
 
     # --- pieces -----------------------------------------------------------------------------------------------------
 
+    @property
+    def cuts(self) -> bool:
+        """Whether prompts are cut, and may run together."""
+        return self._policy is not None
+
     def piece_stop(self, job: Job, start: int) -> int:
         """Where the next piece of the job ends: it takes no longer than its model's gap target, for who arrives
         meanwhile waits for its end."""
@@ -57,6 +62,21 @@ class Ordering:
             return stop
         size = spec.manifest.kv.block_tokens
         return self._latency[job.model].prefill_stop(start, stop, spec.slo.gap_ns, multiple=size, least_tokens=size)
+
+    def step_ns(self, job: Job, now_ns: int) -> int:
+        """How long a step may take that the job shares with others: as long as a piece, and until its deadline, unless
+        it is late whoever joins it."""
+        slo = self._ledger.specs[job.model].slo
+        left_ns = slo.due_ns(job.arrival_ns, len(job.sent)) - now_ns
+        return min(slo.gap_ns, left_ns) if left_ns >= self.alone_ns(job) else slo.gap_ns
+
+    def alone_ns(self, job: Job) -> int:
+        return self._latency[job.model].prefill_ns(job.prefill_tokens, job.kept_tokens)
+
+    def joined_ns(self, job: Job) -> int | None:
+        """What the job adds to a step that others are in; None if it does not gain by that."""
+        latency, stop = self._latency[job.model], job.prefill_tokens
+        return latency.joined_ns(stop) if latency.joins(stop, 0, JOIN_GAIN) else None
 
     def rank_ns(self, job: Job) -> int:
         """Its place where jobs overtake others: when it came, and how long it takes. None that comes so much later
@@ -97,10 +117,10 @@ class Ordering:
         if all([ranked_ns <= self._ranked_ns(other) for group in self._queue.groups for other in group.jobs]):
             self._relieved_ns = now_ns
 
-    def ran(self, job: Job, duration_ns: int, start: int, stop: int) -> None:
-        """Positions `[start, stop)` of it."""
+    def ran(self, model: ModelId, duration_ns: int, pieces: list[tuple[int, int]]) -> None:
+        """A step of prompts, of each positions `[start, stop)`."""
         if self._policy:
-            self._latency[job.model].saw_prefill(stop, duration_ns, start)
+            self._latency[model].saw_step(pieces, duration_ns)
 
     def switched(self, done: SwitchDone) -> None:
         """A load beside a prefill is not measured, because its end is noticed only after the prefill."""

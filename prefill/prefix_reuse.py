@@ -7,7 +7,7 @@ run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from aegis.core.block_runs import Blocks, first_blocks
@@ -55,6 +55,13 @@ class PrefixReuse:
         target = first_blocks(running.device, shape.blocks_for(job.kept.tokens))
         running.arrival = self._ledger.copy_in(shape, job.kept.blocks, target, None)
         return False
+
+    def delays(self, job: Job, ahead: Iterable[Job]) -> bool:
+        """Whether the job would rather wait: for KV that is kept of its prompt, or that these are about to make."""
+        if job.sampling.prompt_logprobs is not None:
+            return False
+        size = self._ledger.specs[job.model].manifest.kv.block_tokens
+        return job.kept is not None or any([alike(_tokens(job)[:-1], _tokens(other)) >= size for other in ahead])
 
     def came(self, running: Running) -> bool:
         """Whether the job can be run now, after an event."""

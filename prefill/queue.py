@@ -34,6 +34,7 @@ class Running:
     host: Blocks  # empty when the first token is sure to be the last
     cancelled: bool = False
     start: int = 0  # positions before it need not be prefilled, or have been
+    stop: int = 0  # of the piece under way
     learnt: int | None = None  # whose time is not known begins here: an engine may leave pieces to the last one
     rank_ns: int = 0  # arrival, shifted by priority, and length: a job in pieces is overtaken by those with less
     prefill_ns: int = 0  # the time of its pieces
@@ -43,15 +44,16 @@ class Running:
 
 class Queue:
     """A group stays in front until its last job has run: a request that joins it meanwhile still finds it there.
-    `changed`: a job has come or gone since it was last set to False. `paused` is a job of which pieces have run, while
-    another one overtakes it."""
+    `changed`: a job has come or gone since it was last set to False. `beside` are jobs that run in the step of the
+    running one. `paused` is a job of which pieces have run, while another one overtakes it."""
 
-    __slots__ = ("changed", "groups", "paused", "running")
+    __slots__ = ("beside", "changed", "groups", "paused", "running")
 
     def __init__(self) -> None:
         self.changed = False
         self.groups: deque[Group] = deque()
         self.running: Running | None = None
+        self.beside: list[Running] = []
         self.paused: Running | None = None
 
     def submit(self, event: Submit) -> None:
@@ -86,7 +88,13 @@ class Queue:
 
     def begun(self) -> list[Running]:
         """Jobs of which something may have run."""
-        return [running for running in (self.running, self.paused) if running]
+        return [running for running in (self.running, *self.beside, self.paused) if running]
+
+    def ended(self) -> list[Running]:
+        """The jobs of the step that has ended, which leave."""
+        assert self.running is not None
+        stepped, self.running, self.beside = [self.running, *self.beside], None, []
+        return stepped
 
     def take(self, job: Job) -> None:
         """The job, which waits, begins."""
@@ -108,6 +116,10 @@ class Queue:
         while self.groups and not self.groups[0].jobs:
             self.groups.popleft()
         return self.groups[0] if self.groups else None
+
+    def following(self) -> Group | None:
+        """The first group with a job, while one runs: those before it are not done."""
+        return next((group for group in self.groups if group.jobs), None)
 
     def needed(self) -> list[ModelId]:
         """Models with waiting jobs, in the order in which they are needed."""

@@ -164,16 +164,17 @@ def _dot(a: Features, b: Features) -> float:
 class Latency:
     """Estimates for one model on one kind of device, in nanoseconds."""
 
-    __slots__ = ("_bytes", "_decode", "_linear", "_prefill", "_quadratic", "_switch")
+    __slots__ = ("_bytes", "_decode", "_linear", "_prefill", "_quadratic", "_step", "_switch")
 
     def __init__(self, manifest: Manifest, hardware: Hardware) -> None:
         h, m = manifest.hidden_size, manifest.intermediate_size
         self._linear, self._quadratic = 4.0 * h * h + 2.0 * h * m, 3.0 * h
         self._bytes = float(manifest.image_bytes)
-        switch, prefill, decode = _priors(
+        switch, prefill, step, decode = _priors(
             self._linear, self._quadratic, self._bytes, manifest.parameters, manifest.kv.token_bytes, hardware
         )
         self._switch, self._prefill, self._decode = LinearFit(switch), LinearFit(prefill), LinearFit(decode)
+        self._step = LinearFit(step)
 
     def switch_ns(self) -> int:
         """Eq. 4: model bytes over link bandwidth, the factor β being what is fitted."""
@@ -188,6 +189,28 @@ class Latency:
         """The same for `jobs` one after the other: of `tokens` in all, their squares adding up to `squares`."""
         a, b, c = self._prefill.coefficients
         return max(round(a * self._linear * tokens + b * self._quadratic * squares + c * jobs), _FLOOR_NS * jobs)
+
+    def fixed_ns(self) -> int:
+        """Eq. 5 for a step that several prompts share: what it takes whatever its rows are, which each of them would
+        take alone. Before anything is known it is believed to be the reading of all weights, so that sharing is tried
+        where it may be worth it; steps that are shared tell."""
+        return max(round(self._step.coefficients[2]), 0)
+
+    def joined_ns(self, stop: int, start: int = 0) -> int:
+        """What positions `[start, stop)` of a prompt add to a step that others are in."""
+        a, b, _ = self._step.coefficients
+        tokens, squares = prefill_terms(stop, start)
+        return max(round(a * self._linear * tokens + b * self._quadratic * squares), _FLOOR_NS)
+
+    def joins(self, stop: int, start: int, gain: float) -> bool:
+        """Whether these positions take less time in a step with others than alone, by at least this share of it."""
+        fixed_ns = self.fixed_ns()
+        return fixed_ns > 0 and fixed_ns >= gain * (fixed_ns + self.joined_ns(stop, start))
+
+    def beside_ns(self, context_tokens: int, rows: int) -> int:
+        """Eq. 6 for rows that decode in a step with prompts: all but what a step of their own would take besides."""
+        _, b, c = self._decode.coefficients
+        return max(round(b * self._quadratic * context_tokens + c * rows), 0)
 
     def prefill_stop(self, start: int, stop: int, within_ns: int, *, multiple: int, least_tokens: int) -> int:
         """Where a piece of positions `[start, stop)` ends that takes no longer than `within_ns`: at `stop` if there is
@@ -208,7 +231,20 @@ class Latency:
         return self._switch.observe((self._bytes, 0.0, 0.0), duration_ns)
 
     def saw_prefill(self, stop: int, duration_ns: int, start: int = 0) -> bool:
-        return self._prefill.observe(_prefill_features(self._linear, self._quadratic, stop, start), duration_ns)
+        features = _prefill_features(self._linear, self._quadratic, stop, start)
+        self._step.observe(features, duration_ns)
+        return self._prefill.observe(features, duration_ns)
+
+    def saw_step(self, pieces: Sequence[tuple[int, int]], duration_ns: int) -> None:
+        """A step of prompts, of each positions `[start, stop)`."""
+        if len(pieces) == 1:
+            self.saw_prefill(pieces[0][1], duration_ns, pieces[0][0])
+            return
+        tokens, squares = 0, 0
+        for start, stop in pieces:
+            own, own_squares = prefill_terms(stop, start)
+            tokens, squares = tokens + own, squares + own_squares
+        self._step.observe((self._linear * tokens, self._quadratic * squares, 1.0), duration_ns)
 
     def saw_decode(self, context_tokens: int, duration_ns: int, rows: int = 1) -> bool:
         return self._decode.observe(_decode_features(self._linear, self._quadratic, context_tokens, rows), duration_ns)
@@ -227,14 +263,16 @@ def _decode_features(linear: float, quadratic: float, context_tokens: int, rows:
 @lru_cache(maxsize=1024)
 def _priors(
     linear: float, quadratic: float, nbytes: float, parameters: int, token_bytes: int, hardware: Hardware
-) -> tuple[Prior, Prior, Prior]:
-    """The priors of a switch, a prefill and a decode step."""
+) -> tuple[Prior, Prior, Prior, Prior]:
+    """The priors of a switch, a prefill, a step that prompts share and a decode step."""
     switch = Prior([((nbytes, 0.0, 0.0), 1e9 * nbytes / hardware.copy_bytes_per_s)])
     per_token_ns = 2e9 * parameters / hardware.flops_per_s
     prompts = [(_prefill_features(linear, quadratic, t), t) for t in (1, 64, 512, 2048)]
     prefill = Prior([(features, hardware.overhead_ns + t * per_token_ns) for features, t in prompts])
     step_ns = 1e9 * nbytes / hardware.memory_bytes_per_s + hardware.overhead_ns
+    shared = [(_prefill_features(linear, quadratic, t), t) for t in (64, 256, 1024)]  # few, so that little teaches much
+    step = Prior([(features, step_ns + t * per_token_ns) for features, t in shared])
     kv_ns = 1e9 * token_bytes / hardware.memory_bytes_per_s
     points = ((1, 1), (1024, 1), (8192, 1), (8192, 64))  # rows cost nothing until steps show it
     decode = Prior([(_decode_features(linear, quadratic, t, rows), step_ns + t * kv_ns) for t, rows in points])
-    return switch, prefill, decode
+    return switch, prefill, step, decode

@@ -15,6 +15,11 @@ MAX_BATCH: Final = 64
 """Sequences in a decode batch, whatever room there is."""
 
 
+JOIN_GAIN: Final = 0.1
+"""The share of its time that a prompt has to save to run in the step of another one, if prefills are cut at all: who is
+in a step with others gets its first token at the end of the whole step."""
+
+
 class Work(Struct, frozen=True):
     """A request that looks for an instance."""
 
@@ -290,7 +295,8 @@ class TurnRules:
     prefetches: bool = True  # the next turn's model comes in during this one
     evicts: bool = True  # weights may leave for others' weights or KV; otherwise only where nothing else could go on
     keeps_kv: bool = True  # over a switch; otherwise preempted requests are prefilled again
-    chunk_tokens: int | None = None  # the shortest chunk that is worth its cost; None: prefills are not cut
+    chunk_tokens: int | None = None  # the shortest chunk that is worth its cost; None: prefills are not cut or joined
+    join_gain: float = JOIN_GAIN
     later_ttfts: float = 0.0  # so many TTFT later may a deadline count that cannot be met any more
 
 

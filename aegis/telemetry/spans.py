@@ -24,9 +24,11 @@ class SpanKind(StrEnum):
 class Span(Struct, frozen=True, array_like=True):
     """`[start_ns, stop_ns)` on one instance. `tokens` are a prefill's prompt, or the cached tokens of all rows before a
     decode run's first step; each of its `steps` adds one per request. Where `tokens` are those of a chunk of a prompt,
-    `cached` ones came before it, and there is no step unless the chunk is the last. `processor_ns` is for how long a
-    run had a processor, where that is what it runs on: the rest of its time it waited for one. 0: not known. A run was
-    on this `lane`, which has this `share` of the device, in thousandths: all of it where that is not divided."""
+    `cached` ones came before it, and there is no step unless the chunk is the last. Where several prompts shared a
+    step, these are sums, and `pieces` the positions `[start, stop)` of each. `streams` decoded in the step of prompts,
+    with `stream_tokens` cached in all. `processor_ns` is for how long a run had a processor, where that is what it runs
+    on: the rest of its time it waited for one. 0: not known. A run was on this `lane`, which has this `share` of the
+    device, in thousandths: all of it where that is not divided."""
 
     instance: InstanceId
     kind: SpanKind
@@ -41,6 +43,14 @@ class Span(Struct, frozen=True, array_like=True):
     processor_ns: int = 0
     lane: int = 0
     share: int = 1000
+    pieces: tuple[tuple[int, int], ...] = ()
+    streams: int = 0
+    stream_tokens: int = 0
+
+    @property
+    def prompts(self) -> tuple[tuple[int, int], ...]:
+        """The positions `[start, stop)` of each prompt of a prefill."""
+        return self.pieces or ((self.cached, self.cached + self.tokens),)
 
     @property
     def on_whole_device(self) -> bool:
@@ -64,24 +74,38 @@ def run_span(
 ) -> Span:
     """Of a run that made tokens in so many steps."""
     prompts = run.prompts
-    if prompts:
-        (row,) = prompts
-        tokens, cached, requests, kind = row.stop - row.start, row.start, 1, SpanKind.PREFILL
-    else:
-        tokens, cached, requests, kind = sum([row.start for row in run.rows]), 0, len(run.rows), SpanKind.DECODE
+    streams = run.rows[len(prompts) :]
+    context = sum([row.start for row in streams])
+    if not prompts:
+        return Span(
+            instance,
+            SpanKind.DECODE,
+            run.model,
+            start_ns,
+            stop_ns,
+            len(streams),
+            steps,
+            context,
+            processor_ns=processor_ns,
+            lane=run.lane,
+            share=share,
+        )
     return Span(
         instance,
-        kind,
+        SpanKind.PREFILL,
         run.model,
         start_ns,
         stop_ns,
-        requests,
-        steps,
-        tokens,
-        cached=cached,
+        len(prompts),
+        steps if any([row.samples for row in prompts]) else 0,
+        sum([row.stop - row.start for row in prompts]),
+        cached=sum([row.start for row in prompts]),
         processor_ns=processor_ns,
         lane=run.lane,
         share=share,
+        pieces=tuple([(row.start, row.stop) for row in prompts]) if len(prompts) > 1 else (),
+        streams=len(streams),
+        stream_tokens=context,
     )
 
 

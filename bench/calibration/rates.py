@@ -182,7 +182,7 @@ class _Prefills:
         self._runs: defaultdict[tuple[ModelId, int], list[Span]] = defaultdict(list)
         last: dict[InstanceId, Span] = {}
         for run in sorted((s for s in spans if s.kind is SpanKind.PREFILL), key=lambda s: s.start_ns):
-            if run.steps and not run.cached:  # a whole one
+            if run.steps and not run.cached and not run.pieces:  # a whole one
                 self._runs[run.model, run.tokens].append(run)
             self.before[run] = last.get(run.instance)
             last[run.instance] = run

@@ -80,10 +80,11 @@ def _predicted(span: Span, latency: Latency) -> _Prediction:
     """Before the run is learned from, and then it is."""
     duration_ns = span.stop_ns - span.start_ns
     if span.kind is SpanKind.PREFILL:
-        stop = span.cached + span.tokens
-        expected_ns = latency.prefill_ns(stop, span.cached)
-        latency.saw_prefill(stop, duration_ns, span.cached)
-        return _Prediction(expected_ns, duration_ns, 1)
+        beside_ns = latency.beside_ns(span.stream_tokens, span.streams)
+        (start, stop), *joined = span.prompts
+        expected_ns = latency.prefill_ns(stop, start) + sum(latency.joined_ns(stop, start) for start, stop in joined)
+        latency.saw_step(span.prompts, max(duration_ns - beside_ns, 1))
+        return _Prediction(expected_ns + beside_ns, duration_ns, len(span.prompts))
     steps, read, _ = decode_terms(span.tokens, span.requests, span.steps)
     context_tokens = read // steps
     expected_ns = latency.decode_ns(context_tokens, span.requests) * steps

@@ -146,7 +146,9 @@ class _Busy:
 
 def _runs(spans: Iterable[Span], kind: SpanKind, busy: _Busy) -> Mapping[ModelId, _Runs]:
     found: defaultdict[ModelId, list[list[Span]]] = defaultdict(list)
-    for together in _steady(spans) if kind is SpanKind.DECODE else ([s] for s in spans if s.kind is kind):
+    for together in (
+        _steady(spans) if kind is SpanKind.DECODE else ([s] for s in spans if s.kind is kind and not s.streams)
+    ):
         if all(span.stop_ns > span.start_ns for span in together):
             found[together[0].model].append(together)
     features = _decode_features if kind is SpanKind.DECODE else _prefill_features
@@ -198,7 +200,8 @@ def _decode_features(span: Span) -> tuple[float, ...]:
 
 
 def _prefill_features(span: Span) -> tuple[float, ...]:
-    return 1, *prefill_terms(span.cached + span.tokens, span.cached)
+    terms = [prefill_terms(stop, start) for start, stop in span.prompts]
+    return 1, sum(tokens for tokens, _ in terms), sum(squares for _, squares in terms)
 
 
 def _contention(runs: Sequence[_Runs]) -> float:

@@ -12,6 +12,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span, SpanKind
 
@@ -30,7 +32,7 @@ class Match:
 def matches(records: Iterable[Record], spans: Sequence[Span]) -> tuple[list[Match], list[Record]]:
     """The requests that finished, in order of their first tokens, and those of them whose prefill was not found."""
     prefills = Ends(
-        (span for span in spans if span.kind is SpanKind.PREFILL and span.steps),
+        (each for span in spans if span.kind is SpanKind.PREFILL and span.steps for each in _of_each(span)),
         lambda span: (span.model, span.cached + span.tokens),
     )
     runs = Ends((span for span in spans if span.kind is SpanKind.DECODE), lambda span: span.model)
@@ -45,6 +47,13 @@ def matches(records: Iterable[Record], spans: Sequence[Span]) -> tuple[list[Matc
         run = runs.last(record.model, record.last_ns) if record.first_ns < record.last_ns else None
         found.append(Match(record, record.first_ns, record.last_ns, prefill, run))
     return found, lost
+
+
+def _of_each(span: Span) -> list[Span]:
+    """One for each prompt, where several shared a step."""
+    if not span.pieces:
+        return [span]
+    return [replace(span, requests=1, tokens=stop - start, cached=start, pieces=()) for start, stop in span.pieces]
 
 
 class Ends:

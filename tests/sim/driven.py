@@ -104,6 +104,11 @@ class Driven(Generic[Core]):
         """Rows of prompts, likewise."""
         return [row for run in self.asked(Run, effects) for row in run.prompts]
 
+    def ran(self, token: int = 2, *, after_ns: int = 1_000_000) -> list[Effect]:
+        """The run under way, of one step: each row that samples made this token."""
+        made = tuple([Token(token) for row in self.asked(Run, self.effects)[-1].rows if row.samples])
+        return self.on(Stepped((made,) if made else (), after_ns), after_ns=after_ns)
+
     def stepped(self, *tokens: int, after_ns: int = 1_000_000) -> list[Effect]:
         """One step, whatever was asked for."""
         return self.on(Stepped((tuple(Token(token) for token in tokens),), after_ns), after_ns=after_ns)

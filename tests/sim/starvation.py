@@ -363,8 +363,8 @@ class WatchedPrefillCore(PrefillCore):
         self._short, self._at_ns = not (running or self.ledger.weights.loading()), now_ns
         if isinstance(event, TakeBack):
             self._lines.clear()
-        if running:
-            self._check_line(running.job, now_ns)
+        for each in (running, *self._queue.beside) if running else ():
+            self._check_line(each.job, now_ns)
         self._line_up(now_ns)
         return effects
 

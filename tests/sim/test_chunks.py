@@ -69,4 +69,5 @@ def test_chunks_do_all_of_the_work() -> None:
     assert len(whole) == sum(span.steps for span in chunks) < len(chunks)
     assert sum(span.tokens for span in whole) == sum(span.tokens for span in chunks)
     for span in chunks:
-        assert span.stop_ns - span.start_ns == COSTS.prefill_ns(span.cached + span.tokens, span.cached)
+        took_ns = COSTS.step_ns(span.prompts, span.stream_tokens, span.streams)
+        assert span.stop_ns - span.start_ns == took_ns

@@ -262,3 +262,40 @@ def test_chunks_teach_as_much_as_whole_prefills() -> None:
             for start, stop in ((t * part // 4, t * (part + 1) // 4) for part in range(4)):
                 latency.saw_prefill(stop, round(prefill_truth(stop) - prefill_truth(start) + c3), start)
     assert r_squared(latency.prefill_ns, prefill_truth, TOKENS) >= 0.9
+
+
+def test_what_prompts_share_is_learnt_from_steps_that_they_share() -> None:
+    """Alone, prompts of one length tell nothing of it."""
+    latency, twin = (Latency(manifest(), Hardware()) for _ in range(2))
+    for _ in range(60):
+        latency.saw_step([(0, 100)], 50_000_000)
+        latency.saw_step([(0, 100)] * 5, 130_000_000)  # 30 ms, and 20 for each
+        twin.saw_step([(0, 100)], 50_000_000)
+        twin.saw_step([(0, 100)] * 5, 250_000_000)
+    assert latency.fixed_ns() == pytest.approx(30_000_000, rel=0.1)
+    assert latency.joined_ns(100) == pytest.approx(20_000_000, rel=0.1)
+    assert latency.joins(100, 0, 0.5) and not latency.joins(100, 0, 0.7)
+    assert not twin.joins(100, 0, 0.1)
+
+
+def test_a_step_of_one_prompt_teaches_what_a_prefill_does() -> None:
+    one, other = (Latency(manifest(), Hardware()) for _ in range(2))
+    for at in range(1, 40):
+        one.saw_prefill(60 * at, 1_000_000 * at, 20)
+        other.saw_step([(20, 60 * at)], 1_000_000 * at)
+    assert [one.prefill_ns(t) for t in TOKENS] == [other.prefill_ns(t) for t in TOKENS]
+    assert one.fixed_ns() == other.fixed_ns()
+
+
+def test_sharing_is_tried_before_anything_is_known_where_weights_take_longer_than_tokens() -> None:
+    quick = Latency(manifest(), Hardware(memory_bytes_per_s=1e9, flops_per_s=1e13))
+    slow = Latency(manifest(), Hardware(memory_bytes_per_s=1e13, flops_per_s=1e9, overhead_ns=0))
+    assert quick.joins(100, 0, 0.5) and not slow.joins(1_000, 0, 0.1)
+
+
+def test_rows_that_decode_beside_prompts_take_what_the_fit_of_decode_steps_says_but_no_step() -> None:
+    latency = Latency(manifest(), Hardware())
+    for rows in (1, 8, 32) * 30:
+        latency.saw_decode(1_000 * rows, 5_000_000 + 400_000 * rows, rows)
+    assert latency.beside_ns(8_000, 8) == pytest.approx(8 * 400_000, rel=0.2)
+    assert latency.decode_ns(8_000, 8) - latency.beside_ns(8_000, 8) == pytest.approx(5_000_000, rel=0.2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aegis.core.block_runs import count_blocks, first_blocks
-from aegis.core.effects import Track, Untrack
+from aegis.core.effects import Run, Track, Untrack
 from aegis.core.events import StepFailed, Stepped
 from aegis.core.ids import RequestId
 from aegis.core.messages import Broken, Cancel, GaveBack, GaveUp, Prefilled, Started, Submit, TakeBack
@@ -14,7 +14,7 @@ from aegis.core.request import Token
 from aegis.core.views import BatchView, Renewal, Turn, TurnRules
 from decode.core import DecodeCore
 from tests.sim.driven import Driven, decode, make_job, sides
-from tests.unit.decode.turns import IN, OUT, TWO_MODELS_FIT, WEIGHTS, WIDE, WIDE_2, A, B, running, settle, take
+from tests.unit.decode.turns import IN, OUT, TWO_MODELS_FIT, WEIGHTS, WIDE, WIDE_2, A, B, beside, running, settle, take
 
 CHUNK = 16
 PATIENCE_NS = 40_000_000
@@ -81,20 +81,32 @@ def test_without_a_limit_or_a_rule_nothing_is_cut() -> None:
     assert prefills(first_chunk(policy)) == [(1, 0, 40)]
 
 
-def test_who_decodes_has_one_step_between_two_chunks() -> None:
+def test_who_decodes_has_a_token_in_the_step_of_each_chunk() -> None:
     driven = decode(A, pages=TWO_MODELS_FIT, policy=Cutting(1))
     take(driven, 1, A)
     settle(driven)
     driven.on(Submit(make_job(2, A, prompt=40)))
     driven.stepped(2)
-    assert prefills(driven) == [(2, 0, 16)], "it has just had a step"
-    for chunk in ((2, 16, 32), (2, 32, 40)):
-        chunked(driven)
-        assert running(driven) == [1] and driven.runs()[0].steps == 1
-        driven.stepped(2)
-        assert prefills(driven) == [chunk]
-    driven.stepped(2)
+    for number, chunk in enumerate(((2, 0, 16), (2, 16, 32), (2, 32, 40))):
+        assert prefills(driven) == [chunk] and beside(driven) == [1]
+        row = driven.asked(Run)[0].rows[1]
+        assert (row.index, row.token, row.start) == (2 + number, 2, 11 + number)
+        driven.ran()
+    assert driven.said(Prefilled) == [Prefilled(RequestId(2), 1, Token(2), None, 3_000_000)]
     assert running(driven) == [1, 2] and driven.runs()[0].steps > 1
+    assert driven.core.counters.generated_tokens == 1 + 3
+
+
+def test_a_stream_whose_last_token_comes_beside_a_prompt_ends() -> None:
+    driven = decode(A, pages=TWO_MODELS_FIT, policy=Cutting(1))
+    take(driven, 1, A)
+    settle(driven)
+    driven.on(Submit(make_job(2, A, prompt=40)))
+    driven.stepped(2)
+    assert beside(driven) == [1]
+    driven.ran(7)
+    assert driven.asked(Untrack) == [Untrack(RequestId(1))]
+    assert prefills(driven) == [(2, 16, 32)] and beside(driven) == []
 
 
 def test_another_batch_may_have_its_turn_between_two_chunks() -> None:
@@ -148,7 +160,7 @@ def test_who_is_prefilled_in_part_does_not_end_runs_of_a_turn_without_prefills()
     driven.stepped(2)
     assert prefills(driven) == [(2, 0, 16)]
     policy.prefills = False
-    chunked(driven)
+    driven.ran()
     assert running(driven) == [1]
     assert not driven.on(Cancel(RequestId(9), 1))
 

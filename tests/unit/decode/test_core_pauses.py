@@ -51,7 +51,7 @@ def prefills(driven: Driven[DecodeCore]) -> list[tuple[int, int, int]]:
 
 
 def piece_ran(driven: Driven[DecodeCore]) -> None:
-    driven.on(Stepped((), 1_000_000))
+    driven.ran()
 
 
 def test_a_turn_pauses_for_a_step_and_goes_on() -> None:

@@ -174,14 +174,17 @@ def test_steps_beside_a_prompt_teach_the_guard_and_not_the_estimate_of_the_whole
 
 
 @pytest.mark.parametrize(
-    ("policy", "offers"),
-    [(WHOLE, ()), (PrefillFirst(WeightedRoundRobin(q_max_ns=10**15)), LANES)],
+    ("policy", "offers", "rows"),
+    [(WHOLE, (), [2, 1]), (PrefillFirst(WeightedRoundRobin(q_max_ns=10**15)), LANES, [2])],
     ids=["no lanes", "no policy of lanes"],
 )
-def test_without_lanes_there_is_one_run(policy: RoundPolicy, offers: tuple[tuple[int, ...], ...]) -> None:
+def test_without_lanes_there_is_one_run(
+    policy: RoundPolicy, offers: tuple[tuple[int, ...], ...], rows: list[int]
+) -> None:
+    """In which the stream has its step beside the prompt, where prompts are cut."""
     driven = divided(policy=policy, lane_shares=offers)
     prompt_comes(driven)
-    assert lanes(driven) == [(0, [2])] and not driven.asked(DivideDevice, driven.effects)
+    assert lanes(driven) == [(0, rows)] and not driven.asked(DivideDevice, driven.effects)
 
 
 def test_two_models_step_side_by_side() -> None:

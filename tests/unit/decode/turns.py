@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aegis.core.effects import StreamName
+from aegis.core.effects import Run, StreamName
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, PageRun
 from aegis.core.messages import GrantPages
@@ -31,6 +31,11 @@ def step(driven: Driven[DecodeCore], token: int = 2) -> list[int]:
     rows = driven.runs(driven.effects)[-1].rows
     driven.stepped(*[token] * len(rows))
     return running(driven)
+
+
+def beside(driven: Driven[DecodeCore]) -> list[int]:
+    """Requests that decode in the step of prompts that the last event has begun."""
+    return [row.job.request for run in driven.asked(Run) if run.prompts for row in run.rows if row.decodes]
 
 
 def running(driven: Driven[DecodeCore]) -> list[int]:

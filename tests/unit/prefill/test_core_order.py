@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from aegis.core.effects import LoadWeights
 from aegis.core.ids import RequestId
 from aegis.core.messages import Cancel, DropModel, ModelDropped, Submit
@@ -30,8 +32,21 @@ class LastFirst:
         return list(reversed(range(len(waiting.jobs))))
 
 
-def submit(driven: Driven, request: int, spec: ModelSpec, group: int, *, prompt: int = 10, priority: int = 0) -> None:
-    driven.on(Submit(make_job(request, spec, prompt=prompt, priority=priority), group))
+def submit(
+    driven: Driven,
+    request: int,
+    spec: ModelSpec,
+    group: int,
+    *,
+    prompt: int = 10,
+    priority: int = 0,
+    alone: bool = False,
+) -> None:
+    """If it is to run `alone`, its prompt's logprobs are asked for."""
+    job = make_job(request, spec, prompt=prompt, priority=priority)
+    if alone:
+        job = replace(job, sampling=replace(job.sampling, prompt_logprobs=0))
+    driven.on(Submit(job, group))
 
 
 def test_a_newcomer_with_less_slack_goes_first_once_the_running_job_has_ended() -> None:
@@ -40,7 +55,7 @@ def test_a_newcomer_with_less_slack_goes_first_once_the_running_job_has_ended() 
     loaded(driven)
     finish(driven)
     submit(driven, 2, A, 2)
-    submit(driven, 3, A, 2)
+    submit(driven, 3, A, 2, alone=True)
     loaded(driven)
     submit(driven, 4, HASTY, 3)
     for _ in range(3):
@@ -54,7 +69,7 @@ def test_priority_counts_in_whole_deadlines() -> None:
     submit(driven, 1, HASTY, 1)
     loaded(driven)
     for request, priority in ((2, 1), (3, 0), (4, -1), (5, -8)):
-        submit(driven, request, HASTY, 1, priority=priority)
+        submit(driven, request, HASTY, 1, priority=priority, alone=True)
     for _ in range(5):
         finish(driven)
     assert ran(driven) == [1, 5, 4, 3, 2]

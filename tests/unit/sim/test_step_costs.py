@@ -102,3 +102,37 @@ def test_published_figures_come_out_in_nanoseconds() -> None:
 @pytest.mark.parametrize(("nbytes", "rate", "ns"), [(0, 10, 0), (1, 10**9, 1), (10**9 + 1, 2 * 10**9, 500_000_001)])
 def test_a_copy_is_never_shorter_than_its_bytes_need(nbytes: int, rate: int, ns: int) -> None:
     assert copy_ns(nbytes, rate) == ns
+
+
+PIECES = st.lists(
+    st.tuples(st.integers(0, 5_000), st.integers(1, 5_000)).map(lambda piece: (piece[0], sum(piece))),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(COSTS, PIECES)
+def test_prompts_of_one_step_take_less_than_one_by_one_and_more_than_any(
+    costs: StepCosts, pieces: list[tuple[int, int]]
+) -> None:
+    alone_ns = [costs.prefill_ns(stop, start) for start, stop in pieces]
+    assert costs.step_ns(pieces[:1]) == alone_ns[0]
+    assert max(alone_ns) <= costs.step_ns(pieces) <= sum(alone_ns)
+
+
+@given(COSTS, PIECES, CONTEXTS, BATCHES)
+def test_rows_that_decode_beside_prompts_add_what_they_read_and_compute(
+    costs: StepCosts, pieces: list[tuple[int, int]], context: int, batch: int
+) -> None:
+    """But not a step of their own."""
+    added_ns = costs.step_ns(pieces, context, batch) - costs.step_ns(pieces)
+    own_ps = costs.context_token_ps * context + costs.row_ps * batch
+    assert abs(added_ns - own_ps / 1_000) <= 1
+    assert costs.step_ns(pieces, context, batch) <= costs.step_ns(pieces) + costs.decode_ns(context, batch)
+
+
+def test_what_a_step_takes_whatever_its_rows_are_is_there_once() -> None:
+    costs = StepCosts.of_ms(decode=(6.0, 0.0, 0.1), prefill=(5.0, 10.0, 0.0))
+    assert costs.step_ns([(0, 100)]) == 6_100_000
+    assert costs.step_ns([(0, 100)] * 8) == 13_000_000
+    assert costs.step_ns([(0, 100)] * 8, 4_000, 4) == 13_400_000

@@ -1,0 +1,91 @@
+"""The rows of prompts in a step of a mixed instance: the first prompt that waits, and those that join it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from aegis.core.effects import Row
+from aegis.core.ids import ModelId
+from aegis.core.views import TurnRules
+from decode.eviction import Eviction
+from decode.kv_swap import KvSwap
+from decode.prefill_chunks import next_row
+from decode.rows import prompt_row
+from decode.sequences import Sequence, Where
+from decode.step_times import StepTimes
+from decode.worklist import Batch, RunningTurn
+
+
+def reports(sequence: Sequence) -> bool:
+    """Whether its prompt's logprobs are asked for: then it is alone in its step."""
+    return sequence.job.sampling.prompt_logprobs is not None
+
+
+class PromptRows:
+    """`rules` are those of the policy of turns."""
+
+    def __init__(self, kv: KvSwap, eviction: Eviction, step_times: StepTimes, rules: TurnRules) -> None:
+        self._kv = kv
+        self._eviction = eviction
+        self._times = step_times
+        self._rules = rules
+
+    def of(
+        self, turn: RunningTurn, first: Sequence, others: Iterable[Sequence], now_ns: int
+    ) -> tuple[list[Sequence], list[Row]]:
+        """The prompts of the next step and their rows: of the `first`, which has its blocks, or of a chunk of it, and
+        of those that join it. Where KV of the `others` begins like a prompt, that is not run again."""
+        self._kv.look_around(first, others)
+        chunk_ns = None if turn.free_until_ns is None else turn.free_until_ns - now_ns
+        rows = [next_row(first, self._times.latency[turn.batch.model], self._rules, chunk_ns)]
+        within_ns = self._until_ns(turn, first, now_ns) - now_ns
+        return [first, *self._joining(turn.batch, first, rows, others, within_ns)], rows
+
+    def learn(
+        self,
+        prompts: Iterable[Sequence],
+        rows: Iterable[Row],
+        beside: Collection[Sequence],
+        model: ModelId,
+        took_ns: int,
+    ) -> None:
+        """Such a step took so long, with those `beside` that decoded in it. Pieces that took no time are told with what
+        follows them."""
+        latency = self._times.latency[model]
+        starts = [(row.start if s.prefill_ns else s.reused, row.stop) for s, row in zip(prompts, rows, strict=True)]
+        beside_ns = latency.beside_ns(sum([s.cached for s in beside]), len(beside)) if beside else 0
+        latency.saw_step(starts, max(took_ns - beside_ns, 1))
+
+    def _until_ns(self, turn: RunningTurn, first: Sequence, now_ns: int) -> int:
+        """By when a step of prompts has to end: when somebody needs another one, or at the deadline of the first
+        prompt, unless it is late whoever joins it."""
+        slo, job = first.spec.slo, first.job
+        until_ns = now_ns + slo.gap_ns if turn.free_until_ns is None else turn.free_until_ns
+        due_ns = slo.due_ns(job.arrival_ns, first.generated)
+        alone_ns = self._times.latency[job.model].prefill_ns(first.cached, first.cached - first.lacks)
+        return min(until_ns, due_ns) if due_ns >= now_ns + alone_ns else until_ns
+
+    def _joining(
+        self, batch: Batch, first: Sequence, rows: list[Row], others: Iterable[Sequence], within_ns: int
+    ) -> list[Sequence]:
+        """The prompts that run in the step of the first one: those next in rank, as long as all take no longer than
+        `within_ns` together, each saves enough of its time, and there is room that nobody has to leave. Adds their rows
+        to `rows`."""
+        latency, rules, (row,) = self._times.latency[batch.model], self._rules, rows
+        joining: list[Sequence] = []
+        if rules.chunk_tokens is None or not row.samples or batch.waiting == 1 or reports(first):
+            return joining
+        took_ns = latency.prefill_ns(row.stop, row.start)
+        for sequence in batch.waiting_behind(first):
+            start, stop = sequence.cached - sequence.lacks, sequence.cached
+            took_ns += latency.joined_ns(stop, start)
+            if took_ns > within_ns or not latency.joins(stop, start, rules.join_gain) or reports(sequence):
+                break
+            if sequence.where not in (Where.NOWHERE, Where.DEVICE) or not self._eviction.fits(sequence):
+                break
+            if self._kv.follows(sequence, (first, *joining)) or not self._eviction.grow(sequence):
+                break
+            self._kv.look_around(sequence, others)
+            rows.append(prompt_row(sequence, stop))
+            joining.append(sequence)
+        return joining
