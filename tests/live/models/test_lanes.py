@@ -1,0 +1,59 @@
+"""An instance with two lanes on two cores says what transformers generates, token for token: streams run beside the
+prompts of others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from aegis.telemetry.spans import Span
+from tests.live.cases import Case
+from tests.live.server import Server, launched
+from tests.live.streams import run_all
+
+STREAMS = 24
+ROOMY = "96MiB"  # for several of the models at once
+
+
+@pytest.fixture(params=["least-slack", "muxwise"])
+def divided(request: pytest.FixtureRequest, tmp_path: Path, cache: Path, checkpoints_dir: Path) -> Iterator[Server]:
+    options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", ROOMY, "--debug-memory"]
+    kind = ["--mixed", "1", "--policy", request.param, "--lanes", "2", "--slo", "ttft=10,tbt=0.1,gap=0.5"]
+    with launched(tmp_path, cache, *options, *kind, environment={"OMP_NUM_THREADS": "2"}) as running:
+        running.wait_for_ready()
+        yield running
+
+
+def test_streams_beside_prompts_say_what_transformers_generates(cases: list[Case], divided: Server) -> None:
+    asked = cases[:STREAMS]
+    streams = run_all(divided.url, [case.body for case in asked])
+    after = divided.wait_for_freed_memory()
+    assert [stream.tokens for stream in streams] == [case.expected.tokens for case in asked]
+    assert all(stream.done for stream in streams)
+    assert after.total("instance_lanes", instance="mixed-0") == 2
+    spans = msgspec.json.Decoder(Span).decode_lines(divided.get("/debug/spans").content)
+    second = [span for span in spans if span.lane]
+    assert second, "the device was divided"
+    assert {span.share for span in second} == {500}
+    beside = [
+        (a, b)
+        for a in second
+        for b in spans
+        if not b.lane and b.share == 500 and a.start_ns < b.stop_ns and b.start_ns < a.stop_ns
+    ]
+    assert beside, "both lanes ran at one time"
+
+
+def test_one_core_has_no_lanes_and_says_so_in_one_line(tmp_path: Path, cache: Path, checkpoints_dir: Path) -> None:
+    options = ["--models", str(checkpoints_dir / "llama"), "--mixed", "1", "--lanes", "2"]
+    with launched(tmp_path, cache, *options, environment={"OMP_NUM_THREADS": "1"}) as running:
+        running.wait_for_ready()
+        body = {"model": "llama", "prompt": [1, 2, 3], "max_tokens": 5, "temperature": 0}
+        assert run_all(running.url, [body])[0].done
+        assert running.metrics().total("instance_lanes", instance="mixed-0") == 1
+    lines = [line for line in running.output().splitlines() if "no lanes" in line]
+    assert len(lines) == 1
+    assert "computes with one thread" in lines[0]
