@@ -10,9 +10,9 @@ from aegis.config.mqtt_address import parse
 from aegis.config.sizes import SIZE_PATTERN, parse_size
 from aegis.core.clock import NS_PER_MS
 from aegis.core.ids import MODEL_NAME_PATTERN
-from aegis.core.lane_count import LaneCount
 from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN
 from aegis.core.request import PRIORITY_MAX
+from aegis.core.role import LaneCount
 
 
 def _not_a_bool(value: object) -> object:

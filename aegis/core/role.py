@@ -1,8 +1,9 @@
-"""The roles of instances."""
+"""The roles of instances, and how many lanes their devices have."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 
 class Role(StrEnum):
@@ -18,3 +19,8 @@ class Roles(StrEnum):
 
     AUTO = "auto"  # every instance prefills and decodes
     FIXED = "fixed"  # some prefill, the others decode
+
+
+LaneCount = Literal["off", "auto", "2"]
+"""How many lanes an instance's device is to have. `auto`: two where it can be divided; `2`: the same, and it is said
+where it cannot be."""

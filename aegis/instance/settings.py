@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from aegis.control.settings import BusSettings
 from aegis.core.ids import InstanceId, MachineId
-from aegis.core.lane_count import LaneCount
 from aegis.core.model import EngineName
-from aegis.core.role import Role
+from aegis.core.role import LaneCount, Role
 from aegis.scheduling_settings import SchedulingSettings
 from aegis.telemetry.logs import LogSettings
 

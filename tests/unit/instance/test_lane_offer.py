@@ -11,8 +11,7 @@ import pytest
 from aegis.control.settings import BusSettings
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId
-from aegis.core.lane_count import LaneCount
-from aegis.core.role import Role
+from aegis.core.role import LaneCount, Role
 from aegis.device.cpu.device import CpuDevice
 from aegis.device.cpu.pool import CpuPool
 from aegis.device.divisions import WHOLE
