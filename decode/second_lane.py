@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from math import sqrt
 from typing import Final
 
-from aegis.core.contention_guard import WHOLE, Beside, ContentionGuard, Decoding
+from aegis.core.contention_guard import WHOLE, WORST, Beside, ContentionGuard, Decoding
 from aegis.core.effects import DivideDevice, Row, Run
 from aegis.core.ids import ModelId
 from aegis.core.lane_views import Companion, Division, LaneChoice, LanePolicy, LanesView
@@ -228,8 +228,7 @@ class SecondLane:
         beside = _beside(self._companion[0]) if lane else self._companion[1]
         self._guard(model).saw(Decoding(rows, context), beside, share, factor)
         key = share, self._beside_prefill and not lane
-        before = self._step_factor(share, prefill=key[1])
-        self._step_factors[key] = before + (factor - before) * _NEWEST_SHARE
+        self._step_factors[key] = _learned(self._step_factor(share, prefill=key[1]), factor, share)
         return True
 
     def saw_prefill(self, model: ModelId, row: Row, start: int, duration_ns: int, *, lane: int) -> bool:
@@ -238,8 +237,7 @@ class SecondLane:
             return False
         share = self._shares[lane]
         factor = duration_ns / self._step_times.latency[model].prefill_ns(row.stop, start)
-        before = self._prefill_factor(share)
-        self._prefill_factors[share] = before + (factor - before) * _NEWEST_SHARE
+        self._prefill_factors[share] = _learned(self._prefill_factor(share), factor, share)
         return True
 
     def forget(self, model: ModelId) -> None:
@@ -257,6 +255,13 @@ class SecondLane:
 
     def _prefill_factor(self, share: int) -> float:
         return self._prefill_factors.get(share, WHOLE / share)
+
+
+def _learned(before: float, factor: float, share: int) -> float:
+    """No part of a device is faster than all of it, nor slower than in proportion and for the worst contention: what is
+    beyond that is an error of the estimate for the whole device."""
+    factor = min(max(factor, 1.0), WHOLE / share * (1 + WORST))
+    return before + (factor - before) * _NEWEST_SHARE
 
 
 def _decoding(rows: list[Sequence]) -> Decoding:

@@ -6,7 +6,7 @@ An effect without a handler is done at once and takes no time, such as mapping p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from aegis.core.decision import Decision
 from aegis.core.effects import (
@@ -21,7 +21,6 @@ from aegis.core.effects import (
 )
 from aegis.core.ids import InstanceId
 from aegis.core.messages import Submit, ToInstance
-from memory.host_kv import HostKv
 from proxy.routing.events import Deliver, Ended, Event, To
 from proxy.routing.router import Router
 
@@ -62,6 +61,14 @@ class InstanceEffects:
                 handler(effect)
 
 
+class Kept(Protocol):
+    """What is kept of earlier prompts."""
+
+    def looked_up(self, submit: Submit) -> Submit:
+        """The message with the kept KV of its prompt."""
+        ...
+
+
 class RouterEffects:
     """Those of the router, which is told of events here. With a `host` each new prompt is looked up in what the host
     has kept of earlier ones."""
@@ -71,7 +78,7 @@ class RouterEffects:
     def __init__(
         self,
         router: Router,
-        host: HostKv | None,
+        host: Kept | None,
         *,
         send: Callable[[InstanceId, ToInstance], None],
         ended: Callable[[Ended], None],

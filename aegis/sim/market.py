@@ -23,6 +23,7 @@ from aegis.core.errors import LawBroken
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.lifecycle import State
 from aegis.core.messages import (
+    CheckPrefix,
     FromInstance,
     GrantPages,
     SwitchDone,
@@ -35,6 +36,7 @@ from aegis.sim.effects import RouterEffects
 from aegis.sim.event_queue import EventQueue
 from aegis.sim.instance import END, SimInstance
 from aegis.sim.node_memory import FOR_NODE, NodeEffect, NodeMemory
+from aegis.sim.reused_prefixes import ReusedPrefixes
 from aegis.sim.timeline_semaphores import TimelineSemaphores
 from aegis.sim.times import Times
 from aegis.telemetry.decisions import DecisionLog
@@ -61,6 +63,7 @@ class SimRequest:
     output_tokens: int
     leaves_ns: int | None = None
     priority: int = 0
+    reused_tokens: int = 0  # of the input, whose KV is there, on mixed instances
 
 
 class _Fate:
@@ -121,10 +124,12 @@ class SimMarket:
         self._specs = specs
         self._message_ns = message_ns
         self._keep_times = keep_times
+        self._reuses = reuses
         self.decisions = decisions
         self._outbox: defaultdict[InstanceId, list[ToInstance]] = defaultdict(list)
         self._memory = NodeMemory(host_slabs, slab_bytes, specs.get)
-        host = self._memory.host if reuses else None
+        self._reused = ReusedPrefixes()
+        host = self._memory.host if reuses else self._reused
         self._router = RouterEffects(router, host, send=self._put, ended=self._ended, decided=self._decided)
         self._fates: dict[RequestId, _Fate] = {}
         self._prompts: dict[int, tuple[int, ...]] = {}
@@ -188,6 +193,7 @@ class SimMarket:
         if wanted.output_tokens > sampling.max_tokens:
             sampling = Sampling(max_tokens=spec.manifest.context_tokens - len(prompt), stop_token_ids=(END,))
         job = Job(request, 1, wanted.model, prompt, sampling, self.agenda.now_ns, priority=wanted.priority)
+        self._reused.note(request, wanted.reused_tokens, len(prompt))
         self._fates[request] = _Fate(job, spec, wanted.output_tokens, keep=self._keep_times)
         self.tell(RequestArrived(job))
         if wanted.leaves_ns is not None:
@@ -202,6 +208,7 @@ class SimMarket:
 
     def _ended(self, ended: Ended) -> None:
         fate = self._fates.pop(ended.request)
+        self._reused.forget(ended.request)
         job = fate.job
         if ended.state is not State.FINISHED:
             self._left[ended.request] = fate.output_tokens
@@ -242,6 +249,9 @@ class SimMarket:
 
     def _heard(self, instance: InstanceId, messages: list[FromInstance]) -> None:
         for message in messages:
+            if type(message) is CheckPrefix and not self._reuses:
+                self._put(instance, self._reused.answers(message))
+                continue
             if type(message) in FOR_NODE:
                 self._answer(self._memory.hear(instance, message, self.agenda.now_ns))
                 continue

@@ -176,4 +176,11 @@ def _wanted(arrivals: Iterable[Arrival], specs: Mapping[ModelId, ModelSpec]) -> 
         if tokens_in + tokens_out > context:
             share = context / (tokens_in + tokens_out + _SPARE_TOKENS)
             tokens_in, tokens_out = max(int(tokens_in * share), 1), max(int(tokens_out * share), 1)
-        yield SimRequest(arrival.at_ns, arrival.model, tokens_in, tokens_out, priority=arrival.priority)
+        yield SimRequest(
+            arrival.at_ns,
+            arrival.model,
+            tokens_in,
+            tokens_out,
+            priority=arrival.priority,
+            reused_tokens=min(arrival.reused_tokens, tokens_in),
+        )

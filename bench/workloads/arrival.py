@@ -10,13 +10,15 @@ from aegis.core.ids import ModelId
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request as it comes in, `at_ns` after the start of the workload. Lower `priority` is sooner, as in the API."""
+    """A request as it comes in, `at_ns` after the start of the workload. Lower `priority` is sooner, as in the API.
+    The KV of its first `reused_tokens` is there, where what serves it says so."""
 
     at_ns: int
     model: ModelId
     input_tokens: int
     output_tokens: int
     priority: int = 0
+    reused_tokens: int = 0  # of the input, of earlier turns
 
 
 def model_name(index: int) -> ModelId:

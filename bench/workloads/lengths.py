@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from aegis.core.rng import Stream
 
-Lengths = Callable[[Stream], tuple[int, int]]
-"""Draws (input tokens, output tokens), each 1 or more."""
+Lengths = Callable[[Stream], tuple[int, ...]]
+"""Draws (input tokens, output tokens), each 1 or more, and of some tasks the reused ones among the input tokens."""
 
 OUTPUT_MIN = 16
 """The public Aegaeon artifact leaves out ShareGPT answers shorter than this."""
@@ -66,9 +66,10 @@ def uniform(input_tokens: range, output_tokens: range) -> Lengths:
 def scaled(lengths: Lengths, ix: float, ox: float) -> Lengths:
     """Inputs ix times and outputs ox times as long: ShareGPT-ix2 and -ox2 are (2, 1) and (1, 2) (Aegaeon, §7.1)."""
 
-    def draw(draws: Stream) -> tuple[int, int]:
-        input_tokens, output_tokens = lengths(draws)
-        return max(1, round(input_tokens * ix)), max(1, round(output_tokens * ox))
+    def draw(draws: Stream) -> tuple[int, ...]:
+        input_tokens, output_tokens, *reused = lengths(draws)
+        longer = [round(tokens * ix) for tokens in reused]
+        return max(1, round(input_tokens * ix)), max(1, round(output_tokens * ox)), *longer
 
     return draw
 

@@ -9,8 +9,9 @@ from math import nan
 from typing import Any, Protocol
 
 from aegis.core.errors import UserError
+from aegis.core.ids import ModelId
 from aegis.core.rng import Stream
-from bench.workloads import lengths
+from bench.workloads import lengths, tasks
 from bench.workloads.arrival import Arrival, in_order, model_name
 from bench.workloads.arrival_processes import Artifact, Gamma, Poisson
 from bench.workloads.grid import Grid
@@ -64,7 +65,7 @@ _KEYS = {
     "every": _Key("every_s", 1e-6, 1e6, "seconds from one group to the next"),
 }
 _LENGTH_KEYS = {
-    "lengths": "sharegpt, fixed or uniform [sharegpt]",
+    "lengths": f"sharegpt, fixed, uniform, or one of MuxWise's tasks: {', '.join(tasks.TASKS)} [sharegpt]",
     "input": "tokens of a prompt, for fixed N [512], for uniform LOW-HIGH [8-512]",
     "output": "tokens of an answer, for fixed N [128], for uniform LOW-HIGH [8-512]",
     "ix": "factor on the input tokens [1]",
@@ -89,7 +90,7 @@ def parse(text: str, seed: int) -> list[Arrival]:
         raise UserError(f"workload {text!r}: more than {REQUESTS_MAX:,} requests; lower models, rps or duration")
     draw = _lengths(keys)
     return in_order(
-        Arrival(at_ns, name, *draw(tokens))
+        _arrival(at_ns, name, draw(tokens))
         for model in range(generator.models)
         for name, tokens in ((model_name(model), Stream(seed, "lengths", model)),)
         for at_ns in generator.times_ns(model, Stream(seed, "arrivals", model))
@@ -116,6 +117,11 @@ def describe() -> str:
     lines += ["", "lengths, with any generator but grid, which has its own:"]
     lines += [f"  {key:<9} {meaning}" for key, meaning in _LENGTH_KEYS.items()]
     return "\n".join(lines)
+
+
+def _arrival(at_ns: int, model: ModelId, drawn: tuple[int, ...]) -> Arrival:
+    input_tokens, output_tokens, *reused = drawn
+    return Arrival(at_ns, model, input_tokens, output_tokens, reused_tokens=sum(reused))
 
 
 def _split(text: str) -> tuple[str, dict[str, str]]:
@@ -154,12 +160,15 @@ def _lengths(keys: dict[str, str]) -> Lengths:
         if unused := [key for key in ("input", "output") if key in keys]:
             raise UserError(f"workload key {unused[0]!r} needs lengths=fixed or lengths=uniform", param=unused[0])
         draw: Lengths = lengths.sharegpt
+    elif kind in tasks.TASKS:
+        draw = tasks.TASKS[kind].draw
     elif kind in _LENGTH_DEFAULTS:
         defaults = zip(("input", "output"), _LENGTH_DEFAULTS[kind], strict=True)
         inputs, outputs = (_tokens(key, keys.get(key, default), kind) for key, default in defaults)
         draw = lengths.uniform(inputs, outputs)
     else:
-        raise UserError(f"workload key 'lengths': expected sharegpt, fixed or uniform, got {kind!r}", param="lengths")
+        known = f"got {kind!r}, which is no task of MuxWise's either: {', '.join(tasks.TASKS)}"
+        raise UserError(f"workload key 'lengths': expected sharegpt, fixed or uniform, {known}", param="lengths")
     ix, ox = (_number(key, keys.get(key, "1"), _FACTOR) for key in ("ix", "ox"))
     return draw if ix == ox == 1 else lengths.scaled(draw, ix, ox)
 

@@ -51,17 +51,20 @@ class LeastSlack:
     whose models are there go on beside them: each has a step, in a pause of the turn, before its last token is half its
     gap target ago, and before a token is late that can still be saved. Half, since estimates err and a piece is not all
     that takes time. A piece takes at least two steps of its model, or most of the time would go into reading weights,
-    and at most a gap target, since a request that arrives during it waits for its end. All such steps take no more than
-    `stream_share` of the time: if they would, each stream has one as often as that allows.
+    and at most a gap target, or `piece_steps` steps where nobody streams, since a request that arrives during it waits
+    for its end. All such steps take no more than `stream_share` of the time: if they would, each stream has one as
+    often as that allows.
 
     A prompt that fits in a piece need not wait for one that does not: it comes before it, in a pause of its turn, if
     its rank is lower. Rank is arrival plus length, so a prompt that takes d is overtaken by none that comes d later.
 
     Lanes. If the device can be divided, something runs beside a decode: of the prompts and batches that are there, the
     one that has to begin first, if both together do `lane_gain` times the work that one alone would do, and if by the
-    guard's word no step of a stream takes longer than its time between tokens or half its gap target. The division is
-    the one with the most work. A prompt is run there for as long as `piece_steps` steps at most, so that each piece
-    does more than read weights, and a batch for `lane_turn_ns`: then it is asked again who is due next."""
+    guard's word no step of a stream takes longer than its time between tokens or its gap target. Beside a prompt the
+    decode has the least share that does, and two batches divide the device so that they do the most work. A prompt is
+    run there for as long as `piece_steps` steps at most, so that each piece does more than read weights, and a batch
+    for `lane_turn_ns`: then it is asked again who is due next.
+    """
 
     migrate_share: float = 1.0
     turn_factor: float = 0.6
@@ -99,7 +102,7 @@ class LeastSlack:
         for companion in sorted(lanes.companions, key=_companion_by_ns):
             divisions = [d for d in companion.divisions if d.gain >= self.lane_gain and _keeps(lanes, companion, d)]
             if divisions:
-                best = max(divisions, key=_GAIN)
+                best = divisions[0] if companion.prefills else max(divisions, key=_GAIN)
                 within_ns = max(self.piece_steps * best.step_ns, companion.batch.gap_ns)
                 if not companion.prefills:
                     within_ns = self.lane_turn_ns
@@ -153,7 +156,8 @@ class LeastSlack:
         turns = [Turn(b.batch, quantum_ns + b.prefill_ns, 0 if _is_long(b) else None) for b in order]
         if front.prompt_rank_ns is None or front.prefill_ns <= aim_ns:
             return turns
-        free_until_ns, pauses = now_ns + front.gap_ns, list[Turn]()
+        free_ns = front.gap_ns if streams else max(front.gap_ns, self.piece_steps * front.step_ns)
+        free_until_ns, pauses = now_ns + free_ns, list[Turn]()
         busy_ns = sum([batch.step_ns + 2 * batch.change_ns for batch in streams])
         least_ns = round(busy_ns / self.stream_share)
         saves = sum([(b.step_ns + 2 * b.change_ns) / b.tbt_ns for b in streams]) <= self.stream_share
@@ -189,7 +193,7 @@ def _keeps(lanes: LanesView, companion: Companion, division: Division) -> bool:
     steps = [(lanes.decoding, division.step_ns)]
     if not companion.prefills:
         steps.append((companion.batch, division.beside_ns))
-    return all(step_ns <= min(batch.tbt_ns, batch.gap_ns // 2) for batch, step_ns in steps)
+    return all(step_ns <= min(batch.tbt_ns, batch.gap_ns) for batch, step_ns in steps)
 
 
 def _spoken_for(batches: Sequence[BatchView]) -> float:

@@ -16,7 +16,7 @@ On instances that decode, as `decode.policies.least_slack` states it:
 (W6) besides, turns pause: for a step of streams, and only while such steps take no more than the policy's share of the
      time, or for a prompt of a lower rank that fits in a piece. A pause is one run;
 (W7) what runs on a second lane is what was there, on a division that the device offers, and by the guard's word no step
-     beside it takes longer than its time between two tokens or half its gap target. Nobody waits while it runs there.
+     beside it takes longer than its time between two tokens or its gap target. Nobody waits while it runs there.
 
 On instances that prefill, as `prefill.policies.least_slack` states it:
 
@@ -104,7 +104,7 @@ class Watched:
         companion, division = offered[0]
         steps = [(lanes.decoding, division.step_ns)]
         steps += [] if companion.prefills else [(companion.batch, division.beside_ns)]
-        if any(step_ns > min(batch.tbt_ns, batch.gap_ns // 2) for batch, step_ns in steps):
+        if any(step_ns > min(batch.tbt_ns, batch.gap_ns) for batch, step_ns in steps):
             raise LawBroken(f"W7: {choice} makes a stream wait for longer than it may")
 
     def _check_pauses(self, pauses: list[Turn], views: dict[int, BatchView], front: BatchView, now_ns: int) -> None:
