@@ -115,13 +115,16 @@ class TextProcess:
         self._process = self._socket = self._link = self._progress = None
         self._sent_models.clear()
 
+    def _is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     async def _linked(self) -> _Link:
         """The link to a process that is alive, on this event loop."""
         loop, link = asyncio.get_running_loop(), self._link
-        if link and link.loop is loop and not link.ended:
-            return link
-        if link is None or link.ended or self._socket is None:
+        if link is None or self._socket is None or link.ended or not self._is_alive():
             self._socket = await self._start()
+        elif link.loop is loop:
+            return link
         else:
             link.close()
         self._link = _Link(self._socket, loop)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 
 import msgspec
@@ -42,3 +44,25 @@ def test_a_batch_of_a_model_told_long_ago_and_a_new_one_is_answered(process: Tex
         assert isinstance(everyone, tuple) and process.pid == pid
 
     asyncio.run(main())
+
+
+def test_a_process_that_ended_between_two_jobs_is_started_anew_and_nobody_is_blamed(process: TextProcess) -> None:
+    text = byte_text()
+
+    async def ask_once() -> int:
+        assert isinstance(await process.ask([job(text)], WITHIN_S), tuple)
+        assert process.pid
+        return process.pid
+
+    def end(pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+    async def twice() -> None:
+        first = await ask_once()
+        end(first)
+        assert await ask_once() != first
+
+    asyncio.run(twice())
+    end(asyncio.run(ask_once()))  # while no loop runs
+    asyncio.run(ask_once())
