@@ -14,6 +14,7 @@ from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.role import Roles
 from aegis.core.views import DecodePolicy, PrefillOrder, PrefillPolicy, RoundPolicy
+from decode.policies.chunked_prefill import ChunkedPrefill
 from decode.policies.decode_first import DecodeFirst
 from decode.policies.dedicated import Dedicated
 from decode.policies.least_slack import LeastSlack
@@ -79,6 +80,7 @@ class Recipe:
     equal_copies: bool = False  # a simulated link is shared by all its copies alike, whatever they are for
     divides_memory: bool = False  # among so many instances: none can join
     lanes: bool = False  # it is made for devices that are divided
+    one_model: bool = False  # its paper serves one
     give_up_ns: int | None = None  # a request without a token after so long fails when the next one arrives
 
     def roles_of(self, asked: Roles | None, *, counted: bool) -> Roles:
@@ -161,6 +163,13 @@ RECIPES: Mapping[str, Recipe] = {
             about="prefill and decode side by side on parts of one device (MuxWise)",
             policy=lambda site: MuxWise(site.turns),
             lanes=True,
+            one_model=True,
+        ),
+        Recipe(
+            name="chunked-prefill",
+            about="a chunk of a prompt in each step of the decode, by a budget of tokens (Sarathi-Serve)",
+            policy=lambda site: ChunkedPrefill(site.turns),
+            one_model=True,
         ),
         Recipe(
             name="dedicated",

@@ -21,6 +21,14 @@ def reports(sequence: Sequence) -> bool:
     return sequence.job.sampling.prompt_logprobs is not None
 
 
+def _within_budget(first: Sequence, row: Row, budget_tokens: int, batch: Batch) -> Row:
+    """The row, cut at the end of a block so that it and the rows of the batch that decode are no more than so many
+    tokens; of a block, at least."""
+    tokens = budget_tokens - (len(batch.sequences) - batch.waiting)
+    stop = max((row.start + tokens) // first.block_tokens * first.block_tokens, row.start + first.block_tokens)
+    return row if stop >= row.stop or reports(first) else prompt_row(first, stop)
+
+
 class PromptRows:
     """`rules` are those of the policy of turns."""
 
@@ -38,6 +46,8 @@ class PromptRows:
         self._kv.look_around(first, others)
         chunk_ns = None if turn.free_until_ns is None else turn.free_until_ns - now_ns
         rows = [next_row(first, self._times.latency[turn.batch.model], self._rules, chunk_ns)]
+        if self._rules.budget_tokens is not None:
+            rows = [_within_budget(first, rows[0], self._rules.budget_tokens, turn.batch)]
         within_ns = self._until_ns(turn, first, now_ns) - now_ns
         return [first, *self._joining(turn.batch, first, rows, others, within_ns)], rows
 

@@ -78,6 +78,7 @@ PolicyName = Literal[
     "qlm",
     "muxserve",
     "muxwise",
+    "chunked-prefill",
     "dedicated",
     "prefill-first",
     "decode-first",

@@ -168,7 +168,10 @@ _A100 = replace(
     memory_bytes_per_s=2_039 * _GB,
     flops_per_s=312 * 10**12,
     shares=_AMPERE,
-    group_fits={8: {"llama-3-70b": StepCosts.of_ms(decode=(23.0, 0.06, 0.1), prefill=(30.0, 106.0, 0.8))}},
+    group_fits={
+        4: {"llama-3-70b": StepCosts.of_ms(decode=(31.7, 0.12, 0.1), prefill=(43.0, 218.6, 1.6))},
+        8: {"llama-3-70b": StepCosts.of_ms(decode=(23.0, 0.06, 0.1), prefill=(43.0, 109.3, 0.8))},
+    },
 )
 
 GPUS = {spec.name: spec for spec in (_H100, _H800, _H20, _A10, _A100)}
@@ -178,8 +181,9 @@ sockets of eight DDR5-4800 (A10: DDR4-3200) channels. Fits are of Aegaeon's publ
 poor (R² 0.8), so the roofline stands in. Switch and hand-over overheads are bounds that aegis sets itself.
 
 A100 is the SXM one with 80 GB, in nodes of eight as MuxWise has them (§4.1). Its fit of a 70B model on eight of them
-meets what that paper says of it: 505 ms for a step of 4 K new tokens and 32 decode rows of 1 K tokens each, less than
-100 ms for one of 256 and more for one of 512 (Figure 6 a, §1), 25 to 30 ms for a decode step (Table 3).
+meets what that paper says of it: 505 ms for a step of 4 K tokens, 32 of them decode rows of 1 K tokens each, less than
+100 ms for one of 256 and more for one of 512 (Figure 6 a, §1), 25 to 30 ms for a decode step (Table 3). On four, what
+is computed and read takes twice as long, and what a step takes whatever its size stays.
 
 Multiprocessors are the vendor's; lanes get 16 at a time, and a prefill beside a decode takes the traffic that MuxWise
 saw at worst on A100 and H100 (`aegis.sim.compute_shares`). For the others the one of their generation stands in."""

@@ -24,6 +24,8 @@ from bench.simulate.cells.run import Choice as SearchChoice
 from bench.simulate.cells.run import run as run_search
 from bench.simulate.cells.suites import CELL_SUITES, SEARCHES, CellSuite, gpus
 from bench.simulate.figures import figures
+from bench.simulate.goodput import SUITES as GOODPUT_SUITES
+from bench.simulate.goodput_run import run as run_goodput
 from bench.simulate.setting import Setting, check_asked, tell_uncosted
 from bench.simulate.setting import run as run_setting
 from bench.simulate.study import Curve, Point, Study, curves
@@ -101,12 +103,14 @@ def _suites(given: Mapping[str, Any]) -> None:
     names = list(dict.fromkeys(given["suite"]))
     if len(names) > 1 and (given["json"] or given["plot"]):
         raise UserError("--json and --plot are of one --suite")
-    figured = [suite(name) for name in names if name not in SEARCHES]
+    figured = [suite(name) for name in names if name not in SEARCHES and name not in GOODPUT_SUITES]
     if figured:
         _check_figured(given)
     for name in names:
         if name in SEARCHES:
             _search(name, given, chosen(given))
+        elif name in GOODPUT_SUITES:
+            _goodput(name, given)
     choice = Choice(
         policies=tuple(dict.fromkeys(given["policy"] or _policies(as_published=given["as_published"]))),
         as_published=given["as_published"],
@@ -119,6 +123,21 @@ def _suites(given: Mapping[str, Any]) -> None:
         name = f"{each_suite.name}-as-published" if choice.as_published else each_suite.name
         json, plot = given["json"] or Path(f"{name}.json"), given["plot"] or Path(f"{name}.png")
         run_suite(each_suite, choice, json=json, plot=plot)
+
+
+def _goodput(name: str, given: Mapping[str, Any]) -> None:
+    """A suite of MuxWise's evaluation. Raises UserError."""
+    unused = (*_NOT_OF_A_SUITE, *_OF_A_SEARCH, "policy", "as_published", "trace_dir", "plot")
+    for option in unused:
+        if _is_given(given[option]):
+            raise UserError(f"{_option(option)} is not of --suite {name}, which sets it itself")
+    run_goodput(
+        GOODPUT_SUITES[name],
+        json=given["json"] or Path(f"{name}.json"),
+        tiny=given["tiny"],
+        seed=given["seed"],
+        jobs=given["jobs"] or cores(),
+    )
 
 
 def _check_figured(given: Mapping[str, Any]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -15,7 +15,7 @@ from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.role import Roles
-from aegis.policies import Recipe, recipe
+from aegis.policies import Policy, Recipe, Site, recipe
 from aegis.sim.catalogue import models
 from aegis.sim.gpu_costs import GpuSpec, costed, gpu, with_costs
 from aegis.sim.market import SimRequest
@@ -37,8 +37,8 @@ class Setting:
     Where `roles` are fixed there are `prefill` and `decode` instances, else `mixed` ones. Without `roles` it is as the
     policy is made for, and `counted` says whether prefill and decode instances were named. A request without a token
     after `give_up_ns` fails when the next one arrives; None: as the policy has it, which only as published gives up.
-    `link_bytes_per_s`, in and out, and `switch_ns` are the GPU's unless said. `lanes`: policies may divide GPUs; None:
-    those that are made for it."""
+    `link_bytes_per_s`, in and out, and `switch_ns` are the GPU's unless said, `max_batch` sequences in a batch and
+    `budget_tokens` of a step the policy's. `lanes`: policies may divide GPUs; None: those that are made for it."""
 
     policy: str
     workload: str | None = None
@@ -59,6 +59,8 @@ class Setting:
     slab_bytes: int = 1 << 30
     give_up_ns: int | None = None
     lanes: bool | None = None
+    max_batch: int | None = None
+    budget_tokens: int | None = None
 
     def conditions(self) -> dict[str, Any]:
         """All but the policy, as it is written into results."""
@@ -151,7 +153,16 @@ def _gpu(setting: Setting) -> GpuSpec:
 
 def _recipe(setting: Setting) -> Recipe:
     known = recipe(setting.policy, as_published=setting.as_published)
+    ruled = {"max_batch": setting.max_batch, "budget_tokens": setting.budget_tokens}
+    if said := {name: value for name, value in ruled.items() if value is not None}:
+        known = replace(known, policy=partial(_ruled, known.policy, said))
     return known if setting.give_up_ns is None else replace(known, give_up_ns=setting.give_up_ns)
+
+
+def _ruled(policy: Callable[[Site], Policy], said: Mapping[str, Any], site: Site) -> Policy:
+    """The policy with other rules."""
+    made: Any = policy(site)
+    return cast(Policy, replace(made, rules=replace(made.rules, **said)))
 
 
 def _arrivals_of(setting: Setting) -> list[Arrival]:

@@ -10,6 +10,7 @@ from aegis.core.errors import UserError
 from aegis.core.model import Slo
 from bench.simulate import sweep
 from bench.simulate.cells.suites import SEARCHES
+from bench.simulate.goodput import SUITES as GOODPUT_SUITES
 from bench.simulate.setting import Setting
 from bench.simulate.sweep import Sweep
 from bench.workloads import spec
@@ -169,7 +170,7 @@ factors of 0.5 and 2 on TTFT in 17, as the paper has them on TBT."""
 def suite(name: str) -> Suite:
     """Raises UserError."""
     if name not in SUITES:
-        raise UserError(f"--suite {name}: should be one of {', '.join((*SUITES, *SEARCHES))}")
+        raise UserError(f"--suite {name}: should be one of {', '.join((*SUITES, *SEARCHES, *GOODPUT_SUITES))}")
     return SUITES[name]
 
 

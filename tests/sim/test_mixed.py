@@ -13,6 +13,7 @@ from aegis.core.views import BatchView, DecodeView, Renewal, Turn, TurnRules, Wo
 from aegis.policies import Policy
 from aegis.sim.faults.fake_models import PAGE
 from aegis.sim.faults.world import Scenario
+from decode.policies.chunked_prefill import ChunkedPrefill
 from decode.policies.decode_first import DecodeFirst
 from decode.policies.least_slack import LeastSlack
 from decode.policies.muxserve import MuxServe
@@ -54,6 +55,7 @@ POLICIES: dict[str, Policy] = {
     "muxserve": MuxServe(16 * PAGE, slice_ns=5_000_000),
     "muxwise": MuxWise(WeightedRoundRobin(Q_MAX_NS)),
     "muxwise, pieces of a step": MuxWise(WeightedRoundRobin(Q_MAX_NS), piece_steps=1),
+    "chunked prefill": ChunkedPrefill(WeightedRoundRobin(Q_MAX_NS), TurnRules(chunk_tokens=16, budget_tokens=32)),
     "least slack": LeastSlack(),
     "chunks": Cut(LeastSlack(), TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=16)),
     "chunks and turns": Cut(WeightedRoundRobin(Q_MAX_NS), TurnRules(chunk_tokens=32)),

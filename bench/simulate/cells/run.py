@@ -131,6 +131,7 @@ def _conditions(cell: Cell) -> dict[str, Any]:
     """The conditions that a cell's results depend on, but for the contender and the seed."""
     conditions = cell.setting.conditions()
     del conditions["seed"], conditions["roles"], conditions["counted"], conditions["lanes"]
+    del conditions["max_batch"], conditions["budget_tokens"]
     return conditions
 
 

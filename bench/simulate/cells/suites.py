@@ -16,6 +16,8 @@ from bench.workloads import spec
 OURS = "least-slack"
 OURS_SPLIT = f"{OURS} 6+10"
 OURS_LANES = f"{OURS} lanes"
+_MARKETS = [name for name, known in RECIPES.items() if name != OURS and not known.one_model]
+"""The policies that are made for several models."""
 _PREFILL_SHARES = {"1/8": 0.125, "1/4": 0.25, "3/8": 0.375}
 _RATES = {"0.1rps": ("rps=0.1", 32), "0.5rps": ("rps=0.5", 16)}  # and where to begin
 _SCALES = {"slo1": 1.0, "slo0.5": 0.5, "slo0.3": 0.3}  # of both deadlines
@@ -116,7 +118,7 @@ def cells(*, tiny: bool = False) -> CellSuite:
             _contender(OURS),
             _contender(OURS, OURS_SPLIT, roles=Roles.FIXED),
             replace(_contender(OURS, OURS_LANES), lanes=True),
-            *(_contender(name) for name, known in RECIPES.items() if name != OURS and not known.lanes),
+            *(_contender(name) for name in _MARKETS),
         ),
         cells=tuple(_cell(rate, scale, length) for rate in _RATES for scale in _SCALES for length in _LENGTHS),
     )
@@ -150,7 +152,7 @@ def gpus(setting: Setting, name: str, *, tiny: bool = False) -> CellSuite:
                 for policy in apart
                 for text, share in _PREFILL_SHARES.items()
             ),
-            *(_contender(name) for name in RECIPES if name != OURS and name not in apart),
+            *(_contender(name) for name in _MARKETS if name not in apart),
         ),
         cells=(Cell(name=name, setting=setting, start=max(models_of(setting) // 4, 1)),),
         tiny=tiny,

@@ -63,7 +63,7 @@ def test_eight_a100_take_what_muxwise_measured() -> None:
     (large,) = models("llama-3-70b:1")
     costs = gpu("a100x8").costs(large)
     decode_ns = costs.decode_ns(32 * 1024, 32)
-    steps_ms = [(costs.prefill_ns(budget - 32) + decode_ns) / 1e6 for budget in (256, 512, 4096)]
+    steps_ms = [costs.step_ns([(0, budget - 32)], 32 * 1024, 32) / 1e6 for budget in (256, 512, 4096)]
     assert steps_ms[0] < 100 < steps_ms[1] and steps_ms[2] == pytest.approx(505, rel=0.02)
     assert 25 < decode_ns / 1e6 < 30.2
 

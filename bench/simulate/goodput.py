@@ -1,0 +1,193 @@
+"""MuxWise's evaluation (§4.2.3, §4.3): the highest rate of requests at which a policy keeps the time between tokens.
+
+A rate is kept if 99 % of all gaps between two tokens are within the target and the system is stable: 99 % of first
+tokens come within `STABLE_S`. The paper stops where "the serving system becomes unstable or fails to meet the TBT SLO
+target"; it does not say from when on it calls a system unstable. Arrivals are Poisson, as in those sections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from msgspec import Struct
+
+from aegis.core.model import Slo
+from aegis.core.role import Roles
+from bench.simulate.cells.search import boundary
+from bench.simulate.figures import Figures, figures
+from bench.simulate.setting import Setting, run
+from bench.workloads import spec
+
+STABLE_S = 30.0
+_STEPS = 20  # of a panel's first rate: how fine the search is
+_WIDE_BATCH = 256
+"""Sequences in a batch, for all alike: the paper's servers have some 20 batch sizes up to several hundred."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """`budgets` of tokens in a step, of which the best one counts, as it is tuned offline for each workload (§4.1)."""
+
+    name: str
+    policy: str
+    lanes: bool = False
+    budgets: tuple[int, ...] = ()
+    apart: bool = False  # prefill and decode instances, each with half of the GPUs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """A task on a model; a search begins at `rps`. `published`: MuxWise's goodput over that of each contender."""
+
+    task: str
+    model: str
+    gpu: str
+    ways: int = 8
+    tbt_ms: int
+    rps: float
+    seconds: int = 60
+    published: Mapping[str, float]
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}/{self.model}/{self.gpu}x{self.ways}"
+
+    def setting(self, contender: Contender, rps: float, *, budget: int | None = None, seed: int = 0) -> Setting:
+        tbt_ns = self.tbt_ms * 1_000_000
+        return Setting(
+            policy=contender.policy,
+            workload=f"poisson:models=1,rps={rps:g},duration={self.seconds},lengths={self.task}",
+            gpu=f"{self.gpu}x{self.ways // 2 if contender.apart else self.ways}",
+            models=self.model,
+            slo=Slo(tbt_ns=tbt_ns, gap_ns=tbt_ns),
+            mixed=1,
+            prefill=1,
+            decode=1,
+            roles=Roles.FIXED if contender.apart else Roles.AUTO,
+            lanes=contender.lanes,
+            max_batch=_WIDE_BATCH,
+            budget_tokens=budget,
+            seed=seed,
+        )
+
+
+class GoodputResult(Struct, frozen=True):
+    """The highest rate that is kept, and the figures there; 0 and none where not even the lowest is."""
+
+    contender: str
+    rps: float
+    budget: int | None
+    at: Figures | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    panel: Panel
+    contender: Contender
+    tiny: bool = False
+    seed: int = 0
+
+    def found(self) -> GoodputResult:
+        """Raises UserError."""
+        of = [self._at(budget) for budget in self.contender.budgets or (None,)]
+        return max(of, key=lambda result: result.rps)
+
+    def _at(self, budget: int | None) -> GoodputResult:
+        step, kept = self.panel.rps / _STEPS, dict[int, Figures]()
+
+        def keeps(at: int) -> bool:
+            setting = self.panel.setting(self.contender, at * step, budget=budget, seed=self.seed)
+            if self.tiny:
+                assert setting.workload
+                setting = replace(setting, workload=spec.override(setting.workload, "duration", "10"))
+            found = figures(run(setting, keep_times=True))
+            if keeps_target(found, self.panel.tbt_ms):
+                kept[at] = found
+            return at in kept
+
+        start, limit = (2, 4) if self.tiny else (_STEPS, 100 * _STEPS)
+        low, _ = boundary(keeps, start=start, width=max(start // 4, 1), step=1, limit=limit)
+        return GoodputResult(self.contender.name, round(low * step, 4), budget, kept.get(low))
+
+
+def keeps_target(found: Figures, tbt_ms: int) -> bool:
+    gap_ms, ttft_ms = found.tbt_p99_ms, found.ttft_p99_ms
+    in_time = gap_ms is None or gap_ms <= tbt_ms
+    return in_time and not found.failed and (ttft_ms is None or ttft_ms <= STABLE_S * 1e3)
+
+
+MUXWISE = Contender(name="muxwise", policy="muxwise", lanes=True)
+OURS = Contender(name="least-slack", policy="least-slack", lanes=True)
+CHUNKED = Contender(name="chunked-prefill", policy="chunked-prefill", budgets=(128, 256, 512, 1024, 2048))
+SGLANG_PD = Contender(name="sglang-pd", policy="aegaeon", apart=True)
+"""Static disaggregation 1:1, as MuxWise runs SGLang. Prefill instances do not reuse what a workload says is there, so
+it is left out where most of the prompts is."""
+
+_ALL, _REUSED = (MUXWISE, OURS, CHUNKED, SGLANG_PD), (MUXWISE, OURS, CHUNKED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoodputSuite:
+    name: str
+    title: str
+    panels: tuple[Panel, ...]
+    contenders: tuple[Contender, ...]
+
+
+def _suite(name: str, title: str, contenders: tuple[Contender, ...], *panels: Panel) -> GoodputSuite:
+    return GoodputSuite(name=name, title=title, panels=panels, contenders=contenders)
+
+
+def _panel(task: str, model: str, rps: float, gpu: str = "a100", **published: float) -> Panel:
+    """The targets are those of §4.1."""
+    tbt_ms = 50 if model == "llama-3-8b" else 100
+    named = {name.replace("_", "-"): ratio for name, ratio in published.items()}
+    return Panel(task=task, model=model, gpu=gpu, tbt_ms=tbt_ms, rps=rps, published=named)
+
+
+SUITES = {
+    suite.name: suite
+    for suite in (
+        _suite(
+            "mux-tool-agent",
+            "MuxWise Figure 15: Tool&Agent",
+            _REUSED,
+            _panel("tool-agent", "llama-3-8b", 8.0, chunked_prefill=2.6),
+            _panel("tool-agent", "llama-3-70b", 1.0, chunked_prefill=3.06),
+            _panel("tool-agent", "llama-3-8b", 12.0, "h100"),
+        ),
+        _suite(
+            "mux-conversation",
+            "MuxWise Figure 14: Conversation, at Poisson arrivals",
+            _REUSED,
+            _panel("conversation", "llama-3-8b", 8.0),
+            _panel("conversation", "llama-3-70b", 1.0),
+        ),
+        _suite(
+            "mux-sharegpt",
+            "MuxWise Figure 17: ShareGPT",
+            _ALL,
+            _panel("mux-sharegpt", "llama-3-70b", 10.0, chunked_prefill=1.9, sglang_pd=1.46),
+        ),
+        _suite(
+            "mux-loogle",
+            "MuxWise Figure 17: LooGLE",
+            _ALL,
+            _panel("loogle", "llama-3-70b", 0.1, chunked_prefill=1.71, sglang_pd=2.0),
+        ),
+        _suite(
+            "mux-openthoughts",
+            "MuxWise Figure 17: OpenThoughts",
+            _ALL,
+            _panel("openthoughts", "llama-3-70b", 1.0, chunked_prefill=2.0, sglang_pd=2.0),
+        ),
+    )
+}
+"""NanoFlow and LoongServe are not among the contenders: that one overlaps operators within a step, this one moves KV
+between groups of GPUs that change; no policy of turns says either."""
+
+
+def found(search: Search) -> GoodputResult:
+    """For processes that are given searches."""
+    return search.found()

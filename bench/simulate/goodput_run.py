@@ -1,0 +1,85 @@
+"""Running MuxWise's suites: rates beside the ratios that the paper has, as a table and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from bench.common import result_files
+from bench.simulate import table
+from bench.simulate.goodput import MUXWISE, GoodputResult, GoodputSuite, Panel, Search, found
+from bench.simulate.workers import each
+
+_TITLES = ("requests/s", "budget", "MuxWise over it", "published", "TTFT p99, s", "gap p99, s", "goodput, tokens/s")
+
+
+def run(suite: GoodputSuite, *, json: Path, tiny: bool, seed: int, jobs: int) -> None:
+    """Raises UserError."""
+    searches = [
+        Search(panel=panel, contender=contender, tiny=tiny, seed=seed)
+        for panel in suite.panels
+        for contender in suite.contenders
+    ]
+    results = each(found, searches, jobs=jobs, title=suite.name)
+    panels = []
+    for at, panel in enumerate(suite.panels):
+        of = results[at * len(suite.contenders) : (at + 1) * len(suite.contenders)]
+        show(panel, of, suite.title)
+        panels.append(_written(panel, of))
+    content = {"suite": suite.name, "title": suite.title, "tiny": tiny, "seed": seed, "panels": panels}
+    result_files.write_json(json, content)
+    table.plain_console().print(f"\n{json} is written")
+
+
+def ratio(results: Sequence[GoodputResult], contender: str) -> float | None:
+    """MuxWise's rate over the contender's; None where one keeps no rate."""
+    rates = {result.contender: result.rps for result in results}
+    ours, theirs = rates.get(MUXWISE.name, 0.0), rates.get(contender, 0.0)
+    return round(ours / theirs, 3) if ours and theirs else None
+
+
+def show(panel: Panel, results: Sequence[GoodputResult], title: str) -> None:
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column("")
+    for name in _TITLES:
+        shown.add_column(name, justify="right")
+    for result in results:
+        ours, published, at = ratio(results, result.contender), panel.published.get(result.contender), result.at
+        shown.add_row(
+            result.contender,
+            f"{result.rps:g}",
+            "-" if result.budget is None else str(result.budget),
+            "-" if ours is None else f"{ours:.2f}",
+            "-" if published is None else f"{published:.2f}",
+            _seconds(at.ttft_p99_ms if at else None),
+            _seconds(at.tbt_p99_ms if at else None),
+            "-" if at is None else f"{at.goodput_tokens_per_s:.0f}",
+        )
+    heading = f"{title}: {panel.name}, 99 % of gaps within {panel.tbt_ms} ms"
+    table.plain_console().print(heading, shown, "", sep="\n")
+
+
+def _seconds(ms: float | None) -> str:
+    return "-" if ms is None else f"{ms / 1e3:.3f}"
+
+
+def _written(panel: Panel, results: Sequence[GoodputResult]) -> dict[str, Any]:
+    return {
+        "panel": panel.name,
+        "tbt_ms": panel.tbt_ms,
+        "seconds": panel.seconds,
+        "results": [
+            {
+                "contender": result.contender,
+                "rps": result.rps,
+                "budget_tokens": result.budget,
+                "muxwise_over_it": ratio(results, result.contender),
+                "published": panel.published.get(result.contender),
+                "at": result.at,
+            }
+            for result in results
+        ],
+    }
