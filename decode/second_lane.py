@@ -27,6 +27,7 @@ from decode.sequences import Sequence, Where
 from decode.worklist import Batch
 
 _UNDIVIDED: Final = (WHOLE,)
+_OF_PREFILLS: Final = 3 / 4  # the power of its share that a prefill's speed is taken to be
 _NEWEST_SHARE: Final = 1 / 4  # of how much longer a prefill takes on a share
 
 
@@ -232,11 +233,13 @@ class SecondLane:
         return True
 
     def saw_prefill(self, model: ModelId, row: Row, start: int, duration_ns: int, *, lane: int) -> bool:
-        """The same of a piece of a prompt, positions from `start` on."""
+        """The same of a piece of a prompt, positions from `start` on. Where streams never pause, no prompt ever has the
+        whole device; so its estimate learns from a part, nearly in proportion, since prefills are bound by compute."""
         if not self.divided:
             return False
-        share = self._shares[lane]
-        factor = duration_ns / self._step_times.latency[model].prefill_ns(row.stop, start)
+        share, latency = self._shares[lane], self._step_times.latency[model]
+        factor = duration_ns / latency.prefill_ns(row.stop, start)
+        latency.saw_prefill(row.stop, round(duration_ns * (share / WHOLE) ** _OF_PREFILLS), start)
         self._prefill_factors[share] = _learned(self._prefill_factor(share), factor, share)
         return True
 

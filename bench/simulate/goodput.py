@@ -1,8 +1,9 @@
 """MuxWise's evaluation (§4.2.3, §4.3): the highest rate of requests at which a policy keeps the time between tokens.
 
 A rate is kept if 99 % of all gaps between two tokens are within the target and the system is stable: 99 % of first
-tokens come within `STABLE_S`. The paper stops where "the serving system becomes unstable or fails to meet the TBT SLO
-target"; it does not say from when on it calls a system unstable. Arrivals are Poisson, as in those sections.
+tokens come within a time that leaves room for the task's longest prompts. The paper stops where "the serving system
+becomes unstable or fails to meet the TBT SLO target"; it does not say from when on it calls a system unstable. Arrivals
+are Poisson, as in those sections.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from bench.simulate.figures import Figures, figures
 from bench.simulate.setting import Setting, run
 from bench.workloads import spec
 
-STABLE_S = 30.0
 _STEPS = 20  # of a panel's first rate: how fine the search is
 _WIDE_BATCH = 256
 """Sequences in a batch, for all alike: the paper's servers have some 20 batch sizes up to several hundred."""
@@ -47,6 +47,7 @@ class Panel:
     tbt_ms: int
     rps: float
     seconds: int = 60
+    ttft_s: int = 10  # within which 99 % of first tokens come while the system is stable
     published: Mapping[str, float]
 
     @property
@@ -102,7 +103,7 @@ class Search:
                 assert setting.workload
                 setting = replace(setting, workload=spec.override(setting.workload, "duration", "10"))
             found = figures(run(setting, keep_times=True))
-            if keeps_target(found, self.panel.tbt_ms):
+            if keeps_target(found, self.panel):
                 kept[at] = found
             return at in kept
 
@@ -111,10 +112,10 @@ class Search:
         return GoodputResult(self.contender.name, round(low * step, 4), budget, kept.get(low))
 
 
-def keeps_target(found: Figures, tbt_ms: int) -> bool:
+def keeps_target(found: Figures, panel: Panel) -> bool:
     gap_ms, ttft_ms = found.tbt_p99_ms, found.ttft_p99_ms
-    in_time = gap_ms is None or gap_ms <= tbt_ms
-    return in_time and not found.failed and (ttft_ms is None or ttft_ms <= STABLE_S * 1e3)
+    in_time = gap_ms is None or gap_ms <= panel.tbt_ms
+    return in_time and not found.failed and (ttft_ms is None or ttft_ms <= panel.ttft_s * 1e3)
 
 
 MUXWISE = Contender(name="muxwise", policy="muxwise", lanes=True)
@@ -139,11 +140,14 @@ def _suite(name: str, title: str, contenders: tuple[Contender, ...], *panels: Pa
     return GoodputSuite(name=name, title=title, panels=panels, contenders=contenders)
 
 
-def _panel(task: str, model: str, rps: float, gpu: str = "a100", **published: float) -> Panel:
-    """The targets are those of §4.1."""
+def _panel(task: str, model: str, rps: float, gpu: str = "a100", *, seconds: int = 60, **published: float) -> Panel:
+    """The targets are those of §4.1; so many seconds that there are some hundred requests."""
     tbt_ms = 50 if model == "llama-3-8b" else 100
     named = {name.replace("_", "-"): ratio for name, ratio in published.items()}
-    return Panel(task=task, model=model, gpu=gpu, tbt_ms=tbt_ms, rps=rps, published=named)
+    ttft_s = 60 if task == "loogle" else 10  # prompts of 81 K tokens take 15 s alone
+    return Panel(
+        task=task, model=model, gpu=gpu, tbt_ms=tbt_ms, rps=rps, seconds=seconds, ttft_s=ttft_s, published=named
+    )
 
 
 SUITES = {
@@ -154,7 +158,7 @@ SUITES = {
             "MuxWise Figure 15: Tool&Agent",
             _REUSED,
             _panel("tool-agent", "llama-3-8b", 8.0, chunked_prefill=2.6),
-            _panel("tool-agent", "llama-3-70b", 1.0, chunked_prefill=3.06),
+            _panel("tool-agent", "llama-3-70b", 1.0, seconds=300, chunked_prefill=3.06),
             _panel("tool-agent", "llama-3-8b", 12.0, "h100"),
         ),
         _suite(
@@ -162,7 +166,7 @@ SUITES = {
             "MuxWise Figure 14: Conversation, at Poisson arrivals",
             _REUSED,
             _panel("conversation", "llama-3-8b", 8.0),
-            _panel("conversation", "llama-3-70b", 1.0),
+            _panel("conversation", "llama-3-70b", 1.0, seconds=300),
         ),
         _suite(
             "mux-sharegpt",
@@ -174,7 +178,7 @@ SUITES = {
             "mux-loogle",
             "MuxWise Figure 17: LooGLE",
             _ALL,
-            _panel("loogle", "llama-3-70b", 0.1, chunked_prefill=1.71, sglang_pd=2.0),
+            _panel("loogle", "llama-3-70b", 0.1, seconds=2000, chunked_prefill=1.71, sglang_pd=2.0),
         ),
         _suite(
             "mux-openthoughts",

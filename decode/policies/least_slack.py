@@ -59,11 +59,11 @@ class LeastSlack:
     its rank is lower. Rank is arrival plus length, so a prompt that takes d is overtaken by none that comes d later.
 
     Lanes. If the device can be divided, something runs beside a decode: of the prompts and batches that are there, the
-    one that has to begin first, if both together do `lane_gain` times the work that one alone would do, and if by the
-    guard's word no step of a stream takes longer than its time between tokens or its gap target. Beside a prompt the
-    decode has the least share that does, and two batches divide the device so that they do the most work. A prompt is
-    run there for as long as `piece_steps` steps at most, so that each piece does more than read weights, and a batch
-    for `lane_turn_ns`: then it is asked again who is due next.
+    one that has to begin first, if both together do `lane_gain` times the work that one alone would do, or if it is a
+    prompt that would otherwise be cut, and if by the guard's word no step of a stream takes longer than its time
+    between tokens or its gap target. Beside a prompt the decode has the least share that does, and two batches divide
+    the device so that they do the most work. A prompt is run there for as long as `piece_steps` steps at most, so that
+    each piece does more than read weights, and a batch for `lane_turn_ns`: then it is asked again who is due next.
     """
 
     migrate_share: float = 1.0
@@ -100,7 +100,9 @@ class LeastSlack:
 
     def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
         for companion in sorted(lanes.companions, key=_companion_by_ns):
-            divisions = [d for d in companion.divisions if d.gain >= self.lane_gain and _keeps(lanes, companion, d)]
+            long = companion.prefills and companion.alone_ns > lanes.decoding.gap_ns // 2
+            gain = 0.0 if long else self.lane_gain
+            divisions = [d for d in companion.divisions if d.gain >= gain and _keeps(lanes, companion, d)]
             if divisions:
                 best = divisions[0] if companion.prefills else max(divisions, key=_GAIN)
                 within_ns = max(self.piece_steps * best.step_ns, companion.batch.gap_ns)
