@@ -84,6 +84,8 @@ class GoodputResult(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
+    """For the highest rate that a contender keeps: in steps that grow, then by bisection. `tiny`: over 10 s only."""
+
     panel: Panel
     contender: Contender
     tiny: bool = False
