@@ -6,8 +6,9 @@ of it is measured in each of several rounds, and medians are taken of what the r
 drifts does not spoil the ratios.
 
 The processor that each thread had is measured, too. Where it is less than the time, somebody else computed, or the
-threads waited for each other: Python runs in one of them at a time. The same ratios of processor time say what the
-memory and the caches that both share cost, on a machine that has other work as well.
+threads waited for each other: Python runs in one of them at a time. What each keeps by processor time says what the
+memory and the caches that both share cost, on a machine that has other work as well. For turns there is no such figure:
+of two threads, one that waits for the other keeps its processor busy.
 """
 
 from __future__ import annotations
@@ -92,10 +93,11 @@ class Round(Struct, frozen=True):
     def prefill_keeps(self, of: Measure) -> float:
         return of(self.prefill_one) / of(self.prefill_beside)
 
-    def work(self, of: Measure) -> float:
+    @property
+    def work(self) -> float:
         """What is done beside each other, over what turns on both cores do in the same time: the time that these take
         for a prompt over that of the prompt beside the decode, and the same of a step."""
-        return of(self.prefill_two) / of(self.prefill_beside) + of(self.decode_two) / of(self.decode_beside)
+        return self.prefill_two.s / self.prefill_beside.s + step_s(self.decode_two) / step_s(self.decode_beside)
 
 
 class Case(Struct, frozen=True):
@@ -150,13 +152,12 @@ def _figures(case: Case) -> list[Figure]:
         at_least(
             f"{name}: the prefill keeps of its speed", middle(lambda r: r.prefill_keeps(step_s)), "", PREFILL_KEEPS_MIN
         ),
-        at_least(f"{name}: work, over turns on both cores", middle(lambda r: r.work(step_s)), "", WORK_MIN),
+        at_least(f"{name}: work, over turns on both cores", middle(lambda r: r.work), "", WORK_MIN),
         Figure(f"{name}: processor, of the decode's time alone", middle(lambda r: _had(r.decode_one)), ""),
         Figure(f"{name}: processor, of the decode's time beside", middle(lambda r: _had(r.decode_beside)), ""),
         Figure(f"{name}: processor, of the prefill's time beside", middle(lambda r: _had(r.prefill_beside)), ""),
         Figure(f"{name}: the decode keeps, by processor", middle(lambda r: r.decode_keeps(step_processor_s)), ""),
         Figure(f"{name}: the prefill keeps, by processor", middle(lambda r: r.prefill_keeps(step_processor_s)), ""),
-        Figure(f"{name}: work, by processor", middle(lambda r: r.work(step_processor_s)), ""),
     ]
 
 

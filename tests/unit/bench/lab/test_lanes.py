@@ -26,7 +26,7 @@ def test_ratios_are_of_steps_and_prompts_beside_each_other_against_alone_and_tur
     """In 5 s the lanes make a prompt and 40 steps; turns take 2 s for the prompt and 3.2 s for the steps."""
     assert ROUND.decode_keeps(step_s) == pytest.approx(0.1 / 0.125)
     assert ROUND.prefill_keeps(step_s) == pytest.approx(0.8)
-    assert ROUND.work(step_s) == pytest.approx((2.0 + 40 * 0.08) / 5.0)
+    assert ROUND.work == pytest.approx((2.0 + 40 * 0.08) / 5.0)
     assert ROUND.decode_keeps(step_processor_s) == pytest.approx(0.9)
     assert ROUND.prefill_keeps(step_processor_s) == pytest.approx(4.0 / 4.5)
 
