@@ -107,6 +107,8 @@ class SecondLane:
     def _chosen(self, batch: Batch, rows: list[Sequence], now_ns: int) -> LaneChoice | None:
         if self._policy is None or not batch.works:
             return None  # or all of it has left since
+        if self._ledger.balloon.owes:
+            return None  # pages are given back while nothing runs, and one lane or the other would always be busy
         decoding = _decoding(rows)
         step_ns = self._step_times.latency[batch.model].decode_ns(decoding.context, decoding.rows)
         companions = [

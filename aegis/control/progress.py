@@ -75,22 +75,24 @@ class Progress:
         self._lanes: dict[int, _Watched] = {}  # by clock
         self._value = 0
 
-    def value(self, now_s: float, used_s: float, lanes_used_s: Sequence[float] = ()) -> int:
-        """`used_s` is the processor time of the process, `lanes_used_s` that of each lane's thread."""
+    def value(self, now_s: float, used_s: float, lanes: Sequence[tuple[LaneProgress, float]] = ()) -> int:
+        """`used_s` is the processor time of the process; with each of the `lanes` goes that of its thread."""
         progress = self._loop_progress
         loop_gets_on = self._loop.gets_on(now_s, progress.passes, used_s)
         hangs = False
-        for lane, lane_used_s in zip(progress.lanes, lanes_used_s, strict=True):
-            watched = self._lanes.setdefault(lane.clock, _Watched())
-            runs = lane.began_s is not None
-            hangs |= not watched.gets_on(now_s, lane.steps, lane_used_s) and runs
+        for lane, lane_used_s in lanes:
+            if lane.began_s is None:
+                self._lanes.pop(lane.clock, None)  # how long ago it had its last step says nothing of its next run
+            else:
+                hangs |= not self._lanes.setdefault(lane.clock, _Watched()).gets_on(now_s, lane.steps, lane_used_s)
         progress.hangs = hangs
         self._value += loop_gets_on and not hangs
         return self._value
 
     def now(self) -> int:
-        lanes = self._loop_progress.lanes
-        return self.value(time.monotonic(), time.process_time(), [time.clock_gettime(lane.clock) for lane in lanes])
+        lanes = self._loop_progress.lanes  # read once: the main loop may divide the device at any time
+        used = [(lane, time.clock_gettime(lane.clock)) for lane in lanes]
+        return self.value(time.monotonic(), time.process_time(), used)
 
     def lanes_ns(self) -> tuple[int, ...]:
         """How long the run on each lane has lasted; 0 where there is none."""

@@ -1,9 +1,9 @@
 """From logits to tokens, for rows of any batch with any parameters.
 
-The order is: logit bias, min_tokens, penalties, grammar, temperature, min_p, top_k, top_p, draw. Each
-row hangs on its own logits and state alone, so a seeded request gets the same tokens whatever it is batched with: token
-i of a request is the one whose logit and Gumbel noise are most together, the noise from `Stream(seed, "sample", i)`
-(Gumbel, Statistical Theory of Extreme Values, 1954; the equivalence: Maddison et al., A* Sampling, NeurIPS'14, §2).
+The order is: logit bias, min_tokens, penalties, grammar, temperature, min_p, top_k, top_p, draw. Each row depends on
+its own logits and state alone, so a seeded request gets the same tokens whatever it is batched with: token i of a
+request is the one whose logit and Gumbel noise are most together, the noise from `Stream(seed, "sample", i)` (Gumbel,
+Statistical Theory of Extreme Values, 1954; the equivalence: Maddison et al., A* Sampling, NeurIPS'14, §2).
 
 Logits differ in their last bits with the shape of the batch, and after a replay or on another GPU. Here an error e in
 them changes a draw with a probability of about e. The inverse of a cumulative distribution would add e up over the

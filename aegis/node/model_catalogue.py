@@ -249,7 +249,8 @@ class Catalogue:
         model = self._models.get(ModelId(name))
         if model is None:
             raise UserError(f"there is no model named '{name}'", status=404, param="model")
-        if change.gap_ns is not None and (refusal := _too_short_gap(model.spec, change.gap_ns, self._hardware)):
+        is_new = change.gap_ns not in (None, model.spec.slo.gap_ns, self._default_slo.gap_ns)
+        if is_new and (refusal := _too_short_gap(model.spec, change.gap_ns or 0, self._hardware)):
             raise UserError(refusal, param="slo")
         if change.pinned is not None:
             await self._pin(model.spec.model, change.pinned)

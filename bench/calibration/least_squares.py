@@ -38,7 +38,7 @@ def fit(features: Matrix, durations: Vector) -> Vector:
     """Non-negative `c` with `features @ c` about `durations`; features are `(observations, costs)`.
 
     Longer durations vary more, in proportion: each counts by the inverse of what is expected of it. So what the fit
-    says of all observations together is what they took, which is what the throughput of a simulation hangs on. A
+    says of all observations together is what they took, which is what the throughput of a simulation depends on. A
     duration far beyond the usual is a hiccup of the machine, and shortened to `_OUTLIER` times the usual.
     """
     scale = np.maximum(features.max(axis=0), 1e-12)

@@ -2,7 +2,7 @@
 
 Weights in rows are put in order anew at each product, or read less well: in bfloat16 that costs half the speed of a
 decode step. Packed once, when the image is written, they are bytes like any others, and a switch of models remains a
-copy. How they are packed hangs on torch's oneDNN and on the processor, so an image of packed weights does too.
+copy. How they are packed depends on torch's oneDNN and on the processor, so an image of packed weights does too.
 
 torch has no way from Python to make an oneDNN tensor over given memory; its C interface for compiled models has.
 """

@@ -8,7 +8,7 @@ once for each number of rows, and from then on their operations are run without 
 
 No recording is trusted by itself: a step is replayed once two of them, which know other lengths, agree in every
 operation and every argument that is not among the inputs. Where they do not, or where Python gets to see a value or a
-shape that hangs on values, steps run as before.
+shape that depends on values, steps run as before.
 """
 
 from __future__ import annotations

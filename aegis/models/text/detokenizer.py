@@ -83,11 +83,11 @@ def write_detokenizer(directory: Path) -> None:
 
 
 def read_detokenizer(directory: Path) -> DetokenizerFile | None:
-    """None if the image has none, or that of an earlier version."""
+    """None if the image has none, or that of an earlier version, or a damaged one."""
     file = directory / DETOKENIZER
     try:
         return msgspec.json.decode(file.read_bytes(), type=DetokenizerFile)
-    except (FileNotFoundError, msgspec.ValidationError):
+    except (FileNotFoundError, msgspec.DecodeError):
         return None
 
 

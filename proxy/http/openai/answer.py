@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Protocol
 
@@ -126,7 +126,7 @@ async def _whole(request: Request, call: GenerationRequest, shape: Shape) -> Res
     def told(index: int) -> Raw:
         return Raw(encode(shape.choice(index, join(pieces[index]))))
 
-    async with answer_turns_of(request):
+    async with answer_turns_of(request) if size > _FEW else nullcontext():
         choices = [await beside_loop(partial(told, index), size, few=_FEW) for index in range(len(pieces))]
         return json_reply(shape.whole(choices, call.usage()))
 

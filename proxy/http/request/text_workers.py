@@ -84,7 +84,7 @@ class _Waiting:
     answer: asyncio.Future[Answer | None]
 
 
-class Lane:
+class WorkerQueue:
     """One process and the jobs that wait for it. Event loops may use it one after the other."""
 
     def __init__(
@@ -223,20 +223,20 @@ class TextWorkers:
     ) -> None:
         few, much = 512 * _MIB, 2048 * _MIB
         short = TextProcess(memory_bytes=few, load_s=SHORT_LOAD_S)
-        self._short = Lane(short, short_s, at_once=SHORT_AT_ONCE, barred_s=BARRED_S)
-        self._suspects = Lane(TextProcess(memory_bytes=few, niceness=5), suspect_s)
-        self._long = Lane(TextProcess(memory_bytes=much, niceness=5), long_s, barred_s=BARRED_S)
-        self._long_suspects = Lane(TextProcess(memory_bytes=much, niceness=6), long_suspect_s)
+        self._short = WorkerQueue(short, short_s, at_once=SHORT_AT_ONCE, barred_s=BARRED_S)
+        self._suspects = WorkerQueue(TextProcess(memory_bytes=few, niceness=5), suspect_s)
+        self._long = WorkerQueue(TextProcess(memory_bytes=much, niceness=5), long_s, barred_s=BARRED_S)
+        self._long_suspects = WorkerQueue(TextProcess(memory_bytes=much, niceness=6), long_suspect_s)
         aside = TextProcess(memory_bytes=much, niceness=10)
-        self._aside = Lane(aside, long_suspect_s, most_waiting=ASIDE_WAITING_MAX)
+        self._aside = WorkerQueue(aside, long_suspect_s, most_waiting=ASIDE_WAITING_MAX)
 
     async def start(self) -> None:
         """Starts the process with the most jobs, so that the first request does not wait for it."""
         await self._short.start()
 
     def close(self) -> None:
-        for lane in (self._short, self._suspects, self._long, self._long_suspects, self._aside):
-            lane.process.close()
+        for queue in (self._short, self._suspects, self._long, self._long_suspects, self._aside):
+            queue.process.close()
 
     async def encode(
         self,

@@ -41,7 +41,7 @@ def looked_at(*, began_s: float | None, steps: list[int], used_s: list[float]) -
     for number, (made, used) in enumerate(zip(steps, used_s, strict=True)):
         loop_progress.passes += 1
         lane.steps = made
-        values.append(progress.value(0.5 * (number + 1), 0.01 * number, [used]))
+        values.append(progress.value(0.5 * (number + 1), 0.01 * number, [(lane, used)]))
     return values, loop_progress
 
 
@@ -84,3 +84,12 @@ def test_heartbeats_say_how_long_each_run_has_lasted() -> None:
     lasted_ns, none_ns = Progress(loop_progress).lanes_ns()
     assert lasted_ns >= 2_000_000_000
     assert none_ns == 0
+
+
+def test_how_long_a_lane_was_idle_says_nothing_of_its_next_run() -> None:
+    loop_progress, lane = LoopProgress(), LaneProgress(1)
+    progress, late_s = Progress(loop_progress), 2 * STEP_S_MAX
+    for now_s, began_s, used_s in ((0.5, 0.0, 0.5), (1.0, None, 0.5), (late_s, late_s, 1.0), (late_s + 1, late_s, 2.0)):
+        lane.began_s = began_s
+        progress.value(now_s, used_s, [(lane, used_s)])
+        assert not loop_progress.hangs

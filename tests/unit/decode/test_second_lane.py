@@ -11,7 +11,7 @@ from aegis.core.effects import DivideDevice, EndRun, LoadWeights, Run, UnmapWeig
 from aegis.core.estimators import Hardware
 from aegis.core.events import StepFailed, Stepped
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.messages import Broken, Cancel, DropModel, Prefilled, Submit
+from aegis.core.messages import Broken, Cancel, DropModel, GaveBack, Prefilled, Submit, TakeBack
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import Token
 from aegis.core.views import RoundPolicy
@@ -104,6 +104,16 @@ def test_a_prompt_runs_in_pieces_on_the_same_division() -> None:
     assert len(stops) > 1 and stops[0][0] == 0 and stops[-1][1] == 3_000
     assert all(before[1] == after[0] for before, after in pairwise(stops))
     assert len(driven.asked(DivideDevice, driven.effects)) == 1
+
+
+def test_nothing_begins_on_the_second_lane_while_pages_are_owed() -> None:
+    """Pages are given back while nothing runs, and one lane or the other would always be busy."""
+    driven = divided(policy=PIECES)
+    prompt_comes(driven, tokens=3_000)
+    driven.on(TakeBack(1, 56, 100 * NS_PER_MS))
+    assert not driven.said(GaveBack)
+    beside_ended(driven)
+    assert not driven.asked(Run)
 
 
 def test_without_streams_a_prompt_has_the_whole_device() -> None:
