@@ -1,4 +1,4 @@
-"""The core of decode and mixed instances: batches, their turns, the KV they swap; and the worker that runs the steps.
+"""The core of decode and mixed instances: batches, their turns, and the KV they swap.
 
 `aegis.instance` and `aegis.sim` drive the core; its policies are in `policies/`.
 """

@@ -80,7 +80,6 @@ from memory.instance_models import InstanceModels
 from memory.ledger import Ledger
 
 _FOR_EVER_NS: Final = (1 << 63) - 1
-
 Stepping = tuple[Sequence, ...]
 
 
@@ -351,8 +350,9 @@ class DecodeCore:
             elif token is not None:
                 sequence.last_ns = now_ns
                 self._first_token(sequence, token, event.prompt)
-            elif not event.lane:
-                self._work.cut()
+        turn = self._work.turn
+        if not event.lane and (not rows[0].samples or (turn and turn.free_until_ns is not None)):
+            self._work.cut()  # the next prompts may take as long again
 
     def _first_token(self, sequence: Sequence, token: Token, prompt: tuple[Token, ...]) -> None:
         job = sequence.job

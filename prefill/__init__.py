@@ -1,4 +1,4 @@
-"""The core of prefill instances: a queue of groups and one prefill at a time; and the worker that runs prefills.
+"""The core of prefill instances: a queue of groups and one step at a time.
 
 `aegis.instance` and `aegis.sim` drive the core; its policies are in `policies/`.
 """

@@ -1,4 +1,4 @@
-"""The prefill core: a queue of groups, one prefill at a time, KV handed over through the node's host slabs.
+"""The prefill core: a queue of groups, one step at a time, KV handed over through the node's host slabs.
 
 `on(event, now_ns) -> effects`; no clock, no I/O. A job goes waiting → running → handed over, or ends with its first
 token. What a job will need is reserved before its prefill starts: device blocks for its KV and host blocks to put them
@@ -8,7 +8,7 @@ job has run: a request that joins it meanwhile still finds it there, as Algorith
 While one model prefills, the model of the next group is brought in, if there is room that nobody needs more.
 
 Where a policy orders the jobs, long prompts run in pieces: a long one is paused between two of them while a short one
-runs (docs/pieces.md).
+runs. Short ones of a model that wait behind each other share a step (docs/pieces.md).
 """
 
 from __future__ import annotations

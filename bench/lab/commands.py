@@ -179,6 +179,21 @@ def bench_handover(json: _Json = None) -> int:
     return 0
 
 
+def bench_prompts(json: _Json = None) -> int:
+    """Measure how many prompts per second a model takes when 32 come at once: sharing steps, and one by one, in turns.
+
+    The answers of both have to be the same. The figures are printed beside their bars.
+
+    \b
+    Example:
+      aegis lab prompts --json bench/results/prompts.json
+    """
+    from bench.lab.prompts import run
+
+    run(json_path=json)
+    return 0
+
+
 def bench_token_path(
     json: _Json = None,
     with_ray: Annotated[bool, typer.Option("--with-ray", help="Have the instances in a Ray cluster.")] = False,

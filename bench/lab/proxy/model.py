@@ -32,9 +32,11 @@ def body(*, model: ModelId = AT_ONCE, tokens: int, stream: bool) -> bytes:
     return msgspec.json.encode({"model": model, "messages": messages, "max_tokens": tokens, "stream": stream})
 
 
-def write_text(directory: Path) -> None:
-    """A tokenizer whose token b is the byte b, and a chat template: what a proxy reads of a model."""
-    tokenizer = Tokenizer(models.BPE(vocab={_name(b): b for b in range(_VOCABULARY)}, merges=[]))
+def write_text(directory: Path, vocabulary: int = _VOCABULARY) -> None:
+    """A tokenizer whose token b is the byte b, and whose others have names that no text has; and a chat template: what
+    a proxy reads of a model."""
+    names = {_name(token) if token < _VOCABULARY else f"<{token}>": token for token in range(vocabulary)}
+    tokenizer = Tokenizer(models.BPE(vocab=names, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(directory / TOKENIZER))

@@ -160,3 +160,13 @@ def test_who_would_go_on_from_the_kv_of_another_waits_for_it() -> None:
     (row,) = driven.prompts()
     assert (row.job.request, row.start, row.stop) == (2, 39, 40) and beside(driven) == [1]
     assert driven.asked(Track), "the engine has to be told where it begins"
+
+
+def test_after_a_step_the_next_one_may_take_as_long_again() -> None:
+    """Another plan is made, which says for how long: what the last one left of its time may be next to nothing."""
+    policy = Joining(free_until_ns=0)
+    driven = waiting(1, 30, policy=policy)
+    assert rows(driven) == [1]
+    policy.free_until_ns = 10_000 * NS_PER_MS
+    driven.ran()
+    assert [(row.job.request, row.start, row.stop) for row in driven.prompts()] == [(30, 0, 40)]
