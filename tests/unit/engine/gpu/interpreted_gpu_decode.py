@@ -14,9 +14,10 @@ from aegis.engine.gpu import decode_inputs
 from aegis.engine.gpu.cuda_graphs import DecodeGraphs
 from aegis.engine.gpu.decode import GpuDecoder
 from aegis.engine.transformers_engine import TransformersEngine
-from tests.unit.engine.generation import begin, step
+from tests.unit.engine.generation import GREEDY, begin, step
 from tests.unit.engine.gpu.test_cuda_graphs import Replayed
 from tests.unit.engine.images import Arena, Built
+from tests.unit.engine.test_shared_steps import Together, drawn
 from tests.unit.engine.test_transformers_engine import VOCAB, make
 
 assert os.environ["TRITON_INTERPRET"] == "1"
@@ -54,3 +55,19 @@ def test_a_step_too_large_for_the_tables_is_done_in_parts(tmp_path: Path, monkey
     built = make("llama", tmp_path / "llama")
     monkeypatch.setattr(decode_inputs, "BUCKETS", (1, 2))
     assert generate(built, GpuDecoder(CPU), [3, 20, 1], 1) == generate(built, None, [3, 20, 1], 1)
+
+
+def test_rows_beside_a_prompt_make_what_they_make_alone(tmp_path: Path) -> None:
+    built = make("gemma2", tmp_path / "gemma2")
+    arena = Arena()
+    engine = TransformersEngine(arena.region, decoder=GpuDecoder(CPU))
+    engine.attach(built.spec, built.base)
+    together = Together(engine, arena, built, 7)
+    for number, length in enumerate((3, 18, 10)):
+        together.join(drawn(length, number), GREEDY)
+        together.step()
+    for _ in range(3):
+        together.step()
+    assert together.mixed > 2
+    for run in together.runs:
+        assert run.ids == built.greedy(run.prompt, len(run.ids)) and run.ids
