@@ -68,7 +68,7 @@ from decode.kv_swap import KvSwap
 from decode.lost_peers import LostPeers
 from decode.phases import Phases
 from decode.prefill_chunks import prompt_rank_ns
-from decode.prompt_rows import PromptRows, reports
+from decode.prompt_rows import PromptRows, is_alone
 from decode.reasons import TurnReasons
 from decode.rows import decode_rows
 from decode.second_lane import SecondLane
@@ -369,12 +369,23 @@ class DecodeCore:
             self._effects.send(Prefilled(job.request, job.attempt, token, None, sequence.prefill_ns))
 
     def _step_failed(self, event: StepFailed) -> None:
-        stepped, _ = self._ended(event.lane)
+        stepped, rows = self._ended(event.lane)
+        shared = bool(rows) and len(stepped) > 1
         for sequence in stepped:
             if sequence.dropped:
                 self._kv.drop(sequence)
-                continue
-            self._break(sequence, event.reason)
+            elif not shared:
+                self._break(sequence, event.reason)
+        if shared:
+            self._part(stepped, rows)
+
+    def _part(self, stepped: Stepping, rows: tuple[Row, ...]) -> None:
+        """A step of prompts and others has failed and has made nothing. Each prompt is run again, in steps of its own,
+        so that the one at fault fails alone."""
+        for sequence, row in zip(stepped, rows, strict=False):
+            if not sequence.dropped:
+                sequence.suspect, sequence.lacks = True, sequence.cached - row.start
+                self._work.waits_again(sequence, was_all=row.samples)
 
     def _break(self, sequence: Sequence, reason: str) -> None:
         self._effects.send(Broken(sequence.job.request, sequence.job.attempt, reason))
@@ -531,7 +542,7 @@ class DecodeCore:
         if sequence.where not in (Where.NOWHERE, Where.DEVICE) or not self._eviction.grow(sequence):
             return False
         prompts, rows = self._prompt_rows.of(turn, sequence, self._by_request.values(), now_ns)
-        joins = turn.decodes and self._work.rules.chunk_tokens is not None and not reports(sequence)
+        joins = turn.decodes and self._work.rules.chunk_tokens is not None and not is_alone(sequence)
         streams = [s for s in ready if s.where is Where.DEVICE and s.steps_held() > 0] if joins else []
         self._prompts = tuple(rows)
         for each, row in zip(prompts, rows, strict=True):

@@ -20,7 +20,7 @@ class Phases:
     def begin(self, sequences: tuple[Sequence, ...], prompts: tuple[Row, ...]) -> None:
         """A run of them begins, in which the first ones have rows of prompts."""
         for sequence, row in zip(sequences, prompts, strict=False):
-            if row.start == sequence.reused:
+            if row.start == sequence.reused and not sequence.suspect:
                 self.prefill(sequence)
         self.run(sequences[len(prompts) :])
 

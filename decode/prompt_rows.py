@@ -16,9 +16,9 @@ from decode.step_times import StepTimes
 from decode.worklist import Batch, RunningTurn
 
 
-def reports(sequence: Sequence) -> bool:
-    """Whether its prompt's logprobs are asked for: then it is alone in its step."""
-    return sequence.job.sampling.prompt_logprobs is not None
+def is_alone(sequence: Sequence) -> bool:
+    """Whether its prompt runs in steps of its own: its logprobs are asked for, or a step that it shared has failed."""
+    return sequence.suspect or sequence.job.sampling.prompt_logprobs is not None
 
 
 def _within_budget(first: Sequence, row: Row, budget_tokens: int, batch: Batch) -> Row:
@@ -26,7 +26,7 @@ def _within_budget(first: Sequence, row: Row, budget_tokens: int, batch: Batch) 
     tokens; of a block, at least."""
     tokens = budget_tokens - (len(batch.sequences) - batch.waiting)
     stop = max((row.start + tokens) // first.block_tokens * first.block_tokens, row.start + first.block_tokens)
-    return row if stop >= row.stop or reports(first) else prompt_row(first, stop)
+    return row if stop >= row.stop or is_alone(first) else prompt_row(first, stop)
 
 
 class PromptRows:
@@ -83,13 +83,13 @@ class PromptRows:
         to `rows`."""
         latency, rules, (row,) = self._times.latency[batch.model], self._rules, rows
         joining: list[Sequence] = []
-        if rules.chunk_tokens is None or not row.samples or batch.waiting == 1 or reports(first):
+        if rules.chunk_tokens is None or not row.samples or batch.waiting == 1 or is_alone(first):
             return joining
         took_ns = latency.prefill_ns(row.stop, row.start)
         for sequence in batch.waiting_behind(first):
             start, stop = sequence.cached - sequence.lacks, sequence.cached
             took_ns += latency.joined_ns(stop, start)
-            if took_ns > within_ns or not latency.joins(stop, start, rules.join_gain) or reports(sequence):
+            if took_ns > within_ns or not latency.joins(stop, start, rules.join_gain) or is_alone(sequence):
                 break
             if sequence.where not in (Where.NOWHERE, Where.DEVICE) or not self._eviction.fits(sequence):
                 break

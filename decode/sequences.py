@@ -70,6 +70,7 @@ class Sequence:
     running: bool = False
     dropped: bool = False
     beside: bool = False  # in the run under way on the second lane
+    suspect: bool = False  # a step that its prompt shared has failed
     prefill_ns: int = 0  # the time of the prefill
     last_ns: int | None = None  # when `last` was made, if that was here
     made: list[int] = field(default_factory=list)  # the generated tokens, where KV is kept after its end

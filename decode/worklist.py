@@ -152,6 +152,13 @@ class WorkList:
             del self._by_id[batch.batch]
             self._reordered()
 
+    def waits_again(self, sequence: Sequence, *, was_all: bool) -> None:
+        """Its prompt is to be run again, which `was_all` to be run in the step that has failed."""
+        batch = next(b for b in self.batches if sequence in b.sequences)
+        batch.waiting += was_all
+        batch.chunked = False
+        self._has_arrivals = True
+
     def cut(self) -> None:
         """A prefill was cut, because another batch may need the next step sooner."""
         self._has_arrivals = True

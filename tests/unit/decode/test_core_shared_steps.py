@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from aegis.core.clock import NS_PER_MS
-from aegis.core.effects import Run, Track, Untrack
+from aegis.core.effects import Track, Untrack
 from aegis.core.estimators import Hardware
 from aegis.core.events import StepFailed
 from aegis.core.ids import InstanceId, RequestId
@@ -136,7 +136,7 @@ def test_who_is_cancelled_in_a_step_leaves_and_the_others_go_on() -> None:
     assert running(driven) == [1, 3]
 
 
-def test_a_step_that_failed_ends_all_of_its_requests() -> None:
+def test_of_a_shared_step_that_failed_only_the_prompt_at_fault_ends() -> None:
     driven = decode(A, pages=TWO_MODELS_FIT, policy=Joining())
     take(driven, 1, A)
     settle(driven)
@@ -145,8 +145,14 @@ def test_a_step_that_failed_ends_all_of_its_requests() -> None:
     driven.stepped(2)
     assert (rows(driven), beside(driven)) == ([2, 3], [1])
     driven.on(StepFailed("why"))
-    assert {broken.request for broken in driven.said(Broken)} == {1, 2, 3}
-    assert not driven.core.ledger.device.use() and not driven.asked(Run)
+    assert not driven.said(Broken) and (rows(driven), beside(driven)) == ([2], [])
+    driven.on(StepFailed("why"))
+    assert [broken.request for broken in driven.said(Broken)] == [2]
+    assert (rows(driven), beside(driven)) == ([3], [])
+    driven.ran(9)
+    assert [prefilled.request for prefilled in driven.said(Prefilled)] == [3]
+    assert running(driven) == [1, 3]
+    assert [started.request for started in driven.said(Started, driven.effects)] == [2, 3]
 
 
 def test_who_would_go_on_from_the_kv_of_another_waits_for_it() -> None:
