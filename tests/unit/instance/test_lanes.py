@@ -268,13 +268,14 @@ def test_heartbeats_know_what_runs(stand: Stand, engine: Gated) -> None:
     engine.begins()
     idle_ns, lasted_ns = progress.lanes_ns()
     assert idle_ns == 0 < lasted_ns
-    values = [progress.value(float(now), 0.0, [0.0, 0.0]) for now in range(1, 5)]
+    idle = [(lane, 0.0) for lane in stand.loop_progress.lanes]  # their threads use no processor
+    values = [progress.value(float(now), 0.0, idle) for now in range(1, 5)]
     assert values == [1, 1, 1, 1], "the main loop does not turn here, and the run waits"
     assert stand.loop_progress.hangs
     engine.let(2)
     stand.ended(1)
     assert progress.lanes_ns() == (0, 0)
-    assert progress.value(6.0, 0.0, [0.0, 0.0]) == 1
+    assert progress.value(6.0, 0.0, idle) == 1
     assert not stand.loop_progress.hangs
 
 
