@@ -178,7 +178,7 @@ class SecondLane:
             self.prompts = (row,)
             beside = Beside(row.stop - row.start, row.start)
         else:
-            rows = [s for s in self._rows(batch) if self._eviction.grow(s)]
+            rows = [s for s in self._rows(batch) if self._eviction.fits(s) and self._eviction.grow(s)]
             if not rows:
                 return None
             work.begin_beside(batch, tuple(rows))

@@ -285,7 +285,7 @@ class SimInstance:
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def _begin(self, run: Run) -> None:
-        assert run.lane not in self._runs, "two runs on one lane"
+        assert run.lane not in self._runs and run.steps > 0, "two runs on one lane, or one without room for a step"
         late_ns, self._switched = self._switch_ns if self._switched else 0, False
         lengths = self._watch.output_tokens
         left = [lengths(row.job.request) - row.index for row in run.rows]

@@ -159,6 +159,7 @@ class DeviceMemory:
 
     def run_begins(self, run: Run) -> None:
         """Until it has ended, nothing else may touch its blocks, nor its weights leave."""
+        assert run.steps > 0, "a run without room for a step"
         shape = self._specs()[run.model].manifest.kv
         blocks = {block for row in run.rows for block in block_ids(row.blocks)}
         assert len(blocks) == sum(len(list(block_ids(row.blocks))) for row in run.rows), "rows share blocks"
