@@ -45,6 +45,7 @@ COMPILED = (
     "decode/second_lane.py",
     "decode/sequences.py",
     "decode/slack.py",
+    "decode/turn_runs.py",
     "decode/worklist.py",
     "memory/[!_]*.py",
     "prefill/prefix_reuse.py",

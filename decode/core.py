@@ -21,9 +21,8 @@ A device that is divided has a second lane beside that of the turn (`decode.seco
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
-from aegis.core.effects import DivideDevice, Effect, EndRun, Row, Run, Track, Untrack
+from aegis.core.effects import DivideDevice, Effect, EndRun, Row, Track, Untrack
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
 from aegis.core.ids import ONLY_MACHINE, InstanceId, MachineId, ModelId, ProxyId, RequestId, proxy_of
@@ -70,16 +69,15 @@ from decode.phases import Phases
 from decode.prefill_chunks import prompt_rank_ns
 from decode.prompt_rows import PromptRows, is_alone
 from decode.reasons import TurnReasons
-from decode.rows import decode_rows
 from decode.second_lane import SecondLane
 from decode.sequences import Counters, Room, Sequence, Where
 from decode.step_times import ChangeTimes, StepTimes
+from decode.turn_runs import turn_run
 from decode.worklist import Batch, RunningTurn, WorkList
 from memory.effect_list import EffectList
 from memory.instance_models import InstanceModels
 from memory.ledger import Ledger
 
-_FOR_EVER_NS: Final = (1 << 63) - 1
 Stepping = tuple[Sequence, ...]
 
 
@@ -183,7 +181,7 @@ class DecodeCore:
         if divide:
             self._effects.append(divide)
         if begun:
-            self._effects.append(self._run())
+            self._effects.append(turn_run(self._work, self._prompts, owes=self.ledger.balloon.owes))
             self._work.under_way = True
         elif self._work.stepping and self._stale():
             self._effects.append(EndRun())
@@ -587,15 +585,6 @@ class DecodeCore:
         if self._second.divided and not self._work.beside:
             return True  # to have the whole device again
         return tuple(self._there(turn.batch)) != self._work.stepping or self.ledger.balloon.owes
-
-    def _run(self) -> Run:
-        turn, prompts, stepping = self._work.turn, self._prompts, self._work.stepping
-        assert turn is not None
-        streams = stepping[len(prompts) :]
-        hurried = bool(prompts) or self.ledger.balloon.owes or turn.batch.chunked
-        steps = 1 if hurried else min([s.steps_held() for s in streams])
-        ends_ns = _FOR_EVER_NS if turn.ends_ns is None else turn.ends_ns
-        return Run(turn.batch.model, prompts + decode_rows(streams), steps, ends_ns)
 
     # --- models -------------------------------------------------------------------------------------------------------
 

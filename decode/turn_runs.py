@@ -1,0 +1,22 @@
+"""The run of a turn, on the first lane."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aegis.core.effects import Row, Run
+from decode.rows import decode_rows
+from decode.worklist import WorkList
+
+_FOR_EVER_NS: Final = (1 << 63) - 1
+
+
+def turn_run(work: WorkList, prompts: tuple[Row, ...], *, owes: bool) -> Run:
+    """Of what is stepping, the rows of `prompts` first. One step where the instance `owes` pages."""
+    turn = work.turn
+    assert turn is not None
+    streams = work.stepping[len(prompts) :]
+    hurried = bool(prompts) or owes or turn.batch.chunked
+    steps = 1 if hurried else min([s.steps_held() for s in streams])
+    ends_ns = _FOR_EVER_NS if turn.ends_ns is None else turn.ends_ns
+    return Run(turn.batch.model, prompts + decode_rows(streams), steps, ends_ns)
