@@ -44,6 +44,14 @@ def impatient() -> Iterator[TextWorkers]:
     texts.close()
 
 
+@pytest.fixture
+def patient() -> Iterator[TextWorkers]:
+    """With all the time that a proxy gives them, where size is what matters."""
+    texts = TextWorkers()
+    yield texts
+    texts.close()
+
+
 def run(work: Callable[[], Awaitable[Any]]) -> Any:
     async def main() -> Any:
         return await asyncio.wait_for(work(), WAIT_S)
@@ -203,15 +211,15 @@ def shouting() -> TextModel:
     return TextModel(tokenizer, {}, None)
 
 
-def test_what_becomes_too_large_is_refused_and_not_held(texts: TextWorkers) -> None:
+def test_what_becomes_too_large_is_refused_and_not_held(patient: TextWorkers) -> None:
     huge = byte_text("{{ 'x' * (messages|length * 62914560) }}")
 
     async def ask(text: TextModel, tokens: int) -> str:
-        return await texts.decode("", text, (0,) * tokens)
+        return await patient.decode("", text, (0,) * tokens)
 
     def render(size: int) -> Any:
         generous = {"add_generation_prompt": True, "characters_max": 1 << 30, "tokens_max": 0}
-        return run(lambda: texts.render("", huge, MESSAGES, {}, size=size, **generous))
+        return run(lambda: patient.render("", huge, MESSAGES, {}, size=size, **generous))
 
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UserError, match="more than 16 MiB") as caught:
