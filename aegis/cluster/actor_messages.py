@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from aegis.core.model import EngineName
 from aegis.node.machine import RankMemory
 
 
@@ -16,6 +17,7 @@ class Opening(Struct, frozen=True):
     cache_bytes: int
     ranks: int
     instances: int  # that may be there
+    engine: EngineName = "transformers"
 
 
 class Opened(Struct, frozen=True):

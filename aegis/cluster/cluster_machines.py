@@ -70,4 +70,5 @@ def _opening(config: Config, instances: Sequence[InstanceId]) -> Opening:
         cache_bytes=config.memory.cache_bytes,
         ranks=config.instances.tensor_parallel_size,
         instances=len(instances),
+        engine=config.engine,
     )

@@ -27,6 +27,7 @@ from aegis.device.open_device import create_pool
 from aegis.device.protocol import PhysicalPool
 from aegis.instance.settings import InstanceSettings
 from aegis.models.cache import default_cache_dir
+from aegis.node import instance_processes
 from aegis.node.instance_processes import Processes
 from aegis.node.local_machine import LocalMachine
 
@@ -108,12 +109,14 @@ class MachineActor:
             return msgspec.msgpack.encode(Opened(__version__))
         os.environ.pop("OMP_NUM_THREADS", None)  # Ray says how many an actor without a CPU should have
         self._directory = tempfile.mkdtemp(prefix="aegis-")
+        self._fork_server = instance_processes.fork_server(opening.instances * opening.ranks, opening.engine)
         self._machine = LocalMachine(
             host_kv_bytes=opening.host_kv_bytes,
             cache_bytes=opening.cache_bytes,
             ranks=opening.ranks,
             instances=opening.instances,
             rendezvous=f"{self._directory}/",
+            fork_server=self._fork_server,
             machine=opening.machine,
         )
         opened = Opened(
@@ -208,6 +211,7 @@ class MachineActor:
         """Its instances are gone, or going."""
         for running in self._running.values():
             running.kill()
+        self._fork_server.close()
         for number, pool in enumerate(self._pools):
             if number not in self._ended:
                 pool.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from aegis.config.config import Config
@@ -22,6 +23,7 @@ from aegis.launcher.role_shift import RoleShift
 from aegis.launcher.services import Services
 from aegis.metadata.loads import loads_of
 from aegis.models.cache import default_cache_dir
+from aegis.node import instance_processes
 from aegis.node.control_commands import NodeControl
 from aegis.node.devices import Devices
 from aegis.node.instance_supervisor import InstanceSupervisor
@@ -29,8 +31,10 @@ from aegis.node.market_machines import MarketMachines, open_local_machines
 from aegis.node.model_catalogue import CatalogueModel
 from aegis.node.node import Node
 from aegis.node.queries import NodeQueries
+from aegis.node.registration import Register, register
 from aegis.node.sizing import host_slabs_of, instances_of
 from aegis.process.clock import MonotonicClock
+from aegis.process.forked_processes import ForkServer
 from aegis.scheduling_settings import SchedulingSettings
 from aegis.telemetry.history import History
 from aegis.telemetry.logs import LogSettings
@@ -93,14 +97,21 @@ async def open_market(
     where requests go, `placement` which device each instance is on; the configuration does where they are not given."""
     names, clock = instances_of(config), MonotonicClock()
     async with AsyncExitStack() as stack:
-        machines = await stack.enter_async_context(_open_machines(config, names, placement, services, clock))
+        ranks = config.instances.tensor_parallel_size
+        fork_server = stack.enter_context(closing(instance_processes.fork_server(len(names) * ranks, config.engine)))
+        machines = await stack.enter_async_context(
+            _open_machines(config, names, placement, services, clock, fork_server)
+        )
         budget, wires = _budget(config, machines.devices), machines.wires
         link = stack.enter_context(closing(Hub[NodeMessage](wires.address("node"), NodeMessage, wires.keys)))
         proxy_link = stack.enter_context(
             closing(Hub[FromInstance](wires.address(f"proxy-{_PROXY}"), FromInstance, wires.keys))
         )
         template = _template(config, budget, bus=services.bus.settings, address=link.address, wires=wires)
-        node = _node(config, machines, budget, link, clock, services.bus, cache_dir or default_cache_dir())
+        register_models = partial(register, fork_server=fork_server)
+        node = _node(
+            config, machines, budget, link, clock, services.bus, cache_dir or default_cache_dir(), register_models
+        )
         pool = node.pool = InstanceSupervisor(template, names, machines.instance_hosts, link, node.lost, node.given_up)
         near = LocalNode(node, _PROXY)
         core, late = core or template.session_core(), config.server.refuse_late
@@ -127,12 +138,13 @@ def _open_machines(
     placement: Mapping[InstanceId, int] | None,
     services: Services,
     clock: Clock,
+    fork_server: ForkServer,
 ) -> AbstractAsyncContextManager[MarketMachines]:
     if config.ray.address:
         from aegis.cluster.cluster_machines import open_cluster_machines
 
         return open_cluster_machines(config, list(names), services.directory, clock)
-    return open_local_machines(config, placement or _dealt(config, list(names)), services.directory, clock)
+    return open_local_machines(config, placement or _dealt(config, list(names)), services.directory, clock, fork_server)
 
 
 def _node(
@@ -143,6 +155,7 @@ def _node(
     clock: Clock,
     bus: Bus,
     cache_dir: Path,
+    register: Register,
 ) -> Node:
     return Node(
         budget,
@@ -159,6 +172,7 @@ def _node(
         cache_dir=cache_dir,
         default_slo=slo_of(config),
         hardware=figures(config.device),
+        register=register,
         bus=bus,
         reuses=_reuses(config),
         fetching=machines.fetching,

@@ -1,29 +1,28 @@
-"""The processes of one instance, one for each of its ranks, as children of this one."""
+"""The processes of one instance, one for each of its ranks, forked from one that has imported what they need."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import sys
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from aegis.core.model import EngineName
 from aegis.instance.settings import InstanceSettings
-from aegis.process.child import follow_launcher
+from aegis.process.forked_processes import ForkedProcess, ForkServer
 
 
 class Processes:
     """Running. `pid` is the first rank's."""
 
-    def __init__(self, ranks: Sequence[asyncio.subprocess.Process]) -> None:
+    def __init__(self, ranks: Sequence[ForkedProcess]) -> None:
         self._ranks = ranks
         self.pid = ranks[0].pid
 
     def kill(self) -> None:
         """All of them: the others cannot go on without it."""
-        _kill(self._ranks[0])
+        self._ranks[0].kill()
 
     async def wait(self) -> int:
         """Waits until one of them ends, and the others with it; returns its exit code."""
@@ -36,17 +35,31 @@ class Processes:
         return first.returncode
 
 
-async def start(ranks: Sequence[InstanceSettings], environment: Mapping[str, str]) -> Processes:
+async def start(server: ForkServer, ranks: Sequence[InstanceSettings], environment: Mapping[str, str]) -> Processes:
     """Raises OSError, with none of them left."""
-    started = list[asyncio.subprocess.Process]()
+    started = list[ForkedProcess]()
     try:
         for settings in ranks:
-            started.append(await _spawn(settings, environment))
+            rank = settings.rank
+            started.append(
+                await server.start(
+                    f"aegis.instance.{'follower_rank' if rank else 'process'}",
+                    f"{settings.instance}/{rank}" if rank else settings.instance,  # for readers of the process list
+                    environment=environment,
+                    stdin=msgspec.json.encode(settings),
+                )
+            )
     except OSError:
         for process in started:
             await _ended(process)
         raise
     return Processes(started)
+
+
+def fork_server(processes: int, engine: EngineName) -> ForkServer:
+    """The parent of so many. It imports what they need, but vLLM, which may start threads of its own. Raises
+    OSError."""
+    return ForkServer(["aegis.node.preload"] if engine == "transformers" else [], environment_for(processes))
 
 
 def environment_for(processes: int, *, lanes: bool = False) -> dict[str, str]:
@@ -57,31 +70,6 @@ def environment_for(processes: int, *, lanes: bool = False) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **os.environ}
 
 
-async def _spawn(settings: InstanceSettings, environment: Mapping[str, str]) -> asyncio.subprocess.Process:
-    rank = settings.rank
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        f"aegis.instance.{'follower_rank' if rank else 'process'}",
-        f"{settings.instance}/{rank}" if rank else settings.instance,  # for readers of the process list
-        stdin=asyncio.subprocess.PIPE,
-        env=environment,
-        preexec_fn=follow_launcher,
-    )
-    assert process.stdin is not None
-    process.stdin.write(msgspec.json.encode(settings))
-    with contextlib.suppress(ConnectionError):
-        await process.stdin.drain()
-    process.stdin.close()
-    return process
-
-
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        _kill(process)
-        await process.wait()
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
+async def _ended(process: ForkedProcess) -> None:
+    process.kill()
+    await process.wait()

@@ -16,16 +16,25 @@ from aegis.node.devices import Devices
 from aegis.node.image_filler import ImageFiller
 from aegis.node.instance_processes import Processes
 from aegis.node.machine import WORDS, EventWords, InstanceHost, RankMemory
+from aegis.process.forked_processes import ForkServer
 
 
 class LocalMachine:
     """Implements `aegis.node.machine.Machine`. Each of the `ranks` has `host_kv_bytes`; they share `cache_bytes`, as
-    the `instances` do the cores."""
+    the `instances` do the cores. Their processes are forked by `fork_server`."""
 
     clock_ahead_ns = 0
 
     def __init__(
-        self, *, host_kv_bytes: int, cache_bytes: int, ranks: int, instances: int, rendezvous: str, machine: str = ""
+        self,
+        *,
+        host_kv_bytes: int,
+        cache_bytes: int,
+        ranks: int,
+        instances: int,
+        rendezvous: str,
+        fork_server: ForkServer,
+        machine: str = "",
     ) -> None:
         self.id = MachineId(machine)
         self.rendezvous = rendezvous
@@ -34,6 +43,7 @@ class LocalMachine:
         self.host_kv = [SharedMemory.create(host_kv_bytes, "kv") for _ in range(ranks)]
         self.instances = instances
         self._ranks = ranks
+        self._fork_server = fork_server
 
     @property
     def memory(self) -> list[RankMemory]:
@@ -51,7 +61,7 @@ class LocalMachine:
     async def start(self, ranks: Sequence[InstanceSettings]) -> Processes:
         lanes = ranks[0].lanes != "off"
         environment = instance_processes.environment_for(self.instances * self._ranks, lanes=lanes)
-        return await instance_processes.start(ranks, environment)
+        return await instance_processes.start(self._fork_server, ranks, environment)
 
     def close(self) -> None:
         """Its instances are gone, or going."""

@@ -20,6 +20,7 @@ from aegis.node.kv_fetches import Fetching
 from aegis.node.local_machine import LocalHost, LocalMachine
 from aegis.node.machine import InstanceHosts
 from aegis.node.sizing import host_slabs_of
+from aegis.process.forked_processes import ForkServer
 from aegis.transport.addresses import Wires
 from memory.machines_kv import MachinesKv
 
@@ -38,7 +39,7 @@ class MarketMachines:
 
 @asynccontextmanager
 async def open_local_machines(
-    config: Config, placement: Mapping[InstanceId, int], directory: str, clock: Clock
+    config: Config, placement: Mapping[InstanceId, int], directory: str, clock: Clock, fork_server: ForkServer
 ) -> AsyncIterator[MarketMachines]:
     """All on this machine. `placement` says which device each instance is on."""
     ranks = config.instances.tensor_parallel_size
@@ -48,6 +49,7 @@ async def open_local_machines(
         ranks=ranks,
         instances=len(placement),
         rendezvous=f"{directory}/",
+        fork_server=fork_server,
     )
     devices = Devices(
         _pools(config, range(config.device_count * ranks)),

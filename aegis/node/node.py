@@ -48,7 +48,7 @@ from aegis.node.kv_fetches import Fetches, Fetching
 from aegis.node.lost_proxies import LostProxies
 from aegis.node.model_catalogue import Catalogue
 from aegis.node.proxy_links import ProxyLinks
-from aegis.node.registration import Register, register
+from aegis.node.registration import Register
 from aegis.telemetry.decisions import DecisionLog, Decisions
 from aegis.telemetry.history import History
 from aegis.telemetry.logs import log
@@ -106,7 +106,7 @@ class Node:
         cache_dir: Path,
         default_slo: Slo,
         hardware: Hardware = _HARDWARE,
-        register: Register = register,
+        register: Register,
         bus: Bus | None = None,
         reuses: bool = False,
         fetching: Fetching | None = None,

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import msgspec
 
@@ -19,7 +19,7 @@ from aegis.core.model import EngineName, ModelSpec
 from aegis.models.failures import refused
 from aegis.models.registrar import Answer, Job, Progress, Refused, Registered
 from aegis.models.sources import Source
-from aegis.process.child import follow_launcher
+from aegis.process.forked_processes import ForkedProcess, ForkServer
 
 START_S = 180.0
 """Until the first word of a registrar, which imports much."""
@@ -29,7 +29,8 @@ _LAST_WORDS_S = 0.5
 
 _RELAYED_BYTES = 1 << 16
 
-_COMMAND = (sys.executable, "-m", "aegis.node.registrar_process")
+_MODULE = "aegis.node.registrar_process"
+_LINE_BYTES_MAX = 1 << 26
 
 Report = Callable[[ModelId, str], None]
 
@@ -40,7 +41,7 @@ class RegistrationCancelled:
     def __init__(self) -> None:
         self._models = set[ModelId]()
         self._added = asyncio.Event()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ForkedProcess | None = None
 
     def __contains__(self, model: ModelId) -> bool:
         return model in self._models
@@ -60,16 +61,15 @@ class RegistrationCancelled:
             self._added.clear()
             await self._added.wait()
 
-    def follow(self, process: asyncio.subprocess.Process, models: Iterable[ModelId]) -> None:
+    def follow(self, process: ForkedProcess, models: Iterable[ModelId]) -> None:
         """It is the one to end; at once, where one of its models became unwanted while it was started."""
         self._process = process
         if not self._models.isdisjoint(models):
             self._end()
 
     def _end(self) -> None:
-        if self._process and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+        if self._process:
+            self._process.kill()
 
 
 class RegistrationTurns:
@@ -127,12 +127,13 @@ async def register(
     renew: bool = False,
     engine: EngineName = "transformers",
     ranks: int = 1,
+    fork_server: ForkServer,
     start_s: float = START_S,
-    command: Sequence[str] = _COMMAND,
+    module: str = _MODULE,
 ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]:
     """Yields what became of each source, in order but for those that became `unwanted`. A registrar that dies, or does
     not get further in the time it said, refuses the source it was at. With `renew` images that are there already are
-    made again."""
+    made again. Registrars are forked by `fork_server`."""
     unwanted = unwanted or RegistrationCancelled()
     waiting = list(sources)
     while waiting:
@@ -142,7 +143,7 @@ async def register(
         jobs = [Job(s, dtype, str(cache_dir), limit_bytes, renew, engine, ranks) for s in waiting]
         doing, known = "starting", unwanted.count
         try:
-            async for answer in _run(jobs, unwanted, start_s, command):
+            async for answer in _run(jobs, unwanted, start_s, fork_server, module):
                 match answer:
                     case Progress(model, text):
                         doing = text
@@ -179,37 +180,49 @@ async def _line(answers: asyncio.StreamReader, within_s: float) -> bytes:
 
 
 async def _run(
-    jobs: Sequence[Job], unwanted: RegistrationCancelled, start_s: float, command: Sequence[str]
+    jobs: Sequence[Job], unwanted: RegistrationCancelled, start_s: float, fork_server: ForkServer, module: str
 ) -> AsyncIterator[Answer]:
     if not jobs:
         return
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        limit=1 << 26,
-        env={"OMP_NUM_THREADS": "1", **os.environ},
-        preexec_fn=follow_launcher,
-    )
-    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    relaying = asyncio.create_task(_relay(process.stderr))
-    within_s = start_s
-    try:
-        unwanted.follow(process, [job.source.model for job in jobs])
-        process.stdin.writelines(msgspec.json.encode(job) + b"\n" for job in jobs)
-        process.stdin.close()
-        while line := await _line(process.stdout, within_s):
-            answer = msgspec.json.decode(line, type=Answer)
-            within_s = answer.within_s if isinstance(answer, Progress) else start_s
-            yield answer
-        await process.wait()
-    finally:
-        if process.returncode is None:
+    async with _pipe() as (answers, stdout), _pipe() as (errors, stderr):
+        process = await fork_server.start(
+            module,
+            environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+            stdin=b"".join(msgspec.json.encode(job) + b"\n" for job in jobs),
+            stdout=stdout.fileno(),
+            stderr=stderr.fileno(),
+        )
+        stdout.close()
+        stderr.close()
+        relaying = asyncio.create_task(_relay(errors))
+        within_s = start_s
+        try:
+            unwanted.follow(process, [job.source.model for job in jobs])
+            while line := await _line(answers, within_s):
+                answer = msgspec.json.decode(line, type=Answer)
+                within_s = answer.within_s if isinstance(answer, Progress) else start_s
+                yield answer
+            await process.wait()
+        finally:
             process.kill()
             await process.wait()
-        await asyncio.wait((relaying,), timeout=_LAST_WORDS_S)
-        relaying.cancel()
+            await asyncio.wait((relaying,), timeout=_LAST_WORDS_S)
+            relaying.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _pipe() -> AsyncIterator[tuple[asyncio.StreamReader, BinaryIO]]:
+    """A reader, and the end that a process writes to, which is to be closed once it has that."""
+    readable, writable = os.pipe()
+    with os.fdopen(writable, "wb") as end:
+        reader = asyncio.StreamReader(limit=_LINE_BYTES_MAX)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(readable, "rb")
+        )
+        try:
+            yield reader, end
+        finally:
+            transport.close()
 
 
 async def _relay(errors: asyncio.StreamReader) -> None:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from aegis.core.errors import ModelRefused
 from aegis.core.model import EngineName, ModelSpec
 from aegis.models.sources import read_sources
+from aegis.node import instance_processes
 from aegis.node.registration import register
 from tests import checkpoints
 
@@ -83,12 +84,17 @@ def register_all(directory: Path, cache: Path) -> tuple[list[ModelSpec], list[Mo
 
     async def outcomes() -> list[ModelSpec | ModelRefused]:
         sources = read_sources([str(directory)])
-        return [
-            outcome
-            async for _, outcome in register(
-                sources, dtype="float32", cache_dir=cache, limit_bytes=1 << 30, engine=ENGINE, ranks=RANKS
+        with closing(instance_processes.fork_server(1, ENGINE)) as server:
+            outcomes = register(
+                sources,
+                dtype="float32",
+                cache_dir=cache,
+                limit_bytes=1 << 30,
+                engine=ENGINE,
+                ranks=RANKS,
+                fork_server=server,
             )
-        ]
+            return [outcome async for _, outcome in outcomes]
 
     ended = asyncio.run(outcomes())
     specs = [outcome for outcome in ended if isinstance(outcome, ModelSpec)]

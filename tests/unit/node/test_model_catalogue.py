@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,7 +37,7 @@ def _catalogue(*, host_slabs: int, context_tokens: int) -> Catalogue:
         cast(Any, None),
         budget,
         images,
-        register,
+        partial(register, fork_server=cast(Any, None)),
         dtype="float32",
         engine="transformers",
         cache_dir=Path(),

@@ -85,6 +85,7 @@ class Stand:
             dtype="float32",
             cache_dir=Path(),
             default_slo=Slo(),
+            register=cast(Any, None),
             check_laws=True,
         )
         self.node.pool = cast(Any, Processes(dict.fromkeys(INSTANCES, Role.DECODE) | {P0: Role.PREFILL}))

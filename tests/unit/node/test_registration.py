@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.models.sources import Source
 from aegis.node.registration import RegistrationCancelled, register
+from aegis.process.forked_processes import ForkServer
 
 REGISTRAR = """
 import json, os, sys, time
@@ -27,13 +29,25 @@ for line in sys.stdin:
     say(type="Refused", reason="was read")
 """
 SILENT = "import time; time.sleep(60)"
+NOISY = f"import sys; sys.stderr.write('é' * 100_000)\n{REGISTRAR}"
 WITHIN_S = 20.0
 Became = list[tuple[str, str, int]]
 
 
+@pytest.fixture(scope="module")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """It finds the registrars of these tests."""
+    directory = tmp_path_factory.mktemp("registrars")
+    for name, program in (("registrar", REGISTRAR), ("silent", SILENT), ("noisy", NOISY)):
+        (directory / f"{name}.py").write_text(program)
+    with closing(ForkServer([], {**os.environ, "PYTHONPATH": str(directory)})) as server:
+        yield server
+
+
 def registered(
+    fork_server: ForkServer,
     *models: str,
-    script: str = REGISTRAR,
+    module: str = "registrar",
     start_s: float = 30.0,
     unwanted: RegistrationCancelled | None = None,
     leave: str = "",
@@ -54,7 +68,8 @@ def registered(
             report=report,
             unwanted=unwanted,
             start_s=start_s,
-            command=[sys.executable, "-c", script],
+            fork_server=fork_server,
+            module=module,
         )
         async with asyncio.timeout(WITHIN_S):
             return [(source.model, *_told(outcome)) async for source, outcome in outcomes]
@@ -77,25 +92,31 @@ READ = ("was read", 400)
         ("dies", "/dies: the process that read it ended abruptly while loading the weights (out of memory?)"),
     ],
 )
-def test_the_source_it_was_at_is_refused_and_the_others_are_registered(model: str, said: str) -> None:
-    assert registered("a", model, "b") == [("a", *READ), (model, said, 400), ("b", *READ)]
+def test_the_source_it_was_at_is_refused_and_the_others_are_registered(
+    fork_server: ForkServer, model: str, said: str
+) -> None:
+    assert registered(fork_server, "a", model, "b") == [("a", *READ), (model, said, 400), ("b", *READ)]
 
 
 def test_what_a_registrar_writes_to_the_log_goes_through_the_one_that_keeps_nobody_waiting(
+    fork_server: ForkServer,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert registered("a", script=f"import sys; sys.stderr.write('é' * 100_000)\n{REGISTRAR}") == [("a", *READ)]
+    assert registered(fork_server, "a", module="noisy") == [("a", *READ)]
     assert capsys.readouterr().err == "é" * 100_000
 
 
-def test_a_registrar_that_never_begins_is_given_up_for_each_source() -> None:
+def test_a_registrar_that_never_begins_is_given_up_for_each_source(fork_server: ForkServer) -> None:
     said = "starting took more than 0 s; it was given up"
-    assert registered("a", "b", script=SILENT, start_s=0.2) == [("a", f"/a: {said}", 400), ("b", f"/b: {said}", 400)]
+    assert registered(fork_server, "a", "b", module="silent", start_s=0.2) == [
+        ("a", f"/a: {said}", 400),
+        ("b", f"/b: {said}", 400),
+    ]
 
 
-def test_what_is_not_wanted_any_more_is_ended_and_the_others_are_registered() -> None:
+def test_what_is_not_wanted_any_more_is_ended_and_the_others_are_registered(fork_server: ForkServer) -> None:
     began_s = time.monotonic()
-    became = registered("a", "takes long", "b", leave="takes long")
+    became = registered(fork_server, "a", "takes long", "b", leave="takes long")
     assert became == [
         ("a", *READ),
         ("takes long", "'takes long' was unloaded while it was registered", 409),
@@ -104,13 +125,13 @@ def test_what_is_not_wanted_any_more_is_ended_and_the_others_are_registered() ->
     assert time.monotonic() - began_s < WITHIN_S
 
 
-def test_what_is_not_wanted_from_the_start_is_not_begun() -> None:
+def test_what_is_not_wanted_from_the_start_is_not_begun(fork_server: ForkServer) -> None:
     unwanted = RegistrationCancelled()
     unwanted.add(ModelId("takes long"))
-    assert [model for model, *_ in registered("takes long", "a", unwanted=unwanted)] == ["takes long", "a"]
+    assert [model for model, *_ in registered(fork_server, "takes long", "a", unwanted=unwanted)] == ["takes long", "a"]
 
 
-def test_what_became_unwanted_while_another_waits_is_taken_out() -> None:
+def test_what_became_unwanted_while_another_waits_is_taken_out(fork_server: ForkServer) -> None:
     """The registrar is at the first; the second is not begun."""
 
     async def main(models: Sequence[str]) -> list[str]:
@@ -123,7 +144,8 @@ def test_what_became_unwanted_while_another_waits_is_taken_out() -> None:
             limit_bytes=1,
             report=lambda model, _: unwanted.add(ModelId("takes long")) if model == "a" else None,
             unwanted=unwanted,
-            command=[sys.executable, "-c", REGISTRAR],
+            fork_server=fork_server,
+            module="registrar",
         )
         async with asyncio.timeout(WITHIN_S):
             async for source, outcome in outcomes:

@@ -1,0 +1,180 @@
+"""The client of a fork server (`fork_server`): children that start at once, because what they need is imported."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from aegis.process.child import follow_launcher
+from aegis.process.fork_server import MESSAGE_BYTES, Answer, Ended, NotStarted, Start, Started
+
+
+class ForkedProcess:
+    """Running, or ended: then it has a return code, which is negative for a signal."""
+
+    def __init__(self, pid: int, descriptor: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._descriptor = descriptor
+        self._ended = asyncio.Event()
+
+    def kill(self) -> None:
+        """Does nothing if it has ended."""
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+    def end(self, code: int) -> None:
+        """It has ended."""
+        self.returncode = code
+        os.close(self._descriptor)
+        self._ended.set()
+
+    @property
+    def descriptor(self) -> int:
+        """Readable once it has ended (pidfd_open(2))."""
+        return self._descriptor
+
+
+class ForkServer:
+    """A fork server, and its children. If it ends, they are killed, and the next start makes another one."""
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        """It imports `modules`, beginning at once. Raises OSError."""
+        self._modules = modules
+        self._environment = dict(environment)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._children: dict[int, ForkedProcess] = {}
+        self._starting = deque[asyncio.Future[ForkedProcess]]()
+        self._turn = asyncio.Lock()
+        self._launch()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(
+        self,
+        module: str,
+        *arguments: str,
+        environment: Mapping[str, str],
+        stdin: bytes,
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> ForkedProcess:
+        """Runs `module` as `python -m` would, with `stdin` to read. `environment` adds to the server's own. Standard
+        output and error are the descriptors that are given, or else this process's. Raises OSError."""
+        async with self._turn:  # until it has imported all, many messages might not fit its socket
+            outputs = [1 if stdout is None else stdout, 2 if stderr is None else stderr]
+            started = self._ask(module, arguments, environment, stdin, outputs)
+            try:
+                return await asyncio.shield(started)
+            except asyncio.CancelledError:
+                started.add_done_callback(_kill_unwanted)
+                raise
+
+    def close(self) -> None:
+        """Ends it, and any child that is left."""
+        self._lose()
+
+    def _ask(
+        self, module: str, arguments: tuple[str, ...], environment: Mapping[str, str], stdin: bytes, outputs: list[int]
+    ) -> asyncio.Future[ForkedProcess]:
+        if self._process is None or self._process.poll() is not None:
+            self._lose()
+            self._launch()
+        client = self._heeded()
+        changed = {name: value for name, value in environment.items() if self._environment.get(name) != value}
+        message = msgspec.json.encode(Start(module, arguments, changed))
+        with os.fdopen(os.memfd_create("stdin"), "r+b") as file:
+            file.write(stdin)
+            file.seek(0)
+            socket.send_fds(client, [message], [file.fileno(), *outputs])
+        started: asyncio.Future[ForkedProcess] = asyncio.get_running_loop().create_future()
+        self._starting.append(started)
+        return started
+
+    def _launch(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs:
+            fd = theirs.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "aegis.process.fork_server", str(fd), *self._modules],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[fd],
+                env=self._environment,
+                preexec_fn=follow_launcher,
+            )
+        self._socket = ours
+
+    def _heeded(self) -> socket.socket:
+        """The socket, of which the running loop reads."""
+        assert self._socket
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            loop.add_reader(self._socket, self._receive)
+            self._loop = loop
+        return self._socket
+
+    def _receive(self) -> None:
+        assert self._socket
+        try:
+            data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, 1)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data, fds = b"", []
+        if not data:
+            self._lose()
+            return
+        match msgspec.json.decode(data, type=Answer):
+            case Started(pid):
+                child = self._children[pid] = ForkedProcess(pid, fds[0])
+                self._starting.popleft().set_result(child)
+            case NotStarted(errno):
+                self._starting.popleft().set_exception(OSError(errno, os.strerror(errno)))
+            case Ended(pid, code):
+                self._children.pop(pid).end(code)
+
+    def _lose(self) -> None:
+        """Its end kills its children; each is waited for."""
+        if self._loop and self._socket and not self._loop.is_closed():
+            self._loop.remove_reader(self._socket)
+            for child in self._children.values():
+                self._loop.add_reader(child.descriptor, self._lost, child)
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+        if self._socket:
+            self._socket.close()
+        for started in self._starting:
+            started.set_exception(ConnectionResetError("the process that starts others ended"))
+        self._starting.clear()
+        self._children.clear()
+        self._process = self._socket = self._loop = None
+
+    def _lost(self, child: ForkedProcess) -> None:
+        asyncio.get_running_loop().remove_reader(child.descriptor)
+        child.end(-signal.SIGKILL)
+
+
+def _kill_unwanted(started: asyncio.Future[ForkedProcess]) -> None:
+    if not started.cancelled() and started.exception() is None:
+        started.result().kill()

@@ -1,0 +1,167 @@
+"""Children of a fork server are what `python -m` makes, but for what they need not import again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aegis.process.forked_processes import ForkedProcess, ForkServer
+
+WITHIN_S = 30.0
+MODULES = {
+    "imported": "import os\nPID = os.getpid()",
+    "threaded": (
+        "import os, threading, time\n"
+        "PID = os.getpid()\n"
+        "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n"
+    ),
+    "broken": "raise ValueError",
+    "says": (
+        "import os, sys, json, threading\n"
+        "preloaded = [sys.modules[name].PID for name in ('imported', 'threaded') if name in sys.modules]\n"
+        "leads = os.getpgid(0) == os.getpid()\n"
+        "print(json.dumps([__name__, sys.argv[1:], sys.stdin.read(), os.environ['ADDED'], preloaded, leads]))\n"
+    ),
+    "ends": "import sys\nexec(sys.argv[1])",
+    "waits": "import signal\nprint('up', flush=True)\nsignal.pause()",
+}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    directory = tmp_path_factory.mktemp("modules")
+    for name, program in MODULES.items():
+        (directory / f"{name}.py").write_text(program)
+    return {**os.environ, "PYTHONPATH": str(directory)}
+
+
+@pytest.fixture(scope="module")
+def server(environment: dict[str, str]) -> Iterator[ForkServer]:
+    with closing(ForkServer(["broken", "imported"], environment)) as server:
+        yield server
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    async def main() -> Any:
+        async with asyncio.timeout(WITHIN_S):
+            return await work
+
+    return asyncio.run(main())
+
+
+async def output(server: ForkServer, module: str, *arguments: str, **options: Any) -> tuple[int, str, str, int]:
+    """Its exit code, what it wrote to standard output and error, and its process id."""
+    out, err = os.memfd_create("out"), os.memfd_create("err")
+    with os.fdopen(out, "r+") as out_file, os.fdopen(err, "r+") as err_file:
+        options = {"environment": {"ADDED": "yes"}, "stdin": b""} | options
+        process = await server.start(module, *arguments, stdout=out, stderr=err, **options)
+        code = await process.wait()
+        out_file.seek(0)
+        err_file.seek(0)
+        return code, out_file.read(), err_file.read(), process.pid
+
+
+async def waiting(server: ForkServer) -> ForkedProcess:
+    """A child that is up, and ends by a signal only."""
+    readable, writable = os.pipe()
+    with os.fdopen(readable, "rb") as told:
+        process = await server.start("waits", environment={}, stdin=b"", stdout=writable)
+        os.close(writable)
+        assert await asyncio.to_thread(told.readline) == b"up\n"
+    return process
+
+
+def test_a_child_is_as_python_makes_it_and_has_what_was_imported(server: ForkServer) -> None:
+
+    code, out, err, _ = run(output(server, "says", "a", "b c", stdin="é".encode()))
+    assert (code, err) == (0, "")
+    assert json.loads(out) == ["__main__", ["a", "b c"], "é", "yes", [server.pid], True]
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "said"),
+    [
+        ("pass", 0, ""),
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit('why')", 1, "why\n"),
+        ("import os; os._exit(4)", 4, ""),
+        ("import os; os.kill(os.getpid(), 15)", -signal.SIGTERM, ""),
+        ("raise ValueError('what')", 1, "ValueError: what\n"),
+    ],
+)
+def test_it_ends_as_any_program(server: ForkServer, program: str, code: int, said: str) -> None:
+    ended, _, err, _ = run(output(server, "ends", program))
+    assert ended == code
+    assert err.endswith(said) and bool(err) == bool(said)
+
+
+def test_many_are_started_at_once_and_each_is_killed_alone(server: ForkServer) -> None:
+    async def main() -> list[int]:
+        first, *others = await asyncio.gather(*(waiting(server) for _ in range(20)))
+        assert len({process.pid for process in (first, *others)}) == 20
+        first.kill()
+        assert await first.wait() == -signal.SIGKILL
+        first.kill()
+        assert all(process.returncode is None for process in others)
+        for process in others:
+            process.kill()
+        return list(await asyncio.gather(*(process.wait() for process in others)))
+
+    assert run(main()) == [-signal.SIGKILL] * 19
+    assert run(output(server, "ends", "pass"))[0] == 0, "on another event loop"
+
+
+def test_if_it_is_killed_its_children_end_and_there_is_another(environment: dict[str, str]) -> None:
+    async def main(server: ForkServer) -> None:
+        children = [await waiting(server) for _ in range(3)]
+        before = server.pid
+        assert before
+        os.kill(before, signal.SIGKILL)
+        assert [await child.wait() for child in children] == [-signal.SIGKILL] * 3
+        assert (await output(server, "ends", "pass"))[0] == 0
+        assert server.pid != before
+
+    with closing(ForkServer([], environment)) as server:
+        run(main(server))
+
+
+def test_a_start_that_is_given_up_leaves_no_child(server: ForkServer) -> None:
+    async def main() -> None:
+        readable, writable = os.pipe()
+        with os.fdopen(readable, "rb") as told:
+            starting = asyncio.create_task(server.start("waits", environment={}, stdin=b"", stdout=writable))
+            await asyncio.sleep(0)
+            starting.cancel()
+            os.close(writable)
+            await asyncio.to_thread(told.read)
+
+    run(main())
+
+
+@pytest.mark.parametrize("modules", [["threaded"], ["imported", "threaded"]])
+def test_a_server_with_threads_forks_no_python(environment: dict[str, str], modules: Sequence[str]) -> None:
+    """A lock that another thread held would be held for ever."""
+    with closing(ForkServer(modules, environment)) as server:
+        code, out, _, pid = run(output(server, "ends", "import threaded; print(threaded.PID)"))
+        assert (code, int(out)) == (0, pid)
+
+
+def test_closing_ends_it_and_what_is_left(environment: dict[str, str]) -> None:
+    async def main() -> int:
+        with closing(ForkServer([], environment)) as server:
+            child = await waiting(server)
+            pid = server.pid
+            assert pid
+        assert not Path(f"/proc/{pid}").exists()
+        return await child.wait()
+
+    assert run(main()) == -signal.SIGKILL
