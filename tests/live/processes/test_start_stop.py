@@ -109,9 +109,9 @@ def _running(directory: Path, checkpoint: Path, act: Callable[[Server, Sequence[
     options = ["--models", str(checkpoint), "--dtype", "float32", "--device-memory", "64MiB"]
     with launched(directory / "server", directory.parent / "cache", *options) as server:
         server.wait_for_ready()
-        # The launcher, what tokenizes for it, the embedded broker and Redis, and who would
+        # The launcher, what tokenizes for it, what forks instances, the embedded broker and Redis, and who would
         # remove their directories or kill the launcher.
-        eventually(lambda: len(processes_of(server.process.pid)) == 7 + INSTANCES, "all processes are there")
+        eventually(lambda: len(processes_of(server.process.pid)) == 8 + INSTANCES, "all processes are there")
         assert set(server.metrics().instances()) == {"mixed-0", "mixed-1"}
         asyncio.run(main(server))
         leaves_nothing(server)
