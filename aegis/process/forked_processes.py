@@ -17,6 +17,14 @@ import msgspec
 from aegis.process.child import follow_launcher
 from aegis.process.fork_server import MESSAGE_BYTES, Answer, Ended, NotStarted, Start, Started
 
+START_S = 180.0
+"""Until a start is answered: the first one waits until all is imported."""
+
+_CODE_S = 1.0
+"""Until the server says with which code a child ended."""
+
+_UNKNOWN_CODE = 255
+
 
 class ForkedProcess:
     """Running, or ended: then it has a return code, which is negative for a signal."""
@@ -39,10 +47,11 @@ class ForkedProcess:
         return self.returncode
 
     def end(self, code: int) -> None:
-        """It has ended."""
-        self.returncode = code
-        os.close(self._descriptor)
-        self._ended.set()
+        """It has ended. Does nothing the second time."""
+        if self.returncode is None:
+            self.returncode = code
+            os.close(self._descriptor)
+            self._ended.set()
 
     @property
     def descriptor(self) -> int:
@@ -51,7 +60,8 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """A fork server, and its children. If it ends, they are killed, and the next start makes another one."""
+    """A fork server, and its children. If it ends, or does not answer, they are killed, and the next start makes another
+    one. The end of a child is seen here, whatever the server does."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         """It imports `modules`, beginning at once. Raises OSError."""
@@ -84,9 +94,12 @@ class ForkServer:
             outputs = [1 if stdout is None else stdout, 2 if stderr is None else stderr]
             started = self._ask(module, arguments, environment, stdin, outputs)
             try:
-                return await asyncio.shield(started)
-            except asyncio.CancelledError:
+                async with asyncio.timeout(START_S):
+                    return await asyncio.shield(started)
+            except (TimeoutError, asyncio.CancelledError) as error:
                 started.add_done_callback(_kill_unwanted)
+                if isinstance(error, TimeoutError):
+                    self._lose()
                 raise
 
     def close(self) -> None:
@@ -147,18 +160,17 @@ class ForkServer:
         match msgspec.json.decode(data, type=Answer):
             case Started(pid):
                 child = self._children[pid] = ForkedProcess(pid, fds[0])
+                asyncio.get_running_loop().add_reader(child.descriptor, self._seen_ended, child)
                 self._starting.popleft().set_result(child)
             case NotStarted(errno):
                 self._starting.popleft().set_exception(OSError(errno, os.strerror(errno)))
             case Ended(pid, code):
-                self._children.pop(pid).end(code)
+                self._end(self._children.pop(pid), code)
 
     def _lose(self) -> None:
-        """Its end kills its children; each is waited for."""
+        """Its end kills its children."""
         if self._loop and self._socket and not self._loop.is_closed():
             self._loop.remove_reader(self._socket)
-            for child in self._children.values():
-                self._loop.add_reader(child.descriptor, self._lost, child)
         if self._process:
             self._process.kill()
             self._process.wait()
@@ -170,9 +182,18 @@ class ForkServer:
         self._children.clear()
         self._process = self._socket = self._loop = None
 
-    def _lost(self, child: ForkedProcess) -> None:
-        asyncio.get_running_loop().remove_reader(child.descriptor)
-        child.end(-signal.SIGKILL)
+    def _seen_ended(self, child: ForkedProcess) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(child.descriptor)
+        if child.pid in self._children:
+            loop.call_later(_CODE_S, child.end, _UNKNOWN_CODE)
+        else:
+            child.end(-signal.SIGKILL)  # with its parent
+
+    def _end(self, child: ForkedProcess, code: int) -> None:
+        if child.returncode is None:
+            asyncio.get_running_loop().remove_reader(child.descriptor)
+            child.end(code)
 
 
 def _kill_unwanted(started: asyncio.Future[ForkedProcess]) -> None:

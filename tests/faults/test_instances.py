@@ -17,6 +17,7 @@ from tests.live.cases import Case
 from tests.live.server import processes_of
 
 STOPPED_S = 5.0
+FORK_SERVER = "aegis.node.preload"  # the last word of its command
 
 
 def _ended(pid: int) -> str:
@@ -74,14 +75,17 @@ def test_one_stands_still(pool: Pool, cases: Sequence[Case], moment: float, inst
     _tell(figures, trial, f"stop {instance}, {pool.kind}", instance, f'ended by force instance={instance} why="no sign')
 
 
-@pytest.mark.long
-def test_all_are_killed(pool: Pool, cases: Sequence[Case], moment: float, figures: Figures) -> None:
-    """Nobody is left: their requests wait for those that are started again."""
+@pytest.mark.parametrize("with_parent", [pytest.param(False, marks=pytest.mark.long), True])
+def test_all_are_killed(pool: Pool, cases: Sequence[Case], moment: float, with_parent: bool, figures: Figures) -> None:
+    """Nobody is left: their requests wait for those that are started again. If the process that forks them ends, so do
+    they."""
 
     async def strike() -> None:
-        for pid in [pool.pid_of(instance) for instance in pool.server.metrics().instances()]:
+        killed = [FORK_SERVER] if with_parent else pool.server.metrics().instances()
+        for pid in [pool.pid_of(name) for name in killed]:
             os.kill(pid, signal.SIGKILL)
 
     trial = undergo(pool.server, cases, moment, strike)
     trial.verify()
-    figures.add(f"kill all instances, {pool.kind}", trial, detection_s=noticed_s(trial, "ended with code"))
+    what = "the process that forks instances" if with_parent else "all instances"
+    figures.add(f"kill {what}, {pool.kind}", trial, detection_s=noticed_s(trial, "ended with code"))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from aegis.process import forked_processes
 from aegis.process.forked_processes import ForkedProcess, ForkServer
 
 WITHIN_S = 30.0
@@ -129,6 +130,36 @@ def test_if_it_is_killed_its_children_end_and_there_is_another(environment: dict
         assert [await child.wait() for child in children] == [-signal.SIGKILL] * 3
         assert (await output(server, "ends", "pass"))[0] == 0
         assert server.pid != before
+
+    with closing(ForkServer([], environment)) as server:
+        run(main(server))
+
+
+def test_the_end_of_a_child_is_seen_though_the_server_stands_still(environment: dict[str, str]) -> None:
+    async def main(server: ForkServer) -> int:
+        child = await waiting(server)
+        assert server.pid
+        os.kill(server.pid, signal.SIGSTOP)
+        child.kill()
+        return await child.wait()
+
+    with closing(ForkServer([], environment)) as server:
+        assert run(main(server)) == 255, "nobody could say the code"
+
+
+def test_a_server_that_does_not_answer_is_replaced(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(server: ForkServer) -> None:
+        child = await waiting(server)
+        assert server.pid
+        os.kill(server.pid, signal.SIGSTOP)
+        monkeypatch.setattr(forked_processes, "START_S", 0.2)
+        with pytest.raises(TimeoutError):
+            await server.start("ends", "pass", environment={}, stdin=b"")
+        monkeypatch.undo()
+        assert await child.wait() == -signal.SIGKILL
+        assert (await output(server, "ends", "pass"))[0] == 0
 
     with closing(ForkServer([], environment)) as server:
         run(main(server))
