@@ -72,11 +72,6 @@ from prefill.reasons import EvictionReasons, next_decision
 _HARDWARE = Hardware()
 
 
-def _reports(job: Job) -> bool:
-    """Whether its prompt's logprobs are asked for: then it is alone in its step."""
-    return job.sampling.prompt_logprobs is not None
-
-
 @dataclass(slots=True)
 class _Handed:
     """KV in our host slabs until the decode instance has it; the swap-out that fills it is `event`."""
@@ -247,7 +242,8 @@ class PrefillCore:
         self._queue.take(job)
         self._ordering.begins(job, now_ns)
         self._activate(job.model, now_ns)
-        self._effects.send(Started(job.request, job.attempt))
+        if job.request not in self._queue.suspects:  # it has started before
+            self._effects.send(Started(job.request, job.attempt))
         return running if not self._prefix_reuse or self._prefix_reuse.bring(running) else None
 
     def _start_beside(self, paused: Running, now_ns: int) -> Running | None:
@@ -307,12 +303,12 @@ class PrefillCore:
         longer than a piece, and there is room without anything being made for it."""
         first, group = begun.job, self._queue.following()
         whole = begun.stop == first.prefill_tokens and self._queue.paused is None
-        if not self._ordering.cuts or not whole or _reports(first) or group is None or group.model != first.model:
+        if not self._ordering.cuts or not whole or self._is_alone(first) or group is None or group.model != first.model:
             return
         took_ns, most_ns = self._ordering.alone_ns(first), self._ordering.step_ns(first, now_ns)
         for job in list(group.jobs):
             joined_ns = self._ordering.joined_ns(job)
-            if joined_ns is None or took_ns + joined_ns > most_ns or _reports(job) or not self._fits(job):
+            if joined_ns is None or took_ns + joined_ns > most_ns or self._is_alone(job) or not self._fits(job):
                 return
             if self._prefix_reuse and self._prefix_reuse.delays(job, [each.job for each in self._queue.begun()]):
                 return
@@ -330,6 +326,11 @@ class PrefillCore:
             running.stop = job.prefill_tokens
             self._queue.beside.append(running)
 
+    def _is_alone(self, job: Job) -> bool:
+        """Whether it runs in a step of its own: its prompt's logprobs are asked for, or a step that it shared has
+        failed."""
+        return job.sampling.prompt_logprobs is not None or job.request in self._queue.suspects
+
     def _run(self, begun: Running) -> Run:
         shape = self.ledger.specs[begun.job.model].manifest.kv
         rows = []
@@ -345,6 +346,7 @@ class PrefillCore:
 
     def _forfeit(self, running: Running) -> None:
         """Frees what was reserved for it."""
+        self._queue.suspects.discard(running.job.request)
         shape = self.ledger.specs[running.job.model].manifest.kv
         self.ledger.device.free(shape, running.device)
         self.ledger.host.free(shape, running.host)
@@ -354,7 +356,9 @@ class PrefillCore:
         group = self._queue.front()
         if group:
             self.ledger.balloon.content()
-            self._break(group.jobs.popleft(), "the memory limit of its instance was lowered below what it needs")
+            job = group.jobs.popleft()
+            self._queue.suspects.discard(job.request)
+            self._break(job, "the memory limit of its instance was lowered below what it needs")
 
     def _bring_in(self, job: Job, now_ns: int) -> bool:
         weights, model = self.ledger.weights, job.model
@@ -424,6 +428,7 @@ class PrefillCore:
         job = running.job
         shape = self.ledger.specs[job.model].manifest.kv
         self.counters.prefills += 1
+        self._queue.suspects.discard(job.request)
         self._effects.append(Untrack(job.request))
         finish = job.finish(len(job.sent), token.id)
         self.ledger.device.commit(shape, running.device)
@@ -438,10 +443,17 @@ class PrefillCore:
         self._hand_over(running, shape, token)
 
     def _step_failed(self, event: StepFailed) -> None:
-        for running in self._queue.ended():
+        """Jobs that shared the step run again, each in a step of its own, so that the one at fault fails alone."""
+        stepped = self._queue.ended()
+        shared = len(stepped) > 1
+        for running in reversed(stepped) if shared else stepped:
             self._effects.append(Untrack(running.job.request))
             self._forfeit(running)
-            if not running.cancelled:
+            if running.cancelled:
+                continue
+            if shared:
+                self._queue.give_back(running.job)
+            else:
                 self._break(running.job, event.reason)
 
     def _load_failed(self, event: LoadFailed) -> None:

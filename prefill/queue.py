@@ -45,9 +45,10 @@ class Running:
 class Queue:
     """A group stays in front until its last job has run: a request that joins it meanwhile still finds it there.
     `changed`: a job has come or gone since it was last set to False. `beside` are jobs that run in the step of the
-    running one. `paused` is a job of which pieces have run, while another one overtakes it."""
+    running one. `paused` is a job of which pieces have run, while another one overtakes it. `suspects` are jobs of a
+    step that failed, until they have run again, whole."""
 
-    __slots__ = ("beside", "changed", "groups", "paused", "running")
+    __slots__ = ("beside", "changed", "groups", "paused", "running", "suspects")
 
     def __init__(self) -> None:
         self.changed = False
@@ -55,6 +56,7 @@ class Queue:
         self.running: Running | None = None
         self.beside: list[Running] = []
         self.paused: Running | None = None
+        self.suspects: set[RequestId] = set()
 
     def submit(self, event: Submit) -> None:
         self.changed = True
@@ -77,6 +79,7 @@ class Queue:
                 if (job.request, job.attempt) == (request, attempt):
                     self.changed = True
                     group.jobs.remove(job)
+                    self.suspects.discard(request)
                     return
 
     def drop(self, proxy: ProxyId) -> None:
@@ -102,6 +105,14 @@ class Queue:
             if job in group.jobs:
                 group.jobs.remove(job)
                 return
+
+    def give_back(self, job: Job) -> None:
+        """The job of a step that failed waits again, first of all."""
+        self.changed = True
+        self.suspects.add(job.request)
+        if not self.groups or self.groups[0].model != job.model:
+            self.groups.appendleft(Group(proxy_of(job.request), 0, job.model))
+        self.groups[0].jobs.appendleft(job)
 
     def reorder(self, jobs: list[Job]) -> None:
         """These are all the waiting jobs, in their new order."""
@@ -132,6 +143,7 @@ class Queue:
             if group.model == model:
                 taken += group.jobs
                 group.jobs.clear()
+        self.suspects.difference_update([job.request for job in taken])
         return taken
 
     @property

@@ -168,5 +168,5 @@ class FailureDetector:
         if now_ns - life.probed_ns < PATIENCE_NS or stuck_ns < OVERDUE_NS:
             return []
         life.fenced = True
-        why = "no sign of life" if silent_ns >= OVERDUE_NS else "its main loop does not get on"
+        why = "no sign of life" if silent_ns >= OVERDUE_NS else "its main loop, or one of its lanes, does not get on"
         return [Fence(instance, life.incarnation, why)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from aegis.core.lane_views import LanePolicy
 from aegis.core.role import Role
 from aegis.device.divisions import WHOLE, Shares
 from aegis.device.protocol import Device
@@ -30,6 +31,8 @@ def _reason(settings: InstanceSettings, device: Device) -> str:
     """Why there are none; empty if there are."""
     if settings.role is Role.PREFILL:
         return "a prefill instance runs one prompt at a time"
+    if not isinstance(settings.scheduler(), LanePolicy):
+        return f"the policy {settings.policy!r} runs one step at a time; least-slack and muxwise have lanes"
     if settings.ranks > 1:
         return "the ranks of an instance run the same steps in the same order"
     if settings.engine == "vllm":

@@ -267,7 +267,7 @@ def test_a_main_loop_that_hangs_is_fenced(broker: Broker) -> None:
 
     node = asyncio.run(main())
     assert set(node.probed) == {NAME}  # again after each pause of the broker
-    assert node.fenced == [(NAME, 1, "its main loop does not get on")]
+    assert node.fenced == [(NAME, 1, "its main loop, or one of its lanes, does not get on")]
 
 
 def test_an_instance_of_another_version_is_refused_by_both_sides(broker: Broker) -> None:

@@ -93,7 +93,7 @@ def test_a_hung_main_loop_is_fenced_within_three_seconds() -> None:
     hung_ns = run.now_ns
     run.go(5 * NS_PER_S, moves=_not(A), answers=_not(A))
     ((instance, _, why, at_ns),) = run.fenced
-    assert (instance, why) == (A, "its main loop does not get on")
+    assert (instance, why) == (A, "its main loop, or one of its lanes, does not get on")
     assert at_ns - hung_ns <= 3 * NS_PER_S
 
 

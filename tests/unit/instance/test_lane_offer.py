@@ -76,6 +76,7 @@ def test_lanes_are_offered_where_they_are_asked_for(pool: CpuPool, caplog: pytes
     ("threads", "others", "why"),
     [
         (1, {}, "the instance computes with one thread"),
+        (2, {"policy": "serverlessllm"}, "the policy 'serverlessllm' runs one step at a time"),
         (2, {"ranks": 2}, "the ranks of an instance run the same steps"),
         (2, {"engine": "vllm"}, "vLLM runs one step at a time"),
         (2, {"role": Role.PREFILL}, "a prefill instance runs one prompt at a time"),

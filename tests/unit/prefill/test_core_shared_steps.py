@@ -112,12 +112,33 @@ def test_who_is_cancelled_in_a_step_gives_its_memory_back_and_the_others_go_on()
     assert set(driven.asked(Untrack)) == {Untrack(RequestId(2)), Untrack(RequestId(3))}
 
 
-def test_a_step_that_failed_ends_all_of_its_requests() -> None:
+def test_prompts_of_a_step_that_failed_run_again_one_by_one_and_the_one_at_fault_fails_alone() -> None:
+    driven = waiting(2, 3, 4)
+    driven.ran()
+    driven.on(Cancel(RequestId(4), 1))
+    driven.on(StepFailed("why"))
+    assert driven.said(Broken) == driven.said(Started) == []
+    assert rows(driven) == [2]
+    driven.on(Submit(make_job(5, A), 1))
+    driven.ran()
+    assert ([each.request for each in driven.said(Prefilled)], rows(driven)) == ([2], [3])
+    assert driven.said(Started) == [], "it had started"
+    driven.on(StepFailed("why"))
+    assert driven.said(Broken) == [Broken(RequestId(3), 1, "why")]
+    assert rows(driven) == [5]
+    driven.ran()
+    assert driven.core.running == driven.core.queued == 0 and not driven.core._queue.suspects
+
+
+def test_who_shared_a_step_that_failed_can_be_cancelled_before_it_runs_again() -> None:
     driven = waiting(2, 3)
     driven.ran()
     driven.on(StepFailed("why"))
-    assert driven.said(Broken) == [Broken(RequestId(2), 1, "why"), Broken(RequestId(3), 1, "why")]
-    assert driven.core.running == 0
+    driven.on(Cancel(RequestId(3), 1))
+    driven.on(Submit(make_job(3, A), 1))
+    driven.ran()
+    assert rows(driven) == [3]
+    assert [started.request for started in driven.said(Started)] == [3]
 
 
 def test_who_would_go_on_from_the_kv_of_another_waits_for_it() -> None:
