@@ -7,7 +7,7 @@ import os
 import pytest
 
 LONG = os.environ.get("AEGIS_TEST_LONG", "") not in ("", "0")
-_REASON = "takes long; make test-live, make test-faults and make test-attacks run it"
+_REASON = "takes long; make test-long, test-live, test-faults and test-attacks run it"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

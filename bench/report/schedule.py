@@ -23,7 +23,7 @@ SPANS_MAX = 200_000
 INSTANCES_MAX = 64
 _MARKS = (DecisionKind.EVICT, DecisionKind.REFUSE)
 _KINDS = (*SpanKind, *_MARKS)
-_LANES = ((*COMPUTE, SpanKind.SWITCH), WEIGHTS, (SpanKind.SWAP_IN,), (SpanKind.SWAP_OUT,))
+_TRACKS = ((*COMPUTE, SpanKind.SWITCH), WEIGHTS, (SpanKind.SWAP_IN,), (SpanKind.SWAP_OUT,))
 
 
 def schedule(folder: Folder) -> Markup:
@@ -32,28 +32,30 @@ def schedule(folder: Folder) -> Markup:
         "schedule",
         "Schedule",
         "A row for each instance: what it computed, in the colour of the model, prefill with an edge above, and grey "
-        "where it waited for another model; below it, thin, weights, KV inwards, KV outwards and marks where something "
-        "was evicted or a request refused. Drag to move, use the buttons or Ctrl and the wheel to come closer, point "
-        "at a stretch to read it, and why it came where that was written down. Keys: arrows, +, −, 0 for all.",
+        "where it waited for another model; what it computed on a part of its device takes that part of the row. Below "
+        "it, thin: weights, KV inwards, KV outwards and marks where something was evicted or a request refused. Drag "
+        "to move, use the buttons or Ctrl and the wheel to come closer, point at a stretch to read it, and why it came "
+        "where that was written down. Keys: arrows, +, −, 0 for all.",
         *(_timeline(run) for run in told),
         lacking("schedule", folder.without(lambda run: run.spans), SPANS),
     )
 
 
 def packed(run: Run) -> dict[str, Any]:
-    """The data from which the timeline is drawn, times in microseconds since the start. A lane is a list for each field
-    of its spans; starts are stored as steps from one to the next, reasons as places in their list, which begins with
-    none."""
+    """The data from which the timeline is drawn, times in microseconds since the start. A track is a list for each
+    field of its spans; starts are stored as steps from one to the next, reasons as places in their list, which begins
+    with none. The last track is the second lane of a device that was divided."""
     shown = dict(list(instances(run.spans).items())[:INSTANCES_MAX])
     marks = {name: [each for each in run.decisions if each.kind in _MARKS and each.instance == name] for name in shown}
     known = {span.model for spans in shown.values() for span in spans}
     models = sorted(known | {each.model for told in marks.values() for each in told})
     number = {model: index for index, model in enumerate(models)}
     reasons = {"": 0}
-    lanes = {
+    tracks = {
         name: [
-            *(_lane([s for s in spans if s.kind in kinds], number, reasons, run) for kinds in _LANES),
-            _mark_lane(marks[name], number, reasons, run),
+            *(_track([s for s in spans if s.kind in kinds and not s.lane], number, reasons, run) for kinds in _TRACKS),
+            _mark_track(marks[name], number, reasons, run),
+            _track([s for s in spans if s.lane], number, reasons, run),
         ]
         for name, spans in shown.items()
     }
@@ -62,11 +64,11 @@ def packed(run: Run) -> dict[str, Any]:
         "models": models,
         "kinds": _KINDS,
         "reasons": list(reasons),
-        "instances": [{"name": name, "lanes": told} for name, told in lanes.items()],
+        "instances": [{"name": name, "tracks": told} for name, told in tracks.items()],
     }
 
 
-def _lane(spans: Sequence[Span], number: dict[Any, int], reasons: dict[str, int], run: Run) -> dict[str, list[int]]:
+def _track(spans: Sequence[Span], number: dict[Any, int], reasons: dict[str, int], run: Run) -> dict[str, list[int]]:
     ordered = sorted(spans, key=lambda span: (span.start_ns, span.stop_ns))
     starts = [(span.start_ns - run.start_ns) // 1000 for span in ordered]
     return {
@@ -78,11 +80,12 @@ def _lane(spans: Sequence[Span], number: dict[Any, int], reasons: dict[str, int]
         "steps": [span.steps for span in ordered],
         "tokens": [span.tokens for span in ordered],
         "nbytes": [span.nbytes for span in ordered],
+        "share": [span.share for span in ordered],
         "why": [reasons.setdefault(run.reasons.line(span), len(reasons)) for span in ordered],
     }
 
 
-def _mark_lane(
+def _mark_track(
     told: Sequence[Decision], number: dict[Any, int], reasons: dict[str, int], run: Run
 ) -> dict[str, list[int]]:
     """Decisions as spans of no length."""
@@ -98,6 +101,7 @@ def _mark_lane(
         "steps": none,
         "tokens": none,
         "nbytes": none,
+        "share": none,
         "why": [reasons.setdefault(each.line, len(reasons)) for each in ordered],
     }
 

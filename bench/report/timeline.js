@@ -1,8 +1,8 @@
 "use strict";
-// Draws the schedules. Only what is seen is drawn: of the spans that fall on one pixel of a lane, the first.
+// Draws the schedules. Only what is seen is drawn: of the spans that fall on one pixel of a track, the first.
 
-const LANES = [{ top: 0, height: 16 }, { top: 17, height: 5 }, { top: 23, height: 4 }, { top: 28, height: 4 },
-  { top: 33, height: 3 }];
+const TRACKS = [{ top: 0, height: 16 }, { top: 17, height: 5 }, { top: 23, height: 4 }, { top: 28, height: 4 },
+  { top: 33, height: 3 }, { top: 0, height: 16, second: true }];
 const MARKS = ["evict", "refuse"];
 const ROW = 38, HEAD = 22, NAMES = 74, CLOSEST_US = 200;
 
@@ -11,12 +11,18 @@ async function unpacked(text) {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const data = await new Response(stream).json();
   for (const instance of data.instances) {
-    for (const lane of instance.lanes) {
+    for (const track of instance.tracks) {
       let at = 0;
-      lane.start = Float64Array.from(lane.start, (step) => (at += step));
+      track.start = Float64Array.from(track.start, (step) => (at += step));
     }
   }
   return data;
+}
+
+// Where a span is in a row: what ran on a part of the device has that part of the height, the second lane below.
+function part({ top, height, second }, track, at, rowTop) {
+  const share = second || (height > 10 && track.share[at]) ? (track.share[at] || 1000) / 1000 : 1;
+  return { top: rowTop + top + (second ? height * (1 - share) : 0), height: height * share };
 }
 
 function firstAfter(sorted, value) {
@@ -115,24 +121,24 @@ class Timeline {
     pen.beginPath();
     pen.rect(NAMES, top, this.width, ROW);
     pen.clip();
-    instance.lanes.forEach((lane, at) => this.lane(pen, lane, top + LANES[at].top, LANES[at].height));
+    instance.tracks.forEach((track, at) => this.track(pen, track, top, TRACKS[at]));
     pen.restore();
   }
 
-  lane(pen, lane, top, height) {
+  track(pen, track, rowTop, place) {
     const { kinds } = this.data, scale = this.scale;
     let drawn = -1;
-    for (let at = this.firstSeen(lane); at < lane.start.length && lane.start[at] < this.to; at++) {
-      const x = (lane.start[at] - this.from) * scale, end = x + lane.length[at] * scale;
+    for (let at = this.firstSeen(track); at < track.start.length && track.start[at] < this.to; at++) {
+      const x = (track.start[at] - this.from) * scale, end = x + track.length[at] * scale;
       if (end <= drawn) continue;
       const left = Math.max(x, drawn, 0), right = Math.max(end, left + 1);
       drawn = right;
-      const kind = kinds[lane.kind[at]];
-      pen.globalAlpha = this.model >= 0 && lane.model[at] !== this.model ? 0.12 : kind === "prefetch" ? 0.65 : 1;
-      pen.fillStyle = this.colour(kind, lane.model[at]);
+      const kind = kinds[track.kind[at]], { top, height } = part(place, track, at, rowTop);
+      pen.globalAlpha = this.model >= 0 && track.model[at] !== this.model ? 0.12 : kind === "prefetch" ? 0.65 : 1;
+      pen.fillStyle = this.colour(kind, track.model[at]);
       if (kind === "switch") pen.fillRect(NAMES + left, top + height / 2 - 2, right - left, 4);
       else pen.fillRect(NAMES + left, top, right - left, height);
-      if (kind === "prefill" && height > 10) {
+      if (kind === "prefill" && height > 4) {
         pen.fillStyle = this.colours.text;
         pen.fillRect(NAMES + left, top, right - left, 2);
       }
@@ -140,9 +146,9 @@ class Timeline {
     pen.globalAlpha = 1;
   }
 
-  firstSeen(lane) {
-    // Spans of a lane may overlap a little, so one that starts before the window may not be the only one to reach in.
-    return Math.max(firstAfter(lane.start, this.from) - 8, 0);
+  firstSeen(track) {
+    // Spans of a track may overlap a little, so one that starts before the window may not be the only one to reach in.
+    return Math.max(firstAfter(track.start, this.from) - 8, 0);
   }
 
   colour(kind, model) {
@@ -173,24 +179,26 @@ class Timeline {
     const row = Math.floor((y - HEAD) / ROW), instance = this.data.instances[row];
     if (!instance || x < NAMES) return null;
     const inside = y - HEAD - row * ROW, time = this.timeAt(x), slack = 2 / this.scale;
-    const number = LANES.findIndex((lane) => inside >= lane.top && inside <= lane.top + lane.height);
-    const lane = instance.lanes[number];
-    if (!lane) return null;
-    for (let at = firstAfter(lane.start, time + slack) - 1, tried = 0; at >= 0 && tried < 8; at--, tried++) {
-      if (lane.start[at] + lane.length[at] >= time - slack) return { instance, lane, at };
+    for (const [number, track] of instance.tracks.entries()) {
+      for (let at = firstAfter(track.start, time + slack) - 1, tried = 0; at >= 0 && tried < 8; at--, tried++) {
+        const { top, height } = part(TRACKS[number], track, at, 0);
+        if (inside < top || inside > top + height) continue;
+        if (track.start[at] + track.length[at] >= time - slack) return { instance, track, at };
+      }
     }
     return null;
   }
 
-  told({ instance, lane, at }) {
-    const kind = this.data.kinds[lane.kind[at]], parts = [];
-    parts.push(`${instance.name}: ${kind.replace("_", " ")} ${this.data.models[lane.model[at]]}`);
-    const from = `${(lane.start[at] / 1e6).toFixed(4)} s`;
-    parts.push(MARKS.includes(kind) ? `at ${from}` : `${duration(lane.length[at])} from ${from}`);
-    if (lane.requests[at]) parts.push(`batch ${lane.requests[at]}, ${lane.steps[at]} steps`);
-    if (lane.tokens[at]) parts.push(`${lane.tokens[at]} ${kind === "prefill" ? "prompt" : "cached"} tokens`);
-    if (lane.nbytes[at]) parts.push(size(lane.nbytes[at]));
-    if (lane.why[at]) parts.push(this.data.reasons[lane.why[at]]);
+  told({ instance, track, at }) {
+    const kind = this.data.kinds[track.kind[at]], parts = [];
+    parts.push(`${instance.name}: ${kind.replace("_", " ")} ${this.data.models[track.model[at]]}`);
+    const from = `${(track.start[at] / 1e6).toFixed(4)} s`;
+    parts.push(MARKS.includes(kind) ? `at ${from}` : `${duration(track.length[at])} from ${from}`);
+    if (track.requests[at]) parts.push(`batch ${track.requests[at]}, ${track.steps[at]} steps`);
+    if (track.tokens[at]) parts.push(`${track.tokens[at]} ${kind === "prefill" ? "prompt" : "cached"} tokens`);
+    if (track.share[at] && track.share[at] < 1000) parts.push(`on ${track.share[at] / 10} % of the device`);
+    if (track.nbytes[at]) parts.push(size(track.nbytes[at]));
+    if (track.why[at]) parts.push(this.data.reasons[track.why[at]]);
     return parts.join("\n");
   }
 

@@ -7,6 +7,8 @@ import os
 import signal
 from collections.abc import Sequence
 
+import pytest
+
 from tests.faults.figures import Figures, noticed_s
 from tests.faults.pool import Pool
 from tests.faults.trial import Trial, undergo
@@ -38,6 +40,7 @@ def test_it_is_killed(pool: Pool, cases: Sequence[Case], moment: float, figures:
     figures.add(f"kill the broker, {pool.kind}", trial, detection_s=detection_s, recovery_s=back_s - detection_s)
 
 
+@pytest.mark.long
 def test_it_stands_still(pool: Pool, cases: Sequence[Case], moment: float, figures: Figures) -> None:
     """An instance that dies meanwhile is found all the same: its process ends."""
     restarts, pid = pool.server.metrics().total("instance_restarts_total"), pool.pid_of("decode-0")

@@ -43,7 +43,7 @@ def _tell(figures: Figures, trial: Trial, fault: str, instance: str, pattern: st
     figures.add(fault, trial, detection_s=detection_s, recovery_s=replaced_s(trial, instance, detection_s))
 
 
-@pytest.mark.parametrize("instance", ["prefill-0", "decode-0"])
+@pytest.mark.parametrize("instance", [pytest.param("prefill-0", marks=pytest.mark.long), "decode-0"])
 def test_one_is_killed(pool: Pool, cases: Sequence[Case], moment: float, instance: str, figures: Figures) -> None:
     kill(pool, cases, moment, instance, figures)
 

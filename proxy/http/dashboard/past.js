@@ -3,12 +3,14 @@
 const KEPT_MS = 660_000, JOINED_MS = 3;
 const TRACK = { prefill: 0, decode: 0, switch: 0, load: 1, prefetch: 1, swap_in: 2, swap_out: 2 };
 const LED_TO = new Set(["prefill", "decode", "switch"]);
-const TRACKS = 3;
+const SECOND = 3; // what runs beside, on a part of the device
+const TRACKS = 4;
 
 const ms = (ns) => ns / 1e6;
 
-/** One instance: its stretches on three tracks (runs, weights, KV), its marks, and what was decided there. */
-class Lane {
+/** One instance: its stretches on four tracks (runs, weights, KV, runs on the second lane of its device), its marks, and
+ * what was decided there. */
+class InstancePast {
   constructor() {
     this.tracks = Array.from({ length: TRACKS }, () => []);
     this.marks = [];
@@ -16,9 +18,10 @@ class Lane {
   }
 
   /** A run that goes on where the last one of the same model ended is part of the same turn. */
-  add([, kind, model, startNs, stopNs, requests, steps, tokens, bytes]) {
-    const track = this.tracks[TRACK[kind]], start = ms(startNs), stop = ms(stopNs), last = track.at(-1);
-    if (last && kind === "decode" && last.kind === kind && last.model === model && start - last.stop < JOINED_MS) {
+  add([, kind, model, startNs, stopNs, requests, steps, tokens, bytes, , , lane = 0, share = 1000]) {
+    const track = this.tracks[lane ? SECOND : TRACK[kind]], start = ms(startNs), stop = ms(stopNs), last = track.at(-1);
+    const same = last && last.kind === kind && last.model === model && last.share === share;
+    if (same && kind === "decode" && start - last.stop < JOINED_MS) {
       last.stop = Math.max(last.stop, stop);
       last.requests = Math.max(last.requests, requests);
       last.made += requests * steps;
@@ -26,7 +29,7 @@ class Lane {
       return;
     }
     const made = kind === "decode" ? requests * steps : 0;
-    insert(track, { kind, model, start, stop, requests, steps, made, tokens, bytes });
+    insert(track, { kind, model, start, stop, requests, steps, made, tokens, bytes, share });
   }
 
   decided({ at_ns, kind, model, what, why }) {
@@ -67,7 +70,7 @@ function insert(sorted, entry, field = "start") {
 
 export class Past {
   constructor() {
-    this.lanes = new Map();
+    this.instances = new Map();
     this.samples = [];
     this.firsts = [];
     this.switches = [];
@@ -80,17 +83,17 @@ export class Past {
     this.learn(live.news);
     this.sample(live, now);
     const before = now - KEPT_MS;
-    for (const lane of this.lanes.values()) lane.forget(before);
+    for (const past of this.instances.values()) past.forget(before);
     for (const list of [this.firsts, this.switches]) list.splice(0, after(list, before, "at"));
     this.samples.splice(0, after(this.samples, before, "at"));
   }
 
   learn({ spans, decisions, records }) {
     for (const span of spans) {
-      this.lane(span[0]).add(span);
+      this.of(span[0]).add(span);
       if (span[1] === "switch") insert(this.switches, { at: ms(span[4]), took: ms(span[4] - span[3]) }, "at");
     }
-    for (const decision of decisions) this.lane(decision.instance).decided(decision);
+    for (const decision of decisions) this.of(decision.instance).decided(decision);
     for (const { model, arrival_ns, first_ns } of records) {
       if (first_ns) insert(this.firsts, { at: ms(first_ns), model, took: ms(first_ns - arrival_ns) }, "at");
     }
@@ -108,10 +111,10 @@ export class Past {
     this.samples.push({ at, of, all });
   }
 
-  lane(instance) {
-    let lane = this.lanes.get(instance);
-    if (!lane) this.lanes.set(instance, (lane = new Lane()));
-    return lane;
+  of(instance) {
+    let past = this.instances.get(instance);
+    if (!past) this.instances.set(instance, (past = new InstancePast()));
+    return past;
   }
 
   /** The sample of so long ago, or the first there is. */

@@ -5,8 +5,10 @@ import { byId, h, keyed, say } from "./dom.js";
 import { count, duration, plural, size } from "./numbers.js";
 import { after } from "./past.js";
 
-// Runs, weights, KV: where each track is in a row.
-const TRACKS = [{ top: 6, height: 24 }, { top: 35, height: 7 }, { top: 46, height: 6 }];
+// Runs, weights, KV: where each track is in a row. What ran on a part of the device has that part of the height, and what
+// ran on its second lane is below.
+const RUNS = 0, SECOND = 3;
+const TRACKS = [{ top: 6, height: 24 }, { top: 35, height: 7 }, { top: 46, height: 6 }, { top: 6, height: 24 }];
 const ROW = 58, FRAME_MS = 33, DELAY_MS = 1400, NEAR_PX = 4, MARK_PX = 8, LEAST_LABEL_PX = 40;
 const FONT = "600 11px system-ui, sans-serif";
 const SPANS_S = [10, 30, 120, 600];
@@ -95,7 +97,7 @@ export class Timeline {
 
   tell(row, it) {
     const [name, state, now, queue] = [...row.firstElementChild.children];
-    row.lane = this.past.lane(it.instance);
+    row.past = this.past.of(it.instance);
     row.live = it;
     say(state, it.state === "up" ? "" : it.state);
     state.hidden = it.state === "up";
@@ -114,7 +116,7 @@ export class Timeline {
 
   empty(live) {
     const since = this.stop - this.span;
-    const none = live.instances.every(({ instance }) => (this.past.lanes.get(instance)?.tracks ?? []).every((track) => (track.at(-1)?.stop ?? 0) < since));
+    const none = live.instances.every(({ instance }) => (this.past.instances.get(instance)?.tracks ?? []).every((track) => (track.at(-1)?.stop ?? 0) < since));
     byId("timeline-empty").hidden = !none;
   }
 
@@ -125,7 +127,7 @@ export class Timeline {
     this.paint = Object.fromEntries(["ink", "soft", "line", "kv", "bad", "warn", "track"].map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
     const stop = this.stop;
     this.axis(stop);
-    for (const canvas of this.visible) this.lane(canvas, stop);
+    for (const canvas of this.visible) this.paintRow(canvas, stop);
     this.tip.follow();
   }
 
@@ -164,18 +166,18 @@ export class Timeline {
     }
   }
 
-  lane(canvas, stop) {
+  paintRow(canvas, stop) {
     const wide = canvas.clientWidth, pen = this.pen(canvas, ROW), { row } = canvas, view = { stop, wide, scale: wide / this.span };
     pen.fillStyle = this.paint.track;
-    for (const { top, height } of TRACKS) pen.fillRect(0, top, wide, height);
+    for (const { top, height } of TRACKS.slice(0, SECOND)) pen.fillRect(0, top, wide, height);
     pen.fillStyle = this.paint.line;
     this.ticks(stop, wide, (x) => pen.fillRect(Math.round(x), 0, 1, ROW));
-    row.lane.tracks.forEach((track, number) => this.track(pen, track, TRACKS[number], view));
-    this.marks(pen, row.lane.marks, view);
+    row.past.tracks.forEach((track, number) => this.track(pen, track, number, view));
+    this.marks(pen, row.past.marks, view);
     if (row.chosen) this.frame(pen, row.chosen, view);
   }
 
-  track(pen, track, { top, height }, { stop, wide, scale }) {
+  track(pen, track, number, { stop, wide, scale }) {
     const start = stop - this.span;
     let drawn = -1;
     for (let at = after(track, start, "stop"); at < track.length && track[at].start < stop; at++) {
@@ -183,9 +185,10 @@ export class Timeline {
       if (right <= drawn) continue;
       const left = Math.max((stretch.start - start) * scale, drawn, -10), width = Math.max(right - left, 1);
       drawn = left + width;
+      const { top, height } = part(number, stretch);
       pen.globalAlpha = this.only && this.only !== stretch.model ? 0.12 : 1;
       this.stretch(pen, stretch, left, top, width, height);
-      if (height > 20 && width > LEAST_LABEL_PX && stretch.kind !== "switch") this.label(pen, stretch, left, top, Math.min(width, wide - left), height);
+      if (height > 11 && width > LEAST_LABEL_PX && stretch.kind !== "switch") this.label(pen, stretch, left, top, Math.min(width, wide - left), height);
     }
     pen.globalAlpha = 1;
   }
@@ -244,7 +247,7 @@ export class Timeline {
   }
 
   frame(pen, { stretch, track }, { stop, scale }) {
-    const { top, height } = TRACKS[track], left = (stretch.start - stop + this.span) * scale;
+    const { top, height } = part(track, stretch), left = (stretch.start - stop + this.span) * scale;
     pen.strokeStyle = this.paint.ink;
     pen.lineWidth = 2;
     pen.strokeRect(left - 1, top - 1, Math.max((stretch.stop - stretch.start) * scale, 1) + 2, height + 2);
@@ -253,25 +256,35 @@ export class Timeline {
   /** What is under a point of a row: a mark, else the stretch that is nearest. */
   at(row, x, y) {
     const wide = row.canvas.clientWidth, perPx = this.span / wide, when = this.stop - (wide - x) * perPx;
-    const mark = y < 9 && row.lane.marks.find((each) => Math.abs(each.at - when) < NEAR_PX * perPx);
+    const mark = y < 9 && row.past.marks.find((each) => Math.abs(each.at - when) < NEAR_PX * perPx);
     if (mark) return { mark };
-    const track = TRACKS.findLastIndex(({ top }) => y >= top - 3);
-    const list = row.lane.tracks[Math.max(track, 0)] ?? [];
-    const found = list[after(list, when - NEAR_PX * perPx, "stop")];
-    return found && found.start <= when + NEAR_PX * perPx ? { stretch: found, track: Math.max(track, 0) } : null;
+    const under = Math.max(TRACKS.slice(0, SECOND).findLastIndex(({ top }) => y >= top - 3), RUNS);
+    for (const track of under === RUNS ? [SECOND, RUNS] : [under]) {
+      const list = row.past.tracks[track], found = list[after(list, when - NEAR_PX * perPx, "stop")];
+      if (!found || found.start > when + NEAR_PX * perPx) continue;
+      if (track !== SECOND || y >= part(track, found).top) return { stretch: found, track };
+    }
+    return null;
   }
 
   /** The lines that tell of it: what, numbers, why. */
   told(row, { stretch, mark }) {
     if (mark) return { model: mark.model, title: `${mark.model} ${WHAT[mark.kind]}`, facts: "", why: mark.line };
-    const { kind, model, start, stop, requests, steps, made, tokens, bytes } = stretch;
+    const { kind, model, start, stop, requests, steps, made, tokens, bytes, share } = stretch;
     const facts = [duration(stop - start)];
     if (kind === "decode") facts.push(`batch of ${count(requests)}`, plural(steps, "step"), plural(made, "token"));
     if (kind === "prefill") facts.push(plural(tokens, "token"));
+    if (share < 1000) facts.push(`on ${share / 10} % of the device`);
     if (bytes) facts.push(size(bytes));
     const title = kind === "switch" ? `switch to ${model}` : model ? `${model}: ${WHAT[kind]}` : WHAT[kind];
-    return { model, title, facts: facts.join(" · "), why: row.lane.why(stretch) };
+    return { model, title, facts: facts.join(" · "), why: row.past.why(stretch) };
   }
+}
+
+/** Where a stretch is in its row. */
+function part(track, { share }) {
+  const { top, height } = TRACKS[track], own = (height * share) / 1000;
+  return { top: track === SECOND ? top + height - own : top, height: own };
 }
 
 function shortened(pen, text, width) {
@@ -351,7 +364,7 @@ class Pointing {
 
   /** The next stretch of what runs, in time; the view stands still meanwhile. */
   choose(step) {
-    const { timeline, row } = this, runs = row.lane.tracks[0];
+    const { timeline, row } = this, runs = row.past.tracks[0];
     if (timeline.end === null) timeline.hold(true);
     const start = timeline.end - timeline.span, known = row.chosen ? runs.indexOf(row.chosen.stretch) : -1;
     const at = known >= 0 ? known + step : after(runs, timeline.end, "start") - 1;

@@ -18,7 +18,7 @@ STREAMS = 24
 ROOMY = "96MiB"  # for several of the models at once
 
 
-@pytest.fixture(params=["least-slack", "muxwise"])
+@pytest.fixture(params=[pytest.param("least-slack", marks=pytest.mark.long), "muxwise"])
 def divided(request: pytest.FixtureRequest, tmp_path: Path, cache: Path, checkpoints_dir: Path) -> Iterator[Server]:
     options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", ROOMY, "--debug-memory"]
     kind = ["--mixed", "1", "--policy", request.param, "--lanes", "2", "--slo", "ttft=10,tbt=0.1,gap=0.5"]

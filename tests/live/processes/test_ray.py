@@ -142,10 +142,11 @@ def _instance(name: str, cluster: RayCluster) -> int:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
-                command = (entry / "cmdline").read_bytes().split(b"\0")
-                environment = (entry / "environ").read_bytes().split(b"\0")
+                command = (entry / "cmdline").read_bytes().strip(b"\0").split(b" ")
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                environment = Path(f"/proc/{parent}/environ").read_bytes().split(b"\0")
             except OSError:  # it has ended, or is not ours
                 continue
-            if command[-2:-1] == [name.encode()] and ours in environment:
+            if command[-1:] == [name.encode()] and ours in environment:
                 return int(entry.name)
     raise AssertionError(f"{name} has no process")

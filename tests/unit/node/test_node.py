@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from aegis.core.model import Slo
 from aegis.core.role import Role
 from aegis.node.devices import Devices
 from aegis.node.node import Node
+from aegis.node.registration import register
 from aegis.process.clock import MonotonicClock
 from aegis.telemetry.history import History
 from aegis.telemetry.metrics.scrape import Family
@@ -85,7 +87,7 @@ class Stand:
             dtype="float32",
             cache_dir=Path(),
             default_slo=Slo(),
-            register=cast(Any, None),
+            register=partial(register, fork_server=cast(Any, None)),  # no model is added
             check_laws=True,
         )
         self.node.pool = cast(Any, Processes(dict.fromkeys(INSTANCES, Role.DECODE) | {P0: Role.PREFILL}))

@@ -55,7 +55,7 @@ def outcome(contention: int, workload: str = WORKLOAD) -> Outcome:
 
 
 @pytest.mark.parametrize("workload", [WORKLOAD, "grid:models=4"])
-@pytest.mark.parametrize("contention", [0, 700, 1_500])
+@pytest.mark.parametrize("contention", [0, pytest.param(700, marks=pytest.mark.long), 1_500])
 def test_steps_and_contention(contention: int, workload: str) -> None:
     found, fits = fit_steps(outcome(contention, workload).spans)
     assert found == pytest.approx(contention / 1e3, abs=0.03)

@@ -1,14 +1,16 @@
 """The page in a real browser, as wide as a telephone and as a desk, by day and by night."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page
 
-from bench.report.folder import read
+from bench.report.folder import Folder, read
 from bench.report.page import page
+from bench.report.run import Run
 from tests.browser import CHROMIUM, CONTRAST, DESK, NO_BROWSER, PHONE, chromium
-from tests.unit.bench.report.made import fill, simulated
+from tests.unit.bench.report.made import fill, simulated, span
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
 
@@ -82,6 +84,25 @@ def test_the_schedule_is_drawn_and_told(opened: Page) -> None:
     assert f"{step.model} has the turn" in told and told.endswith(simulated().reasons.line(step))
     tip = opened.locator(".tip").bounding_box()
     assert tip and tip["x"] >= 0 and tip["x"] + tip["width"] <= opened.viewport_size["width"]  # type: ignore[index]
+
+
+def test_what_ran_on_a_part_of_the_device_has_that_part_of_the_row(browser: Browser, tmp_path: Path) -> None:
+    spans = [span("decode", 0, 10, share=400), span("prefill", 0, 10, lane=1, share=600)]
+    file = tmp_path / "report.html"
+    file.write_text(page(Folder("one", (Run("one", spans),), (), (), {}, ())), encoding="utf-8")
+    shown = browser.new_page(viewport=DESK)  # type: ignore[arg-type]
+    shown.goto(file.as_uri())
+    shown.wait_for_selector(".timeline[data-ready]")
+    shown.locator("canvas").scroll_into_view_if_needed()
+    box = shown.locator("canvas").bounding_box()
+    assert box
+    told = []
+    for y in (3, 12):
+        shown.mouse.move(box["x"] + 74 + (box["width"] - 74) / 2, box["y"] + 22 + y)
+        told.append(shown.locator(".tip").inner_text())
+    assert "decode" in told[0] and "on 40 % of the device" in told[0]
+    assert "prefill" in told[1] and "on 60 % of the device" in told[1]
+    shown.close()
 
 
 def test_keys_and_buttons_move_the_schedule(opened: Page) -> None:

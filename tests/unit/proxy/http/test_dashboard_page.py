@@ -117,6 +117,28 @@ def test_the_timeline_moves_and_says_why(page: Page) -> None:
     expect(tip).to_be_hidden()
 
 
+def test_what_runs_on_a_part_of_a_device_has_that_part_of_the_row(browser: Browser) -> None:
+    def told(page: Page, y: int) -> str:
+        """Of what runs there, which is not all of the time."""
+        box = page.locator("#lanes canvas").first.bounding_box()
+        assert box
+        for x in range(100, 200, 2):
+            page.mouse.move(box["x"] + box["width"] - x, box["y"] + y)
+            text = page.locator("#tip").inner_text()
+            if "of the device" in text:
+                return text
+        raise AssertionError(f"nothing runs on a part of the device at {y}")
+
+    with (
+        serving(WatchedMarket(3, says(STORY), divided=True)) as address,
+        opened(browser, f"{address}/dashboard", LOOKS[2]) as page,
+    ):
+        page.wait_for_function(f"{COLOURS_DRAWN} > 4")
+        page.locator("#pause").click()
+        assert re.search(r"model-\d: decode[\s\S]*on 60 % of the device", told(page, 8))
+        assert re.search(r"model-\d: prefill[\s\S]*99 tokens · on 40 % of the device", told(page, 28))
+
+
 @on_both_screens
 def test_models_are_told_with_what_they_do(page: Page) -> None:
     row = page.locator("#model-rows tr").first

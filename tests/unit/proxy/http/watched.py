@@ -34,9 +34,10 @@ PERIOD_NS, TURN_NS = 400 * NS_PER_MS, 350 * NS_PER_MS
 
 
 class WatchedMarket(ScriptedMarket):
-    """`models` of them take turns on two instances, and did so for the last `past_s` seconds when it was made."""
+    """`models` of them take turns on two instances, and did so for the last `past_s` seconds when it was made. Where
+    devices are `divided`, a prompt of the next model runs beside each decode, on two fifths."""
 
-    def __init__(self, models: int, script: Script | None = None, past_s: int = 20) -> None:
+    def __init__(self, models: int, script: Script | None = None, past_s: int = 20, *, divided: bool = False) -> None:
         names = [f"model-{number}" for number in range(models)]
         super().__init__({name: ScriptedModel(spec(name), script or says("hello")) for name in names})
         self.names = [ModelId(name) for name in names]
@@ -45,6 +46,7 @@ class WatchedMarket(ScriptedMarket):
         self.turns = 0
         self.next_ns = monotonic_ns() - past_s * NS_PER_S
         self.broken = False
+        self.divided = divided
 
     async def live(self, seen: SeenUntil) -> bytes:
         if self.broken:
@@ -70,10 +72,24 @@ class WatchedMarket(ScriptedMarket):
                     Span(instance, SpanKind.LOAD, model, at_ns, at_ns + 9 * NS_PER_MS, nbytes=6 * MIB),
                     Span(instance, SpanKind.SWITCH, model, at_ns, at_ns + NS_PER_MS, nbytes=6 * MIB),
                     Span(instance, SpanKind.PREFILL, model, at_ns + NS_PER_MS, middle_ns, 1, 1, 24),
-                    Span(instance, SpanKind.DECODE, model, middle_ns, stop_ns, 2, 32, 100),
+                    Span(
+                        instance,
+                        SpanKind.DECODE,
+                        model,
+                        middle_ns,
+                        stop_ns,
+                        2,
+                        32,
+                        100,
+                        share=600 if self.divided else 1000,
+                    ),
                     Span(instance, SpanKind.SWAP_OUT, ModelId(""), stop_ns, stop_ns + NS_PER_MS, nbytes=MIB),
                 ]
             )
+            if self.divided:
+                other = self.names[(self.turns + seat + 1) % len(self.names)]
+                beside = Span(instance, SpanKind.PREFILL, other, middle_ns, stop_ns, 1, 1, 99, lane=1, share=400)
+                self.past.spans.add([beside])
             self.past.records.add([Record(request, model, at_ns, 24, 33, "finished", 33, middle_ns, stop_ns)])
             self._count(model)
         self.turns += 1
