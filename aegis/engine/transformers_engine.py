@@ -40,14 +40,6 @@ from aegis.engine.tensor_views import KvViews, dtype_named, tensor_at
 if TYPE_CHECKING:
     from aegis.engine.gpu.decode import GpuDecoder
 
-# Float32 linear layers through oneDNN.
-#
-# torch hands float32 products on the CPU to MKL, whose kernels for a few rows are 1.3 to 2.3 times slower than oneDNN's
-# on processors that are not Intel's. oneDNN's operator reads the weight where it lies, but costs some ten microseconds
-# more per call: small layers stay as they are, and middling ones where there is one row only. Other dtypes reach oneDNN
-# by themselves.
-
-
 SMALL_WEIGHT_ELEMENTS = 1 << 16
 MIDDLING_WEIGHT_ELEMENTS = 1 << 19
 
@@ -60,7 +52,12 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 def use_onednn(module: torch.nn.Module) -> None:
-    """Replaces the `forward` of every plain linear layer. Weights must be bound before and stay bound."""
+    """Replaces the `forward` of every plain linear layer in float32. Weights must be bound before and stay bound.
+
+    torch hands such products on the CPU to MKL, whose kernels for a few rows are 1.3 to 2.3 times slower than oneDNN's
+    on processors that are not Intel's. oneDNN's operator reads the weight where it lies, but costs some ten
+    microseconds more per call: small layers stay as they are, and middling ones where there is one row only. Other
+    dtypes reach oneDNN by themselves."""
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # torch was built without oneDNN
         return
     for layer in module.modules():
