@@ -58,6 +58,16 @@ SUITES = {
         "figures",
         _FIGURES,
     ),
+    "lanes": Suite(
+        "A decode beside a long prompt of the same model, on a core each, against each alone and turns on both cores",
+        "figures",
+        _FIGURES,
+    ),
+    "prompts": Suite(
+        "32 prompts of 100 tokens at once to one model: sharing steps, and one by one",
+        "figures",
+        _FIGURES,
+    ),
     "proxy": Suite(
         "The proxy alone, where instances answer at once, beside LiteLLM's proxy; each on one core",
         "figures",
@@ -151,6 +161,10 @@ _UNCHANGED, _CHANGED, _UNKNOWN = "unchanged", "changed since", "unknown"
 
 
 MISSED = {
+    "added to a request, p99": "tokenizing is in a process beside the proxy; and the machine gave half of its processors",
+    "bfloat16: ratio": "few rows read weights as fast as many do; the estimator finds little to save by sharing",
+    "float32: ratio": "few rows read weights as fast as many do; the estimator finds little to save by sharing",
+    "overhead over the system calls, 64 in a row": "by less than the machine's noise that day",
     "overhead over the system calls, 64 scattered": "pages that are not adjacent are booked and mapped one by one",
     "swap-out of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
     "swap-in of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
