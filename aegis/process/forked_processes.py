@@ -60,8 +60,8 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """A fork server, and its children. If it ends, or does not answer, they are killed, and the next start makes another
-    one. The end of a child is seen here, whatever the server does."""
+    """A fork server, and its children. If it ends, or does not answer, they are killed, and the next start makes
+    another one. The end of a child is seen here, whatever the server does."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         """It imports `modules`, beginning at once. Raises OSError."""
