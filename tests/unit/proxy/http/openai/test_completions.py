@@ -1,22 +1,17 @@
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
-from time import monotonic
 from typing import Any
 
-import httpx
 import pytest
 
 from aegis.core.errors import UserError
 from aegis.core.request import FinishReason, Sampling
-from proxy.http.market import Delivery, Delta, Failed, Finished, PromptScores, Reused
-from tests.unit.proxy.http.scripted import EOS, byte_text, calling, market, post, says, spec, tokens, word_text
+from proxy.http.market import Delivery, Delta, Failed, Finished, Reused
+from tests.unit.proxy.http.scripted import EOS, byte_text, market, post, says, spec, tokens, word_text
 
 PATH = "/v1/completions"
-LATE_S = 0.25
-"""How much later than due the event loop may come to something."""
 
 
 def events(body: str) -> list[str]:
@@ -339,32 +334,3 @@ def test_cached_tokens_are_what_the_first_choice_of_each_prompt_found() -> None:
     reply = post(market(script), PATH, ask(prompt=["abcde", "fghij"], n=2)).json()
     assert reply["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
     assert reply["usage"]["prompt_tokens"] == 12, "each begins with a special token"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_echoed_prompt_of_many_choices_keeps_nobody_waiting(stream: bool) -> None:
-    """Half a million of its tokens are told."""
-    deliveries = [PromptScores(tokens("a" * 1999)), Delta(tokens("y")), Finished(FinishReason.LENGTH)]
-    behind = market(lambda *_: deliveries)
-    behind.served["m"].spec = spec("m", vocab_size=300, context_tokens=4096)
-    body = ask(prompt=[97] * 2000, echo=True, logprobs=0, n=128, stream=stream)
-    late_s = 0.0
-
-    async def watch() -> None:
-        nonlocal late_s
-        while True:
-            began_s = monotonic()
-            await asyncio.sleep(0.01)
-            late_s = max(late_s, monotonic() - began_s - 0.01)
-
-    async def calls(client: httpx.AsyncClient) -> list[httpx.Response]:
-        watching = asyncio.create_task(watch())
-        try:
-            return list(await asyncio.gather(*(client.post(PATH, json=body) for _ in range(2))))
-        finally:
-            watching.cancel()
-
-    for reply in calling(behind, calls):
-        assert reply.status_code == 200
-        assert reply.text.count('"text_offset"') >= 128
-    assert late_s <= LATE_S
