@@ -183,12 +183,16 @@ class ForkServer:
         self._process = self._socket = self._loop = None
 
     def _seen_ended(self, child: ForkedProcess) -> None:
+        """The server says the code at once, unless it stands still, or has ended and the child with it."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(child.descriptor)
         if child.pid in self._children:
-            loop.call_later(_CODE_S, child.end, _UNKNOWN_CODE)
+            loop.call_later(_CODE_S, self._end_untold, child)
         else:
-            child.end(-signal.SIGKILL)  # with its parent
+            self._end_untold(child)
+
+    def _end_untold(self, child: ForkedProcess) -> None:
+        child.end(_UNKNOWN_CODE if child.pid in self._children else -signal.SIGKILL)
 
     def _end(self, child: ForkedProcess, code: int) -> None:
         if child.returncode is None:
