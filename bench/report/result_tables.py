@@ -161,7 +161,6 @@ _UNCHANGED, _CHANGED, _UNKNOWN = "unchanged", "changed since", "unknown"
 
 
 MISSED = {
-    "added to a request, p99": "prompts are tokenized in a process beside the proxy, for which they wait",
     "bfloat16: ratio": "the engine alone reaches 1.6 to 1.8; what else a request takes is the same for both",
     "float32: ratio": "the engine alone reaches 1.6 to 1.8; what else a request takes is the same for both",
     "overhead over the system calls, 64 in a row": "by less than the machine's noise that day",
