@@ -33,6 +33,7 @@ def compute_in(lane: Lane) -> None:
     """The steps of the calling thread run in this lane from now on. Called before its first step: the threads of its
     pool are started by that, and stay where they were started."""
     lane.enter()
+    torch.get_num_threads()  # a thread's first use of torch takes the number that any thread set last: let it be now
     torch.set_num_threads(lane.threads)  # the calling thread's: OpenMP, MKL and oneDNN keep one number per thread
     _here.lane = lane
 

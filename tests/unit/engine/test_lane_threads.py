@@ -121,9 +121,11 @@ def test_a_model_whose_frequencies_are_set_in_each_step_is_run_by_one_lane_at_a_
 def test_each_lane_computes_with_its_own_number_of_threads() -> None:
     before = torch.get_num_threads()
     seen = dict[int, int]()
+    both_entered = threading.Barrier(2)
 
     def enter(threads: int) -> None:
         compute_in(CpuLane(500, threads, LANE.cores))
+        both_entered.wait(30)
         torch.ones(1000).sum()
         seen[threads] = torch.get_num_threads()
 
