@@ -127,7 +127,7 @@ class DecodeCore:
         self._eviction_reasons = EvictionReasons(instance, self._work, self._step_times.latency) if explains else None
         self._eviction = Eviction(ledger, self._kv, self._work, self.counters, self._give_up, self._eviction_reasons)
         self._prompt_rows = PromptRows(self._kv, self._eviction, self._step_times, policy.rules)
-        self._second = SecondLane(lane_shares, policy, self._views, self._eviction)
+        self._second = SecondLane(lane_shares, policy, self._views, self._eviction, self.counters)
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
         """Takes one event; returns what to do, in order."""
@@ -323,7 +323,7 @@ class DecodeCore:
         steps, rows = len(event.steps), len(stepped)
         context = sum([s.cached for s in stepped]) + rows * (steps - 1) // 2
         model, step_ns = stepped[0].job.model, event.duration_ns // steps
-        if not self._second.saw_steps(model, rows, context, step_ns, lane=event.lane):
+        if not self._second.saw_steps(model, rows, context, steps, step_ns, lane=event.lane):
             took = self._step_times.saw(model, now_ns, context_tokens=context, rows=rows, step_ns=step_ns)
             if took:
                 self._effects.send(took)

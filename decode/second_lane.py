@@ -23,7 +23,7 @@ from decode.batch_view import BatchViews
 from decode.eviction import Eviction
 from decode.prefill_chunks import next_row
 from decode.rows import decode_rows
-from decode.sequences import Sequence, Where
+from decode.sequences import Counters, Sequence, Where
 from decode.worklist import Batch
 
 _UNDIVIDED: Final = (WHOLE,)
@@ -41,12 +41,14 @@ class SecondLane:
         policy: RoundPolicy,
         views: BatchViews,
         eviction: Eviction,
+        counters: Counters,
     ) -> None:
         self._policy = policy if isinstance(policy, LanePolicy) else None
         self._offers = [(shares[0], shares[1]) for shares in offers if self._policy and len(shares) == 2]
         self._view = views.of
         self._work, self._step_times, self._ledger = views.work, views.step_times, views.ledger
         self._eviction = eviction
+        self._counters = counters
         self._shares: tuple[int, ...] = _UNDIVIDED
         self._guards: dict[ModelId, ContentionGuard] = {}
         self._prefill_factors: dict[int, float] = {}  # by share: the time of prefills over that on the whole device
@@ -223,13 +225,17 @@ class SecondLane:
 
     # --- learning -----------------------------------------------------------------------------------------------------
 
-    def saw_steps(self, model: ModelId, rows: int, context: int, step_ns: int, *, lane: int) -> bool:
-        """Whether steps were run on a part of the device, and say nothing of the whole."""
+    def saw_steps(self, model: ModelId, rows: int, context: int, steps: int, step_ns: int, *, lane: int) -> bool:
+        """Whether these `steps` were run on a part of the device, and say nothing of the whole."""
         if not self.divided or self._companion is None:
             return self.divided
         share, factor = self._shares[lane], step_ns / self._step_times.latency[model].decode_ns(context, rows)
         beside = _beside(self._companion[0]) if lane else self._companion[1]
-        self._guard(model).saw(Decoding(rows, context), beside, share, factor)
+        decoding, guard = Decoding(rows, context), self._guard(model)
+        self._counters.guarded_steps += steps
+        if factor > guard.factor(decoding, beside, share):
+            self._counters.guard_exceeded_steps += steps
+        guard.saw(decoding, beside, share, factor)
         key = share, self._beside_prefill and not lane
         self._step_factors[key] = _learned(self._step_factor(share, prefill=key[1]), factor, share)
         return True

@@ -42,6 +42,8 @@ class Counters:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     steps: int = 0
+    guarded_steps: int = 0  # beside a run on the other lane
+    guard_exceeded_steps: int = 0  # of those: they took longer than the guard had said
     generated_tokens: int = 0
     fetched_bytes: int = 0  # from other machines
     swap_in_bytes: int = 0

@@ -21,6 +21,7 @@ from aegis.core.step_terms import decode_terms, prefill_terms
 
 _DECAY: Final = 0.98  # an observation's weight halves after 34 newer ones
 _PRIOR_WEIGHT: Final = 0.05
+_DOUBTED: Final = 1 / 100  # so much of that weight counts where a prior may contradict what was observed
 _FLOOR_NS: Final = 1_000
 _FRESH_SHARE: Final = 1 / 4  # of the weight of all observations: so much that is new is worth a fit
 _TOLERANCE: Final = 0.01  # an estimate that moves by less stays as it was
@@ -137,24 +138,49 @@ class _Squares:
         """Solves it together with `other`, which counts `weight` times and all of whose costs are `level` times as
         high.
 
-        LDLᵀ. A feature that is 0 everywhere, or that others explain to the last bit, gets the coefficient 0.
+        No coefficient is negative, as nothing takes less than no time: without that, noise in steps of a few lengths
+        could make a step of some other length cost nothing. Where one would be, its feature is left out, and `other`
+        counts little, since the two may contradict each other.
         """
-        linear, square = weight / level, weight / (level * level)
-        xx, xy, xz = self.xx + square * other.xx, self.xy + square * other.xy, self.xz + square * other.xz
-        yy, yz, zz = self.yy + square * other.yy, self.yz + square * other.yz, self.zz + square * other.zz
-        x, y, z = self.x + linear * other.x, self.y + linear * other.y, self.z + linear * other.z
-        p = 1 / xx if xx > 0.0 else 0.0
-        y_of_x, z_of_x = xy * p, xz * p
-        yz -= y_of_x * xz
-        pivot = yy - y_of_x * xy
-        q = 1 / pivot if pivot > _DEPENDENT * yy else 0.0
+        solved = self._with(other, weight, level)._solved()
+        if min(solved) >= 0.0:
+            return solved
+        both = self._with(other, weight * _DOUBTED, level)
+        while (least := min(solved)) < 0.0:
+            both._leave_out(solved.index(least))
+            solved = both._solved()
+        return solved
+
+    def _with(self, other: _Squares, weight: float, level: float) -> _Squares:
+        both, linear, square = _Squares(), weight / level, weight / (level * level)
+        both.xx, both.xy = self.xx + square * other.xx, self.xy + square * other.xy
+        both.xz, both.yy = self.xz + square * other.xz, self.yy + square * other.yy
+        both.yz, both.zz = self.yz + square * other.yz, self.zz + square * other.zz
+        both.x, both.y, both.z = self.x + linear * other.x, self.y + linear * other.y, self.z + linear * other.z
+        return both
+
+    def _solved(self) -> Features:
+        """LDLᵀ. A feature that is 0 everywhere, or that others explain to the last bit, gets the coefficient 0."""
+        p = 1 / self.xx if self.xx > 0.0 else 0.0
+        y_of_x, z_of_x = self.xy * p, self.xz * p
+        yz = self.yz - y_of_x * self.xz
+        pivot = self.yy - y_of_x * self.xy
+        q = 1 / pivot if pivot > _DEPENDENT * self.yy else 0.0
         z_of_y = yz * q
-        pivot = zz - z_of_x * xz - z_of_y * yz
-        r = 1 / pivot if pivot > _DEPENDENT * zz else 0.0
-        y -= y_of_x * x
-        c = (z - z_of_x * x - z_of_y * y) * r
+        pivot = self.zz - z_of_x * self.xz - z_of_y * yz
+        r = 1 / pivot if pivot > _DEPENDENT * self.zz else 0.0
+        y = self.y - y_of_x * self.x
+        c = (self.z - z_of_x * self.x - z_of_y * y) * r
         b = y * q - z_of_y * c
-        return x * p - y_of_x * b - z_of_x * c, b, c
+        return self.x * p - y_of_x * b - z_of_x * c, b, c
+
+    def _leave_out(self, feature: int) -> None:
+        if feature == 0:
+            self.xx = self.xy = self.xz = self.x = 0.0
+        elif feature == 1:
+            self.yy = self.xy = self.yz = self.y = 0.0
+        else:
+            self.zz = self.xz = self.yz = self.z = 0.0
 
 
 def _dot(a: Features, b: Features) -> float:

@@ -151,6 +151,26 @@ def test_the_first_step_may_be_slow() -> None:
     assert latency.decode_ns(100) == pytest.approx(decode_truth(100), rel=0.05)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_noise_in_short_prompts_makes_no_long_one_short(seed: int) -> None:
+    """What a long prompt is believed to take says whether it is cut."""
+    latency, draw = Latency(manifest(), HARDWARE), Stream(seed, "noise")
+    for start, stop in [(0, 50), (0, 128), (128, 256), (256, 384), (384, 512), (0, 50), (0, 512)]:
+        took_ns = prefill_truth(stop) - prefill_truth(start) + 7e6
+        latency.saw_prefill(stop, round(took_ns * (0.8 + 0.6 * draw.uniform())), start)
+    assert latency.prefill_ns(4000) >= 4 * latency.prefill_ns(512)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 10**12)), max_size=30), st.integers(1, 8192))
+def test_more_tokens_never_take_less(seen: list[tuple[int, int]], tokens: int) -> None:
+    latency = Latency(manifest(), HARDWARE)
+    for stop, took_ns in seen:
+        latency.saw_prefill(stop, took_ns)
+        latency.saw_decode(stop, took_ns)
+    assert latency.prefill_ns(tokens) <= latency.prefill_ns(tokens + 1000)
+    assert latency.decode_ns(tokens) <= latency.decode_ns(tokens + 1000)
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from(["switch", "prefill", "decode"]), st.integers(1, 1 << 15), st.integers(0, 10**13)),

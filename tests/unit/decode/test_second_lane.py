@@ -183,6 +183,19 @@ def test_steps_beside_a_prompt_teach_the_guard_and_not_the_estimate_of_the_whole
     assert driven.asked(DivideDevice) == [DivideDevice((500, 500))], "the smaller one was seen to be too small"
 
 
+def test_steps_beside_a_prompt_are_counted_and_those_that_took_longer_than_the_guard_had_said() -> None:
+    driven = divided()
+    prompt_comes(driven, tokens=3_000)
+    assert driven.core.counters.guarded_steps == 0
+    alone_ns = driven.core._step_times.latency[A.model].decode_ns(100)
+    driven.stepped(2, after_ns=alone_ns)
+    assert (driven.core.counters.guarded_steps, driven.core.counters.guard_exceeded_steps) == (1, 0)
+    driven.stepped(2, after_ns=100 * alone_ns)
+    assert (driven.core.counters.guarded_steps, driven.core.counters.guard_exceeded_steps) == (2, 1)
+    driven.stepped(2, after_ns=100 * alone_ns)  # the guard has learned
+    assert (driven.core.counters.guarded_steps, driven.core.counters.guard_exceeded_steps) == (3, 1)
+
+
 @pytest.mark.parametrize(
     ("policy", "offers", "rows"),
     [(WHOLE, (), [2, 1]), (PrefillFirst(WeightedRoundRobin(q_max_ns=10**15)), LANES, [2])],
