@@ -196,8 +196,8 @@ class TransformersEngine(SamplingEngine):
         positions = self._sent([[position for row in ordered for position in range(row.start, row.stop)]])
         ends = accumulate(len(row.tokens) for row in ordered)
         asked = {at: end - 1 for at, end in zip(order, ends, strict=True) if rows[at].samples}
-        last = list(asked.values()) in ([], [ids.shape[1] - 1])
-        keep = 1 if last else torch.tensor(list(asked.values()), device=self._device)
+        # not a number: torch would copy the weights of the last layer for a product with a slice of so many positions
+        keep = torch.tensor(list(asked.values()), dtype=torch.int64, device=self._device)
         pace = self._computing.pace
         between = pace.layer if pace else None
         return list(asked), _forward(attached, step, ids, positions, keep=keep, between=between)[0]
@@ -243,8 +243,8 @@ def _forward(
     keep: int | torch.Tensor,
     between: Callable[[], None] | None = None,
 ) -> torch.Tensor:
-    """Logits `[batch, kept, vocab]`: of the last `keep` tokens, or of all if it is 0, or of these. `between` is called
-    once in each layer."""
+    """Logits `[batch, kept, vocab]`: of the last `keep` tokens, or of all if it is 0, or of these, which may be none.
+    `between` is called once in each layer."""
     kept = {"logits_to_keep": keep} if attached.keeps_logits else {}
     with running(step, between):
         result = attached.module(input_ids=ids, position_ids=positions, use_cache=False, **kept)
