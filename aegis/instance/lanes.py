@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
+from setproctitle import setthreadtitle
+
 from aegis.control.progress import LaneProgress, LoopProgress
 from aegis.core.clock import Clock
 from aegis.core.effects import Run
@@ -63,10 +65,11 @@ class LaneThread:
         self._clock = clock
         self._engine = engine
         self._tell = tell
+        self._name = f"lane {number}"
         self._worker = RunWorker(engine, clock, self._deliver, self._interrupted)
         self._runs: SimpleQueue[BegunRun | None] = SimpleQueue()
         self._ending = False
-        self._thread = threading.Thread(target=self._serve, name=f"lane {number}", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
         self._thread.start()
         assert self._thread.ident is not None
         self.progress = LaneProgress(time.pthread_getcpuclockid(self._thread.ident))
@@ -111,6 +114,7 @@ class LaneThread:
     # --- the thread's side
 
     def _serve(self) -> None:
+        setthreadtitle(self._name)  # for readers of the list of threads
         try:
             compute_in(self._lane)
             processor = ThreadClock()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +73,9 @@ class Pool:
 
 
 @contextmanager
-def opened(kind: str, directory: Path, cache: Path, *options: str) -> Iterator[Pool]:
+def opened(
+    kind: str, directory: Path, cache: Path, *options: str, environment: Mapping[str, str] = {}
+) -> Iterator[Pool]:
     with ExitStack() as stack:
         own: list[Part] = []
         if kind == "external":
@@ -82,7 +84,7 @@ def opened(kind: str, directory: Path, cache: Path, *options: str) -> Iterator[P
             broker = stack.enter_context(brokers.running("mosquitto", directory / "broker"))
             options += ("--redis", redis.url, "--mqtt", broker.url)
             own = [redis, broker]
-        server = stack.enter_context(launched(directory, cache, *options, *MARKET_OPTIONS, environment=ENVIRONMENT))
+        server = stack.enter_context(launched(directory, cache, *options, *MARKET_OPTIONS, environment={**ENVIRONMENT, **environment}))
         server.wait_for_ready()
         redis_part, broker_part = own or [Embedded(server, "valkey-server"), Embedded(server, "control.broker_process")]
         yield Pool(kind, server, redis_part, broker_part)
