@@ -84,7 +84,8 @@ def opened(
             broker = stack.enter_context(brokers.running("mosquitto", directory / "broker"))
             options += ("--redis", redis.url, "--mqtt", broker.url)
             own = [redis, broker]
-        server = stack.enter_context(launched(directory, cache, *options, *MARKET_OPTIONS, environment={**ENVIRONMENT, **environment}))
+        options += MARKET_OPTIONS
+        server = stack.enter_context(launched(directory, cache, *options, environment={**ENVIRONMENT, **environment}))
         server.wait_for_ready()
         redis_part, broker_part = own or [Embedded(server, "valkey-server"), Embedded(server, "control.broker_process")]
         yield Pool(kind, server, redis_part, broker_part)
