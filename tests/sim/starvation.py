@@ -8,9 +8,10 @@ On instances that decode, as `decode.policies.least_slack` states it:
      steps end then;
 (W3) while a request waits, a turn that another batch is given was planned for a token due no later than its own may
      count, and no token gets a second one; besides, each other batch has what is left to it of the round. Not counted
-     are turns in which prefills took a whole quantum, those with pieces of prompts, pauses or a run beside them, and
-     those without the token's KV: who is there is in every run, but KV is brought in as there is room and in the order
-     of the batch, and no turn is put off until it has come;
+     are turns in which prefills took a whole quantum, those with pieces of prompts, pauses or a run beside them, those
+     with a step that failed and that prompts shared, since it has made nothing: each of them runs alone from then on,
+     so there is one at most for each prompt; and those without the token's KV: who is there is in every run, but KV is
+     brought in as there is room and in the order of the batch, and no turn is put off until it has come;
 (W4) so it waits for steps and prefills of no more turns than there are such tokens, and prefills and batches besides,
      each of a quantum, its prefills and a run;
 (W6) besides, turns pause: for a step of streams, and only while such steps take no more than the policy's share of the
@@ -33,7 +34,7 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.effects import Effect, Run
 from aegis.core.errors import LawBroken
 from aegis.core.estimators import Hardware
-from aegis.core.events import InstanceEvent, Stepped
+from aegis.core.events import InstanceEvent, StepFailed, Stepped
 from aegis.core.ids import InstanceId, RequestId
 from aegis.core.lane_views import LaneChoice, LanesView
 from aegis.core.messages import TakeBack
@@ -153,6 +154,7 @@ class _Given:
     prefilled_ns: int = 0
     cut: bool = False  # prompts were to be cut in it, it was paused, or its prompts waited for the second lane
     missed: bool = False  # a run began without the sequence
+    failed: bool = False  # a step that prompts shared, which made nothing
 
 
 @dataclass(slots=True)
@@ -193,6 +195,9 @@ class WatchedDecodeCore(DecodeCore):
         super().__init__(instance, ledger, self._watched, hardware, reuses=reuses, lane_shares=lane_shares)
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
+        if isinstance(event, StepFailed) and not event.lane:
+            self._failed()
+            self._worked(now_ns - self._begun_ns)
         if isinstance(event, Stepped) and not event.lane:
             self._worked(event.duration_ns)
         effects = super().on(event, now_ns)
@@ -237,7 +242,7 @@ class WatchedDecodeCore(DecodeCore):
     def _give(self, turn: RunningTurn, given: _Given | None, now_ns: int) -> None:
         """A turn that is no pause: the one that was paused, which goes on, or another one."""
         before, self._paused = self._paused or given, None
-        if before is not None and before is not given and turn.batch is before.turn.batch and not turn.used_up(now_ns):
+        if before is not None and before is not given and _goes_on(before.turn, turn, now_ns):
             before.turn, before.quantum_ns = turn, min(before.quantum_ns, self._watched.quantum_ns)
             self._given = before
             return
@@ -265,13 +270,24 @@ class WatchedDecodeCore(DecodeCore):
             raise LawBroken(f"W3: requests {left_out} are there and not in the run")
         given.missed |= given.pressing.token[0] not in rows
 
+    def _failed(self) -> None:
+        """The run of the turn: a step that a prompt shared is made good, once for each prompt in it."""
+        given, prompts = self._given, self._work.stepping[: len(self._prompts)]
+        if given is None or not prompts or len(self._work.stepping) == 1:
+            return
+        if any(sequence.suspect for sequence in prompts):
+            raise LawBroken(f"W3: prompts of {prompts} have failed before, and others again with them")
+        given.failed = True
+        for wait in self._waits.values():
+            wait.turns["failed", prompts[0].job.request] = 1
+
     def _went_by(self, given: _Given) -> bool:
-        """For lack of its KV, with prefills for a whole quantum, or with pieces of prompts and pauses, which come in
-        between as often as gaps ask for it."""
+        """For lack of its KV, with a step that failed, with prefills for a whole quantum, or with pieces of prompts and
+        pauses, which come in between as often as gaps ask for it."""
         sequence, rules = given.pressing.sequence, self._watched.rules
         short = given.turn.started_ns is None or sequence.where is not Where.DEVICE or sequence.steps_held() <= 0
         cut = rules.chunk_tokens is not None and (sequence.lacks > 0 or given.cut)
-        return given.missed or short or cut or given.prefilled_ns >= given.quantum_ns
+        return given.missed or given.failed or short or cut or given.prefilled_ns >= given.quantum_ns
 
     def _count(self, given: _Given) -> None:
         token, due_ns = given.pressing.token, given.pressing.urgent_ns - MISJUDGED_NS
@@ -330,9 +346,10 @@ class WatchedDecodeCore(DecodeCore):
 
 def _goes_on(before: RunningTurn, after: RunningTurn, now_ns: int) -> bool:
     """Or was renewed in time, or before its first step. What is renewed when it is over is a turn of one run, and a
-    pause is one run."""
+    pause is one run. A turn that follows one of the same batch has a start of its own, also where its first run has
+    begun by now."""
     renewed = after.batch is before.batch and after.pause == before.pause and not after.used_up(now_ns)
-    return after is before or (renewed and (after.started_ns is not None or before.started_ns is None))
+    return after is before or (renewed and before.started_ns in (None, after.started_ns))
 
 
 @dataclass(slots=True)
