@@ -67,7 +67,7 @@ from decode.kv_swap import KvSwap
 from decode.lost_peers import LostPeers
 from decode.phases import Phases
 from decode.prefill_chunks import prompt_rank_ns
-from decode.prompt_rows import PromptRows, is_alone
+from decode.prompt_rows import PromptRows, is_alone, with_a_block
 from decode.reasons import TurnReasons
 from decode.second_lane import SecondLane
 from decode.sequences import Counters, Room, Sequence, Where
@@ -535,18 +535,18 @@ class DecodeCore:
     def _begin_prefill(self, turn: RunningTurn, now_ns: int, ready: Iterable[Sequence]) -> bool:
         """Of the batch's next sequence, or of a chunk of it, where there is room for the whole and it is not away.
         Other prompts may join it. So do those that are `ready` to decode: that takes less than a step of their own, and
-        their tokens come no later."""
+        their tokens come no later. Behind a prompt that runs alone they have a step, however many such prompts come."""
         batch, sequence = turn.batch, turn.batch.next_waiting()
         if sequence.where not in (Where.NOWHERE, Where.DEVICE) or not self._eviction.grow(sequence):
             return False
         prompts, rows = self._prompt_rows.of(turn, sequence, self._by_request.values(), now_ns)
-        joins = turn.decodes and self._work.rules.chunk_tokens is not None and not is_alone(sequence)
-        streams = [s for s in ready if s.where is Where.DEVICE and s.steps_held() > 0] if joins else []
+        there = with_a_block(ready) if turn.decodes and self._work.rules.chunk_tokens is not None else []
+        streams = [] if is_alone(sequence) else there
         self._prompts = tuple(rows)
         for each, row in zip(prompts, rows, strict=True):
             each.where, each.lacks = Where.DEVICE, each.cached - row.stop
             batch.waiting -= row.samples
-        batch.chunked = not rows[-1].samples and not streams
+        batch.chunked = not streams and (not rows[-1].samples or bool(there))
         self._begin_step(turn, (*prompts, *streams), now_ns)
         self._phases.begin(self._work.stepping, self._prompts)
         return True

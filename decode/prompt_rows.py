@@ -21,6 +21,11 @@ def is_alone(sequence: Sequence) -> bool:
     return sequence.suspect or sequence.job.sampling.prompt_logprobs is not None
 
 
+def with_a_block(ready: Iterable[Sequence]) -> list[Sequence]:
+    """Those that can have a step beside a prompt, or behind it: room for the prompt may have cost others theirs."""
+    return [s for s in ready if s.where is Where.DEVICE and s.steps_held() > 0]
+
+
 def _within_budget(first: Sequence, row: Row, budget_tokens: int, batch: Batch) -> Row:
     """The row, cut at the end of a block so that it and the rows of the batch that decode are no more than so many
     tokens; of a block, at least."""

@@ -128,7 +128,7 @@ class SecondLane:
         if not self._ledger.weights.is_resident(other.model) or now_ns < other.stuck_until_ns:
             return
         latency, guard = self._step_times.latency[other.model], self._guard(batch.model)
-        if other.waiting and (sequence := other.next_waiting()).where in (Where.NOWHERE, Where.DEVICE):
+        if other.waiting and self._has_place(sequence := other.next_waiting(), own=other is batch):
             start = sequence.cached - sequence.lacks
             alone_ns, beside = latency.prefill_ns(sequence.cached, start), Beside(sequence.lacks, start)
             divisions = [
@@ -155,6 +155,11 @@ class SecondLane:
                 for shares in self._offers
             ]
             yield Companion(self._view(other, now_ns), False, alone_ns, divisions)
+
+    def _has_place(self, sequence: Sequence, *, own: bool) -> bool:
+        """Whether its prompt can begin: only for one of the batch's `own` may anything leave. Prompts on the first lane
+        would wait for one that cannot."""
+        return sequence.where in (Where.NOWHERE, Where.DEVICE) and (own or self._eviction.fits(sequence))
 
     def _rows(self, batch: Batch) -> list[Sequence]:
         """Its sequences that can have a step without anything leaving the device."""

@@ -42,10 +42,10 @@ class LeastSlack:
     counts `rules.later_ttfts` times TTFT later, so that batches that can still be saved come first.
 
     No batch starves. A batch comes before another one for a token that has to begin earlier, and each token gets it one
-    such turn, not counting those in which prefills took a whole quantum, or that had pieces of prompts or pauses in
-    them; besides, each batch has a turn in a round. A turn lasts for a quantum, the prefills it was planned with and
-    one run. So a request that waits, other than for memory, waits for no more turns than others have tokens due before
-    its own may count, prefills and batches.
+    such turn, not counting those in which prefills took a whole quantum, or that had pieces of prompts in them or a run
+    beside them; besides, each batch has a turn in a round. A turn lasts for a quantum, the prefills it was planned with
+    and one run. So a request that waits, other than for memory, waits for no more turns than others have tokens due
+    before its own may count, prefills and batches.
 
     Pieces. If the prefills of a turn take longer than half a gap target, they are cut into pieces, so that streams
     whose models are there go on beside them: each has a step, in a pause of the turn, before its last token is half its
@@ -61,9 +61,11 @@ class LeastSlack:
     Lanes. If the device can be divided, something runs beside a decode: of the prompts and batches that are there, the
     one that has to begin first, if both together do `lane_gain` times the work that one alone would do, or if it is a
     prompt that would otherwise be cut, and if by the guard's word no step of a stream takes longer than its time
-    between tokens or its gap target. Beside a prompt the decode has the least share that does, and two batches divide
-    the device so that they do the most work. A prompt is run there for as long as `piece_steps` steps at most, so that
-    each piece does more than read weights, and a batch for `lane_turn_ns`: then it is asked again who is due next.
+    between tokens or its gap target. A prompt of the decode's own batch that may not run beside it comes before what
+    has to begin later, in the steps of the decode: it could not begin while something else ran beside them. Beside a
+    prompt the decode has the least share that does, and two batches divide the device so that they do the most work. A
+    prompt is run there for as long as `piece_steps` steps at most, so that each piece does more than read weights, and
+    a batch for `lane_turn_ns`: then it is asked again who is due next.
     """
 
     migrate_share: float = 1.0
@@ -109,6 +111,8 @@ class LeastSlack:
                 if not companion.prefills:
                     within_ns = self.lane_turn_ns
                 return LaneChoice(companion.batch.batch, companion.prefills, best.shares, within_ns)
+            if companion.prefills and companion.batch.batch == lanes.decoding.batch:
+                return None
         return None
 
     def why_turn(self, plan: Plan, at: int) -> Why:

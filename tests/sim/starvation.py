@@ -8,15 +8,30 @@ On instances that decode, as `decode.policies.least_slack` states it:
      steps end then;
 (W3) while a request waits, a turn that another batch is given was planned for a token due no later than its own may
      count, and no token gets a second one; besides, each other batch has what is left to it of the round. Not counted
-     are turns in which prefills took a whole quantum, those with pieces of prompts, pauses or a run beside them, and
-     those without the token's KV: who is there is in every run, but KV is brought in as there is room and in the order
-     of the batch, and no turn is put off until it has come;
+     are turns in which prefills took a whole quantum; those with a piece of a prompt, which brings that prompt on, or
+     with a run beside them, of which W7 says whom it may keep waiting; those with a step that failed and that prompts
+     shared, since it has made nothing: each of them runs alone from then on, so there is one at most for each prompt;
+     and those without the token's KV: who is there is in every run, but KV is brought in as there is room and in the
+     order of the batch, and no turn is put off until it has come;
 (W4) so it waits for steps and prefills of no more turns than there are such tokens, and prefills and batches besides,
-     each of a quantum, its prefills and a run;
+     each of a quantum, its prefills, a run, and a run for each batch for which turns are paused. Turns that W3 does not
+     count are in this time, and so are pauses. A wait ends with a run of a turn of its batch, or with one of a pause
+     that it is in itself: a turn that was given and taken back before its first run ends none, but where it was taken
+     back for memory;
 (W6) besides, turns pause: for a step of streams, and only while such steps take no more than the policy's share of the
-     time, or for a prompt of a lower rank that fits in a piece. A pause is one run;
+     time, or for a prompt of a lower rank that fits in a piece. A pause is one run, and between two for one batch there
+     is a run of the turn;
 (W7) what runs on a second lane is what was there, on a division that the device offers, and by the guard's word no step
-     beside it takes longer than its time between two tokens or its gap target. Nobody waits while it runs there.
+     beside it takes longer than its time between two tokens or its gap target. Nobody waits while it runs there but the
+     prompts of the turn: so nothing that has to begin later than these is chosen, and steps there end when the policy's
+     time for them is over;
+(W8) a turn serves who is in its batch. Who decodes and is there is left out of one run at most, of prompts, before it
+     is in one. While a prompt waits that is there, or is to begin, and has room, there is one step at most between two
+     runs with prompts, unless something runs beside it. Prompts run in the order of their rank, and one that comes
+     later than another one by its length has no lower rank: so in turns of its batch a prompt waits for the pieces of
+     those before it, and as many steps.
+
+Waits for memory are bounded by none of these: for pages, for room for KV, and for KV to be copied.
 
 On instances that prefill, as `prefill.policies.least_slack` states it:
 
@@ -33,7 +48,7 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.effects import Effect, Run
 from aegis.core.errors import LawBroken
 from aegis.core.estimators import Hardware
-from aegis.core.events import InstanceEvent, Stepped
+from aegis.core.events import InstanceEvent, StepFailed, Stepped
 from aegis.core.ids import InstanceId, RequestId
 from aegis.core.lane_views import LaneChoice, LanesView
 from aegis.core.messages import TakeBack
@@ -46,6 +61,7 @@ from decode.sequences import Where
 from decode.worklist import Batch, RunningTurn
 from memory.ledger import Ledger
 from prefill.core import PrefillCore
+from tests.sim.service import Service
 
 RUN_NS = 5 * NS_PER_MS  # of a fake engine: no step and no prefill lasts longer
 LOAD_NS = 3 * NS_PER_MS  # nor does a load
@@ -63,6 +79,9 @@ class Watched:
         self.note = note  # that a plan is made
         self.later_ttfts: float = policy.rules.later_ttfts
         self.quantum_ns = 0  # of the last plan: a turn without its prefills
+        self.beside_ns = (
+            policy.lane_turn_ns if isinstance(policy, LeastSlack) else 0
+        )  # steps on the second lane at most
 
     @property
     def rules(self) -> TurnRules:
@@ -92,6 +111,7 @@ class Watched:
         return choice
 
     def _check_beside(self, lanes: LanesView, choice: LaneChoice) -> None:
+        own = next((c for c in lanes.companions if c.prefills and c.batch.batch == lanes.decoding.batch), None)
         offered = [
             (companion, division)
             for companion in lanes.companions
@@ -102,6 +122,8 @@ class Watched:
         if not offered:
             raise LawBroken(f"W7: {choice} is none of what could run beside {lanes.decoding}")
         companion, division = offered[0]
+        if own and companion is not own and _begin_by_ns(companion.batch) > _begin_by_ns(own.batch):
+            raise LawBroken(f"W7: {choice} comes before the prompt of {own.batch}, which has to begin earlier")
         steps = [(lanes.decoding, division.step_ns)]
         steps += [] if companion.prefills else [(companion.batch, division.beside_ns)]
         if any(step_ns > min(batch.tbt_ns, batch.gap_ns) for batch, step_ns in steps):
@@ -151,8 +173,9 @@ class _Given:
     pressing: _Pressing
     quantum_ns: int
     prefilled_ns: int = 0
-    cut: bool = False  # prompts were to be cut in it, it was paused, or its prompts waited for the second lane
+    cut: bool = False  # a piece of a prompt ran in it, or its prompts waited for the second lane
     missed: bool = False  # a run began without the sequence
+    failed: bool = False  # a step that prompts shared, which made nothing
 
 
 @dataclass(slots=True)
@@ -165,11 +188,13 @@ class Wait:
     batches: set[int] = field(default_factory=set)
     turns: dict[tuple[str, int], int] = field(default_factory=dict)  # at most, for each request and batch seen
     turn_ns: int = 0  # the longest
+    pauses: set[int] = field(default_factory=set)  # batches for which turns were paused
     worked_ns: int = 0
 
     def longest_ns(self) -> int:
-        """For which others can work meanwhile."""
-        return sum(self.turns.values()) * (self.turn_ns + RUN_NS)
+        """For which others can work meanwhile. The quota of a turn goes on in its pauses, but for those before its
+        first run, of which there is one for each batch."""
+        return sum(self.turns.values()) * (self.turn_ns + (1 + len(self.pauses)) * RUN_NS)
 
 
 class WatchedDecodeCore(DecodeCore):
@@ -191,18 +216,35 @@ class WatchedDecodeCore(DecodeCore):
         self._paused: _Given | None = None  # the turn that goes on after this one, a pause of it
         self._waits: dict[RequestId, Wait] = {}
         super().__init__(instance, ledger, self._watched, hardware, reuses=reuses, lane_shares=lane_shares)
+        self._service = Service(self._work, self._eviction.fits)
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
+        if isinstance(event, StepFailed) and not event.lane:
+            self._failed()
+            self._worked(now_ns - self._begun_ns)
         if isinstance(event, Stepped) and not event.lane:
             self._worked(event.duration_ns)
         effects = super().on(event, now_ns)
-        run = next((effect for effect in effects if isinstance(effect, Run) and not effect.lane), None)
+        runs = [effect for effect in effects if isinstance(effect, Run)]
+        run = next((run for run in runs if not run.lane), None)
         if run:
             self._check_run(run, now_ns)
         self._check_waits(now_ns)
         if run and not run.prompts:
             self._check_rows(run)
+        for each in runs:
+            self._service.begins(each)
+            if each.lane and not each.prompts and each.until_ns > now_ns + self._watched.beside_ns:
+                raise LawBroken(f"W7: steps on the second lane go on until {each.until_ns}")
         return effects
+
+    def _end_turn(self) -> None:
+        """Its batch has had it: what it waits for now is memory."""
+        turn, holder = self._work.turn, self._work.holder
+        for batch in (turn.batch if turn else None, holder):
+            for sequence in batch.sequences if batch else ():
+                self._waits.pop(sequence.job.request, None)
+        super()._end_turn()
 
     def _note_plan(self) -> None:
         for batch in self._work.batches:
@@ -216,6 +258,9 @@ class WatchedDecodeCore(DecodeCore):
         over = now_ns >= turn.ends_ns and self._given is not None and turn is self._given.turn
         if over or run.until_ns > turn.ends_ns:
             raise LawBroken(f"W2: a run begins at {now_ns}, and its turn ends at {turn.ends_ns}")
+        served = self._work.stepping if turn.pause else turn.batch.sequences
+        for sequence in served:
+            self._waits.pop(sequence.job.request, None)
 
     def _check_waits(self, now_ns: int) -> None:
         turn, given = self._work.turn, self._given
@@ -237,7 +282,7 @@ class WatchedDecodeCore(DecodeCore):
     def _give(self, turn: RunningTurn, given: _Given | None, now_ns: int) -> None:
         """A turn that is no pause: the one that was paused, which goes on, or another one."""
         before, self._paused = self._paused or given, None
-        if before is not None and before is not given and turn.batch is before.turn.batch and not turn.used_up(now_ns):
+        if before is not None and before is not given and _goes_on(before.turn, turn, now_ns):
             before.turn, before.quantum_ns = turn, min(before.quantum_ns, self._watched.quantum_ns)
             self._given = before
             return
@@ -265,13 +310,24 @@ class WatchedDecodeCore(DecodeCore):
             raise LawBroken(f"W3: requests {left_out} are there and not in the run")
         given.missed |= given.pressing.token[0] not in rows
 
+    def _failed(self) -> None:
+        """The run of the turn: a step that a prompt shared is made good, once for each prompt in it."""
+        given, prompts = self._given, self._work.stepping[: len(self._prompts)]
+        if given is None or not prompts or len(self._work.stepping) == 1:
+            return
+        if any(sequence.suspect for sequence in prompts):
+            raise LawBroken(f"W3: prompts of {prompts} have failed before, and others again with them")
+        given.failed = True
+        for wait in self._waits.values():
+            wait.turns["failed", prompts[0].job.request] = 1
+
     def _went_by(self, given: _Given) -> bool:
-        """For lack of its KV, with prefills for a whole quantum, or with pieces of prompts and pauses, which come in
-        between as often as gaps ask for it."""
+        """For lack of its KV, with a step that failed, with prefills for a whole quantum, with a piece of a prompt, or
+        beside a run on the second lane."""
         sequence, rules = given.pressing.sequence, self._watched.rules
         short = given.turn.started_ns is None or sequence.where is not Where.DEVICE or sequence.steps_held() <= 0
-        cut = rules.chunk_tokens is not None and (sequence.lacks > 0 or given.cut)
-        return given.missed or short or cut or given.prefilled_ns >= given.quantum_ns
+        cut = rules.chunk_tokens is not None and given.cut
+        return given.missed or given.failed or short or cut or given.prefilled_ns >= given.quantum_ns
 
     def _count(self, given: _Given) -> None:
         token, due_ns = given.pressing.token, given.pressing.urgent_ns - MISJUDGED_NS
@@ -279,8 +335,7 @@ class WatchedDecodeCore(DecodeCore):
             for sequence in batch.sequences:
                 request = sequence.job.request
                 if batch is given.turn.batch:
-                    self._waits.pop(request, None)
-                    continue
+                    continue  # it waits until a run of the turn has begun
                 wait = self._waits.setdefault(request, Wait(self._latest_ns(sequence)))
                 number = given.turn.batch.batch
                 if due_ns > wait.latest_ns and number in wait.batches:
@@ -308,18 +363,15 @@ class WatchedDecodeCore(DecodeCore):
         assert given is not None and given.turn.quota_ns is not None
         given.prefilled_ns += duration_ns if self._prompts else 0
         given.cut |= bool(self._work.beside)
-        given.cut |= any(not row.samples for row in self._prompts) or given.turn.free_until_ns is not None
-        if given.turn.pause and self._paused:
-            self._paused.cut = True
-        for sequence in given.turn.batch.sequences if given.turn.pause else ():
-            self._waits.pop(sequence.job.request, None)
-        own = {sequence.job.request for sequence in given.turn.batch.sequences}
-        for request, wait in self._waits.items() if not given.turn.pause else ():
-            if request not in own and wait.turns:
+        given.cut |= any(not row.samples for row in self._prompts)
+        for request, wait in self._waits.items():
+            wait.worked_ns += duration_ns
+            if given.turn.pause:
+                wait.pauses.add(given.turn.batch.batch)
+            else:
                 wait.turn_ns = max(wait.turn_ns, given.turn.quota_ns)
-                wait.worked_ns += duration_ns
-                if wait.worked_ns > wait.longest_ns():
-                    raise LawBroken(f"W4: request {request} has waited for {wait.worked_ns} ns of others' steps")
+            if wait.turn_ns and wait.worked_ns > wait.longest_ns():
+                raise LawBroken(f"W4: request {request} has waited for {wait.worked_ns} ns of others' steps")
 
     def _urgent_ns(self, sequence: Decoding) -> int:
         return sequence.job.urgent_ns(sequence.spec.slo, sequence.generated)
@@ -330,9 +382,10 @@ class WatchedDecodeCore(DecodeCore):
 
 def _goes_on(before: RunningTurn, after: RunningTurn, now_ns: int) -> bool:
     """Or was renewed in time, or before its first step. What is renewed when it is over is a turn of one run, and a
-    pause is one run."""
+    pause is one run. A turn that follows one of the same batch has a start of its own, also where its first run has
+    begun by now."""
     renewed = after.batch is before.batch and after.pause == before.pause and not after.used_up(now_ns)
-    return after is before or (renewed and (after.started_ns is not None or before.started_ns is None))
+    return after is before or (renewed and before.started_ns in (None, after.started_ns))
 
 
 @dataclass(slots=True)

@@ -101,6 +101,26 @@ def test_a_turn_counts_for_no_token_whose_kv_came_too_late_for_its_runs(seed: in
     seeds.run_seed(seed)
 
 
+def test_a_turn_that_follows_one_of_the_same_batch_counts_by_itself() -> None:
+    """In this the first turn is over, and the run of the next one has begun when that is looked at. It was given for a
+    request that had come meanwhile."""
+    seeds.run_seed(2377)
+
+
+def test_a_turn_whose_step_failed_counts_for_no_token() -> None:
+    """In this a piece of a prompt fails, and with it the step of the stream that the turn was given for."""
+    seeds.run_seed(5033)
+
+
+def test_a_prompt_that_fails_with_others_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has to run alone, or a stream would fail with it again and again."""
+    monkeypatch.setattr("decode.core.is_alone", lambda sequence: False)
+    monkeypatch.setattr("decode.prompt_rows.is_alone", lambda sequence: False)
+    with pytest.raises(LawBroken, match="have failed before"):
+        for seed in range(8):
+            play(replace(FLOOD, failing_share=0.2), seed)
+
+
 def test_the_bound_is_not_four_times_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     longest_ns = starvation.Wait.longest_ns
     monkeypatch.setattr(starvation.Wait, "longest_ns", lambda wait: longest_ns(wait) // 4)

@@ -54,6 +54,22 @@ def test_prompts_that_wait_run_in_one_step_and_decode_together() -> None:
     assert [row.start for run in driven.runs() for row in run.rows] == [11, 12, 13]
 
 
+def test_a_stream_has_a_step_between_two_prompts_that_run_alone() -> None:
+    """However many of them come: each is done with its first token, and they never fill the batch."""
+    driven = waiting(1)
+    driven.ran(9)
+    assert running(driven) == [1]
+    for request in range(2, 6):
+        job = make_job(request, A, max_tokens=1)
+        driven.on(Submit(replace(job, sampling=replace(job.sampling, prompt_logprobs=0))))
+    driven.stepped(2)
+    seen = []
+    for _ in range(8):
+        seen.append((rows(driven), running(driven)))
+        driven.stepped(9 if rows(driven) else 2)
+    assert seen == [each for request in range(2, 6) for each in (([request], []), ([], [1]))]
+
+
 def test_policies_that_cut_nothing_run_prompts_one_by_one() -> None:
     policy = Joining()
     policy.rules = TurnRules(renewal=Renewal.ARRIVAL)
@@ -84,15 +100,20 @@ def test_nobody_is_late_because_others_join() -> None:
 
 
 def test_a_prompt_whose_logprobs_are_asked_for_is_alone() -> None:
+    """The streams have a step behind it."""
     driven = waiting(1)
     for request, reports in ((2, False), (3, True), (4, False)):
         job = make_job(request, A)
         sampling = replace(job.sampling, prompt_logprobs=0 if reports else None)
         driven.on(Submit(replace(job, sampling=sampling, arrival_ns=request)))
     steps = []
-    for _ in range(3):
+    for _ in range(2):
         driven.ran()
         steps.append((rows(driven), beside(driven)))
+    driven.ran()
+    assert running(driven) == [1, 2, 3]
+    driven.ran()
+    steps.append((rows(driven), beside(driven)))
     assert steps == [([2], [1]), ([3], []), ([4], [1, 2, 3])]
 
 
@@ -148,6 +169,8 @@ def test_of_a_shared_step_that_failed_only_the_prompt_at_fault_ends() -> None:
     assert not driven.said(Broken) and (rows(driven), beside(driven)) == ([2], [])
     driven.on(StepFailed("why"))
     assert [broken.request for broken in driven.said(Broken)] == [2]
+    assert running(driven) == [1], "it was left out"
+    driven.ran()
     assert (rows(driven), beside(driven)) == ([3], [])
     driven.ran(9)
     assert [prefilled.request for prefilled in driven.said(Prefilled)] == [3]

@@ -233,3 +233,13 @@ def test_a_batch_that_steps_on_the_second_lane_is_left_alone_there() -> None:
         assert not beside & set(running(driven))
     assert all(s.where is Where.DEVICE for s in driven.core._by_request.values())
     assert len(driven.asked(LoadWeights, driven.effects)) == 2 and ModelId("m1") in driven.loads
+
+
+def test_a_prompt_of_another_batch_that_has_no_room_is_not_waited_for() -> None:
+    """The own one runs, in the steps of its streams or beside them."""
+    driven = divided(A, B, policy=LeastSlack(), pages=17)
+    driven.on(Submit(make_job(2, B, prompt=4_000)))
+    settle(driven)
+    driven.on(Submit(make_job(3, A, prompt=50)))
+    driven.stepped(2)
+    assert 3 in [row.job.request for row in driven.prompts()]

@@ -10,6 +10,7 @@ from msgspec.structs import replace as struct_replace
 
 from aegis.core.decision import Plan, Why
 from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.lane_views import Companion, Division, LanesView
 from aegis.core.views import BatchView, Renewal, TurnRules, Work
 from decode.policies.least_slack import LeastSlack
 from proxy.routing.decode_lists import DecodeLists
@@ -326,3 +327,21 @@ def test_a_model_whose_batch_is_full_is_served_elsewhere_too() -> None:
     assert policy.place(Work(B, 10), made) == Y, "and stays there while that has room"
     made.add(Y, RequestId(3), Work(B, 985))
     assert policy.place(Work(B, 10), made) == X, "with room nowhere the pressure decides"
+
+
+def companion(of: BatchView, *, prefills: bool, step_ms: int) -> Companion:
+    """Beside a decode whose steps take so long with half of the device."""
+    division = Division((500, 500), step_ms * _MS, step_ms * _MS, 1.4)
+    return Companion(of, prefills, 50 * _MS, [division])
+
+
+def test_nothing_that_is_due_later_runs_beside_a_decode_whose_prompt_could_not() -> None:
+    """That waits as long as anything is beside the decode, so for as long as both go on."""
+    decoding, other = (struct_replace(batch(at, 200 * at), gap_ns=500 * _MS) for at in (1, 2))
+    prompt = companion(decoding, prefills=True, step_ms=150)
+    steps = companion(other, prefills=False, step_ms=20)
+    alone = POLICY.beside(LanesView(decoding, 10 * _MS, [steps]), 0)
+    assert alone is not None and alone.batch == 2
+    assert POLICY.beside(LanesView(decoding, 10 * _MS, [prompt, steps]), 0) is None
+    sooner = companion(struct_replace(other, due_ns=100 * _MS), prefills=False, step_ms=20)
+    assert POLICY.beside(LanesView(decoding, 10 * _MS, [prompt, sooner]), 0) == alone
