@@ -449,7 +449,7 @@ class DecodeCore:
 
     def _turn_now(self, now_ns: int) -> RunningTurn | None:
         previous, holder = self._work.turn, self._work.holder
-        turn = self._work.turn_now(now_ns, lambda batch: self._views.of(batch, now_ns))
+        turn = self._work.turn_now(now_ns, lambda batch: self._views.of(batch, now_ns), self._kv.capacity)
         if turn is None:
             self.ledger.balloon.content()
             if self.ledger.balloon.owes:

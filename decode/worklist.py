@@ -10,6 +10,7 @@ from typing import Final
 
 from aegis.core.decision import Plan
 from aegis.core.ids import ModelId
+from aegis.core.model import ModelSpec
 from aegis.core.switching import Switching
 from aegis.core.views import BatchView, Renewal, RoundPolicy, Turn
 from decode.sequences import Sequence
@@ -129,13 +130,11 @@ class WorkList:
     def join(self, sequence: Sequence, capacity_blocks: int) -> None:
         """(1) The first batch of the same model with room; (2) a new one at the end of the list."""
         self._has_arrivals = True
-        model, need = sequence.job.model, sequence.blocks_ahead(LOOKAHEAD_BLOCKS)
+        model = sequence.job.model
         for batch in self.batches[-1:] if self.rules.in_order else self.batches:
-            if batch.model == model and len(batch.sequences) < self.rules.max_batch:
-                taken = sum([s.blocks_ahead(LOOKAHEAD_BLOCKS) for s in batch.sequences])
-                if taken + need <= capacity_blocks:
-                    batch.add(sequence)
-                    return
+            if batch.model == model and self._fit([*batch.sequences, sequence], capacity_blocks):
+                batch.add(sequence)
+                return
         self._next_batch += 1
         self._reordered()
         batch = self._by_id[self._next_batch] = Batch(self._next_batch, model, [])
@@ -148,9 +147,27 @@ class WorkList:
         batch.waiting -= sequence.lacks > 0 and not sequence.beside
         batch.beside -= sequence.beside
         if not batch.sequences:
-            self.batches.remove(batch)
-            del self._by_id[batch.batch]
-            self._reordered()
+            self._remove(batch)
+
+    def _fit(self, sequences: list[Sequence], capacity_blocks: int) -> bool:
+        """Whether they can be one batch, with room to grow."""
+        if len(sequences) > self.rules.max_batch:
+            return False
+        return sum([s.blocks_ahead(LOOKAHEAD_BLOCKS) for s in sequences]) <= capacity_blocks
+
+    def _take_over(self, batch: Batch, capacity_blocks: int) -> None:
+        """A batch that is given the turn takes over the other ones of its model, where they fit: steps read all weights
+        for each batch. Nobody has to wait longer for that."""
+        for other in [b for b in self.batches if b.model == batch.model and b is not batch and not b.beside]:
+            if other is not self.paused and self._fit(batch.sequences + other.sequences, capacity_blocks):
+                batch.sequences += other.sequences
+                batch.waiting += other.waiting
+                self._remove(other)
+
+    def _remove(self, batch: Batch) -> None:
+        self.batches.remove(batch)
+        del self._by_id[batch.batch]
+        self._reordered()
 
     def waits_again(self, sequence: Sequence, *, was_all: bool) -> None:
         """Its prompt is to be run again, which `was_all` to be run in the step that has failed."""
@@ -194,7 +211,9 @@ class WorkList:
             sequence.beside = False
         return ended
 
-    def turn_now(self, now_ns: int, view: Callable[[Batch], BatchView]) -> RunningTurn | None:
+    def turn_now(
+        self, now_ns: int, view: Callable[[Batch], BatchView], capacity_blocks: Callable[[ModelSpec], int]
+    ) -> RunningTurn | None:
         """The turn that goes on, or the next one, of the next round if need be; None if there is no work."""
         turn = self.turn
         goes_on = turn is not None and not turn.used_up(now_ns) and _has_work(turn, turn.batch)
@@ -221,6 +240,8 @@ class WorkList:
         if planned.pause:
             return self.turn
         paused, self._paused = self._paused, None
+        if self.rules.merges and not (turn and turn.batch is batch):
+            self._take_over(batch, capacity_blocks(batch.sequences[0].spec))
         if goes_on and turn and turn.batch is batch:
             self.turn.switching, self.turn.started_ns = turn.switching, turn.started_ns
         elif paused and paused.batch is batch and not paused.used_up(now_ns):

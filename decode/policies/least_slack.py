@@ -15,7 +15,7 @@ from aegis.core.wording import duration, when
 from decode.reasons import cost_ns, wants
 from decode.slack import begin_by_ns
 
-_RULES = TurnRules(renewal=Renewal.ARRIVAL, later_ttfts=4.0, chunk_tokens=16)
+_RULES = TurnRules(renewal=Renewal.ARRIVAL, later_ttfts=4.0, chunk_tokens=16, merges=True)
 _PPM = 1_000_000
 _IN_ORDER_OF_MAKING = attrgetter("batch")
 _GAIN = attrgetter("gain")

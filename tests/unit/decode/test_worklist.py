@@ -41,7 +41,7 @@ def sequence(request: int, spec: ModelSpec, *, cached: int = 16) -> Sequence:
 
 def start(work: WorkList, now_ns: int) -> Batch | None:
     """The turn now, its first step beginning at once."""
-    turn = work.turn_now(now_ns, view)
+    turn = work.turn_now(now_ns, view, lambda _: 1000)
     if turn and turn.started_ns is None:
         turn.started_ns = now_ns
     return turn.batch if turn else None
@@ -91,7 +91,7 @@ def test_a_plan_in_which_nothing_can_be_done_is_a_bug() -> None:
     work = WorkList(NoTurns())
     work.join(sequence(1, A), 1000)
     with pytest.raises(AssertionError, match="plans nothing"):
-        work.turn_now(0, view)
+        work.turn_now(0, view, lambda _: 1000)
 
 
 def test_a_batch_takes_sequences_while_their_growth_fits() -> None:
@@ -125,6 +125,65 @@ def test_models_do_not_share_a_batch_and_a_left_batch_is_gone() -> None:
     assert models(work.batches) == "B"
 
 
+class Merging(EqualTurns):
+    rules = TurnRules(max_batch=3, merges=True)
+
+
+def two_batches(policy: EqualTurns) -> tuple[WorkList, Sequence]:
+    """Of model A, three sequences and one; between their turns, one of model B. The first one, which is left later."""
+    work = WorkList(policy)
+    sequences = [sequence(request, spec) for request, spec in enumerate((A, A, A, B, A))]
+    for each in sequences:
+        work.join(each, 1000)
+    assert requests(work) == [[0, 1, 2], [3], [4]]
+    return work, sequences[0]
+
+
+def requests(work: WorkList) -> list[list[int]]:
+    return [[s.job.request for s in batch.sequences] for batch in work.batches]
+
+
+def test_the_batch_that_is_given_the_turn_takes_over_the_others_of_its_model_that_fit() -> None:
+    work, first = two_batches(Merging())
+    start(work, 0)
+    assert requests(work) == [[0, 1, 2], [3], [4]], "more than a batch may have"
+    work.leave(first)
+    assert start(work, 1) is work.batches[0] and len(work.batches) == 3, "the turn goes on as it was"
+    start(work, QUOTA)
+    assert start(work, 2 * QUOTA) is work.batches[-1]
+    assert requests(work) == [[3], [4, 1, 2]]
+
+
+def test_batches_stay_apart_where_their_growth_does_not_fit_or_the_rules_do_not_merge() -> None:
+    for policy, capacity in ((Merging(), 2 * (1 + LOOKAHEAD_BLOCKS)), (InThrees(), 1000)):
+        work, first = two_batches(policy)
+        work.leave(first)
+        for now_ns in range(0, 5 * QUOTA, QUOTA):
+            work.turn_now(now_ns, view, lambda _, capacity=capacity: capacity)  # type: ignore[misc]
+        assert requests(work) == [[1, 2], [3], [4]]
+
+
+class InThrees(EqualTurns):
+    rules = TurnRules(max_batch=3)
+
+
+def test_who_waits_for_a_prefill_still_does_in_the_batch_that_takes_it_over() -> None:
+    work, first = two_batches(Merging())
+    work.leave(first)
+    waits = work.batches[2].sequences[0]
+    waits.lacks, work.batches[2].waiting = 3, 1
+    start(work, 0)
+    assert requests(work) == [[1, 2, 4], [3]] and work.batches[0].waiting == 1
+
+
+def test_a_batch_of_which_a_run_is_under_way_on_the_second_lane_is_left_alone() -> None:
+    work, first = two_batches(Merging())
+    work.leave(first)
+    work.begin_beside(work.batches[2], tuple(work.batches[2].sequences))
+    start(work, 0)
+    assert requests(work) == [[1, 2], [3], [4]]
+
+
 def test_turns_go_round_and_last_as_long_as_their_quota() -> None:
     work = WorkList(EqualTurns())
     for request, spec in enumerate((A, B, C)):
@@ -138,11 +197,11 @@ def test_the_quota_begins_with_the_first_step() -> None:
     work = WorkList(EqualTurns())
     for request, spec in enumerate((A, B)):
         work.join(sequence(request, spec), 100)
-    turn = work.turn_now(0, view)
-    assert turn is not None and work.turn_now(1000, view) is turn
+    turn = work.turn_now(0, view, lambda _: 1000)
+    assert turn is not None and work.turn_now(1000, view, lambda _: 1000) is turn
     turn.started_ns = 1000
-    assert work.turn_now(1000 + QUOTA - 1, view) is turn
-    assert work.turn_now(1000 + QUOTA, view) is not turn
+    assert work.turn_now(1000 + QUOTA - 1, view, lambda _: 1000) is turn
+    assert work.turn_now(1000 + QUOTA, view, lambda _: 1000) is not turn
 
 
 def test_who_comes_during_a_round_has_a_turn_in_the_next() -> None:
