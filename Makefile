@@ -139,14 +139,13 @@ _strace:
 run: $(STAMP)
 	@exec $(BIN)/aegis launch
 
-# Tests run side by side where nothing asserts how long a server takes: three on two processors, because servers often
-# wait. Attacks have the machine to themselves.
-TIMED = tests/attacks
+# Tests run side by side where nothing asserts how soon a server answers: three on two processors, because servers often
+# wait. Those attacks that do have the machine to themselves.
 BESIDE = --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test: lint
-	$(BIN)/python -m pytest $(BESIDE) tests $(addprefix --ignore=,$(TIMED))
-	$(BIN)/python -m pytest $(TIMED)
+	$(BIN)/python -m pytest $(BESIDE) -m "not alone" tests
+	$(BIN)/python -m pytest -m alone tests/attacks
 
 # For every edit, within a minute: what ruff and mypy say, the import contracts, and the unit tests of what changed.
 check: lint
@@ -179,7 +178,7 @@ test-long: $(TOOLS) compiled
 	AEGIS_STRESS_SECONDS=60 $(BIN)/python -m pytest tests/live/memory/test_memory_stress.py
 	AEGIS_FUZZ_CASES=2500 $(BIN)/python -m pytest --timeout 1800 tests/unit/proxy/http/test_openapi.py tests/live/api/test_fuzz.py
 	AEGIS_COMPILED=$(COMPILED) $(BIN)/python -m pytest tests/compiled
-	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/unit
+	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/unit tests/sim tests/parity
 
 test-live: $(TOOLS)
 	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/live

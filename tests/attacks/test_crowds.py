@@ -66,6 +66,7 @@ def crowd(server: Server, said: bytes) -> Iterator[list[socket.socket]]:
         yield connections
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.parametrize("said", [b"", b"P", HALF], ids=["nothing", "a letter", "half a head"])
 def test_ten_thousand_that_ask_nothing_disturb_nobody(crowded: Server, said: bytes) -> None:
@@ -77,6 +78,7 @@ def test_ten_thousand_that_ask_nothing_disturb_nobody(crowded: Server, said: byt
             assert crowded.post("/v1/completions", HONEST).status_code == httpx.codes.OK
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_ten_thousand_that_come_again_find_the_same_room(crowded: Server) -> None:
     with crowd(crowded, HALF):

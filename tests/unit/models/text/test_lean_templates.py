@@ -12,8 +12,9 @@ import_templates()
 print("transformers" in sys.modules, "transformers.utils.hub" in sys.modules)
 from transformers.utils.chat_template_utils import render_jinja_template as lean
 
-template = "{%- for m in messages %}{% generation %}{{ m.role | upper }}: {{ m | tojson }}{% endgeneration %}{% endfor %}"
-template += "{{ strftime_now('%Y') | length }}{% for tool in tools or [] %}{{ tool | tojson(indent=2) }}{% endfor %}"
+template = "{%- for m in messages %}{% generation %}{{ m.role | upper }}: {{ m | tojson }}{% endgeneration %}"
+template += "{% endfor %}{{ strftime_now('%Y') | length }}"
+template += "{% for tool in tools or [] %}{{ tool | tojson(indent=2) }}{% endfor %}"
 asked = {
     "conversations": [[{"role": "user", "content": "x < \\u00e9"}]],
     "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
