@@ -14,7 +14,7 @@ from tests.live.cases import Case
 from tests.live.server import Server, launched
 from tests.live.streams import run_all
 
-STREAMS = 24
+STREAMS = 12
 ROOMY = "96MiB"  # for several of the models at once
 
 
