@@ -22,7 +22,7 @@ help:
 	@echo "make test-live the tests of running servers, also those that take long"
 	@echo "make test-gpu  what needs an NVIDIA GPU: tests and figures, into bench/results/gpu.json"
 	@echo "make test-vllm the vLLM backend, on the CPU; the first time installs 3 GB into $(VLLM) (make vllm)"
-	@echo "make test-long the stress test of shared memory, requests drawn at random and compiled cores, at length"
+	@echo "make test-long the stress test of shared memory, requests drawn at random, seeds and compiled cores, at length"
 	@echo "make test-seeds 10 000 seeds of harsh workloads through the cores that decide; some minutes"
 	@echo "make test-faults kill, stop and starve every part of a server, at several moments; some minutes"
 	@echo "make test-attacks what hostile clients and checkpoints do to a server, at length; some minutes"
