@@ -145,5 +145,5 @@ def _subsets(count: int, size: int) -> list[list[int]]:
 def _solved(products: Matrix, targets: Vector, chosen: list[int]) -> tuple[Vector, float]:
     """Costs of the chosen features alone, of either sign, and what of the squares they explain."""
     own, aimed = products[np.ix_(chosen, chosen)], targets[chosen]
-    found: Vector = np.linalg.lstsq(own, aimed, rcond=None)[0]
-    return found, float(2 * found @ aimed - found @ own @ found)
+    found = np.linalg.lstsq(own, aimed, rcond=None)[0]
+    return found.astype(np.float64, copy=False), float(2 * found @ aimed - found @ own @ found)

@@ -23,6 +23,8 @@ from tests.attacks.wire import Wire, request
 from tests.live.server import ROOT, WAIT_S, Server, leaves_nothing
 from tests.live.streams import Stream, run_all, until
 
+pytestmark = pytest.mark.alone
+
 HALF_SENT = 50
 UNREAD = 5
 ATTACKERS = 6

@@ -10,8 +10,8 @@ import pytest
 
 from tests.schedule import OTHER_SERVERS, ROOT, SHARING, SLOWEST, group_of
 
-MEASURES = ("under_attack", "asked_beside")
-"""Of the attacks: what judges how soon the server answers others meanwhile."""
+MEASURES = ("under_attack", "asked_beside", "ends_soon")
+"""Of the attacks: what judges how soon the server answers others meanwhile, or ends."""
 
 
 def used_fixtures(file: Path) -> set[str]:
