@@ -1,4 +1,4 @@
-"""The short form, which `make test` runs, has one moment for each fault, and half of the requests. The long form
+"""The short form, which `make test` runs, has one moment for each fault, and often half of the requests. The long form
 (AEGIS_TEST_LONG=1) has three, of more faults, with embedded and with external services. Moments are drawn from
 AEGIS_TEST_SEED."""
 
@@ -56,7 +56,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def cases(cases: list[Case]) -> list[Case]:
+def some_cases(cases: list[Case]) -> list[Case]:
+    """For faults that need no crowd."""
     return cases[:CASES]
 
 
