@@ -22,7 +22,7 @@ help:
 	@echo "make test-live the tests of running servers, also those that take long"
 	@echo "make test-gpu  what needs an NVIDIA GPU: tests and figures, into bench/results/gpu.json"
 	@echo "make test-vllm the vLLM backend, on the CPU; the first time installs 3 GB into $(VLLM) (make vllm)"
-	@echo "make test-long the stress test of shared memory, requests drawn at random and compiled cores, at length"
+	@echo "make test-long the stress test of shared memory, requests drawn at random, seeds and compiled cores, at length"
 	@echo "make test-seeds 10 000 seeds of harsh workloads through the cores that decide; some minutes"
 	@echo "make test-faults kill, stop and starve every part of a server, at several moments; some minutes"
 	@echo "make test-attacks what hostile clients and checkpoints do to a server, at length; some minutes"
@@ -139,14 +139,13 @@ _strace:
 run: $(STAMP)
 	@exec $(BIN)/aegis launch
 
-# Tests run side by side where nothing asserts how long a server takes: three on two processors, because servers often
-# wait. Attacks have the machine to themselves.
-TIMED = tests/attacks
+# Tests run side by side where nothing asserts how soon a server answers: three on two processors, because servers often
+# wait. Those attacks that do have the machine to themselves.
 BESIDE = --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test: lint
-	$(BIN)/python -m pytest $(BESIDE) tests $(addprefix --ignore=,$(TIMED))
-	$(BIN)/python -m pytest $(TIMED)
+	$(BIN)/python -m pytest $(BESIDE) -m "not alone" tests
+	$(BIN)/python -m pytest -m alone tests/attacks
 
 # For every edit, within a minute: what ruff and mypy say, the import contracts, and the unit tests of what changed.
 check: lint
@@ -179,7 +178,7 @@ test-long: $(TOOLS) compiled
 	AEGIS_STRESS_SECONDS=60 $(BIN)/python -m pytest tests/live/memory/test_memory_stress.py
 	AEGIS_FUZZ_CASES=2500 $(BIN)/python -m pytest --timeout 1800 tests/unit/proxy/http/test_openapi.py tests/live/api/test_fuzz.py
 	AEGIS_COMPILED=$(COMPILED) $(BIN)/python -m pytest tests/compiled
-	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/unit
+	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/unit tests/sim tests/parity
 
 test-live: $(TOOLS)
 	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/live

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 LONG = os.environ.get("AEGIS_TEST_LONG", "") not in ("", "0")
 _REASON = "takes long; make test-long, test-live, test-faults and test-attacks run it"
+
+
+def first_of(count: int, values: Sequence[Any]) -> list[Any]:
+    """The values for `parametrize`, of which those after the first `count` are left to the long form."""
+    return [*values[:count], *(pytest.param(value, marks=pytest.mark.long) for value in values[count:])]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

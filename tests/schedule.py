@@ -33,6 +33,7 @@ SLOWEST = (
 
 SHARING = {
     "pool": ("tests/faults",),
+    "of_two": ("tests/attacks",),
     "server": (
         "tests/live/api/test_bad_input.py",
         "tests/live/api/test_clients.py",

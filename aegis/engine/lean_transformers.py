@@ -73,19 +73,33 @@ class _ExportsLoader(SourceFileLoader):
 
 
 @contextmanager
-def _hidden() -> Iterator[None]:
+def without_compiler() -> Iterator[None]:
+    """torch imports its compiler to run its own Python functions outside of it, as those of tensors without memory are.
+    Here they run as they are, unless it is imported already."""
     import torch
-    import transformers.utils
 
-    places = (transformers.utils, transformers.utils.import_utils)
-    available = transformers.utils.is_torch_distributed_available
+    if _COMPILER in sys.modules:
+        yield
+        return
     sys.modules[_COMPILER] = torch._dynamo = _unmarking(torch.__path__)
-    for place in places:
-        place.is_torch_distributed_available = lambda: False
     try:
         yield
     finally:
         del sys.modules[_COMPILER], torch._dynamo
+
+
+@contextmanager
+def _hidden() -> Iterator[None]:
+    import transformers.utils
+
+    places = (transformers.utils, transformers.utils.import_utils)
+    available = transformers.utils.is_torch_distributed_available
+    for place in places:
+        place.is_torch_distributed_available = lambda: False
+    try:
+        with without_compiler():
+            yield
+    finally:
         for place in places:
             place.is_torch_distributed_available = available
 

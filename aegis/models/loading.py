@@ -10,6 +10,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 from transformers.utils import logging
 
 from aegis.core.errors import ModelRefused
+from aegis.engine.lean_transformers import without_compiler
 from aegis.models.checkpoint import Checkpoint
 from aegis.models.failures import LIBRARY_ERRORS, one_line
 from aegis.models.kv_probe import refuse_by_config
@@ -23,16 +24,17 @@ def load(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
     ModelRefused.
     """
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            checkpoint.directory,
-            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-            attn_implementation="eager",
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # it is told which; otherwise only that there are some
-        )
+        with without_compiler():  # a model is made first, and gets memory with its weights
+            model, report = AutoModelForCausalLM.from_pretrained(
+                checkpoint.directory,
+                dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+                attn_implementation="eager",
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # it is told which; otherwise only that there are some
+            )
     except LIBRARY_ERRORS as error:
         raise ModelRefused(f"transformers cannot load it: {one_line(error)}") from error
     if missing := sorted(report["missing_keys"]):

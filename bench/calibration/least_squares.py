@@ -123,14 +123,27 @@ def _weighted(features: Matrix, durations: Vector, deviations: Vector) -> Vector
     rows, aims = features / deviations[:, None], durations / deviations
     products, targets = rows.T @ rows, rows.T @ aims
     count = features.shape[1]
+    whole, explained = _solved(products, targets, list(range(count)))
+    without = max((_solved(products, targets, chosen)[1] for chosen in _subsets(count, count - 1)), default=0.0)
+    if (whole >= 0).all() and explained > max(without, 0.0) * (1 + _AS_MUCH):
+        return whole  # no subset explains more than one of those that leave out one feature
     best: Vector = np.zeros(count)
     most = 0.0  # of the squares, explained
-    for size in range(1, count + 1):
-        for chosen in map(list, combinations(range(count), size)):
-            own, aimed = products[np.ix_(chosen, chosen)], targets[chosen]
-            found = np.linalg.lstsq(own, aimed, rcond=None)[0]
-            explained = float(2 * found @ aimed - found @ own @ found)
-            if (found >= 0).all() and explained > most * (1 + _AS_MUCH):
-                most, best = explained, np.zeros(count)
-                best[chosen] = found
+    for chosen in (chosen for size in range(1, count + 1) for chosen in _subsets(count, size)):
+        found, explained = _solved(products, targets, chosen)
+        if (found >= 0).all() and explained > most * (1 + _AS_MUCH):
+            most, best = explained, np.zeros(count)
+            best[chosen] = found
     return best
+
+
+def _subsets(count: int, size: int) -> list[list[int]]:
+    """Of so many features, those of that size, but for none at all."""
+    return [list(chosen) for chosen in combinations(range(count), size) if chosen]
+
+
+def _solved(products: Matrix, targets: Vector, chosen: list[int]) -> tuple[Vector, float]:
+    """Costs of the chosen features alone, of either sign, and what of the squares they explain."""
+    own, aimed = products[np.ix_(chosen, chosen)], targets[chosen]
+    found = np.linalg.lstsq(own, aimed, rcond=None)[0]
+    return found.astype(np.float64, copy=False), float(2 * found @ aimed - found @ own @ found)

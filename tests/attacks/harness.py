@@ -29,7 +29,7 @@ GROWTH_KIB = 64 << 10
 HEALTH_S = 0.25
 TTFT_S, TBT_S = 10.0, 0.1  # the server's, where nothing else is told
 END_S = 5.0
-HONEST: dict[str, Any] = {"model": "llama", "prompt": [5, 6, 7, 8], "max_tokens": 100} | {
+HONEST: dict[str, Any] = {"model": "llama", "prompt": [5, 6, 7, 8], "max_tokens": 50} | {
     "ignore_eos": True,
     "temperature": 0,
 }

@@ -148,6 +148,7 @@ HEAVY: dict[str, bytes] = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", HEAVY)
 def test_what_is_hard_to_read_disturbs_nobody(server: Server, name: str) -> None:
     body = HEAVY[name]

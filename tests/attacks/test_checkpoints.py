@@ -76,6 +76,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
 LONG = {"a power", "a list", "rope"}
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in HOSTILE]
 )

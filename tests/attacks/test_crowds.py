@@ -66,6 +66,7 @@ def crowd(server: Server, said: bytes) -> Iterator[list[socket.socket]]:
         yield connections
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.parametrize("said", [b"", b"P", HALF], ids=["nothing", "a letter", "half a head"])
 def test_ten_thousand_that_ask_nothing_disturb_nobody(crowded: Server, said: bytes) -> None:
@@ -77,6 +78,7 @@ def test_ten_thousand_that_ask_nothing_disturb_nobody(crowded: Server, said: byt
             assert crowded.post("/v1/completions", HONEST).status_code == httpx.codes.OK
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_ten_thousand_that_come_again_find_the_same_room(crowded: Server) -> None:
     with crowd(crowded, HALF):
@@ -176,6 +178,7 @@ def test_a_checkpoint_that_is_deleted_is_served_on(tmp_path: Path, cache: Path, 
         assert server.get("/v1/models").status_code == httpx.codes.OK
 
 
+@pytest.mark.alone
 def test_it_ends_soon_in_the_middle_of_streams(tmp_path: Path, cache: Path, checkpoints_dir: Path) -> None:
     with attacked(tmp_path / "server", cache, "--models", str(checkpoints_dir / "llama")) as server:
         took_s: list[float] = []

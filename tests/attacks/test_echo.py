@@ -12,6 +12,8 @@ from aegis.core.request import FinishReason
 from proxy.http.market import Delta, Finished, PromptScores
 from tests.unit.proxy.http.scripted import calling, market, spec, tokens
 
+pytestmark = pytest.mark.alone
+
 PATH = "/v1/completions"
 LATE_S = 0.25
 """How much later than due the event loop may come to something."""

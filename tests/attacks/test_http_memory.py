@@ -15,6 +15,8 @@ from tests.attacks.harness import at_once, attacked, under_attack
 from tests.attacks.wire import Heard, Wire, request
 from tests.live.server import Server
 
+pytestmark = pytest.mark.alone
+
 KEY = "sk-honest"
 ATTACKERS = 4
 SENT_MAX = 96 << 20

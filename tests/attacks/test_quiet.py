@@ -13,6 +13,8 @@ from tests.attacks.harness import HONEST, under_attack
 from tests.attacks.wire import Wire, parsed, request
 from tests.live.server import Server
 
+pytestmark = pytest.mark.alone
+
 
 def test_a_server_that_nobody_attacks_is_well(server: Server) -> None:
     with under_attack(server, "quiet") as report:

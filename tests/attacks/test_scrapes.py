@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 
 from tests.attacks.beside import for_seconds
 from tests.attacks.harness import at_once, under_attack
 from tests.live.server import WAIT_S, Server
+
+pytestmark = pytest.mark.alone
 
 SCRAPERS = 32
 ATTACK_S = 3.0

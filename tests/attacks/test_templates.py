@@ -16,6 +16,8 @@ from tests.attacks.harness import at_once, attacked, ends_soon, under_attack
 from tests.live.server import WAIT_S, Server
 from tests.long_forms import LONG
 
+pytestmark = pytest.mark.alone
+
 CLIENTS = 12
 STAYING = 4 if LONG else 1
 LEAVE_S = 1.0

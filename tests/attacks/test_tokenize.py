@@ -17,6 +17,8 @@ from tests.attacks.wire import Wire, request
 from tests.live.server import WAIT_S, Server
 
 CLIENTS = 12
+ASKING = {"/tokenize": 6}
+"""Of the `CLIENTS`, one for each kind of text: what each asks for takes a second, and all of them are waited for."""
 ATTACK_S = 2.0
 MIB = 1 << 20
 HONEST: dict[str, Any] = {"model": "llama", "prompt": "the cat " * 600, "max_tokens": 4, "temperature": 0}
@@ -44,6 +46,7 @@ def body_of(path: str, number: int) -> bytes:
     return json.dumps(asked, ensure_ascii=False).encode()
 
 
+@pytest.mark.alone
 def test_a_prompt_is_tokenized_soon_when_all_is_quiet(server: Server) -> None:
     server.post("/v1/completions", HONEST)
     with asked_beside(server, "/v1/completions", HONEST) as beside:
@@ -51,9 +54,10 @@ def test_a_prompt_is_tokenized_soon_when_all_is_quiet(server: Server) -> None:
     assert beside.worst_s <= QUIET_S and beside.statuses == {200}
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/completions", "/v1/chat/completions"])
 def test_megabytes_of_text_keep_nobody_waiting(server: Server, path: str) -> None:
-    bodies = [body_of(path, number) for number in range(CLIENTS)]
+    bodies = [body_of(path, number) for number in range(ASKING.get(path, CLIENTS))]
     limits = httpx.Limits(max_connections=None)
     with httpx.Client(base_url=server.url, timeout=WAIT_S, limits=limits, trust_env=False, verify=False) as client:
 
@@ -62,15 +66,16 @@ def test_megabytes_of_text_keep_nobody_waiting(server: Server, path: str) -> Non
             return for_seconds(ATTACK_S, lambda: client.post(path, content=bodies[number], headers=headers).status_code)
 
         with (
-            under_attack(server, f"{CLIENTS} with megabytes to {path}"),
+            under_attack(server, f"{len(bodies)} with megabytes to {path}"),
             asked_beside(server, "/v1/completions", HONEST) as beside,
         ):
-            seen = at_once(attack, CLIENTS)
+            seen = at_once(attack, len(bodies))
     assert {status for each in seen for status in each} <= set(FAIR)
     assert beside.statuses == {200}
     assert beside.worst_s <= HONEST_S, f"an honest prompt took {beside.worst_s:.2f} s"
 
 
+@pytest.mark.alone
 def test_those_that_leave_before_their_text_is_tokenized_keep_nobody_waiting(server: Server) -> None:
     body = body_of("/tokenize", 0)
 

@@ -1,5 +1,6 @@
-"""The short form, which `make test` runs, has one moment for each fault. The long form (AEGIS_TEST_LONG=1) has
-three, of more faults, with embedded and with external services. Moments are drawn from AEGIS_TEST_SEED."""
+"""The short form, which `make test` runs, has one moment for each fault, and often half of the requests. The long form
+(AEGIS_TEST_LONG=1) has three, of more faults, with embedded and with external services. Moments are drawn from
+AEGIS_TEST_SEED."""
 
 from __future__ import annotations
 
@@ -13,10 +14,14 @@ import pytest
 from aegis.core.rng import Stream as Draws
 from tests.faults.figures import Figures
 from tests.faults.pool import INSTANCES, Pool, opened
+from tests.live.cases import Case
 from tests.long_forms import LONG
 
 SEED = int(os.environ.get("AEGIS_TEST_SEED", "0"))
 MOMENTS = 3 if LONG else 1
+CASES = 64 if LONG else 32
+"""Of each model the first: the shortest and the longest prompt and output are among them."""
+
 FIRST_MOMENT, LAST_MOMENT = 0.03, 0.6
 
 _figures = Figures(strict=LONG)
@@ -48,6 +53,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"faults, seed {SEED}")
         for line in lines:
             terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def some_cases(cases: list[Case]) -> list[Case]:
+    """For faults that need no crowd."""
+    return cases[:CASES]
 
 
 @pytest.fixture

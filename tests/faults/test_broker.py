@@ -24,7 +24,7 @@ def _verify(pool: Pool, trial: Trial, restarts: int) -> None:
     assert pool.server.metrics().total("instance_restarts_total") == restarts
 
 
-def test_it_is_killed(pool: Pool, cases: Sequence[Case], moment: float, figures: Figures) -> None:
+def test_it_is_killed(pool: Pool, some_cases: Sequence[Case], moment: float, figures: Figures) -> None:
     """One of the user's is away for a second; the server's own is started again by itself."""
     restarts = pool.server.metrics().total("instance_restarts_total")
     away_s = AWAY_S if pool.kind == "external" else 0.0
@@ -34,14 +34,14 @@ def test_it_is_killed(pool: Pool, cases: Sequence[Case], moment: float, figures:
         await asyncio.sleep(away_s)
         pool.broker.start()
 
-    trial = undergo(pool.server, cases, moment, strike)
+    trial = undergo(pool.server, some_cases, moment, strike)
     _verify(pool, trial, restarts)
     detection_s, back_s = noticed_s(trial, "broker is away"), noticed_s(trial, "broker is back")
     figures.add(f"kill the broker, {pool.kind}", trial, detection_s=detection_s, recovery_s=back_s - detection_s)
 
 
 @pytest.mark.long
-def test_it_stands_still(pool: Pool, cases: Sequence[Case], moment: float, figures: Figures) -> None:
+def test_it_stands_still(pool: Pool, some_cases: Sequence[Case], moment: float, figures: Figures) -> None:
     """An instance that dies meanwhile is found all the same: its process ends."""
     restarts, pid = pool.server.metrics().total("instance_restarts_total"), pool.pid_of("decode-0")
 
@@ -51,7 +51,7 @@ def test_it_stands_still(pool: Pool, cases: Sequence[Case], moment: float, figur
         await asyncio.sleep(STOPPED_S)
         pool.broker.resume()
 
-    trial = undergo(pool.server, cases, moment, strike)
+    trial = undergo(pool.server, some_cases, moment, strike)
     _verify(pool, trial, restarts + 1)
     detection_s = noticed_s(trial, rf"\(pid {pid}\) ended with code")
     figures.add(f"stop the broker for 5 s, kill decode-0, {pool.kind}", trial, detection_s=detection_s)

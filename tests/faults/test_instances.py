@@ -24,7 +24,7 @@ def _ended(pid: int) -> str:
     return rf"\(pid {pid}\) ended with code"
 
 
-def kill(pool: Pool, cases: Sequence[Case], moment: float, process: str, figures: Figures) -> None:
+def kill(pool: Pool, some_cases: Sequence[Case], moment: float, process: str, figures: Figures) -> None:
     """One of its processes, for that of an instance of several."""
     pid, restarts = pool.pid_of(process), pool.server.metrics().total("instance_restarts_total")
     instance = process.partition("/")[0]
@@ -32,7 +32,7 @@ def kill(pool: Pool, cases: Sequence[Case], moment: float, process: str, figures
     async def strike() -> None:
         os.kill(pid, signal.SIGKILL)
 
-    trial = undergo(pool.server, cases, moment, strike)
+    trial = undergo(pool.server, some_cases, moment, strike)
     trial.verify()
     _tell(figures, trial, f"kill {process}, {pool.kind}", instance, rf"{instance} \(pid \d+\) ended with code")
     assert pool.server.metrics().total("instance_restarts_total") == restarts + 1
@@ -44,23 +44,25 @@ def _tell(figures: Figures, trial: Trial, fault: str, instance: str, pattern: st
 
 
 @pytest.mark.parametrize("instance", [pytest.param("prefill-0", marks=pytest.mark.long), "decode-0"])
-def test_one_is_killed(pool: Pool, cases: Sequence[Case], moment: float, instance: str, figures: Figures) -> None:
-    kill(pool, cases, moment, instance, figures)
+def test_one_is_killed(pool: Pool, some_cases: Sequence[Case], moment: float, instance: str, figures: Figures) -> None:
+    kill(pool, some_cases, moment, instance, figures)
 
 
 @pytest.mark.long
 def test_a_mixed_one_is_killed(
-    tmp_path: Path, cache: Path, checkpoints_dir: Path, cases: Sequence[Case], moment: float, figures: Figures
+    tmp_path: Path, cache: Path, checkpoints_dir: Path, some_cases: Sequence[Case], moment: float, figures: Figures
 ) -> None:
     options = ["--models", str(checkpoints_dir), "--device-memory", "64MiB", "--mixed", "2"]
     with opened("embedded", tmp_path / "pool", cache, *options) as pool:
-        kill(pool, cases, moment, "mixed-1", figures)
+        kill(pool, some_cases, moment, "mixed-1", figures)
         pool.server.wait_for_freed_memory()
         assert "Traceback" not in pool.server.output()
 
 
 @pytest.mark.parametrize("instance", ["decode-1", pytest.param("prefill-1", marks=pytest.mark.long)])
-def test_one_stands_still(pool: Pool, cases: Sequence[Case], moment: float, instance: str, figures: Figures) -> None:
+def test_one_stands_still(
+    pool: Pool, some_cases: Sequence[Case], moment: float, instance: str, figures: Figures
+) -> None:
     """It is ended, and another one started, before it could go on."""
     pid = pool.pid_of(instance)
 
@@ -70,13 +72,15 @@ def test_one_stands_still(pool: Pool, cases: Sequence[Case], moment: float, inst
         if pid in processes_of(pool.server.process.pid):
             os.kill(pid, signal.SIGCONT)
 
-    trial = undergo(pool.server, cases, moment, strike)
+    trial = undergo(pool.server, some_cases, moment, strike)
     trial.verify()
     _tell(figures, trial, f"stop {instance}, {pool.kind}", instance, f'ended by force instance={instance} why="no sign')
 
 
 @pytest.mark.parametrize("with_parent", [pytest.param(False, marks=pytest.mark.long), True])
-def test_all_are_killed(pool: Pool, cases: Sequence[Case], moment: float, with_parent: bool, figures: Figures) -> None:
+def test_all_are_killed(
+    pool: Pool, some_cases: Sequence[Case], moment: float, with_parent: bool, figures: Figures
+) -> None:
     """Nobody is left: their requests wait for those that are started again. If the process that forks them ends, so do
     they."""
 
@@ -85,7 +89,7 @@ def test_all_are_killed(pool: Pool, cases: Sequence[Case], moment: float, with_p
         for pid in [pool.pid_of(name) for name in killed]:
             os.kill(pid, signal.SIGKILL)
 
-    trial = undergo(pool.server, cases, moment, strike)
+    trial = undergo(pool.server, some_cases, moment, strike)
     trial.verify()
     what = "the process that forks instances" if with_parent else "all instances"
     figures.add(f"kill {what}, {pool.kind}", trial, detection_s=noticed_s(trial, "ended with code"))

@@ -38,7 +38,7 @@ def _kill(server: Server) -> None:
 
 
 def test_it_is_killed_and_another_one_answers(
-    tmp_path: Path, cache: Path, checkpoints_dir: Path, cases: Sequence[Case], moment: float, figures: Figures
+    tmp_path: Path, cache: Path, checkpoints_dir: Path, some_cases: Sequence[Case], moment: float, figures: Figures
 ) -> None:
     """With a Redis of the user's what was answered so far outlives it."""
     options = ["--models", str(checkpoints_dir), "--device-memory", "64MiB", "--port", str(_free_port())]
@@ -58,7 +58,7 @@ def test_it_is_killed_and_another_one_answers(
             await asyncio.to_thread(_kill, first)
             later.append(await asyncio.to_thread(start, "second"))
 
-        trial = undergo(first, cases, moment, strike)
+        trial = undergo(first, some_cases, moment, strike)
         trial.verify(died=["proxy-0"])
         assert trial.broken
         figures.add("kill the launcher, start another", trial)

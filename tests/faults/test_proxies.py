@@ -37,29 +37,29 @@ def _verify(pool: Pool, trial: Trial, fault: str, figures: Figures, pattern: str
     )
 
 
-def test_one_is_killed(pool: Pool, cases: Sequence[Case], moment: float, figures: Figures) -> None:
+def test_one_is_killed(pool: Pool, some_cases: Sequence[Case], moment: float, figures: Figures) -> None:
     pid = pool.pid_of(LATER)
 
     async def strike() -> None:
         os.kill(pid, signal.SIGKILL)
 
-    trial = undergo(pool.server, cases, moment, strike)
+    trial = undergo(pool.server, some_cases, moment, strike)
     _verify(pool, trial, "kill", figures, rf"{LATER} \(pid {pid}\) ended with code")
 
 
-def test_one_stands_still(pool: Pool, cases: Sequence[Case], moment: float, figures: Figures) -> None:
+def test_one_stands_still(pool: Pool, some_cases: Sequence[Case], moment: float, figures: Figures) -> None:
     pid = pool.pid_of(LATER)
 
     async def strike() -> None:
         os.kill(pid, signal.SIGSTOP)
 
-    trial = undergo(pool.server, cases, moment, strike)
+    trial = undergo(pool.server, some_cases, moment, strike)
     _verify(pool, trial, "stop", figures, rf"{LATER} \(pid {pid}\) does not answer")
 
 
 @pytest.mark.long
 def test_one_stands_still_while_an_instance_dies(
-    pool: Pool, cases: Sequence[Case], moment: float, figures: Figures
+    pool: Pool, some_cases: Sequence[Case], moment: float, figures: Figures
 ) -> None:
     """It cannot say that it knows, and others do not wait for ever."""
     pid = pool.pid_of(LATER)
@@ -68,12 +68,12 @@ def test_one_stands_still_while_an_instance_dies(
         os.kill(pid, signal.SIGSTOP)
         os.kill(pool.pid_of("decode-0"), signal.SIGKILL)
 
-    trial = undergo(pool.server, cases, moment, strike)
+    trial = undergo(pool.server, some_cases, moment, strike)
     _verify(pool, trial, "kill decode-0 and stop", figures, rf"{LATER} \(pid {pid}\) does not answer")
 
 
 @pytest.mark.long
-def test_the_launcher_stands_still(pool: Pool, cases: Sequence[Case], moment: float, figures: Figures) -> None:
+def test_the_launcher_stands_still(pool: Pool, some_cases: Sequence[Case], moment: float, figures: Figures) -> None:
     """And the proxy that is in it. Nobody is taken for lost meanwhile, and its clients' streams go on afterwards."""
     restarts = pool.server.metrics().total("instance_restarts_total")
     launcher, proxy = pool.server.process.pid, pool.pid_of(LATER)
@@ -83,7 +83,7 @@ def test_the_launcher_stands_still(pool: Pool, cases: Sequence[Case], moment: fl
         await asyncio.sleep(STOPPED_S)
         os.kill(launcher, signal.SIGCONT)
 
-    trial = undergo(pool.server, cases, moment, strike)
+    trial = undergo(pool.server, some_cases, moment, strike)
     trial.verify()
     assert not trial.broken
     assert (pool.pid_of(LATER), pool.server.metrics().total("instance_restarts_total")) == (proxy, restarts)

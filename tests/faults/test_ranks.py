@@ -28,8 +28,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir
 
 
 @pytest.mark.parametrize("rank", ["mixed-0/1", pytest.param("mixed-1", marks=pytest.mark.long)])
-def test_one_is_killed(pairs: Pool, cases: Sequence[Case], moment: float, rank: str, figures: Figures) -> None:
-    kill(pairs, cases, moment, rank, figures)
+def test_one_is_killed(pairs: Pool, some_cases: Sequence[Case], moment: float, rank: str, figures: Figures) -> None:
+    kill(pairs, some_cases, moment, rank, figures)
     pairs.server.wait_for_ready()
     pairs.server.wait_for_freed_memory()
     assert "Traceback" not in pairs.server.output()

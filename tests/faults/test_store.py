@@ -31,7 +31,7 @@ def _answers_are_known(pool: Pool, trial: Trial, *, kept: bool) -> None:
     assert server.metrics().total("store_replayed_total") == replayed + len(again) or not kept
 
 
-def test_it_is_killed(pool: Pool, cases: Sequence[Case], moment: float, figures: Figures) -> None:
+def test_it_is_killed(pool: Pool, some_cases: Sequence[Case], moment: float, figures: Figures) -> None:
     """One of the user's is away for a second; the server's own is started again by itself."""
 
     async def strike() -> None:
@@ -40,7 +40,7 @@ def test_it_is_killed(pool: Pool, cases: Sequence[Case], moment: float, figures:
             await asyncio.sleep(AWAY_S)
         pool.redis.start()
 
-    trial = undergo(pool.server, cases, moment, strike)
+    trial = undergo(pool.server, some_cases, moment, strike)
     trial.verify()
     assert not trial.broken
     detection_s, back_s = noticed_s(trial, "Redis cannot be used"), noticed_s(trial, "Redis can be used again")
@@ -48,18 +48,18 @@ def test_it_is_killed(pool: Pool, cases: Sequence[Case], moment: float, figures:
     _answers_are_known(pool, trial, kept=False)
 
 
-def test_it_stands_still(pool: Pool, cases: Sequence[Case], moment: float, figures: Figures) -> None:
+def test_it_stands_still(pool: Pool, some_cases: Sequence[Case], moment: float, figures: Figures) -> None:
     refused: list[httpx.Response] = []
 
     async def strike() -> None:
         pool.redis.pause()
-        body = cases[0].body | {"request_id": f"late-{moment}"}
+        body = some_cases[0].body | {"request_id": f"late-{moment}"}
         asked = asyncio.to_thread(pool.server.post, "/v1/completions", body)
         reply, _ = await asyncio.gather(asked, asyncio.sleep(STOPPED_S))
         pool.redis.resume()
         refused.append(reply)
 
-    trial = undergo(pool.server, cases, moment, strike)
+    trial = undergo(pool.server, some_cases, moment, strike)
     trial.verify()
     assert not trial.broken
     (reply,) = refused

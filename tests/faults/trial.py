@@ -1,4 +1,4 @@
-"""A trial: 64 clients whose every token is known, and what happens to the server while they are answered."""
+"""A trial: clients whose every token is known, and what happens to the server while they are answered."""
 
 from __future__ import annotations
 

@@ -154,8 +154,9 @@ def no_orphans(server: Server) -> None:
 def leaves_nothing(server: Server) -> None:
     """Fails where a process of the server is still there, or a temporary file, however it ended."""
     no_orphans(server)
-    assert [entry.name for entry in Path("/dev/shm").iterdir() if "aegis" in entry.name] == []
-    assert [entry.name for entry in server.scratch.iterdir()] == []
+    left = [entry for entry in Path("/dev/shm").iterdir() if "aegis" in entry.name]
+    left += server.scratch.rglob("*")
+    assert not left, f"left behind: {left}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

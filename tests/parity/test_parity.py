@@ -11,10 +11,12 @@ from aegis.core.role import Roles
 from aegis.policies import RECIPES
 from aegis.sim.simulation import simulate
 from aegis.telemetry.decisions import DecisionLog
+from tests.long_forms import LONG
 from tests.parity.live import LiveRun
 from tests.parity.scenarios import Scenario
 
 SEEDS = 5  # of each scenario, and no two scenarios have one in common
+PLAYED = SEEDS if LONG else 3
 SCENARIOS = {
     "swaps": Scenario(pages=26, requests=40, over_s=5, leaving=40),
     "no memory left": Scenario(pages=30, host_slabs=12, decodes=2, requests=40, over_s=3, leaving=30, message_us=3_000),
@@ -82,7 +84,7 @@ def _until(time_ns: int, lines: list[str]) -> list[str]:
 def test_the_same_is_decided(name: str) -> None:
     first = (1 + list(SCENARIOS).index(name)) * SEEDS
     missing = set(DECIDED[name])
-    for seed in range(first, first + SEEDS):
+    for seed in range(first, first + PLAYED):
         simulated, live = both(SCENARIOS[name], seed)
         assert not difference(simulated, live), f"seed {seed}"
         missing -= {what for what in missing if any(what in line for line in simulated)}
@@ -96,7 +98,7 @@ def test_slack_decides_the_same(at: int, roles: Roles) -> None:
     known = (SCENARIOS["swaps"], SCENARIOS["many instances"])[at]
     scenario = replace(known, policy="least-slack", roles=roles, over_s=3)
     first = 1000 + (2 * at + (roles is Roles.AUTO)) * SEEDS
-    for seed in range(first, first + SEEDS):
+    for seed in range(first, first + PLAYED):
         simulated, live = both(scenario, seed)
         assert simulated and not difference(simulated, live), f"seed {seed}"
 
@@ -106,7 +108,7 @@ def test_what_is_kept_is_the_same(roles: Roles) -> None:
     """And is given up for what lives, host memory being short."""
     scenario = Scenario(policy="least-slack", roles=roles, host_slabs=10, requests=25, leaving=20, reuses=True)
     missing = {"offers KV", "tokens kept in", "reuses", "is intact", "has kept"}
-    for seed in range(2000, 2000 + SEEDS):
+    for seed in range(2000, 2000 + PLAYED):
         simulated, live = both(scenario, seed)
         assert simulated and not difference(simulated, live), f"seed {seed}"
         missing -= {what for what in missing if any(what in line for line in simulated)}

@@ -28,6 +28,7 @@ from memory.slab_pool import SlabPool
 from prefill.core import PrefillCore
 from proxy.routing.events import InstanceDown
 from proxy.routing.router import Router
+from tests.long_forms import first_of
 from tests.sim.starvation import WatchedDecodeCore, WatchedPrefillCore
 
 CHUNK = 25
@@ -37,7 +38,7 @@ CRASHES = frozenset({Kind.CRASH, Kind.SLOW, Kind.DELAY})
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
-@pytest.mark.parametrize("first", range(0, 150, CHUNK))
+@pytest.mark.parametrize("first", first_of(3, range(0, 150, CHUNK)))
 def test_no_seed_breaks_a_law(first: int) -> None:
     assert seed_runs.broken_seeds(range(first, first + CHUNK)) == []
 
@@ -53,7 +54,7 @@ def test_each_kind_alone_breaks_no_law(kind: Kind) -> None:
     assert seed_runs.broken_seeds(range(6), frozenset({kind})) == []
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", first_of(12, range(24)))
 def test_nobody_starves_whoever_dies_leaves_or_fails(seed: int) -> None:
     """Where processes and copies are as fast as they say."""
     kinds = frozenset({Kind.CRASH, Kind.LEAVE, Kind.REMOVE, Kind.STEP, Kind.TWICE, Kind.DELAY, Kind.REORDER})

@@ -23,6 +23,7 @@ from decode.policies.qlm import Qlm
 from decode.policies.serverlessllm import ServerlessLlm, ServerlessLlmAsPublished
 from decode.policies.serverlessllm_oracle_sjf import ServerlessLlmOracleSjf, ServerlessLlmOracleSjfAsPublished
 from decode.policies.weighted_round_robin import WeightedRoundRobin
+from tests.long_forms import first_of
 from tests.sim.test_cores import LARGE_BLOCKS, SPECS, play
 
 Q_MAX_NS = 30_000_000
@@ -71,7 +72,7 @@ def mixed(policy: Policy, **sizes: object) -> Scenario:
 
 
 @each_policy
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_of(2, range(3)))
 def test_undisturbed(policy: Policy, seed: int) -> None:
     ended = play(mixed(policy), seed).ended.values()
     failed = [end.message for end in ended if end.state == "failed"]
@@ -80,7 +81,7 @@ def test_undisturbed(policy: Policy, seed: int) -> None:
 
 
 @each_policy
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_of(2, range(3)))
 def test_instances_die(policy: Policy, seed: int) -> None:
     play(mixed(policy, deaths=4, jitter_ns=2_000_000), seed)
 

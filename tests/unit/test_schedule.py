@@ -1,4 +1,5 @@
-"""The schedule of `make test` names tests that exist, and keeps together what shares a server."""
+"""The schedule of `make test` names tests that exist, keeps together what shares a server, and lets nothing run beside
+what judges how soon a server answers."""
 
 from __future__ import annotations
 
@@ -9,6 +10,9 @@ import pytest
 
 from tests.schedule import OTHER_SERVERS, ROOT, SHARING, SLOWEST, group_of
 
+MEASURES = ("under_attack", "asked_beside", "ends_soon")
+"""Of the attacks: what judges how soon the server answers others meanwhile, or ends."""
+
 
 def used_fixtures(file: Path) -> set[str]:
     """Of others, by the tests and the fixtures of a file."""
@@ -18,6 +22,20 @@ def used_fixtures(file: Path) -> set[str]:
     callers = [function for function in functions if function.decorator_list or function.name.startswith("test_")]
     names = {argument.arg for function in callers for argument in function.args.args}
     return (names - own) | {name for name in SHARING if f'getfixturevalue("{name}")' in text}
+
+
+def measuring(file: Path) -> list[str]:
+    """The file's tests that judge how soon a server answers and are not marked so."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    if "pytestmark = pytest.mark.alone" in map(ast.unparse, tree.body):
+        return []
+    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    return [
+        test.name
+        for test in tests
+        if any(isinstance(node, ast.Name) and node.id in MEASURES for node in ast.walk(test))
+        and "pytest.mark.alone" not in map(ast.unparse, test.decorator_list)
+    ]
 
 
 def test_every_path_exists() -> None:
@@ -31,3 +49,8 @@ def test_tests_that_share_a_server_are_in_its_group(directory: str) -> None:
     shared = {path: used_fixtures(file) & SHARING.keys() for path, file in files.items()}
     assert any(shared.values())
     assert {path: names for path, names in shared.items() if names - {group_of(path)}} == {}
+
+
+def test_attacks_that_judge_how_soon_a_server_answers_are_alone() -> None:
+    files = sorted((ROOT / "tests/attacks").glob("test_*.py"))
+    assert {file.name: tests for file in files if (tests := measuring(file))} == {}

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from aegis.core.errors import UserError
+from aegis.models.text.lean_templates import import_templates
 from aegis.models.text.text_model import TextModel
 from aegis.models.text.worker_messages import (
     ANSWERS_BYTES_MAX,
@@ -64,8 +65,7 @@ def main(memory_bytes: int, niceness: int, progress_file: int) -> None:
     os.nice(niceness)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    import transformers.utils.chat_template_utils  # noqa: F401 - which the first conversation would wait for
-
+    import_templates()  # which the first conversation would wait for
     progress = mmap.mmap(progress_file, PROGRESS_BYTES)
     _limit_memory(memory_bytes)
     asked = socket.socket(fileno=os.dup(0))

@@ -12,7 +12,7 @@ from tests.live.server import Server
 from tests.live.streams import WAIT_S, Stream, until
 
 ID = "the-same/id"
-TOKENS = 1200
+TOKENS = 600
 ASKS = 12
 """Each on a connection of its own, so that every proxy is asked."""
 

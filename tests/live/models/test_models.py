@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from transformers import BertConfig, BertForMaskedLM
@@ -18,6 +18,9 @@ from tests.live.server import ROOT, Server
 from tests.live.streams import Body, Stream, client_of, until
 
 COMMAND_S = 120
+REST_S = 0.1
+"""Between two streams, or what is registered beside them would have to wait for a processor."""
+
 PROMPT = [9, 8, 7, 6, 5]
 GREEDY: Body = {"prompt": PROMPT, "max_tokens": 50, "temperature": 0, "ignore_eos": True}
 
@@ -49,6 +52,8 @@ async def traffic(server: Server, bodies: Sequence[Body]) -> AsyncIterator[list[
             assert stream.done, stream.error
             first = first or stream
             assert stream.tokens == first.tokens
+            with suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), REST_S)
 
     async with client_of(server.url) as client, asyncio.TaskGroup() as group:
         for body in bodies:
@@ -96,14 +101,18 @@ def test_models_are_added_refused_and_removed_beside_running_streams(
     expected = Reference(newcomer).greedy(PROMPT, max_tokens=50, ignore_eos=True)
     served = list(MARKET)[:3]
 
+    sources = {make: make(tmp_path / make.__name__) for make in REFUSED}
+
+    async def refused(make: Callable[[Path], Path], reasons: Sequence[str]) -> None:
+        source = sources[make]
+        code, told = await aegis_models(server, "add", str(source), "--name", make.__name__)
+        assert (code, told.count("\n")) == (1, 1), told
+        assert [reason for reason in [*reasons, str(source)] if reason not in told] == []
+
     async def main() -> list[Stream]:
         async with traffic(server, [GREEDY | {"model": model} for model in served]) as streams:
             await until(lambda: sum(stream.done for stream in streams) >= len(served), "streams are running")
-            for make, reasons in REFUSED.items():
-                source = make(tmp_path / make.__name__)
-                code, told = await aegis_models(server, "add", str(source), "--name", "refused")
-                assert (code, told.count("\n")) == (1, 1), told
-                assert [reason for reason in [*reasons, str(source)] if reason not in told] == []
+            await asyncio.gather(*(refused(make, reasons) for make, reasons in REFUSED.items()))
             for _ in range(2):  # it comes, goes and comes again
                 assert (await aegis_models(server, "add", str(newcomer)))[0] == 0
                 _, listed = await aegis_models(server, "list")
@@ -118,7 +127,8 @@ def test_models_are_added_refused_and_removed_beside_running_streams(
         assert all(stream.tokens == tokens for stream in streams if stream.body["model"] == model)
     record_property("streams", len(streams))
     record_property("longest_gap_s", max(stream.longest_gap_s for stream in streams))
-    assert server.get("/v1/models/refused").status_code == 404
+    for make in REFUSED:
+        assert server.get(f"/v1/models/{make.__name__}").status_code == 404
     metrics = server.wait_for_freed_memory()
     assert metrics.total("instance_restarts_total") == 0
 

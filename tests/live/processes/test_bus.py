@@ -21,7 +21,7 @@ from tests.live.server import Server, eventually, launched
 from tests.live.streams import Body, Stream, run_all, until
 
 STREAMS = 16
-MAX_TOKENS = 200
+MAX_TOKENS = 140
 FIRST, SECOND = "mixed-0", "mixed-1"
 MODEL = next(iter(MARKET))
 
@@ -72,7 +72,7 @@ def undisturbed(cluster: Cluster) -> list[list[int]]:
 
 
 def _in_the_middle(streams: Sequence[Stream]) -> bool:
-    return sum(len(stream.tokens) for stream in streams) >= 20 * STREAMS
+    return sum(len(stream.tokens) for stream in streams) >= 10 * STREAMS
 
 
 def _exact(streams: Sequence[Stream], undisturbed: list[list[int]]) -> None:

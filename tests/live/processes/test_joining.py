@@ -23,7 +23,7 @@ from tests.live.streams import Body, Stream, run_all, until
 
 MODELS = list(MARKET)[:3]
 STREAMS = 12
-MAX_TOKENS = 150
+MAX_TOKENS = 100
 _OPTIONS = ("--dtype", "float32", "--device-memory", "96MiB", "--debug-memory")
 
 

@@ -19,7 +19,7 @@ from tests.live.streams import Stream, client_of, until
 
 STREAMS = 32
 LATER = "proxy-1"
-LONG_TOKENS = 600
+LONG_TOKENS = 300
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def spread(streams: Sequence[Stream]) -> Counter[str]:
 
 
 def test_streams_over_two_proxies_are_what_transformers_generates(served: Server, cases: Sequence[Case]) -> None:
-    asked = cases[:STREAMS]
+    asked = cases[: STREAMS // 2]
     streams = [Stream(case.body) for case in asked]
 
     async def main() -> None:
@@ -60,11 +60,11 @@ def test_streams_over_two_proxies_are_what_transformers_generates(served: Server
 
     before = served.metrics()
     asyncio.run(main())
-    assert [stream.error for stream in streams] == [None] * STREAMS
+    assert [stream.error for stream in streams] == [None] * len(asked)
     assert [stream.tokens for stream in streams] == [case.expected.tokens for case in asked]
     assert set(spread(streams)) == {"proxy-0", LATER}
     after = served.wait_for_freed_memory()
-    assert after.total("request_success_total") - before.total("request_success_total") == STREAMS
+    assert after.total("request_success_total") - before.total("request_success_total") == len(asked)
 
 
 def test_any_proxy_answers_for_the_whole(served: Server) -> None:

@@ -18,6 +18,9 @@ from proxy.http.request.text_workers import SHORT_CHARACTERS, TextWorkers, chara
 from tests.unit.proxy.http.scripted import byte_text
 
 WAIT_S = 60.0
+BETWEEN_S = 0.01
+"""Two honest texts, or they would take a processor and a half."""
+
 MESSAGES = [{"role": "user", "content": "hello"}]
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 HOSTILE = {
@@ -98,6 +101,7 @@ def test_a_template_that_takes_what_it_wants_is_given_up_and_others_go_on(
         giving_up = asyncio.create_task(rendered(impatient, hostile))
         await rendered(impatient, honest)
         while not giving_up.done():
+            await asyncio.wait((giving_up,), timeout=BETWEEN_S)
             await rendered(impatient, honest)
         told = await rendered(impatient, honest)
         return giving_up.exception() or AssertionError(giving_up.result()), told
@@ -121,6 +125,7 @@ def test_who_took_too_long_over_a_short_text_keeps_none_of_the_short_ones_waitin
         await asyncio.sleep(0)
         worst_s = 0.0
         while not again[0].done():
+            await asyncio.wait(again[:1], timeout=BETWEEN_S)
             began_s = loop.time()
             await rendered(texts, honest)
             worst_s = max(worst_s, loop.time() - began_s)
