@@ -42,10 +42,10 @@ class LeastSlack:
     counts `rules.later_ttfts` times TTFT later, so that batches that can still be saved come first.
 
     No batch starves. A batch comes before another one for a token that has to begin earlier, and each token gets it one
-    such turn, not counting those in which prefills took a whole quantum, or that had pieces of prompts in them or a run
-    beside them; besides, each batch has a turn in a round. A turn lasts for a quantum, the prefills it was planned with
-    and one run. So a request that waits, other than for memory, waits for no more turns than others have tokens due
-    before its own may count, prefills and batches.
+    such turn, not counting those that prefills and pauses filled for a quantum, or that had pieces of prompts in them
+    or a run beside them; besides, each batch has a turn in a round. A turn lasts for a quantum, the prefills it was
+    planned with and one run. So a request that waits, other than for memory, waits for no more turns than others have
+    tokens due before its own may count, prefills and batches.
 
     Pieces. If the prefills of a turn take longer than half a gap target, they are cut into pieces, so that streams
     whose models are there go on beside them: each has a step, in a pause of the turn, before its last token is half its

@@ -8,11 +8,11 @@ On instances that decode, as `decode.policies.least_slack` states it:
      steps end then;
 (W3) while a request waits, a turn that another batch is given was planned for a token due no later than its own may
      count, and no token gets a second one; besides, each other batch has what is left to it of the round. Not counted
-     are turns in which prefills took a whole quantum; those with a piece of a prompt, which brings that prompt on, or
-     with a run beside them, of which W7 says whom it may keep waiting; those with a step that failed and that prompts
-     shared, since it has made nothing: each of them runs alone from then on, so there is one at most for each prompt;
-     and those without the token's KV: who is there is in every run, but KV is brought in as there is room and in the
-     order of the batch, and no turn is put off until it has come;
+     are turns in which prefills took a whole quantum, with their pauses; those with a piece of a prompt, which brings
+     that prompt on, or with a run beside them, of which W7 says whom it may keep waiting; those with a step that failed
+     and that prompts shared, since it has made nothing: each of them runs alone from then on, so there is one at most
+     for each prompt; and those without the token's KV: who is there is in every run, but KV is brought in as there is
+     room and in the order of the batch, and no turn is put off until it has come;
 (W4) so it waits for steps and prefills of no more turns than there are such tokens, and prefills and batches besides,
      each of a quantum, its prefills, a run, and a run for each batch for which turns are paused. Turns that W3 does not
      count are in this time, and so are pauses. A wait ends with a run of a turn of its batch, or with one of a pause
@@ -172,7 +172,7 @@ class _Given:
     turn: RunningTurn
     pressing: _Pressing
     quantum_ns: int
-    prefilled_ns: int = 0
+    filled_ns: int = 0  # with prefills, and with pauses since its first run
     cut: bool = False  # a piece of a prompt ran in it, or its prompts waited for the second lane
     missed: bool = False  # a run began without the sequence
     failed: bool = False  # a step that prompts shared, which made nothing
@@ -322,12 +322,12 @@ class WatchedDecodeCore(DecodeCore):
             wait.turns["failed", prompts[0].job.request] = 1
 
     def _went_by(self, given: _Given) -> bool:
-        """For lack of its KV, with a step that failed, with prefills for a whole quantum, with a piece of a prompt, or
-        beside a run on the second lane."""
+        """For lack of its KV, with a step that failed, with prefills and pauses for a whole quantum, with a piece of a
+        prompt, or beside a run on the second lane."""
         sequence, rules = given.pressing.sequence, self._watched.rules
         short = given.turn.started_ns is None or sequence.where is not Where.DEVICE or sequence.steps_held() <= 0
         cut = rules.chunk_tokens is not None and given.cut
-        return given.missed or given.failed or short or cut or given.prefilled_ns >= given.quantum_ns
+        return given.missed or given.failed or short or cut or given.filled_ns >= given.quantum_ns
 
     def _count(self, given: _Given) -> None:
         token, due_ns = given.pressing.token, given.pressing.urgent_ns - MISJUDGED_NS
@@ -361,7 +361,9 @@ class WatchedDecodeCore(DecodeCore):
         """One run of the turn under way."""
         given = self._given
         assert given is not None and given.turn.quota_ns is not None
-        given.prefilled_ns += duration_ns if self._prompts else 0
+        given.filled_ns += duration_ns if self._prompts else 0
+        if given.turn.pause and self._paused and self._paused.turn.started_ns is not None:
+            self._paused.filled_ns += duration_ns
         given.cut |= bool(self._work.beside)
         given.cut |= any(not row.samples for row in self._prompts)
         for request, wait in self._waits.items():
