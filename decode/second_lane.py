@@ -252,7 +252,7 @@ class SecondLane:
             return False
         share, latency = self._shares[lane], self._step_times.latency[model]
         factor = duration_ns / latency.prefill_ns(row.stop, start)
-        latency.saw_prefill(row.stop, round(duration_ns * (share / WHOLE) ** _OF_PREFILLS), start)
+        latency.saw_step([(start, row.stop)], round(duration_ns * (share / WHOLE) ** _OF_PREFILLS))
         self._prefill_factors[share] = _learned(self._prefill_factor(share), factor, share)
         return True
 

@@ -20,19 +20,17 @@ class ChangeTimes:
     change."""
 
     def __init__(self) -> None:
+        self.ns = 0
         self._usual_ns = 0.0
         self._changed_ns = 0.0
-
-    @property
-    def ns(self) -> int:
-        learned_ns = round(self._changed_ns - self._usual_ns)
-        return learned_ns if learned_ns >= _LEAST_NS else 0
 
     def saw(self, lost_ns: int, *, changed: bool) -> None:
         if changed:
             self._changed_ns += (lost_ns - self._changed_ns) * _NEWEST_SHARE
         else:
             self._usual_ns += (lost_ns - self._usual_ns) * _NEWEST_SHARE
+        learned_ns = round(self._changed_ns - self._usual_ns)
+        self.ns = learned_ns if learned_ns >= _LEAST_NS else 0
 
 
 _AGAIN_NS: Final = NS_PER_S

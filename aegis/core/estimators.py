@@ -60,7 +60,8 @@ class Prior:
     def relative(self, features: Features, cost: float) -> Features:
         x, y, z = features
         a, b, c = self.scale
-        cost = max(cost, float(_FLOOR_NS))
+        if cost < _FLOOR_NS:
+            cost = _FLOOR_NS
         return x * a / cost, y * b / cost, z * c / cost
 
     def unscaled(self, coefficients: Features) -> Features:
@@ -103,10 +104,11 @@ class LinearFit:
     def _refit(self) -> bool:
         self._fresh = 0
         prior, (squares, linear) = self._prior, self._level
-        fitted = prior.unscaled(self._data.solve(prior.squares, _PRIOR_WEIGHT, linear / squares))
-        for point in prior.points:
-            before = _dot(self.coefficients, point)
-            if abs(_dot(fitted, point) - before) > _TOLERANCE * abs(before):
+        a, b, c = self.coefficients
+        p, q, r = fitted = prior.unscaled(self._data.solve(prior.squares, _PRIOR_WEIGHT, linear / squares))
+        for x, y, z in prior.points:
+            before = a * x + b * y + c * z
+            if abs(p * x + q * y + r * z - before) > _TOLERANCE * abs(before):
                 self.coefficients = fitted
                 return True
         return False
@@ -257,15 +259,13 @@ class Latency:
         return self._switch.observe((self._bytes, 0.0, 0.0), duration_ns)
 
     def saw_prefill(self, stop: int, duration_ns: int, start: int = 0) -> bool:
-        features = _prefill_features(self._linear, self._quadratic, stop, start)
-        self._step.observe(features, duration_ns)
-        return self._prefill.observe(features, duration_ns)
+        """`saw_step` is for instances, which run steps: nobody else asks what prompts take together."""
+        return self._prefill.observe(_prefill_features(self._linear, self._quadratic, stop, start), duration_ns)
 
     def saw_step(self, pieces: Sequence[tuple[int, int]], duration_ns: int) -> None:
-        """A step of prompts, of each positions `[start, stop)`."""
+        """A step of prompts, of each positions `[start, stop)`. Of one prompt it is a prefill, too."""
         if len(pieces) == 1:
             self.saw_prefill(pieces[0][1], duration_ns, pieces[0][0])
-            return
         tokens, squares = 0, 0
         for start, stop in pieces:
             own, own_squares = prefill_terms(stop, start)
