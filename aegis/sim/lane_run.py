@@ -72,11 +72,15 @@ class LaneRun:
         share: int = WHOLE,
         divided: DividedCompute | None = None,
         processors: SharedProcessors | None = None,
+        by_layers: bool = False,
     ) -> None:
-        """It begins, and from now on takes its part of bandwidth and processors, until `over`."""
+        """It begins, and from now on takes its part of bandwidth and processors, until `over`. `by_layers`: pieces of a
+        prompt stand for some of its layers."""
         run = self.run
         pieces = [(row.start, row.stop) for row in run.prompts]
         streams = run.rows[len(pieces) :]
+        if by_layers and not streams and any([row.start > row.job.kept_tokens for row in run.prompts]):
+            costs = costs.going_on()
         context = sum([row.start for row in streams])
         if divided:
             self._take(divided, costs, pieces, context, share)

@@ -152,8 +152,8 @@ def _check_not_searched(given: Mapping[str, Any]) -> None:
 
 
 def _policies(*, as_published: bool) -> tuple[str, ...]:
-    """All, or those that have a published setting."""
-    return tuple(name for name in RECIPES if not as_published or published(name))
+    """All, or those that have a published setting of Aegaeon's evaluation."""
+    return tuple(name for name, known in RECIPES.items() if not as_published or (published(name) and not known.one_model))
 
 
 def _option(name: str) -> str:
