@@ -1,9 +1,9 @@
 """The second lane of an instance's device: what runs there beside the decode of the turn, and on which share.
 
-The turn has the first lane, as it has the whole device where that is not divided. What the policy of lanes chooses
-runs on the second one: a piece of a prompt, of the same model or of another one that is there, or whole prompts that
-share a step, or steps of another batch. The device is divided anew only while both lanes are idle, as it has to be; so a division lasts until both of
-their runs are over. Prompts are not prefilled on the first lane meanwhile.
+The turn has the first lane, as it has the whole device where that is not divided. What the policy of lanes chooses runs
+on the second one: a piece of a prompt, of the same model or of another one that is there, or whole prompts that share a
+step, or steps of another batch. The device is divided anew only while both lanes are idle, as it has to be; so a
+division lasts until both of their runs are over. Prompts are not prefilled on the first lane meanwhile.
 
 The guard learns from each step beside another run (MuxWise §3.3.2); the estimates of the whole device do not.
 """
@@ -185,11 +185,10 @@ class SecondLane:
             if not (own or self._eviction.fits(sequence)) or not self._eviction.grow(sequence):
                 return None
             beside = _beside_prompt(sequence)  # as it was when the guard was asked
-            prompts, rows = self._pieces(batch, sequence, choice)
+            prompts, self.prompts = self._pieces(batch, sequence, choice)
             work.begin_beside(batch, prompts)
-            for each, row in zip(prompts, rows, strict=True):
+            for each, row in zip(prompts, self.prompts, strict=True):
                 each.where, each.lacks = Where.DEVICE, each.cached - row.stop
-            self.prompts = rows
         else:
             rows = [s for s in self._rows(batch) if self._eviction.fits(s) and self._eviction.grow(s)]
             if not rows:
@@ -257,8 +256,9 @@ class SecondLane:
         return True
 
     def saw_prefill(self, model: ModelId, pieces: list[tuple[int, int]], duration_ns: int, *, lane: int) -> bool:
-        """The same of pieces of prompts, of each positions `[start, stop)`. Where streams never pause, no prompt ever has the
-        whole device; so its estimate learns from a part, nearly in proportion, since prefills are bound by compute."""
+        """The same of pieces of prompts, of each positions `[start, stop)`. Where streams never pause, no prompt ever
+        has the whole device; so its estimate learns from a part, nearly in proportion, since prefills are bound by
+        compute."""
         if not self.divided:
             return False
         share, latency = self._shares[lane], self._step_times.latency[model]

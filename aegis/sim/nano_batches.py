@@ -1,11 +1,12 @@
 """The steps of NanoFlow, which splits each into two nano-batches and overlaps their operators on one device.
 
-As MuxWise describes it (§4.1 and §4.2.1): chunked prefill with the same token budget, each chunk in "2 nano batches, thus
-duplicating loading for each decode iteration". While the matrices of one nano-batch are multiplied, the other one reads
-KV or reduces over the network. So a step takes the longer of two times: that in which all its tokens are multiplied,
-and that in which both nano-batches read weights, launch and reduce, and KV is read. What a step takes whatever its
-tokens are, it takes twice: a decode iteration of a 70B model on eight A100 does in MuxWise's Table 4, 42.4 ms in place of
-21.2 ms. Where few tokens are multiplied nothing is gained by that, which is why the paper calls for 1024 and more.
+As MuxWise describes it (§4.1 and §4.2.1): chunked prefill with the same token budget, each chunk in "2 nano batches,
+thus duplicating loading for each decode iteration". While the matrices of one nano-batch are multiplied, the other one
+reads KV or reduces over the network. So a step takes the longer of two times: that in which all its tokens are
+multiplied, and that in which both nano-batches read weights, launch and reduce, and KV is read. What a step takes
+whatever its tokens are, it takes twice: a decode iteration of a 70B model on eight A100 does in MuxWise's Table 4, 42.4
+ms in place of 21.2 ms. Where few tokens are multiplied nothing is gained by that, which is why the paper calls for 1024
+and more.
 """
 
 from __future__ import annotations
@@ -27,9 +28,7 @@ class NanoBatchCosts(StepCosts):
 
     @classmethod
     def of(cls, costs: StepCosts) -> NanoBatchCosts:
-        twice = replace(
-            costs, decode_ps=_NANO_BATCHES * costs.decode_ps, prefill_ps=_NANO_BATCHES * costs.prefill_ps
-        )
+        twice = replace(costs, decode_ps=_NANO_BATCHES * costs.decode_ps, prefill_ps=_NANO_BATCHES * costs.prefill_ps)
         return cls(**{field.name: getattr(twice, field.name) for field in fields(StepCosts)})
 
     def prefill_ns(self, stop: int, start: int = 0) -> int:

@@ -245,6 +245,7 @@ def _bring_up(
             divided=_divided(gpu, specs) if pool.lane_shares else None,
             reports=reports,
             by_layers=pool.recipe.by_layers,
+            skips_kept=role is Role.PREFILL and not pool.reuses,
         )
         market.join(instance, device.arbiter)
         if reports or at_once:

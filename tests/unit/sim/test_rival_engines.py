@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from aegis.core.errors import UserError
+from aegis.core.ids import ModelId
 from aegis.sim.catalogue import models
 from aegis.sim.gpu_costs import gpu
 from aegis.sim.rival_engines import NANO_BATCHES, elastic, with_engine
 
-[SPEC] = models("llama-3-70b", asked=("m000",))
+[SPEC] = models("llama-3-70b", asked=(ModelId("m000"),))
 A100 = gpu("a100x8")
 
 
