@@ -76,7 +76,7 @@ class LaneRun:
         skips_kept: bool = False,
     ) -> None:
         """It begins, and from now on takes its part of bandwidth and processors, until `over`. `by_layers`: pieces of a
-        prompt stand for some of its layers. `skips_kept`: what is kept of a prompt takes no time, although the core runs
+        prompt stand for some of its layers. `skips_kept`: what is kept of a prompt takes no time, although its row has
         it."""
         run = self.run
         pieces = [(_start(row) if skips_kept else row.start, row.stop) for row in run.prompts]
