@@ -57,7 +57,7 @@ def test_targets_are_those_of_the_paper_and_all_have_the_same_rules(panel) -> No
     settings = [panel.setting(contender, 1.0) for contender in (MUXWISE, CHUNKED, SGLANG_PD)]
     tbt_ns = 50_000_000 if panel.model == "llama-3-8b" else 100_000_000
     assert {(s.slo.tbt_ns, s.slo.gap_ns, s.max_batch, s.workload) for s in settings} == {
-        (tbt_ns, tbt_ns, 256, settings[0].workload)
+        (tbt_ns, tbt_ns, 512, settings[0].workload)
     }
     assert [s.gpu for s in settings] == [f"{panel.gpu}x8", f"{panel.gpu}x8", f"{panel.gpu}x4"]
     assert [s.roles for s in settings] == [Roles.AUTO, Roles.AUTO, Roles.FIXED]
@@ -100,7 +100,7 @@ def test_ablations_are_muxwise_without_one_thing() -> None:
     site = Site(memory_bytes=1 << 40)
     made = [pool_of(panel.setting(contender, 1.0)).recipe.policy(site) for contender in ABLATIONS]
     assert [policy.guarded for policy in made] == [False, True, True, True]  # type: ignore[attr-defined]
-    assert [policy.rules.max_batch for policy in made] == [256] * 4
+    assert [policy.rules.max_batch for policy in made] == [512] * 4
 
 
 def test_muxwise_is_the_only_one_that_runs_as_published() -> None:
