@@ -10,6 +10,9 @@ has its own memory bandwidth, so neither slows the other; the copies of the weig
 half of the GPUs takes as much longer as the fits of a 70B model on four and on eight A100 say: 31.7 ms in place of
 23.0 ms (`aegis.sim.gpu_costs`), which a bend of 0.6 gives. What is not said: KV that moves from group to group takes no
 time, as LoongServe says of its own scaling down, and it need not fit in the groups that decode.
+
+SGLang-PD: KV goes from the GPUs that prefill to those that decode over NVLink, "providing 600 GB/s" (§4.1), half of it
+in each direction, and not through the host's memory.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from aegis.sim.gpu_costs import GpuSpec
 
 NANO_BATCHES: Final = "nano-batches"
 _ELASTIC: Final = "elastic-"
+_NVLINK: Final = "nvlink-"
+_NVLINK_BYTES_PER_S: Final = 300_000_000_000
 _ELASTIC_BEND: Final = 0.6
 
 
@@ -33,12 +38,20 @@ def elastic(groups: int) -> str:
     return f"{_ELASTIC}{groups}"
 
 
+def nvlink(ways: int) -> str:
+    """The name of SGLang-PD's engine with instances of so many GPUs."""
+    return f"{_NVLINK}{ways}"
+
+
 def with_engine(gpu: GpuSpec, engine: str | None, specs: Sequence[ModelSpec]) -> GpuSpec:
     """The device as that engine uses it; None: as it is. Raises UserError."""
     if engine is None:
         return gpu
     if engine == NANO_BATCHES:
         return replace(gpu, nano_batches=True)
+    if engine.startswith(_NVLINK):
+        rate = int(engine.removeprefix(_NVLINK)) * _NVLINK_BYTES_PER_S
+        return replace(gpu, in_bytes_per_s=rate, out_bytes_per_s=rate, host_bytes_per_s=0)
     if not engine.startswith(_ELASTIC):
         raise UserError(f"unknown engine {engine!r}")
     groups = int(engine.removeprefix(_ELASTIC))

@@ -20,7 +20,7 @@ from aegis.core.model import Slo
 from aegis.core.role import Roles
 from aegis.sim.catalogue import models
 from aegis.sim.gpu_costs import gpu
-from aegis.sim.rival_engines import NANO_BATCHES, elastic
+from aegis.sim.rival_engines import NANO_BATCHES, elastic, nvlink
 from bench.simulate.cells.search import boundary
 from bench.simulate.figures import Figures, figures
 from bench.simulate.setting import Setting, run
@@ -85,6 +85,11 @@ class Panel:
         [spec] = models(self.model, asked=(model_name(0),))
         return (device.memory_bytes - spec.manifest.image_bytes) // spec.manifest.kv.token_bytes
 
+    def _engine(self, contender: Contender) -> str | None:
+        if contender.apart:
+            return nvlink(self.ways // 2)
+        return elastic(self.groups) if contender.engine == _ELASTIC else contender.engine
+
     def setting(
         self,
         contender: Contender,
@@ -111,7 +116,7 @@ class Panel:
             seed=seed,
             as_published=as_published and contender.publishable,
             options=contender.options,
-            engine=elastic(self.groups) if contender.engine == _ELASTIC else contender.engine,
+            engine=self._engine(contender),
             prompts=self.prompts,
             cache_tokens=self.cache_tokens(contender),
         )
@@ -170,7 +175,7 @@ def keeps_target(found: Figures, panel: Panel) -> bool:
 
 MUXWISE = Contender(name="muxwise", policy="muxwise", lanes=True, publishable=True)
 OURS = Contender(name="least-slack", policy="least-slack", lanes=True)
-CHUNKED = Contender(name="chunked-prefill", policy="chunked-prefill", budgets=(128, 256, 512, 1024, 2048))
+CHUNKED = Contender(name="chunked-prefill", policy="chunked-prefill", budgets=(256, 384, 512, 768, 1024, 2048))
 SGLANG_PD = Contender(name="sglang-pd", policy="aegaeon", apart=True)
 """Static disaggregation 1:1, as MuxWise runs SGLang."""
 NANOFLOW = Contender(name="nanoflow", policy="chunked-prefill", budget_of=CHUNKED.name, engine=NANO_BATCHES)

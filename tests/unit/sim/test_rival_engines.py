@@ -8,7 +8,7 @@ from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.sim.catalogue import models
 from aegis.sim.gpu_costs import gpu
-from aegis.sim.rival_engines import NANO_BATCHES, elastic, with_engine
+from aegis.sim.rival_engines import NANO_BATCHES, elastic, nvlink, with_engine
 
 [SPEC] = models("llama-3-70b", asked=(ModelId("m000"),))
 A100 = gpu("a100x8")
@@ -47,6 +47,12 @@ def test_a_decode_on_half_of_the_gpus_is_as_slow_as_on_four() -> None:
     assert device.shares is not None
     assert device.shares.decode_slowness(500) / 1000 == pytest.approx(31.7 / 23.0, rel=0.01)
     assert device.shares.worst_decode_factor(500) == pytest.approx(31.7 / 23.0, rel=0.01), "nothing else slows it"
+
+
+def test_kv_goes_over_nvlink_and_not_through_the_host() -> None:
+    device = with_engine(gpu("a100x4"), nvlink(4), [SPEC])
+    assert device.in_bytes_per_s == device.out_bytes_per_s == 4 * 300e9 and device.host_bytes_per_s == 0
+    assert device.costs(SPEC) == gpu("a100x4").costs(SPEC)
 
 
 def test_an_unknown_engine_is_refused() -> None:
