@@ -17,7 +17,6 @@ from decode.slack import begin_by_ns
 
 _RULES = TurnRules(renewal=Renewal.ARRIVAL, later_ttfts=4.0, chunk_tokens=16, merges=True)
 _PPM = 1_000_000
-_TURN_STEPS = 3  # that a stream waits for in turns: a piece takes two at least, and then it has its own
 _IN_ORDER_OF_MAKING = attrgetter("batch")
 _GAIN = attrgetter("gain")
 
@@ -67,9 +66,6 @@ class LeastSlack:
     prompt the decode has the least share that does, and two batches divide the device so that they do the most work. A
     prompt is run there for as long as `piece_steps` steps at most, so that each piece does more than read weights, and
     a batch for `lane_turn_ns`: then it is asked again who is due next.
-
-    If no share does, a prompt of the decode's own model that would be cut gets the least one all the same, if a step
-    takes no longer beside it than the piece and the step would that streams wait for in turns.
     """
 
     migrate_share: float = 1.0
@@ -109,8 +105,6 @@ class LeastSlack:
             long = companion.prefills and companion.alone_ns > lanes.decoding.gap_ns // 2
             gain = 0.0 if long else self.lane_gain
             divisions = [d for d in companion.divisions if d.gain >= gain and _keeps(lanes, companion, d)]
-            if not divisions and long and companion.batch.model == lanes.decoding.model:
-                divisions = [d for d in companion.divisions[-1:] if d.step_ns <= _TURN_STEPS * lanes.step_ns]
             if divisions:
                 best = divisions[0] if companion.prefills else max(divisions, key=_GAIN)
                 within_ns = max(self.piece_steps * best.step_ns, companion.batch.gap_ns)
