@@ -81,6 +81,8 @@ class Recipe:
     divides_memory: bool = False  # among so many instances: none can join
     lanes: bool = False  # it is made for devices that are divided
     one_model: bool = False  # its paper serves one
+    profiled: bool = False  # a simulated device was profiled before, for guards
+    by_layers: bool = False  # a simulated engine can stop a prefill between two layers, at no cost
     give_up_ns: int | None = None  # a request without a token after so long fails when the next one arrives
 
     def roles_of(self, asked: Roles | None, *, counted: bool) -> Roles:
@@ -101,10 +103,12 @@ def recipe(name: str, *, as_published: bool = False) -> Recipe:
 
 def published(name: str) -> bool:
     """Whether the policy has a published setting."""
-    return name in _PUBLISHED
+    return name in _PUBLISHED or name in _PUBLISHED_LANES
 
 
 def _as_published(known: Recipe) -> Recipe:
+    if known.name in _PUBLISHED_LANES:
+        return replace(known, policy=_PUBLISHED_LANES[known.name], profiled=True, by_layers=True)
     published = _PUBLISHED.get(known.name)
     if published is None:
         raise UserError(f"policy {known.name!r} has no published setting", param="policy")
@@ -195,3 +199,8 @@ _PUBLISHED: Mapping[str, Callable[[Site], Policy]] = {
     "serverlessllm-oracle-sjf": lambda site: ServerlessLlmOracleSjfAsPublished(site.oracle()),
     "muxserve": lambda site: MuxServe(site.memory_bytes * 3 // 4, models_max=2),
 }
+
+_PUBLISHED_LANES: Mapping[str, Callable[[Site], Policy]] = {
+    "muxwise": lambda site: MuxWise(site.turns, piece_steps=1),
+}
+"""One model on a device that is divided: the settings of Aegaeon's artifact do not matter there."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from aegis.core.contention_guard import Profile
 from aegis.core.effects import DivideDevice, Effect, EndRun, Row, Track, Untrack
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
@@ -67,7 +68,7 @@ from decode.kv_swap import KvSwap
 from decode.lost_peers import LostPeers
 from decode.phases import Phases
 from decode.prefill_chunks import prompt_rank_ns
-from decode.prompt_rows import PromptRows, is_alone, with_a_block
+from decode.prompt_rows import PromptRows, is_alone, learnt_pieces, with_a_block
 from decode.reasons import TurnReasons
 from decode.second_lane import SecondLane
 from decode.sequences import Counters, Room, Sequence, Where
@@ -99,8 +100,10 @@ class DecodeCore:
         explains: bool = False,
         reuses: bool = False,
         lane_shares: tuple[tuple[int, ...], ...] = (),
+        profile: Profile | None = None,
     ) -> None:
-        """`lane_shares` are the divisions that the device offers, which a policy of lanes uses. KV that lies on another
+        """`lane_shares` are the divisions that the device offers, which a policy of lanes uses; if they were profiled
+        before, its guards begin with that `profile`. KV that lies on another
         machine is fetched first. Where it `reuses` KV, that of sequences that end is offered to the node. Where it
         `explains`, there is a `Decision` among the effects for each turn that is given, where there was a choice, for
         what leaves the device, and for each request that is given up."""
@@ -127,7 +130,9 @@ class DecodeCore:
         self._eviction_reasons = EvictionReasons(instance, self._work, self._step_times.latency) if explains else None
         self._eviction = Eviction(ledger, self._kv, self._work, self.counters, self._give_up, self._eviction_reasons)
         self._prompt_rows = PromptRows(self._kv, self._eviction, self._step_times, policy.rules)
-        self._second = SecondLane(lane_shares, policy, self._views, self._eviction, self.counters)
+        self._second = SecondLane(
+            lane_shares, policy, self._views, self._eviction, self.counters, self._prompt_rows, profile
+        )
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
         """Takes one event; returns what to do, in order."""
@@ -333,9 +338,9 @@ class DecodeCore:
     ) -> None:
         """Each prompt had a share of the step's time, by its tokens."""
         model, took_ns = stepped[0].job.model, event.duration_ns
-        start = rows[0].start if stepped[0].prefill_ns else stepped[0].reused
-        if took_ns and not self._second.saw_prefill(model, rows[0], start, took_ns, lane=event.lane):
-            self._prompt_rows.learn(stepped, rows, streams, model, took_ns)
+        pieces = learnt_pieces(stepped, rows)
+        if took_ns and not self._second.saw_prefill(model, pieces, took_ns, lane=event.lane):
+            self._prompt_rows.learn(pieces, streams, model, took_ns)
         tokens, made = sum([row.stop - row.start for row in rows]), 0
         for sequence, row in zip(stepped, rows, strict=True):
             self.counters.prefills += row.samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from collections.abc import Sequence as SequenceOf
 
 from aegis.core.effects import Row
 from aegis.core.ids import ModelId
@@ -26,12 +27,17 @@ def with_a_block(ready: Iterable[Sequence]) -> list[Sequence]:
     return [s for s in ready if s.where is Where.DEVICE and s.steps_held() > 0]
 
 
-def _within_budget(first: Sequence, row: Row, budget_tokens: int, batch: Batch) -> Row:
-    """The row, cut at the end of a block so that it and the rows of the batch that decode are no more than so many
-    tokens; of a block, at least."""
-    tokens = budget_tokens - (len(batch.sequences) - batch.waiting)
-    stop = max((row.start + tokens) // first.block_tokens * first.block_tokens, row.start + first.block_tokens)
-    return row if stop >= row.stop or is_alone(first) else prompt_row(first, stop)
+def learnt_pieces(prompts: Iterable[Sequence], rows: Iterable[Row]) -> list[tuple[int, int]]:
+    """The positions, of each prompt in a step, that its time is of. Pieces that took no time are told with what follows
+    them."""
+    return [(row.start if s.prefill_ns else s.reused, row.stop) for s, row in zip(prompts, rows, strict=True)]
+
+
+def _within_budget(sequence: Sequence, row: Row, tokens: int) -> Row:
+    """The row, cut at the end of a block so that it has no more than so many tokens; of a block, at least."""
+    size = sequence.block_tokens
+    stop = max((row.start + tokens) // size * size, row.start + size)
+    return row if stop >= row.stop or is_alone(sequence) else prompt_row(sequence, stop)
 
 
 class PromptRows:
@@ -52,24 +58,38 @@ class PromptRows:
         chunk_ns = None if turn.free_until_ns is None else turn.free_until_ns - now_ns
         rows = [next_row(first, self._times.latency[turn.batch.model], self._rules, chunk_ns)]
         if self._rules.budget_tokens is not None:
-            rows = [_within_budget(first, rows[0], self._rules.budget_tokens, turn.batch)]
+            return self._of_budget(turn.batch, first, rows[0], others, self._rules.budget_tokens)
         within_ns = self._until_ns(turn, first, now_ns) - now_ns
-        return [first, *self._joining(turn.batch, first, rows, others, within_ns)], rows
+        return [first, *self.joining(turn.batch, first, rows, others, within_ns)], rows
+
+    def _of_budget(
+        self, batch: Batch, first: Sequence, row: Row, others: Iterable[Sequence], budget_tokens: int
+    ) -> tuple[list[Sequence], list[Row]]:
+        """Prompts in their order, of the last one as much as fits, until the step has so many tokens, those of the rows
+        that decode included (Sarathi-Serve, Algorithm 3)."""
+        tokens = budget_tokens - (len(batch.sequences) - batch.waiting)
+        prompts, rows = [first], [_within_budget(first, row, tokens)]
+        tokens -= rows[0].stop - rows[0].start
+        if not rows[0].samples or is_alone(first):
+            return prompts, rows
+        for sequence in batch.waiting_behind(first):
+            if tokens < sequence.block_tokens or not self._takes(sequence, prompts, others):
+                break
+            row = _within_budget(sequence, prompt_row(sequence, sequence.cached), tokens)
+            tokens -= row.stop - row.start
+            prompts.append(sequence)
+            rows.append(row)
+            if not row.samples:
+                break
+        return prompts, rows
 
     def learn(
-        self,
-        prompts: Iterable[Sequence],
-        rows: Iterable[Row],
-        beside: Collection[Sequence],
-        model: ModelId,
-        took_ns: int,
+        self, pieces: SequenceOf[tuple[int, int]], beside: Collection[Sequence], model: ModelId, took_ns: int
     ) -> None:
-        """Such a step took so long, with those `beside` that decoded in it. Pieces that took no time are told with what
-        follows them."""
+        """A step of such pieces took so long, with those `beside` that decoded in it."""
         latency = self._times.latency[model]
-        starts = [(row.start if s.prefill_ns else s.reused, row.stop) for s, row in zip(prompts, rows, strict=True)]
         beside_ns = latency.beside_ns(sum([s.cached for s in beside]), len(beside)) if beside else 0
-        latency.saw_step(starts, max(took_ns - beside_ns, 1))
+        latency.saw_step(pieces, max(took_ns - beside_ns, 1))
 
     def _until_ns(self, turn: RunningTurn, first: Sequence, now_ns: int) -> int:
         """By when a step of prompts has to end: when somebody needs another one, or at the deadline of the first
@@ -80,7 +100,7 @@ class PromptRows:
         alone_ns = self._times.latency[job.model].prefill_ns(first.cached, first.cached - first.lacks)
         return min(until_ns, due_ns) if due_ns >= now_ns + alone_ns else until_ns
 
-    def _joining(
+    def joining(
         self, batch: Batch, first: Sequence, rows: list[Row], others: Iterable[Sequence], within_ns: int
     ) -> list[Sequence]:
         """The prompts that run in the step of the first one: those next in rank, as long as all take no longer than
@@ -94,13 +114,19 @@ class PromptRows:
         for sequence in batch.waiting_behind(first):
             start, stop = sequence.cached - sequence.lacks, sequence.cached
             took_ns += latency.joined_ns(stop, start)
-            if took_ns > within_ns or not latency.joins(stop, start, rules.join_gain) or is_alone(sequence):
+            if took_ns > within_ns or not latency.joins(stop, start, rules.join_gain):
                 break
-            if sequence.where not in (Where.NOWHERE, Where.DEVICE) or not self._eviction.fits(sequence):
+            if not self._takes(sequence, (first, *joining), others):
                 break
-            if self._kv.follows(sequence, (first, *joining)) or not self._eviction.grow(sequence):
-                break
-            self._kv.look_around(sequence, others)
             rows.append(prompt_row(sequence, stop))
             joining.append(sequence)
         return joining
+
+    def _takes(self, sequence: Sequence, ahead: Iterable[Sequence], others: Iterable[Sequence]) -> bool:
+        """Whether it can join those `ahead`. It has its blocks then."""
+        if is_alone(sequence) or sequence.where not in (Where.NOWHERE, Where.DEVICE):
+            return False
+        if not self._eviction.fits(sequence) or self._kv.follows(sequence, ahead) or not self._eviction.grow(sequence):
+            return False
+        self._kv.look_around(sequence, others)
+        return True

@@ -1,9 +1,9 @@
 """The second lane of an instance's device: what runs there beside the decode of the turn, and on which share.
 
-The turn has the first lane, as it has the whole device where that is not divided. What the policy of lanes chooses
-runs on the second one: a piece of a prompt, of the same model or of another one that is there, or steps of another
-batch. The device is divided anew only while both lanes are idle, as it has to be; so a division lasts until both of
-their runs are over. Prompts are not prefilled on the first lane meanwhile.
+The turn has the first lane, as it has the whole device where that is not divided. What the policy of lanes chooses runs
+on the second one: a piece of a prompt, of the same model or of another one that is there, or whole prompts that share a
+step, or steps of another batch. The device is divided anew only while both lanes are idle, as it has to be; so a
+division lasts until both of their runs are over. Prompts are not prefilled on the first lane meanwhile.
 
 The guard learns from each step beside another run (MuxWise §3.3.2); the estimates of the whole device do not.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from math import sqrt
 from typing import Final
 
-from aegis.core.contention_guard import WHOLE, WORST, Beside, ContentionGuard, Decoding
+from aegis.core.contention_guard import WHOLE, WORST, Beside, ContentionGuard, Decoding, Profile
 from aegis.core.effects import DivideDevice, Row, Run
 from aegis.core.ids import ModelId
 from aegis.core.lane_views import Companion, Division, LaneChoice, LanePolicy, LanesView
@@ -22,11 +22,13 @@ from aegis.core.views import RoundPolicy
 from decode.batch_view import BatchViews
 from decode.eviction import Eviction
 from decode.prefill_chunks import next_row
+from decode.prompt_rows import PromptRows
 from decode.rows import decode_rows
 from decode.sequences import Counters, Sequence, Where
 from decode.worklist import Batch
 
 _UNDIVIDED: Final = (WHOLE,)
+_FOR_EVER_NS: Final = (1 << 63) - 1
 _OF_PREFILLS: Final = 3 / 4  # the power of its share that a prefill's speed is taken to be
 _NEWEST_SHARE: Final = 1 / 4  # of how much longer a prefill takes on a share
 
@@ -42,13 +44,17 @@ class SecondLane:
         views: BatchViews,
         eviction: Eviction,
         counters: Counters,
+        prompt_rows: PromptRows,
+        profile: Profile | None = None,
     ) -> None:
+        """With a `profile` guards know from the beginning what a step takes on a share beside a prefill."""
         self._policy = policy if isinstance(policy, LanePolicy) else None
         self._offers = [(shares[0], shares[1]) for shares in offers if self._policy and len(shares) == 2]
         self._view = views.of
         self._work, self._step_times, self._ledger = views.work, views.step_times, views.ledger
-        self._eviction = eviction
         self._counters = counters
+        self._eviction, self._prompt_rows = eviction, prompt_rows
+        self._profile = profile
         self._shares: tuple[int, ...] = _UNDIVIDED
         self._guards: dict[ModelId, ContentionGuard] = {}
         self._prefill_factors: dict[int, float] = {}  # by share: the time of prefills over that on the whole device
@@ -130,7 +136,7 @@ class SecondLane:
         latency, guard = self._step_times.latency[other.model], self._guard(batch.model)
         if other.waiting and self._has_place(sequence := other.next_waiting(), own=other is batch):
             start = sequence.cached - sequence.lacks
-            alone_ns, beside = latency.prefill_ns(sequence.cached, start), Beside(sequence.lacks, start)
+            alone_ns, beside = latency.prefill_ns(sequence.cached, start), _beside_prompt(sequence)
             divisions = [
                 Division(
                     shares,
@@ -178,12 +184,11 @@ class SecondLane:
             sequence = batch.next_waiting()
             if not (own or self._eviction.fits(sequence)) or not self._eviction.grow(sequence):
                 return None
-            sequence.where = Where.DEVICE
-            row = self._piece(sequence, choice)
-            work.begin_beside(batch, (sequence,))
-            sequence.lacks = sequence.cached - row.stop
-            self.prompts = (row,)
-            beside = Beside(row.stop - row.start, row.start)
+            beside = _beside_prompt(sequence)  # as it was when the guard was asked
+            prompts, self.prompts = self._pieces(batch, sequence, choice)
+            work.begin_beside(batch, prompts)
+            for each, row in zip(prompts, self.prompts, strict=True):
+                each.where, each.lacks = Where.DEVICE, each.cached - row.stop
         else:
             rows = [s for s in self._rows(batch) if self._eviction.fits(s) and self._eviction.grow(s)]
             if not rows:
@@ -194,11 +199,16 @@ class SecondLane:
         self._until_ns = now_ns + (choice.within_ns or 0)
         return batch
 
-    def _piece(self, sequence: Sequence, choice: LaneChoice) -> Row:
-        within_ns = choice.within_ns
+    def _pieces(
+        self, batch: Batch, first: Sequence, choice: LaneChoice
+    ) -> tuple[tuple[Sequence, ...], tuple[Row, ...]]:
+        """The first prompt, or a piece of it, and the prompts that join it if all of it is run."""
+        latency, within_ns = self._step_times.latency[batch.model], choice.within_ns
         if within_ns is not None:
             within_ns = round(within_ns / self._prefill_factor(choice.shares[1]))
-        return next_row(sequence, self._step_times.latency[sequence.job.model], self._work.rules, within_ns)
+        rows = [next_row(first, latency, self._work.rules, within_ns)]
+        joining = self._prompt_rows.joining(batch, first, rows, (), _FOR_EVER_NS if within_ns is None else within_ns)
+        return (first, *joining), tuple(rows)
 
     def run(self, batch: Batch) -> Run:
         """The run that begins."""
@@ -245,14 +255,17 @@ class SecondLane:
         self._step_factors[key] = _learned(self._step_factor(share, prefill=key[1]), factor, share)
         return True
 
-    def saw_prefill(self, model: ModelId, row: Row, start: int, duration_ns: int, *, lane: int) -> bool:
-        """The same of a piece of a prompt, positions from `start` on. Where streams never pause, no prompt ever has the
-        whole device; so its estimate learns from a part, nearly in proportion, since prefills are bound by compute."""
+    def saw_prefill(self, model: ModelId, pieces: list[tuple[int, int]], duration_ns: int, *, lane: int) -> bool:
+        """The same of pieces of prompts, of each positions `[start, stop)`. Where streams never pause, no prompt ever
+        has the whole device; so its estimate learns from a part, nearly in proportion, since prefills are bound by
+        compute."""
         if not self.divided:
             return False
         share, latency = self._shares[lane], self._step_times.latency[model]
-        factor = duration_ns / latency.prefill_ns(row.stop, start)
-        latency.saw_step([(start, row.stop)], round(duration_ns * (share / WHOLE) ** _OF_PREFILLS))
+        (start, stop), *joined = pieces
+        alone_ns = latency.prefill_ns(stop, start) + sum([latency.joined_ns(stop, start) for start, stop in joined])
+        factor = duration_ns / alone_ns
+        latency.saw_step(pieces, round(duration_ns * (share / WHOLE) ** _OF_PREFILLS))
         self._prefill_factors[share] = _learned(self._prefill_factor(share), factor, share)
         return True
 
@@ -262,7 +275,7 @@ class SecondLane:
     def _guard(self, model: ModelId) -> ContentionGuard:
         guard = self._guards.get(model)
         if guard is None:
-            guard = self._guards[model] = ContentionGuard()
+            guard = self._guards[model] = ContentionGuard(profile=self._profile)
         return guard
 
     def _step_factor(self, share: int, *, prefill: bool) -> float:
@@ -278,6 +291,10 @@ def _learned(before: float, factor: float, share: int) -> float:
     beyond that is an error of the estimate for the whole device."""
     factor = min(max(factor, 1.0), WHOLE / share * (1 + WORST))
     return before + (factor - before) * _NEWEST_SHARE
+
+
+def _beside_prompt(sequence: Sequence) -> Beside:
+    return Beside(sequence.lacks, sequence.cached - sequence.lacks)
 
 
 def _decoding(rows: list[Sequence]) -> Decoding:

@@ -14,7 +14,7 @@ from aegis.config.config import OPTIONS, Config, SloTargets, config_schema, leav
 from aegis.config.sizes import format_size
 from aegis.control.messages import json_schema
 from aegis.core.lifecycle import TABLE, TERMINAL, State
-from bench.report.result_tables import cells, crossings, files, markdown, results
+from bench.report.result_tables import cells, crossings, files, goodput, markdown, results
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = (("memory", "device"), ("memory", "floor"), ("memory", "host"), ("memory", "slab"), ("server", "body_max"))
@@ -82,7 +82,7 @@ def lifecycle() -> str:
 
 SECTIONS = {
     "docs/options.md": {"options": options},
-    "docs/results.md": {"crossings": crossings, "files": files, "results": results},
+    "docs/results.md": {"crossings": crossings, "files": files, "goodput": goodput, "results": results},
     "docs/configuration.md": {"keys": keys},
     "docs/lifecycle.md": {"lifecycle": lifecycle},
     "docs/policy.md": {"cells": cells},

@@ -6,11 +6,12 @@ over the one that is estimated for it alone on the whole device. Steps of one ce
 8.84 % in the paper; so what was seen counts for that much more. The paper fills its grid by a profile of 12 hours; here
 it is filled by what is served. What nobody has seen yet is bounded from the safe side: a run on a share s takes no
 longer than 1 / s of its time on the whole device, nor than s' / s of its time on a larger share s', and beside another
-run no more than `worst` besides.
+run no more than `worst` besides. A device that was profiled before, as in the paper, says it itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct
@@ -38,23 +39,26 @@ class Decoding(Struct, frozen=True):
 
 
 Cell = tuple[int, int, int, int]
+Profile = Callable[[int], float]
+"""The time of a step on a share beside the worst prefill, over that alone on the whole device: measured beforehand."""
 
 
 class ContentionGuard:
     """Of one model on one device. `factor` is never below what was seen in the same cell with the same or a larger
     share, and never smaller for a smaller share."""
 
-    __slots__ = ("_cells", "_worst")
+    __slots__ = ("_cells", "_profile", "_worst")
 
-    def __init__(self, worst: float = WORST) -> None:
+    def __init__(self, worst: float = WORST, profile: Profile | None = None) -> None:
         assert worst >= 0
         self._worst = worst
+        self._profile = profile
         self._cells: dict[Cell, dict[int, float]] = {}  # the largest factor for each share
 
     def factor(self, decoding: Decoding, beside: Beside | None, share: int) -> float:
         """At worst, times the time alone on the whole device. `share` is the decode's, in thousandths."""
         assert 0 < share <= WHOLE
-        bound = WHOLE / share * (1 + self._worst if beside else 1.0)
+        bound = self._bound(beside, share)
         seen = self._cells.get(_cell(decoding, beside))
         if seen is None:
             return bound
@@ -64,6 +68,12 @@ class ContentionGuard:
             if at >= share:
                 least = max(least, factor)
         return max(seen.get(share, bound), least)
+
+    def _bound(self, beside: Beside | None, share: int) -> float:
+        """Where nothing was seen."""
+        if beside and self._profile:
+            return self._profile(share)
+        return WHOLE / share * (1 + self._worst if beside else 1.0)
 
     def saw(self, decoding: Decoding, beside: Beside | None, share: int, factor: float) -> None:
         """A step took `factor` times its time alone on the whole device."""

@@ -53,6 +53,11 @@ class ComputeShares:
         """Thousandths of its time alone on the whole device, WHOLE of which is the whole share."""
         return _slowness(share, self.decode_bend)
 
+    def worst_decode_factor(self, share: int) -> float:
+        """What a profile before serving finds (MuxWise §3.3.2): the time of a step on that share beside a prefill that
+        takes the bandwidth it takes at worst, over its time alone on the whole device."""
+        return self.decode_slowness(share) / WHOLE * (1 + self.prefill_traffic)
+
     def prefill_slowness(self, share: int) -> int:
         return _slowness(share, self.prefill_bend)
 

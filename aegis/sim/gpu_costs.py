@@ -16,6 +16,7 @@ from aegis.core.estimators import Hardware
 from aegis.core.model import ModelSpec
 from aegis.sim.compute_shares import ComputeShares
 from aegis.sim.files import read
+from aegis.sim.nano_batches import NanoBatchCosts
 from aegis.sim.step_costs import StepCosts
 
 _LAYER_NS = 140_000
@@ -48,12 +49,14 @@ class GpuSpec:
     copy_ns: int = 0  # of a copy, whatever its size
     contention: int = 0  # thousandths that a run takes longer for each other one under way on the node
     shares: ComputeShares | None = None  # what lanes may have of it; None: it is not divided
+    nano_batches: bool = False  # its engine splits each step in two, as NanoFlow does
     fits: Mapping[str, StepCosts] = field(default_factory=dict, hash=False)  # by the model's name or its shape's
     group_fits: Mapping[int, Mapping[str, StepCosts]] = field(default_factory=dict, hash=False)  # of so many GPUs
 
     def costs(self, spec: ModelSpec) -> StepCosts:
         """Measured costs of this model, else of its shape, else the roofline's."""
-        return self.fits.get(spec.model) or self.fits.get(spec.root) or self.roofline(spec)
+        costs = self.fits.get(spec.model) or self.fits.get(spec.root) or self.roofline(spec)
+        return NanoBatchCosts.of(costs) if self.nano_batches else costs
 
     def roofline(self, spec: ModelSpec) -> StepCosts:
         """Costs from figures alone, for a dense model with bfloat16 arithmetic (the efficiencies stand above)."""

@@ -83,6 +83,8 @@ class Watch(Protocol):
 class SimInstance:
     """`switch_ns` is what a change of model takes besides its copy, `run_ns` what lies between two runs. Where it
     `reports`, as it must on a device that it shares, the market learns whether it is idle, and it that time passes.
+    Where prompts run `by_layers`, pieces of one read nothing twice. One that `skips_kept` takes no
+    time for what a workload says is kept of a prompt, which its core does not know of.
     `divided` is its device where that has lanes: while one of them is free the core hears everything at once."""
 
     def __init__(
@@ -102,6 +104,8 @@ class SimInstance:
         processors: SharedProcessors | None = None,
         divided: DividedCompute | None = None,
         reports: bool = False,
+        by_layers: bool = False,
+        skips_kept: bool = False,
     ) -> None:
         self.instance = instance
         self.core = core
@@ -114,6 +118,8 @@ class SimInstance:
         self._run_ns = run_ns
         self._processors = processors if processors and processors.shared else None
         self._divided = divided
+        self._by_layers = by_layers
+        self._skips_kept = skips_kept
         self._shares: tuple[int, ...] = (WHOLE,)
         self._runs: dict[int, LaneRun] = {}  # under way, by lane
         self._added: set[ModelId] = set()
@@ -296,6 +302,8 @@ class SimInstance:
             share=self._shares[run.lane],
             divided=self._divided,
             processors=self._processors,
+            by_layers=self._by_layers,
+            skips_kept=self._skips_kept,
         )
         self._ends_at(lane_run, lane_run.times.of(lane_run.times.steps - 1))
 

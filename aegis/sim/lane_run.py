@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from aegis.core.effects import Run
+from aegis.core.effects import Row, Run
 from aegis.core.ids import ModelId
 from aegis.sim.compute_shares import WHOLE, ComputeShares, SharedBandwidth
 from aegis.sim.processor_sharing import RunProgress, SharedProcessors
@@ -72,11 +72,17 @@ class LaneRun:
         share: int = WHOLE,
         divided: DividedCompute | None = None,
         processors: SharedProcessors | None = None,
+        by_layers: bool = False,
+        skips_kept: bool = False,
     ) -> None:
-        """It begins, and from now on takes its part of bandwidth and processors, until `over`."""
+        """It begins, and from now on takes its part of bandwidth and processors, until `over`. `by_layers`: pieces of a
+        prompt stand for some of its layers. `skips_kept`: what is kept of a prompt takes no time, although its row has
+        it."""
         run = self.run
-        pieces = [(row.start, row.stop) for row in run.prompts]
+        pieces = [(_start(row) if skips_kept else row.start, row.stop) for row in run.prompts]
         streams = run.rows[len(pieces) :]
+        if by_layers and not streams and any([row.start > row.job.kept_tokens for row in run.prompts]):
+            costs = costs.going_on()
         context = sum([row.start for row in streams])
         if divided:
             self._take(divided, costs, pieces, context, share)
@@ -134,3 +140,8 @@ class LaneRun:
     def _slowed_by_processors(self, slowness: int) -> None:
         self._processors_slowness = slowness
         self._changed(self)
+
+
+def _start(row: Row) -> int:
+    """The last position is always run."""
+    return min(max(row.start, row.job.kept_tokens), row.stop - 1)

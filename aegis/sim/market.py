@@ -63,7 +63,7 @@ class SimRequest:
     output_tokens: int
     leaves_ns: int | None = None
     priority: int = 0
-    reused_tokens: int = 0  # of the input, whose KV is there, on mixed instances
+    reused_tokens: int = 0  # of the input, whose KV is there
 
 
 class _Fate:

@@ -196,6 +196,8 @@ def _uncollected() -> Iterator[None]:
 
 def _cores(pool: Pool, policy: Policy, hardware: Hardware) -> dict[InstanceId, PrefillCore | DecodeCore]:
     cores: dict[InstanceId, PrefillCore | DecodeCore] = {}
+    shares = pool.gpu.shares if pool.recipe.profiled else None
+    profile = shares.worst_decode_factor if shares else None
     for at, (name, role) in enumerate(pool.instances().items()):
         ledger = Ledger(pool.budget(), stream_words(at), address_pages=ADDRESS_PAGES)
         if role is Role.PREFILL:
@@ -211,6 +213,7 @@ def _cores(pool: Pool, policy: Policy, hardware: Hardware) -> dict[InstanceId, P
                 explains=pool.explains,
                 reuses=pool.reuses,
                 lane_shares=pool.lane_shares,
+                profile=profile,
             )
     return cores
 
@@ -241,6 +244,8 @@ def _bring_up(
             processors=device.processors,
             divided=_divided(gpu, specs) if pool.lane_shares else None,
             reports=reports,
+            by_layers=pool.recipe.by_layers,
+            skips_kept=role is Role.PREFILL and not pool.reuses,
         )
         market.join(instance, device.arbiter)
         if reports or at_once:

@@ -7,7 +7,7 @@ steps that fit into a time is its exact inverse.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt, sqrt
 from typing import Final
 
@@ -91,6 +91,11 @@ class StepCosts:
             own, own_squares = prefill_terms(stop, start)
             tokens, squares, reached = tokens + own, squares + own_squares, reached + stop
         return self.prefill_ps + self.token_ps * tokens + self.token2_ps * squares, self._run_ps(reached, 1)
+
+    def going_on(self) -> StepCosts:
+        """Of further layers of a prompt that has begun: nothing is read twice, and what a prefill takes whatever its
+        length is was counted with the first ones."""
+        return replace(self, decode_ps=1, context_token_ps=0, prefill_ps=0)
 
     def decode_ns(self, context_tokens: int, batch: int) -> int:
         """Eq. 6 and a term per row: one step of `batch` rows over `context_tokens` cached tokens in all."""

@@ -225,6 +225,43 @@ def crossings(directory: Path = RESULTS) -> str:
     return "\n\n".join((*origins, markdown(["policy", *heads], rows)))
 
 
+_WITHIN = 0.2
+"""How far from a published ratio one may be that is taken to be the same."""
+
+
+def goodput(directory: Path = RESULTS) -> str:
+    """One table of what MuxWise's suites found: a row for each contender of each panel."""
+    rows, origins = [], []
+    for file in sorted(directory.glob("mux_*.json")):
+        measured = json.loads(file.read_text(encoding="utf-8"))
+        origins.append(f"{measured['title']}: {_where(file.stem, measured)}")
+        rows += [_contender(panel, result) for panel in measured["panels"] for result in panel["results"]]
+    titles = ("panel", "contender", "requests/s", "MuxWise over it", "published", "TTFT p99, s", "gap p99, ms")
+    return "\n\n".join(("  \n".join(origins), markdown(titles, rows))) if rows else "Nothing has been searched for yet."
+
+
+def _contender(panel: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
+    name, ratio, published, at = result["contender"], result["muxwise_over_it"], result["published"], result["at"] or {}
+    wanted = "" if published is None else f"{published:g}"
+    if name == OURS:
+        wanted, missed = "at most 1", ratio is not None and ratio > 1
+    else:
+        missed = bool(ratio and published and abs(ratio / published - 1) > _WITHIN)
+    if missed:
+        reason = MISSED.get(f"{panel['panel']}/{name}", "not explained")
+        wanted = f"{wanted} **missed**: {reason}"
+    ttft_ms, gap_ms = at.get("ttft_p99_ms"), at.get("tbt_p99_ms")
+    return [
+        panel["panel"],
+        f"`{name}`",
+        f"{result['rps']:g}",
+        "" if ratio is None else f"{ratio:.2f}",
+        wanted,
+        "" if ttft_ms is None else f"{ttft_ms / 1e3:.2f}",
+        "" if gap_ms is None else f"{gap_ms:.0f}",
+    ]
+
+
 def cells(directory: Path = RESULTS) -> str:
     """One table of what `--suite cells` found: a row for each cell, medians over the seeds, and what it comes to."""
     file = directory / "cells.json"

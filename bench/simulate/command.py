@@ -92,14 +92,14 @@ def simulate(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="TEXT", help="Of cells and gpus: only searches whose CELL/POLICY contains it. May be repeated."
+            metavar="TEXT", help="Of suites that search: only what is called CELL/POLICY with it in. May be repeated."
         ),
     ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Of cells and gpus: repeat also results in the file of --json.")
     ] = False,
     trace_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Of a suite: traces like M16_rps0.10.csv.gz.")
+        Path | None, typer.Option(metavar="DIR", help="Of a suite: traces like M16_rps0.10.csv.gz, or Mooncake's.")
     ] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Of a suite: a run of seconds, to check that it works.")] = False,
     faults: Annotated[

@@ -10,19 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
+from aegis.core.errors import UserError
 from aegis.core.model import Slo
 from aegis.core.role import Roles
+from aegis.sim.catalogue import models
+from aegis.sim.gpu_costs import gpu
+from aegis.sim.rival_engines import NANO_BATCHES, elastic, nvlink
 from bench.simulate.cells.search import boundary
 from bench.simulate.figures import Figures, figures
 from bench.simulate.setting import Setting, run
-from bench.workloads import spec
+from bench.workloads import prefix_traces, spec
+from bench.workloads.arrival import model_name
 
+_ELASTIC = "elastic"
 _STEPS = 20  # of a panel's first rate: how fine the search is
-_WIDE_BATCH = 256
-"""Sequences in a batch, for all alike: the paper's servers have some 20 batch sizes up to several hundred."""
+_WIDE_BATCH = 512
+"""Sequences in a batch, for all alike: more than a rate that is kept ever needs. A core that has more of one model than
+go in a batch decodes two batches in turns, where a server of the paper would let prompts wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +42,12 @@ class Contender:
     policy: str
     lanes: bool = False
     budgets: tuple[int, ...] = ()
+    budget_of: str | None = None  # the contender that it has the budget of
     apart: bool = False  # prefill and decode instances, each with half of the GPUs
+    options: tuple[tuple[str, Any], ...] = ()  # fields of the policy
+    engine: str | None = None  # of `aegis.sim.rival_engines`; `elastic` has as many groups as the panel says
+    reuses: bool = True  # prefixes of other requests
+    publishable: bool = False  # `--as-published` changes it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +63,42 @@ class Panel:
     seconds: int = 60
     ttft_s: int = 10  # within which 99 % of first tokens come while the system is stable
     published: Mapping[str, float]
+    prompts: str | None = None  # a trace of them, in place of those that are drawn
 
     @property
     def name(self) -> str:
         return f"{self.task}/{self.model}/{self.gpu}x{self.ways}"
 
-    def setting(self, contender: Contender, rps: float, *, budget: int | None = None, seed: int = 0) -> Setting:
+    @property
+    def groups(self) -> int:
+        """Of GPUs that LoongServe has: TP 4 for a 70B model and TP 2 for an 8B one (MuxWise §4.1)."""
+        return self.ways // (2 if self.model == "llama-3-8b" else 4)
+
+    def cache_tokens(self, contender: Contender) -> int | None:
+        """The prefixes of a trace that its GPUs can keep: all the memory that weights leave, as SGLang uses it. With
+        prefill and decode apart, those of the prefill instance. None: what a drawn prompt says is reused, is."""
+        if not contender.reuses:
+            return 0
+        if self.prompts is None:
+            return None
+        device = gpu(f"{self.gpu}x{self.ways // 2 if contender.apart else self.ways}")
+        [spec] = models(self.model, asked=(model_name(0),))
+        return (device.memory_bytes - spec.manifest.image_bytes) // spec.manifest.kv.token_bytes
+
+    def _engine(self, contender: Contender) -> str | None:
+        if contender.apart:
+            return nvlink(self.ways // 2)
+        return elastic(self.groups) if contender.engine == _ELASTIC else contender.engine
+
+    def setting(
+        self,
+        contender: Contender,
+        rps: float,
+        *,
+        budget: int | None = None,
+        seed: int = 0,
+        as_published: bool = False,
+    ) -> Setting:
         tbt_ns = self.tbt_ms * 1_000_000
         return Setting(
             policy=contender.policy,
@@ -70,6 +114,11 @@ class Panel:
             max_batch=_WIDE_BATCH,
             budget_tokens=budget,
             seed=seed,
+            as_published=as_published and contender.publishable,
+            options=contender.options,
+            engine=self._engine(contender),
+            prompts=self.prompts,
+            cache_tokens=self.cache_tokens(contender),
         )
 
 
@@ -90,17 +139,21 @@ class Search:
     contender: Contender
     tiny: bool = False
     seed: int = 0
+    as_published: bool = False
+    budget: int | None = None  # of another contender, which has it tuned
 
     def found(self) -> GoodputResult:
         """Raises UserError."""
-        of = [self._at(budget) for budget in self.contender.budgets or (None,)]
+        of = [self._at(budget) for budget in self.contender.budgets or (self.budget,)]
         return max(of, key=lambda result: result.rps)
 
     def _at(self, budget: int | None) -> GoodputResult:
         step, kept = self.panel.rps / _STEPS, dict[int, Figures]()
 
         def keeps(at: int) -> bool:
-            setting = self.panel.setting(self.contender, at * step, budget=budget, seed=self.seed)
+            setting = self.panel.setting(
+                self.contender, at * step, budget=budget, seed=self.seed, as_published=self.as_published
+            )
             if self.tiny:
                 assert setting.workload
                 setting = replace(setting, workload=spec.override(setting.workload, "duration", "10"))
@@ -120,14 +173,37 @@ def keeps_target(found: Figures, panel: Panel) -> bool:
     return in_time and not found.failed and (ttft_ms is None or ttft_ms <= panel.ttft_s * 1e3)
 
 
-MUXWISE = Contender(name="muxwise", policy="muxwise", lanes=True)
+MUXWISE = Contender(name="muxwise", policy="muxwise", lanes=True, publishable=True)
 OURS = Contender(name="least-slack", policy="least-slack", lanes=True)
-CHUNKED = Contender(name="chunked-prefill", policy="chunked-prefill", budgets=(128, 256, 512, 1024, 2048))
+CHUNKED = Contender(name="chunked-prefill", policy="chunked-prefill", budgets=(256, 384, 512, 768, 1024, 2048))
 SGLANG_PD = Contender(name="sglang-pd", policy="aegaeon", apart=True)
-"""Static disaggregation 1:1, as MuxWise runs SGLang. Prefill instances do not reuse what a workload says is there, so
-it is left out where most of the prompts is."""
+"""Static disaggregation 1:1, as MuxWise runs SGLang."""
+NANOFLOW = Contender(name="nanoflow", policy="chunked-prefill", budget_of=CHUNKED.name, engine=NANO_BATCHES)
+"""With "the same token budget as chunked-prefill" (§4.1)."""
+LOONGSERVE = Contender(
+    name="loongserve",
+    policy="muxwise",
+    lanes=True,
+    options=(("layer_wise", False),),
+    engine=_ELASTIC,
+    reuses=False,
+)
+"""Decodes have the fewest groups of GPUs that keep the target, prompts the others, and run whole."""
 
-_ALL, _REUSED = (MUXWISE, OURS, CHUNKED, SGLANG_PD), (MUXWISE, OURS, CHUNKED)
+
+def _ablation(name: str, **options: Any) -> Contender:
+    return Contender(name=f"muxwise, {name}", policy="muxwise", lanes=True, options=tuple(options.items()))
+
+
+ABLATIONS = (
+    _ablation("no guard", guarded=False),
+    _ablation("whole prompts", layer_wise=False),
+    *(_ablation(f"share {share // 10} %", fixed=share) for share in (300, 600)),
+)
+"""Of MuxWise: a step beside a prefill is taken for one alone on the whole device; prompts are not run in layers, which
+are pieces here; the decode always has the same share."""
+
+_ALL = (MUXWISE, OURS, CHUNKED, NANOFLOW, LOONGSERVE, SGLANG_PD, *ABLATIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +214,19 @@ class GoodputSuite:
     contenders: tuple[Contender, ...]
 
 
-def _suite(name: str, title: str, contenders: tuple[Contender, ...], *panels: Panel) -> GoodputSuite:
-    return GoodputSuite(name=name, title=title, panels=panels, contenders=contenders)
+def _suite(name: str, title: str, *panels: Panel) -> GoodputSuite:
+    return GoodputSuite(name=name, title=title, panels=panels, contenders=_ALL)
+
+
+def of_traces(suite: GoodputSuite, directory: Path) -> GoodputSuite:
+    """The suite with the prompts of recorded traces. Raises UserError."""
+    if not all(panel.task in prefix_traces.NAMES for panel in suite.panels):
+        raise UserError(f"--trace-dir is not of --suite {suite.name}: its prompts are drawn")
+    panels = [replace(each, prompts=str(prefix_traces.found(directory, each.task))) for each in suite.panels]
+    for panel in panels:
+        assert panel.prompts
+        prefix_traces.read(Path(panel.prompts))  # what is wrong in it is said before anything runs
+    return replace(suite, panels=tuple(panels))
 
 
 def _panel(task: str, model: str, rps: float, gpu: str = "a100", *, seconds: int = 60, **published: float) -> Panel:
@@ -158,40 +245,53 @@ SUITES = {
         _suite(
             "mux-tool-agent",
             "MuxWise Figure 15: Tool&Agent",
-            _REUSED,
-            _panel("tool-agent", "llama-3-8b", 8.0, chunked_prefill=2.6),
-            _panel("tool-agent", "llama-3-70b", 1.0, seconds=300, chunked_prefill=3.06),
+            _panel("tool-agent", "llama-3-8b", 8.0, chunked_prefill=2.6, nanoflow=5.2, loongserve=2.0, sglang_pd=1.3),
+            _panel(
+                "tool-agent",
+                "llama-3-70b",
+                1.0,
+                seconds=300,
+                chunked_prefill=3.06,
+                loongserve=2.62,
+                sglang_pd=1.62,
+            ),
             _panel("tool-agent", "llama-3-8b", 12.0, "h100"),
         ),
         _suite(
             "mux-conversation",
             "MuxWise Figure 14: Conversation, at Poisson arrivals",
-            _REUSED,
             _panel("conversation", "llama-3-8b", 8.0),
             _panel("conversation", "llama-3-70b", 1.0, seconds=300),
         ),
         _suite(
             "mux-sharegpt",
             "MuxWise Figure 17: ShareGPT",
-            _ALL,
-            _panel("mux-sharegpt", "llama-3-70b", 10.0, chunked_prefill=1.9, sglang_pd=1.46),
+            _panel(
+                "mux-sharegpt", "llama-3-70b", 10.0, chunked_prefill=1.9, nanoflow=1.73, loongserve=9.5, sglang_pd=1.46
+            ),
         ),
         _suite(
             "mux-loogle",
             "MuxWise Figure 17: LooGLE",
-            _ALL,
-            _panel("loogle", "llama-3-70b", 0.1, seconds=2000, chunked_prefill=1.71, sglang_pd=2.0),
+            _panel(
+                "loogle",
+                "llama-3-70b",
+                0.1,
+                seconds=2000,
+                chunked_prefill=1.71,
+                nanoflow=2.0,
+                loongserve=1.33,
+                sglang_pd=2.0,
+            ),
         ),
         _suite(
             "mux-openthoughts",
             "MuxWise Figure 17: OpenThoughts",
-            _ALL,
-            _panel("openthoughts", "llama-3-70b", 1.0, chunked_prefill=2.0, sglang_pd=2.0),
+            _panel("openthoughts", "llama-3-70b", 1.0, chunked_prefill=2.0, nanoflow=2.0, sglang_pd=2.0),
         ),
     )
 }
-"""NanoFlow and LoongServe are not among the contenders: that one overlaps operators within a step, this one moves KV
-between groups of GPUs that change; no policy of turns says either."""
+"""Ratios are those of Figure 15 for Tool&Agent and of §4.3 for the others."""
 
 
 def found(search: Search) -> GoodputResult:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from aegis.core.errors import UserError
 from bench.common import result_files
 from bench.simulate import table
 from bench.simulate.goodput import MUXWISE, GoodputResult, GoodputSuite, Panel, Search, found
@@ -16,22 +18,64 @@ from bench.simulate.workers import each
 _TITLES = ("requests/s", "budget", "MuxWise over it", "published", "TTFT p99, s", "gap p99, s", "goodput, tokens/s")
 
 
-def run(suite: GoodputSuite, *, json: Path, tiny: bool, seed: int, jobs: int) -> None:
-    """Raises UserError."""
+def run(
+    suite: GoodputSuite,
+    *,
+    json: Path,
+    tiny: bool,
+    seed: int,
+    jobs: int,
+    as_published: bool = False,
+    only: Sequence[str] = (),
+) -> None:
+    """`only`: panels, or contenders of a panel, whose PANEL/CONTENDER contains one of these. Raises UserError."""
     searches = [
-        Search(panel=panel, contender=contender, tiny=tiny, seed=seed)
+        Search(panel=panel, contender=contender, tiny=tiny, seed=seed, as_published=as_published)
         for panel in suite.panels
         for contender in suite.contenders
+        if not only or any(text in f"{panel.name}/{contender.name}" for text in only)
     ]
-    results = each(found, searches, jobs=jobs, title=suite.name)
+    if not searches:
+        raise UserError(f"--only {only[0]}: nothing of --suite {suite.name} is called so")
+    results = _results(searches, jobs=jobs, title=suite.name)
     panels = []
-    for at, panel in enumerate(suite.panels):
-        of = results[at * len(suite.contenders) : (at + 1) * len(suite.contenders)]
-        show(panel, of, suite.title)
-        panels.append(_written(panel, of))
-    content = {"suite": suite.name, "title": suite.title, "tiny": tiny, "seed": seed, "panels": panels}
+    for panel in suite.panels:
+        of = [result for search, result in zip(searches, results, strict=True) if search.panel is panel]
+        if of:
+            show(panel, of, suite.title)
+            panels.append(_written(panel, of))
+    content = {
+        "suite": suite.name,
+        "title": suite.title,
+        "tiny": tiny,
+        "seed": seed,
+        "as_published": as_published,
+        "recorded": any(panel.prompts for panel in suite.panels),
+        "panels": panels,
+    }
     result_files.write_json(json, content)
     table.plain_console().print(f"\n{json} is written")
+
+
+def _results(searches: Sequence[Search], *, jobs: int, title: str) -> list[GoodputResult]:
+    """In their order; who has the budget of another contender comes when that is tuned."""
+    tuned = [search for search in searches if search.contender.budget_of is None]
+    results = {
+        _name(search): result for search, result in zip(tuned, each(found, tuned, jobs=jobs, title=title), strict=True)
+    }
+    given = []
+    for search in searches:
+        if search.contender.budget_of is not None:
+            tuning = results.get((search.panel.name, search.contender.budget_of))
+            given.append(replace(search, budget=tuning.budget if tuning else None))
+    if given:
+        following = zip(given, each(found, given, jobs=jobs, title=title), strict=True)
+        results |= {_name(search): result for search, result in following}
+    return [results[_name(search)] for search in searches]
+
+
+def _name(search: Search) -> tuple[str, str]:
+    return search.panel.name, search.contender.name
 
 
 def ratio(results: Sequence[GoodputResult], contender: str) -> float | None:

@@ -25,6 +25,7 @@ from bench.simulate.cells.run import run as run_search
 from bench.simulate.cells.suites import CELL_SUITES, SEARCHES, CellSuite, gpus
 from bench.simulate.figures import figures
 from bench.simulate.goodput import SUITES as GOODPUT_SUITES
+from bench.simulate.goodput import of_traces
 from bench.simulate.goodput_run import run as run_goodput
 from bench.simulate.setting import Setting, check_asked, tell_uncosted
 from bench.simulate.setting import run as run_setting
@@ -127,16 +128,19 @@ def _suites(given: Mapping[str, Any]) -> None:
 
 def _goodput(name: str, given: Mapping[str, Any]) -> None:
     """A suite of MuxWise's evaluation. Raises UserError."""
-    unused = (*_NOT_OF_A_SUITE, *_OF_A_SEARCH, "policy", "as_published", "trace_dir", "plot")
+    unused = (*_NOT_OF_A_SUITE, "seeds", "again", "policy", "plot")
     for option in unused:
         if _is_given(given[option]):
             raise UserError(f"{_option(option)} is not of --suite {name}, which sets it itself")
+    suite = GOODPUT_SUITES[name]
     run_goodput(
-        GOODPUT_SUITES[name],
+        of_traces(suite, given["trace_dir"]) if given["trace_dir"] else suite,
         json=given["json"] or Path(f"{name}.json"),
         tiny=given["tiny"],
         seed=given["seed"],
         jobs=given["jobs"] or cores(),
+        as_published=given["as_published"],
+        only=tuple(given["only"] or ()),
     )
 
 
@@ -152,8 +156,10 @@ def _check_not_searched(given: Mapping[str, Any]) -> None:
 
 
 def _policies(*, as_published: bool) -> tuple[str, ...]:
-    """All, or those that have a published setting."""
-    return tuple(name for name in RECIPES if not as_published or published(name))
+    """All, or those that have a published setting of Aegaeon's evaluation."""
+    return tuple(
+        name for name, known in RECIPES.items() if not as_published or (published(name) and not known.one_model)
+    )
 
 
 def _option(name: str) -> str:

@@ -19,9 +19,10 @@ from aegis.policies import Policy, Recipe, Site, recipe
 from aegis.sim.catalogue import models
 from aegis.sim.gpu_costs import GpuSpec, costed, gpu, with_costs
 from aegis.sim.market import SimRequest
+from aegis.sim.rival_engines import with_engine
 from aegis.sim.simulation import Outcome, Pool, simulate
 from bench.common.numbers import size
-from bench.workloads import spec, traces
+from bench.workloads import prefix_traces, spec, traces
 from bench.workloads.arrival import Arrival
 
 _DEFAULT_SLO = Slo()
@@ -38,7 +39,10 @@ class Setting:
     policy is made for, and `counted` says whether prefill and decode instances were named. A request without a token
     after `give_up_ns` fails when the next one arrives; None: as the policy has it, which only as published gives up.
     `link_bytes_per_s`, in and out, and `switch_ns` are the GPU's unless said, `max_batch` sequences in a batch and
-    `budget_tokens` of a step the policy's. `lanes`: policies may divide GPUs; None: those that are made for it."""
+    `budget_tokens` of a step the policy's. `lanes`: policies may divide GPUs; None: those that are made for it.
+    `options` are fields of the policy by their names, `engine` is a rival's (`aegis.sim.rival_engines`). `prompts` is a
+    trace whose prompts replace the drawn ones. What is reused of them is what a cache of `cache_tokens` still has;
+    None: a cache without bounds. 0 also reuses nothing of drawn prompts."""
 
     policy: str
     workload: str | None = None
@@ -61,6 +65,10 @@ class Setting:
     lanes: bool | None = None
     max_batch: int | None = None
     budget_tokens: int | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+    engine: str | None = None
+    prompts: str | None = None
+    cache_tokens: int | None = None
 
     def conditions(self) -> dict[str, Any]:
         """All but the policy, as it is written into results."""
@@ -79,9 +87,10 @@ def pool_of(setting: Setting) -> Pool:
     """Its instances and models. Raises UserError, also where a GPU cannot hold one of the models."""
     known, asked = _recipe(setting), _arrivals_of(setting)
     mixed = known.roles_of(setting.roles, counted=setting.counted) is Roles.AUTO
+    specs = tuple(models(setting.models, asked={arrival.model for arrival in asked}, slo=setting.slo))
     pool = Pool(
-        gpu=_gpu(setting),
-        specs=tuple(models(setting.models, asked={arrival.model for arrival in asked}, slo=setting.slo)),
+        gpu=with_engine(_gpu(setting), setting.engine, specs),
+        specs=specs,
         prefills=0 if mixed else setting.prefill,
         decodes=0 if mixed else setting.decode,
         mixed=setting.mixed if mixed else 0,
@@ -154,19 +163,27 @@ def _gpu(setting: Setting) -> GpuSpec:
 def _recipe(setting: Setting) -> Recipe:
     known = recipe(setting.policy, as_published=setting.as_published)
     ruled = {"max_batch": setting.max_batch, "budget_tokens": setting.budget_tokens}
-    if said := {name: value for name, value in ruled.items() if value is not None}:
-        known = replace(known, policy=partial(_ruled, known.policy, said))
+    said = {name: value for name, value in ruled.items() if value is not None}
+    if said or setting.options:
+        known = replace(known, policy=partial(_ruled, known.policy, said, dict(setting.options)))
     return known if setting.give_up_ns is None else replace(known, give_up_ns=setting.give_up_ns)
 
 
-def _ruled(policy: Callable[[Site], Policy], said: Mapping[str, Any], site: Site) -> Policy:
-    """The policy with other rules."""
+def _ruled(
+    policy: Callable[[Site], Policy], rules: Mapping[str, Any], options: Mapping[str, Any], site: Site
+) -> Policy:
+    """The policy with other rules and options."""
     made: Any = policy(site)
-    return cast(Policy, replace(made, rules=replace(made.rules, **said)))
+    return cast(Policy, replace(made, rules=replace(made.rules, **rules), **options))
 
 
 def _arrivals_of(setting: Setting) -> list[Arrival]:
-    return _arrivals(setting.workload, setting.trace, setting.seed)
+    arrivals = _arrivals(setting.workload, setting.trace, setting.seed)
+    if setting.prompts is not None:
+        return prefix_traces.replayed(arrivals, Path(setting.prompts), setting.cache_tokens)
+    if setting.cache_tokens == 0:
+        return [replace(arrival, reused_tokens=0) for arrival in arrivals]
+    return arrivals
 
 
 @lru_cache(_KEPT_WORKLOADS)

@@ -70,6 +70,17 @@ def test_a_stream_has_a_step_between_two_prompts_that_run_alone() -> None:
     assert seen == [each for request in range(2, 6) for each in (([request], []), ([], [1]))]
 
 
+def test_a_budget_of_tokens_is_filled_by_prompts_in_order() -> None:
+    """Of the last one as much as fits, in whole blocks (Sarathi-Serve, Algorithm 3)."""
+    driven = waiting(1, 2, 70, policy=Joining(budget_tokens=64))
+    parts = [(row.job.request, row.start, row.stop) for row in driven.prompts()]
+    assert parts == [(1, 0, 11), (2, 0, 12), (70, 0, 32)]
+    driven.ran(9)
+    assert [message.request for message in driven.said(Prefilled)] == [1, 2]
+    driven.stepped(2, 2)
+    assert [(row.job.request, row.start, row.stop) for row in driven.prompts()] == [(70, 32, 80)]
+
+
 def test_policies_that_cut_nothing_run_prompts_one_by_one() -> None:
     policy = Joining()
     policy.rules = TurnRules(renewal=Renewal.ARRIVAL)

@@ -93,6 +93,31 @@ def test_a_second_prompt_waits_for_the_lane_and_does_not_end_the_run() -> None:
     assert lanes(driven) == [(1, [3])]
 
 
+def test_prompts_that_wait_for_the_second_lane_share_its_next_step() -> None:
+    """As MuxWise prefills batches (§3.4.2); what they took is learnt of all of them."""
+    driven = divided()
+    prompt_comes(driven)
+    for request in (3, 4):
+        driven.on(Submit(make_job(request, A, prompt=50)))
+    beside_ended(driven, 3)
+    assert lanes(driven) == [(1, [3, 4])]
+    beside_ended(driven, 5, 6)
+    assert {message.request: message.token.id for message in driven.said(Prefilled)} == {3: 5, 4: 6}
+    driven.stepped(2)
+    assert lanes(driven) == [(0, [1, 2, 3, 4])] or lanes(driven) == [(0, [1, 3, 4, 2])]
+
+
+def test_a_device_that_was_profiled_gives_the_least_share_at_once() -> None:
+    core = DecodeCore(
+        InstanceId("mixed-0"), ledger(60), WHOLE, Hardware(), lane_shares=LANES, profile=lambda share: 1000 / share * 40
+    )
+    driven = Driven(core, (A,), slabs=64)
+    take(driven, 1, A)
+    settle(driven)
+    prompt_comes(driven)
+    assert driven.asked(DivideDevice) == [DivideDevice((750, 250))], "smaller shares were too slow in the profile"
+
+
 def test_a_prompt_runs_in_pieces_on_the_same_division() -> None:
     driven = divided(policy=PIECES)
     prompt_comes(driven, tokens=3_000)

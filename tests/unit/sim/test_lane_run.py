@@ -78,3 +78,17 @@ def test_a_run_that_is_to_end_ends_after_the_same_step_whoever_slows_it() -> Non
     decode.times.steps, decode.ends = 3, True
     device.begin(PREFILL, 300)
     assert decode.times.steps == 3
+
+
+def test_further_layers_of_a_prompt_read_nothing_twice() -> None:
+    """A piece that stands for layers takes its part of the time of the whole prompt, and the first one what it takes
+    whatever its length is."""
+    costs = StepCosts.of_ms(decode=(10.0, 0.0, 0.0), prefill=(40.0, 100.0, 0.0))
+    pieces = [Run(MODEL, (Row(job(1000), start, start + 50, (), 0),), 1, FOR_EVER_NS) for start in (0, 50)]
+    took_ns = []
+    for by_layers in (False, True):
+        for piece in pieces:
+            lane_run = LaneRun(piece, [100], lambda slowed: None)
+            lane_run.begin(0, costs, by_layers=by_layers)
+            took_ns.append(lane_run.times.of(0))
+    assert took_ns == [45_000_000, 45_000_000, 45_000_000, 5_000_000]

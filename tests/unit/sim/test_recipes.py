@@ -71,3 +71,9 @@ def test_as_published_attains_no_more(name: str) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_same_again(name: str) -> None:
     assert play(recipe(name)) == play(recipe(name))
+
+
+def test_muxwise_as_published_has_a_profile_and_layers_and_nothing_of_another_artifact() -> None:
+    known, published = recipe("muxwise"), recipe("muxwise", as_published=True)
+    assert (published.profiled, published.by_layers) == (True, True) and not known.profiled and not known.by_layers
+    assert (published.link_bytes_per_s, published.give_up_ns) == (None, None)

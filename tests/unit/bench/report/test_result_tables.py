@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from bench.common.provenance import digest
-from bench.report.result_tables import SUITES, cells, crossings, files, results
+from bench.report.result_tables import SUITES, cells, crossings, files, goodput, results
 from bench.simulate.cells.figures import CellFigures, ContenderFigures
 from bench.simulate.cells.search import SearchResult
 from bench.simulate.sweep import Crossing
@@ -137,3 +137,19 @@ def test_every_file_is_a_row_that_says_whether_its_code_is_the_same(tmp_path: Pa
         "| `mine.json` | 2025-06-01 | X, 2 cores | 1234567 | unknown |",
         "| `switch.json` | 2025-06-01 | X, 2 cores | 1234567 | changed since |",
     ]
+
+
+def test_ratios_of_muxwise_are_missed_by_more_than_a_fifth_and_ours_by_any(tmp_path: Path) -> None:
+    def found(contender: str, ratio: float, published: float | None) -> dict[str, object]:
+        at = {"ttft_p99_ms": 1500.0, "tbt_p99_ms": 40.2}
+        return {"contender": contender, "rps": 2.0, "muxwise_over_it": ratio, "published": published, "at": at}
+
+    results = [found("a", 1.5, 1.9), found("b", 1.6, 1.9), found("least-slack", 1.1, None), found("c", 3.0, None)]
+    content = {"title": "T", "panels": [{"panel": "p", "results": results}]}
+    (tmp_path / "mux_x.json").write_text(json.dumps(content))
+    table = goodput(tmp_path)
+    assert "| p | `a` | 2 | 1.50 | 1.9 **missed**: not explained | 1.50 | 40 |" in table
+    assert "| p | `b` | 2 | 1.60 | 1.9 | 1.50 | 40 |" in table
+    assert "| p | `least-slack` | 2 | 1.10 | at most 1 **missed**: not explained | 1.50 | 40 |" in table
+    assert "| p | `c` | 2 | 3.00 |  | 1.50 | 40 |" in table
+    assert "Nothing has been searched for yet" in goodput(tmp_path / "none")
