@@ -58,12 +58,12 @@ from aegis.core.messages import (
     Tokens,
     UnloadModel,
 )
-from aegis.core.request import Job, Token
+from aegis.core.request import Token
 from aegis.core.views import RoundPolicy
 from decode.batch_view import BatchViews
 from decode.eviction import Eviction
 from decode.eviction_reasons import EvictionReasons
-from decode.kv_arrivals import Arrivals
+from decode.kv_arrivals import Arrivals, unserved
 from decode.kv_swap import KvSwap
 from decode.lost_peers import LostPeers
 from decode.phases import Phases
@@ -82,10 +82,6 @@ from memory.ledger import Ledger
 Stepping = tuple[Sequence, ...]
 
 
-def _unserved(job: Job) -> Broken:
-    return Broken(job.request, job.attempt, f"model '{job.model}' was removed")
-
-
 class DecodeCore:
     """One decode or mixed instance."""
 
@@ -102,11 +98,10 @@ class DecodeCore:
         lane_shares: tuple[tuple[int, ...], ...] = (),
         profile: Profile | None = None,
     ) -> None:
-        """`lane_shares` are the divisions that the device offers, which a policy of lanes uses; if they were profiled
-        before, its guards begin with that `profile`. KV that lies on another
-        machine is fetched first. Where it `reuses` KV, that of sequences that end is offered to the node. Where it
-        `explains`, there is a `Decision` among the effects for each turn that is given, where there was a choice, for
-        what leaves the device, and for each request that is given up."""
+        """`lane_shares` are the divisions that the device offers, which a policy of lanes uses; its guards begin with
+        the `profile`. KV on another machine is fetched first. Where it `reuses` KV, that of sequences that end is
+        offered to the node. Where it `explains`, there is a `Decision` among the effects for each turn that is given,
+        where there was a choice, for what leaves the device, and for each request that is given up."""
         self.instance = instance
         self.machine = machine
         self.ledger = ledger
@@ -213,7 +208,7 @@ class DecodeCore:
     def _submit(self, event: Submit) -> None:
         job, spec = event.job, self.ledger.specs.get(event.job.model)
         if spec is None:
-            self._effects.send(_unserved(job))
+            self._effects.send(unserved(job))
             return
         sequence = Sequence(job, len(job.sent), -1, job.prefill_tokens, spec, None, Where.NOWHERE, prefix=job.kept)
         sequence.made += job.sent
@@ -225,7 +220,7 @@ class DecodeCore:
         spec = self.ledger.specs.get(event.job.model)
         if spec is None:
             self._effects.send(KvReleased(event.job.request, event.job.attempt, event.kv))
-            self._effects.send(_unserved(event.job))
+            self._effects.send(unserved(event.job))
             return
         where = Where.HOST if event.kv.machine == self.machine else Where.ABROAD
         sequence = Sequence(event.job, len(event.tokens), event.tokens[-1], event.kv.tokens, spec, event.kv, where)

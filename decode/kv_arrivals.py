@@ -14,14 +14,19 @@ from dataclasses import dataclass
 from aegis.core.block_runs import Blocks, count_blocks
 from aegis.core.effects import StreamName
 from aegis.core.ids import InstanceId, ModelId, ProxyId, proxy_of
-from aegis.core.messages import FetchKv, FromInstance, KvFetched, KvReleased
-from aegis.core.request import EventHandle, KvHandle
+from aegis.core.messages import Broken, FetchKv, FromInstance, KvFetched, KvReleased
+from aegis.core.request import EventHandle, Job, KvHandle
 from decode.kv_swap import KvSwap
 from decode.sequences import Counters, Sequence, Where
 from memory.ledger import Ledger
 from memory.slab_pool import NoBlocks
 
 _NO_SLAB = "its KV is to come from another machine, and the host has no slab for it"
+
+
+def unserved(job: Job) -> Broken:
+    """The answer for a job whose model was dropped before it came."""
+    return Broken(job.request, job.attempt, f"model '{job.model}' was removed")
 
 
 @dataclass(slots=True)

@@ -29,6 +29,8 @@ _DEFAULT_SLO = Slo()
 _SPARE_TOKENS = 32
 _KEPT_WORKLOADS = 32  # of some megabytes each
 _NAMES_SHOWN = 3
+_OF_RIVALS = ("options", "engine", "prompts", "cache_tokens")
+"""Only written where they are set, so that older results can be told to be of the same setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,9 @@ class Setting:
         """All but the policy, as it is written into results."""
         written = msgspec.to_builtins(self)
         del written["policy"]
+        for name in _OF_RIVALS:
+            if not written[name]:
+                del written[name]
         return dict(written)
 
 
