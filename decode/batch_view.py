@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from aegis.core.ids import RequestId
 from aegis.core.step_terms import prefill_terms
 from aegis.core.views import BatchView
-from decode.sequences import Sequence, Where
+from decode.sequences import DEVICE, Sequence
 from decode.step_times import ChangeTimes, StepTimes
 from decode.worklist import Batch, WorkList
 from memory.instance_models import InstanceModels
 from memory.ledger import Ledger
 
 _Deadline = tuple[int, int]  # of a sequence's next token, as it is and shifted by priority
-_DEVICE: Final = Where.DEVICE  # for loops: a member of an enum takes ten times as long to look up as a name
 
 
 class BatchViews:
@@ -64,7 +61,7 @@ class BatchViews:
                     following = sequence
             else:
                 decoding.append(deadline)
-                if last_ns is not None and (stream_ns is None or last_ns < stream_ns) and sequence.where is _DEVICE:
+                if last_ns is not None and (stream_ns is None or last_ns < stream_ns) and sequence.where is DEVICE:
                     stream_ns = last_ns
         step_ns = latency.decode_ns(context_tokens, len(requests))
         lead_ns = step_ns + (0 if resident else switch_ns) + (0 if active else change_ns)

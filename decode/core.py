@@ -71,7 +71,7 @@ from decode.prefill_chunks import prompt_rank_ns
 from decode.prompt_rows import PromptRows, is_alone, learnt_pieces, with_a_block
 from decode.reasons import TurnReasons
 from decode.second_lane import SecondLane
-from decode.sequences import Counters, Room, Sequence, Where
+from decode.sequences import DEVICE, Counters, Room, Sequence, Where
 from decode.step_times import ChangeTimes, StepTimes
 from decode.turn_runs import turn_run
 from decode.worklist import Batch, RunningTurn, WorkList
@@ -507,7 +507,7 @@ class DecodeCore:
 
     def _there(self, batch: Batch) -> list[Sequence]:
         """Its sequences that the first lane can decode."""
-        return [s for s in batch.sequences if s.where is Where.DEVICE and not s.lacks and not s.beside]
+        return [s for s in batch.sequences if s.where is DEVICE and not s.lacks and not s.beside]
 
     def _try_pause(self, turn: RunningTurn, now_ns: int) -> bool:
         """A pause takes what is there: for it nothing is brought in, and nothing leaves."""

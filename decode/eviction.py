@@ -15,7 +15,7 @@ from aegis.core.ids import ModelId
 from aegis.core.messages import TakeBack
 from decode.eviction_reasons import EvictionReasons
 from decode.kv_swap import KvSwap
-from decode.sequences import Counters, Room, Sequence, Where
+from decode.sequences import DEVICE, HOST, Counters, Room, Sequence, Where
 from decode.worklist import AHEAD_BLOCKS, LOOKAHEAD_BLOCKS, Batch, RunningTurn, WorkList
 from memory.balloon import PageRequestState
 from memory.ledger import Ledger
@@ -58,7 +58,7 @@ class Eviction:
         """Starts the swap-in of missing KV, if the batch `decodes`, and of the KV that the next prefill has. Sequences
         whose KV is there come first: no KV is brought in that has to leave again as soon as they grow."""
         following = batch.next_waiting() if batch.waiting else None
-        away = [s for s in batch.sequences if s.where is Where.HOST and (s is following if s.lacks else decodes)]
+        away = [s for s in batch.sequences if s.where is HOST and (s is following if s.lacks else decodes)]
         if not away:
             return
         there = [sequence for sequence in batch.sequences if sequence.where in (Where.ARRIVING, Where.DEVICE)]
@@ -188,7 +188,7 @@ class Eviction:
 
     def _prefetch_kv(self, batch: Batch) -> None:
         for sequence in batch.sequences:
-            if sequence.where is Where.HOST:
+            if sequence.where is HOST:
                 needed = sequence.blocks_now() + LOOKAHEAD_BLOCKS
                 if self._ledger.device.room(sequence.shape) >= needed:
                     self._kv.bring_in(sequence, ahead=True)
@@ -220,7 +220,7 @@ class Eviction:
         busy = self._work.busy if self._work.under_way else self._work.beside
         for batch in self._work.batches:
             for sequence in batch.sequences if batch is not but else ():
-                if sequence.where is Where.DEVICE and sequence not in busy:
+                if sequence.where is DEVICE and sequence not in busy:
                     self._kv.shrink(sequence)
 
     def _lacking(self, sequence: Sequence) -> int:
@@ -262,7 +262,7 @@ class Eviction:
 
     def _idle(self, batch: Batch) -> list[Sequence]:
         """Its sequences whose KV is on the device and may leave."""
-        return [s for s in batch.sequences if s.where is Where.DEVICE and s not in self._work.busy]
+        return [s for s in batch.sequences if s.where is DEVICE and s not in self._work.busy]
 
     def _put_away(self, sequence: Sequence) -> Room:
         """If the host has no slab to give, the sequence is given up and prefilled again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from aegis.core.block_runs import Blocks
 from aegis.core.ids import BlockRun
@@ -20,6 +21,11 @@ class Where(Enum):
     HOST = "host"
     ARRIVING = "arriving"
     DEVICE = "device"
+
+
+HOST: Final = Where.HOST
+DEVICE: Final = Where.DEVICE
+"""For loops over sequences: Python 3.11 takes ten times as long to look up a member of an enum as a name."""
 
 
 class Room(Enum):

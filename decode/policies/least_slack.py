@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from operator import attrgetter
@@ -18,6 +18,7 @@ from decode.slack import begin_by_ns
 _RULES = TurnRules(renewal=Renewal.ARRIVAL, later_ttfts=4.0, chunk_tokens=16, merges=True)
 _PPM = 1_000_000
 _IN_ORDER_OF_MAKING = attrgetter("batch")
+_RELAXED_BY_NS = attrgetter("relaxed_by_ns")
 _GAIN = attrgetter("gain")
 
 
@@ -91,7 +92,7 @@ class LeastSlack:
         spoken_for = _spoken_for(batches)
         quantum_ns = self._quantum_ns(batches, spoken_for)
         order = sorted(batches, key=_IN_ORDER_OF_MAKING)  # if they have to begin at the same time
-        order.sort(key=_relaxed_by_ns if spoken_for > 1 else begin_by_ns)
+        order.sort(key=self._by_ns(spoken_for))
         running = next((batch for batch in batches if batch.turn_ns is not None), None)
         if running and running.turn_ns is not None and running.turn_ns < quantum_ns:
             order.remove(running)
@@ -123,8 +124,8 @@ class LeastSlack:
         if second is None:
             return Why(because, slack_ns, cost_ns(chosen))
         second_ns = _slack_ns(second, now_ns)
-        overloaded = _spoken_for(plan.batches) > 1
-        order = _relaxed_by_ns if overloaded else begin_by_ns
+        spoken_for = _spoken_for(plan.batches)
+        overloaded, order = spoken_for > 1, self._by_ns(spoken_for)
         if chosen.turn_ns is not None and quota_ns is not None and order(second) < order(chosen):
             least_ns = quota_ns - chosen.prefill_ns
             because = f"has had {duration(chosen.turn_ns)} of at least {duration(least_ns)}; {because}"
@@ -157,13 +158,24 @@ class LeastSlack:
         """The turns in this order. The first one pauses for streams and for a short prompt, if its own prompts would
         make them wait for longer than half a gap."""
         front = order[0]
+        # Prompts that take long are cut: in later turns at once, and a new plan says then how long pieces are. One of
+        # its own for each batch, these are most of the time of a plan, so that nothing is called for them.
+        turns = [
+            Turn(
+                b.batch,
+                quantum_ns + b.prefill_ns,
+                0 if b.prefill_ns > b.gap_ns // 2 and b.prompt_rank_ns is not None else None,
+            )
+            for b in order
+        ]
+        if front.prompt_rank_ns is None:
+            return turns
         streams = [b for b in order if b.stream_ns is not None and b.there]
-        aim_ns = min([batch.gap_ns // 2 for batch in (front, *streams)])
-        turns = [Turn(b.batch, quantum_ns + b.prefill_ns, 0 if _is_long(b) else None) for b in order]
-        if front.prompt_rank_ns is None or front.prefill_ns <= aim_ns:
+        if front.prefill_ns <= min([batch.gap_ns // 2 for batch in (front, *streams)]):
             return turns
         free_ns = front.gap_ns if streams else max(front.gap_ns, self.piece_steps * front.step_ns)
-        free_until_ns, pauses = now_ns + free_ns, list[Turn]()
+        free_until_ns = now_ns + free_ns
+        pauses: list[Turn] = []
         busy_ns = sum([batch.step_ns + 2 * batch.change_ns for batch in streams])
         least_ns = round(busy_ns / self.stream_share)
         saves = sum([(b.step_ns + 2 * b.change_ns) / b.tbt_ns for b in streams]) <= self.stream_share
@@ -179,6 +191,10 @@ class LeastSlack:
         free_until_ns = max(free_until_ns, now_ns + max(2 * front.step_ns, busy_ns))
         turns[0] = Turn(front.batch, quantum_ns + front.prefill_ns, free_until_ns)
         return pauses + turns
+
+    def _by_ns(self, spoken_for: float) -> Callable[[BatchView], int]:
+        """When a batch has to begin; under overload, deadlines that cannot be met any more count later."""
+        return _RELAXED_BY_NS if spoken_for > 1 and self.rules.later_ttfts else begin_by_ns
 
     def _quantum_ns(self, batches: Sequence[BatchView], spoken_for: float) -> int:
         changes_ns = [ns if (ns := b.switch_ns + b.change_ns) > (step_ns := b.step_ns) else step_ns for b in batches]
@@ -207,11 +223,6 @@ def _spoken_for(batches: Sequence[BatchView]) -> float:
     return sum([batch.step_ns / batch.tbt_ns for batch in batches])
 
 
-def _is_long(batch: BatchView) -> bool:
-    """Whether its prefills are to be cut. Later turns are cut at once, and a new plan says then how long pieces are."""
-    return batch.prompt_rank_ns is not None and batch.prefill_ns > batch.gap_ns // 2
-
-
 def _stream_by_ns(batch: BatchView, *, least_ns: int, saves: bool) -> int:
     """When its next step has to begin so that no stream stands still for long, though not oftener than every
     `least_ns`, and where it `saves` them so that no token is late that can still be saved."""
@@ -237,12 +248,6 @@ def _overtaking(order: Sequence[BatchView]) -> BatchView | None:
         if short is None or short.prompt_rank_ns is None or rank_ns < short.prompt_rank_ns:
             short = batch
     return short
-
-
-def _relaxed_by_ns(batch: BatchView) -> int:
-    """The same if deadlines that cannot be met any more count later."""
-    by_ns = batch.relaxed_by_ns
-    return begin_by_ns(batch) if by_ns is None else by_ns
 
 
 def _slack_ns(batch: BatchView, now_ns: int) -> int:

@@ -13,6 +13,7 @@ from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.lane_views import Companion, Division, LanesView
 from aegis.core.views import BatchView, Renewal, TurnRules, Work
 from decode.policies.least_slack import LeastSlack
+from decode.slack import begin_by_ns
 from proxy.routing.decode_lists import DecodeLists
 from proxy.routing.demand import Demand
 
@@ -38,8 +39,8 @@ def batch(
     change_ms: int = 0,
     active: bool = False,
 ) -> BatchView:
-    """Of a model of its own, due every 100 ms."""
-    return BatchView(
+    """Of a model of its own, due every 100 ms. Unless `relaxed_ms` says else, no deadline counts later."""
+    view = BatchView(
         number,
         ModelId(f"m{number}"),
         step_ms * _MS,
@@ -56,8 +57,8 @@ def batch(
         resident=resident,
         there=resident,
         turn_ns=None if turn_ms is None else turn_ms * _MS,
-        relaxed_by_ns=None if relaxed_ms is None else relaxed_ms * _MS,
     )
+    return struct_replace(view, relaxed_by_ns=begin_by_ns(view) if relaxed_ms is None else relaxed_ms * _MS)
 
 
 def order(*batches: BatchView) -> list[int]:
