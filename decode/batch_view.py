@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aegis.core.ids import RequestId
+from aegis.core.model import Slo
 from aegis.core.step_terms import prefill_terms
 from aegis.core.views import BatchView
 from decode.sequences import DEVICE, Sequence
@@ -12,6 +13,51 @@ from memory.instance_models import InstanceModels
 from memory.ledger import Ledger
 
 _Deadline = tuple[int, int]  # of a sequence's next token, as it is and shifted by priority
+
+
+class _Seen:
+    """What a view needs of sequences that are in no run on the second lane. They are looked at once: an instance makes
+    views of all its batches for each plan."""
+
+    __slots__ = (
+        "context_tokens",
+        "decoding",
+        "following",
+        "requests",
+        "squares",
+        "stream_ns",
+        "tokens",
+        "waiting",
+    )
+
+    def __init__(self, sequences: list[Sequence], slo: Slo) -> None:
+        requests: list[RequestId] = []
+        waiting: list[_Deadline] = []
+        decoding: list[_Deadline] = []
+        context_tokens = tokens = squares = 0
+        following: Sequence | None = None
+        stream_ns: int | None = None
+        for sequence in sequences:
+            if sequence.beside:
+                continue
+            job, cached, lacks, last_ns = sequence.job, sequence.cached, sequence.lacks, sequence.last_ns
+            requests.append(job.request)
+            context_tokens += cached
+            due_at_ns = slo.due_ns(job.arrival_ns, sequence.generated)
+            deadline = (due_at_ns, due_at_ns + job.priority * slo.ttft_ns)
+            if lacks:
+                waiting.append(deadline)
+                own, own_squares = prefill_terms(cached, cached - lacks)
+                tokens, squares = tokens + own, squares + own_squares
+                if following is None or sequence.rank_ns < following.rank_ns:
+                    following = sequence
+            else:
+                decoding.append(deadline)
+                if last_ns is not None and (stream_ns is None or last_ns < stream_ns) and sequence.where is DEVICE:
+                    stream_ns = last_ns
+        self.requests, self.waiting, self.decoding = requests, waiting, decoding
+        self.context_tokens, self.tokens, self.squares = context_tokens, tokens, squares
+        self.following, self.stream_ns = following, stream_ns
 
 
 class BatchViews:
@@ -39,34 +85,12 @@ class BatchViews:
         change_ns, switch_ns = self._change_times.ns, latency.switch_ns()
         active, there = model == self._models.active, weights.is_resident(model)
         resident = there or weights.is_loading(model)
-        requests: list[RequestId] = []
-        waiting: list[_Deadline] = []
-        decoding: list[_Deadline] = []
-        context_tokens = tokens = squares = 0
-        following: Sequence | None = None
-        stream_ns: int | None = None
-        for sequence in batch.sequences:  # once: an instance makes views of all its batches for each plan
-            if sequence.beside:
-                continue
-            job, cached, lacks, last_ns = sequence.job, sequence.cached, sequence.lacks, sequence.last_ns
-            requests.append(job.request)
-            context_tokens += cached
-            due_at_ns = slo.due_ns(job.arrival_ns, sequence.generated)
-            deadline = (due_at_ns, due_at_ns + job.priority * slo.ttft_ns)
-            if lacks:
-                waiting.append(deadline)
-                own, own_squares = prefill_terms(cached, cached - lacks)
-                tokens, squares = tokens + own, squares + own_squares
-                if following is None or sequence.rank_ns < following.rank_ns:
-                    following = sequence
-            else:
-                decoding.append(deadline)
-                if last_ns is not None and (stream_ns is None or last_ns < stream_ns) and sequence.where is DEVICE:
-                    stream_ns = last_ns
-        step_ns = latency.decode_ns(context_tokens, len(requests))
+        seen = _Seen(batch.sequences, slo)
+        waiting, decoding, following = seen.waiting, seen.decoding, seen.following
+        step_ns = latency.decode_ns(seen.context_tokens, len(seen.requests))
         lead_ns = step_ns + (0 if resident else switch_ns) + (0 if active else change_ns)
         later_ns, cuts = round(rules.later_ttfts * slo.ttft_ns), rules.chunk_tokens is not None
-        prefill_ns = latency.prefills_ns(len(waiting), tokens, squares) if waiting else 0
+        prefill_ns = latency.prefills_ns(len(waiting), seen.tokens, seen.squares) if waiting else 0
         relaxed_by_ns = savable_due_ns = prompt_rank_ns = None
         prompt_ns = 0
         if later_ns:
@@ -83,7 +107,7 @@ class BatchViews:
             slo.tbt_ns,
             switch_ns,
             change_ns,
-            tuple(requests),
+            tuple(seen.requests),
             len(waiting),
             prefill_ns,
             min([urgent for _, urgent in waiting]) if waiting else None,
@@ -97,7 +121,7 @@ class BatchViews:
             relaxed_by_ns,
             there and now_ns >= batch.stuck_until_ns,
             slo.gap_ns,
-            stream_ns if cuts else None,
+            seen.stream_ns if cuts else None,
             prompt_ns,
             prompt_rank_ns,
         )
