@@ -169,6 +169,10 @@ MISSED = {
     "loogle/llama-3-70b/a100x8/chunked-prefill": "a chunk of 256 has 44 % of the speed of 4 096, as in Figure 6 (a)",
     "loogle/llama-3-70b/a100x8/nanoflow": "a chunk of 256 has 44 % of the speed of 4 096, as in Figure 6 (a)",
     "loogle/llama-3-70b/a100x8/loongserve": "a prompt that begins beside a decode has half of the GPUs to its end",
+    "mux-sharegpt/llama-3-70b/a100x8/least-slack": "by one step of the search",
+    "mux-sharegpt/llama-3-70b/a100x8/nanoflow": "nano-batches pay a step's 43 ms twice, as in Table 4; not confirmed",
+    "mux-sharegpt/llama-3-70b/a100x8/loongserve": "its engine is taken to be as fast as SGLang's; Table 3 says half",
+    "mux-sharegpt/llama-3-70b/a100x8/sglang-pd": "its prompts run one by one here; SGLang prefills batches of them",
     "swap-out of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
     "swap-in of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
 }
