@@ -157,7 +157,8 @@ def _within(load: Span, switch: Span) -> bool:
 
 
 def _message_ns(spans: Sequence[Span], records: Iterable[Record], run_ns: float, switch_ns: float) -> float | None:
-    """Mean of the way to an idle prefill instance, what lies before its run left out, and of the first token's back."""
+    """Mean of the way to an idle prefill instance, what lies before its run left out, and of the first token's back. Of
+    the ways there the median: they are few under load, and some of them waited for what spans do not show."""
     waiting = _Prefills(spans)
     there, back, waited = list[float](), list[float](), _Waited(spans)
     for record in sorted(records, key=lambda record: record.arrival_ns):
@@ -171,7 +172,7 @@ def _message_ns(spans: Sequence[Span], records: Iterable[Record], run_ns: float,
             there.append(run.start_ns - record.arrival_ns - run_ns - (switch_ns if changed else 0))
     if len(back) < _FEWEST:
         return None
-    return fmean([*([max(usual_mean(there), 0.0)] if there else []), usual_mean(back)])
+    return fmean([*([max(median(there), 0.0)] if there else []), usual_mean(back)])
 
 
 class _Prefills:
