@@ -64,7 +64,7 @@ class ContentionGuard:
             return bound
         least = 0.0
         for at, factor in seen.items():
-            bound = min(bound, factor * max(at, share) / share) if at != share else bound
+            bound = min(bound, factor * (max(at, share) / share)) if at != share else bound
             if at >= share:
                 least = max(least, factor)
         return max(seen.get(share, bound), least)

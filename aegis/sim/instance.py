@@ -168,7 +168,7 @@ class SimInstance:
             self._tell(None)
             return
         for lane_run in self._runs.values():
-            if not lane_run.looking:
+            if lane_run.begun and not lane_run.looking:
                 self._look_at(lane_run, self._agenda.now_ns)
 
     def _look_at(self, lane_run: LaneRun, at_ns: int) -> None:
@@ -246,7 +246,7 @@ class SimInstance:
             tick_ns = self._told_ns + OWING_NS if self.core.ledger.balloon.owes else NEVER_NS
             self._wake(min(NEVER_NS if due_ns is None else due_ns, tick_ns))
         elif due_ns is not None:
-            for lane_run in self._runs.values():
+            for lane_run in [each for each in self._runs.values() if each.begun]:
                 looking = lane_run.looking
                 self._look_at(lane_run, max(due_ns, now_ns))
                 lane_run.looking = looking

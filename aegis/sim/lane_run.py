@@ -36,6 +36,7 @@ class LaneRun:
         "_own_slowness",
         "_processors_slowness",
         "at_boundary",
+        "begun",
         "ends",
         "heard_at",
         "left",
@@ -50,6 +51,7 @@ class LaneRun:
     def __init__(self, run: Run, left: list[int], changed: Callable[[LaneRun], None]) -> None:
         self.run = run
         self.left = left
+        self.begun = False  # until then it has no times; that others are slowed by it comes before
         self.progress: RunProgress | None = None  # where others can slow it, or it has a part of the device
         self.most_steps = 1
         self.version = 0  # what was scheduled for another one finds so
@@ -97,6 +99,7 @@ class LaneRun:
             self.most_steps = min(run.steps, *self.left)
             self.times = Times(costs, start_ns, context, len(streams), self.most_steps, self.progress)
         self.times.steps = self.times.boundary(run.until_ns)
+        self.begun = True
 
     def over(self, divided: DividedCompute | None, processors: SharedProcessors | None) -> None:
         self.version += 1

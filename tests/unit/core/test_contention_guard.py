@@ -44,6 +44,14 @@ def test_a_smaller_share_is_never_faster(
     assert guard.factor(decoding, beside, smaller) >= guard.factor(decoding, beside, larger)
 
 
+def test_rounding_makes_no_smaller_share_faster() -> None:
+    guard = ContentionGuard()
+    for factor in (1 + step / 97 for step in range(97)):
+        guard.saw(DECODING, PREFILL, 100, factor)
+        factors = [guard.factor(DECODING, PREFILL, share) for share in range(100, 1001)]
+        assert factors == sorted(factors, reverse=True)
+
+
 def test_it_learns_towards_smaller_shares() -> None:
     """A step on 3/4 that took hardly longer says that one on the half takes at most 3/2 of it."""
     guard = ContentionGuard()

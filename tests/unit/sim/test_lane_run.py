@@ -6,10 +6,18 @@ import pytest
 
 from aegis.core.effects import Row, Run
 from aegis.core.ids import ModelId, RequestId
+from aegis.core.model import Slo
 from aegis.core.request import Job, Sampling
+from aegis.policies import recipe
 from aegis.sim.compute_shares import WHOLE, ComputeShares, SharedBandwidth
+from aegis.sim.gpu_costs import gpu
 from aegis.sim.lane_run import DividedCompute, LaneRun
+from aegis.sim.market import SimRequest
+from aegis.sim.shapes import MIX, SHAPES
+from aegis.sim.simulation import Pool, simulate
 from aegis.sim.step_costs import StepCosts
+from bench.workloads.arrival import model_name
+from bench.workloads.spec import parse
 
 COSTS = StepCosts.of_ms(decode=(10.0, 0.0, 0.0), prefill=(0.0, 100.0, 0.0))
 SHARES = ComputeShares(units=100, step_units=10, prefill_traffic=0.3)
@@ -92,3 +100,14 @@ def test_further_layers_of_a_prompt_read_nothing_twice() -> None:
             lane_run.begin(0, costs, by_layers=by_layers)
             took_ns.append(lane_run.times.of(0))
     assert took_ns == [45_000_000, 45_000_000, 45_000_000, 5_000_000]
+
+
+def test_a_run_that_slows_one_beside_it_while_it_begins_is_not_looked_at_yet() -> None:
+    """An instance that reports looks at all its runs when one of them is slowed."""
+    specs = tuple(SHAPES[MIX[index]].spec(model_name(index), Slo()) for index in range(8))
+    wanted = [
+        SimRequest(a.at_ns, a.model, a.input_tokens, a.output_tokens)
+        for a in parse("poisson:models=8,rps=0.8,duration=40", 2)
+    ]
+    outcome = simulate(Pool(recipe=recipe("least-slack"), gpu=gpu("a100"), specs=specs, mixed=1, lanes=True), wanted)
+    assert {record.ended for record in outcome.records} == {"finished"}
