@@ -165,7 +165,7 @@ MISSED = {
     "float32: ratio": "the engine alone reaches 1.6 to 1.8; what else a request takes is the same for both",
     "overhead over the system calls, 64 in a row": "by less than the machine's noise that day",
     "overhead over the system calls, 64 scattered": "pages that are not adjacent are booked and mapped one by one",
-    "loogle/llama-3-70b/a100x8/least-slack": "by one step of the search; prefills bound both, not gaps",
+    "loogle/llama-3-70b/a100x8/least-slack": "by one step of the search; cause not found",
     "loogle/llama-3-70b/a100x8/chunked-prefill": "a chunk of 256 has 44 % of the speed of 4 096, as in Figure 6 (a)",
     "loogle/llama-3-70b/a100x8/nanoflow": "a chunk of 256 has 44 % of the speed of 4 096, as in Figure 6 (a)",
     "loogle/llama-3-70b/a100x8/loongserve": "a prompt that begins beside a decode has half of the GPUs to its end",
