@@ -8,7 +8,7 @@ import signal
 from collections.abc import Coroutine
 from typing import Any
 
-_AGAIN_S = 10.0
+_AGAIN_S = 0.5
 
 _logger = logging.getLogger(__name__)
 
@@ -22,7 +22,8 @@ def watched(work: Coroutine[None, None, None]) -> asyncio.Task[None]:
 
 async def cancelled(*tasks: asyncio.Task[Any]) -> None:
     """Returns when all have ended. What waits in `asyncio.wait_for` up to Python 3.11, as libraries do, misses a
-    cancellation that comes with what it waits for: it is asked again."""
+    cancellation that comes with what it waits for: it is asked again. What a task does for its end takes less than
+    `_AGAIN_S`, or is broken off."""
     left = set(tasks)
     while left:
         for task in left:
