@@ -12,7 +12,6 @@ pass it in the order of the trace, whoever serves them.
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,10 +20,10 @@ from functools import lru_cache
 from itertools import cycle
 from pathlib import Path
 from typing import Final
-from zlib import error as ZlibError
 
 from aegis.core.errors import UserError
 from bench.workloads.arrival import Arrival
+from bench.workloads.traces import opened, readable
 
 BLOCK_TOKENS: Final = 512
 _TOKENS_MAX: Final = 1 << 30
@@ -87,25 +86,17 @@ def reused_tokens(prompts: Iterable[Prompt], cache_tokens: int | None = None) ->
 @lru_cache(4)
 def read(path: Path) -> Sequence[Prompt]:
     """Raises UserError, with file and line where a row is at fault."""
-    try:
-        plain = path.with_suffix("") if path.suffix == ".gz" else path
+    plain = path.with_suffix("") if path.suffix == ".gz" else path
+    with readable(path):
         prompts = list(_csv(path) if plain.suffix == ".csv" else _jsonl(path))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: not a text file in UTF-8") from error
-    except (EOFError, ZlibError) as error:
-        raise UserError(f"{path}: the gzip file is damaged") from error
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from error
     if not prompts:
         raise UserError(f"{path}: the trace holds no requests")
     return prompts
 
 
 def _lines(path: Path) -> list[str]:
-    if path.suffix == ".gz":
-        with gzip.open(path, "rt", encoding="utf-8-sig") as file:
-            return file.read().splitlines()
-    return path.read_text(encoding="utf-8-sig").splitlines()
+    with opened(path) as file:
+        return file.read().splitlines()
 
 
 def _jsonl(path: Path) -> Iterator[Prompt]:

@@ -17,6 +17,7 @@ import csv
 import gzip
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 from zlib import error as ZlibError
@@ -76,27 +77,33 @@ def read(path: Path, *, sec_multiplier: float = 1.0) -> list[Arrival]:
     A `timestamp` of a `timed_trace` is multiplied by `sec_multiplier` to get seconds, as in `vllm bench serve`: 0.001
     for traces in milliseconds such as Mooncake's. Raises `UserError`, with file and line where a row is at fault.
     """
-    try:
-        with _opened(path) as file:
-            match (path.with_suffix("") if path.suffix == ".gz" else path).suffix:
-                case ".csv":
-                    arrivals = in_order(_csv(path, file))
-                case ".jsonl":
-                    arrivals = in_order(_jsonl(path, file, sec_multiplier))
-                case _:
-                    raise UserError(f"{path}: expected a trace whose name ends in .csv, .csv.gz, .jsonl or .jsonl.gz")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not a text file in UTF-8") from error
-    except (EOFError, ZlibError) as error:
-        raise UserError(f"{path}: the gzip file is damaged") from error
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from error
+    with readable(path), opened(path) as file:
+        match (path.with_suffix("") if path.suffix == ".gz" else path).suffix:
+            case ".csv":
+                arrivals = in_order(_csv(path, file))
+            case ".jsonl":
+                arrivals = in_order(_jsonl(path, file, sec_multiplier))
+            case _:
+                raise UserError(f"{path}: expected a trace whose name ends in .csv, .csv.gz, .jsonl or .jsonl.gz")
     if not arrivals:
         raise UserError(f"{path}: the trace holds no requests")
     return arrivals
 
 
-def _opened(path: Path) -> TextIO:
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turns what goes wrong with a file into a UserError that names it."""
+    try:
+        yield
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: not a text file in UTF-8") from error
+    except (EOFError, ZlibError) as error:
+        raise UserError(f"{path}: the gzip file is damaged") from error
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from error
+
+
+def opened(path: Path) -> TextIO:
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")
