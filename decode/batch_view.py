@@ -17,12 +17,14 @@ _Deadline = tuple[int, int]  # of a sequence's next token, as it is and shifted 
 
 class _Seen:
     """What a view needs of sequences that are in no run on the second lane. They are looked at once: an instance makes
-    views of all its batches for each plan."""
+    views of all its batches for each plan. If it `defers_refused`, deadlines of those that were refused room are there
+    only where no others are: a batch that had turn after turn for them would bring its other sequences on instead."""
 
     __slots__ = (
         "context_tokens",
         "decoding",
         "following",
+        "prompts",
         "requests",
         "squares",
         "stream_ns",
@@ -30,11 +32,12 @@ class _Seen:
         "waiting",
     )
 
-    def __init__(self, sequences: list[Sequence], slo: Slo) -> None:
+    def __init__(self, sequences: list[Sequence], slo: Slo, *, defers_refused: bool) -> None:
         requests: list[RequestId] = []
         waiting: list[_Deadline] = []
         decoding: list[_Deadline] = []
-        context_tokens = tokens = squares = 0
+        deferred: list[tuple[list[_Deadline], _Deadline]] = []
+        context_tokens = tokens = squares = prompts = 0
         following: Sequence | None = None
         stream_ns: int | None = None
         for sequence in sequences:
@@ -45,17 +48,23 @@ class _Seen:
             context_tokens += cached
             due_at_ns = slo.due_ns(job.arrival_ns, sequence.generated)
             deadline = (due_at_ns, due_at_ns + job.priority * slo.ttft_ns)
+            deadlines = waiting if lacks else decoding
+            if defers_refused and sequence.refused:
+                deferred.append((deadlines, deadline))
+            else:
+                deadlines.append(deadline)
             if lacks:
-                waiting.append(deadline)
+                prompts += 1
                 own, own_squares = prefill_terms(cached, cached - lacks)
                 tokens, squares = tokens + own, squares + own_squares
                 if following is None or sequence.rank_ns < following.rank_ns:
                     following = sequence
-            else:
-                decoding.append(deadline)
-                if last_ns is not None and (stream_ns is None or last_ns < stream_ns) and sequence.where is DEVICE:
-                    stream_ns = last_ns
-        self.requests, self.waiting, self.decoding = requests, waiting, decoding
+            elif last_ns is not None and (stream_ns is None or last_ns < stream_ns) and sequence.where is DEVICE:
+                stream_ns = last_ns
+        if deferred and not waiting and not decoding:
+            for deadlines, deadline in deferred:
+                deadlines.append(deadline)
+        self.requests, self.waiting, self.decoding, self.prompts = requests, waiting, decoding, prompts
         self.context_tokens, self.tokens, self.squares = context_tokens, tokens, squares
         self.following, self.stream_ns = following, stream_ns
 
@@ -85,12 +94,13 @@ class BatchViews:
         change_ns, switch_ns = self._change_times.ns, latency.switch_ns()
         active, there = model == self._models.active, weights.is_resident(model)
         resident = there or weights.is_loading(model)
-        seen = _Seen(batch.sequences, slo)
+        had_turn_ns = self.work.had_turn_ns(batch, now_ns)
+        seen = _Seen(batch.sequences, slo, defers_refused=rules.defers_refused and had_turn_ns is None)
         waiting, decoding, following = seen.waiting, seen.decoding, seen.following
         step_ns = latency.decode_ns(seen.context_tokens, len(seen.requests))
         lead_ns = step_ns + (0 if resident else switch_ns) + (0 if active else change_ns)
         later_ns, cuts = round(rules.later_ttfts * slo.ttft_ns), rules.chunk_tokens is not None
-        prefill_ns = latency.prefills_ns(len(waiting), seen.tokens, seen.squares) if waiting else 0
+        prefill_ns = latency.prefills_ns(seen.prompts, seen.tokens, seen.squares) if seen.prompts else 0
         relaxed_by_ns = savable_due_ns = prompt_rank_ns = None
         prompt_ns = 0
         if later_ns:
@@ -99,7 +109,7 @@ class BatchViews:
             savable_due_ns = min([due for due, _ in decoding if due + slo.tbt_ns > now_ns], default=None)
         if cuts and following:
             prompt_rank_ns, start = following.rank_ns, following.cached - following.lacks
-            prompt_ns = prefill_ns if len(waiting) == 1 else latency.prefill_ns(following.cached, start)
+            prompt_ns = prefill_ns if seen.prompts == 1 else latency.prefill_ns(following.cached, start)
         return BatchView(  # by position: names would take most of the time of a view
             batch.batch,
             model,
@@ -108,7 +118,7 @@ class BatchViews:
             switch_ns,
             change_ns,
             tuple(seen.requests),
-            len(waiting),
+            seen.prompts,
             prefill_ns,
             min([urgent for _, urgent in waiting]) if waiting else None,
             active,
@@ -117,7 +127,7 @@ class BatchViews:
             savable_due_ns,
             slo.ttft_ns,
             resident,
-            self.work.had_turn_ns(batch, now_ns),
+            had_turn_ns,
             relaxed_by_ns,
             there and now_ns >= batch.stuck_until_ns,
             slo.gap_ns,

@@ -63,8 +63,10 @@ class Eviction:
             return
         there = [sequence for sequence in batch.sequences if sequence.where in (Where.ARRIVING, Where.DEVICE)]
         growth = sum([_growth(sequence) for sequence in there])
-        for sequence in away:
+        for at, sequence in enumerate(away):
             if not self._make(sequence, sequence.blocks_now() + growth):
+                for refused in away[at:]:
+                    refused.refused = True
                 return
             self._kv.bring_in(sequence)
             growth += _growth(sequence)
@@ -74,7 +76,8 @@ class Eviction:
         missing = sequence.blocks_now() - sequence.held
         if missing > 0 and self._ledger.device.room(sequence.shape) < missing:
             self._give_up_ahead()
-        return missing <= 0 or (self._make(sequence, missing) and self._kv.grow(sequence, missing))
+        sequence.refused = missing > 0 and not (self._make(sequence, missing) and self._kv.grow(sequence, missing))
+        return not sequence.refused
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether its next run needs no block that has to be made room for."""

@@ -106,7 +106,7 @@ class KvSwap:
         device = self._ledger.device.alloc(shape, sequence.blocks_now())
         assert not isinstance(device, NoBlocks) and (sequence.prefix or after is not None)
         sequence.device, sequence.held = list(device), sequence.blocks_now()
-        sequence.where = Where.ARRIVING
+        sequence.where, sequence.refused = Where.ARRIVING, False
         self._arriving.append(sequence)
         count = count_blocks(source)
         sequence.arrival = self._ledger.copy_in(shape, source, first_blocks(device, count), after, ahead=ahead)

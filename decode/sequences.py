@@ -78,6 +78,7 @@ class Sequence:
     running: bool = False
     dropped: bool = False
     beside: bool = False  # in the run under way on the second lane
+    refused: bool = False  # there was no room on the device for it when its batch last wanted it there
     suspect: bool = False  # a step that its prompt shared has failed
     prefill_ns: int = 0  # the time of the prefill
     last_ns: int | None = None  # when `last` was made, if that was here

@@ -296,6 +296,7 @@ class TurnRules:
     evicts: bool = True  # weights may leave for others' weights or KV; otherwise only where nothing else could go on
     keeps_kv: bool = True  # over a switch; otherwise preempted requests are prefilled again
     chunk_tokens: int | None = None  # the shortest chunk that is worth its cost; None: prefills are not cut or joined
+    defers_refused: bool = False  # deadlines of those for whom their batch's last turn had no room do not count in it
     merges: bool = False  # the batch that is given a turn takes over others of its model that fit
     budget_tokens: int | None = None  # of a step with a prompt, its decode rows included; None: as time allows
     join_gain: float = JOIN_GAIN

@@ -15,7 +15,7 @@ from aegis.core.wording import duration, when
 from decode.reasons import cost_ns, wants
 from decode.slack import begin_by_ns
 
-_RULES = TurnRules(renewal=Renewal.ARRIVAL, later_ttfts=4.0, chunk_tokens=16, merges=True)
+_RULES = TurnRules(renewal=Renewal.ARRIVAL, later_ttfts=4.0, chunk_tokens=16, merges=True, defers_refused=True)
 _PPM = 1_000_000
 _IN_ORDER_OF_MAKING = attrgetter("batch")
 _RELAXED_BY_NS = attrgetter("relaxed_by_ns")
@@ -47,6 +47,8 @@ class LeastSlack:
     or a run beside them; besides, each batch has a turn in a round. A turn lasts for a quantum, the prefills it was
     planned with and one run. So a request that waits, other than for memory, waits for no more turns than others have
     tokens due before its own may count, prefills and batches.
+    A sequence for which its batch's last turn had no room is left out of this until the next one, if the batch has
+    others: its deadline would get the batch turn after turn, in which only those went on.
 
     Pieces. If the prefills of a turn take longer than half a gap target, they are cut into pieces, so that streams
     whose models are there go on beside them: each has a step, in a pause of the turn, before its last token is half its

@@ -31,7 +31,9 @@ On instances that decode, as `decode.policies.least_slack` states it:
      later than another one by its length has no lower rank: so in turns of its batch a prompt waits for the pieces of
      those before it, and as many steps.
 
-Waits for memory are bounded by none of these: for pages, for room for KV, and for KV to be copied.
+Waits for memory are bounded by none of these: for pages, for room for KV, and for KV to be copied. So a sequence that
+was refused room when its batch had the turn waits for no turn, and none is given for it, until its batch has the next
+one; unless its batch has no other sequence.
 
 On instances that prefill, as `prefill.policies.least_slack` states it:
 
@@ -74,7 +76,7 @@ Token = tuple[RequestId, int]
 class Watched:
     """A policy of turns whose plans are checked (W1). `later_ttfts`: by how many of them a deadline may count later."""
 
-    def __init__(self, policy: RoundPolicy, note: Callable[[], None]) -> None:
+    def __init__(self, policy: RoundPolicy, note: Callable[[int], None]) -> None:
         self.policy = policy
         self.note = note  # that a plan is made
         self.later_ttfts: float = policy.rules.later_ttfts
@@ -88,7 +90,7 @@ class Watched:
         return self.policy.rules
 
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
-        self.note()
+        self.note(now_ns)
         plan, views = self.policy.plan(batches, now_ns), {batch.batch: batch for batch in batches}
         turns = [turn for turn in plan if not turn.pause]
         self._check_pauses([turn for turn in plan if turn.pause], views, views[turns[0].batch], now_ns)
@@ -246,11 +248,17 @@ class WatchedDecodeCore(DecodeCore):
                 self._waits.pop(sequence.job.request, None)
         super()._end_turn()
 
-    def _note_plan(self) -> None:
+    def _note_plan(self, now_ns: int) -> None:
         for batch in self._work.batches:
-            sequence = min([s for s in batch.sequences if not s.beside] or batch.sequences, key=self._urgent_ns)
+            sequence = min(self._counted(batch, now_ns) or batch.sequences, key=self._urgent_ns)
             token = (sequence.job.request, sequence.generated)
             self._planned[batch.batch] = _Pressing(sequence, token, self._urgent_ns(sequence))
+
+    def _counted(self, batch: Batch, now_ns: int) -> list[Decoding]:
+        """Whose deadlines count: of those refused room when the batch had a turn, only where it has no others."""
+        there = [s for s in batch.sequences if not s.beside]
+        holds = self._work.had_turn_ns(batch, now_ns) is not None
+        return [s for s in there if holds or not s.refused] or there
 
     def _check_run(self, run: Run, now_ns: int) -> None:
         turn = self._work.turn
@@ -275,8 +283,7 @@ class WatchedDecodeCore(DecodeCore):
             self._given = _Given(turn, self._planned[turn.batch.batch], self._watched.quantum_ns)
         else:
             self._give(turn, given, now_ns)
-        beside = {sequence.job.request for sequence in self._work.beside}
-        waiting = self._by_request.keys() - beside
+        waiting = {s.job.request for batch in self._work.batches for s in self._counted(batch, now_ns) if not s.beside}
         self._waits = {request: wait for request, wait in self._waits.items() if request in waiting}
 
     def _give(self, turn: RunningTurn, given: _Given | None, now_ns: int) -> None:

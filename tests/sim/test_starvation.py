@@ -75,7 +75,7 @@ def test_a_plan_with_who_has_time_before_who_has_none_is_found() -> None:
 
 def test_who_waits_for_others_again_and_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def unchecked(watched: Watched, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
-        watched.note()
+        watched.note(now_ns)
         return watched.policy.plan(batches, now_ns)
 
     monkeypatch.setattr(Watched, "plan", unchecked)
@@ -110,6 +110,11 @@ def test_a_turn_that_follows_one_of_the_same_batch_counts_by_itself() -> None:
 def test_a_turn_whose_step_failed_counts_for_no_token() -> None:
     """In this a piece of a prompt fails, and with it the step of the stream that the turn was given for."""
     seeds.run_seed(5033)
+
+
+def test_a_prompt_without_room_wins_its_batch_no_turns() -> None:
+    """In this its batch had turn after turn for it, and streams of the batch filled them."""
+    seeds.run_seed(5405)
 
 
 def test_a_prompt_that_fails_with_others_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

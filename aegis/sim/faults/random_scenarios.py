@@ -161,7 +161,7 @@ def _setup(draw: Stream, *, most: int) -> Setup:
 
 def _cutting() -> Recipe:
     """Ours, with every prefill cut as short as the policy finds it worth."""
-    rules = TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=16)
+    rules = TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=16, defers_refused=True)
     return replace(
         recipe("least-slack"),
         name="least-slack (chunks)",

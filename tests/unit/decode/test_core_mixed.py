@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from aegis.core.block_runs import count_blocks
 from aegis.core.effects import CopyBlocks, EndRun, Track, Untrack
 from aegis.core.events import StepFailed, Stepped
@@ -27,7 +29,7 @@ from aegis.core.views import BatchView, Renewal, Turn, TurnRules
 from aegis.sim.faults.fake_models import PAGE, make_spec
 from decode.core import DecodeCore
 from tests.sim.driven import Driven, decode, make_job
-from tests.unit.decode.turns import IN, OUT, TWO_MODELS_FIT, WEIGHTS, WIDE, A, B, lent, running, settle, take
+from tests.unit.decode.turns import IN, OUT, TWO_MODELS_FIT, WEIGHTS, WIDE, A, B, lent, running, settle, step, take
 
 
 class Planned:
@@ -121,6 +123,31 @@ def test_deadlines_that_cannot_be_met_any_more_may_count_later() -> None:
     driven.on(Submit(make_job(3, hasty)))
     (view,) = policy.seen[-1]
     assert view.relaxed_by_ns == 3 * ttft_ns - view.prefill_ns - view.step_ns
+
+
+@pytest.mark.parametrize("defers", [False, True])
+def test_who_was_refused_room_may_wait_until_others_of_its_batch_need_a_turn(defers: bool) -> None:
+    """Or its batch would have turn after turn for it, in which it brings its other sequences on."""
+    rules = TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=16, defers_refused=defers)
+    policy = Planned((1, True, True), rules=rules)
+    driven = lent(WIDE, B, pages=4, policy=policy)
+    take(driven, 1, WIDE)
+    settle(driven)
+    submit(driven, 2, WIDE)
+    assert step(driven) == [1], "one block is all that there is room for"
+    driven.on(GrantPages((), refused=True))
+    assert step(driven) == [1]
+    policy.turns = ((2, True, True), (1, True, True))
+    submit(driven, 3, B)
+    step(driven)
+    driven.on(GrantPages((PageRun(4, 8),)))
+    settle(driven)
+    submit(driven, 4, B)
+    driven.stepped(5)
+    first, second = policy.seen[-1]
+    assert (first.waiting, second.waiting) == (1, 1) and first.due_ns is not None
+    assert (first.first_due_ns is None) is defers
+    assert second.first_due_ns is not None
 
 
 def test_a_replay_is_prefilled_with_the_tokens_that_were_sent() -> None:
