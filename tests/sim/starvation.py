@@ -232,7 +232,9 @@ class WatchedDecodeCore(DecodeCore):
         if run:
             self._check_run(run, now_ns)
         self._check_waits(now_ns)
-        if run and not run.prompts:
+        if run and run.prompts and self._given:
+            self._given.missed |= self._given.pressing.sequence.where is not Where.DEVICE
+        elif run:
             self._check_rows(run)
         for each in runs:
             self._service.begins(each)
