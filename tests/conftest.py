@@ -16,7 +16,7 @@ KEPT = ("AEGIS_CACHE", "AEGIS_COMPILED", "AEGIS_FUZZ_CASES", "AEGIS_STRESS_SECON
 for name in [name for name in os.environ if name.startswith("AEGIS_") and not name.startswith(KEPT)]:
     del os.environ[name]
 
-pytest_plugins = ["tests.long_forms", "tests.market_fixtures", "tests.schedule", "tests.stuck"]
+pytest_plugins = ["tests.long_forms", "tests.market_fixtures", "tests.schedule", "tests.shared_servers", "tests.stuck"]
 
 from hypothesis import settings  # noqa: E402
 

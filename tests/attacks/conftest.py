@@ -9,20 +9,22 @@ import pytest
 
 from tests.attacks.harness import REPORTS, attacked
 from tests.live.server import Server
+from tests.shared_servers import shared
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path) -> Iterator[Server]:
-    with attacked(tmp_path_factory.mktemp("attacked"), cache, "--models", str(checkpoints_dir)) as running:
-        yield running
+    directory = tmp_path_factory.mktemp("attacked")
+    with shared("server", __file__) as stack:
+        yield stack.enter_context(attacked(directory, cache, "--models", str(checkpoints_dir)))
 
 
 @pytest.fixture(scope="session")
 def of_two(tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path) -> Iterator[Server]:
     """With two proxies. `test_shutdown.py` ends it."""
     options = ["--models", str(checkpoints_dir / "llama"), "--proxies", "2"]
-    with attacked(tmp_path_factory.mktemp("of-two"), cache, *options) as running:
-        yield running
+    with shared("of_two", __file__) as stack:
+        yield stack.enter_context(attacked(tmp_path_factory.mktemp("of-two"), cache, *options))
 
 
 @pytest.fixture(autouse=True)

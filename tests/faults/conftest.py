@@ -16,6 +16,7 @@ from tests.faults.figures import Figures
 from tests.faults.pool import INSTANCES, Pool, opened
 from tests.live.cases import Case
 from tests.long_forms import LONG
+from tests.shared_servers import shared
 
 SEED = int(os.environ.get("AEGIS_TEST_SEED", "0"))
 MOMENTS = 3 if LONG else 1
@@ -72,8 +73,9 @@ def pool(
 ) -> Iterator[Pool]:
     """Four instances and two proxies."""
     options = ["--models", str(checkpoints_dir), "--device-memory", "64MiB", *INSTANCES, "--proxies", "2"]
-    with opened(request.param, tmp_path_factory.mktemp(f"pool-{request.param}"), cache, *options) as running:
-        yield running
+    with shared("pool", __file__) as stack:
+        directory = tmp_path_factory.mktemp(f"pool-{request.param}")
+        yield stack.enter_context(opened(request.param, directory, cache, *options))
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from tests.live.roomy import DEVICE_MIB, FLOOR_MIB, Services
 from tests.live.server import SPLIT, Server, launched
 from tests.market_fixtures import made_once
 from tests.redis_server import external_kind, redis_server
+from tests.shared_servers import shared
 
 torch.set_num_threads(1)
 
@@ -33,7 +33,7 @@ def server(
     options += ["--proxies", str(market.PROXIES), *SPLIT]
     directory = tmp_path_factory.mktemp("server")
     environment: Mapping[str, str] = {}
-    with ExitStack() as stack:
+    with shared("server", __file__) as stack:
         if market.RAY:
             from tests.ray_cluster import of_ray, ray_cluster
 
@@ -60,7 +60,7 @@ def zoo_server(tmp_path_factory: pytest.TempPathFactory, cache: Path, zoo_dir: P
     """Serves many architectures in very little memory, the accounting laws checked. Its Redis is a user's own."""
     directory = tmp_path_factory.mktemp("zoo-server")
     options = ["--models", str(zoo_dir), "--dtype", "float32", *zoo.MEMORY, *SPLIT, "--debug-memory"]
-    with ExitStack() as stack:
+    with shared("zoo_server", __file__) as stack:
         redis = stack.enter_context(redis_server(external_kind(), directory))
         running = stack.enter_context(launched(directory, cache, *options, "--redis", redis.url))
         running.wait_for_ready()
@@ -70,10 +70,9 @@ def zoo_server(tmp_path_factory: pytest.TempPathFactory, cache: Path, zoo_dir: P
 @pytest.fixture(scope="session")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     directory = tmp_path_factory.mktemp("services")
-    with (
-        redis_server(external_kind(), directory) as redis,
-        brokers.running(brokers.external_kind(), directory / "broker") as broker,
-    ):
+    with shared("services", __file__) as stack:
+        redis = stack.enter_context(redis_server(external_kind(), directory))
+        broker = stack.enter_context(brokers.running(brokers.external_kind(), directory / "broker"))
         yield Services(redis, broker)
 
 
@@ -89,7 +88,9 @@ def roomy(
     options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", f"{DEVICE_MIB}MiB"]
     options += [*SPLIT, "--redis", services.redis.url, "--mqtt", services.broker.url, "--debug-memory"]
     kept = {"AEGIS_MEMORY_FLOOR": f"{FLOOR_MIB}MiB", "AEGIS_MEMORY_IDLE_S": "86400"}
-    with launched(tmp_path_factory.mktemp("roomy"), cache, *options, environment=kept) as running:
+    directory = tmp_path_factory.mktemp("roomy")
+    with shared("roomy", __file__) as stack:
+        running = stack.enter_context(launched(directory, cache, *options, environment=kept))
         running.wait_for_ready()
         yield running
 

@@ -124,7 +124,7 @@ def test_a_prompt_whose_batch_has_nothing_but_pauses_is_found(monkeypatch: pytes
     """They are steps of its streams."""
 
     def unchecked(watched: Watched, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
-        watched.note()
+        watched.note(now_ns)
         plan = watched.policy.plan(batches, now_ns)
         watched.quantum_ns = min([turn.quota_ns for turn in plan if turn.quota_ns and not turn.pause])
         return plan

@@ -10,6 +10,7 @@ import pytest
 
 from tests.live.api.keys import ADMIN, ALICE, ALLOWED, AT_ONCE, BOB, CAROL, TOKENS, UNLIMITED
 from tests.live.server import Server, launched
+from tests.shared_servers import shared
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +31,8 @@ def keyed(
     config.write_text(json.dumps({"models": models, "api_keys": api_keys, "server": {"shutdown_timeout_s": 60}}))
     options = ["--config", str(config), "--dtype", "float32", "--device-memory", "64MiB", "--proxies", "2"]
     options += ["--log-format", "json", "--cors-origin", "https://chat.example"]
-    with launched(directory / "server", cache, *options, environment={"AEGIS_ADMIN_KEY": ADMIN}) as running:
+    environment = {"AEGIS_ADMIN_KEY": ADMIN}
+    with shared("keyed", __file__) as stack:
+        running = stack.enter_context(launched(directory / "server", cache, *options, environment=environment))
         running.wait_for_ready()
         yield running

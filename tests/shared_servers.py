@@ -1,0 +1,43 @@
+"""Servers that several files share end with the last test that uses them, not with the run: even an idle one takes a
+fortieth of a processor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+Shared = tuple[str, Path]
+"""A fixture, and the directory of the tests for which it is this one."""
+
+_open: list[tuple[Shared, ExitStack]] = []
+_places: dict[str, int] = {}
+_last: dict[Shared, int] = {}
+
+
+@contextmanager
+def shared(fixture: str, conftest: str) -> Iterator[ExitStack]:
+    """What is entered into the stack ends after the last test that uses the fixture of this file, directly or not."""
+    with ExitStack() as stack:
+        _open.append(((fixture, Path(conftest).parent), stack))
+        yield stack
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    for place, item in enumerate(session.items):
+        _places[item.nodeid] = place
+        for fixture in getattr(item, "fixturenames", ()):
+            _last.update(((fixture, directory), place) for directory in item.path.parents)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests are handed out in the order in which they were collected: after the last one there is none for this process
+    either."""
+    for what, stack in reversed(_open):
+        if _last[what] < _places[item.nodeid]:
+            _open.remove((what, stack))
+            stack.close()
