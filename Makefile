@@ -170,7 +170,7 @@ $(VLLM)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-vllm: $(VLLM)/.installed
-	$(VLLM)/bin/python -m pytest tests/unit/engine/vllm/test_version.py tests/unit/engine/vllm/test_packed_linear.py \
+	$(VLLM)/bin/python -m pytest tests/unit/engine/vllm/test_version.py tests/unit/engine/test_packed_linear.py \
 		tests/unit/engine/vllm/test_engine.py tests/unit/engine/vllm/test_norms.py
 	AEGIS_TEST_ENGINE=vllm $(VLLM)/bin/python -m pytest tests/live/models/test_exactness.py
 

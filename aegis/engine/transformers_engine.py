@@ -29,6 +29,7 @@ from aegis.core.ids import ModelId
 from aegis.core.model import Manifest, ModelSpec
 from aegis.engine.accepted_layers import unsupported_layers
 from aegis.engine.lane_threads import Computing, Decoders
+from aegis.engine.packed_linear import packed_at
 from aegis.engine.paged_attention import NAME, Decode, Mixed, Prefill, Step, running
 from aegis.engine.parallel.group import Group
 from aegis.engine.parallel.sharding import connect
@@ -52,18 +53,19 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 def use_onednn(module: torch.nn.Module) -> None:
-    """Replaces the `forward` of every plain linear layer in float32. Weights must be bound before and stay bound.
+    """Replaces the `forward` of every plain linear layer in float32, or whose weight is packed. Weights must be bound
+    before and stay bound.
 
     torch hands such products on the CPU to MKL, whose kernels for a few rows are 1.3 to 2.3 times slower than oneDNN's
     on processors that are not Intel's. oneDNN's operator reads the weight where it lies, but costs some ten
     microseconds more per call: small layers stay as they are, and middling ones where there is one row only. Other
-    dtypes reach oneDNN by themselves."""
+    dtypes reach oneDNN by themselves, but it puts a weight that is not packed in order anew for each product."""
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # torch was built without oneDNN
         return
     for layer in module.modules():
-        if type(layer) is torch.nn.Linear and layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32:
-            size = layer.weight.numel()
-            if size >= MIDDLING_WEIGHT_ELEMENTS:
+        if type(layer) is torch.nn.Linear and layer.weight.device.type == "cpu":
+            size = layer.weight.numel() if layer.weight.dtype == torch.float32 else 0
+            if layer.weight.is_mkldnn or size >= MIDDLING_WEIGHT_ELEMENTS:
                 layer.forward = _onednn(layer)  # type: ignore[method-assign, assignment]
             elif size >= SMALL_WEIGHT_ELEMENTS:
                 layer.forward = _by_rows(layer)  # type: ignore[method-assign, assignment]
@@ -290,7 +292,10 @@ def _build(spec: ModelSpec) -> PreTrainedModel:
 def _bind(module: PreTrainedModel, manifest: Manifest, base: int, device: torch.device) -> None:
     """Puts a view of the weight range wherever a tensor of the image belongs."""
     for entry in manifest.tensors:
-        view = tensor_at(base + entry.offset, entry.shape, dtype_named(entry.dtype), device)
+        if entry.packing:
+            view = packed_at(base + entry.offset, entry.shape, entry.dtype, entry.packing)
+        else:
+            view = tensor_at(base + entry.offset, entry.shape, dtype_named(entry.dtype), device)
         bound = view if entry.buffer else torch.nn.Parameter(view, requires_grad=False)
         for name in entry.names:
             owner, _, leaf = name.rpartition(".")

@@ -15,13 +15,15 @@ IMAGE_FORMAT = 2
 _BESIDE_WEIGHTS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 
 
-def fingerprint(checkpoint: Checkpoint, dtype: str, engine: EngineName = "transformers", ranks: int = 1) -> str:
+def fingerprint(
+    checkpoint: Checkpoint, dtype: str, engine: EngineName = "transformers", ranks: int = 1, *, packs: bool = False
+) -> str:
     """32 hex digits, in milliseconds whatever the checkpoint's size: small files count by content, weights by header,
     size and time of last change. That time is ctime, which unlike mtime nobody can set back: bytes overwritten in
     place are noticed even if size and mtime were restored. A copied checkpoint gets an image of its own.
 
-    The converter counts because the layout of its parameters may differ from release to release; with vLLM the
-    processor too, for which weights are packed.
+    The converter counts because the layout of its parameters may differ from release to release; if it `packs`
+    weights for the processor, that too, and torch.
     """
     digest = blake2b(digest_size=16)
 
@@ -31,6 +33,8 @@ def fingerprint(checkpoint: Checkpoint, dtype: str, engine: EngineName = "transf
     add("aegis image", IMAGE_FORMAT, dtype, version("transformers"))
     if engine == "vllm":
         add(engine, vllm_version.installed(), version("torch"), _processor())
+    elif packs:
+        add("packed", version("torch"), _processor())
     if ranks > 1:
         add("ranks", ranks)
     for file in _small_files(checkpoint.directory):

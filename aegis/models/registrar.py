@@ -48,6 +48,7 @@ class Job(Struct, frozen=True):
     renew: bool = False
     engine: EngineName = "transformers"
     ranks: int = 1
+    packs: bool = False
 
 
 class Progress(Struct, frozen=True, tag=True):
@@ -114,6 +115,7 @@ def _run(job: Job, check: Check | None, out: BinaryIO) -> Registered | Refused:
             renew=job.renew,
             engine=job.engine,
             ranks=job.ranks,
+            packs=job.packs,
         )
     except Exception as error:  # noqa: BLE001 - whatever a checkpoint did to a library, the next job is served
         if isinstance(error, UserError) and not out_of_memory(error):

@@ -7,6 +7,7 @@ appears in the cache whole or not at all, and only after the model has been chec
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,6 +70,15 @@ FETCH_S = 600.0
 LOCK_S = 3600.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How an image is laid out: `packs` as this processor multiplies its weights."""
+
+    engine: EngineName
+    ranks: int
+    packs: bool
+
+
 def register(
     source: Source,
     *,
@@ -81,18 +91,21 @@ def register(
     renew: bool = False,
     engine: EngineName = "transformers",
     ranks: int = 1,
+    packs: bool = False,
 ) -> ModelSpec:
     """`dtype` and `engine` hold unless the source has its own; `ranks` share each model out. A checkpoint that cannot
     be made to fit in `limit_bytes` of each rank is not even loaded. `weigh` is told the bytes of its weights before
     anything of it but its configuration is read, and after everything is imported. With `renew` an image that is there
-    already is made again. Raises ModelRefused: one line that names the checkpoint and why."""
+    already is made again. If it `packs`, images are for this processor. Raises ModelRefused: one line that names the
+    checkpoint and why."""
     try:
         report("finding the checkpoint", STAGE_S)
         checkpoint = open_checkpoint(fetch(source, lambda text: report(text, FETCH_S)))
         _refuse_too_large(checkpoint, limit_bytes and limit_bytes * ranks)
         dtype, engine = source.dtype or dtype, source.engine or engine
         _refuse_without(engine, ranks)
-        return _register(source, checkpoint, dtype, engine, ranks, cache_dir, check, report, weigh, renew)
+        form = _Form(engine, ranks, packs)
+        return _register(source, checkpoint, dtype, form, cache_dir, check, report, weigh, renew)
     except ModelRefused as refusal:
         raise refused(source.root, refusal.message) from refusal
 
@@ -126,21 +139,20 @@ def _register(
     source: Source,
     checkpoint: Checkpoint,
     dtype: str,
-    engine: EngineName,
-    ranks: int,
+    form: _Form,
     cache_dir: Path,
     check: Check | None,
     report: Report,
     weigh: Callable[[int], None],
     renew: bool,
 ) -> ModelSpec:
-    name = fingerprint(checkpoint, dtype, engine, ranks)
+    name = fingerprint(checkpoint, dtype, form.engine, form.ranks, packs=form.packs)
     directory = cache_dir / "images" / name
     report("finding the image", LOCK_S)  # another process may be making it
     with locked(directory):
         manifest = None if renew else read_manifest(directory, name)
         if manifest is None:
-            manifest = _convert(source, checkpoint, dtype, engine, ranks, directory, check, report, weigh)
+            manifest = _convert(source, checkpoint, dtype, form, directory, check, report, weigh)
         elif (directory / TOKENIZER).is_file() and read_detokenizer(directory) is None:
             report("reading the tokenizer", STAGE_S)  # of an image that an earlier version made
             write_detokenizer(directory)
@@ -151,8 +163,7 @@ def _convert(
     source: Source,
     checkpoint: Checkpoint,
     dtype: str,
-    engine: EngineName,
-    ranks: int,
+    form: _Form,
     directory: Path,
     check: Check | None,
     report: Report,
@@ -162,7 +173,7 @@ def _convert(
     from aegis.models.loading import load, refuse_by_configuration
     from aegis.models.text.tokenizer_files import write_tokenizer
 
-    if engine == "vllm":
+    if form.engine == "vllm":
         import aegis.models.vllm_weight_image  # noqa: F401 - whose libraries are not the checkpoint's doing
 
     stored_bytes = _stored_bytes(checkpoint)
@@ -180,23 +191,23 @@ def _convert(
         report("loading the weights", within_s)
         model = load(checkpoint, dtype)
         report("writing the weight image", within_s)
-        manifest = _writer(engine, ranks, model)(directory.name, checkpoint.directory, draft)
+        manifest = _writer(form, model)(directory.name, checkpoint.directory, draft)
         if check is not None:
             report("comparing its output with transformers'", within_s)
             check(_spec(source, manifest, draft), model)
     return manifest
 
 
-def _writer(engine: EngineName, ranks: int, model: PreTrainedModel) -> Callable[[str, Path, Path], Manifest]:
-    """The writer of the image that `engine` binds: it gets the fingerprint, the checkpoint and the directory."""
-    if engine == "vllm":
+def _writer(form: _Form, model: PreTrainedModel) -> Callable[[str, Path, Path], Manifest]:
+    """The writer of the image that its engine binds: it gets the fingerprint, the checkpoint and the directory."""
+    if form.engine == "vllm":
         from aegis.models.vllm_weight_image import write_vllm_image
 
         return partial(write_vllm_image, model)
     from aegis.models.kv_probe import probe
     from aegis.models.weight_image import write_image
 
-    return partial(write_image, model, probe(model), ranks=ranks)
+    return partial(write_image, model, probe(model), ranks=form.ranks, packs=form.packs)
 
 
 def _spec(source: Source, manifest: Manifest, directory: Path) -> ModelSpec:

@@ -21,25 +21,41 @@ from aegis.core.errors import ModelRefused
 from aegis.core.model import TENSOR_ALIGNMENT_BYTES, EngineName, KvLayer, KvShape, Manifest, TensorEntry, image_name
 from aegis.device.image_directory import CONFIG, GENERATION_CONFIG, MANIFEST
 from aegis.device.image_file import checksums
+from aegis.engine.packed_linear import pack
+from aegis.engine.packed_linear import packs as can_pack
 from aegis.engine.parallel.sharding import Cut, cuts, cuts_attention
 from aegis.engine.stored_tensor import Stored
 from aegis.models.kv_probe import Probed, context_tokens
+
+SMALL_WEIGHT_ELEMENTS = 1 << 16
+"""oneDNN's operator for packed weights costs some ten microseconds more per call."""
 
 _Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 def write_image(
-    model: PreTrainedModel, probed: Probed, fingerprint: str, checkpoint: Path, into: Path, *, ranks: int = 1
+    model: PreTrainedModel,
+    probed: Probed,
+    fingerprint: str,
+    checkpoint: Path,
+    into: Path,
+    *,
+    ranks: int = 1,
+    packs: bool = False,
 ) -> Manifest:
     """Writes image, manifest and the checkpoint's configuration files into the directory `into`. With several `ranks`
-    there is an image for each; raises ModelRefused if they cannot share the model out."""
+    there is an image for each; raises ModelRefused if they cannot share the model out. If it `packs`, weights are
+    stored as this processor multiplies them the fastest, where that is faster."""
     kv = KvShape(
         layers=_shared_out(model, probed.layers, ranks),
         dtype=str(probed.kv_dtype).removeprefix("torch."),
         itemsize=probed.kv_dtype.itemsize,
     )
-    cut = cuts(model, ranks) if ranks > 1 else {}
-    parts = [[_part(tensor, cut, rank, ranks) for tensor in _distinct(model)] for rank in range(ranks)]
+    if ranks > 1:
+        cut = cuts(model, ranks)
+        parts = [[_part(tensor, cut, rank, ranks) for tensor in _distinct(model)] for rank in range(ranks)]
+    else:
+        parts = [[_packed(tensor, model) if packs else tensor for tensor in _distinct(model)]]
     return write_stored(parts, model, kv, probed.vocab_size, fingerprint, checkpoint, into)
 
 
@@ -108,6 +124,18 @@ def _part(tensor: Stored, cut: Mapping[str, Cut], rank: int, ranks: int) -> Stor
     if own is None:
         return tensor
     return Stored.in_rows(tensor.names, own.part(tensor.content, rank, ranks), buffer=tensor.buffer)
+
+
+def _packed(tensor: Stored, model: PreTrainedModel) -> Stored:
+    """The weight of large linear layers in bfloat16 packed: a step for one row then takes half the time. Not if it is
+    looked up too, for it would be stored twice."""
+    layers = [model.get_submodule(name.rpartition(".")[0]) for name in tensor.names]
+    large = tensor.content.dtype == torch.bfloat16 and tensor.content.numel() >= SMALL_WEIGHT_ELEMENTS
+    linear = all(type(layer) is torch.nn.Linear for layer in layers) and tensor.content.ndim == 2
+    if not large or not linear or not can_pack(tensor.content):
+        return tensor
+    packing, content = pack(tensor.content)
+    return tensor._replace(content=content, packing=packing)
 
 
 def _distinct(model: PreTrainedModel) -> Iterator[Stored]:

@@ -127,20 +127,21 @@ async def register(
     renew: bool = False,
     engine: EngineName = "transformers",
     ranks: int = 1,
+    packs: bool = False,
     fork_server: ForkServer,
     start_s: float = START_S,
     module: str = _MODULE,
 ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]:
     """Yields what became of each source, in order but for those that became `unwanted`. A registrar that dies, or does
     not get further in the time it said, refuses the source it was at. With `renew` images that are there already are
-    made again. Registrars are forked by `fork_server`."""
+    made again. If it `packs`, images are for this machine's processor. Registrars are forked by `fork_server`."""
     unwanted = unwanted or RegistrationCancelled()
     waiting = list(sources)
     while waiting:
         for source in [source for source in waiting if source.model in unwanted]:
             waiting.remove(source)
             yield source, was_unloaded(source.model)
-        jobs = [Job(s, dtype, str(cache_dir), limit_bytes, renew, engine, ranks) for s in waiting]
+        jobs = [Job(s, dtype, str(cache_dir), limit_bytes, renew, engine, ranks, packs) for s in waiting]
         doing, known = "starting", unwanted.count
         try:
             async for answer in _run(jobs, unwanted, start_s, fork_server, module):

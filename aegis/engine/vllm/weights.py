@@ -15,9 +15,9 @@ import torch
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
+from aegis.engine.packed_linear import pack, packed_linear, packs
 from aegis.engine.stored_tensor import Stored
 from aegis.engine.tensor_views import dtype_named, tensor_at
-from aegis.engine.vllm.packed_linear import pack, packed_linear, packs
 
 
 class Use(Enum):

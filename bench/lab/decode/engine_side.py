@@ -63,7 +63,7 @@ def write(model: PreTrainedModel, directory: Path, *, engine: EngineName = "tran
 
         manifest = write_vllm_image(model, "contest", directory, into)
     else:
-        manifest = write_image(model, probe(model), "contest", directory, into)
+        manifest = write_image(model, probe(model), "contest", directory, into, packs=True)
     return ModelSpec(ModelId(directory.name), manifest, str(into), str(into / image_name()), str(directory))
 
 

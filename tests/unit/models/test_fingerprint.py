@@ -28,6 +28,16 @@ def test_the_dtype_counts(directory: Path) -> None:
     assert of(directory, "float32") != of(directory, "bfloat16")
 
 
+def test_weights_packed_for_another_processor_are_another_image(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = open_checkpoint(directory)
+    plain, packed = (fingerprint(checkpoint, "auto", packs=packs) for packs in (False, True))
+    monkeypatch.setattr("aegis.models.fingerprint._processor", lambda: ("flags : sse2",))
+    assert len({plain, packed, fingerprint(checkpoint, "auto", packs=True)}) == 3
+    assert fingerprint(checkpoint, "auto") == plain
+
+
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer.json"])
 def test_files_beside_the_weights_count(directory: Path, file: str) -> None:
     before = of(directory)

@@ -43,8 +43,8 @@ def pack(weight: torch.Tensor) -> tuple[bytes, torch.Tensor]:
 
 
 def packed_linear(address: int, shape: Sequence[int], dtype: str, descriptor: bytes) -> Linear:
-    """`linear` with the weight that `pack` described, wherever in memory it lies now. Touches no byte of it."""
-    weight = _packed_at(address, shape, dtype, descriptor)
+    """`linear` with the weight at the address, as `packed_at` has it."""
+    weight = packed_at(address, shape, dtype, descriptor)
     run = torch.ops.mkldnn._linear_pointwise.default
 
     def linear(x: torch.Tensor, _: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -54,7 +54,9 @@ def packed_linear(address: int, shape: Sequence[int], dtype: str, descriptor: by
     return linear
 
 
-def _packed_at(address: int, shape: Sequence[int], dtype: str, descriptor: bytes) -> torch.Tensor:
+def packed_at(address: int, shape: Sequence[int], dtype: str, descriptor: bytes) -> torch.Tensor:
+    """The weight that `pack` described, over the bytes at `address`, of which it touches none. Only oneDNN's operators
+    take it. Raises RuntimeError if the description is none."""
     library, result, (rows, columns) = _libtorch(), ctypes.c_void_p(), shape
     status = library.aoti_torch_create_tensor_from_blob_v2(
         ctypes.c_void_p(address),

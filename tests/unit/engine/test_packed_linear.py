@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from aegis.engine.vllm.packed_linear import pack, packed_linear, packs
+from aegis.engine.packed_linear import pack, packed_linear, packs
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25}
 
