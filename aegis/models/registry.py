@@ -104,7 +104,7 @@ def register(
         _refuse_too_large(checkpoint, limit_bytes and limit_bytes * ranks)
         dtype, engine = source.dtype or dtype, source.engine or engine
         _refuse_without(engine, ranks)
-        form = _Form(engine, ranks, packs)
+        form = _Form(engine, ranks, packs and ranks == 1 and _may_be_bfloat16(checkpoint, dtype))
         return _register(source, checkpoint, dtype, form, cache_dir, check, report, weigh, renew)
     except ModelRefused as refusal:
         raise refused(source.root, refusal.message) from refusal
@@ -119,6 +119,12 @@ def _refuse_too_large(checkpoint: Checkpoint, limit_bytes: int | None) -> None:
             f"its weights are {stored / (1 << 20):.0f} MiB, a device holds {limit_bytes / (1 << 20):.0f} MiB; "
             "raise --device-memory"
         )
+
+
+def _may_be_bfloat16(checkpoint: Checkpoint, dtype: str) -> bool:
+    """Whether anything of it could be packed; else its image is the same for all processors."""
+    own = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+    return (own if dtype == "auto" else dtype) not in ("float32", "float16")
 
 
 def _stored_bytes(checkpoint: Checkpoint) -> int:

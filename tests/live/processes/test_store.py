@@ -18,6 +18,8 @@ from tests.live.server import SPLIT, Server, eventually, launched
 from tests.live.streams import Body, client_of, run_all
 from tests.redis_server import external_kind, redis_server
 
+pytestmark = pytest.mark.usefixtures("zoo_server")  # `market` may be it
+
 STREAMS = 16
 TOKENS = 120
 

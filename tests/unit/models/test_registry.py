@@ -114,6 +114,15 @@ def test_auto_keeps_the_checkpoints_dtype(tmp_path: Path) -> None:
     assert (spec.manifest.dtype, spec.manifest.kv.dtype) == ("float16", "float16")
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_what_is_packed_for_no_processor_is_one_image_for_all(tmp_path: Path, dtype: torch.dtype) -> None:
+    source = Source(ModelId("m"), path=str(checkpoints.write(tmp_path / "m", "llama", dtype=dtype)))
+    packed, plain = (register(source, dtype="auto", cache_dir=tmp_path, packs=packs) for packs in (True, False))
+    assert packed == plain
+    packed, plain = (register(source, dtype="bfloat16", cache_dir=tmp_path, packs=packs) for packs in (True, False))
+    assert packed.manifest.fingerprint != plain.manifest.fingerprint
+
+
 def test_a_checkpoint_without_tokenizer_is_served_by_token_ids(tmp_path: Path) -> None:
     path = checkpoints.write(tmp_path / "bare", "llama")
     said: list[str] = []
