@@ -11,6 +11,8 @@ from urllib.parse import urljoin
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.live.server import eventually
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NO_BROWSER = "no Chromium here; on Debian: apt-get install chromium"
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
@@ -62,3 +64,9 @@ def opened(browser: Browser, url: str, look: tuple[Any, str] = LOOKS[2], may_log
     yield page
     context.close()
     assert [text for text in wrong if not (may_log and re.search(may_log, text))] == []
+
+
+def wait_until(page: Page, expression: str, arg: object = None) -> None:
+    """Until it is true in the page. Playwright's own `wait_for_function` evaluates it there, which the page's policy
+    forbids where it is not true at once."""
+    eventually(lambda: page.evaluate(expression, arg), expression)

@@ -113,7 +113,9 @@ class ImageCaches:
             cache.use(model, now_ns)
 
     def state(self, model: ModelId) -> State:
-        """The state on the machine on which it is the least advanced."""
+        """The state on the machine on which it is the least advanced. A model that was dropped is on none."""
+        if model not in self._specs:
+            return State.ABSENT
         return min((cache.state(model) for cache in self._caches.values()), key=_LEAST.index, default=State.ABSENT)
 
     # --- instances ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser import CHROMIUM, NO_BROWSER, chromium, opened
+from tests.browser import CHROMIUM, NO_BROWSER, chromium, opened, wait_until
 from tests.live.market import MARKET
 from tests.live.server import ROOT, Server, eventually
 
@@ -76,7 +76,7 @@ def test_the_timeline_moves_while_a_load_runs(server: Server, page: Page) -> Non
         expect(page.locator("#timeline-empty")).to_be_hidden()
         seen = {page.evaluate(PICTURE)}
         for _ in range(3):
-            page.wait_for_function(f"(seen) => !seen.includes({PICTURE})", arg=list(seen))
+            wait_until(page, f"(seen) => !seen.includes({PICTURE})", list(seen))
             seen.add(page.evaluate(PICTURE))
         for instance in ("prefill-0", "decode-0"):
             lane = page.locator("#lanes .lane").filter(has_text=instance)

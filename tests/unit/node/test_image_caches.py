@@ -115,11 +115,13 @@ def test_a_dropped_image_is_forgotten_when_every_machine_has_let_go_of_it() -> N
             (A, EvictImage(SMALL.model)),
             (B, EvictImage(SMALL.model)),
         ]
+        assert stand.images.state(SMALL.model) is State.ABSENT
         stand.images.evicted(SMALL.model, A)
         assert not stand.node.forgotten
         stand.images.lost(B)
         stand.images.close(TWO)
         assert stand.node.forgotten == [SMALL.model]
+        assert stand.images.state(SMALL.model) is State.ABSENT, "it may have been asked for when it was there"
 
     standing(script)
 

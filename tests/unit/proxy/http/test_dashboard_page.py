@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from aegis.telemetry.history import History
-from tests.browser import CHROMIUM, CONTRAST, LOOKS, NO_BROWSER, chromium, opened
+from tests.browser import CHROMIUM, CONTRAST, LOOKS, NO_BROWSER, chromium, opened, wait_until
 from tests.unit.proxy.http.live import serving
 from tests.unit.proxy.http.scripted import keyring, says
 from tests.unit.proxy.http.watched import WHY, WatchedMarket
@@ -71,6 +71,7 @@ on_both_screens = pytest.mark.parametrize("look", LOOKS[1:3], ids=str)
 
 COLOURS_DRAWN = """(() => {
   const canvas = document.querySelector("#lanes canvas");
+  if (!canvas) return 0;
   const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
   return new Set(new Uint32Array(data.buffer)).size;
 })()"""  # of the first instance
@@ -99,10 +100,10 @@ def test_controls_and_pictures_have_names(page: Page) -> None:
 @on_both_screens
 def test_the_timeline_moves_and_says_why(page: Page) -> None:
     expect(page.locator("#lanes .lane")).to_have_count(2)
-    page.wait_for_function(f"{COLOURS_DRAWN} > 4")
+    wait_until(page, f"{COLOURS_DRAWN} > 4")
     picture = "document.querySelector('#lanes canvas').toDataURL()"
     before = page.evaluate(picture)
-    page.wait_for_function(f"(before) => {picture} !== before", arg=before)
+    wait_until(page, f"(before) => {picture} !== before", before)
     canvas = page.locator("#lanes canvas").first
     canvas.focus()
     page.keyboard.press("ArrowLeft")
@@ -133,7 +134,7 @@ def test_what_runs_on_a_part_of_a_device_has_that_part_of_the_row(browser: Brows
         serving(WatchedMarket(3, says(STORY), divided=True)) as address,
         opened(browser, f"{address}/dashboard", LOOKS[2]) as page,
     ):
-        page.wait_for_function(f"{COLOURS_DRAWN} > 4")
+        wait_until(page, f"{COLOURS_DRAWN} > 4")
         page.locator("#pause").click()
         assert re.search(r"model-\d: decode[\s\S]*on 60 % of the device", told(page, 8))
         assert re.search(r"model-\d: prefill[\s\S]*99 tokens · on 40 % of the device", told(page, 28))
