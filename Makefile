@@ -139,9 +139,9 @@ _strace:
 run: $(STAMP)
 	@exec $(BIN)/aegis launch
 
-# Tests run side by side where nothing asserts how soon a server answers: four on two processors, because servers often
+# Tests run side by side where nothing asserts how soon a server answers: three on two processors, because servers often
 # wait. Those attacks that do have the machine to themselves.
-BESIDE = --numprocesses 4 --dist loadfile --no-loadscope-reorder
+BESIDE = --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test: lint
 	$(BIN)/python -m pytest $(BESIDE) -m "not alone" tests

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.schedule import ROOT, group_of
+
 Shared = tuple[str, Path]
 """A fixture, and the directory of the tests for which it is this one."""
 
 _open: list[tuple[Shared, ExitStack]] = []
 _places: dict[str, int] = {}
-_last: dict[Shared, int] = {}
+_last: dict[tuple[str | None, Path], int] = {}
 
 
 @contextmanager
@@ -29,7 +31,8 @@ def shared(fixture: str, conftest: str) -> Iterator[ExitStack]:
 def pytest_collection_finish(session: pytest.Session) -> None:
     for place, item in enumerate(session.items):
         _places[item.nodeid] = place
-        for fixture in getattr(item, "fixturenames", ()):
+        group = group_of(item.path.relative_to(ROOT).as_posix())  # where fixtures are asked for as a test runs
+        for fixture in {group, *getattr(item, "fixturenames", ())}:
             _last.update(((fixture, directory), place) for directory in item.path.parents)
 
 

@@ -65,7 +65,7 @@ STAGE_S = 120.0
 BYTES_PER_S = 16 << 20
 """The least speed of reading weights: slow disks have less than a tenth of the speed of others."""
 
-TEMPLATE_S = 10.0
+TEMPLATE_S = 5.0
 FETCH_S = 600.0
 LOCK_S = 3600.0
 
