@@ -202,6 +202,9 @@ class PrefillCore:
 
     def _advance(self, now_ns: int) -> Running | None:
         """What begins to run, if anything: the step is the last thing an event asks for, all else being under way."""
+        if self._prefix_reuse:
+            following = self._queue.following()
+            self._prefix_reuse.settle(following.jobs if following and not self.ledger.balloon.owes else ())
         if self._models.dropping:
             self._drop_models()
         if self.ledger.unloading:
@@ -377,6 +380,8 @@ class PrefillCore:
         shape, device, host = self.ledger.specs[job.model].manifest.kv, self.ledger.device, self.ledger.host
         count = shape.blocks_for(job.prefill_tokens)
         to_host = 0 if len(job.sent) + 1 >= job.sampling.max_tokens else count
+        if self._prefix_reuse and device.room(shape) < count:
+            self._prefix_reuse.let_go()
         if not self._eviction.make(job, count):
             return None
         if host.room(shape) < to_host:
@@ -472,11 +477,12 @@ class PrefillCore:
     def _hand_over(self, running: Running, shape: KvShape, token: Token) -> None:
         job = running.job
         ready = self.ledger.copy_out(shape, running.device, running.host)
-        self.ledger.device.free_after(shape, running.device, ready)
         self.ledger.host.commit(shape, running.host)
         self.counters.swap_out_bytes += shape.block_bytes * count_blocks(running.host)
         if self._prefix_reuse:
             self._prefix_reuse.leaves(job, running.device, ready)
+        else:
+            self.ledger.device.free_after(shape, running.device, ready)
         self._handed[(job.request, job.attempt)] = _Handed(shape, running.host, ready)
         kv = KvHandle(self.instance, running.host, job.prefill_tokens, ready, self.machine)
         self._effects.send(Prefilled(job.request, job.attempt, token, kv, running.prefill_ns))

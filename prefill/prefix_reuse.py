@@ -1,6 +1,7 @@
 """The part of a prompt that need not be run because its KV is there: that of the last prefill, or that the node keeps.
 
-The last prefill's KV stays on the device until it has been copied out, and serves other choices of the same request.
+The last prefill's KV stays on the device until it has been copied out, or longer while a waiting job could go on from
+it, as other choices of the same request do.
 Kept KV is copied in, and then the node is asked whether it was there all the time; if it was not, the whole prompt is
 run.
 """
@@ -22,14 +23,16 @@ from prefill.eviction import Counters
 from prefill.queue import Running
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Past:
-    """KV of a past prefill, on the device until `event`."""
+    """KV of a past prefill, on the device until `event`, or as long as it is `held`."""
 
     model: ModelId
+    shape: KvShape
     tokens: tuple[int, ...]
     device: Blocks
     event: EventHandle
+    held: bool
 
 
 class PrefixReuse:
@@ -42,8 +45,27 @@ class PrefixReuse:
         self._past: _Past | None = None
 
     def leaves(self, job: Job, device: Blocks, event: EventHandle) -> None:
-        """The job was run, and its KV is being copied out."""
-        self._past = _Past(job.model, _tokens(job), device, event)
+        """The job was run, and its KV is being copied out. `settle` or `let_go` follow."""
+        self.let_go()
+        shape = self._ledger.specs[job.model].manifest.kv
+        self._past = _Past(job.model, shape, _tokens(job), device, event, held=True)
+
+    def settle(self, waiting: Iterable[Job]) -> None:
+        """Lets go of the last KV if none of the jobs that wait could go on from it."""
+        past = self._past
+        if past and past.held and not any([self._is_of_use(past, job) for job in waiting]):
+            self.let_go()
+
+    def let_go(self) -> None:
+        """The last KV leaves the device, now or when it has been copied out: there is need of its room."""
+        past, ledger = self._past, self._ledger
+        if past is None or not past.held:
+            return
+        past.held = False
+        if ledger.transfers.passed(past.event):
+            ledger.device.free(past.shape, past.device)
+        else:
+            ledger.device.free_after(past.shape, past.device, past.event)
 
     def bring(self, running: Running) -> bool:
         """Whether the job can be run now. Not if KV is on its way: its `arrival` is set then."""
@@ -83,7 +105,9 @@ class PrefixReuse:
 
     def _goes_on_from_past(self, running: Running, shape: KvShape) -> bool:
         past, job = self._past, running.job
-        if past is None or past.model != job.model or self._ledger.transfers.passed(past.event):
+        if past is None or past.model != job.model:
+            return False
+        if not past.held and self._ledger.transfers.passed(past.event):
             return False
         tokens = alike(_tokens(job)[:-1], past.tokens)
         if tokens < job.kept_tokens + shape.block_tokens:
@@ -92,6 +116,11 @@ class PrefixReuse:
         self._ledger.copy_within(shape, first_blocks(past.device, count), first_blocks(running.device, count))
         self._begin_at(running, tokens)
         return True
+
+    def _is_of_use(self, past: _Past, job: Job) -> bool:
+        if job.model != past.model or job.sampling.prompt_logprobs is not None:
+            return False
+        return alike(_tokens(job)[:-1], past.tokens) >= job.kept_tokens + past.shape.block_tokens
 
     def _begin_at(self, running: Running, tokens: int) -> None:
         """The engine does not learn then that the run is the job's first."""

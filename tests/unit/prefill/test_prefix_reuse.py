@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from aegis.core.effects import CopyBlocks, MoveBlocks, StreamName, Track
 from aegis.core.ids import InstanceId, RequestId
-from aegis.core.messages import Cancel, CheckPrefix, Prefilled, PrefixChecked, Reused, Submit
+from aegis.core.messages import Cancel, CheckPrefix, NeedSlabs, Prefilled, PrefixChecked, Reused, Submit
 from aegis.core.request import Job, KeptPrefix
 from prefill.core import PrefillCore
 from tests.sim.driven import Driven, ledger, make_job, sides
@@ -75,6 +75,47 @@ def test_another_choice_goes_on_from_the_last_ones_kv() -> None:
     assert sum(count for _, _, count in move.copies) == 3
     assert (run.job.request, run.start, run.stop) == (2, 39, 40)
     assert not driven.under_way(IN), "what is kept is less"
+
+
+def test_kv_stays_for_a_choice_that_has_to_wait_for_room_in_the_host() -> None:
+    driven = Driven(PrefillCore(InstanceId("prefill-0"), ledger(TWO_MODELS_FIT), reuses=True), (A, B), slabs=None)
+    driven.granted(0)
+    for request in (1, 2):
+        driven.on(Submit(known(request, kept=None), 1))
+    loaded(driven)
+    driven.stepped(5)
+    assert driven.said(NeedSlabs)
+    driven.complete(OUT)
+    assert not driven.prompts() and driven.core.ledger.device.use()
+    driven.granted(1)
+    (run,) = driven.prompts()
+    assert (run.job.request, run.start, run.stop) == (2, 39, 40)
+    driven.stepped(5)
+    driven.complete(OUT)
+    assert not driven.core.ledger.device.use()
+
+
+def test_kv_leaves_when_nobody_waits_for_it_any_more() -> None:
+    driven = Driven(PrefillCore(InstanceId("prefill-0"), ledger(TWO_MODELS_FIT), reuses=True), (A, B), slabs=None)
+    driven.granted(0)
+    for request in (1, 2):
+        driven.on(Submit(known(request, kept=None), 1))
+    loaded(driven)
+    driven.stepped(5)
+    driven.complete(OUT)
+    driven.on(Cancel(RequestId(2), 1))
+    assert not driven.core.ledger.device.use(), "nobody waits for it any more"
+
+
+def test_kv_does_not_stay_where_there_is_need_of_its_room() -> None:
+    driven = Driven(PrefillCore(InstanceId("prefill-0"), ledger(4), reuses=True), (A, B), slabs=64)
+    for request in (1, 2):
+        driven.on(Submit(known(request, kept=None), 1))
+    loaded(driven)
+    driven.stepped(5)
+    driven.complete(OUT)
+    (run,) = driven.prompts()
+    assert (run.job.request, run.start) == (2, 0)
 
 
 def test_kv_that_has_left_is_of_no_use() -> None:
