@@ -102,14 +102,16 @@ class BatchViews:
         later_ns, cuts = round(rules.later_ttfts * slo.ttft_ns), rules.chunk_tokens is not None
         prefill_ns = latency.prefills_ns(seen.prompts, seen.tokens, seen.squares) if seen.prompts else 0
         relaxed_by_ns = savable_due_ns = prompt_rank_ns = None
-        prompt_ns = 0
+        prompt_ns = piece_ns = 0
         if later_ns:
             relaxed_by_ns = _relaxed_by_ns(waiting, decoding, lead_ns, prefill_ns, later_ns, now_ns)
         if cuts and decoding:
             savable_due_ns = min([due for due, _ in decoding if due + slo.tbt_ns > now_ns], default=None)
         if cuts and following:
             prompt_rank_ns, start = following.rank_ns, following.cached - following.lacks
-            prompt_ns = prefill_ns if seen.prompts == 1 else latency.prefill_ns(following.cached, start)
+            prompt_ns = piece_ns = prefill_ns if seen.prompts == 1 else latency.prefill_ns(following.cached, start)
+            if prompt_ns > slo.gap_ns // 2 and rules.chunk_tokens:
+                piece_ns = latency.prefill_ns(min(start + rules.chunk_tokens, following.cached), start)
         return BatchView(  # by position: names would take most of the time of a view
             batch.batch,
             model,
@@ -133,6 +135,7 @@ class BatchViews:
             slo.gap_ns,
             seen.stream_ns if cuts else None,
             prompt_ns,
+            piece_ns,
             prompt_rank_ns,
         )
 

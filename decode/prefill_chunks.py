@@ -10,16 +10,19 @@ from aegis.core.views import TurnRules
 from decode.rows import prompt_row
 from decode.sequences import Sequence
 
+_MULTIPLE_TOKENS = 4
+
 
 def chunk_stop(sequence: Sequence, latency: Latency, *, chunk_ns: int, least_tokens: int) -> int:
-    """The stop of the next chunk of the sequence's prefill: its end if that takes no more than `chunk_ns`, else the end
-    of a block, as late as the time allows but not before `least_tokens`. A prefill that has to report its prompt's
-    logprobs is not cut."""
+    """The stop of the next chunk of the sequence's prefill: its end if that takes no more than `chunk_ns`, else as late
+    as the time allows but not before `least_tokens`. Of a long prompt, 16 tokens may take a quarter of the time, so
+    that it does not end with a block. A prefill that has to report its prompt's logprobs is not cut."""
     stop = sequence.cached
     if sequence.job.sampling.prompt_logprobs is not None:
         return stop
-    size = sequence.block_tokens
-    return latency.prefill_stop(stop - sequence.lacks, stop, chunk_ns, multiple=size, least_tokens=least_tokens)
+    return latency.prefill_stop(
+        stop - sequence.lacks, stop, chunk_ns, multiple=_MULTIPLE_TOKENS, least_tokens=least_tokens
+    )
 
 
 def next_row(sequence: Sequence, latency: Latency, rules: TurnRules, within_ns: int | None) -> Row:

@@ -53,10 +53,10 @@ class LeastSlack:
     Pieces. If the prefills of a turn take longer than half a gap target, they are cut into pieces, so that streams
     whose models are there go on beside them: each has a step, in a pause of the turn, before its last token is half its
     gap target ago, and before a token is late that can still be saved. Half, since estimates err and a piece is not all
-    that takes time. A piece takes at least two steps of its model, or most of the time would go into reading weights,
-    and at most a gap target, or `piece_steps` steps where nobody streams, since a request that arrives during it waits
-    for its end. All such steps take no more than `stream_share` of the time: if they would, each stream has one as
-    often as that allows.
+    that takes time. The step comes earlier if the least piece would end too late for it, or a prompt that is not cut. A
+    piece takes at least two steps of its model, or most of the time would go into reading weights, and at most a gap
+    target, or `piece_steps` steps where nobody streams, since a request that arrives during it waits for its end. All
+    such steps take no more than `stream_share` of the time: if they would, each stream has one as often as that allows.
 
     A prompt that fits in a piece need not wait for one that does not: it comes before it, in a pause of its turn, if
     its rank is lower. Rank is arrival plus length, so a prompt that takes d is overtaken by none that comes d later.
@@ -173,7 +173,8 @@ class LeastSlack:
         if front.prompt_rank_ns is None:
             return turns
         streams = [b for b in order if b.stream_ns is not None and b.there]
-        if front.prefill_ns <= min([batch.gap_ns // 2 for batch in (front, *streams)]):
+        ends_ns = now_ns + front.prefill_ns
+        if front.prefill_ns <= front.gap_ns // 2 and all([b is front or _half_gap_ns(b) >= ends_ns for b in streams]):
             return turns
         free_ns = front.gap_ns if streams else max(front.gap_ns, self.piece_steps * front.step_ns)
         free_until_ns = now_ns + free_ns
@@ -181,9 +182,11 @@ class LeastSlack:
         busy_ns = sum([batch.step_ns + 2 * batch.change_ns for batch in streams])
         least_ns = round(busy_ns / self.stream_share)
         saves = sum([(b.step_ns + 2 * b.change_ns) / b.tbt_ns for b in streams]) <= self.stream_share
+        soon_ns = now_ns + front.step_ns
         for batch in streams:
             by_ns = _stream_by_ns(batch, least_ns=least_ns, saves=saves)
-            if batch is not front and by_ns <= now_ns + front.step_ns:
+            early = by_ns < now_ns + front.piece_ns and _step_by_ns(batch, least_ns) <= soon_ns
+            if batch is not front and (by_ns <= soon_ns or early):
                 pauses.append(Turn(batch.batch, 1, prefills=False, pause=True))
             elif by_ns < free_until_ns:
                 free_until_ns = by_ns
@@ -229,10 +232,20 @@ def _stream_by_ns(batch: BatchView, *, least_ns: int, saves: bool) -> int:
     """When its next step has to begin so that no stream stands still for long, though not oftener than every
     `least_ns`, and where it `saves` them so that no token is late that can still be saved."""
     assert batch.stream_ns is not None
-    by_ns = batch.stream_ns + max(batch.gap_ns // 2, least_ns)
-    if saves and batch.savable_due_ns is not None and batch.savable_due_ns < by_ns:
-        by_ns = batch.savable_due_ns
-    by_ns -= batch.step_ns
+    within_ns = max(batch.gap_ns // 2, least_ns)
+    if saves and batch.savable_due_ns is not None:
+        within_ns = min(within_ns, batch.savable_due_ns - batch.stream_ns)
+    return _step_by_ns(batch, within_ns)
+
+
+def _half_gap_ns(batch: BatchView) -> int:
+    return _step_by_ns(batch, batch.gap_ns // 2)
+
+
+def _step_by_ns(batch: BatchView, within_ns: int) -> int:
+    """When its next step has to begin to end so long after that of the stream that waits the longest."""
+    assert batch.stream_ns is not None
+    by_ns = batch.stream_ns + within_ns - batch.step_ns
     return by_ns if batch.active else by_ns - batch.change_ns
 
 

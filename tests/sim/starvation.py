@@ -138,13 +138,14 @@ class Watched:
                 assert isinstance(self.policy, LeastSlack) and batch.stream_ns is not None
                 streams = [view for view in views.values() if view.stream_ns is not None and view.there]
                 half = self.policy.stream_share
-                period_ns = max(
-                    batch.gap_ns // 2, round(sum([view.step_ns + 2 * view.change_ns for view in streams]) / half)
-                )
+                busy_ns = sum([view.step_ns + 2 * view.change_ns for view in streams])
+                period_ns = max(batch.gap_ns // 2, round(busy_ns / half))
                 saves = sum([(view.step_ns + 2 * view.change_ns) / view.tbt_ns for view in streams]) <= half
                 due_ns = batch.savable_due_ns if saves and batch.savable_due_ns is not None else _NEVER_NS
                 by_ns = min(batch.stream_ns + period_ns, due_ns) - batch.step_ns - batch.change_ns
-                allowed = by_ns <= now_ns + front.step_ns
+                share_by_ns = batch.stream_ns + round(busy_ns / half) - batch.step_ns - batch.change_ns
+                early = by_ns < now_ns + front.piece_ns and share_by_ns <= now_ns + front.step_ns
+                allowed = by_ns <= now_ns + front.step_ns or early
             else:
                 rank_ns, of_first_ns = batch.prompt_rank_ns, front.prompt_rank_ns
                 allowed = rank_ns is not None and of_first_ns is not None and rank_ns < of_first_ns

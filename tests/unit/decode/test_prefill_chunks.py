@@ -29,10 +29,10 @@ def test_a_chunk_is_the_longest_that_is_in_time(prompt: int, done: int, chunk_ns
     start = min(done * BLOCK_TOKENS, (prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
     stop = chunk_stop(waiting(prompt, start), LATENCY, chunk_ns=chunk_ns, least_tokens=least)
     assert start < stop <= prompt
-    assert stop == prompt or (stop % BLOCK_TOKENS == 0 and stop - start >= least)
-    shorter_would_do = stop - BLOCK_TOKENS >= start + least
+    assert stop == prompt or (stop % 4 == 0 and stop - start >= least)
+    shorter_would_do = stop - 4 >= start + least
     assert not shorter_would_do or LATENCY.prefill_ns(stop, start) <= chunk_ns
-    longer = min(stop + BLOCK_TOKENS, prompt)
+    longer = min(stop + 4, prompt)
     assert stop == prompt or LATENCY.prefill_ns(longer, start) > chunk_ns
 
 

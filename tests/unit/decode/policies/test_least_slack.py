@@ -112,17 +112,22 @@ def test_prefills_are_not_taken_from_the_quantum() -> None:
     assert turn.quota_ns == 2700 * _MS
 
 
+PIECE_MS = 15  # the least of a prompt that is cut
+
+
 def stream(number: int, *, waited_ms: int, savable_ms: int = 60_000, prompt_ms: int = 0) -> BatchView:
     """One whose streams had a token so long ago, at a gap target of 500 ms; a prompt of that length waits."""
     view = batch(number, savable_ms, savable_ms=savable_ms, first_due_ms=9_000 if prompt_ms else None)
     view = struct_replace(view, gap_ns=500 * _MS, stream_ns=-waited_ms * _MS)
     length_ns = prompt_ms * _MS
+    view = struct_replace(view, piece_ns=length_ns if prompt_ms <= 250 else PIECE_MS * _MS)
     return struct_replace(view, prefill_ns=length_ns, prompt_ns=length_ns, prompt_rank_ns=length_ns or None)
 
 
 def prompt(number: int, prompt_ms: int, *, at: int = 0, due_ms: int = 9_000, resident: bool = True) -> BatchView:
     """One of which nobody decodes."""
     view = batch(number, first_due_ms=due_ms, prefill_ms=prompt_ms, resident=resident)
+    view = struct_replace(view, piece_ns=(prompt_ms if prompt_ms <= 250 else PIECE_MS) * _MS)
     return struct_replace(view, gap_ns=500 * _MS, prompt_ns=prompt_ms * _MS, prompt_rank_ns=(at + prompt_ms) * _MS)
 
 
@@ -153,11 +158,12 @@ def test_a_turn_pauses_for_a_step_of_streams_that_have_waited_for_half_their_gap
     assert (first.batch, first.pause) == (1, False)
 
 
-def test_short_prefills_make_nobody_wait() -> None:
-    """A step to save a token here and there costs the others more than it is worth."""
-    for prompt_ms, pauses in ((250, 0), (251, 1)):
-        turns = POLICY.plan([prompt(1, prompt_ms, due_ms=1_000), stream(2, waited_ms=235)], 0)
-        assert [turn.pause for turn in turns] == [True] * pauses + [False, False]
+def test_a_prompt_that_is_not_cut_begins_after_the_step_for_which_it_would_end_too_late() -> None:
+    """And one that is cut, if its least piece would. The stream has waited for so long, and its step takes 10 ms."""
+    for prompt_ms, waited_ms, pauses in ((200, 40, 0), (200, 41, 1), (250, 0, 1), (5_000, 225, 0), (5_000, 226, 1)):
+        turns = POLICY.plan([prompt(1, prompt_ms, due_ms=1_000), stream(2, waited_ms=waited_ms)], 0)
+        assert [turn.pause for turn in turns] == [True] * pauses + [False, False], (prompt_ms, waited_ms)
+        assert prompt_ms > 250 or pauses or turns[0].free_until_ns is None, "nothing has to be cut"
 
 
 def test_streams_take_half_of_the_time_at_most() -> None:

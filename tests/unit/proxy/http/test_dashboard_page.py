@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from aegis.telemetry.history import History
 from tests.browser import CHROMIUM, CONTRAST, LOOKS, NO_BROWSER, chromium, opened, wait_until
+from tests.live.server import eventually
 from tests.unit.proxy.http.live import serving
 from tests.unit.proxy.http.scripted import keyring, says
 from tests.unit.proxy.http.watched import WHY, WatchedMarket
@@ -121,8 +122,7 @@ def test_the_timeline_moves_and_says_why(page: Page) -> None:
 def test_what_runs_on_a_part_of_a_device_has_that_part_of_the_row(browser: Browser) -> None:
     def told(page: Page, y: int) -> str:
         """Of what runs there, which is not all of the time."""
-        box = page.locator("#lanes canvas").first.bounding_box()
-        assert box
+        box = eventually(page.locator("#lanes canvas").first.bounding_box, "it is there")
         for x in range(100, 200, 2):
             page.mouse.move(box["x"] + box["width"] - x, box["y"] + y)
             text = page.locator("#tip").inner_text()
