@@ -40,6 +40,10 @@ QUERY_ROWS = 512
 """The number of queries of a prefill that attend at a time if positions are hidden by a bias, which has this many
 rows."""
 
+FOLDED_ROWS = 256
+"""Up to so many, query heads that share a KV head are rows of one product: a short piece of a long prompt reads and
+orders its keys once then, not once for each of them."""
+
 SCORES = 1 << 25
 """The largest number of scores at a time, of all heads, if attention is not fused."""
 
@@ -225,6 +229,10 @@ def _attend_fused(
     _, query_heads, tokens, key_dim = query.shape
     heads = key.shape[1]
     group = query_heads // heads
+    if bias is not None and 1 < group <= FOLDED_ROWS // tokens:
+        rows = query.reshape(1, heads, group * tokens, key_dim)
+        mixed = scaled_dot_product_attention(rows, key, value, attn_mask=bias.repeat(group, 1), scale=kind.scaling)
+        return mixed.view(1, query_heads, tokens, -1)
     mixed = scaled_dot_product_attention(
         query.reshape(heads, group, tokens, key_dim),
         key[0].unsqueeze(1).expand(-1, group, -1, -1),

@@ -188,7 +188,7 @@ class LeastSlack:
             early = by_ns < now_ns + front.piece_ns and _step_by_ns(batch, least_ns) <= soon_ns
             if batch is not front and (by_ns <= soon_ns or early):
                 pauses.append(Turn(batch.batch, 1, prefills=False, pause=True))
-            elif by_ns < free_until_ns:
+            if by_ns < free_until_ns:  # also of one that pauses: it may have had its pause just now
                 free_until_ns = by_ns
         short = _overtaking(order)
         if short is not None:

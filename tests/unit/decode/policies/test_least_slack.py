@@ -164,6 +164,9 @@ def test_a_prompt_that_is_not_cut_begins_after_the_step_for_which_it_would_end_t
         turns = POLICY.plan([prompt(1, prompt_ms, due_ms=1_000), stream(2, waited_ms=waited_ms)], 0)
         assert [turn.pause for turn in turns] == [True] * pauses + [False, False], (prompt_ms, waited_ms)
         assert prompt_ms > 250 or pauses or turns[0].free_until_ns is None, "nothing has to be cut"
+    deep = struct_replace(prompt(1, 5_000, due_ms=1_000), piece_ns=300 * _MS)
+    pause, turn, _ = POLICY.plan([deep, stream(2, waited_ms=10)], 0)
+    assert pause.pause and turn.free_until_ns == 230 * _MS, "a piece is no longer for it where it has just paused"
 
 
 def test_streams_take_half_of_the_time_at_most() -> None:
