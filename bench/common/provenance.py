@@ -49,6 +49,7 @@ DEPENDENCIES: Mapping[str, tuple[str, ...]] = {
     "fig11b": _SIMULATION,
     "gpu": (*_ENGINE, "bench/lab/gpu"),
     "handover": ("aegis/cluster", "aegis/device", "bench/lab/cluster"),
+    "interference": (*_SERVER, "bench/interference"),
     "lanes": (*_ENGINE, "bench/lab/lanes.py"),
     "memory": (*_INSTANCE, "bench/lab/in_process_market.py", "bench/lab/memory"),
     "metadata": (*_SERVER, "aegis/metadata", "bench/lab/metadata.py"),

@@ -63,6 +63,20 @@ SUITES = {
         "figures",
         _FIGURES,
     ),
+    "interference": Suite(
+        "A long prompt beside a stream and before a short prompt: two models of 57M parameters in bfloat16, one instance, "
+        "gap target 250 ms",
+        "cells",
+        {
+            "long prompt": lambda cell: f"{cell['prompt_tokens']} tokens",
+            "of the model": lambda cell: "of the stream" if cell["to"] == "same" else "beside it",
+            "usual gap, ms": lambda cell: f"{cell['usual_gap_s'] * 1e3:.0f}",
+            "longest gap, ms, at most 250": lambda cell: _within(cell, "longest_gap_s", 0.25),
+            "gap p99, ms, at most 150": lambda cell: _within(cell, "p99_gap_s", 0.15),
+            "short's first token, ms, at most 500": lambda cell: _within(cell, "short_ttft_s", 0.5),
+            "long's first token ÷ alone, at most 1.35": lambda cell: _slowdown(cell),
+        },
+    ),
     "prompts": Suite(
         "32 prompts of 100 tokens at once to one model: sharing steps, and one by one",
         "figures",
@@ -157,6 +171,8 @@ SUITES = {
 }
 
 
+_SLOWDOWN_MAX = 1.35
+
 _UNCHANGED, _CHANGED, _UNKNOWN = "unchanged", "changed since", "unknown"
 
 
@@ -191,6 +207,20 @@ def _limit(decision: Mapping[str, Any]) -> str:
     if not limit_us:
         return ""
     return f"≤ {limit_us:g}" + (" **missed**" if decision["p99_us"] > limit_us else "")
+
+
+def _within(cell: Mapping[str, Any], name: str, most_s: float) -> str:
+    return f"{cell[name] * 1e3:.0f}" + (_missed(cell, name) if cell[name] > most_s else "")
+
+
+def _slowdown(cell: Mapping[str, Any]) -> str:
+    ratio = cell["long_ttft_s"] / cell["alone_s"]
+    return f"{ratio:.2f}" + (_missed(cell, "slowdown") if ratio > _SLOWDOWN_MAX else "")
+
+
+def _missed(cell: Mapping[str, Any], name: str) -> str:
+    figure = f"{cell['prompt_tokens']} {cell['to']}: {name}"
+    return f" **missed**: {MISSED.get(figure, 'not explained')}"
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

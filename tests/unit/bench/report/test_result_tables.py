@@ -25,6 +25,8 @@ DECODE: dict[str, Any] = {
 }
 FIGURE = {"name": "handed over", "value": 58.193, "unit": "ms", "wanted": "≤ 60", "ok": True}
 HEAD = {"commit": "1234567", "date": "2025-06-01", "machine": "X, 2 cores", "code": "another"}
+CELL = {"prompt_tokens": 7, "to": "same", "usual_gap_s": 0.0141, "longest_gap_s": 0.2, "p99_gap_s": 0.151}
+CELL |= {"short_ttft_s": 0.0439, "long_ttft_s": 2.72, "alone_s": 2.0}
 SIZE = {"nbytes": 64 << 20, "switch_ns": 12_340_000, "memcpy_ns": 11_000_000, "ratio": 1.1218, "prefetched_ns": 20_000}
 
 
@@ -61,6 +63,11 @@ def test_no_results_are_said_to_be_none(tmp_path: Path) -> None:
             "switch",
             {"measured": HEAD, "sizes": [SIZE]},
             ["(2025-06-01, X, 2 cores, commit 1234567; code changed since)", "| 64MiB | 12.3 | 11.0 | 1.12 | 0.02 |"],
+        ),
+        (
+            "interference",
+            {"cells": [CELL]},
+            ["| 7 tokens | of the stream | 14 | 200 | 151 **missed**: not explained | 44 | 1.36 **missed**: not exp"],
         ),
         (
             "memory",
