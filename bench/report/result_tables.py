@@ -189,6 +189,10 @@ MISSED = {
     "mux-sharegpt/llama-3-70b/a100x8/nanoflow": "nano-batches pay a step's 43 ms twice, as in Table 4; not confirmed",
     "mux-sharegpt/llama-3-70b/a100x8/loongserve": "its engine is taken to be as fast as SGLang's; Table 3 says half",
     "mux-sharegpt/llama-3-70b/a100x8/sglang-pd": "its prompts run one by one here; SGLang prefills batches of them",
+    "12000 same: p99_gap_s": "16 tokens after 11 000 take 130 ms, and a piece has 16 at least",
+    "12000 other: p99_gap_s": "16 tokens after 11 000 take 130 ms, and a piece has 16 at least",
+    "12000 same: slowdown": "torch's attention takes a third longer for a token of a short piece than of a long one",
+    "12000 other: slowdown": "torch's attention takes a third longer for a token of a short piece than of a long one",
     "swap-out of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
     "swap-in of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
 }
