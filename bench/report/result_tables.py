@@ -64,7 +64,7 @@ SUITES = {
         _FIGURES,
     ),
     "interference": Suite(
-        "A long prompt beside a stream and before a short prompt: two models of 57M parameters in bfloat16, one instance, "
+        "A long prompt beside a stream and before a short one: two models of 57M parameters in bfloat16, one instance, "
         "gap target 250 ms",
         "cells",
         {
