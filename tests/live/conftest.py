@@ -70,9 +70,10 @@ def zoo_server(tmp_path_factory: pytest.TempPathFactory, cache: Path, zoo_dir: P
 @pytest.fixture(scope="session")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     directory = tmp_path_factory.mktemp("services")
-    with shared("services", __file__) as stack:
-        redis = stack.enter_context(redis_server(external_kind(), directory))
-        broker = stack.enter_context(brokers.running(brokers.external_kind(), directory / "broker"))
+    with (
+        redis_server(external_kind(), directory) as redis,
+        brokers.running(brokers.external_kind(), directory / "broker") as broker,
+    ):
         yield Services(redis, broker)
 
 

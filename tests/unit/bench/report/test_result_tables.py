@@ -56,7 +56,7 @@ def test_no_results_are_said_to_be_none(tmp_path: Path) -> None:
     [
         (
             "decode",
-            {"measured": HEAD | {"code": digest("decode")}, "cases": [DECODE]},
+            {"measured": HEAD | {"code": None}, "cases": [DECODE]},
             ["(2025-06-01, X, 2 cores, commit 1234567)", "| tiny | float32 | 128 | 8 | 1235 | 400 | 3.09 | 4.4 |"],
         ),
         (
@@ -79,6 +79,9 @@ def test_no_results_are_said_to_be_none(tmp_path: Path) -> None:
 def test_a_case_is_a_row_and_the_machine_is_named(
     tmp_path: Path, suite: str, content: dict[str, Any], expected: list[str]
 ) -> None:
+    head = content.get("measured", HEAD)
+    if head["code"] is None:
+        content = content | {"measured": head | {"code": digest(suite)}}
     (tmp_path / f"{suite}.json").write_text(json.dumps(content))
     table = results(tmp_path)
     assert all(part in table for part in expected)
