@@ -63,7 +63,8 @@ def opened(browser: Browser, url: str, look: tuple[Any, str] = LOOKS[2], may_log
     page.goto(url)
     yield page
     context.close()
-    assert [text for text in wrong if not (may_log and re.search(may_log, text))] == []
+    said = [text for text in wrong if not (may_log and re.search(may_log, text))]
+    assert said == [], said
 
 
 def wait_until(page: Page, expression: str, arg: object = None) -> None:

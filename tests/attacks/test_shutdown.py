@@ -61,6 +61,7 @@ def hanging_connections(server: Server) -> Iterator[None]:
         yield
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("proxies", [1, 2])
 def test_nobody_who_hangs_keeps_it_from_ending(
     tmp_path: Path, cache: Path, checkpoints_dir: Path, proxies: int

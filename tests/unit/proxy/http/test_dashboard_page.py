@@ -72,8 +72,11 @@ on_both_screens = pytest.mark.parametrize("look", LOOKS[1:3], ids=str)
 
 COLOURS_DRAWN = """(() => {
   const canvas = document.querySelector("#lanes canvas");
-  if (!canvas) return 0;
-  const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  if (!canvas?.width || !canvas.height) return 0;
+  const copy = Object.assign(document.createElement("canvas"), {width: canvas.width, height: canvas.height});
+  const context = copy.getContext("2d", {willReadFrequently: true});  // the browser logs if it is read more than once
+  context.drawImage(canvas, 0, 0);
+  const data = context.getImageData(0, 0, canvas.width, canvas.height).data;
   return new Set(new Uint32Array(data.buffer)).size;
 })()"""  # of the first instance
 
