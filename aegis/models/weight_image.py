@@ -127,8 +127,8 @@ def _part(tensor: Stored, cut: Mapping[str, Cut], rank: int, ranks: int) -> Stor
 
 
 def _packed(tensor: Stored, model: PreTrainedModel) -> Stored:
-    """The weight of large linear layers in bfloat16 packed: a step for one row then takes half the time. Not if it is
-    looked up too, for it would be stored twice."""
+    """The weight of large linear layers in bfloat16 packed: its product with one row then takes 0.6 of the time. Not if
+    it is looked up too, for it would be stored twice."""
     layers = [model.get_submodule(name.rpartition(".")[0]) for name in tensor.names]
     large = tensor.content.dtype == torch.bfloat16 and tensor.content.numel() >= SMALL_WEIGHT_ELEMENTS
     linear = all(type(layer) is torch.nn.Linear for layer in layers) and tensor.content.ndim == 2

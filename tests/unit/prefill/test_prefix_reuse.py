@@ -77,13 +77,20 @@ def test_another_choice_goes_on_from_the_last_ones_kv() -> None:
     assert not driven.under_way(IN), "what is kept is less"
 
 
-def test_kv_stays_for_a_choice_that_has_to_wait_for_room_in_the_host() -> None:
-    driven = Driven(PrefillCore(InstanceId("prefill-0"), ledger(TWO_MODELS_FIT), reuses=True), (A, B), slabs=None)
-    driven.granted(0)
+def two_choices(pages: int, *, slabs: int | None) -> Driven[PrefillCore]:
+    """Request 1 was run, request 2 begins alike. Without `slabs` the node grants one, and the test the others."""
+    driven = Driven(PrefillCore(InstanceId("prefill-0"), ledger(pages), reuses=True), (A, B), slabs=slabs)
+    if slabs is None:
+        driven.granted(0)
     for request in (1, 2):
         driven.on(Submit(known(request, kept=None), 1))
     loaded(driven)
     driven.stepped(5)
+    return driven
+
+
+def test_kv_stays_for_a_choice_that_has_to_wait_for_room_in_the_host() -> None:
+    driven = two_choices(TWO_MODELS_FIT, slabs=None)
     assert driven.said(NeedSlabs)
     driven.complete(OUT)
     assert not driven.prompts() and driven.core.ledger.device.use()
@@ -96,23 +103,14 @@ def test_kv_stays_for_a_choice_that_has_to_wait_for_room_in_the_host() -> None:
 
 
 def test_kv_leaves_when_nobody_waits_for_it_any_more() -> None:
-    driven = Driven(PrefillCore(InstanceId("prefill-0"), ledger(TWO_MODELS_FIT), reuses=True), (A, B), slabs=None)
-    driven.granted(0)
-    for request in (1, 2):
-        driven.on(Submit(known(request, kept=None), 1))
-    loaded(driven)
-    driven.stepped(5)
+    driven = two_choices(TWO_MODELS_FIT, slabs=None)
     driven.complete(OUT)
     driven.on(Cancel(RequestId(2), 1))
     assert not driven.core.ledger.device.use(), "nobody waits for it any more"
 
 
 def test_kv_does_not_stay_where_there_is_need_of_its_room() -> None:
-    driven = Driven(PrefillCore(InstanceId("prefill-0"), ledger(4), reuses=True), (A, B), slabs=64)
-    for request in (1, 2):
-        driven.on(Submit(known(request, kept=None), 1))
-    loaded(driven)
-    driven.stepped(5)
+    driven = two_choices(4, slabs=64)
     driven.complete(OUT)
     (run,) = driven.prompts()
     assert (run.job.request, run.start) == (2, 0)
