@@ -15,7 +15,7 @@ import torch
 
 from aegis.core.ids import ModelId
 from aegis.device.protocol import Lane
-from aegis.engine.paged_attention import Scratch
+from aegis.engine.scratch import Scratch
 
 if TYPE_CHECKING:
     from aegis.engine.gpu.decode import GpuDecoder

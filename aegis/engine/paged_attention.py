@@ -29,7 +29,9 @@ from transformers import AttentionInterface
 from aegis.core.errors import ModelRefused
 from aegis.engine.accepted_layers import attends_causally, unsupported_arguments
 from aegis.engine.block_table import BlockTable
+from aegis.engine.scratch import Scratch
 from aegis.engine.tensor_views import KvViews, LayerViews
+from aegis.engine.tiled_attention import attend_tiles, first_tiled
 
 NAME = "aegis_paged"
 
@@ -151,7 +153,7 @@ def attend_dense(
 class Prefill:
     """Positions `[start, stop)` of one sequence, written to its blocks, which hold the positions before."""
 
-    def __init__(self, views: KvViews, start: int, stop: int, blocks: BlockTable) -> None:
+    def __init__(self, views: KvViews, scratch: Scratch, start: int, stop: int, blocks: BlockTable) -> None:
         size = views.block_tokens
         used = -(-stop // size)
         assert start < stop and used <= len(blocks)
@@ -160,6 +162,7 @@ class Prefill:
         positions = torch.arange(start, stop, device=device)
         self.attended = 0
         self._views = views
+        self._scratch = scratch
         self._start, self._stop = start, stop
         self.tokens = stop - start
         self._units = torch.from_numpy(rows).to(device, non_blocking=True)
@@ -172,23 +175,47 @@ class Prefill:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kind: Kind
     ) -> torch.Tensor:
         cache = self._views.layers[layer]
-        _, query_heads, tokens, _ = query.shape
+        tokens = self.tokens
         cache.keys.index_put_(self._slots, key[0].transpose(0, 1).reshape(tokens, -1))
         cache.values.index_put_(self._slots, value[0].transpose(0, 1).reshape(tokens, -1))
         window = kind.window if kind.window is not None and kind.window < self._stop else None
         dense = kind.softcap is not None or kind.sinks is not None
-        unfused = dense or cache.key_dim != cache.value_dim  # torch's fused attention wants them equal
-        if self._start == 0 and window is None and not unfused:
-            return _attend_fused(query, key, value, None, kind).transpose(1, 2)
+        tiled = self._stop if dense else first_tiled(query, cache.heads, self._start, self._stop, window)
         first = 0  # position in `key` and `value`
         if self._start:
             first = _first_seen(self._start, window) // self._views.block_tokens * self._views.block_tokens
             key, value = self._cached(cache, first)
-        most = min(QUERY_ROWS, max(SCORES // (query_heads * self._stop), 1)) if unfused else QUERY_ROWS
+        mixed = []
+        if tiled > self._start:
+            until, there = tiled - self._start, tiled - first
+            rows = self._attend(query[:, :, :until], key[:, :, :there], value[:, :, :there], first, kind, window)
+            mixed.append(rows)
+        if tiled < self._stop:
+            behind = query[:, :, tiled - self._start :]
+            mixed.append(attend_tiles(behind, key, value, tiled, window, kind.scaling, self._scratch))
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed, 1)
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        first: int,
+        kind: Kind,
+        window: int | None,
+    ) -> torch.Tensor:
+        """The rows from the first one on, over `key` and `value` from position `first` on, in torch's own ways."""
+        query_heads, tokens = query.shape[1:3]
+        stop = self._start + tokens
+        dense = kind.softcap is not None or kind.sinks is not None
+        unfused = dense or key.shape[3] != value.shape[3]  # torch's fused attention wants them equal
+        if self._start == 0 and window is None and not unfused:
+            return _attend_fused(query, key, value, None, kind).transpose(1, 2)
+        most = min(QUERY_ROWS, max(SCORES // (query_heads * stop), 1)) if unfused else QUERY_ROWS
         attend = _attend_folded if dense else _attend_fused
         mixed = []
-        for at in range(self._start, self._stop, most):
-            rows = slice(at, min(at + most, self._stop))
+        for at in range(self._start, stop, most):
+            rows = slice(at, min(at + most, stop))
             seen = slice(_first_seen(at, window), rows.stop)
             bias = self._bias_of(rows, seen, window, query)
             queries = query[:, :, rows.start - self._start : rows.stop - self._start]
@@ -198,11 +225,14 @@ class Prefill:
 
     def _cached(self, cache: LayerViews, first: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of the positions from `first`, where a block starts: `[1, heads, positions, dim]`."""
-        units = self._units[first // self._views.block_tokens :]
+        units, size = self._units[first // self._views.block_tokens :], self._views.block_tokens
         count = self._stop - first
-        keys = cache.keys.index_select(0, units).view(1, -1, cache.heads, cache.key_dim)
-        values = cache.values.index_select(0, units).view(1, -1, cache.heads, cache.value_dim)
-        return keys[:, :count].transpose(1, 2), values[:, :count].transpose(1, 2)
+        both = []
+        for place, cached, dim in (("keys", cache.keys, cache.key_dim), ("values", cache.values, cache.value_dim)):
+            to = self._scratch.take(place, (units.numel(), size, cache.heads * dim), cached.dtype, cached.device)
+            torch.index_select(cached, 0, units, out=to)
+            both.append(to.view(1, -1, cache.heads, dim)[:, :count].transpose(1, 2))
+        return both[0], both[1]
 
     def _bias_of(self, rows: slice, seen: slice, window: int | None, like: torch.Tensor) -> torch.Tensor:
         """0 where position j of `seen` may be seen from i of `rows`, that is i - window < j <= i, else -inf. The last
@@ -273,32 +303,19 @@ class Reading(NamedTuple):
     values: torch.Tensor
 
 
-class Scratch:
-    """Memory that gathers go through, one after the other. Kept, because fresh pages cost more than the copy."""
-
-    __slots__ = ("_memory",)
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(GATHER_BYTES, dtype=torch.uint8)
-
-    def reading(self, gather: Gather, cache: LayerViews) -> Reading:
-        _, size, key_width = cache.keys.shape
-        value_width = cache.values.shape[2]
-        dtype, device = cache.keys.dtype, cache.keys.device
-        blocks, rows = gather.units.numel(), gather.rows.stop - gather.rows.start
-        nbytes = blocks * size * (key_width + value_width) * dtype.itemsize
-        if self._memory.numel() < nbytes or self._memory.device != device:
-            self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        both = self._memory[:nbytes].view(dtype)
-        cut = blocks * size * key_width
-        keys, values = both[:cut], both[cut:]
-        return Reading(
-            gather,
-            keys.view(blocks, size, key_width),
-            values.view(blocks, size, value_width),
-            keys.view(rows, -1, cache.heads, cache.key_dim)[:, : gather.length].transpose(1, 2),
-            values.view(rows, -1, cache.heads, cache.value_dim)[:, : gather.length].transpose(1, 2),
-        )
+def reading(gather: Gather, cache: LayerViews, scratch: Scratch) -> Reading:
+    _, size, _ = cache.keys.shape
+    dtype, device = cache.keys.dtype, cache.keys.device
+    blocks, rows = gather.units.numel(), gather.rows.stop - gather.rows.start
+    keys = scratch.take("keys", (blocks, size, cache.heads * cache.key_dim), dtype, device)
+    values = scratch.take("values", (blocks, size, cache.heads * cache.value_dim), dtype, device)
+    return Reading(
+        gather,
+        keys,
+        values,
+        keys.view(rows, -1, cache.heads, cache.key_dim)[:, : gather.length].transpose(1, 2),
+        values.view(rows, -1, cache.heads, cache.value_dim)[:, : gather.length].transpose(1, 2),
+    )
 
 
 class Decode:
@@ -331,7 +348,7 @@ class Decode:
         folded = query.reshape(batch, cache.heads, -1, key_dim)
         readings = self._readings.get((cache.geometry, kind.window))
         if readings is None:
-            readings = [self._scratch.reading(gather, cache) for gather in self._plan(cache, kind.window)]
+            readings = [reading(gather, cache, self._scratch) for gather in self._plan(cache, kind.window)]
             self._readings[cache.geometry, kind.window] = readings
         if len(readings) == 1:
             mixed = _attend_rows(cache, readings[0], folded, kind)

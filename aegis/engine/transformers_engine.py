@@ -180,7 +180,7 @@ class TransformersEngine(SamplingEngine):
     def _reported(self, attached: _Attached, row: StepRow) -> Sampled:
         """With its prompt's logprobs."""
         ids, positions = self._sent([row.tokens]), self._sent([range(row.stop)])
-        step = Prefill(attached.views, 0, row.stop, row.blocks)
+        step = Prefill(attached.views, self._computing.scratch, 0, row.stop, row.blocks)
         logits = _forward(attached, step, ids, positions, keep=0)[0]
         prompt = self._sampler.prompt_logprobs(row.request, logits, row.tokens)
         return Sampled(self._sampler.sample([row.request], logits[-1:])[0], prompt)
@@ -191,7 +191,8 @@ class TransformersEngine(SamplingEngine):
         long = [at for at, row in enumerate(rows) if len(row.tokens) > 1]
         order = [*long, *_longest_first([at for at, row in enumerate(rows) if len(row.tokens) == 1], rows)]
         ordered = [rows[at] for at in order]
-        prompts = [Prefill(attached.views, row.start, row.stop, row.blocks) for row in ordered[: len(long)]]
+        scratch = self._computing.scratch
+        prompts = [Prefill(attached.views, scratch, row.start, row.stop, row.blocks) for row in ordered[: len(long)]]
         single = ordered[len(long) :]
         step = prompts[0] if len(rows) == 1 else Mixed(prompts, self._beside(attached, single) if single else None)
         ids = self._sent([[token for row in ordered for token in row.tokens]])

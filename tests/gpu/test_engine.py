@@ -16,6 +16,7 @@ from aegis.device.protocol import Lane
 from aegis.engine.gpu.decode import GpuDecoder
 from aegis.engine.lane_threads import compute_in
 from aegis.engine.paged_attention import Kind, Prefill
+from aegis.engine.scratch import Scratch
 from aegis.engine.tensor_views import KvViews
 from aegis.engine.transformers_engine import TransformersEngine
 from tests.unit.engine.generation import Generation, begin, step
@@ -88,7 +89,9 @@ def test_a_long_prompt_needs_no_matrix_of_scores() -> None:
     """One head's, of 8192 tokens, would take 64 MiB at a byte each."""
     tokens, shape = 8192, KvShape((KvLayer(2, 128, 128),), "bfloat16", 2)
     arena = Arena(slab_bytes=64 * shape.block_bytes, slabs=10, device="cuda")
-    prefill = Prefill(KvViews(arena.region, shape, torch.device("cuda")), 0, tokens, arena.take(shape, tokens))
+    prefill = Prefill(
+        KvViews(arena.region, shape, torch.device("cuda")), Scratch(), 0, tokens, arena.take(shape, tokens)
+    )
     query, key, value = (torch.randn(1, heads, tokens, 128, dtype=torch.bfloat16, device="cuda") for heads in (8, 2, 2))
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from aegis.core.model import KvLayer, KvShape
 from aegis.engine import paged_attention
-from aegis.engine.paged_attention import Decode, Kind, Prefill, Scratch
+from aegis.engine.paged_attention import Decode, Kind, Prefill
+from aegis.engine.scratch import Scratch
 from aegis.engine.tensor_views import KvViews
 from tests.unit.engine.images import Arena
 
@@ -62,7 +63,7 @@ def test_prefill_and_decode_follow_the_definition(lengths: list[int], kind: Kind
     for length, own, key, value in zip(lengths, blocks, keys, values, strict=True):
         query = draw(1, HEADS, length, LAYER.key_dim)
         heads_first = (part[:length].transpose(0, 1)[None] for part in (key, value))
-        mixed = Prefill(views, 0, length, own).attend(1, query, *heads_first, kind)
+        mixed = Prefill(views, Scratch(), 0, length, own).attend(1, query, *heads_first, kind)
         assert mixed.shape == (1, length, HEADS, LAYER.value_dim)
         for at in (0, length // 2, length - 1):
             expected = reference(query[0, :, at], key[: at + 1], value[: at + 1], kind)
@@ -122,7 +123,7 @@ def test_memory_does_not_grow_with_the_square_of_the_prompt(
     monkeypatch.setattr(paged_attention, "SCORES", 1 << 19)
     tokens = 3000
     arena = Arena(slab_bytes=100 * SHAPE.block_bytes, slabs=4)
-    step = Prefill(KvViews(arena.region, SHAPE), 0, tokens, arena.take(SHAPE, tokens))
+    step = Prefill(KvViews(arena.region, SHAPE), Scratch(), 0, tokens, arena.take(SHAPE, tokens))
     key, value = draw(1, LAYER.heads, tokens, LAYER.key_dim), draw(1, LAYER.heads, tokens, LAYER.value_dim)
     with Largest() as largest:
         step.attend(1, draw(1, HEADS, tokens, LAYER.key_dim), key, value, Kind(None, window, softcap, None))

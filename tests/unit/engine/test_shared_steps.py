@@ -15,8 +15,9 @@ from transformers import AutoConfig
 from aegis.core.ids import RequestId
 from aegis.core.request import Sampling
 from aegis.engine.block_table import BlockTable
-from aegis.engine.paged_attention import Decode, Kind, Mixed, Prefill, Scratch
+from aegis.engine.paged_attention import Decode, Kind, Mixed, Prefill
 from aegis.engine.protocol import StepRow
+from aegis.engine.scratch import Scratch
 from aegis.engine.tensor_views import KvViews
 from aegis.engine.transformers_engine import TransformersEngine
 from aegis.models.demo.recipes import RECIPES
@@ -53,7 +54,7 @@ def test_a_shared_step_follows_the_definition(
     for (start, _, blocks), key, value in zip(rows, keys, values, strict=True):
         if start:
             before = (part[:start].transpose(0, 1)[None] for part in (key, value))
-            Prefill(views, 0, start, blocks).attend(1, draw(1, HEADS, start, LAYER.key_dim), *before, kind)
+            Prefill(views, Scratch(), 0, start, blocks).attend(1, draw(1, HEADS, start, LAYER.key_dim), *before, kind)
     ends = list(accumulate(stop - start for start, stop in parts))
     query = draw(1, HEADS, ends[-1], LAYER.key_dim)
     new = [
@@ -70,7 +71,7 @@ def test_a_shared_step_follows_the_definition(
 
 
 def _step(views: KvViews, rows: list[tuple[int, int, BlockTable]], prompts: int) -> Mixed:
-    pieces = [Prefill(views, start, stop, blocks) for start, stop, blocks in rows[:prompts]]
+    pieces = [Prefill(views, Scratch(), start, stop, blocks) for start, stop, blocks in rows[:prompts]]
     single = rows[prompts:]
     decode = Decode(views, Scratch(), [start for start, _, _ in single], [row[2] for row in single]) if single else None
     return Mixed(pieces, decode)

@@ -18,6 +18,7 @@ from aegis.core.request import Sampling
 from aegis.engine import paged_attention
 from aegis.engine.paged_attention import Kind, Prefill
 from aegis.engine.protocol import StepRow
+from aegis.engine.scratch import Scratch
 from aegis.engine.tensor_views import KvViews
 from aegis.models.demo.recipes import RECIPES
 from tests.unit.engine.generation import Generation, begin, step
@@ -43,7 +44,7 @@ def test_chunks_follow_the_definition(stops: list[int], kind: Kind, seed: int) -
     for start, stop in pairwise([0, *stops]):
         query = draw(1, HEADS, stop - start, LAYER.key_dim)
         heads_first = (part[start:stop].transpose(0, 1)[None] for part in (keys, values))
-        mixed = Prefill(views, start, stop, blocks).attend(1, query, *heads_first, kind)
+        mixed = Prefill(views, Scratch(), start, stop, blocks).attend(1, query, *heads_first, kind)
         assert mixed.shape == (1, stop - start, HEADS, LAYER.value_dim)
         for at in (start, (start + stop) // 2, stop - 1):
             expected = reference(query[0, :, at - start], keys[: at + 1], values[: at + 1], kind)
