@@ -48,10 +48,12 @@ class StepRow(Struct, frozen=True):
 
 
 class Sampled(Struct, frozen=True):
-    """The next token of one row; with its prompt's logprobs if the row is the prompt and they were asked for."""
+    """The next token of one row; with its prompt's logprobs if the row is the prompt and they were asked for. Where
+    there is a `problem`, which is for the client, the token is any, and the request has failed."""
 
     token: Token
     prompt: tuple[Token, ...] = ()
+    problem: str = ""
 
 
 class Engine(Protocol):

@@ -93,6 +93,11 @@ class Sampler:
     def stop(self, request: RequestId) -> None:
         self._states.pop(request, None)
 
+    def problem(self, request: RequestId) -> str:
+        """The reason why its output cannot go on, if there is one."""
+        grammar = self._states[request].grammar
+        return grammar.problem if grammar else ""
+
     def wants_prompt(self, request: RequestId) -> bool:
         """Whether this prefill reports prompt logprobs: a replay does not, they went out before its first token."""
         state = self._states[request]

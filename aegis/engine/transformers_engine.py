@@ -174,7 +174,7 @@ class TransformersEngine(SamplingEngine):
         sampled: list[Sampled | None] = [None] * len(rows)
         if asked:
             for at, token in zip(asked, self._sampler.sample([rows[at].request for at in asked], logits), strict=True):
-                sampled[at] = Sampled(token)
+                sampled[at] = Sampled(token, problem=self._sampler.problem(rows[at].request))
         return sampled
 
     def _reported(self, attached: _Attached, row: StepRow) -> Sampled:
@@ -183,7 +183,8 @@ class TransformersEngine(SamplingEngine):
         step = Prefill(attached.views, self._computing.scratch, 0, row.stop, row.blocks)
         logits = _forward(attached, step, ids, positions, keep=0)[0]
         prompt = self._sampler.prompt_logprobs(row.request, logits, row.tokens)
-        return Sampled(self._sampler.sample([row.request], logits[-1:])[0], prompt)
+        token = self._sampler.sample([row.request], logits[-1:])[0]
+        return Sampled(token, prompt, self._sampler.problem(row.request))
 
     def _run_together(self, attached: _Attached, rows: Sequence[StepRow]) -> tuple[list[int], torch.Tensor]:
         """To the model all tokens are one sequence; each row attends by itself. The rows that sample, and logits

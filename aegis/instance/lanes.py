@@ -23,12 +23,11 @@ from aegis.core.clock import Clock
 from aegis.core.effects import Run
 from aegis.core.events import StepFailed, Stepped
 from aegis.core.ids import RequestId
-from aegis.core.messages import Tokens
 from aegis.device.divisions import WHOLE, Shares
 from aegis.device.protocol import Device, Lane
 from aegis.engine.lane_threads import compute_in
 from aegis.engine.protocol import Engine, EngineFailed
-from aegis.instance.run_worker import BegunRun, RunWorker
+from aegis.instance.run_worker import BegunRun, Delivered, RunWorker
 from aegis.instance.span_log import SpanLog
 from aegis.process.clock import ThreadClock
 from aegis.process.wakeup import Wakeup
@@ -51,7 +50,7 @@ class _Ended:
     processor_ns: int  # for how long its thread had a processor
 
 
-_Told = list[Tokens] | _Ended | BaseException
+_Told = list[Delivered] | _Ended | BaseException
 
 
 class LaneThread:
@@ -129,7 +128,7 @@ class LaneThread:
         except BaseException as error:  # noqa: BLE001 - the main loop raises it: without this lane there is no instance
             self._tell(error)
 
-    def _deliver(self, messages: list[Tokens]) -> None:
+    def _deliver(self, messages: list[Delivered]) -> None:
         self._tell(messages)
 
     def _interrupted(self) -> bool:
@@ -147,7 +146,7 @@ class Lanes:
         offered: Sequence[Shares],
         engine: Engine,
         clock: Clock,
-        deliver: Callable[[list[Tokens]], None],
+        deliver: Callable[[list[Delivered]], None],
         spans: SpanLog,
         progress: LoopProgress,
     ) -> None:

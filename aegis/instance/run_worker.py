@@ -11,10 +11,12 @@ from aegis.core.clock import Clock
 from aegis.core.effects import Row, Run
 from aegis.core.events import Stepped
 from aegis.core.ids import ModelId
-from aegis.core.messages import Tokens
+from aegis.core.messages import Broken, Tokens
 from aegis.core.request import Token
 from aegis.engine.block_table import BlockTable, block_table
 from aegis.engine.protocol import Engine, Sampled, StepRow, engine_at_work
+
+Delivered = Tokens | Broken
 
 
 class BegunRun(NamedTuple):
@@ -25,14 +27,15 @@ class BegunRun(NamedTuple):
 
 
 class RunWorker:
-    """`deliver` sends a step's tokens to the proxy. `interrupted` gives the core its news between two steps, and says
+    """`deliver` sends a step's tokens to the proxy, and what it broke: the proxy cancels those requests, and until then
+    they take part in steps like others. `interrupted` gives the core its news between two steps, and says
     whether to end."""
 
     def __init__(
         self,
         engine: Engine,
         clock: Clock,
-        deliver: Callable[[list[Tokens]], None],
+        deliver: Callable[[list[Delivered]], None],
         interrupted: Callable[[], bool],
     ) -> None:
         self._engine = engine
@@ -69,12 +72,13 @@ class RunWorker:
             tokens = tuple([sampled.token for sampled in made if sampled is not None])
             if tokens:
                 steps.append(tokens)
-            decoded = [(row, each.token) for row, each in zip(rows, made, strict=True) if row.decodes and each]
-            messages = [_message(row, token) for row, token in decoded]
+            sampled = [(row, each) for row, each in zip(rows, made, strict=True) if each]
+            messages = [_message(row, each) for row, each in sampled if row.decodes or each.problem]
             if messages:
                 self._deliver(messages)
-            last = len(decoded) < len(rows) or any(message.finish for message in messages) or len(steps) == run.steps
-            rows = tuple([_next(row, token) for row, token in decoded])
+            ends = any([isinstance(message, Broken) or message.finish for message in messages])
+            rows = tuple([_next(row, each.token) for row, each in sampled if row.decodes])
+            last = ends or len(rows) < len(made) or len(steps) == run.steps
             now_ns = self._clock.now_ns()
             last = last or now_ns >= run.until_ns or self._interrupted()
             prompt = made[0].prompt if made[0] else ()
@@ -114,6 +118,8 @@ def _next(row: Row, token: Token) -> Row:
     return replace(row, start=row.stop, stop=row.stop + 1, index=row.index + 1, token=token.id)
 
 
-def _message(row: Row, token: Token) -> Tokens:
-    job = row.job
+def _message(row: Row, sampled: Sampled) -> Delivered:
+    job, token = row.job, sampled.token
+    if sampled.problem:
+        return Broken(job.request, job.attempt, sampled.problem)
     return Tokens(job.request, job.attempt, row.index, (token,), job.finish(row.index, token.id))

@@ -126,12 +126,31 @@ def test_a_body_of_one_that_may_not_ask_is_not_kept(guarded: Server) -> None:
             assert heard.statuses in ([401], []), heard
 
 
-def test_a_megabyte_in_chunks_of_one_byte_is_read(server: Server) -> None:
-    body = json.dumps({"model": "llama", "prompt": [5, 6], "max_tokens": 2}).encode().ljust(1 << 20)
-    pieces = [b"".join(b"1\r\n%c\r\n" % byte for byte in body[at : at + 4096]) for at in range(0, len(body), 4096)]
-    with under_attack(server, "a megabyte in chunks of one byte"), Wire(server.url) as wire:
-        assert wire.send(head(MAIN, b"Content-Type: application/json"), *pieces, b"0\r\n\r\n")
-        assert wire.hear(count=1).statuses == [200]
+def in_chunks(body: bytes, size: int) -> bytes:
+    parts = (body[at : at + size] for at in range(0, len(body), size))
+    return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize(("nbytes", "size", "status"), [(1 << 20, 64, 200), (1000, 1, 200), (1 << 20, 1, 400)])
+def test_small_chunks_are_read_unless_there_are_many(server: Server, nbytes: int, size: int, status: int) -> None:
+    body = json.dumps({"model": "llama", "prompt": [5, 6], "max_tokens": 2}).encode().ljust(nbytes)
+    with under_attack(server, f"{nbytes} bytes in chunks of {size}"), Wire(server.url) as wire:
+        wire.send(head(MAIN, b"Content-Type: application/json"), in_chunks(body, size))
+        assert wire.hear(count=1).statuses == [status]
+
+
+def test_bodies_of_chunks_of_a_byte_that_come_again_and_again_disturb_nobody(server: Server) -> None:
+    """Whoever sends them leaves at once, so that many of them wait to be read."""
+    sent = head() + b"1\r\nx\r\n" * 60_000
+    until_s = time.monotonic() + SEND_S
+
+    def come_again(_: int) -> None:
+        while time.monotonic() < until_s:
+            with Wire(server.url) as wire:
+                wire.send(sent)
+
+    with under_attack(server, "bodies of chunks of a byte"):
+        at_once(come_again, 8)
 
 
 def test_many_that_send_a_byte_at_a_time_disturb_nobody(server: Server) -> None:

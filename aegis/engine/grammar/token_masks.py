@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import cache
+from time import thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +16,27 @@ if TYPE_CHECKING:
     from aegis.engine.grammar.compiler import Compiled
 
 
+SLOW_NS = 5_000_000
+"""Of processor time for one token: as a rule it takes a hundredth of that."""
+
+SLOW_NS_MAX = 500_000_000
+"""Of all slow tokens of an output. Where a text can be derived in many ways, each token takes longer than the one
+before it, and everything else on the instance waits for it."""
+
+STEP_SLOW_NS_MAX = 100_000_000
+"""Of all rows of a step, before those that were slow in the last one are given up."""
+
+PROBLEM = "the output's grammar takes too long to follow: where a text can be derived in many ways, make them fewer"
+
+
 class GrammarPosition:
     """One output's. It follows from the tokens alone, so a replay is where it was.
 
-    The grammar is waited for when a mask is asked for, in a step, where its failure is the step's.
+    The grammar is waited for when a mask is asked for, in a step, where its failure is the step's. An output that is
+    too slow has a `problem`, and from then on any token may come next.
     """
 
-    __slots__ = ("_compiled", "_ends", "_generated", "_last", "_matcher", "_vocabulary")
+    __slots__ = ("_compiled", "_ends", "_generated", "_last", "_matcher", "_slow", "_slow_ns", "_vocabulary", "problem")
 
     def __init__(self, compiled: Future[Compiled], generated: Sequence[int], ends: Sequence[int]) -> None:
         self._compiled = compiled
@@ -30,15 +45,37 @@ class GrammarPosition:
         self._ends = ends
         self._matcher: Any = None
         self._vocabulary: Any = None
+        self._slow = False  # the last token was
+        self._slow_ns = 0
+        self.problem = ""
 
-    def fill(self, masks: torch.Tensor, row: int) -> None:
+    def fill(self, masks: torch.Tensor, row: int, *, late: bool = False) -> int:
         """Sets the bits of row `row` of `masks` whose tokens may come next: none where the vocabulary has nothing to go
-        on with."""
+        on with. What that took, if it was slow. If it is `late` in the step, nothing slow is begun."""
+        if self.problem or (late and self._slow):
+            self.problem = PROBLEM
+            return 0
+        compiled = self._compiled.result()
+        began_ns, slow_ns = thread_time_ns(), self._slow_ns
         if self._matcher is None:
-            self._open()
-        self._matcher.fill_next_token_bitmask(masks, row)
-        if self._last in self._vocabulary.leads:
-            masks[row] &= ~self._vocabulary.continuations
+            self._open(compiled)
+        if not self.problem:
+            self._matcher.fill_next_token_bitmask(masks, row)
+            if self._last in self._vocabulary.leads:
+                masks[row] &= ~self._vocabulary.continuations
+            self._slow = self._took(thread_time_ns() - began_ns)
+        if self.problem:
+            masks[row] = -1
+        return self._slow_ns - slow_ns
+
+    def _took(self, ns: int) -> bool:
+        """Whether that was slow."""
+        if ns <= SLOW_NS:
+            return False
+        self._slow_ns += ns
+        if self._slow_ns > SLOW_NS_MAX:
+            self.problem = PROBLEM
+        return True
 
     def end(self, mask: npt.NDArray[np.int32]) -> None:
         """Sets the bits of the end tokens."""
@@ -47,17 +84,19 @@ class GrammarPosition:
 
     def accept(self, token: int) -> None:
         """The token was drawn. An end token where the grammar had not come to its end leaves it where it is."""
+        if self.problem:
+            return
+        began_ns = thread_time_ns()
         self._matcher.accept_token(token)
+        self._took(thread_time_ns() - began_ns)
         self._last = token
 
-    def _open(self) -> None:
+    def _open(self, compiled: Compiled) -> None:
         from xgrammar import GrammarMatcher
 
-        compiled = self._compiled.result()
-        matcher = GrammarMatcher(compiled.grammar)
+        self._matcher, self._vocabulary = GrammarMatcher(compiled.grammar), compiled.vocabulary
         for token in self._generated:
-            matcher.accept_token(token)
-        self._matcher, self._vocabulary = matcher, compiled.vocabulary
+            self.accept(token)
 
 
 class Masks:
@@ -67,9 +106,10 @@ class Masks:
     def __init__(self, positions: Sequence[GrammarPosition | None], logits: torch.Tensor) -> None:
         rows, vocab = logits.shape
         words = torch.full((rows, -(-vocab // 32)), -1, dtype=torch.int32, pin_memory=logits.is_cuda)
+        slow_ns = 0
         for row, position in enumerate(positions):
             if position:
-                position.fill(words, row)
+                slow_ns += position.fill(words, row, late=slow_ns > STEP_SLOW_NS_MAX)
         bits = words.numpy()
         fertile = bits.any(axis=1)  # one look at all rows: a step has little time
         if not fertile.all():

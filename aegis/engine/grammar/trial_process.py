@@ -6,6 +6,7 @@ Started as `python -m aegis.engine.grammar.trial_process`; ends when its standar
 from __future__ import annotations
 
 import os
+import random
 import resource
 import signal
 import sys
@@ -13,14 +14,21 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import thread_time
 
-from aegis.engine.grammar.compiler import GrammarRefused, Vocabulary, compile_grammar, read_vocabulary
+import numpy as np
+import torch
+from xgrammar import GrammarMatcher
+
+from aegis.engine.grammar.compiler import Compiled, GrammarRefused, Vocabulary, compile_grammar, read_vocabulary
 from aegis.engine.grammar.termination import derives_a_text
 from aegis.engine.grammar.trial_messages import Tried, Try, read, write
 
 VOCABULARIES_MAX = 16
 MEMORY_BYTES = 4 << 30  # beyond what the libraries take
 COMPILED_BYTES_MAX = 64 << 20
+FOLLOWED_TOKENS = 128
+FOLLOW_S = 1.0  # of processor time: as a rule they take a hundredth of it
 _SAID_BYTES = 4096
 ALONE_S = 60  # the longest that it outlives a proxy that was killed
 
@@ -52,6 +60,11 @@ def _problem(vocabulary: Vocabulary | None, asked: Try) -> str | None:
             return f"would not be held to as it is written: {warning}"
         if not derives_a_text(asked.grammar):
             return "has no output that ends: every way through it needs one of its rules again"
+        if tokens := _too_slow_after(compiled):
+            return (
+                f"takes too long to follow: {tokens} tokens took more than {FOLLOW_S:g} s; "
+                "where a text can be derived in many ways, make them fewer"
+            )
     except GrammarRefused as error:
         return str(error)
     finally:
@@ -59,6 +72,24 @@ def _problem(vocabulary: Vocabulary | None, asked: Try) -> str | None:
     if compiled.nbytes > COMPILED_BYTES_MAX:
         return f"takes more than {COMPILED_BYTES_MAX >> 20} MiB when it is compiled"
     return None
+
+
+def _too_slow_after(compiled: Compiled) -> int:
+    """Follows outputs drawn at random: how many tokens there were when that took too long; 0 if it never did. A
+    client may still find a way that is slow (`SLOW_NS_MAX`), but not by an oversight."""
+    draws, began_s = random.Random(0), thread_time()
+    matcher = GrammarMatcher(compiled.grammar)
+    ends = set(matcher.stop_token_ids)
+    mask = torch.zeros((1, -(-compiled.vocabulary.whole.vocab_size // 32)), dtype=torch.int32)
+    for tokens in range(1, FOLLOWED_TOKENS + 1):
+        matcher.fill_next_token_bitmask(mask)
+        bits = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")
+        allowed = [token for token in np.flatnonzero(bits).tolist() if token not in ends]
+        if not allowed or not matcher.accept_token(draws.choice(allowed)):
+            matcher.reset()
+        if thread_time() - began_s > FOLLOW_S:
+            return tokens
+    return 0
 
 
 @contextmanager

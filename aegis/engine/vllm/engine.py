@@ -114,7 +114,7 @@ class VllmEngine(SamplingEngine):
         sampled: list[Sampled | None] = [None] * len(rows)
         tokens = self._sampler.sample([ordered[place].request for place in asked], logits) if asked else ()
         for place, token in zip(asked, tokens, strict=True):
-            sampled[order[place]] = Sampled(token, prompt)
+            sampled[order[place]] = Sampled(token, prompt, self._sampler.problem(ordered[place].request))
         return sampled
 
 

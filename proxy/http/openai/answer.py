@@ -11,6 +11,7 @@ from typing import Protocol
 from fastapi import Request, Response
 from msgspec import Raw, Struct, structs
 
+from aegis.core.errors import UserError
 from aegis.telemetry.logs import log_text
 from proxy.http.call_records import RecordedCall
 from proxy.http.client_disconnect import while_connected
@@ -27,6 +28,9 @@ from proxy.http.security.large_bodies import release
 from proxy.http.settings import answer_turns_of, keep_alive_of, market_of, records_of, settings_of
 from proxy.http.streaming.event_stream import DONE, Emit, EventStream, event
 from proxy.http.streaming.transcript import Piece, join
+
+WHOLE_BYTES_MAX = 12 << 20
+"""Of an answer that is no stream. Where more is made and not taken yet, connections are cut (`UNREAD_BYTES_MAX`)."""
 
 _FEW = 256
 """Tokens that are told in a few milliseconds, with all their alternatives."""
@@ -127,7 +131,13 @@ async def _whole(request: Request, call: GenerationRequest, shape: Shape) -> Res
         return Raw(encode(shape.choice(index, join(pieces[index]))))
 
     async with answer_turns_of(request) if size > _FEW else nullcontext():
-        choices = [await beside_loop(partial(told, index), size, few=_FEW) for index in range(len(pieces))]
+        choices, nbytes = list[Raw](), 0
+        for index in range(len(pieces)):
+            choices.append(await beside_loop(partial(told, index), size, few=_FEW))
+            nbytes += memoryview(choices[-1]).nbytes
+            if nbytes > WHOLE_BYTES_MAX:
+                message = f"the answer has more than {WHOLE_BYTES_MAX >> 20} MiB: send 'stream': true, or ask for less"
+                raise UserError(message, code="answer_too_large")
         return json_reply(shape.whole(choices, call.usage()))
 
 

@@ -39,6 +39,7 @@ from proxy.http.structured.output_format import check_grammar
 
 DEFAULT_MAX_TOKENS = 16
 PROMPT_LOGITS_MAX = 1 << 28  # of one prompt, all tokens' together: 1 GiB in float32
+ECHOED_VALUES_MAX = 1 << 18  # logprobs of prompts in one answer that is no stream: 8 to 12 MiB of JSON
 
 router = direct_router()
 
@@ -88,6 +89,8 @@ async def _generate(
     prompts = await read_prompts(request, body, served)
     body.end()
     check_sequences([prompt.tokens for prompt in prompts], parameters)
+    if echo and parameters.sampling.logprobs is not None and not parameters.stream:
+        _check_echo(sum(len(prompt.tokens) for prompt in prompts) * parameters.choices, parameters.sampling.logprobs)
     if parameters.held_to:
         await check_grammar(request, served, parameters.held_to)
     sequences = await _sequences_of(served, prompts, parameters, echo)
@@ -124,6 +127,17 @@ def _sequence_of(served: Served, prompt: Prompt, parameters: GenerationParameter
         text = served.text.decode(prompt.tokens) if served.text else ""
     told = parameters.sampling.logprobs is not None or parameters.return_token_ids
     return SequenceRequest(prompt.tokens, max_tokens, EchoedPrompt(text, prompt.tokens if told else (), texts))
+
+
+def _check_echo(tokens: int, logprobs: int) -> None:
+    """Raises UserError if what is told of prompts alone would be too large for one answer."""
+    values = tokens * (1 + logprobs)
+    if values > ECHOED_VALUES_MAX:
+        message = (
+            f"'echo' would tell {values} logprobs in one answer, more than {ECHOED_VALUES_MAX}: "
+            "ask for fewer choices or logprobs, or send 'stream': true"
+        )
+        raise UserError(message, param="echo", code="answer_too_large")
 
 
 def _check_prompt_logits(served: Served, tokens: int) -> None:

@@ -31,7 +31,7 @@ from proxy.http.security.shared_bound import SharedBound
 
 HEAD_BYTES_MAX = 64 << 10
 HEADERS_MAX = 128
-PIPELINED_HEAD_BYTES_MAX = 64 << 10
+PIPELINED_HEAD_BYTES_MAX = 256 << 10
 """Of requests that wait for the answer to another one of their connection, as they are in memory."""
 
 UNFINISHED_BYTES_MAX = 16 << 20
@@ -47,8 +47,10 @@ PATIENCE_S = 60.0
 BODY_S = 300.0
 ANSWERED_S = 30.0
 PIPELINED_MAX = 64
-CHUNKS_MAX = 4096
-"""Of a body, that are parsed without giving others their turn."""
+SMALL_CHUNKS_MAX = 1024
+"""Of a body whose chunks have less than `CHUNK_BYTES_LEAST` on average: each takes as long as a kilobyte to parse."""
+
+CHUNK_BYTES_LEAST = 64
 _CUT = "aegis.cut"
 _BROKEN_OFF = "aegis.broken-off"
 _REASONS = {
@@ -60,6 +62,7 @@ _REASONS = {
 _BETWEEN_FIELDS = len(": \r\n")
 _CHUNK_BYTES = len("ffffffff\r\n\r\n")
 _HEADER_BYTES = 136  # that a header takes in memory beyond its name and value
+_REQUEST_BYTES = 2600  # that a request takes beyond its head, where it waits
 _UNREAD_BYTES = 16 << 10
 
 
@@ -110,7 +113,8 @@ class Protocol(HttpToolsProtocol):
     _running: RequestResponseCycle | None = None
     _requests = 0
     _body_bytes = 0  # in what is being parsed, its chunks' sizes included
-    _chunks = 0  # in what is being parsed
+    _chunks = 0  # of this body
+    _content_bytes = 0  # of this body
     _framing_bytes = 0  # of this body
     _received_s = 0.0
     _body_until_s = inf
@@ -135,6 +139,10 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._running and self._running is not self.cycle:  # others wait behind it, and only the last one was told
+            self._running.disconnected = True
+            self._running.message_event.set()
+        self.pipeline.clear()
         self._together.open.closed(self)
         self._together.unfinished.hold(self, 0)
         self._together.unread.hold(self, 0)
@@ -148,7 +156,7 @@ class Protocol(HttpToolsProtocol):
 
     def _read(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        requests, self._body_bytes, self._chunks = self._requests, 0, 0
+        requests, self._body_bytes = self._requests, 0
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
@@ -160,8 +168,6 @@ class Protocol(HttpToolsProtocol):
                 self._refuse(_head_too_large())
             return
         self._received_s = self.loop.time()
-        if self._chunks > CHUNKS_MAX and not self.flow.read_paused:
-            self._yield()
         if self._requests == requests:  # all of it is of one body, or behind it
             self._framing_bytes += max(len(data) - self._body_bytes, 0)
             if self._framing_bytes > FRAMING_BYTES_MAX:
@@ -207,7 +213,8 @@ class Protocol(HttpToolsProtocol):
         super().on_message_begin()
         self._requests += 1
         self._awaits_request = self._in_head = True
-        self._head_bytes = self._unread_bytes = self._framing_bytes = self._headers = 0
+        self._head_bytes = self._unread_bytes = self._headers = 0
+        self._framing_bytes = self._content_bytes = self._chunks = 0
         self._received_s, self._body_until_s = self.loop.time(), inf
         self.scope["extensions"] = {_CUT: self.transport.abort}  # type: ignore[dict-item]
 
@@ -234,7 +241,7 @@ class Protocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         waits = self.cycle is not None and not self.cycle.response_complete
-        nbytes = self._head_bytes + self._headers * _HEADER_BYTES
+        nbytes = self._head_bytes + self._headers * _HEADER_BYTES + _REQUEST_BYTES
         if waits and sum(self._pipelined) + nbytes > PIPELINED_HEAD_BYTES_MAX:
             message = f"heads of more than {PIPELINED_HEAD_BYTES_MAX} bytes wait for an answer on this connection"
             raise UserError(message, status=431)
@@ -247,21 +254,15 @@ class Protocol(HttpToolsProtocol):
         if self._version == b"1.0":
             _without_chunks(self.cycle)
 
-    def _yield(self) -> None:
-        """Lets other connections have their turn before more of so many chunks is parsed. If the request was answered
-        already, no more of it is parsed."""
-        if self.cycle.response_complete and self._awaits_request:
-            self.transport.close()
-        else:
-            self.flow.pause_reading()
-            self.loop.call_soon(self.flow.resume_reading)
-
     def on_chunk_header(self) -> None:
         self._chunks += 1
         self._body_bytes += _CHUNK_BYTES
+        if self._chunks > SMALL_CHUNKS_MAX and self._content_bytes < (self._chunks - 1) * CHUNK_BYTES_LEAST:
+            raise _chunks_too_small()
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
+        self._content_bytes += len(body)
         if self.pipeline and self.pipeline[0][0] is self.cycle:
             self._pipelined_bytes += len(body)
         super().on_body(body)
@@ -457,6 +458,13 @@ def _crowded() -> UserError:
 
 def _head_too_large() -> UserError:
     return UserError(f"the head is larger than {HEAD_BYTES_MAX} bytes", status=431)
+
+
+def _chunks_too_small() -> UserError:
+    message = (
+        f"more than {SMALL_CHUNKS_MAX} chunks have less than {CHUNK_BYTES_LEAST} bytes on average: send larger ones"
+    )
+    return UserError(message, code="invalid_http")
 
 
 def _framing_too_large() -> UserError:

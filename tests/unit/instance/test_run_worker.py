@@ -10,11 +10,11 @@ from aegis.core.clock import NS_PER_S
 from aegis.core.effects import Row, Run
 from aegis.core.events import Stepped
 from aegis.core.ids import ModelId, RequestId
-from aegis.core.messages import Tokens
+from aegis.core.messages import Broken, Tokens
 from aegis.core.model import ModelSpec
 from aegis.core.request import FinishReason, Sampling, Token
 from aegis.engine.protocol import EngineFailed, Sampled, StepRow
-from aegis.instance.run_worker import RunWorker
+from aegis.instance.run_worker import Delivered, RunWorker
 from aegis.sim.faults.fake_models import make_spec
 from tests.sim.driven import make_job
 
@@ -32,6 +32,7 @@ class Adding:
         self.time_ns = 5 * STEP_NS
         self.steps: list[list[StepRow]] = []
         self.started: list[tuple[object, ...]] = []
+        self.problems = dict[RequestId, str]()
         self._fails_in = fails_in
         self._extends = extends
 
@@ -71,7 +72,9 @@ class Adding:
             raise ValueError("what the model did")
         self.time_ns += STEP_NS
         reports = (Token(5),) if rows[0].start == 0 else ()
-        made = [Sampled(Token(row.tokens[-1] + row.stop - 1), reports) for row in rows]
+        made = [
+            Sampled(Token(row.tokens[-1] + row.stop - 1), reports, self.problems.get(row.request, "")) for row in rows
+        ]
         return [each if row.samples else None for row, each in zip(rows, made, strict=True)]
 
 
@@ -80,7 +83,7 @@ class Played:
 
     def __init__(self, *, ends_after: int = 0, fails_in: int = 0, extends: bool = True) -> None:
         self.engine = Adding(fails_in, extends=extends)
-        self.delivered: list[tuple[int, list[Tokens]]] = []
+        self.delivered: list[tuple[int, list[Delivered]]] = []
         self.told = 0
         self._ends_after = ends_after
         self._worker = RunWorker(self.engine, self.engine, self._deliver, self._tell)
@@ -89,7 +92,7 @@ class Played:
         return self._worker.run(Run(A.model, rows, steps, until_ns))
 
     @property
-    def messages(self) -> list[Tokens]:
+    def messages(self) -> list[Delivered]:
         return [message for _, messages in self.delivered for message in messages]
 
     @property
@@ -97,7 +100,7 @@ class Played:
         """What the engine saw: requests, their tokens, where those begin, and whether they sample."""
         return [[(r.request, tuple(r.tokens), r.start, r.samples) for r in step] for step in self.engine.steps]
 
-    def _deliver(self, messages: list[Tokens]) -> None:
+    def _deliver(self, messages: list[Delivered]) -> None:
         self.delivered.append((self.engine.time_ns, messages))
 
     def _tell(self) -> bool:
@@ -178,6 +181,15 @@ def test_what_was_made_before_a_step_failed_is_delivered() -> None:
     with pytest.raises(EngineFailed, match="ValueError"):
         run.of(row(1))
     assert [m.first for m in run.messages] == [4, 5]
+
+
+def test_a_row_with_a_problem_is_broken_and_the_others_have_their_tokens() -> None:
+    """The core counts it like the others, until the proxy cancels it."""
+    run = Played()
+    run.engine.problems = {RequestId(2): "too slow"}
+    stepped = run.of(row(1), row(2, token=50, position=8), steps=3)
+    assert stepped == Stepped(((Token(50), Token(58)),), duration_ns=STEP_NS)
+    assert run.messages == [Tokens(RequestId(1), 1, 4, (Token(50),), None), Broken(RequestId(2), 1, "too slow")]
 
 
 def test_only_the_engine_can_fail_a_step() -> None:

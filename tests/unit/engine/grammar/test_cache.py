@@ -14,6 +14,7 @@ import torch
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec
 from aegis.core.request import Grammar, Sampling
+from aegis.engine.grammar import token_masks
 from aegis.engine.grammar.cache import Grammars
 from aegis.engine.grammar.compiler import GrammarRefused, Vocabulary, compile_grammar, read_vocabulary
 from aegis.engine.grammar.token_masks import banned_here, banned_there
@@ -137,6 +138,28 @@ def test_a_replay_goes_on_where_it_was(grammars: Grammars) -> None:
     whole = run([])
     assert len(whole) > 4
     assert run(whole[: len(whole) // 2]) == whole
+
+
+AMBIGUOUS = Grammar("ebnf", "\n".join(["root ::= s0", *(f's{n} ::= s0 s1 | s1 s2 | s2 s0 | "a"' for n in range(3))]))
+
+
+def test_an_output_that_is_slow_has_a_problem_and_no_other_one(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_masks, "SLOW_NS", 500_000)
+    monkeypatch.setattr(token_masks, "SLOW_NS_MAX", 5_000_000)
+    sampler = Sampler(grammars)
+    for request, grammar in ((1, AMBIGUOUS), (2, Grammar("regex", "a{400,}"))):
+        sampler.start(MODEL, RequestId(request), [5], (), msgspec.structs.replace(FREE, grammar=grammar))
+    logits = torch.zeros(2, WIDTH)
+    logits[:, END] = -torch.inf
+    for _ in range(300):
+        sampler.sample([RequestId(1), RequestId(2)], logits)
+        if sampler.problem(RequestId(1)):
+            break
+    assert sampler.problem(RequestId(1)) == token_masks.PROBLEM
+    sampler.sample([RequestId(1), RequestId(2)], logits)
+    assert not sampler.problem(RequestId(2))
 
 
 def test_rows_without_a_grammar_are_not_touched_by_their_neighbours(grammars: Grammars) -> None:

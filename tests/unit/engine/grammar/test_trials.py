@@ -53,6 +53,12 @@ def test_what_is_held_to_passes(trials: GrammarTrials, text: str) -> None:
     assert asyncio.run(problem(trials, regex(text))) is None
 
 
+def test_what_takes_long_to_follow_is_refused(trials: GrammarTrials) -> None:
+    rules = [f's{n} ::= {" | ".join(f"s{(n + k) % 9} s{(2 * n + k) % 9}" for k in range(9))} | "a"' for n in range(9)]
+    told = asyncio.run(problem(trials, Grammar("ebnf", "\n".join(["root ::= s0", *rules]))))
+    assert told and told.startswith("takes too long to follow: ") and "\n" not in told
+
+
 def test_nobody_waits_for_more_than_one_grammar_of_another(trials: GrammarTrials) -> None:
     async def main() -> None:
         greedy = [asyncio.create_task(problem(trials, slow(i), "greedy")) for i in range(4)]

@@ -4,11 +4,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import httpx
 import pytest
 
 from aegis.core.errors import UserError
 from aegis.core.request import FinishReason, Sampling
 from proxy.http.market import Delivery, Delta, Failed, Finished, Reused
+from proxy.http.openai import answer as answer_module
 from tests.unit.proxy.http.scripted import EOS, byte_text, market, post, says, spec, tokens, word_text
 
 PATH = "/v1/completions"
@@ -218,6 +220,30 @@ def test_the_first_word_keeps_the_space_that_separates_it_from_the_prompt() -> N
     answer = post(behind, PATH, ask(prompt=[1], echo=True, logprobs=0)).json()
     assert answer["choices"][0]["text"] == "the cat sats"
     assert answer["choices"][0]["logprobs"]["text_offset"] == [0, 3, 7, 11]
+
+
+def test_what_would_be_too_large_an_answer_is_refused_before_it_is_made() -> None:
+    behind = market(says("ab"))
+    behind.served["m"].spec = spec("m", vocab_size=300, context_tokens=4096)
+    asked = ask(prompt=[97] * 3000, echo=True, logprobs=4, n=18)
+    assert refused(post(behind, PATH, asked), "answer_too_large") == "echo"
+    assert not behind.submitted
+    assert post(behind, PATH, asked | {"n": 1}).status_code == 200
+
+
+def test_an_answer_that_became_too_large_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_module, "WHOLE_BYTES_MAX", 1 << 20)
+    behind = market(says("a" * 40_000))
+    behind.served["m"].spec = spec("m", vocab_size=300, context_tokens=1 << 16)
+    assert refused(post(behind, PATH, ask(max_tokens=50_000, logprobs=1)), "answer_too_large") is None
+    assert post(behind, PATH, ask(max_tokens=50_000, logprobs=1, stream=True)).status_code == 200
+
+
+def refused(reply: httpx.Response, code: str) -> str | None:
+    """The parameter at fault."""
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, code), reply.text
+    return error["param"]
 
 
 def test_a_model_without_tokenizer_takes_and_gives_token_ids() -> None:

@@ -3,20 +3,22 @@ differently."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
 import re
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http.client import HTTPResponse
 
 import pytest
 
+from proxy.http.market import Delta
 from proxy.http.security.http_protocol import FRAMING_BYTES_MAX, HEADERS_MAX, Connections, Protocol
 from tests.unit.proxy.http.live import serving
-from tests.unit.proxy.http.scripted import market, says
+from tests.unit.proxy.http.scripted import market, says, tokens
 
 WAIT_S = 10
 BODY = json.dumps({"model": "m", "prompt": "x"}).encode()
@@ -151,10 +153,12 @@ def test_framing_is_bounded(port: int, endless: bytes, path: bytes) -> None:
     assert sent < 256 << 16, f"the connection ends soon after {FRAMING_BYTES_MAX} bytes"
 
 
-def test_a_body_in_the_smallest_chunks_is_one(port: int) -> None:
-    body = BODY.replace(b'"x"', b'"x"' + b" " * 200_000)
-    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
-    assert reply(port, [CHUNKED, chunks, b"0\r\n\r\n"]).startswith(b"HTTP/1.1 200 ")
+@pytest.mark.parametrize(("nbytes", "size", "status"), [(1_000, 1, 200), (200_000, 64, 200), (200_000, 1, 400)])
+def test_a_body_in_small_chunks_is_one_unless_there_are_many(port: int, nbytes: int, size: int, status: int) -> None:
+    body = BODY.ljust(nbytes)
+    parts = [body[at : at + size] for at in range(0, nbytes, size)]
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+    assert reply(port, [CHUNKED, chunks, b"0\r\n\r\n"]).startswith(b"HTTP/1.1 %d " % status)
 
 
 @pytest.mark.parametrize("path", [b"/v1/completions", b"/nowhere"])
@@ -282,3 +286,26 @@ def test_answers_that_nobody_reads_are_bounded_together() -> None:
         assert together.unread.nbytes <= 64 << 10
         reads.sendall(INNER)
         assert status(reads) == 200
+
+
+def test_requests_that_wait_count_with_what_they_take_in_memory() -> None:
+    """Some kilobytes each, however short they are."""
+    together = Connections(unfinished_bytes_max=400_000)
+    behind = market(lambda *_: [Delta(tokens("a")), asyncio.Event().wait()])
+    with serving(behind, together=together) as url, connected(port_of(url), *[post(body=STREAM) + INNER * 60] * 8):
+        _until(lambda: 100_000 < together.unfinished.nbytes <= 400_000, "eight would take a megabyte")
+
+
+def test_one_who_leaves_is_missed_though_requests_wait_behind_the_one_that_runs() -> None:
+    behind = market(lambda *_: [Delta(tokens("a")), asyncio.Event().wait()])
+    with serving(behind) as url:
+        with connected(port_of(url), post(body=STREAM) + INNER * 5):
+            _until(lambda: bool(behind.handles), "it is answered")
+        _until(lambda: behind.handles[0].cancelled, "it is cancelled")
+
+
+def _until(holds: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline_s, f"never: {what}"
+        time.sleep(0.01)

@@ -1,0 +1,56 @@
+"""Grammars in which a text can be derived in many ways, so that each of its tokens takes longer than the one before it,
+stop nobody: they are refused when they are tried out, or their output is given up where they show it later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from aegis.engine.grammar.token_masks import PROBLEM
+from tests.attacks.harness import at_once, under_attack
+from tests.live.server import WAIT_S, Server
+
+pytestmark = pytest.mark.alone
+
+MAIN = "/v1/completions"
+ATTACKERS = 6
+
+
+def ambiguous(rules: int) -> str:
+    """Each rule is any two of them, or a letter."""
+    lines = []
+    for at in range(rules):
+        pairs = [f"s{(7 * at + n) % rules} s{(3 * at + 5 * n) % rules}" for n in range(min(rules, 12))]
+        lines.append(f's{at} ::= {" | ".join(pairs)} | "a"')
+    return "\n".join(lines)
+
+
+def ask(server: Server, grammar: str, **others: Any) -> httpx.Response:
+    body = {"model": "llama", "prompt": [5], "max_tokens": 200, "temperature": 0} | others
+    body["structured_outputs"] = {"grammar": grammar}
+    return httpx.post(server.url + MAIN, json=body, timeout=WAIT_S, trust_env=False, verify=False)
+
+
+@pytest.mark.parametrize("rules", [6, 20])
+def test_a_grammar_of_many_derivations_is_refused(server: Server, rules: int) -> None:
+    grammar = "root ::= s0\n" + ambiguous(rules)
+    with under_attack(server, f"{rules} ambiguous rules"):
+        for reply in at_once(lambda n: ask(server, f"{grammar}\n# {n}"), ATTACKERS):
+            error = reply.json()["error"]
+            assert (reply.status_code, error["code"]) == (400, "invalid_grammar"), reply.text
+            assert "takes too long to follow" in error["message"] and "\n" not in error["message"]
+
+
+@pytest.mark.parametrize("rules", [6, 20])
+def test_a_way_that_was_not_tried_ends_with_an_error(server: Server, rules: int) -> None:
+    """Who draws at random hardly ever begins with this letter; who biases tokens does, and goes on with the next."""
+    text = {"model": "llama", "prompt": "ca", "add_special_tokens": False}
+    letter, more = server.post("/tokenize", text).json()["tokens"]
+    bias = {letter: 100, more: 90}
+    grammar = 'root ::= [^c] [^c]* | "c" s0\n' + ambiguous(rules)
+    with under_attack(server, f"{rules} ambiguous rules behind a letter"):
+        replies = at_once(lambda n: ask(server, f"{grammar}\n# {n}", logit_bias=bias), ATTACKERS)
+    for reply in replies:
+        assert reply.status_code == 500 and reply.json()["error"]["message"] == PROBLEM, reply.text
