@@ -47,7 +47,7 @@ PATIENCE_S = 60.0
 BODY_S = 300.0
 ANSWERED_S = 30.0
 PIPELINED_MAX = 64
-SMALL_CHUNKS_MAX = 1024
+SMALL_CHUNKS_MAX = 256
 """Of a body whose chunks have less than `CHUNK_BYTES_LEAST` on average: each takes as long as a kilobyte to parse."""
 
 CHUNK_BYTES_LEAST = 64
