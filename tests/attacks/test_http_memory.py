@@ -145,7 +145,14 @@ def test_bodies_of_chunks_of_a_byte_that_come_again_and_again_disturb_few(
 ) -> None:
     """Those who leave at once come faster than connections are accepted. Then new ones wait in the system's queue, as
     they do whatever comes in it, and no others do."""
-    sent = head() + b"1\r\nx\r\n" * 60_000
+    with under_attack(
+        server, f"bodies of chunks of a byte, whose clients {'leave' if leaves else 'stay'}", health_s=health_s
+    ) as report:
+        come_again_and_again(server, head() + b"1\r\nx\r\n" * 60_000, leaves=leaves)
+    assert report.kept_s <= HEALTH_S + report.late_s
+
+
+def come_again_and_again(server: Server, sent: bytes, *, leaves: bool) -> None:
     until_s = time.monotonic() + SEND_S
 
     def come_again(_: int) -> None:
@@ -155,11 +162,13 @@ def test_bodies_of_chunks_of_a_byte_that_come_again_and_again_disturb_few(
                 if not leaves:
                     wire.hear(count=1)
 
-    with under_attack(
-        server, f"bodies of chunks of a byte, whose clients {'leave' if leaves else 'stay'}", health_s=health_s
-    ) as report:
-        at_once(come_again, 8)
-    assert report.kept_s <= HEALTH_S + report.late_s
+    at_once(come_again, 8)
+
+
+def test_nothing_is_kept_of_those_who_left_before_they_were_refused(guarded: Server) -> None:
+    """Some thousand; a timer kept 7 KiB of each."""
+    with under_attack(guarded, "many that leave before a 401", key=KEY, growth_kib=10 << 10, health_s=8 * HEALTH_S):
+        come_again_and_again(guarded, head() + b"1\r\nx\r\n" * 60_000, leaves=True)
 
 
 def test_many_that_send_a_byte_at_a_time_disturb_nobody(server: Server) -> None:

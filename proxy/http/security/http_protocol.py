@@ -122,6 +122,7 @@ class Protocol(HttpToolsProtocol):
     _ignores_input = False  # nothing of what still comes is parsed
     _unsent_bytes = 0  # when it was looked at
     _taken_s = 0.0  # when there were less, or more
+    _lost = False
     _patience: asyncio.TimerHandle | None = None
 
     def __init__(self, *arguments: Any, together: Connections, **named: Any) -> None:
@@ -139,6 +140,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._lost = True
         if self._running and self._running is not self.cycle:  # others wait behind it, and only the last one was told
             self._running.disconnected = True
             self._running.message_event.set()
@@ -160,7 +162,8 @@ class Protocol(HttpToolsProtocol):
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
-            self._refuse(error.__context__ if isinstance(error.__context__, UserError) else _no_request())
+            reason = error.__context__ if isinstance(error.__context__, UserError) else _no_request()
+            self._refuse(reason.with_traceback(None))  # which holds what was read, and the request holds the reason
             return
         if self._in_head:
             self._unread_bytes += max(len(data) - self._body_bytes, 0)  # a body may come before it
@@ -296,6 +299,8 @@ class Protocol(HttpToolsProtocol):
 
     def _watch(self) -> None:
         """The one timer of a connection: it looks again when patience would end if nothing came."""
+        if self._lost:  # its request was answered after that
+            return
         if self._is_left_unread():
             self.transport.abort()
             return
