@@ -122,7 +122,6 @@ class Protocol(HttpToolsProtocol):
     _ignores_input = False  # nothing of what still comes is parsed
     _unsent_bytes = 0  # when it was looked at
     _taken_s = 0.0  # when there were less, or more
-    _lost = False
     _patience: asyncio.TimerHandle | None = None
 
     def __init__(self, *arguments: Any, together: Connections, **named: Any) -> None:
@@ -140,7 +139,6 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._lost = True
         if self._running and self._running is not self.cycle:  # others wait behind it, and only the last one was told
             self._running.disconnected = True
             self._running.message_event.set()
@@ -299,8 +297,6 @@ class Protocol(HttpToolsProtocol):
 
     def _watch(self) -> None:
         """The one timer of a connection: it looks again when patience would end if nothing came."""
-        if self._lost:  # its request was answered after that
-            return
         if self._is_left_unread():
             self.transport.abort()
             return
