@@ -13,20 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SLOWEST = (
-    "tests/parity/test_parity.py",
     "tests/unit/proxy/http/request/test_text_workers.py",
-    "tests/unit/engine/gpu/test_triton_attention.py",
-    "tests/sim/test_faults.py",
-    "tests/unit/bench/calibration/test_round_trip.py",
-    "tests/sim/test_cores.py",
-    "tests/sim/test_mixed.py",
-    "tests/sim/test_seeds.py",
     "tests/unit/proxy/http/test_dashboard_page.py",
-    "tests/unit/bench/calibration/test_calibration.py",
     "tests/tidy/test_imports.py",
     "tests/tidy/test_wheel.py",
     "tests/tidy/test_sources.py",
-    "tests/sim/test_prefill_order.py",
     "tests/unit/engine/test_transformers_engine.py",
 )
 """Files that start no servers, by processor time."""

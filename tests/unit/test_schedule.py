@@ -1,9 +1,10 @@
 """The schedule of `make test` names tests that exist, keeps together what shares a server, and lets nothing run beside
-what judges how soon a server answers."""
+what judges how soon a server answers but what only computes."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,19 @@ def test_tests_that_share_a_server_are_in_its_group(directory: str) -> None:
     shared = {path: used_fixtures(file) & SHARING.keys() for path, file in files.items()}
     assert any(shared.values())
     assert {path: names for path, names in shared.items() if names - {group_of(path)}} == {}
+
+
+def computing() -> list[Path]:
+    """The directories whose tests run beside attacks that are alone."""
+    (line,) = re.findall(r"^COMPUTING = (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    return [ROOT / path for path in line.split()]
+
+
+def test_what_computes_beside_attacks_starts_no_server() -> None:
+    files = [file for directory in computing() for file in directory.rglob("*.py")]
+    assert len(files) > len(computing())
+    starting = [file.name for file in files if "tests.live" in file.read_text(encoding="utf-8")]
+    assert not starting and not [file.name for file in files if used_fixtures(file) & SHARING.keys()]
 
 
 def test_attacks_that_judge_how_soon_a_server_answers_are_alone() -> None:
