@@ -47,6 +47,9 @@ class NoSampler(Sampler):
 
     reports = False
 
+    def problem(self, request: RequestId) -> str:
+        return ""
+
     def wants_prompt(self, request: RequestId) -> bool:
         return self.reports
 

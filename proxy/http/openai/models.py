@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+from typing import TypeVar
+
 from fastapi import APIRouter, Request, Response
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
@@ -14,6 +17,7 @@ from proxy.http.market import Market, Served
 from proxy.http.openapi import operation
 from proxy.http.replies import json_reply
 from proxy.http.request.body import ModelBody
+from proxy.http.security.key_guard import caller_of
 from proxy.http.settings import market_of
 
 router = APIRouter()
@@ -54,6 +58,9 @@ class ComingCard(Struct, frozen=True):
     object: str = "model"
     owned_by: str = "aegis"
     created: int = 0
+
+
+Card = TypeVar("Card", ModelCard, ComingCard)
 
 
 class ModelList(Struct, frozen=True):
@@ -113,10 +120,16 @@ _NAME = {"name": "name", "in": "path", "required": True, "schema": ModelBody.mod
 
 @router.get("/v1/models", **operation("The models that are served", ModelList))
 async def list_models(request: Request) -> Response:
-    cards = [card_of(served) for _, served in sorted(market_of(request).models().items())]
-    return json_reply(ModelList(cards, coming_cards(market_of(request))))
+    cards = [_shown(card_of(served), request) for _, served in sorted(market_of(request).models().items())]
+    return json_reply(ModelList(cards, [_shown(card, request) for card in coming_cards(market_of(request))]))
 
 
 @router.get("/v1/models/{name:path}", **operation("One of them", ModelCard, problems=(401, 404), parameters=(_NAME,)))
 async def retrieve_model(request: Request) -> Response:
-    return json_reply(card_of(find(market_of(request), request.path_params["name"])))
+    return json_reply(_shown(card_of(find(market_of(request), request.path_params["name"])), request))
+
+
+def _shown(card: Card, request: Request) -> Card:
+    """Callers with a key of their own are not told where checkpoints lie on the server's machine; the admin is."""
+    caller = caller_of(request)
+    return structs.replace(card, root=PurePath(card.root).name) if caller.name and not caller.is_admin else card

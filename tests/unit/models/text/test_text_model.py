@@ -29,17 +29,21 @@ def text(directory: Path) -> TextModel:
     return loaded
 
 
+plain = st.text().filter(lambda string: "<|" not in string)
+"""No special tokens, which have no text; the drawing of strings knows of those that stand in our sources."""
+
+
 def pieces(text: TextModel, tokens: list[int]) -> list[str]:
     stream = text.stream()
     return [*(stream.push(token) for token in tokens), stream.end()]
 
 
-@given(string=st.text())
+@given(string=plain)
 def test_text_survives_tokens(text: TextModel, string: str) -> None:
     assert text.decode(text.encode(string, add_special_tokens=False)) == string
 
 
-@given(string=st.text())
+@given(string=plain)
 def test_a_stream_is_the_text_in_whole_characters(text: TextModel, string: str) -> None:
     streamed = pieces(text, text.encode(string, add_special_tokens=False))
     assert "".join(streamed) == string

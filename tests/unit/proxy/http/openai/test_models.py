@@ -53,6 +53,18 @@ def test_models_are_listed_with_root_state_and_length() -> None:
     assert answer["data"][1]["max_model_len"] == 99
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m"])
+def test_where_a_checkpoint_lies_is_told_the_admin_and_no_other_caller(path: str) -> None:
+    behind = market()
+    behind.keys = keyring(admin="s3cret", alice="sk-alice")
+
+    def roots(key: str) -> str:
+        told = get(behind, path, headers={"Authorization": f"Bearer {key}"}).json()
+        return told.get("data", [told])[0]["root"]
+
+    assert (roots("s3cret"), roots("sk-alice")) == ("/checkpoints/x", "x")
+
+
 def test_an_unknown_model_is_404() -> None:
     reply = get(two(), "/v1/models/other")
     assert reply.status_code == 404
