@@ -48,6 +48,8 @@ COMPUTED_ELEMENTS_MAX = 1 << 22
 """Larger tensors of zeros or ones are weights, such as those of many experts."""
 
 _FILLED = (torch.zeros, torch.ones)
+_INITIALISING = ("torch.nn.init", "transformers.initialization")
+"""The second one stands in for the first while transformers builds a model."""
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -321,7 +323,7 @@ class _WithoutWeights(TorchFunctionMode):
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named = kwargs or {}
-        if getattr(func, "__module__", None) == "torch.nn.init":
+        if getattr(func, "__module__", None) in _INITIALISING:
             return args[0] if args else named["tensor"]
         if func is torch.empty or (func in _FILLED and _elements(args, named) > COMPUTED_ELEMENTS_MAX):
             named = {"device": "meta"} | named
