@@ -103,7 +103,8 @@ def run(setting: Setting, file: Path | None) -> Result:
 async def _measure(setting: Setting) -> list[Cell]:
     url, key = setting.base_url.rstrip("/"), os.environ.get("OPENAI_API_KEY")
     targets = [("same", setting.model)] + ([("other", setting.other)] if setting.other else [])
-    async with open_session(key, silence_s=_SILENCE_S) as session:
+    # some servers, such as llama.cpp's, close connections that they have promised to keep
+    async with open_session(key, silence_s=_SILENCE_S, keeps=False) as session:
         cards = choose(await served_models(session, url), [model for _, model in targets])
         wording = Wording(
             chat=False,

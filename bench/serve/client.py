@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
 
 import aiohttp
 
@@ -16,10 +17,12 @@ _REASON_CHARACTERS_MAX = 200
 _KEEP_ALIVE_S = 2.0  # less than servers usually keep a connection, so that none is used again just as it is closed
 
 
-def open_session(key: str | None, *, silence_s: float) -> aiohttp.ClientSession:
-    """Connections without a limit to their number. A request fails after `silence_s` in which nothing came."""
+def open_session(key: str | None, *, silence_s: float, keeps: bool = True) -> aiohttp.ClientSession:
+    """Connections without a limit to their number, kept for further requests where it `keeps` them. A request fails
+    after `silence_s` in which nothing came."""
+    kept: dict[str, Any] = {"keepalive_timeout": _KEEP_ALIVE_S} if keeps else {"force_close": True}
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+        connector=aiohttp.TCPConnector(limit=0, **kept),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=silence_s, sock_read=silence_s),
         headers={"Authorization": f"Bearer {key}"} if key else {},
     )
