@@ -1,4 +1,5 @@
-"""Writes what is derived from the code: the JSON Schemas, the lifecycle, the tables of options, keys and results.
+"""Writes what is derived from the code: the JSON Schemas, the lifecycle, the tables of options, keys and results, and
+the picture of long prompts.
 
 `python docs/generate.py` renews them, `--check` only names those that are not current and exits 1.
 """
@@ -10,10 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from aegis.config.config import OPTIONS, Config, SloTargets, config_schema, leaves, variable
 from aegis.config.sizes import format_size
 from aegis.control.messages import json_schema
 from aegis.core.lifecycle import TABLE, TERMINAL, State
+from bench.common.provenance import RESULTS
+from bench.interference.picture import svg
+from bench.interference.suite import Timeline
 from bench.report.result_tables import cells, crossings, files, goodput, markdown, results
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,6 +86,25 @@ def lifecycle() -> str:
     return "\n".join(diagram) + "\n\n" + markdown(("state", *events), rows)
 
 
+LONG_PROMPT_TOKENS = 4000
+
+
+def interference() -> str:
+    """The timelines of a long prompt beside a stream of the same model, as an image."""
+    named = {
+        "aegis 6c38f79": "interference_before",
+        "aegis": "interference",
+        "llama.cpp": "interference_llama_cpp",
+    }
+    panels = []
+    for name, file in named.items():
+        cells = msgspec.json.decode((RESULTS / f"{file}.json").read_bytes())["cells"]
+        (cell,) = [each for each in cells if (each["prompt_tokens"], each["to"]) == (LONG_PROMPT_TOKENS, "same")]
+        panels.append((name, msgspec.convert(cell["timeline"], Timeline)))
+    title = f"A prompt of {LONG_PROMPT_TOKENS} tokens (orange) and one of 50 (green) beside a stream of the same model"
+    return svg(title, panels)
+
+
 SECTIONS = {
     "docs/options.md": {"options": options},
     "docs/results.md": {"crossings": crossings, "files": files, "goodput": goodput, "results": results},
@@ -99,7 +124,11 @@ def fill(text: str, name: str, content: str) -> str:
 
 def generated() -> dict[Path, str]:
     """Every generated file as it should be."""
-    files = {ROOT / "configs/schema.json": schema(), ROOT / "configs/bus.schema.json": bus_schema()}
+    files = {
+        ROOT / "configs/schema.json": schema(),
+        ROOT / "configs/bus.schema.json": bus_schema(),
+        ROOT / "docs/interference.svg": interference(),
+    }
     for file, sections in SECTIONS.items():
         text = (ROOT / file).read_text(encoding="utf-8")
         for name, make in sections.items():

@@ -23,6 +23,10 @@ class Grammar(Struct, frozen=True, cache_hash=True):
     text: str
 
 
+SLOW_GRAMMAR = "the output's grammar takes too long to follow; where it derives a text in many ways, make them fewer"
+"""The reason why an output was given up, for the client."""
+
+
 class Sampling(Struct, frozen=True):
     """Sampling parameters. Greedy when `temperature` is 0. Ranges are checked at the proxy."""
 

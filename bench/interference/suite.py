@@ -45,6 +45,16 @@ class Setting:
     label: str
 
 
+class Timeline(Struct, frozen=True, kw_only=True):
+    """One run, in seconds since the long prompt was sent: when the stream's tokens came, and when the first tokens of
+    the long prompt and of the short one, which was sent at `short_sent_s`."""
+
+    tokens_s: list[float]
+    long_s: float
+    short_sent_s: float
+    short_s: float
+
+
 class Cell(Struct, frozen=True, kw_only=True):
     """Medians of the runs with a long prompt of `prompt_tokens`. Gaps are those of the stream from when the long prompt
     was sent until its first token came; `usual_gap_s` is that of the stream before. `alone_s` is the time to the long
@@ -58,6 +68,7 @@ class Cell(Struct, frozen=True, kw_only=True):
     short_ttft_s: float
     long_ttft_s: float
     alone_s: float
+    timeline: Timeline  # of the first run
 
 
 class Result(Struct, frozen=True, kw_only=True):
@@ -152,6 +163,7 @@ class _Run:
     short_ttft_s: float
     long_ttft_s: float
     alone_s: float
+    timeline: Timeline
 
 
 async def _run(asking: _Asking, setting: Setting, model: str, length: int) -> _Run:
@@ -172,7 +184,14 @@ async def _run(asking: _Asking, setting: Setting, model: str, length: int) -> _R
         stream.cancel()
     times_ns = answer.token_times_ns(time.monotonic_ns())
     usual_s = gaps_s(times_ns, until_ns=sent_ns)
-    return _Run(usual_s, gaps_s(times_ns, since_ns=sent_ns, until_ns=long_ns), short_ttft_s, long_ttft_s, alone_s)
+    timeline = Timeline(
+        tokens_s=[round((at_ns - sent_ns) / NS_PER_S, 4) for at_ns in times_ns],
+        long_s=round(long_ttft_s, 4),
+        short_sent_s=_SHORT_AFTER_S,
+        short_s=round(_SHORT_AFTER_S + short_ttft_s, 4),
+    )
+    gaps = gaps_s(times_ns, since_ns=sent_ns, until_ns=long_ns)
+    return _Run(usual_s, gaps, short_ttft_s, long_ttft_s, alone_s, timeline)
 
 
 def gaps_s(times_ns: list[int], *, since_ns: int = 0, until_ns: int) -> list[float]:
@@ -191,6 +210,7 @@ def _cell(length: int, to: str, runs: list[_Run]) -> Cell:
         short_ttft_s=median([run.short_ttft_s for run in runs]),
         long_ttft_s=median([run.long_ttft_s for run in runs]),
         alone_s=median([run.alone_s for run in runs]),
+        timeline=runs[0].timeline,
     )
 
 

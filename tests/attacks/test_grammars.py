@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from aegis.engine.grammar.token_masks import PROBLEM
+from aegis.core.request import SLOW_GRAMMAR
 from tests.attacks.harness import at_once, under_attack
 from tests.live.server import WAIT_S, Server
 
@@ -27,10 +27,13 @@ def ambiguous(rules: int) -> str:
     return "\n".join(lines)
 
 
-def ask(server: Server, grammar: str, **others: Any) -> httpx.Response:
+def ask(server: Server, grammar: str, caller: int = 1, **others: Any) -> httpx.Response:
+    """Callers without a key are told apart by their addresses."""
     body = {"model": "llama", "prompt": [5], "max_tokens": 200, "temperature": 0} | others
     body["structured_outputs"] = {"grammar": grammar}
-    return httpx.post(server.url + MAIN, json=body, timeout=WAIT_S, trust_env=False, verify=False)
+    transport = httpx.HTTPTransport(local_address=f"127.0.0.{caller}")
+    with httpx.Client(transport=transport, timeout=WAIT_S, trust_env=False) as client:
+        return client.post(server.url + MAIN, json=body)
 
 
 @pytest.mark.parametrize("rules", [6, 20])
@@ -51,6 +54,8 @@ def test_a_way_that_was_not_tried_ends_with_an_error(server: Server, rules: int)
     bias = {letter: 100, more: 90}
     grammar = 'root ::= [^c] [^c]* | "c" s0\n' + ambiguous(rules)
     with under_attack(server, f"{rules} ambiguous rules behind a letter"):
-        replies = at_once(lambda n: ask(server, f"{grammar}\n# {n}", logit_bias=bias), ATTACKERS)
+        replies = at_once(lambda n: ask(server, f"{grammar}\n# {n}", rules, logit_bias=bias), ATTACKERS)
     for reply in replies:
-        assert reply.status_code == 500 and reply.json()["error"]["message"] == PROBLEM, reply.text
+        assert reply.status_code == 400 and reply.json()["error"]["message"] == SLOW_GRAMMAR, reply.text
+    again = ask(server, grammar, rules)
+    assert (again.status_code, again.json()["error"]["code"]) == (429, "slow_grammar"), again.text

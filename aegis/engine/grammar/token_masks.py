@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from aegis.core.request import SLOW_GRAMMAR
+
 if TYPE_CHECKING:
     from aegis.engine.grammar.compiler import Compiled
 
@@ -25,8 +27,6 @@ before it, and everything else on the instance waits for it."""
 
 STEP_SLOW_NS_MAX = 100_000_000
 """Of all rows of a step, before those that were slow in the last one are given up."""
-
-PROBLEM = "the output's grammar takes too long to follow: where a text can be derived in many ways, make them fewer"
 
 
 class GrammarPosition:
@@ -53,7 +53,7 @@ class GrammarPosition:
         """Sets the bits of row `row` of `masks` whose tokens may come next: none where the vocabulary has nothing to go
         on with. What that took, if it was slow. If it is `late` in the step, nothing slow is begun."""
         if self.problem or (late and self._slow):
-            self.problem = PROBLEM
+            self.problem = SLOW_GRAMMAR
             return 0
         compiled = self._compiled.result()
         began_ns, slow_ns = thread_time_ns(), self._slow_ns
@@ -74,7 +74,7 @@ class GrammarPosition:
             return False
         self._slow_ns += ns
         if self._slow_ns > SLOW_NS_MAX:
-            self.problem = PROBLEM
+            self.problem = SLOW_GRAMMAR
         return True
 
     def end(self, mask: npt.NDArray[np.int32]) -> None:

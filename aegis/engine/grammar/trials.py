@@ -30,6 +30,9 @@ from aegis.engine.grammar.trial_messages import Tried, Try, read, write
 
 T = TypeVar("T")
 
+_MAY_BE_SLOW = ("ebnf", "structural_tag")
+"""Kinds of grammars that the client writes itself; regular expressions and schemas make quick ones."""
+
 _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
@@ -75,6 +78,11 @@ START_S = 60.0
 KNOWN_MAX = 16384
 SLOW_KNOWN_S = 60.0  # another time it may be faster
 VOCABULARIES_MAX = 16
+SLOW_MAX = 2
+"""Outputs of a caller that are given up within a minute because of their grammars, before its next ones are refused."""
+
+SLOW_WITHIN_S = 60.0
+SLOW_CALLERS_MAX = 4096
 WAITING_MAX = 256  # grammars of one caller: what a program may ask at once
 
 
@@ -86,6 +94,7 @@ class GrammarTrials:
         self._thread = FairThread(most_waiting=WAITING_MAX)
         self._process: subprocess.Popen[bytes] | None = None
         self._sent_vocabularies: OrderedDict[str, None] = OrderedDict()  # vocabularies that the process knows
+        self._slow: OrderedDict[str, tuple[float, ...]] = OrderedDict()  # when outputs of a caller were given up
         self._known: OrderedDict[bytes, tuple[str | None, float]] = OrderedDict()  # problems, and until when
 
     async def problem(
@@ -94,8 +103,11 @@ class GrammarTrials:
         """The objection to the grammar for this model, if there is one, from a verb on. Waits for the trial, and before
         that for the trials of other callers. A grammar that no request waits for any more is not tried.
 
-        Raises UserError if it cannot be tried, or the caller has many waiting.
+        Raises UserError if it cannot be tried, the caller has many waiting, or some of its were slow.
         """
+        if grammar.kind in _MAY_BE_SLOW and len(self._lately_slow(caller)) >= SLOW_MAX:
+            message = f"{SLOW_MAX} grammars of yours took too long to follow; send another {SLOW_WITHIN_S:.0f} s later"
+            raise UserError(message, status=429, code="slow_grammar", kind="rate_limit_error")
         key = _key(manifest, grammar)
         if known := self._remembered(key):
             return known[0]
@@ -106,6 +118,18 @@ class GrammarTrials:
             message = f"{WAITING_MAX} grammars of yours are waiting to be tried out; try again when they were"
             raise UserError(message, status=429, code="too_many_grammars", kind="rate_limit_error") from None
         return await asyncio.wrap_future(trying)
+
+    def was_slow(self, caller: str) -> None:
+        """An output of the caller was given up because of its grammar, which the trial had passed. Each of them has
+        cost everybody on its instance some tenths of a second."""
+        self._slow[caller] = (*self._lately_slow(caller), monotonic())[-SLOW_MAX:]
+        self._slow.move_to_end(caller)
+        if len(self._slow) > SLOW_CALLERS_MAX:
+            self._slow.popitem(last=False)
+
+    def _lately_slow(self, caller: str) -> tuple[float, ...]:
+        since_s = monotonic() - SLOW_WITHIN_S
+        return tuple(at_s for at_s in self._slow.get(caller, ()) if at_s > since_s)
 
     def _remembered(self, key: bytes) -> tuple[str | None, float] | None:
         known = self._known.get(key)

@@ -22,10 +22,10 @@ from proxy.http.request.sampling import GenerationParameters
 from proxy.http.request.worker_thread import beside_loop
 from proxy.http.request_ids import id_of, is_new
 from proxy.http.request_notes import note
-from proxy.http.security.admission import AdmittedRequest
+from proxy.http.security.admission import AdmittedRequest, who
 from proxy.http.security.key_guard import caller_of
 from proxy.http.security.large_bodies import release
-from proxy.http.settings import answer_turns_of, keep_alive_of, market_of, records_of, settings_of
+from proxy.http.settings import answer_turns_of, keep_alive_of, market_of, records_of, settings_of, trials_of
 from proxy.http.streaming.event_stream import DONE, Emit, EventStream, event
 from proxy.http.streaming.transcript import Piece, join
 
@@ -86,6 +86,8 @@ async def answer(
         record.close()
         usage = call.usage()
         permit.close(usage.completion_tokens)
+        if call.slow:
+            trials_of(request).was_slow(who(request))
         note(request.scope, model=model, prompt_tokens=usage.prompt_tokens, tokens=usage.completion_tokens)
 
     if parameters.stream:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec import Struct, structs
 
 from aegis.core.errors import UserError
-from aegis.core.request import Sampling, Token
+from aegis.core.request import SLOW_GRAMMAR, Sampling, Token
 from aegis.models.text.text_model import TextModel
 from proxy.http.call_records import CallRecord
 from proxy.http.market import Delivery, Delta, Failed, Finished, Market, PromptScores, Reused, SequenceHandle, Served
@@ -30,7 +30,7 @@ class SequenceRequest(Struct, frozen=True):
 class Choice:
     """`index` is its place in the reply."""
 
-    __slots__ = ("_begun", "_ended", "_prompt_scores", "_sequence", "handle", "index", "reused", "transcript")
+    __slots__ = ("_begun", "_ended", "_prompt_scores", "_sequence", "handle", "index", "reused", "slow", "transcript")
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class Choice:
             shown=parameters.shown,
         )
         self.reused = 0  # of the prompt's tokens
+        self.slow = False  # it was given up because of its grammar
         self._begun = False
         self._ended = False
         self._sequence = sequence
@@ -73,6 +74,9 @@ class Choice:
                 return None
             case Failed(message, status):
                 self._ended = True
+                if message == SLOW_GRAMMAR:
+                    self.slow = True
+                    raise UserError(message, code="slow_grammar")
                 raise UserError(message, status=status, code="generation_failed", kind="server_error")
 
     def cancel(self, *, satisfied: bool = False) -> None:
@@ -192,6 +196,11 @@ class GenerationRequest:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def slow(self) -> bool:
+        """Whether one of its outputs was given up because of its grammar."""
+        return any(choice.slow for choice in self.choices)
 
     def status(self) -> str:
         """The reason for which the first of its sequences waits."""

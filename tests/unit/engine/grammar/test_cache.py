@@ -13,7 +13,7 @@ import torch
 
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec
-from aegis.core.request import Grammar, Sampling
+from aegis.core.request import SLOW_GRAMMAR, Grammar, Sampling
 from aegis.engine.grammar import token_masks
 from aegis.engine.grammar.cache import Grammars
 from aegis.engine.grammar.compiler import GrammarRefused, Vocabulary, compile_grammar, read_vocabulary
@@ -157,7 +157,7 @@ def test_an_output_that_is_slow_has_a_problem_and_no_other_one(
         sampler.sample([RequestId(1), RequestId(2)], logits)
         if sampler.problem(RequestId(1)):
             break
-    assert sampler.problem(RequestId(1)) == token_masks.PROBLEM
+    assert sampler.problem(RequestId(1)) == SLOW_GRAMMAR
     sampler.sample([RequestId(1), RequestId(2)], logits)
     assert not sampler.problem(RequestId(2))
 

@@ -9,6 +9,7 @@ import pytest
 
 from aegis.core.errors import UserError
 from aegis.core.request import Grammar
+from aegis.engine.grammar import trials as module
 from aegis.engine.grammar.trials import WAITING_MAX, GrammarTrials
 from tests.unit.proxy.http.scripted import byte_text, spec
 
@@ -57,6 +58,22 @@ def test_what_takes_long_to_follow_is_refused(trials: GrammarTrials) -> None:
     rules = [f's{n} ::= {" | ".join(f"s{(n + k) % 9} s{(2 * n + k) % 9}" for k in range(9))} | "a"' for n in range(9)]
     told = asyncio.run(problem(trials, Grammar("ebnf", "\n".join(["root ::= s0", *rules]))))
     assert told and told.startswith("takes too long to follow: ") and "\n" not in told
+
+
+def test_a_caller_whose_outputs_were_slow_waits_with_its_own_grammars(
+    trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Grammar("ebnf", 'root ::= "a" | "b"')
+    trials.was_slow("careless")
+    assert asyncio.run(problem(trials, own, "careless")) is None
+    trials.was_slow("careless")
+    with pytest.raises(UserError, match="took too long to follow") as refused:
+        asyncio.run(problem(trials, own, "careless"))
+    assert refused.value.status == 429
+    assert asyncio.run(problem(trials, own, "other")) is None
+    assert asyncio.run(problem(trials, regex("ab"), "careless")) is None
+    monkeypatch.setattr(module, "SLOW_WITHIN_S", 0.0)
+    assert asyncio.run(problem(trials, own, "careless")) is None
 
 
 def test_nobody_waits_for_more_than_one_grammar_of_another(trials: GrammarTrials) -> None:
