@@ -26,6 +26,8 @@ class Grammar(Struct, frozen=True, cache_hash=True):
 SLOW_GRAMMAR = "the output's grammar takes too long to follow; where it derives a text in many ways, make them fewer"
 """The reason why an output was given up, for the client."""
 
+SLOW_GRAMMARS = "the grammars of other requests take too long to follow now; send this one again later"
+
 
 class Sampling(Struct, frozen=True):
     """Sampling parameters. Greedy when `temperature` is 0. Ranges are checked at the proxy."""

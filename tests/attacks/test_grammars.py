@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from aegis.core.request import SLOW_GRAMMAR
+from aegis.core.request import SLOW_GRAMMAR, SLOW_GRAMMARS
 from tests.attacks.harness import at_once, under_attack
 from tests.live.server import WAIT_S, Server
 
@@ -46,16 +46,26 @@ def test_a_grammar_of_many_derivations_is_refused(server: Server, rules: int) ->
             assert "takes too long to follow" in error["message"] and "\n" not in error["message"]
 
 
-@pytest.mark.parametrize("rules", [6, 20])
-def test_a_way_that_was_not_tried_ends_with_an_error(server: Server, rules: int) -> None:
+def test_many_choices_of_a_long_chain_have_the_time_of_one(server: Server) -> None:
+    """Each of them would take a tenth of a second."""
+    text = {"model": "llama", "prompt": "ca", "add_special_tokens": False}
+    letter, more = server.post("/tokenize", text).json()["tokens"]
+    chain = "\n".join(f'r{at} ::= "a" r{at + 1} | r{at + 1}' for at in range(1000))
+    grammar = f'root ::= [^c] [^c]* | "c" r0\n{chain}\nr1000 ::= "a"'
+    with under_attack(server, "64 choices of a long chain") as report:
+        replies = [ask(server, grammar, 7, logit_bias={letter: 100, more: 90}, n=64) for _ in range(4)]
+    assert (replies[0].status_code, replies[0].json()["error"]["message"]) == (400, SLOW_GRAMMAR), replies[0].text
+    assert (replies[-1].status_code, replies[-1].json()["error"]["code"]) == (429, "slow_grammar"), replies[-1].text
+    assert report.gap_s <= 2.0
+
+
+def test_a_way_that_was_not_tried_ends_with_an_error(server: Server) -> None:
     """Who draws at random hardly ever begins with this letter; who biases tokens does, and goes on with the next."""
     text = {"model": "llama", "prompt": "ca", "add_special_tokens": False}
     letter, more = server.post("/tokenize", text).json()["tokens"]
     bias = {letter: 100, more: 90}
-    grammar = 'root ::= [^c] [^c]* | "c" s0\n' + ambiguous(rules)
-    with under_attack(server, f"{rules} ambiguous rules behind a letter"):
-        replies = at_once(lambda n: ask(server, f"{grammar}\n# {n}", rules, logit_bias=bias), ATTACKERS)
-    for reply in replies:
-        assert reply.status_code == 400 and reply.json()["error"]["message"] == SLOW_GRAMMAR, reply.text
-    again = ask(server, grammar, rules)
-    assert (again.status_code, again.json()["error"]["code"]) == (429, "slow_grammar"), again.text
+    grammar = 'root ::= [^c] [^c]* | "c" s0\n' + ambiguous(20)
+    with under_attack(server, "ambiguous rules behind a letter"):
+        replies = at_once(lambda n: ask(server, f"{grammar}\n# {n}", 20, logit_bias=bias), ATTACKERS)
+    refusals = [(reply.status_code, reply.json()["error"]["message"]) for reply in replies]
+    assert set(refusals) <= {(400, SLOW_GRAMMAR), (503, SLOW_GRAMMARS)}, refusals

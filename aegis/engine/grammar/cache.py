@@ -12,7 +12,7 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.core.request import Grammar
 from aegis.device.image_directory import TOKENIZER
-from aegis.engine.grammar.token_masks import GrammarPosition
+from aegis.engine.grammar.token_masks import GrammarPosition, SlowTime
 
 if TYPE_CHECKING:
     from aegis.engine.grammar.compiler import Compiled, Vocabulary
@@ -28,6 +28,7 @@ class Grammars:
         self._specs: dict[ModelId, ModelSpec] = {}
         self._vocabularies: dict[ModelId, Vocabulary] = {}  # the thread's
         self._compiled: OrderedDict[tuple[ModelId, Grammar], Future[Compiled]] = OrderedDict()
+        self._times = (SlowTime(), SlowTime())  # so that others' grammars cost no output in JSON
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
 
     def add(self, spec: ModelSpec) -> None:
@@ -46,7 +47,10 @@ class Grammars:
 
     def begin(self, model: ModelId, grammar: Grammar, generated: Sequence[int]) -> GrammarPosition:
         """The state of an output that has come as far as `generated`."""
-        return GrammarPosition(self._future(model, grammar), generated, self._specs[model].manifest.eos_token_ids)
+        ends = self._specs[model].manifest.eos_token_ids
+        return GrammarPosition(
+            self._future(model, grammar), generated, ends, self._times[grammar.kind == "json_schema"]
+        )
 
     def _future(self, model: ModelId, grammar: Grammar) -> Future[Compiled]:
         key = (model, grammar)

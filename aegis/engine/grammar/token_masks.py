@@ -2,80 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import cache
-from time import thread_time_ns
+from time import monotonic_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from aegis.core.request import SLOW_GRAMMAR
+from aegis.core.request import SLOW_GRAMMAR, SLOW_GRAMMARS
 
 if TYPE_CHECKING:
     from aegis.engine.grammar.compiler import Compiled
 
 
-SLOW_NS = 5_000_000
-"""Of processor time for one token: as a rule it takes a hundredth of that."""
+QUICK_NS = 1_000_000
+"""Of processor time for one token, which nobody is charged for: as a rule it takes a tenth of that."""
 
-SLOW_NS_MAX = 500_000_000
-"""Of all slow tokens of an output. Where a text can be derived in many ways, each token takes longer than the one
-before it, and everything else on the instance waits for it."""
+SPENT_AT_ONCE_NS = 500_000_000
+SPENT_SHARE = 0.05
 
-STEP_SLOW_NS_MAX = 100_000_000
-"""Of all rows of a step, before those that were slow in the last one are given up."""
+
+class SlowTime:
+    """The time that grammars of some kinds may take of an instance, beyond `QUICK_NS` for each token: half a second at
+    once, and a twentieth of all time. Where a text can be derived in many ways, each token takes longer than the one
+    before it, and everything else on the instance waits for it."""
+
+    def __init__(self, now_ns: Callable[[], int] = monotonic_ns) -> None:
+        self._now_ns = now_ns
+        self._left_ns, self._seen_ns = SPENT_AT_ONCE_NS, now_ns()
+        self._took_ns: WeakKeyDictionary[Future[Compiled], int] = WeakKeyDictionary()
+
+    def charge(self, compiled: Future[Compiled], ns: int) -> None:
+        if ns > QUICK_NS:
+            self._refill()
+            self._left_ns -= ns - QUICK_NS
+            self._took_ns[compiled] = self._took_ns.get(compiled, 0) + ns - QUICK_NS
+
+    def objection(self, compiled: Future[Compiled]) -> str:
+        """The reason why an output may not be held to the grammar any further, for the client; empty: it may."""
+        took_ns = self._took_ns.get(compiled, 0)
+        if took_ns > SPENT_AT_ONCE_NS:
+            return SLOW_GRAMMAR
+        if self._left_ns >= 0:
+            return ""
+        self._refill()
+        if self._left_ns >= 0:
+            return ""
+        return SLOW_GRAMMAR if took_ns else SLOW_GRAMMARS
+
+    def _refill(self) -> None:
+        now_ns = self._now_ns()
+        gained_ns = round((now_ns - self._seen_ns) * SPENT_SHARE)
+        self._left_ns, self._seen_ns = min(self._left_ns + gained_ns, SPENT_AT_ONCE_NS), now_ns
 
 
 class GrammarPosition:
     """One output's. It follows from the tokens alone, so a replay is where it was.
 
-    The grammar is waited for when a mask is asked for, in a step, where its failure is the step's. An output that is
-    too slow has a `problem`, and from then on any token may come next.
+    The grammar is waited for when a mask is asked for, in a step, where its failure is the step's. An output that took
+    too much time has a `problem`, and from then on any token may come next.
     """
 
-    __slots__ = ("_compiled", "_ends", "_generated", "_last", "_matcher", "_slow", "_slow_ns", "_vocabulary", "problem")
+    __slots__ = ("_compiled", "_ends", "_generated", "_last", "_matcher", "_time", "_vocabulary", "problem")
 
-    def __init__(self, compiled: Future[Compiled], generated: Sequence[int], ends: Sequence[int]) -> None:
+    def __init__(
+        self, compiled: Future[Compiled], generated: Sequence[int], ends: Sequence[int], time: SlowTime
+    ) -> None:
         self._compiled = compiled
         self._generated = tuple(generated)
         self._last = generated[-1] if generated else None
         self._ends = ends
         self._matcher: Any = None
         self._vocabulary: Any = None
-        self._slow = False  # the last token was
-        self._slow_ns = 0
+        self._time = time
         self.problem = ""
 
-    def fill(self, masks: torch.Tensor, row: int, *, late: bool = False) -> int:
-        """Sets the bits of row `row` of `masks` whose tokens may come next: none where the vocabulary has nothing to go
-        on with. What that took, if it was slow. If it is `late` in the step, nothing slow is begun."""
-        if self.problem or (late and self._slow):
-            self.problem = SLOW_GRAMMAR
-            return 0
-        compiled = self._compiled.result()
-        began_ns, slow_ns = thread_time_ns(), self._slow_ns
+    def fill(self, masks: torch.Tensor, row: int) -> None:
+        """Sets the bits of row `row` of `masks`, all of which are set, whose tokens may come next: none where the
+        vocabulary has nothing to go on with."""
         if self._matcher is None:
-            self._open(compiled)
-        if not self.problem:
+            self._open()
+        if self._goes_on():
+            began_ns = thread_time_ns()
             self._matcher.fill_next_token_bitmask(masks, row)
             if self._last in self._vocabulary.leads:
                 masks[row] &= ~self._vocabulary.continuations
-            self._slow = self._took(thread_time_ns() - began_ns)
-        if self.problem:
-            masks[row] = -1
-        return self._slow_ns - slow_ns
-
-    def _took(self, ns: int) -> bool:
-        """Whether that was slow."""
-        if ns <= SLOW_NS:
-            return False
-        self._slow_ns += ns
-        if self._slow_ns > SLOW_NS_MAX:
-            self.problem = SLOW_GRAMMAR
-        return True
+            self._time.charge(self._compiled, thread_time_ns() - began_ns)
 
     def end(self, mask: npt.NDArray[np.int32]) -> None:
         """Sets the bits of the end tokens."""
@@ -84,16 +100,20 @@ class GrammarPosition:
 
     def accept(self, token: int) -> None:
         """The token was drawn. An end token where the grammar had not come to its end leaves it where it is."""
-        if self.problem:
-            return
-        began_ns = thread_time_ns()
-        self._matcher.accept_token(token)
-        self._took(thread_time_ns() - began_ns)
-        self._last = token
+        if self._goes_on():
+            began_ns = thread_time_ns()
+            self._matcher.accept_token(token)
+            self._time.charge(self._compiled, thread_time_ns() - began_ns)
+            self._last = token
 
-    def _open(self, compiled: Compiled) -> None:
+    def _goes_on(self) -> bool:
+        self.problem = self.problem or self._time.objection(self._compiled)
+        return not self.problem
+
+    def _open(self) -> None:
         from xgrammar import GrammarMatcher
 
+        compiled = self._compiled.result()
         self._matcher, self._vocabulary = GrammarMatcher(compiled.grammar), compiled.vocabulary
         for token in self._generated:
             self.accept(token)
@@ -106,10 +126,9 @@ class Masks:
     def __init__(self, positions: Sequence[GrammarPosition | None], logits: torch.Tensor) -> None:
         rows, vocab = logits.shape
         words = torch.full((rows, -(-vocab // 32)), -1, dtype=torch.int32, pin_memory=logits.is_cuda)
-        slow_ns = 0
         for row, position in enumerate(positions):
             if position:
-                slow_ns += position.fill(words, row, late=slow_ns > STEP_SLOW_NS_MAX)
+                position.fill(words, row)
         bits = words.numpy()
         fertile = bits.any(axis=1)  # one look at all rows: a step has little time
         if not fertile.all():

@@ -76,7 +76,7 @@ def _problem(vocabulary: Vocabulary | None, asked: Try) -> str | None:
 
 def _too_slow_after(compiled: Compiled) -> int:
     """Follows outputs drawn at random: how many tokens there were when that took too long; 0 if it never did. A
-    client may still find a way that is slow (`SLOW_NS_MAX`), but not by an oversight."""
+    client may still find a way that is slow (`SlowTime`), but not by an oversight."""
     draws, began_s = random.Random(0), thread_time()
     matcher = GrammarMatcher(compiled.grammar)
     ends = set(matcher.stop_token_ids)

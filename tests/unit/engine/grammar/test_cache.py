@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ import torch
 
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec
-from aegis.core.request import SLOW_GRAMMAR, Grammar, Sampling
+from aegis.core.request import SLOW_GRAMMAR, SLOW_GRAMMARS, Grammar, Sampling
 from aegis.engine.grammar import token_masks
 from aegis.engine.grammar.cache import Grammars
 from aegis.engine.grammar.compiler import GrammarRefused, Vocabulary, compile_grammar, read_vocabulary
-from aegis.engine.grammar.token_masks import banned_here, banned_there
+from aegis.engine.grammar.token_masks import QUICK_NS, SlowTime, banned_here, banned_there
 from aegis.engine.sampler import Sampler
 from aegis.models.text.text_model import TextModel
 from bench.lab.random_schemas import random_schema
@@ -143,13 +144,13 @@ def test_a_replay_goes_on_where_it_was(grammars: Grammars) -> None:
 AMBIGUOUS = Grammar("ebnf", "\n".join(["root ::= s0", *(f's{n} ::= s0 s1 | s1 s2 | s2 s0 | "a"' for n in range(3))]))
 
 
-def test_an_output_that_is_slow_has_a_problem_and_no_other_one(
+def test_an_output_that_is_slow_has_a_problem_and_one_in_json_has_none(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_masks, "SLOW_NS", 500_000)
-    monkeypatch.setattr(token_masks, "SLOW_NS_MAX", 5_000_000)
+    monkeypatch.setattr(token_masks, "QUICK_NS", 100_000)
+    monkeypatch.setattr(token_masks, "SPENT_AT_ONCE_NS", 5_000_000)
     sampler = Sampler(grammars)
-    for request, grammar in ((1, AMBIGUOUS), (2, Grammar("regex", "a{400,}"))):
+    for request, grammar in ((1, AMBIGUOUS), (2, schema({"type": "string", "minLength": 400}))):
         sampler.start(MODEL, RequestId(request), [5], (), msgspec.structs.replace(FREE, grammar=grammar))
     logits = torch.zeros(2, WIDTH)
     logits[:, END] = -torch.inf
@@ -160,6 +161,27 @@ def test_an_output_that_is_slow_has_a_problem_and_no_other_one(
     assert sampler.problem(RequestId(1)) == SLOW_GRAMMAR
     sampler.sample([RequestId(1), RequestId(2)], logits)
     assert not sampler.problem(RequestId(2))
+
+
+def test_slow_grammars_may_take_a_twentieth_of_the_time_together() -> None:
+    now_ns = 0
+    time = SlowTime(lambda: now_ns)
+    slow, other, quick = (Future[Any]() for _ in range(3))
+    for _ in range(1000):
+        time.charge(quick, QUICK_NS)
+    time.charge(other, 2 * QUICK_NS)
+    for _ in range(3):
+        assert not time.objection(slow)
+        time.charge(slow, 160 * 10**6)
+    time.charge(other, 50 * 10**6)
+    assert time.objection(slow) == time.objection(other) == SLOW_GRAMMAR, "both had a part in it"
+    assert time.objection(quick) == SLOW_GRAMMARS
+    now_ns += 10**9
+    assert not time.objection(quick) and not time.objection(slow)
+    time.charge(slow, 60 * 10**6)
+    now_ns += 10**12
+    assert time.objection(slow) == SLOW_GRAMMAR, "it has had its part"
+    assert not time.objection(other)
 
 
 def test_rows_without_a_grammar_are_not_touched_by_their_neighbours(grammars: Grammars) -> None:
