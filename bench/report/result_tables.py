@@ -216,6 +216,7 @@ MISSED = {
     "mux-sharegpt/llama-3-70b/a100x8/nanoflow": "nano-batches pay a step's 43 ms twice, as in Table 4; not confirmed",
     "mux-sharegpt/llama-3-70b/a100x8/loongserve": "its engine is taken to be as fast as SGLang's; Table 3 says half",
     "mux-sharegpt/llama-3-70b/a100x8/sglang-pd": "its prompts run one by one here; SGLang prefills batches of them",
+    "4000 other: p99_gap_s": "by less than a millisecond",
     "12000 same: p99_gap_s": _ESTIMATES,
     "12000 other: p99_gap_s": _ESTIMATES,
     "512 other: slowdown": _EACH_PIECE,
