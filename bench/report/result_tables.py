@@ -38,10 +38,14 @@ _FIGURES: Columns = {
     "has to be": lambda figure: wanted(figure),
 }
 
-_INTERFERENCE: Columns = {
+_LONG_PROMPT: Columns = {
     "long prompt": lambda cell: f"{cell['prompt_tokens']} tokens",
     "of the model": lambda cell: "of the stream" if cell["to"] == "same" else "beside it",
     "usual gap, ms": lambda cell: f"{cell['usual_gap_s'] * 1e3:.0f}",
+}
+
+_INTERFERENCE: Columns = {
+    **_LONG_PROMPT,
     "longest gap, ms": lambda cell: f"{cell['longest_gap_s'] * 1e3:.0f}",
     "gap p99, ms": lambda cell: f"{cell['p99_gap_s'] * 1e3:.0f}",
     "short's first token, ms": lambda cell: f"{cell['short_ttft_s'] * 1e3:.0f}",
@@ -79,9 +83,7 @@ SUITES = {
         "gap target 250 ms",
         "cells",
         {
-            "long prompt": lambda cell: f"{cell['prompt_tokens']} tokens",
-            "of the model": lambda cell: "of the stream" if cell["to"] == "same" else "beside it",
-            "usual gap, ms": lambda cell: f"{cell['usual_gap_s'] * 1e3:.0f}",
+            **_LONG_PROMPT,
             "longest gap, ms, at most 250": lambda cell: _within(cell, "longest_gap_s", 0.25),
             "gap p99, ms, at most 150": lambda cell: _within(cell, "p99_gap_s", 0.15),
             "short's first token, ms, at most 500": lambda cell: _within(cell, "short_ttft_s", 0.5),
