@@ -166,9 +166,17 @@ def come_again_and_again(server: Server, sent: bytes, *, leaves: bool) -> None:
 
 
 def test_nothing_is_kept_of_those_who_left_before_they_were_refused(guarded: Server) -> None:
-    """Some thousand; what was read of each was kept by the traceback of its refusal."""
-    with under_attack(guarded, "many that leave before a 401", key=KEY, growth_kib=10 << 10, health_s=8 * HEALTH_S):
+    """Some thousand; with what was read of each kept by the traceback of its refusal, it would be 128 MiB."""
+    with under_attack(guarded, "many that leave before a 401", key=KEY, growth_kib=24 << 10, health_s=8 * HEALTH_S):
         come_again_and_again(guarded, head() + b"1\r\nx\r\n" * 60_000, leaves=True)
+
+
+def test_many_requests_of_clients_that_leave_at_once_disturb_few(server: Server) -> None:
+    """Each would generate 400 tokens. None of those who left is begun, and none that waits behind another is parsed."""
+    one = json.dumps({"model": "llama", "prompt": [5, 6], "max_tokens": 400, "ignore_eos": True}).encode()
+    with under_attack(server, "requests of clients that leave", health_s=8 * HEALTH_S) as report:
+        come_again_and_again(server, request(MAIN, one) * 62, leaves=True)
+    assert report.kept_s <= HEALTH_S + report.late_s
 
 
 def test_many_that_send_a_byte_at_a_time_disturb_nobody(server: Server) -> None:

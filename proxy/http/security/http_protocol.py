@@ -13,13 +13,15 @@ Who sits before this server may read a request in another way than the parser he
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import socket
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import inf
 from typing import Any
 
 import httptools
 from starlette.types import Scope
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from aegis.core.errors import UserError
@@ -27,12 +29,13 @@ from proxy.http.errors import error_body
 from proxy.http.replies import encode
 from proxy.http.request_ids import HEADER, new_id
 from proxy.http.security.open_connections import OpenConnections, connections_max
+from proxy.http.security.paced_starts import PacedStarts
 from proxy.http.security.shared_bound import SharedBound
 
 HEAD_BYTES_MAX = 64 << 10
 HEADERS_MAX = 128
-PIPELINED_HEAD_BYTES_MAX = 256 << 10
-"""Of requests that wait for the answer to another one of their connection, as they are in memory."""
+HELD_BYTES_MAX = 64 << 10
+"""Of what came behind a request that is not answered yet. With more, nothing more of the connection is taken."""
 
 UNFINISHED_BYTES_MAX = 16 << 20
 """Of all connections: heads of requests that are not all there yet, and requests that wait for another's answer."""
@@ -46,11 +49,13 @@ FRAMING_BYTES_MAX = 64 << 10
 PATIENCE_S = 60.0
 BODY_S = 300.0
 ANSWERED_S = 30.0
-PIPELINED_MAX = 64
 SMALL_CHUNKS_MAX = 256
 """Of a body whose chunks have less than `CHUNK_BYTES_LEAST` on average: each takes as long as a kilobyte to parse."""
 
 CHUNK_BYTES_LEAST = 64
+_AT_ONCE = frozenset({"/health", "/ready"})
+"""Paths of requests that take next to nothing, and whose answers tell whether the server lives."""
+
 _CUT = "aegis.cut"
 _BROKEN_OFF = "aegis.broken-off"
 _REASONS = {
@@ -64,6 +69,8 @@ _CHUNK_BYTES = len("ffffffff\r\n\r\n")
 _HEADER_BYTES = 136  # that a header takes in memory beyond its name and value
 _REQUEST_BYTES = 2600  # that a request takes beyond its head, where it waits
 _UNREAD_BYTES = 16 << 10
+_TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8  # of Linux's tcp_states.h
+_PIECE_BYTES = 512  # of all but bodies whose lengths are known: so few requests are parsed before their turn
 
 
 def cut(scope: Scope) -> None:
@@ -83,7 +90,7 @@ def broken_off(scope: Scope) -> UserError | None:
 class Connections:
     """The bounds that the connections of one server share."""
 
-    __slots__ = ("open", "unfinished", "unread")
+    __slots__ = ("open", "starts", "unfinished", "unread")
 
     def __init__(
         self,
@@ -94,6 +101,7 @@ class Connections:
     ) -> None:
         """Without `open_max` as many may be open as this process has descriptors for."""
         self.open = OpenConnections[Protocol](open_max or connections_max(), Protocol.make_room)
+        self.starts = PacedStarts()
         self.unfinished = SharedBound[Protocol](unfinished_bytes_max, Protocol.give_up)
         self.unread = SharedBound[Protocol](unread_bytes_max, Protocol.abort)
 
@@ -115,6 +123,7 @@ class Protocol(HttpToolsProtocol):
     _body_bytes = 0  # in what is being parsed, its chunks' sizes included
     _chunks = 0  # of this body
     _content_bytes = 0  # of this body
+    _body_left = 0  # of this body, where its length is told
     _framing_bytes = 0  # of this body
     _received_s = 0.0
     _body_until_s = inf
@@ -127,8 +136,8 @@ class Protocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, together: Connections, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._together = together
-        self._pipelined = deque[int]()  # bytes of the head of each request that waits, the last one first
-        self._pipelined_bytes = 0  # of their bodies, too
+        self._held = b""  # what came behind a request that is not answered yet
+        self._pipelined_bytes = 0  # of requests that were parsed before their turn, as they are in memory
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -143,6 +152,7 @@ class Protocol(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
         self.pipeline.clear()
+        self._held = b""
         self._together.open.closed(self)
         self._together.unfinished.hold(self, 0)
         self._together.unread.hold(self, 0)
@@ -151,11 +161,31 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._ignores_input:
-            self._read(data)
+            self._read(self._held + data)
             self._count()
 
     def _read(self, data: bytes) -> None:
+        """Parses up to the end of a request that is not answered yet. The rest is held as it came, because parsing it
+        takes far more time and memory, and its client may leave before it is wanted."""
         self._unset_keepalive_if_required()
+        self._held, at = b"", 0
+        while at < len(data) and not self._ignores_input:
+            if self._waits():
+                self._held = data[at:]
+                if len(self._held) > HELD_BYTES_MAX:
+                    self.flow.pause_reading()
+                return
+            end = at + max(self._body_left, _PIECE_BYTES)
+            self._read_piece(data[at:end])
+            at = end
+
+    def _waits(self) -> bool:
+        """Whether what comes next is behind a request that is not answered yet."""
+        if self.cycle is None or self.cycle.response_complete:
+            return False
+        return bool(self.pipeline) or self._in_head or not self._awaits_request
+
+    def _read_piece(self, data: bytes) -> None:
         requests, self._body_bytes = self._requests, 0
         try:
             self._parse(data)
@@ -176,7 +206,7 @@ class Protocol(HttpToolsProtocol):
 
     def _count(self) -> None:
         """Counts the bytes of requests that are not complete, or wait."""
-        nbytes = self._pipelined_bytes
+        nbytes = len(self._held) + self._pipelined_bytes
         if self._awaits_request and self._requests and not self._ignores_input:
             nbytes += max(self._head_bytes, self._unread_bytes) + self._headers * _HEADER_BYTES
         if nbytes or self._counts:
@@ -215,7 +245,7 @@ class Protocol(HttpToolsProtocol):
         self._requests += 1
         self._awaits_request = self._in_head = True
         self._head_bytes = self._unread_bytes = self._headers = 0
-        self._framing_bytes = self._content_bytes = self._chunks = 0
+        self._framing_bytes = self._content_bytes = self._chunks = self._body_left = 0
         self._received_s, self._body_until_s = self.loop.time(), inf
         self.scope["extensions"] = {_CUT: self.transport.abort}  # type: ignore[dict-item]
 
@@ -236,22 +266,15 @@ class Protocol(HttpToolsProtocol):
         """An error raised here stops the parser, and `_read` refuses the request with it."""
         if self._head_bytes > HEAD_BYTES_MAX:
             raise _head_too_large()
-        if len(self.pipeline) >= PIPELINED_MAX:
-            raise UserError(f"more than {PIPELINED_MAX} requests wait for an answer on this connection")
         _refuse_unclear(self._method, self._version, self.headers)
         if self.parser.should_upgrade():
             return
-        waits = self.cycle is not None and not self.cycle.response_complete
-        nbytes = self._head_bytes + self._headers * _HEADER_BYTES + _REQUEST_BYTES
-        if waits and sum(self._pipelined) + nbytes > PIPELINED_HEAD_BYTES_MAX:
-            message = f"heads of more than {PIPELINED_HEAD_BYTES_MAX} bytes wait for an answer on this connection"
-            raise UserError(message, status=431)
         super().on_headers_complete()  # which raises where it cannot read the URL
         self._in_head = False
-        self._body_until_s = self.loop.time() + self.body_s
-        if waits:
-            self._pipelined.appendleft(nbytes)
-            self._pipelined_bytes += nbytes
+        self._body_left = _length(self.headers)
+        if self.pipeline:
+            self._pipelined_bytes += self._head_bytes + self._headers * _HEADER_BYTES + _REQUEST_BYTES
+            self.flow.resume_reading()  # or it would not be told that its client has left
         if self._version == b"1.0":
             _without_chunks(self.cycle)
 
@@ -264,9 +287,14 @@ class Protocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         self._content_bytes += len(body)
-        if self.pipeline and self.pipeline[0][0] is self.cycle:
-            self._pipelined_bytes += len(body)
-        super().on_body(body)
+        self._body_left -= len(body)
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -278,22 +306,36 @@ class Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if cycle.scope["path"] in _AT_ONCE:
+            self._start(cycle, app)
+        else:
+            self._together.starts.begin(self.loop, partial(self._start, cycle, app))
+
+    def _start(self, cycle: RequestResponseCycle, app: Any) -> bool:
+        if self.transport.is_closing() or _has_left(self.transport):
+            self.transport.abort()
+            return False
+        self._received_s = self.loop.time()
+        self._body_until_s = self._received_s + self.body_s
         super()._start_asgi_task(cycle, app)
+        return True
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self._pipelined:
-            self._pipelined.pop()
-            if not self._pipelined:
-                self._pipelined_bytes = 0
-            self._count()
-        if self.cycle.response_complete or (self._awaits_request and not self._in_head):
+        super().on_response_complete()  # which begins the next one that is parsed
+        left = self._awaits_request and not self._in_head
+        if self.cycle.response_complete or left:
             self._together.open.answered(self)
-        if self._awaits_request and not self._in_head:  # the reply is not to be lost to a connection that is reset
+        self._received_s = self.loop.time()
+        if left and self.cycle.response_complete:  # the reply is not to be lost to a connection that is reset
             self._body_until_s = min(self._body_until_s, self.loop.time() + self.answered_s)
             if self._patience:
                 self._patience.cancel()
             self._watch()
+        if not self.pipeline:
+            self._pipelined_bytes = 0
+        if self._held and not self.transport.is_closing():
+            self._read(self._held)
+        self._count()
 
     def _watch(self) -> None:
         """The one timer of a connection: it looks again when patience would end if nothing came."""
@@ -301,8 +343,7 @@ class Protocol(HttpToolsProtocol):
             self.transport.abort()
             return
         left_s = min(self._received_s + self.patience_s, self._body_until_s) - self.loop.time()
-        behind_another = self._in_head and self.cycle is not None and not self.cycle.response_complete
-        waits = self._awaits_request and not self.flow.read_paused and not behind_another
+        waits = self._awaits_request and not self.flow.read_paused and not self._waits()
         if not waits or left_s > 0:
             self._patience = self.loop.call_later(left_s if waits else self.patience_s, self._watch)
         elif self.scope is None:
@@ -355,9 +396,8 @@ class Protocol(HttpToolsProtocol):
         """Its incomplete and waiting requests are larger than others', and all together are too large. Requests that
         wait are not answered: the connection ends after the answer that is under way."""
         self._counts = False
-        if self.pipeline and self._running:
+        if self._waits() and self._running and not self._running.response_complete:
             self.pipeline.clear()
-            self._pipelined.clear()
             self._pipelined_bytes = 0
             self.cycle, self._awaits_request = self._running, False
             self.cycle.keep_alive = False
@@ -368,6 +408,7 @@ class Protocol(HttpToolsProtocol):
     def _ignore_input(self) -> None:
         """Nothing is kept of a head that is not all there, in the parser neither."""
         self._ignores_input = True
+        self._held = b""
         self.parser = None  # type: ignore[assignment]
         if self._in_head:
             self.headers.clear()
@@ -406,6 +447,12 @@ class Protocol(HttpToolsProtocol):
         self.transport.close()
 
 
+def _has_left(transport: asyncio.Transport) -> bool:
+    """Whether the system has the end of what the client sends, behind what is not read yet."""
+    state = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    return state in (_TCP_CLOSE, _TCP_CLOSE_WAIT)
+
+
 def _without_upgrade(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[bytes, bytes]]:
     for name, value in headers:
         if name == b"connection":
@@ -430,6 +477,11 @@ def _refuse_unclear(method: bytes, version: bytes, headers: Iterable[tuple[bytes
         raise UserError(f"a request has one Host header, not {hosts}", code="invalid_http")
     if codings and (codings != [b"chunked"] or version == b"1.0"):
         raise UserError("the one Transfer-Encoding is chunked, of HTTP/1.1", code="invalid_http")
+
+
+def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """Of the body, as the parser accepted it; 0 where it is told in chunks."""
+    return next((int(value) for name, value in headers if name == b"content-length"), 0)
 
 
 def _without_chunks(cycle: RequestResponseCycle) -> None:

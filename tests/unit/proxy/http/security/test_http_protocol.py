@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import re
 import socket
@@ -197,10 +196,29 @@ def test_a_head_behind_a_large_body_is_not_taken_for_a_large_head(port: int) -> 
     assert statuses(received) == [200, 200]
 
 
-def test_so_many_requests_wait_on_a_connection_and_no_more(port: int) -> None:
-    """Those before are answered, in order."""
-    received = reply(port, itertools.repeat(post(), 500))
-    assert 1 <= len(statuses(received)) < 500 and set(statuses(received)) == {200}
+CLOSING = INNER.replace(b"host", b"connection: close\r\nhost")
+
+
+MANY_HEADERS = INNER.replace(b"host", b"a:\r\n" * 120 + b"host")
+
+
+@pytest.mark.parametrize("each", [post(), INNER, MANY_HEADERS, post(body=BODY.ljust(9000))], ids=len)
+def test_all_that_wait_on_a_connection_are_answered_in_their_turn(port: int, each: bytes) -> None:
+    assert statuses(reply(port, [each * 300, CLOSING])) == [200] * 301
+
+
+def test_what_waits_on_a_connection_is_neither_parsed_nor_taken_without_bound() -> None:
+    together = Connections()
+    behind = market(lambda *_: [Delta(tokens("a")), asyncio.Event().wait()])
+    with serving(behind, together=together) as url, connected(port_of(url), post(body=STREAM)) as (client,):
+        client.settimeout(0.2)
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            while True:
+                sent += client.send(INNER * 1000)
+        assert sent > 1 << 20, "the system takes some for the server"
+        assert together.unfinished.nbytes < 1 << 20
+        assert len(behind.handles) == 1
 
 
 @pytest.mark.parametrize("body", [BODY, STREAM], ids=["whole", "stream"])
@@ -233,13 +251,6 @@ def test_an_url_that_cannot_be_read_is_refused_and_the_request_before_it_is_answ
         assert status(client) == 200
         client.sendall(bad)
         assert status(client) == 400
-
-
-def test_heads_that_wait_on_a_connection_are_bounded_together(port: int) -> None:
-    """The first are answered."""
-    large = INNER.replace(b"host", b"a:\r\n" * 120 + b"host")
-    received = statuses(reply(port, [large * 20]))
-    assert 1 <= len(received) < 20 and set(received) == {200}
 
 
 def test_unfinished_heads_are_bounded_together() -> None:
@@ -285,12 +296,15 @@ def test_answers_that_nobody_reads_are_bounded_together() -> None:
         assert status(reads) == 200
 
 
-def test_requests_that_wait_count_with_what_they_take_in_memory() -> None:
-    """Some kilobytes each, however short they are."""
-    together = Connections(unfinished_bytes_max=400_000)
+def test_requests_that_wait_are_bounded_together() -> None:
+    """Those that hold most lose them; the requests before them go on."""
+    together = Connections(unfinished_bytes_max=100_000)
     behind = market(lambda *_: [Delta(tokens("a")), asyncio.Event().wait()])
-    with serving(behind, together=together) as url, connected(port_of(url), *[post(body=STREAM) + INNER * 60] * 8):
-        _until(lambda: 100_000 < together.unfinished.nbytes <= 400_000, "eight would take a megabyte")
+    sent = [post(body=STREAM) + INNER * count for count in (1000, 700, *[300] * 6)]
+    with serving(behind, together=together) as url, connected(port_of(url), *sent):
+        _until(lambda: len(behind.handles) == 8 and together.unfinished.nbytes > 20_000, "all have come")
+        assert together.unfinished.nbytes <= 100_000
+        assert not any(handle.cancelled for handle in behind.handles)
 
 
 def test_one_who_leaves_is_missed_though_requests_wait_behind_the_one_that_runs() -> None:
