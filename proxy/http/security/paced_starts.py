@@ -7,8 +7,9 @@ from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable
 
-BEGUN_AT_ONCE = 2
-"""Requests that begin in one turn of the event loop. Each takes up to a millisecond of this and the next turns."""
+BEGUN_AT_ONCE = 8
+"""Requests that begin in one turn of the event loop. Each takes up to a millisecond of this and the next turns. With two,
+a proxy answered a fifth fewer requests a second; clients that come and leave were no less noticed with eight."""
 
 
 class PacedStarts:
