@@ -16,7 +16,7 @@ SEED ?= 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup run compiled test check test-long test-live test-seeds test-faults test-faults-sim test-attacks test-exactness test-ray test-gpu \
-	test-vllm vllm lint format generate clean _alone _computing _venv _chromium _haproxy _iproute _mosquitto _nginx _redis _strace
+	test-vllm vllm lint format generate clean _computing _serving _venv _chromium _haproxy _iproute _mosquitto _nginx _redis _strace
 .DELETE_ON_ERROR:
 
 help:
@@ -144,19 +144,18 @@ run: $(STAMP)
 	@exec $(BIN)/aegis launch
 
 # Tests run side by side where nothing asserts how soon a server answers: three on two processors, because servers often
-# wait. Those attacks that do have the machine to themselves, but for tests that only compute, which take what is left.
+# wait. Those attacks that do follow, one at a time. Beside both, tests that only compute take what they leave.
 BESIDE = --numprocesses 3 --dist loadfile --no-loadscope-reorder
-COMPUTING = tests/sim tests/parity tests/unit/engine/gpu tests/unit/bench/calibration
 
 test: lint
-	$(BIN)/python -m pytest $(BESIDE) -m "not alone" $(COMPUTING:%=--ignore %) tests
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync _alone _computing
+	@$(MAKE) --no-print-directory --jobs 2 _serving _computing
 
-_alone:
+_serving:
+	$(BIN)/python -m pytest $(BESIDE) --without-computing -m "not alone" tests
 	$(BIN)/python -m pytest -m alone tests/attacks
 
 _computing:
-	$(BIN)/python -m tests.background $(COMPUTING)
+	$(BIN)/python -m tests.background
 
 # For every edit, within a minute: what ruff and mypy say, the import contracts, and the unit tests of what changed.
 check: lint

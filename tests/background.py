@@ -1,6 +1,5 @@
-"""pytest for tests that only compute, with whatever the processors have left over beside tests that are timed.
-
-    python -m tests.background tests/sim
+"""The tests that only compute, with whatever the processors have left over beside other tests. What they say
+is told when they have ended.
 
 The kernel shares processors among sessions first (autogroups), so a low priority counts for nothing beside servers with
 sessions of their own unless this one's session has it too.
@@ -9,9 +8,13 @@ sessions of their own unless this one's session has it too.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+from tests.schedule import COMPUTING
 
 LEAST = 19
 """Of nice values: a hundredth of what others get."""
@@ -25,13 +28,19 @@ def _step_back() -> None:
 
 
 def main() -> None:
-    command = [sys.executable, "-m", "pytest", *sys.argv[1:]]
-    with subprocess.Popen(command, start_new_session=True, preexec_fn=_step_back) as tests:
-        try:
-            code = tests.wait()
-        except KeyboardInterrupt:
-            tests.terminate()
-            raise
+    patient = ["--timeout", "1800", "-o", "faulthandler_timeout=1860"]  # for as long others may leave nothing
+    command = [sys.executable, "-m", "pytest", "--numprocesses", "2", "--dist", "loadfile", *patient, *COMPUTING]
+    with tempfile.TemporaryFile() as said:
+        with subprocess.Popen(
+            command, start_new_session=True, preexec_fn=_step_back, stdout=said, stderr=said
+        ) as tests:
+            try:
+                code = tests.wait()
+            except KeyboardInterrupt:
+                tests.terminate()
+                raise
+        said.seek(0)
+        shutil.copyfileobj(said, sys.stdout.buffer)
     sys.exit(code)
 
 

@@ -1,6 +1,6 @@
-"""How `make test` shares tests out among its processes: tests that share a server stay together, and what takes longest
-begins first, so that no process waits long for the others at the end. Tests of servers often wait, so those that only
-compute run beside them."""
+"""How `make test` shares tests out among its processes. Tests that share a server stay together, and what takes longest
+begins first, so that no process waits long for the others at the end. Tests of servers often wait, and timed attacks
+leave a processor idle, so tests that only compute have processes of their own that take what all others leave."""
 
 from __future__ import annotations
 
@@ -52,6 +52,35 @@ or it would be started twice."""
 
 OTHER_SERVERS = "tests/live/"
 
+COMPUTING = (
+    "tests/parity",
+    "tests/sim",
+    "tests/tidy",
+    "tests/unit/bench/calibration",
+    "tests/unit/bench/common",
+    "tests/unit/bench/compare",
+    "tests/unit/bench/fidelity",
+    "tests/unit/bench/plan",
+    "tests/unit/bench/rivals",
+    "tests/unit/bench/simulate",
+    "tests/unit/bench/workloads",
+    "tests/unit/core",
+    "tests/unit/decode",
+    "tests/unit/engine/gpu",
+    "tests/unit/engine/test_lean_transformers.py",
+    "tests/unit/engine/test_paged_attention.py",
+    "tests/unit/engine/test_shared_steps.py",
+    "tests/unit/engine/test_tiled_attention.py",
+    "tests/unit/engine/test_transformers_engine.py",
+    "tests/unit/engine/test_transformers_engine_chunks.py",
+    "tests/unit/engine/test_transformers_engine_onednn.py",
+    "tests/unit/engine/test_without_cuda.py",
+    "tests/unit/memory",
+    "tests/unit/prefill",
+    "tests/unit/sim",
+)
+"""What starts no server and judges no time."""
+
 
 def group_of(path: str) -> str | None:
     """The fixture that the file shares with others, if it does."""
@@ -59,6 +88,16 @@ def group_of(path: str) -> str | None:
         if path.startswith(members):
             return fixture
     return None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--without-computing", action="store_true", help="leave out what `tests.background` runs")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """None: whatever others say."""
+    computes = collection_path.relative_to(ROOT).as_posix() in COMPUTING
+    return True if computes and config.getoption("--without-computing") else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

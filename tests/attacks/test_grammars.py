@@ -36,7 +36,7 @@ def ask(server: Server, grammar: str, caller: int = 1, **others: Any) -> httpx.R
         return client.post(server.url + MAIN, json=body)
 
 
-@pytest.mark.parametrize("rules", [6, 20])
+@pytest.mark.parametrize("rules", [6, pytest.param(20, marks=pytest.mark.long)])
 def test_a_grammar_of_many_derivations_is_refused(server: Server, rules: int) -> None:
     grammar = "root ::= s0\n" + ambiguous(rules)
     with under_attack(server, f"{rules} ambiguous rules"):

@@ -139,7 +139,11 @@ def test_small_chunks_are_read_unless_there_are_many(server: Server, nbytes: int
         assert wire.hear(count=1).statuses == [status]
 
 
-@pytest.mark.parametrize(("leaves", "health_s"), [(False, HEALTH_S), (True, 8 * HEALTH_S)], ids=["stay", "leave"])
+@pytest.mark.parametrize(
+    ("leaves", "health_s"),
+    [pytest.param(False, HEALTH_S, marks=pytest.mark.long), (True, 8 * HEALTH_S)],
+    ids=["stay", "leave"],
+)
 def test_bodies_of_chunks_of_a_byte_that_come_again_and_again_disturb_few(
     server: Server, leaves: bool, health_s: float
 ) -> None:

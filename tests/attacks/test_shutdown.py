@@ -19,6 +19,7 @@ import pytest
 from tests.attacks import test_http_memory
 from tests.attacks.harness import HONEST, attacked, ends_soon, recorded
 from tests.attacks.test_bodies import HEAVY
+from tests.attacks.test_grammars import ambiguous
 from tests.attacks.wire import Wire, request
 from tests.live.server import ROOT, WAIT_S, Server, leaves_nothing
 from tests.live.streams import Stream, run_all, until
@@ -94,11 +95,31 @@ def _tokenize(server: Server, number: int) -> None:
     httpx.post(server.url + "/tokenize", json=body, timeout=WAIT_S, trust_env=False, verify=False)
 
 
-ATTACKS: dict[str, Callable[[Server, int], None]] = {
+def _leave(server: Server, number: int) -> None:
+    with Wire(server.url) as wire:
+        wire.send(request("/v1/completions", json.dumps(ENDLESS).encode()) * (1 + 60 * (number % 2)))
+
+
+def _slow_grammar(server: Server, number: int) -> None:
+    letters = server.post("/tokenize", {"model": "llama", "prompt": "ca", "add_special_tokens": False}).json()["tokens"]
+    grammar = 'root ::= [^c] [^c]* | "c" s0\n' + ambiguous(20) + f"\n# {number}"
+    body = HONEST | {"structured_outputs": {"grammar": grammar}, "logit_bias": dict.fromkeys(letters, 100)}
+    httpx.post(server.url + "/v1/completions", json=body, timeout=WAIT_S, trust_env=False, verify=False)
+
+
+def _all(server: Server, number: int) -> None:
+    each, turn = list(EACH.values()), number // len(EACH)
+    each[number % len(EACH)](server, turn)
+
+
+EACH: dict[str, Callable[[Server, int], None]] = {
     "floods": _flood,
     "heavy bodies": _heavy_body,
     "texts to tokenize": _tokenize,
+    "clients that leave": _leave,
+    "slow grammars": _slow_grammar,
 }
+ATTACKS = EACH | {"all of them": _all}
 
 
 @pytest.fixture
@@ -117,7 +138,11 @@ def ending(
 @pytest.mark.alone
 @pytest.mark.parametrize(
     ("name", "number"),
-    [("floods", signal.SIGTERM), ("heavy bodies", signal.SIGTERM), ("texts to tokenize", signal.SIGHUP)],
+    [
+        ("all of them", signal.SIGTERM),
+        ("texts to tokenize", signal.SIGHUP),
+        *(pytest.param(name, signal.SIGTERM, marks=pytest.mark.long) for name in EACH if name != "texts to tokenize"),
+    ],
 )
 def test_it_ends_soon_under_attack(ending: Server, name: str, number: signal.Signals) -> None:
     over = Event()

@@ -4,12 +4,11 @@ what judges how soon a server answers but what only computes."""
 from __future__ import annotations
 
 import ast
-import re
 from pathlib import Path
 
 import pytest
 
-from tests.schedule import OTHER_SERVERS, ROOT, SHARING, SLOWEST, group_of
+from tests.schedule import COMPUTING, OTHER_SERVERS, ROOT, SHARING, SLOWEST, group_of
 
 MEASURES = ("under_attack", "asked_beside", "ends_soon")
 """Of the attacks: what judges how soon the server answers others meanwhile, or ends."""
@@ -40,7 +39,7 @@ def measuring(file: Path) -> list[str]:
 
 
 def test_every_path_exists() -> None:
-    paths = [*SLOWEST, OTHER_SERVERS, *(path for members in SHARING.values() for path in members)]
+    paths = [*SLOWEST, OTHER_SERVERS, *COMPUTING, *(path for members in SHARING.values() for path in members)]
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
@@ -52,15 +51,9 @@ def test_tests_that_share_a_server_are_in_its_group(directory: str) -> None:
     assert {path: names for path, names in shared.items() if names - {group_of(path)}} == {}
 
 
-def computing() -> list[Path]:
-    """The directories whose tests run beside attacks that are alone."""
-    (line,) = re.findall(r"^COMPUTING = (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    return [ROOT / path for path in line.split()]
-
-
-def test_what_computes_beside_attacks_starts_no_server() -> None:
-    files = [file for directory in computing() for file in directory.rglob("*.py")]
-    assert len(files) > len(computing())
+def test_what_computes_beside_others_starts_no_server() -> None:
+    files = [file for path in COMPUTING for file in [ROOT / path, *(ROOT / path).rglob("*.py")] if file.suffix == ".py"]
+    assert len(files) > len(COMPUTING)
     starting = [file.name for file in files if "tests.live" in file.read_text(encoding="utf-8")]
     assert not starting and not [file.name for file in files if used_fixtures(file) & SHARING.keys()]
 
