@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 
 BEGUN_AT_ONCE = 8
-"""Requests that begin in one turn of the event loop. Each takes up to a millisecond of this and the next turns. With two,
-a proxy answered a fifth fewer requests a second; clients that come and leave were no less noticed with eight."""
+"""Requests that begin in one turn of the event loop. Each takes up to a millisecond of this and the next turns. With
+two, a proxy answered a fifth fewer requests a second; with eight, clients that leave are noticed as soon."""
 
 
 class PacedStarts:
