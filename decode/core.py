@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from aegis.core.contention_guard import Profile
 from aegis.core.effects import DivideDevice, Effect, EndRun, Row, Track, Untrack
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
@@ -70,7 +69,7 @@ from decode.phases import Phases
 from decode.prefill_chunks import prompt_rank_ns
 from decode.prompt_rows import PromptRows, is_alone, learnt_pieces, with_a_block
 from decode.reasons import TurnReasons
-from decode.second_lane import SecondLane
+from decode.second_lane import NO_LANES, LaneOffers, SecondLane
 from decode.sequences import DEVICE, Counters, Room, Sequence, Where
 from decode.step_times import ChangeTimes, StepTimes
 from decode.turn_runs import turn_run
@@ -95,13 +94,12 @@ class DecodeCore:
         machine: MachineId = ONLY_MACHINE,
         explains: bool = False,
         reuses: bool = False,
-        lane_shares: tuple[tuple[int, ...], ...] = (),
-        profile: Profile | None = None,
+        lanes: LaneOffers = NO_LANES,
     ) -> None:
-        """`lane_shares` are the divisions that the device offers, which a policy of lanes uses; its guards begin with
-        the `profile`. KV on another machine is fetched first. Where it `reuses` KV, that of sequences that end is
-        offered to the node. Where it `explains`, there is a `Decision` among the effects for each turn that is given,
-        where there was a choice, for what leaves the device, and for each request that is given up."""
+        """`lanes` are what the device offers, which a policy of lanes uses. KV on another machine is fetched first.
+        Where it `reuses` KV, that of sequences that end is offered to the node. Where it `explains`, there is a
+        `Decision` among the effects for each turn that is given, where there was a choice, for what leaves the device,
+        and for each request that is given up."""
         self.instance = instance
         self.machine = machine
         self.ledger = ledger
@@ -125,9 +123,7 @@ class DecodeCore:
         self._eviction_reasons = EvictionReasons(instance, self._work, self._step_times.latency) if explains else None
         self._eviction = Eviction(ledger, self._kv, self._work, self.counters, self._give_up, self._eviction_reasons)
         self._prompt_rows = PromptRows(self._kv, self._eviction, self._step_times, policy.rules)
-        self._second = SecondLane(
-            lane_shares, policy, self._views, self._eviction, self.counters, self._prompt_rows, profile
-        )
+        self._second = SecondLane(lanes, policy, self._views, self._eviction, self.counters, self._prompt_rows)
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
         """Takes one event; returns what to do, in order."""
@@ -334,7 +330,7 @@ class DecodeCore:
         """Each prompt had a share of the step's time, by its tokens."""
         model, took_ns = stepped[0].job.model, event.duration_ns
         pieces = learnt_pieces(stepped, rows)
-        if took_ns and not self._second.saw_prefill(model, pieces, took_ns, lane=event.lane):
+        if took_ns and not self._second.saw_prefill(model, pieces, event):
             self._prompt_rows.learn(pieces, streams, model, took_ns)
         tokens, made = sum([row.stop - row.start for row in rows]), 0
         for sequence, row in zip(stepped, rows, strict=True):
@@ -519,6 +515,7 @@ class DecodeCore:
                 return False
             ready = [s for s in self._there(batch) if self._eviction.fits(s) and self._eviction.grow(s)]
             if ready and turn.decodes:
+                self._second.takes(batch, ready, now_ns)  # the prompt that they interrupt may go on beside them
                 self._begin_decode(turn, ready, now_ns)
                 return False
         self._work.give_up_pause(now_ns + self.ledger.specs[batch.model].slo.gap_ns)

@@ -11,11 +11,13 @@ The guard learns from each step beside another run (MuxWise §3.3.2); the estima
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import sqrt
 from typing import Final
+
+from msgspec import Struct
 
 from aegis.core.contention_guard import WHOLE, WORST, Beside, ContentionGuard, Decoding, Profile
 from aegis.core.effects import DivideDevice, Row, Run
+from aegis.core.events import Stepped
 from aegis.core.ids import ModelId
 from aegis.core.lane_views import Companion, Division, LaneChoice, LanePolicy, LanesView
 from aegis.core.views import RoundPolicy
@@ -33,28 +35,39 @@ _OF_PREFILLS: Final = 3 / 4  # the power of its share that a prefill's speed is 
 _NEWEST_SHARE: Final = 1 / 4  # of how much longer a prefill takes on a share
 
 
+class LaneOffers(Struct, frozen=True):
+    """The divisions of a device, one share of each lane. Lanes are `timed` where they share the time of the same cores:
+    two decodes gain nothing by that. With a `profile`, guards know from the beginning what a step takes on a share
+    beside a prefill."""
+
+    shares: tuple[tuple[int, ...], ...] = ()
+    timed: bool = False
+    profile: Profile | None = None
+
+
+NO_LANES: Final = LaneOffers()
+
+
 class SecondLane:
-    """`offers` are the shares of two lanes that the device can have. Without any, or without a policy of lanes, nothing
-    ever runs here."""
+    """Without `offers` of two lanes, or without a policy of lanes, nothing ever runs here."""
 
     def __init__(
         self,
-        offers: tuple[tuple[int, ...], ...],
+        offers: LaneOffers,
         policy: RoundPolicy,
         views: BatchViews,
         eviction: Eviction,
         counters: Counters,
         prompt_rows: PromptRows,
-        profile: Profile | None = None,
     ) -> None:
-        """With a `profile` guards know from the beginning what a step takes on a share beside a prefill."""
         self._policy = policy if isinstance(policy, LanePolicy) else None
-        self._offers = [(shares[0], shares[1]) for shares in offers if self._policy and len(shares) == 2]
+        self._offers = [(shares[0], shares[1]) for shares in offers.shares if self._policy and len(shares) == 2]
+        self._timed = offers.timed
         self._view = views.of
         self._work, self._step_times, self._ledger = views.work, views.step_times, views.ledger
         self._counters = counters
         self._eviction, self._prompt_rows = eviction, prompt_rows
-        self._profile = profile
+        self._profile = offers.profile
         self._shares: tuple[int, ...] = _UNDIVIDED
         self._guards: dict[ModelId, ContentionGuard] = {}
         self._prefill_factors: dict[int, float] = {}  # by share: the time of prefills over that on the whole device
@@ -255,17 +268,18 @@ class SecondLane:
         self._step_factors[key] = _learned(self._step_factor(share, prefill=key[1]), factor, share)
         return True
 
-    def saw_prefill(self, model: ModelId, pieces: list[tuple[int, int]], duration_ns: int, *, lane: int) -> bool:
+    def saw_prefill(self, model: ModelId, pieces: list[tuple[int, int]], event: Stepped) -> bool:
         """The same of pieces of prompts, of each positions `[start, stop)`. Where streams never pause, no prompt ever
         has the whole device; so its estimate learns from a part, nearly in proportion, since prefills are bound by
         compute."""
         if not self.divided:
             return False
-        share, latency = self._shares[lane], self._step_times.latency[model]
+        share, latency = self._shares[event.lane], self._step_times.latency[model]
         (start, stop), *joined = pieces
         alone_ns = latency.prefill_ns(stop, start) + sum([latency.joined_ns(stop, start) for start, stop in joined])
-        factor = duration_ns / alone_ns
-        latency.saw_step(pieces, round(duration_ns * (share / WHOLE) ** _OF_PREFILLS))
+        factor = event.duration_ns / alone_ns
+        of_whole_ns = event.processor_ns or round(event.duration_ns * (share / WHOLE) ** _OF_PREFILLS)
+        latency.saw_step(pieces, of_whole_ns)
         self._prefill_factors[share] = _learned(self._prefill_factor(share), factor, share)
         return True
 
@@ -279,8 +293,9 @@ class SecondLane:
         return guard
 
     def _step_factor(self, share: int, *, prefill: bool) -> float:
-        """What is to be expected, rather than the worst; at first the mean of nothing lost and of all in proportion."""
-        return self._step_factors.get((share, prefill)) or sqrt(WHOLE / share)
+        """What is to be expected, rather than the worst. At first, steps that share a device's time lose in proportion,
+        and others the mean of that and of nothing."""
+        return self._step_factors.get((share, prefill)) or (WHOLE / share) ** (1.0 if self._timed else 0.5)
 
     def _prefill_factor(self, share: int) -> float:
         return self._prefill_factors.get(share, WHOLE / share)

@@ -208,6 +208,7 @@ class WorkList:
                 batch = next(b for b in self.batches if sequence in b.sequences)
                 batch.beside -= 1
                 batch.waiting += sequence.lacks > 0
+                self._has_arrivals |= sequence.lacks > 0  # the turns of now were planned without what is left of it
             sequence.beside = False
         return ended
 

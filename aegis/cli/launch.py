@@ -71,8 +71,8 @@ def launch(
         str | None,
         typer.Option(
             metavar="N",
-            help="off, 2 or auto: an instance may divide its device and run two things side by side; auto: where it "
-            "can. [default: off]",
+            help="An instance may divide its device and run two things side by side: auto, on CPUs; 2, on any device; "
+            "or off. [default: auto]",
         ),
     ] = None,
     device_memory: Annotated[

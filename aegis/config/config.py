@@ -119,9 +119,9 @@ class Instances(Section):
     )
 
     lanes: Lanes = Field(
-        default="off",
-        description="2: an instance may divide its device and run two things side by side; auto: where it can; "
-        "docs/lanes.md",
+        default="auto",
+        description="An instance may divide its device and run two things side by side: auto on CPUs; 2 also a GPU, "
+        "and with two threads at least on a CPU; off; docs/lanes.md",
     )
 
     @model_validator(mode="after")

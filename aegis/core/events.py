@@ -34,6 +34,8 @@ class Stepped(Struct, frozen=True):
     duration_ns: int
     prompt: tuple[Token, ...] = ()
     lane: int = 0
+    processor_ns: int = 0
+    """What it took of a processor whose time lanes share; 0 where they do not."""
 
 
 class StepFailed(Struct, frozen=True):

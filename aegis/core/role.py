@@ -22,5 +22,5 @@ class Roles(StrEnum):
 
 
 LaneCount = Literal["off", "auto", "2"]
-"""How many lanes an instance's device is to have. `auto`: two where it can be divided; `2`: the same, and it is said
-where it cannot be."""
+"""How many lanes an instance's device is to have. `auto`: two on CPUs where they can be had; `2`: on any device, and
+where they cannot be had it is said."""

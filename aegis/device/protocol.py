@@ -179,6 +179,11 @@ class Device(Protocol):
         """`outwards`: it copies from the device to the host, which is a lane of its own."""
         ...
 
+    @property
+    def lanes_are_timed(self) -> bool:
+        """Whether its lanes share the time of the same cores."""
+        ...
+
     def partitions(self) -> tuple[Shares, ...]:
         """What the device can be: `WHOLE`, and then its divisions into lanes. No more than the first where it cannot be
         divided."""

@@ -16,8 +16,8 @@ _logger = logging.getLogger(__name__)
 
 def lane_shares(settings: InstanceSettings, device: Device) -> tuple[Shares, ...]:
     """`WHOLE`, and then the divisions. Where lanes were asked for and cannot be had, one line of the log says why, and
-    the instance works without."""
-    if settings.lanes == "off":
+    the instance works without. Green contexts have to be asked for."""
+    if settings.lanes == "off" or (settings.lanes == "auto" and device.name != "cpu"):
         return (WHOLE,)
     reason = _reason(settings, device)
     if not reason:
@@ -38,7 +38,5 @@ def _reason(settings: InstanceSettings, device: Device) -> str:
     if settings.engine == "vllm":
         return "vLLM runs one step at a time in a process"
     if len(device.partitions()) == 1:
-        if device.name == "cpu":
-            return "the instance computes with one thread (OMP_NUM_THREADS, or one core)"
         return "the GPU, or its driver, has no green contexts (CUDA 12.5 and newer)"
     return ""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
+from msgspec.structs import replace
 from setproctitle import setthreadtitle
 
 from aegis.control.progress import LaneProgress, LoopProgress
@@ -57,13 +58,16 @@ class LaneThread:
     """Runs on one lane, one at a time. `tell` hands what it has to say to the main loop. But for `_serve` and what that
     calls, all of it is the main loop's."""
 
-    def __init__(self, number: int, lane: Lane, engine: Engine, clock: Clock, tell: Callable[[_Told], None]) -> None:
+    def __init__(
+        self, number: int, lane: Lane, engine: Engine, clock: Clock, tell: Callable[[_Told], None], *, timed: bool
+    ) -> None:
         self.run: Run | None = None  # under way
         self._stopped = list[RequestId]()  # its requests that are to be forgotten when it has ended
         self._lane = lane
         self._clock = clock
         self._engine = engine
         self._tell = tell
+        self._timed = timed
         self._name = f"lane {number}"
         self._worker = RunWorker(engine, clock, self._deliver, self._interrupted)
         self._runs: SimpleQueue[BegunRun | None] = SimpleQueue()
@@ -124,7 +128,10 @@ class LaneThread:
                     answer = self._worker.steps(begun)
                 except EngineFailed as error:
                     answer = failed(error, begun.run)
-                self._tell(_Ended(begun.run, answer, self._clock.now_ns(), processor.now_ns() - began_ns))
+                took_ns = processor.now_ns() - began_ns
+                if self._timed and isinstance(answer, Stepped):
+                    answer = replace(answer, processor_ns=took_ns)
+                self._tell(_Ended(begun.run, answer, self._clock.now_ns(), took_ns))
         except BaseException as error:  # noqa: BLE001 - the main loop raises it: without this lane there is no instance
             self._tell(error)
 
@@ -179,7 +186,10 @@ class Lanes:
         if shares != WHOLE and shares not in self._threads:
             lanes = self._device.lanes(shares)
             self._threads[shares] = tuple(
-                [LaneThread(number, lane, self._engine, self._clock, self._tell) for number, lane in enumerate(lanes)]
+                [
+                    LaneThread(number, lane, self._engine, self._clock, self._tell, timed=self._device.lanes_are_timed)
+                    for number, lane in enumerate(lanes)
+                ]
             )
         self._lanes = self._threads.get(shares, ())
         self._progress.lanes = tuple([lane.progress for lane in self._lanes])

@@ -30,6 +30,7 @@ from aegis.process.clock import MonotonicClock, ThreadClock
 from aegis.telemetry.decisions import DecisionLog
 from aegis.transport.links import InstanceLink
 from decode.core import DecodeCore
+from decode.second_lane import LaneOffers
 from memory.budget import Budget
 from memory.ledger import Ledger
 from prefill.core import PrefillCore
@@ -113,7 +114,7 @@ def open_parts(settings: InstanceSettings) -> Iterator[InstanceParts]:
     yield InstanceParts(
         instance=settings.instance,
         role=settings.role,
-        core=_core(settings, device, body.memory_executor, shares),
+        core=_core(settings, device, body.memory_executor, LaneOffers(shares, timed=device.lanes_are_timed)),
         engine=FirstRankEngine(engine, followers) if followers else engine,
         device=device,
         images=FirstRankImages(body.images, followers.send) if followers else body.images,
@@ -138,7 +139,7 @@ def poll(until_ns: int) -> None:
 
 
 def _core(
-    settings: InstanceSettings, device: Device, memory_executor: MemoryExecutor, lane_shares: tuple[Shares, ...]
+    settings: InstanceSettings, device: Device, memory_executor: MemoryExecutor, lanes: LaneOffers
 ) -> PrefillCore | DecodeCore:
     budget = Budget(
         pages=device.page_count,
@@ -167,5 +168,5 @@ def _core(
         machine=settings.machine,
         explains=settings.explains,
         reuses=settings.reuses,
-        lane_shares=lane_shares,
+        lanes=lanes,
     )

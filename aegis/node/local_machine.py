@@ -59,7 +59,7 @@ class LocalMachine:
                 shared.poison(word)
 
     async def start(self, ranks: Sequence[InstanceSettings]) -> Processes:
-        lanes = ranks[0].lanes != "off"
+        lanes = ranks[0].lanes == "2"
         environment = instance_processes.environment_for(self.instances * self._ranks, lanes=lanes)
         return await instance_processes.start(self._fork_server, ranks, environment)
 

@@ -28,6 +28,7 @@ from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span
 from decode.core import DecodeCore
+from decode.second_lane import LaneOffers
 from memory.budget import Budget
 from memory.ledger import Ledger
 from memory.page_arbiter import PATIENCE_NS, PageArbiter
@@ -212,8 +213,7 @@ def _cores(pool: Pool, policy: Policy, hardware: Hardware) -> dict[InstanceId, P
                 hardware,
                 explains=pool.explains,
                 reuses=pool.reuses,
-                lane_shares=pool.lane_shares,
-                profile=profile,
+                lanes=LaneOffers(pool.lane_shares, profile=profile),
             )
     return cores
 

@@ -67,8 +67,9 @@ class LeastSlack:
     between tokens or its gap target. A prompt of the decode's own batch that may not run beside it comes before what
     has to begin later, in the steps of the decode: it could not begin while something else ran beside them. Beside a
     prompt the decode has the least share that does, and two batches divide the device so that they do the most work. A
-    prompt is run there for as long as `piece_steps` steps at most, so that each piece does more than read weights, and
-    a batch for `lane_turn_ns`: then it is asked again who is due next.
+    prompt is run there for as long as `piece_steps` steps on the whole device at most, so that each piece does more
+    than read weights, and a batch for `lane_turn_ns`: then it is asked again who is due next. A pause in a prompt's
+    turn is where the prompt goes on beside the streams.
     """
 
     migrate_share: float = 1.0
@@ -110,7 +111,7 @@ class LeastSlack:
             divisions = [d for d in companion.divisions if d.gain >= gain and _keeps(lanes, companion, d)]
             if divisions:
                 best = divisions[0] if companion.prefills else max(divisions, key=_GAIN)
-                within_ns = max(self.piece_steps * best.step_ns, companion.batch.gap_ns)
+                within_ns = max(self.piece_steps * lanes.step_ns, companion.batch.gap_ns)
                 if not companion.prefills:
                     within_ns = self.lane_turn_ns
                 return LaneChoice(companion.batch.batch, companion.prefills, best.shares, within_ns)

@@ -58,6 +58,7 @@ from aegis.core.request import Job
 from aegis.core.views import BatchView, PrefillOrder, RoundPolicy, Turn, TurnRules
 from decode.core import DecodeCore
 from decode.policies.least_slack import LeastSlack
+from decode.second_lane import NO_LANES, LaneOffers
 from decode.sequences import Sequence as Decoding
 from decode.sequences import Where
 from decode.worklist import Batch, RunningTurn
@@ -211,14 +212,14 @@ class WatchedDecodeCore(DecodeCore):
         hardware: Hardware,
         *,
         reuses: bool = False,
-        lane_shares: tuple[tuple[int, ...], ...] = (),
+        lanes: LaneOffers = NO_LANES,
     ) -> None:
         self._watched = Watched(policy, self._note_plan)
         self._planned: dict[int, _Pressing] = {}  # of each batch, when the last plan was made
         self._given: _Given | None = None
         self._paused: _Given | None = None  # the turn that goes on after this one, a pause of it
         self._waits: dict[RequestId, Wait] = {}
-        super().__init__(instance, ledger, self._watched, hardware, reuses=reuses, lane_shares=lane_shares)
+        super().__init__(instance, ledger, self._watched, hardware, reuses=reuses, lanes=lanes)
         self._service = Service(self._work, self._eviction.fits)
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:

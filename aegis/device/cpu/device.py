@@ -67,6 +67,10 @@ class CpuDevice:
         for target, source, nbytes in copies:
             copy(target, source, nbytes)
 
+    @property
+    def lanes_are_timed(self) -> bool:
+        return self._divided.timed
+
     def partitions(self) -> tuple[Shares, ...]:
         return self._divided.partitions
 

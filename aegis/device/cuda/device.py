@@ -90,6 +90,10 @@ class CudaDevice:
         )
         return self._streams[word]
 
+    @property
+    def lanes_are_timed(self) -> bool:
+        return False
+
     def partitions(self) -> tuple[Shares, ...]:
         return self._divided.partitions
 

@@ -34,6 +34,7 @@ from aegis.sim.faults.scenario import Scenario
 from aegis.sim.faults.state import Action, FaultWorldState
 from aegis.sim.node_memory import FOR_NODE, NodeEffect, NodeMemory
 from decode.core import DecodeCore
+from decode.second_lane import LaneOffers
 from decode.sequences import Counters
 from memory.budget import Budget
 from memory.ledger import Ledger
@@ -278,7 +279,7 @@ class World:
                 self.scenario.policy,
                 Hardware(),
                 reuses=self.scenario.reuses,
-                lane_shares=self.scenario.lane_shares,
+                lanes=LaneOffers(self.scenario.lane_shares),
             )
         plan = self.scenario.plan
         self.instances[instance] = FaultyInstance(

@@ -163,6 +163,7 @@ class Protocol(HttpToolsProtocol):
         if not self._ignores_input:
             self._read(self._held + data)
             self._count()
+            self._keep_alive()
 
     def _read(self, data: bytes) -> None:
         """Parses up to the end of a request that is not answered yet. The rest is held as it came, because parsing it
@@ -200,7 +201,7 @@ class Protocol(HttpToolsProtocol):
             return
         self._received_s = self.loop.time()
         if self._requests == requests:  # all of it is of one body, or behind it
-            self._framing_bytes += max(len(data) - self._body_bytes, 0)
+            self._framing_bytes = max(self._framing_bytes + len(data) - self._body_bytes, 0)
             if self._framing_bytes > FRAMING_BYTES_MAX:
                 self._refuse(_framing_too_large())
 
@@ -272,6 +273,7 @@ class Protocol(HttpToolsProtocol):
         super().on_headers_complete()  # which raises where it cannot read the URL
         self._in_head = False
         self._body_left = _length(self.headers)
+        self._body_until_s = self.loop.time() + self.body_s
         if self.pipeline:
             self._pipelined_bytes += self._head_bytes + self._headers * _HEADER_BYTES + _REQUEST_BYTES
             self.flow.resume_reading()  # or it would not be told that its client has left
@@ -306,22 +308,27 @@ class Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        if cycle.scope["path"] in _AT_ONCE:
+        later = partial(self._start_later, cycle, app)
+        if cycle.scope["path"] in _AT_ONCE or not self._together.starts.waits(self.loop, later):
             self._start(cycle, app)
-        else:
-            self._together.starts.begin(self.loop, partial(self._start, cycle, app))
 
-    def _start(self, cycle: RequestResponseCycle, app: Any) -> bool:
+    def _start_later(self, cycle: RequestResponseCycle, app: Any) -> bool:
         if self.transport.is_closing() or _has_left(self.transport):
-            self.transport.abort()
+            self.transport.close()  # behind what is left of the answer before
             return False
-        self._received_s = self.loop.time()
-        self._body_until_s = self._received_s + self.body_s
-        super()._start_asgi_task(cycle, app)
+        self._start(cycle, app)
         return True
+
+    def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle is self.cycle and not self._in_head:
+            self._received_s = self.loop.time()
+            self._body_until_s = self._received_s + self.body_s
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()  # which begins the next one that is parsed
+        if self.transport.is_closing():
+            self._drop_waiting()
         left = self._awaits_request and not self._in_head
         if self.cycle.response_complete or left:
             self._together.open.answered(self)
@@ -333,9 +340,26 @@ class Protocol(HttpToolsProtocol):
             self._watch()
         if not self.pipeline:
             self._pipelined_bytes = 0
-        if self._held and not self.transport.is_closing():
+        if self._held:
             self._read(self._held)
         self._count()
+        self._keep_alive()
+
+    def _drop_waiting(self) -> None:
+        """What came behind the request that is answered, or is about to be, is not answered on this connection."""
+        self.pipeline.clear()
+        self._held, self._pipelined_bytes = b"", 0
+        self._ignores_input = True
+        self._awaits_request = False
+        self.cycle = self._running  # type: ignore[assignment]  # uvicorn's is no request before the first one either
+
+    def _keep_alive(self) -> None:
+        """A connection on which nothing is under way, nor waited for, ends after a while, whatever came last."""
+        idle = self.cycle is not None and self.cycle.response_complete and not self._awaits_request
+        if idle and self.timeout_keep_alive_task is None and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def _watch(self) -> None:
         """The one timer of a connection: it looks again when patience would end if nothing came."""
@@ -361,7 +385,7 @@ class Protocol(HttpToolsProtocol):
         """Whether the client has taken nothing for so long of what is left of a complete answer. That may be all of it,
         and nothing else watches it; `KeepAlive` watches streams that are under way."""
         unsent_bytes, now_s = self.transport.get_write_buffer_size(), self.loop.time()
-        made = self.cycle is None or self.cycle.response_complete
+        made = self.transport.is_closing() or self.cycle is None or self.cycle.response_complete
         if not unsent_bytes or unsent_bytes != self._unsent_bytes or not made:
             self._unsent_bytes, self._taken_s = unsent_bytes, now_s
         return now_s - self._taken_s >= self.patience_s
@@ -397,11 +421,9 @@ class Protocol(HttpToolsProtocol):
         wait are not answered: the connection ends after the answer that is under way."""
         self._counts = False
         if self._waits() and self._running and not self._running.response_complete:
-            self.pipeline.clear()
-            self._pipelined_bytes = 0
-            self.cycle, self._awaits_request = self._running, False
-            self.cycle.keep_alive = False
+            self._drop_waiting()
             self._ignore_input()
+            self._running.keep_alive = False
         else:
             self._refuse(_crowded())
 

@@ -21,19 +21,22 @@ class PacedStarts:
         self._waiting = deque[Callable[[], bool]]()
         self._turns = False
 
-    def begin(self, loop: AbstractEventLoop, start: Callable[[], bool]) -> None:
-        """Calls `start`, in a later turn if others wait. It returns whether there was something to begin."""
+    def waits(self, loop: AbstractEventLoop, start: Callable[[], bool]) -> bool:
+        """Whether a request has to wait for its turn. Then `start` is called in it, and returns whether there was still
+        something to begin."""
         if self._turns:
             self._waiting.append(start)
-            return
+            return True
         self._turns = True
         loop.call_soon(self._turn, loop)
-        start()
+        return False
 
     def _turn(self, loop: AbstractEventLoop) -> None:
-        left = BEGUN_AT_ONCE
-        while left and self._waiting:
-            left -= self._waiting.popleft()()
-        self._turns = left < BEGUN_AT_ONCE
-        if self._turns:
-            loop.call_soon(self._turn, loop)
+        begun = 0
+        try:
+            while begun < BEGUN_AT_ONCE and self._waiting:
+                begun += self._waiting.popleft()()
+        finally:
+            self._turns = begun > 0 or bool(self._waiting)
+            if self._turns:
+                loop.call_soon(self._turn, loop)

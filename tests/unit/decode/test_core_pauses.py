@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aegis.core.effects import LoadWeights
+from aegis.core.effects import LoadWeights, Run
+from aegis.core.estimators import Hardware
 from aegis.core.events import Stepped, Tick
+from aegis.core.ids import InstanceId
+from aegis.core.lane_views import LaneChoice, LanesView
 from aegis.core.messages import Phase, Submit, TakeBack
 from aegis.core.request import Token
 from aegis.core.views import BatchView, Renewal, Turn, TurnRules
 from decode.core import DecodeCore
+from decode.second_lane import LaneOffers
 from decode.sequences import Where
-from tests.sim.driven import Driven, decode, make_job
+from tests.sim.driven import Driven, decode, ledger, make_job
 from tests.unit.decode.turns import IN, A, B, running, settle, take
 
 ROOM = 40  # pages
@@ -32,10 +36,25 @@ class Pausing:
         return [*self.pauses, Turn(self.front, None, 0), *[Turn(batch, None, 0) for batch in others]]
 
 
+class PausingOnLanes(Pausing):
+    """What can run beside a decode does, in pieces."""
+
+    beside_at_all = False
+
+    def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
+        (companion,) = lanes.companions
+        shares = companion.divisions[0].shares
+        return LaneChoice(companion.batch.batch, True, shares, 1) if self.beside_at_all else None
+
+
 def beside_a_stream(pages: int = ROOM) -> tuple[Driven[DecodeCore], Pausing]:
     """Batch 1 streams, of model A, and has stopped for batch 2, of model B, whose prompt of 400 tokens has begun."""
     policy = Pausing()
     driven = decode(A, B, pages=pages, policy=policy)
+    return _begun(driven, policy), policy
+
+
+def _begun(driven: Driven[DecodeCore], policy: Pausing) -> Driven[DecodeCore]:
     take(driven, 1, A)
     settle(driven)
     policy.front = 2
@@ -43,7 +62,23 @@ def beside_a_stream(pages: int = ROOM) -> tuple[Driven[DecodeCore], Pausing]:
     driven.stepped(2)
     settle(driven)
     assert prefills(driven) == [(2, 0, 16)]
-    return driven, policy
+    return driven
+
+
+def test_a_prompt_goes_on_beside_the_stream_that_it_pauses_for() -> None:
+    """And when it comes back, turns are planned anew: they were planned without it, and might run all of the rest."""
+    policy = PausingOnLanes()
+    core = DecodeCore(InstanceId("mixed-0"), ledger(ROOM), policy, Hardware(), lanes=LaneOffers(((250, 750),)))
+    driven = _begun(Driven(core, (A, B), slabs=64), policy)
+    policy.pauses, policy.beside_at_all = [Turn(1, 1, prefills=False, pause=True)], True
+    piece_ran(driven)
+    assert [(run.lane, run.model) for run in driven.asked(Run)] == [(0, A.model), (1, B.model)]
+    driven.stepped(2)
+    assert running(driven) == [1], "it has the first lane as long as the prompt has the second"
+    policy.pauses, policy.beside_at_all = [], False
+    driven.on(Stepped((), 1_000_000, lane=1))
+    driven.stepped(2)
+    assert [request for request, _, _ in prefills(driven)] == [2]
 
 
 def prefills(driven: Driven[DecodeCore]) -> list[tuple[int, int, int]]:

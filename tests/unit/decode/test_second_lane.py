@@ -21,6 +21,7 @@ from decode.policies.least_slack import LeastSlack
 from decode.policies.muxwise import MuxWise
 from decode.policies.prefill_first import PrefillFirst
 from decode.policies.weighted_round_robin import WeightedRoundRobin
+from decode.second_lane import LaneOffers
 from decode.sequences import Where
 from tests.sim.driven import Driven, ledger, make_job
 from tests.unit.decode.turns import running, settle, take
@@ -36,7 +37,7 @@ def divided(
     *specs: ModelSpec, policy: RoundPolicy = WHOLE, lane_shares: tuple[tuple[int, ...], ...] = LANES, pages: int = 60
 ) -> Driven[DecodeCore]:
     """Request 1 of model A decodes."""
-    core = DecodeCore(InstanceId("mixed-0"), ledger(pages), policy, Hardware(), lane_shares=lane_shares)
+    core = DecodeCore(InstanceId("mixed-0"), ledger(pages), policy, Hardware(), lanes=LaneOffers(lane_shares))
     driven = Driven(core, specs or (A,), slabs=64)
     take(driven, 1, A)
     settle(driven)
@@ -108,9 +109,8 @@ def test_prompts_that_wait_for_the_second_lane_share_its_next_step() -> None:
 
 
 def test_a_device_that_was_profiled_gives_the_least_share_at_once() -> None:
-    core = DecodeCore(
-        InstanceId("mixed-0"), ledger(60), WHOLE, Hardware(), lane_shares=LANES, profile=lambda share: 1000 / share * 40
-    )
+    offers = LaneOffers(LANES, profile=lambda share: 1000 / share * 40)
+    core = DecodeCore(InstanceId("mixed-0"), ledger(60), WHOLE, Hardware(), lanes=offers)
     driven = Driven(core, (A,), slabs=64)
     take(driven, 1, A)
     settle(driven)

@@ -67,7 +67,7 @@ def test_lanes_are_offered_where_they_are_asked_for(pool: CpuPool, caplog: pytes
     assert offered(pool, 2, settings("2")) == (WHOLE, (500, 500))
     assert offered(pool, 2, settings("auto")) == (WHOLE, (500, 500))
     assert offered(pool, 2, settings("off")) == (WHOLE,)
-    assert offered(pool, 1, settings("auto")) == (WHOLE,)
+    assert offered(pool, 1, settings("auto"))[1] == (97, 903), "one thread shares the time of its cores out"
     assert offered(pool, 1, settings("off")) == (WHOLE,)
     assert not caplog.records, "nobody asked for what there is not"
 
@@ -75,7 +75,6 @@ def test_lanes_are_offered_where_they_are_asked_for(pool: CpuPool, caplog: pytes
 @pytest.mark.parametrize(
     ("threads", "others", "why"),
     [
-        (1, {}, "the instance computes with one thread"),
         (2, {"policy": "serverlessllm"}, "the policy 'serverlessllm' runs one step at a time"),
         (2, {"ranks": 2}, "the ranks of an instance run the same steps"),
         (2, {"engine": "vllm"}, "vLLM runs one step at a time"),

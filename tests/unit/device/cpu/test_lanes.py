@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from aegis.device.cpu.device import CpuDevice
-from aegis.device.cpu.lanes import DividedCores, threads_of_process
+from aegis.device.cpu.lanes import CpuLane, DividedCores, threads_of_process, timed_lanes
 from aegis.device.cpu.pool import CpuPool
 from aegis.device.divisions import WHOLE
 from aegis.device.protocol import Device
@@ -67,14 +67,39 @@ def test_a_thread_and_those_it_starts_compute_on_the_cores_of_its_lane_and_no_ot
     assert frozenset(os.sched_getaffinity(0)) == CORES
 
 
-def test_an_instance_that_computes_with_one_thread_offers_no_division(words: SharedWords) -> None:
+def test_an_instance_that_computes_with_one_thread_offers_the_time_of_its_cores(words: SharedWords) -> None:
     pool = CpuPool(8 << 20)
     device = CpuDevice(pool.address, words, threads=1)
-    assert device.partitions() == (WHOLE,)
+    whole, *divisions = device.partitions()
+    assert whole == WHOLE and device.lanes_are_timed
+    assert divisions == sorted(divisions) and divisions[-1] == (500, 500)
+    for shares in divisions:
+        assert sum(shares) == 1000
+        assert [(lane.share, lane.threads, lane.cores) for lane in device.lanes(shares)] == [
+            (share, 1, CORES) for share in shares
+        ]
     with pytest.raises(KeyError):
-        device.lanes((500, 500))
+        device.lanes((400, 600))
     device.close()
     pool.close()
+
+
+def test_lanes_on_the_same_cores_have_the_weights_of_their_shares() -> None:
+    shares, (first, second) = next(iter(timed_lanes().items()))
+    assert shares == (97, 903)
+    assert 1.25 ** (first - second) == pytest.approx(shares[1] / shares[0], rel=0.01)
+    nice = dict[str, int]()
+
+    def enter(name: str, lane: CpuLane) -> None:
+        lane.enter()
+        nice[name] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    for name, lane in zip(("first", "second"), DividedCores(1).lanes(shares), strict=True):
+        thread = threading.Thread(target=enter, args=(name, lane))
+        thread.start()
+        thread.join()
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert nice == {"first": min(own + first, 19), "second": own}
 
 
 @pytest.mark.skipif(len(CORES) < 3, reason="needs a core that is left to others")

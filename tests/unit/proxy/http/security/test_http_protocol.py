@@ -315,6 +315,50 @@ def test_one_who_leaves_is_missed_though_requests_wait_behind_the_one_that_runs(
         _until(lambda: behind.handles[0].cancelled, "it is cancelled")
 
 
+PAGE = b"GET /openapi.json HTTP/1.%d\r\nhost: x\r\nconnection: %s\r\n\r\n"
+
+
+@pytest.mark.parametrize("behind", [INNER, INNER.replace(b"1.1", b"1.0"), b"x" * 100_000])
+def test_nothing_is_kept_of_what_came_behind_the_last_answer_of_a_connection(
+    monkeypatch: pytest.MonkeyPatch, behind: bytes
+) -> None:
+    """Though that is not read, and its connection ends in time, or for others."""
+    monkeypatch.setattr(Protocol, "patience_s", 0.2)
+    together, last = Connections(), PAGE % (0, b"keep-alive")
+    ending = [PAGE % (1, b"close") + behind, last + behind]
+    with (
+        serving(market(), together=together) as url,
+        connected(port_of(url), *ending, size_bytes=1),
+    ):
+        _until(lambda: len(together.open) == 2, "they have come")
+        _until(lambda: len(together.open) == 0, "they are cut")
+        assert together.unfinished.nbytes == together.unread.nbytes == 0
+
+
+def test_one_that_ends_its_side_is_answered_where_the_answer_is_there_at_once(port: int) -> None:
+    with connected(port, INNER.replace(b"/v1/models", b"/health")) as (client,):
+        client.shutdown(socket.SHUT_WR)
+        assert status(client) == 200
+
+
+def test_an_answer_arrives_though_its_client_leaves_before_the_next_one() -> None:
+    with (
+        serving(market()) as url,
+        connected(port_of(url), PAGE % (1, b"keep-alive") + INNER, size_bytes=1) as (client,),
+    ):
+        response = HTTPResponse(client)
+        response.begin()
+        client.shutdown(socket.SHUT_WR)
+        json.loads(response.read())
+
+
+def test_a_connection_on_which_nothing_but_line_ends_came_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Protocol, "timeout_keep_alive", property(lambda _: 0.2, lambda *_: None), raising=False)
+    with serving(market(says("ab"))) as url, connected(port_of(url), post() + b"\r\n" * 400) as (client,):
+        assert status(client) == 200
+        assert client.recv(1) == b""
+
+
 def _until(holds: Callable[[], bool], what: str) -> None:
     deadline_s = time.monotonic() + WAIT_S
     while not holds():
