@@ -324,15 +324,18 @@ def test_nothing_is_kept_of_what_came_behind_the_last_answer_of_a_connection(
 ) -> None:
     """Though that is not read, and its connection ends in time, or for others."""
     monkeypatch.setattr(Protocol, "patience_s", 0.2)
-    together, last = Connections(), PAGE % (0, b"keep-alive")
-    ending = [PAGE % (1, b"close") + behind, last + behind]
-    with (
-        serving(market(), together=together) as url,
-        connected(port_of(url), *ending, size_bytes=1),
-    ):
-        _until(lambda: len(together.open) == 2, "they have come")
-        _until(lambda: len(together.open) == 0, "they are cut")
-        assert together.unfinished.nbytes == together.unread.nbytes == 0
+    lost, losing = list[Protocol](), Protocol.connection_lost
+
+    def connection_lost(protocol: Protocol, error: Exception | None) -> None:
+        losing(protocol, error)
+        lost.append(protocol)
+
+    monkeypatch.setattr(Protocol, "connection_lost", connection_lost)
+    together = Connections()
+    sent = [page + behind for page in (PAGE % (1, b"close"), PAGE % (0, b"keep-alive"))]
+    with serving(market(), together=together) as url, connected(port_of(url), *sent, size_bytes=1):
+        _until(lambda: len(lost) == 2, "both are cut")
+        assert len(together.open) == together.unfinished.nbytes == together.unread.nbytes == 0
 
 
 def test_one_that_ends_its_side_is_answered_where_the_answer_is_there_at_once(port: int) -> None:
