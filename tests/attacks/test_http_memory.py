@@ -171,7 +171,7 @@ def come_again_and_again(server: Server, sent: bytes, *, leaves: bool) -> None:
 
 def test_nothing_is_kept_of_those_who_left_before_they_were_refused(guarded: Server) -> None:
     """Some thousand; with what was read of each kept by the traceback of its refusal, it would be 128 MiB."""
-    with under_attack(guarded, "many that leave before a 401", key=KEY, growth_kib=24 << 10, health_s=8 * HEALTH_S):
+    with under_attack(guarded, "many that leave before a 401", key=KEY, growth_kib=10 << 10, health_s=8 * HEALTH_S):
         come_again_and_again(guarded, head() + b"1\r\nx\r\n" * 60_000, leaves=True)
 
 

@@ -344,17 +344,6 @@ def test_one_that_ends_its_side_is_answered_where_the_answer_is_there_at_once(po
         assert status(client) == 200
 
 
-def test_an_answer_arrives_though_its_client_leaves_before_the_next_one() -> None:
-    with (
-        serving(market()) as url,
-        connected(port_of(url), PAGE % (1, b"keep-alive") + INNER, size_bytes=1) as (client,),
-    ):
-        response = HTTPResponse(client)
-        response.begin()
-        client.shutdown(socket.SHUT_WR)
-        json.loads(response.read())
-
-
 def test_a_connection_on_which_nothing_but_line_ends_came_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Protocol, "timeout_keep_alive", property(lambda _: 0.2, lambda *_: None), raising=False)
     with serving(market(says("ab"))) as url, connected(port_of(url), post() + b"\r\n" * 400) as (client,):
