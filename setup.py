@@ -12,7 +12,6 @@ COMPILED = (
     "aegis/core/contention_guard.py",
     "aegis/core/copy_order.py",
     "aegis/core/estimators.py",
-    "aegis/core/lane_views.py",
     "aegis/core/lifecycle.py",
     "aegis/core/step_terms.py",
     "aegis/core/switching.py",

@@ -61,7 +61,7 @@ class Prior:
         x, y, z = features
         a, b, c = self.scale
         if cost < _FLOOR_NS:
-            cost = _FLOOR_NS
+            cost = float(_FLOOR_NS)
         return x * a / cost, y * b / cost, z * c / cost
 
     def unscaled(self, coefficients: Features) -> Features:

@@ -49,6 +49,11 @@ def test_a_peer_is_not_forgotten_with_the_one_that_came_after_it() -> None:
     assert seed_runs.broken_seeds([2555]) == []
 
 
+def test_what_was_kept_is_read_at_the_readers_own_risk_also_when_it_is_no_longer_kept() -> None:
+    """Seed 2687: a prompt's kept KV is given up between the lookup and the copy, and its slab changes hands twice."""
+    assert seed_runs.broken_seeds([2687]) == []
+
+
 @pytest.mark.parametrize("kind", Kind)
 def test_each_kind_alone_breaks_no_law(kind: Kind) -> None:
     assert seed_runs.broken_seeds(range(6), frozenset({kind})) == []

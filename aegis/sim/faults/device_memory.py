@@ -22,9 +22,9 @@ from aegis.core.effects import (
     UnmapKv,
     UnmapWeights,
 )
-from aegis.core.ids import BlockId, InstanceId, ModelId, PageRun, SlabId
+from aegis.core.ids import BlockId, InstanceId, ModelId, PageRun, RequestId, SlabId
 from aegis.core.model import KvShape, ModelSpec
-from aegis.core.request import Token
+from aegis.core.request import Job, KeptPrefix, Token
 from aegis.sim.faults.fake_models import BLOCK_TOKENS, next_token
 from aegis.sim.faults.state import Action, Content, FaultWorldState, slab_of
 
@@ -50,6 +50,7 @@ class DeviceMemory:
         self._slab_pages: dict[SlabId, Pages] = {}
         self._weight_pages: dict[ModelId, Pages] = {}
         self._loaded: dict[int, ModelId] = {}
+        self._prefixes: dict[RequestId, tuple[KvShape, set[BlockId]]] = {}  # kept by the host when looked up
         self._runs: dict[int, tuple[ModelId, KvShape, set[BlockId]]] = {}  # under way, by lane
 
     # --- pages --------------------------------------------------------------------------------------------------------
@@ -126,6 +127,13 @@ class DeviceMemory:
 
         return len(pages), end
 
+    def may_read(self, job: Job, prefix: KeptPrefix) -> None:
+        """Whatever becomes of its slabs."""
+        self._prefixes[job.request] = self._specs()[job.model].manifest.kv, set(block_ids(prefix.blocks))
+
+    def read_no_more(self, request: RequestId) -> None:
+        self._prefixes.pop(request, None)
+
     def copy(self, effect: CopyBlocks) -> Action:
         """What the copy does at its end."""
         leased, swaps_out = self._leases(effect), effect.stream is StreamName.SWAP_OUT
@@ -147,12 +155,15 @@ class DeviceMemory:
     def _leases(self, effect: CopyBlocks) -> dict[SlabId, int]:
         """Leases of the host slabs that a copy reads or writes: they may not change hands under it. There are two
         exceptions: an instance may read KV that it was to adopt from a lost one until the proxy, which ignores the
-        result, takes that back; and kept KV for later prompts is read at the reader's own risk."""
+        result, takes that back; and kept KV for later prompts is read at the reader's own risk, be it still kept when
+        the copy begins or no longer."""
         out = effect.stream is StreamName.SWAP_OUT
         if self._parted and not out:
             return {}
-        slabs = {slab_of(effect.shape, b if out else a) for a, b in pairs_of(effect.copies)}
-        slabs = slabs if out else slabs.difference(self._state.kept())
+        blocks = {b if out else a for a, b in pairs_of(effect.copies)}
+        if not out and any(blocks <= prefix for shape, prefix in self._prefixes.values() if shape == effect.shape):
+            return {}
+        slabs = {slab_of(effect.shape, block) for block in blocks}
         return {slab: self._state.leased[slab] for slab in sorted(slabs)}
 
     # --- runs ---------------------------------------------------------------------------------------------------------

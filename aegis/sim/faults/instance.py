@@ -30,7 +30,7 @@ from aegis.core.effects import (
 )
 from aegis.core.events import InstanceEvent, StepFailed, Stepped, Tick
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.messages import FromInstance, ToInstance
+from aegis.core.messages import FromInstance, Submit, ToInstance
 from aegis.core.request import Token
 from aegis.sim.compute_shares import WHOLE
 from aegis.sim.effects import InstanceEffects
@@ -157,6 +157,8 @@ class FaultyInstance:
         return lane in self._ending
 
     def _tell_core(self, event: InstanceEvent) -> None:
+        if isinstance(event, Submit) and event.job.kept:
+            self._memory.may_read(event.job, event.job.kept)
         effects: Sequence[Effect] = self.core.on(event, self._state.now_ns)
         first = next((at for at, effect in enumerate(effects) if isinstance(effect, Run)), len(effects))
         assert all(isinstance(effect, Run | EndRun) for effect in effects[first:]), "runs are not the last"
@@ -201,6 +203,7 @@ class FaultyInstance:
 
     def _untrack(self, effect: Untrack) -> None:
         self.tracked.discard(effect.request)
+        self._memory.read_no_more(effect.request)
 
     def _bind(self, effect: Bind) -> None:
         assert effect.spec.model not in self.bound

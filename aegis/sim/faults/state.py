@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 from aegis.core.ids import BlockId, InstanceId, ModelId, SlabId
 from aegis.core.model import KvShape
@@ -31,7 +31,6 @@ class FaultWorldState:
         self.log: list[str] = []
         self.host: dict[tuple[KvShape, BlockId], Content] = {}
         self.leased: defaultdict[SlabId, int] = defaultdict(int)  # the number of leases of each host slab
-        self.kept: Callable[[], Iterable[SlabId]] = tuple  # slabs of the host with KV of requests that have ended
         self.images: dict[int, ModelId] = {}  # whose image is in an extent of the node's model cache
         self.pages: dict[int, InstanceId] = {}  # of the shared device, with the instance that each was granted to
         self.dirty: set[int] = set()  # pages that were mapped and not wiped since

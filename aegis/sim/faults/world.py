@@ -107,7 +107,6 @@ class World:
         )
         self.models = ModelCatalogue(self, self.state, self.budget, extents=scenario.cache_extents, parted=plan.parted)
         self.memory = NodeMemory(scenario.host_slabs, PAGE, self.models.specs.get, self.models)
-        self.state.kept = self.memory.host.kept.held
         self._router_effects = RouterEffects(
             self.router,
             self.memory.host if scenario.reuses else None,
