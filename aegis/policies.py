@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
@@ -99,6 +99,14 @@ def recipe(name: str, *, as_published: bool = False) -> Recipe:
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(RECIPES)}"
         raise UserError(f"unknown policy {name!r}; {hint}", param="policy")
     return _as_published(known) if as_published else known
+
+
+def with_step_tokens(policy: Policy, tokens: int, name: str) -> Policy:
+    """The policy with at most so many tokens of prompts in a step. Raises UserError if it never cuts a prompt."""
+    if policy.rules.chunk_tokens is None:
+        raise UserError(f"policy {name!r} runs prompts as a whole, however long: leave out step_tokens", param="policy")
+    made: Any = policy
+    return cast(Policy, replace(made, rules=replace(policy.rules, step_tokens=tokens)))
 
 
 def published(name: str) -> bool:

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from aegis.core.estimators import Hardware
 from aegis.core.views import PrefillOrder
-from aegis.policies import Policy, Site, recipe
+from aegis.policies import Policy, Site, recipe, with_step_tokens
 from decode.policies.weighted_round_robin import WeightedRoundRobin
 from prefill.policies.grouped_fcfs import GroupedFcfs
 from proxy.routing.router import Router
@@ -23,11 +23,13 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True):
     hardware: Hardware  # the assumed device, until steps and copies are measured
     explains: bool = False
     reuses: bool = False  # KV of requests that have ended
+    step_tokens: int | None = None  # of prompts, in one step at most
 
     def scheduler(self) -> Policy:
         """The policy of places, for a proxy, and of turns, for an instance. Raises UserError."""
         turns = WeightedRoundRobin(self.q_max_ns, self.switching_share)
-        return recipe(self.policy).policy(Site(memory_bytes=self.memory_bytes, turns=turns))
+        policy = recipe(self.policy).policy(Site(memory_bytes=self.memory_bytes, turns=turns))
+        return policy if self.step_tokens is None else with_step_tokens(policy, self.step_tokens, self.policy)
 
     def prefill_order(self) -> PrefillOrder | None:
         """The order of jobs on a prefill instance; None: one group after the other. Raises UserError."""

@@ -26,10 +26,13 @@ def chunk_stop(sequence: Sequence, latency: Latency, *, chunk_ns: int, least_tok
 
 
 def next_row(sequence: Sequence, latency: Latency, rules: TurnRules, within_ns: int | None) -> Row:
-    """The row of the next chunk, which takes no longer than `within_ns`; None: of all that is left."""
+    """The row of the next chunk, which takes no longer than `within_ns`; None: of all that is left, or of as much as
+    goes in a step."""
     stop = sequence.cached
     if within_ns is not None and rules.chunk_tokens is not None:
         stop = chunk_stop(sequence, latency, chunk_ns=within_ns, least_tokens=rules.chunk_tokens)
+    if rules.step_tokens is not None and sequence.job.sampling.prompt_logprobs is None:
+        stop = min(stop, sequence.cached - sequence.lacks + rules.step_tokens)
     return prompt_row(sequence, stop)
 
 

@@ -68,6 +68,8 @@ class PromptRows:
         """Prompts in their order, of the last one as much as fits, until the step has so many tokens, those of the rows
         that decode included (Sarathi-Serve, Algorithm 3)."""
         tokens = budget_tokens - (len(batch.sequences) - batch.waiting)
+        if self._rules.step_tokens is not None:
+            tokens = min(tokens, self._rules.step_tokens)
         prompts, rows = [first], [_within_budget(first, row, tokens)]
         tokens -= rows[0].stop - rows[0].start
         if not rows[0].samples or is_alone(first):
@@ -104,16 +106,18 @@ class PromptRows:
         self, batch: Batch, first: Sequence, rows: list[Row], others: Iterable[Sequence], within_ns: int
     ) -> list[Sequence]:
         """The prompts that run in the step of the first one: those next in rank, as long as all take no longer than
-        `within_ns` together, each saves enough of its time, and there is room that nobody has to leave. Adds their rows
-        to `rows`."""
+        `within_ns` together and go in one step, each saves enough of its time, and there is room that nobody has to
+        leave. Adds their rows to `rows`."""
         latency, rules, (row,) = self._times.latency[batch.model], self._rules, rows
         joining: list[Sequence] = []
         if rules.chunk_tokens is None or not row.samples or batch.waiting == 1 or is_alone(first):
             return joining
-        took_ns = latency.prefill_ns(row.stop, row.start)
+        took_ns, tokens = latency.prefill_ns(row.stop, row.start), row.stop - row.start
         for sequence in batch.waiting_behind(first):
             start, stop = sequence.cached - sequence.lacks, sequence.cached
-            took_ns += latency.joined_ns(stop, start)
+            took_ns, tokens = took_ns + latency.joined_ns(stop, start), tokens + stop - start
+            if rules.step_tokens is not None and tokens > rules.step_tokens:
+                break
             if took_ns > within_ns or not latency.joins(stop, start, rules.join_gain):
                 break
             if not self._takes(sequence, (first, *joining), others):

@@ -94,8 +94,10 @@ class PrefillCore:
         machine: MachineId = ONLY_MACHINE,
         explains: bool = False,
         reuses: bool = False,
+        step_tokens: int | None = None,
     ) -> None:
-        """Where it `reuses` KV, a prefill may go on from the last one's. Without a policy groups run as they were made.
+        """Where it `reuses` KV, a prefill may go on from the last one's. Without a policy groups run as they were made;
+        with one, a step has no more than `step_tokens` of prompts.
         `hardware` is what it takes the device for at first. Where it `explains`, a `Decision` is among the effects for
         each job that begins, and for what leaves the device."""
         self.instance = instance
@@ -108,7 +110,7 @@ class PrefillCore:
         self._queue = Queue()
         self._eviction_reasons = EvictionReasons(instance, self._queue) if explains else None
         self._eviction = Eviction(ledger, self._queue, self.counters, self._eviction_reasons)
-        self._ordering = Ordering(policy, hardware, ledger, self._queue)
+        self._ordering = Ordering(policy, hardware, ledger, self._queue, step_tokens)
         self._handed: dict[tuple[RequestId, int], _Handed] = {}
         self._prefix_reuse = PrefixReuse(ledger, self.counters, self._effects.send) if reuses else None
         self._switch: Switching | None = None
@@ -303,14 +305,18 @@ class PrefillCore:
 
     def _join(self, begun: Running, now_ns: int) -> None:
         """The jobs behind it join its step, in their order, as long as each saves enough of its time, all take no
-        longer than a piece, and there is room without anything being made for it."""
+        longer than a piece and go in one step, and there is room without anything being made for it."""
         first, group = begun.job, self._queue.following()
         whole = begun.stop == first.prefill_tokens and self._queue.paused is None
         if not self._ordering.cuts or not whole or self._is_alone(first) or group is None or group.model != first.model:
             return
         took_ns, most_ns = self._ordering.alone_ns(first), self._ordering.step_ns(first, now_ns)
+        tokens, most = begun.stop - begun.start, self._ordering.step_tokens
         for job in list(group.jobs):
             joined_ns = self._ordering.joined_ns(job)
+            tokens += job.prefill_tokens
+            if most is not None and tokens > most:
+                return
             if joined_ns is None or took_ns + joined_ns > most_ns or self._is_alone(job) or not self._fits(job):
                 return
             if self._prefix_reuse and self._prefix_reuse.delays(job, [each.job for each in self._queue.begun()]):

@@ -17,7 +17,15 @@ from prefill.reasons import why_group, why_ordered
 class Ordering:
     """Keeps a queue in a policy's order; without one, as it is."""
 
-    def __init__(self, policy: PrefillOrder | None, hardware: Hardware, ledger: Ledger, queue: Queue) -> None:
+    def __init__(
+        self,
+        policy: PrefillOrder | None,
+        hardware: Hardware,
+        ledger: Ledger,
+        queue: Queue,
+        step_tokens: int | None = None,
+    ) -> None:
+        self.step_tokens = step_tokens  # of prompts, in one step at most
         self._policy = policy
         self._hardware = hardware
         self._ledger = ledger
@@ -56,12 +64,13 @@ class Ordering:
 
     def piece_stop(self, job: Job, start: int) -> int:
         """Where the next piece of the job ends: it takes no longer than its model's gap target, for who arrives
-        meanwhile waits for its end."""
+        meanwhile waits for its end, and goes in one step."""
         stop, spec = job.prefill_tokens, self._ledger.specs[job.model]
         if self._policy is None or job.sampling.prompt_logprobs is not None:
             return stop
         size = spec.manifest.kv.block_tokens
-        return self._latency[job.model].prefill_stop(start, stop, spec.slo.gap_ns, multiple=size, least_tokens=size)
+        in_time = self._latency[job.model].prefill_stop(start, stop, spec.slo.gap_ns, multiple=size, least_tokens=size)
+        return in_time if self.step_tokens is None else min(in_time, start + self.step_tokens)
 
     def step_ns(self, job: Job, now_ns: int) -> int:
         """How long a step may take that the job shares with others: as long as a piece, and until its deadline, unless

@@ -39,9 +39,13 @@ def launch(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Scheduler: least-slack, aegaeon, serverlessllm, qlm, muxserve, dedicated, prefill-first or "
-            "decode-first. [default: least-slack]",
+            help="Scheduler: least-slack, aegaeon, serverlessllm, qlm, muxserve, muxwise, chunked-prefill, "
+            "dedicated, prefill-first or decode-first. [default: least-slack]",
         ),
+    ] = None,
+    step_tokens: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Tokens of prompts in one step, at most. As many as time allows if not given."),
     ] = None,
     slo: Annotated[
         str | None,

@@ -303,6 +303,10 @@ class Scheduling(Section):
     """Constants of the schedulers."""
 
     policy: PolicyName = Field(default=DEFAULT_POLICY, description="Scheduler: docs/policies.md")
+    step_tokens: Count | None = Field(
+        default=None,
+        description="Tokens of prompts in one step of an instance, at most; as many as time allows if not set",
+    )
     prefill: PrefillScheduling = PrefillScheduling()
     decode: DecodeScheduling = DecodeScheduling()
 
@@ -396,6 +400,7 @@ OPTIONS: dict[str, Key] = {
     "refuse_late": ("server", "refuse_late"),
     "shutdown_timeout": ("server", "shutdown_timeout_s"),
     "policy": ("scheduling", "policy"),
+    "step_tokens": ("scheduling", "step_tokens"),
     "slo": ("slo",),
     "mqtt": ("mqtt", "url"),
     "mqtt_prefix": ("mqtt", "prefix"),

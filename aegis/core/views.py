@@ -300,6 +300,7 @@ class TurnRules:
     defers_refused: bool = False  # deadlines of those for whom their batch's last turn had no room do not count in it
     merges: bool = False  # the batch that is given a turn takes over others of its model that fit
     budget_tokens: int | None = None  # of a step with a prompt, its decode rows included; None: as time allows
+    step_tokens: int | None = None  # of prompts, in one step at most
     join_gain: float = JOIN_GAIN
     later_ttfts: float = 0.0  # so many TTFT later may a deadline count that cannot be met any more
 

@@ -159,6 +159,7 @@ def _core(
             machine=settings.machine,
             explains=settings.explains,
             reuses=settings.reuses,
+            step_tokens=settings.step_tokens,
         )
     return DecodeCore(
         settings.instance,

@@ -30,7 +30,8 @@ def server(
     options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", tight_memory]
     options += ["--slo", "ttft=1,tbt=0.1", "--engine", market.ENGINE]
     options += ["--tensor-parallel-size", str(market.RANKS)]
-    options += ["--proxies", str(market.PROXIES), *SPLIT]
+    roles = ["--mixed", "1", "--policy", market.LANES] if market.LANES else SPLIT
+    options += ["--proxies", str(market.PROXIES), *roles, *market.PIECES]
     directory = tmp_path_factory.mktemp("server")
     environment: Mapping[str, str] = {}
     with shared("server", __file__) as stack:
@@ -59,7 +60,7 @@ def zoo_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def zoo_server(tmp_path_factory: pytest.TempPathFactory, cache: Path, zoo_dir: Path) -> Iterator[Server]:
     """Serves many architectures in very little memory, the accounting laws checked. Its Redis is a user's own."""
     directory = tmp_path_factory.mktemp("zoo-server")
-    options = ["--models", str(zoo_dir), "--dtype", "float32", *zoo.MEMORY, *SPLIT, "--debug-memory"]
+    options = ["--models", str(zoo_dir), "--dtype", "float32", *zoo.MEMORY, *SPLIT, *market.PIECES, "--debug-memory"]
     with shared("zoo_server", __file__) as stack:
         redis = stack.enter_context(redis_server(external_kind(), directory))
         running = stack.enter_context(launched(directory, cache, *options, "--redis", redis.url))

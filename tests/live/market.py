@@ -30,6 +30,12 @@ PROXIES = int(os.environ.get("AEGIS_TEST_PROXIES", "1"))
 EXTERNAL = os.environ.get("AEGIS_TEST_SERVICES") == "external"
 """Whether Redis and the broker are Debian's, in place of the embedded ones."""
 
+PIECES = tuple(f"--step-tokens={n}" for n in [os.environ.get("AEGIS_TEST_PIECES", "")] if n)
+"""Prompts run in pieces of so many tokens."""
+
+LANES = os.environ.get("AEGIS_TEST_LANES", "")
+"""Whether one instance does both, on two lanes: the policy that divides its device."""
+
 RAY = os.environ.get("AEGIS_TEST_RAY", "") not in ("", "0")
 """Whether its instances are on two nodes of a Ray cluster."""
 

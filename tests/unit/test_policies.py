@@ -9,7 +9,7 @@ import pytest
 from aegis.config.values import PolicyName
 from aegis.core.errors import UserError
 from aegis.core.role import Roles
-from aegis.policies import RECIPES, Site, recipe
+from aegis.policies import RECIPES, Site, recipe, with_step_tokens
 from decode.policies.weighted_round_robin import WeightedRoundRobin
 
 SITE = Site(memory_bytes=100)
@@ -71,3 +71,11 @@ def test_what_there_is_not_is_refused(name: str, as_published: bool, message: st
     with pytest.raises(UserError) as caught:
         recipe(name, as_published=as_published)
     assert caught.value.message == message and caught.value.param == "policy"
+
+
+def test_only_policies_that_cut_prompts_take_a_bound_for_them() -> None:
+    site = Site(memory_bytes=1 << 30)
+    assert with_step_tokens(recipe("least-slack").policy(site), 7, "least-slack").rules.step_tokens == 7
+    with pytest.raises(UserError) as caught:
+        with_step_tokens(recipe("aegaeon").policy(site), 7, "aegaeon")
+    assert "runs prompts as a whole" in caught.value.message

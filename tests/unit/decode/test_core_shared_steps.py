@@ -81,6 +81,20 @@ def test_a_budget_of_tokens_is_filled_by_prompts_in_order() -> None:
     assert [(row.job.request, row.start, row.stop) for row in driven.prompts()] == [(70, 32, 80)]
 
 
+def test_a_step_has_no_more_tokens_of_prompts_than_it_may_however_much_time_there_is() -> None:
+    driven = waiting(1, 2, 70, policy=Joining(step_tokens=23))
+    assert [(row.job.request, row.start, row.stop) for row in driven.prompts()] == [(1, 0, 11), (2, 0, 12)]
+    driven.ran(9)
+    assert [(row.job.request, row.start, row.stop) for row in driven.prompts()] == [(70, 0, 23)]
+    driven.stepped(2, 2)
+    assert [(row.job.request, row.start, row.stop) for row in driven.prompts()] == [(70, 23, 46)]
+
+
+def test_a_budget_is_no_more_than_a_step_may_have() -> None:
+    driven = waiting(1, 70, policy=Joining(budget_tokens=64, step_tokens=43))
+    assert [(row.job.request, row.start, row.stop) for row in driven.prompts()] == [(1, 0, 11), (70, 0, 32)]
+
+
 def test_policies_that_cut_nothing_run_prompts_one_by_one() -> None:
     policy = Joining()
     policy.rules = TurnRules(renewal=Renewal.ARRIVAL)

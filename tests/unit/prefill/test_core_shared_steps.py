@@ -54,6 +54,20 @@ def test_prompts_that_wait_run_in_one_step() -> None:
     assert driven.core.counters.prefills == 4 and driven.core.running == 0
 
 
+def test_a_step_has_no_more_tokens_of_prompts_than_it_may() -> None:
+    core = PrefillCore(InstanceId("prefill-0"), ledger(20), SLACK, step_tokens=25)
+    driven = Driven(core, (A,), slabs=64)
+    driven.on(Submit(make_job(1, A), 1))
+    loaded(driven)
+    for request in (2, 3, 20):
+        driven.on(Submit(make_job(request, A, prompt=10 + request), 1))
+    seen = []
+    for _ in range(4):
+        driven.ran(9)
+        seen.append([(row.job.request, row.start, row.stop) for row in driven.prompts()])
+    assert seen == [[(2, 0, 12), (3, 0, 13)], [(20, 0, 25)], [(20, 25, 30)], []]
+
+
 def test_without_a_policy_prompts_run_one_by_one() -> None:
     driven = prefill(A, pages=20)
     for request in (1, 2, 3):
