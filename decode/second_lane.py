@@ -44,6 +44,10 @@ class LaneOffers(Struct, frozen=True):
     timed: bool = False
     profile: Profile | None = None
 
+    def suiting(self, policy: RoundPolicy) -> RoundPolicy:
+        """The policy, as it is where two batches may go on at a time."""
+        return policy.side_by_side() if self.shares and not self.timed and isinstance(policy, LanePolicy) else policy
+
 
 NO_LANES: Final = LaneOffers()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from operator import attrgetter
 
@@ -38,6 +38,9 @@ class LeastSlack:
 
     If less than `calm_share` of the time is needed, which is the sum over batches of step time over TBT, the quantum is
     the time of `calm_switches` changes if that is shorter: spare time goes into earlier first tokens.
+
+    Where two batches go on at a time, side by side, others wait for half as many turns; so the quantum is twice that,
+    they wait as long as ever, and changes take half as much of the time.
 
     If more than all of the time is needed, not every batch can be on time. Then a deadline that cannot be met any more
     counts `rules.later_ttfts` times TTFT later, so that batches that can still be saved come first.
@@ -103,6 +106,9 @@ class LeastSlack:
         if self.rules.chunk_tokens is None:
             return [Turn(b.batch, quantum_ns + b.prefill_ns) for b in order]
         return self._with_pauses(order, quantum_ns, now_ns)
+
+    def side_by_side(self) -> LeastSlack:
+        return replace(self, turn_factor=2 * self.turn_factor)
 
     def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
         for companion in sorted(lanes.companions, key=_companion_by_ns):

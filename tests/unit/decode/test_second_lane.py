@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -11,10 +12,11 @@ from aegis.core.effects import DivideDevice, EndRun, LoadWeights, Run, UnmapWeig
 from aegis.core.estimators import Hardware
 from aegis.core.events import StepFailed, Stepped
 from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.lane_views import LaneChoice, LanesView
 from aegis.core.messages import Broken, Cancel, DropModel, GaveBack, Prefilled, Submit, TakeBack
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import Token
-from aegis.core.views import RoundPolicy
+from aegis.core.views import BatchView, RoundPolicy, Turn
 from aegis.sim.faults.fake_models import make_spec
 from decode.core import DecodeCore
 from decode.policies.least_slack import LeastSlack
@@ -268,3 +270,32 @@ def test_a_prompt_of_another_batch_that_has_no_room_is_not_waited_for() -> None:
     driven.on(Submit(make_job(3, A, prompt=50)))
     driven.stepped(2)
     assert 3 in [row.job.request for row in driven.prompts()]
+
+
+def test_turns_are_twice_as_long_where_two_batches_may_go_on_at_a_time() -> None:
+    """Not where lanes share the time of the same cores, nor on a whole device."""
+    policy = LeastSlack()
+    assert LaneOffers(LANES).suiting(policy) == LeastSlack(turn_factor=2 * policy.turn_factor)
+    assert LaneOffers(LANES, timed=True).suiting(policy) is LaneOffers().suiting(policy) is policy
+    assert LaneOffers(LANES).suiting(WHOLE) is WHOLE
+
+
+class Doubled:
+    """Never plans: another policy does, side by side."""
+
+    rules = WHOLE.rules
+
+    def side_by_side(self) -> RoundPolicy:
+        return WHOLE
+
+    def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
+        raise AssertionError
+
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
+        raise AssertionError
+
+
+def test_a_core_plans_with_the_policy_for_its_lanes() -> None:
+    driven = divided(policy=Doubled())
+    prompt_comes(driven)
+    assert lanes(driven) == [(0, [1]), (1, [2])]
