@@ -25,6 +25,7 @@ COMPILED = (
     "aegis/sim/instance.py",
     "aegis/sim/lane_run.py",
     "aegis/sim/market.py",
+    "aegis/sim/nano_batches.py",
     "aegis/sim/node_memory.py",
     "aegis/sim/processor_sharing.py",
     "aegis/sim/times.py",
