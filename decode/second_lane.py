@@ -220,11 +220,11 @@ class SecondLane:
         self, batch: Batch, first: Sequence, choice: LaneChoice
     ) -> tuple[tuple[Sequence, ...], tuple[Row, ...]]:
         """The first prompt, or a piece of it, and the prompts that join it if all of it is run."""
-        latency, within_ns = self._step_times.latency[batch.model], choice.within_ns
-        if within_ns is not None:
-            within_ns = round(within_ns / self._prefill_factor(choice.shares[1]))
+        latency, slower = self._step_times.latency[batch.model], self._prefill_factor(choice.shares[1])
+        within_ns = None if choice.within_ns is None else round(choice.within_ns / slower)
         rows = [next_row(first, latency, self._work.rules, within_ns)]
-        joining = self._prompt_rows.joining(batch, first, rows, (), _FOR_EVER_NS if within_ns is None else within_ns)
+        joins_ns = max(within_ns, round(choice.joins_ns / slower)) if within_ns is not None else _FOR_EVER_NS
+        joining = self._prompt_rows.joining(batch, first, rows, (), joins_ns)
         return (first, *joining), tuple(rows)
 
     def run(self, batch: Batch) -> Run:

@@ -39,12 +39,14 @@ class LanesView(Struct, frozen=True):
 
 class LaneChoice(Struct, frozen=True):
     """A companion, by its batch, and the shares that it and the decode get. A prompt is run for `within_ns` at most, as
-    far as it can be cut; steps go on for so long. None: all of the prompt."""
+    far as it can be cut; steps go on for so long. None: all of the prompt. Prompts join one that is run to its end as
+    long as all take no more than `joins_ns`, or `within_ns`."""
 
     batch: int
     prefills: bool
     shares: tuple[int, int]
     within_ns: int | None = None
+    joins_ns: int = 0
 
 
 @runtime_checkable

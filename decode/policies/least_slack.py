@@ -71,8 +71,9 @@ class LeastSlack:
     has to begin later, in the steps of the decode: it could not begin while something else ran beside them. Beside a
     prompt the decode has the least share that does, and two batches divide the device so that they do the most work. A
     prompt is run there for as long as `piece_steps` steps on the whole device at most, so that each piece does more
-    than read weights, and a batch for `lane_turn_ns`: then it is asked again who is due next. A pause in a prompt's
-    turn is where the prompt goes on beside the streams.
+    than read weights, and a batch for `lane_turn_ns`: then it is asked again who is due next. Prompts that would be
+    next anyhow join one that is not cut for as long as `piece_steps` steps take beside them, since who comes meanwhile
+    is behind them in any case. A pause in a prompt's turn is where the prompt goes on beside the streams.
     """
 
     migrate_share: float = 1.0
@@ -120,7 +121,8 @@ class LeastSlack:
                 within_ns = max(self.piece_steps * lanes.step_ns, companion.batch.gap_ns)
                 if not companion.prefills:
                     within_ns = self.lane_turn_ns
-                return LaneChoice(companion.batch.batch, companion.prefills, best.shares, within_ns)
+                joins_ns = self.piece_steps * best.step_ns
+                return LaneChoice(companion.batch.batch, companion.prefills, best.shares, within_ns, joins_ns)
             if companion.prefills and companion.batch.batch == lanes.decoding.batch:
                 return None
         return None

@@ -24,7 +24,9 @@ class MuxWise:
 
     Layers. MuxWise launches so many layers of a prefill at a time as take one decode step, N_PL = ⌈T_d · N_T / T_P⌉, so
     that the device can be divided anew and a short prompt can come first. An engine of aegis cuts prompts by tokens,
-    and each piece reads the weights again; so a piece takes as long as `piece_steps` decode steps. Between two pieces
+    and each piece reads the weights again; so a piece takes as long as `piece_steps` decode steps. Prompts that wait
+    share a prefill, in the paper too; since one that was cut shares none here, prompts of up to `join_steps` decode
+    steps are not cut, and as many join them as fill that time. Between two pieces
     the prompt with the lowest rank goes on: one that takes d is preempted by none that comes d later, which is the
     paper's "no recursive preemption" for any number of prompts.
 
@@ -34,6 +36,7 @@ class MuxWise:
 
     turns: WeightedRoundRobin = _TURNS
     piece_steps: int = 32
+    join_steps: int = 32
     guarded: bool = True
     layer_wise: bool = True
     fixed: int | None = None
@@ -55,7 +58,8 @@ class MuxWise:
             return None
         prompt = prompts[0]
         division = self._division(lanes, prompt.divisions)
-        within_ns = self.piece_steps * division.step_ns if self.layer_wise else None
+        steps = self.join_steps if division.beside_ns <= self.join_steps * division.step_ns else self.piece_steps
+        within_ns = steps * division.step_ns if self.layer_wise else None
         return LaneChoice(prompt.batch.batch, True, division.shares, within_ns)
 
     def _division(self, lanes: LanesView, divisions: Sequence[Division]) -> Division:

@@ -32,7 +32,24 @@ SLO = Slo(10**10, 50 * NS_PER_MS, 50 * NS_PER_MS)
 A, B = (make_spec(i, image_pages=3, block_bytes=1 << 19, slo=SLO) for i in range(2))
 LANES = ((250, 750), (500, 500), (750, 250))
 WHOLE = MuxWise(WeightedRoundRobin(q_max_ns=10**15), layer_wise=False)
-PIECES = MuxWise(WeightedRoundRobin(q_max_ns=10**15), piece_steps=1)
+PIECES = MuxWise(WeightedRoundRobin(q_max_ns=10**15), piece_steps=1, join_steps=1)
+
+
+class Joined:
+    """Prompts are not cut if they take less than 5 ms, and others join them for so long."""
+
+    rules = WHOLE.rules
+    plan = WHOLE.plan
+
+    def __init__(self, joins_ns: int) -> None:
+        self.joins_ns = joins_ns
+
+    def side_by_side(self) -> RoundPolicy:
+        return self
+
+    def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
+        (companion,) = lanes.companions
+        return LaneChoice(companion.batch.batch, True, (250, 750), 5 * NS_PER_MS, self.joins_ns)
 
 
 def divided(
@@ -108,6 +125,19 @@ def test_prompts_that_wait_for_the_second_lane_share_its_next_step() -> None:
     assert {message.request: message.token.id for message in driven.said(Prefilled)} == {3: 5, 4: 6}
     driven.stepped(2)
     assert lanes(driven) == [(0, [1, 2, 3, 4])] or lanes(driven) == [(0, [1, 3, 4, 2])]
+
+
+def test_prompts_join_one_that_is_not_cut_for_longer_than_a_piece() -> None:
+    """The first one takes 3 ms on the whole device and 4 on three quarters of it, each of the others two thirds."""
+    joined = []
+    for joins_ns in (0, 7 * NS_PER_MS, 100 * NS_PER_MS):
+        driven = divided(policy=Joined(joins_ns))
+        prompt_comes(driven, tokens=200)
+        for request in (3, 4, 5):
+            driven.on(Submit(make_job(request, A, prompt=200)))
+        driven.on(Stepped(((Token(3),),), 4_000_000, lane=1))
+        joined.append(lanes(driven))
+    assert joined == [[(1, [3])], [(1, [3, 4])], [(1, [3, 4, 5])]]
 
 
 def test_a_device_that_was_profiled_gives_the_least_share_at_once() -> None:

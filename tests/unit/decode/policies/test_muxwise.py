@@ -63,8 +63,13 @@ def test_the_first_prompt_of_the_model_comes_first() -> None:
 
 
 def test_a_piece_takes_as_long_as_some_steps() -> None:
-    choice = MuxWise(piece_steps=4).beside(lanes(prompt(batch(), 40, 30, 20)), 0)
+    choice = MuxWise(piece_steps=4, join_steps=8).beside(lanes(prompt(batch(), 40, 30, 20)), 0)
     assert choice and choice.within_ns == 160 * NS_PER_MS
+
+
+def test_a_prompt_that_others_may_join_is_not_cut() -> None:
+    choice = MuxWise(piece_steps=4, join_steps=10).beside(lanes(prompt(batch(), 40, 30, 20)), 0)
+    assert choice and choice.within_ns == 400 * NS_PER_MS
 
 
 def test_its_ablations() -> None:
