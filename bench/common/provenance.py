@@ -55,7 +55,7 @@ DEPENDENCIES: Mapping[str, tuple[str, ...]] = {
     "lanes": (*_ENGINE, "bench/lab/lanes.py"),
     "memory": (*_INSTANCE, "bench/lab/in_process_market.py", "bench/lab/memory"),
     "metadata": (*_SERVER, "aegis/metadata", "bench/lab/metadata.py"),
-    **dict.fromkeys(("mux_loogle", "mux_openthoughts", "mux_sharegpt", "mux_tool_agent"), _GOODPUT),
+    **dict.fromkeys(("mux_conversation", "mux_loogle", "mux_openthoughts", "mux_sharegpt", "mux_tool_agent"), _GOODPUT),
     "prefix": (*_SERVER, "bench/lab/prefix_reuse.py"),
     "prompts": (*_SERVER, "bench/lab/prompts.py"),
     "proxy": ("aegis/core", "aegis/telemetry", "aegis/transport", "bench/lab/proxy", "proxy"),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace as replace_fields
 
 from aegis.core.errors import UserError
 from aegis.core.model import Slo
@@ -123,12 +124,14 @@ class Panel:
 
 
 class GoodputResult(Struct, frozen=True):
-    """The highest rate that is kept, and the figures there; 0 and none where not even the lowest is."""
+    """The highest rate that is kept, and the figures there; 0 and none where not even the lowest is.
+    `ours_ttft_p99_ms` is of our policy at the same rate."""
 
     contender: str
     rps: float
     budget: int | None
     at: Figures | None
+    ours_ttft_p99_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +145,10 @@ class Search:
     as_published: bool = False
     budget: int | None = None  # of another contender, which has it tuned
 
+    def ours_at(self, rps: float) -> float | None:
+        """99 % of our policy's first tokens come within so many milliseconds. Raises UserError."""
+        return figures(run(self._setting(OURS, rps, None))).ttft_p99_ms
+
     def found(self) -> GoodputResult:
         """Raises UserError."""
         of = [self._at(budget) for budget in self.contender.budgets or (self.budget,)]
@@ -151,13 +158,7 @@ class Search:
         step, kept = self.panel.rps / _STEPS, dict[int, Figures]()
 
         def keeps(at: int) -> bool:
-            setting = self.panel.setting(
-                self.contender, at * step, budget=budget, seed=self.seed, as_published=self.as_published
-            )
-            if self.tiny:
-                assert setting.workload
-                setting = replace(setting, workload=spec.override(setting.workload, "duration", "10"))
-            found = figures(run(setting, keep_times=True))
+            found = figures(run(self._setting(self.contender, at * step, budget), keep_times=True))
             if keeps_target(found, self.panel):
                 kept[at] = found
             return at in kept
@@ -165,6 +166,13 @@ class Search:
         start, limit = (2, 4) if self.tiny else (_STEPS, 100 * _STEPS)
         low, _ = boundary(keeps, start=start, width=max(start // 4, 1), step=1, limit=limit)
         return GoodputResult(self.contender.name, round(low * step, 4), budget, kept.get(low))
+
+    def _setting(self, contender: Contender, rps: float, budget: int | None) -> Setting:
+        setting = self.panel.setting(contender, rps, budget=budget, seed=self.seed, as_published=self.as_published)
+        if not self.tiny:
+            return setting
+        assert setting.workload
+        return replace(setting, workload=spec.override(setting.workload, "duration", "10"))
 
 
 def keeps_target(found: Figures, panel: Panel) -> bool:
@@ -174,6 +182,8 @@ def keeps_target(found: Figures, panel: Panel) -> bool:
 
 
 MUXWISE = Contender(name="muxwise", policy="muxwise", lanes=True, publishable=True)
+MUXWISE_LIVE = Contender(name="muxwise, live", policy="muxwise", lanes=True)
+"""As it runs on an instance of aegis, whatever the other one does."""
 OURS = Contender(name="least-slack", policy="least-slack", lanes=True)
 CHUNKED = Contender(name="chunked-prefill", policy="chunked-prefill", budgets=(256, 384, 512, 768, 1024, 2048))
 SGLANG_PD = Contender(name="sglang-pd", policy="aegaeon", apart=True)
@@ -203,7 +213,7 @@ ABLATIONS = (
 """Of MuxWise: a step beside a prefill is taken for one alone on the whole device; prompts are not run in layers, which
 are pieces here; the decode always has the same share."""
 
-_ALL = (MUXWISE, OURS, CHUNKED, NANOFLOW, LOONGSERVE, SGLANG_PD, *ABLATIONS)
+_ALL = (MUXWISE, MUXWISE_LIVE, OURS, CHUNKED, NANOFLOW, LOONGSERVE, SGLANG_PD, *ABLATIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,4 +306,5 @@ SUITES = {
 
 def found(search: Search) -> GoodputResult:
     """For processes that are given searches."""
-    return search.found()
+    result = search.found()
+    return replace_fields(result, ours_ttft_p99_ms=search.ours_at(result.rps)) if result.rps else result

@@ -15,7 +15,16 @@ from bench.simulate import table
 from bench.simulate.goodput import MUXWISE, GoodputResult, GoodputSuite, Panel, Search, found
 from bench.simulate.workers import each
 
-_TITLES = ("requests/s", "budget", "MuxWise over it", "published", "TTFT p99, s", "gap p99, s", "goodput, tokens/s")
+_TITLES = (
+    "requests/s",
+    "budget",
+    "MuxWise over it",
+    "published",
+    "TTFT p99, s",
+    "ours there",
+    "gap p99, s",
+    "goodput, tokens/s",
+)
 
 
 def run(
@@ -99,6 +108,7 @@ def show(panel: Panel, results: Sequence[GoodputResult], title: str) -> None:
             "-" if ours is None else f"{ours:.2f}",
             "-" if published is None else f"{published:.2f}",
             _seconds(at.ttft_p99_ms if at else None),
+            _seconds(result.ours_ttft_p99_ms),
             _seconds(at.tbt_p99_ms if at else None),
             "-" if at is None else f"{at.goodput_tokens_per_s:.0f}",
         )
@@ -123,6 +133,7 @@ def _written(panel: Panel, results: Sequence[GoodputResult]) -> dict[str, Any]:
                 "muxwise_over_it": ratio(results, result.contender),
                 "published": panel.published.get(result.contender),
                 "at": result.at,
+                "ours_ttft_p99_ms": result.ours_ttft_p99_ms,
             }
             for result in results
         ],
