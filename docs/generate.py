@@ -94,6 +94,7 @@ def interference() -> str:
     named = {
         "aegis 6c38f79": "interference_before",
         "aegis": "interference",
+        "vLLM": "interference_vllm",
         "llama.cpp": "interference_llama_cpp",
     }
     panels = []

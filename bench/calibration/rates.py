@@ -101,9 +101,9 @@ def _between_runs(spans: Sequence[Span], alive: _Alive) -> tuple[float, float]:
 def _neighbours(spans: Sequence[Span]) -> Iterator[tuple[Span, Span]]:
     runs: defaultdict[InstanceId, list[Span]] = defaultdict(list)
     for span in spans:
-        if span.kind is SpanKind.DECODE:
+        if span.kind is SpanKind.DECODE and not span.lane:
             runs[span.instance].append(span)
-    for these in runs.values():
+    for these in runs.values():  # on the first lane one ends before the next begins
         yield from pairwise(sorted(these, key=lambda span: span.start_ns))
 
 

@@ -80,6 +80,13 @@ def fit_steps(spans: Sequence[Span]) -> tuple[float, dict[ModelId, StepFit]]:
     return waits.with_contention(contention), fits
 
 
+def expected_ns(fit: StepFit, span: Span) -> float:
+    """Of a prefill or decode run, alone on a whole device."""
+    decodes = span.kind is SpanKind.DECODE
+    costs, terms = (fit.decode, _decode_features(span)) if decodes else (fit.prefill, _prefill_features(span))
+    return sum(cost * term for cost, term in zip(costs, terms, strict=True))
+
+
 def _costs(runs: _Runs, contention: float, factor: float) -> list[float]:
     return [float(cost) for cost in factor * fit(runs.slowed(contention), runs.durations)]
 

@@ -13,9 +13,11 @@ from aegis.admin_client import AdminClient
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
+from aegis.sim.compute_shares import WHOLE
 from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.spans import SpanKind
 from bench.calibration import telemetry
+from bench.calibration.lane_shares import LaneShares, fit_lanes
 from bench.calibration.least_squares import Quality
 from bench.calibration.rates import CopyRate, Rates, measure_rates
 from bench.calibration.serving_estimates import ServingQuality, serving_quality
@@ -54,6 +56,17 @@ def serving_lines(found: Mapping[ModelId, ServingQuality]) -> Iterator[str]:
     for model, each in found.items():
         for kind, judged in (("decode", each.decode), ("prefill", each.prefill)):
             yield f"{model:{width}} {kind:28} {judged.observations:6} {judged.r2:6.3f} {judged.typical:8.1%}"
+
+
+def lane_lines(lanes: LaneShares | None) -> Iterator[str]:
+    """What half of the device is worth; nothing where it was not divided."""
+    if lanes:
+        half = WHOLE // 2
+        decode, prefill = lanes.shares.decode_slowness(half), lanes.shares.prefill_slowness(half)
+        yield (
+            f"{'on half of a device':30} decode {WHOLE / decode:.0%}, prefill {WHOLE / prefill:.0%} of the speed; "
+            f"{lanes.decodes} and {lanes.prefills} runs on shares, typical error {lanes.typical:.1%}"
+        )
 
 
 def _poor(fits: Mapping[ModelId, StepFit]) -> Iterator[str]:
@@ -122,7 +135,7 @@ _HEAD = (
 )
 
 
-def written(contention: float, fits: Mapping[ModelId, StepFit], rates: Rates) -> str:
+def written(contention: float, fits: Mapping[ModelId, StepFit], rates: Rates, lanes: LaneShares | None = None) -> str:
     """As YAML. What was not seen is left out."""
     content: dict[str, Any] = {}
     if rates.to_device:
@@ -135,6 +148,14 @@ def written(contention: float, fits: Mapping[ModelId, StepFit], rates: Rates) ->
     if rates.message_ns is not None:
         content["handover_ms"] = _ms(2 * rates.message_ns)
     content["contention"] = round(contention, 3)
+    if lanes:
+        known = lanes.shares
+        content["lanes"] = {
+            "units": known.units,
+            "step": known.step_units,
+            "decode_bend": known.decode_bend,
+            "prefill_bend": known.prefill_bend,
+        }
     content["costs"] = {str(model): _costs(fit) for model, fit in fits.items()}
     return _HEAD + yaml.safe_dump(content, sort_keys=False, default_flow_style=None)
 
@@ -180,12 +201,13 @@ def calibrate(seen: Telemetry, out: Path, models: Sequence[ModelSpec] = ()) -> L
     if not fits:
         raise UserError("too few runs of any model to learn from: at least 10 prefills and 10 decode runs are needed")
     rates = measure_rates(seen.spans, seen.records)
-    write(out, written(contention, fits, rates).encode())
+    lanes = fit_lanes(seen.spans, fits)
+    write(out, written(contention, fits, rates, lanes).encode())
     seen_models = {span.model for span in seen.spans if span.kind in (SpanKind.DECODE, SpanKind.PREFILL)}
     left_out = sorted(seen_models - fits.keys())
     serving = serving_quality(seen.spans, models)
     own = ["", *serving_lines(serving)] if serving else []
-    return Learned(fits, serving, [*lines(contention, fits, rates), *own, *_left_out(left_out)])
+    return Learned(fits, serving, [*lines(contention, fits, rates), *lane_lines(lanes), *own, *_left_out(left_out)])
 
 
 def _left_out(models: Sequence[ModelId]) -> list[str]:

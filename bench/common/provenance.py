@@ -52,6 +52,8 @@ DEPENDENCIES: Mapping[str, tuple[str, ...]] = {
     "interference": (*_SERVER, "bench/interference/suite.py"),
     "interference_before": ("bench/interference/suite.py",),
     "interference_llama_cpp": ("bench/interference/suite.py",),
+    "interference_vllm": ("bench/interference/suite.py",),
+    "interference_vllm_256": ("bench/interference/suite.py",),
     "lanes": (*_ENGINE, "bench/lab/lanes.py"),
     "memory": (*_INSTANCE, "bench/lab/in_process_market.py", "bench/lab/memory"),
     "metadata": (*_SERVER, "aegis/metadata", "bench/lab/metadata.py"),

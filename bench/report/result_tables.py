@@ -102,6 +102,16 @@ SUITES = {
         "cells",
         _INTERFERENCE,
     ),
+    "interference_vllm": Suite(
+        "The same on vLLM 0.32.0's server for CPUs, with one thread and the rest as it comes",
+        "cells",
+        _INTERFERENCE,
+    ),
+    "interference_vllm_256": Suite(
+        "The same with `--max-num-batched-tokens 256`",
+        "cells",
+        _INTERFERENCE,
+    ),
     "prompts": Suite(
         "32 prompts of 100 tokens at once to one model: sharing steps, and one by one",
         "figures",
