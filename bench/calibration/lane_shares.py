@@ -19,7 +19,7 @@ from aegis.telemetry.spans import Span, SpanKind
 from bench.calibration.steps import StepFit, expected_ns
 
 _FEWEST = 10  # runs of either kind
-_BENDS = [10 ** (at / 20) for at in range(-40, 41)]  # from all of the speed on any share to the share itself
+_BENDS = [float(10 ** (at / 20)) for at in range(-40, 41)]  # from all of the speed on any share to the share itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ def _bend(runs: Sequence[tuple[int, float, float]]) -> float:
         curve = (part + bend) / (part * (1 + bend))
         return float((weight * np.abs(np.log(slowness / curve))).sum())
 
-    return round(min(_BENDS, key=off), 3)
+    best: float = min(_BENDS, key=off)
+    return round(best, 3)
 
 
 def _slowness(share: int, bend: float) -> float:

@@ -68,7 +68,8 @@ class LeastSlack:
     one that has to begin first, if both together do `lane_gain` times the work that one alone would do, or if it is a
     prompt that would otherwise be cut, and if by the guard's word no step of a stream takes longer than its time
     between tokens or its gap target. A prompt of the decode's own batch that may not run beside it comes before what
-    has to begin later, in the steps of the decode: it could not begin while something else ran beside them. Beside a
+    has to begin later, in the steps of the decode: it could not begin while something else ran beside them. If no
+    share does for prompts, the largest one does if steps with pieces between them would keep streams longer. Beside a
     prompt the decode has the least share that does, and two batches divide the device so that they do the most work. A
     prompt is run there for as long as `piece_steps` steps on the whole device at most, so that each piece does more
     than read weights, and a batch for `lane_turn_ns`: then it is asked again who is due next. Prompts that would be
@@ -116,6 +117,8 @@ class LeastSlack:
             long = companion.prefills and companion.alone_ns > lanes.decoding.gap_ns // 2
             gain = 0.0 if long else self.lane_gain
             divisions = [d for d in companion.divisions if d.gain >= gain and _keeps(lanes, companion, d)]
+            if not divisions and companion.prefills and _keeps_more(lanes, companion, companion.divisions[-1]):
+                divisions = [companion.divisions[-1]]
             if divisions:
                 best = divisions[0] if companion.prefills else max(divisions, key=_GAIN)
                 within_ns = max(self.piece_steps * lanes.step_ns, companion.batch.gap_ns)
@@ -222,6 +225,12 @@ class LeastSlack:
 
 def _companion_by_ns(companion: Companion) -> int:
     return begin_by_ns(companion.batch)
+
+
+def _keeps_more(lanes: LanesView, prompt: Companion, largest: Division) -> bool:
+    """Whether streams wait for no longer beside the prompts of a batch than with them between two steps."""
+    limit_ns = min(lanes.decoding.tbt_ns, lanes.decoding.gap_ns)
+    return largest.step_ns <= lanes.step_ns + min(prompt.batch.prefill_ns, limit_ns // 2)
 
 
 def _keeps(lanes: LanesView, companion: Companion, division: Division) -> bool:

@@ -356,3 +356,13 @@ def test_nothing_that_is_due_later_runs_beside_a_decode_whose_prompt_could_not()
     assert POLICY.beside(LanesView(decoding, 10 * _MS, [prompt, steps]), 0) is None
     sooner = companion(struct_replace(other, due_ns=100 * _MS), prefills=False, step_ms=20)
     assert POLICY.beside(LanesView(decoding, 10 * _MS, [prompt, sooner]), 0) == alone
+
+
+def test_where_no_share_keeps_the_target_a_prompt_runs_beside_if_streams_would_wait_longer_for_its_pieces() -> None:
+    """Steps of 60 ms alone and of 105 beside it, with a target of 100: pieces of up to 50 ms would come between."""
+    waiting = struct_replace(batch(1, 900, step_ms=60), prefill_ns=200 * _MS, gap_ns=500 * _MS, tbt_ns=100 * _MS)
+    beside = POLICY.beside(LanesView(waiting, 60 * _MS, [companion(waiting, prefills=True, step_ms=105)]), 0)
+    assert beside is not None and beside.shares == (500, 500)
+    assert POLICY.beside(LanesView(waiting, 60 * _MS, [companion(waiting, prefills=True, step_ms=111)]), 0) is None
+    short = struct_replace(waiting, prefill_ns=40 * _MS)
+    assert POLICY.beside(LanesView(short, 60 * _MS, [companion(short, prefills=True, step_ms=105)]), 0) is None
