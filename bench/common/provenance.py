@@ -42,6 +42,7 @@ _GOODPUT = (*_SIMULATION, "bench/simulate/goodput.py")
 
 DEPENDENCIES: Mapping[str, tuple[str, ...]] = {
     "cells": _SIMULATION,
+    "cells_lanes": _SIMULATION,
     "cells_links": _SIMULATION,
     "decode": (*_ENGINE, "bench/lab/decode"),
     "fidelity": (*_SERVER, *_SIMULATION, "bench/calibration", "bench/fidelity", "bench/serve"),

@@ -15,7 +15,7 @@ from aegis.config.sizes import format_size
 from bench.common import provenance
 from bench.common.provenance import RESULTS
 from bench.simulate.cells.figures import CellFigures, summary
-from bench.simulate.cells.suites import OURS, OURS_SPLIT
+from bench.simulate.cells.suites import OURS, OURS_LANES, OURS_SPLIT
 from bench.simulate.goodput import MUXWISE, MUXWISE_LIVE
 from bench.simulate.sweep import Crossing
 
@@ -374,8 +374,26 @@ def cells(directory: Path = RESULTS) -> str:
     seeds = [len(each.found) for cell in figures for each in cell.contenders]
     fewest, most = min(seeds), max(seeds)
     searched = f"{fewest} to {most}" if fewest < most else f"{most}"
-    table = markdown(("cell", f"`{OURS}`", "6 + 10", "best rival", "", "ratio"), map(_cell, figures))
-    return f"**{measured['title']}** ({_where('cells', measured)}), seeds: {searched}\n\n{table}\n\n{summary(figures)}"
+    lanes, origin = _on_lanes(directory)
+    table = markdown(
+        ("cell", f"`{OURS}`", "6 + 10", "best rival", "", "ratio", "on lanes"),
+        [[*_cell(cell), lanes.get(cell.cell, "")] for cell in figures],
+    )
+    head = f"**{measured['title']}** ({_where('cells', measured)}), seeds: {searched}{origin}"
+    return f"{head}\n\n{table}\n\n{summary(figures)}"
+
+
+def _on_lanes(directory: Path) -> tuple[dict[str, str], str]:
+    """How many models ours serves where devices may be divided, by cell; and where that is from."""
+    file = directory / "cells_lanes.json"
+    if not file.exists():
+        return {}, ""
+    measured = json.loads(file.read_text(encoding="utf-8"))
+    figures = msgspec.convert(measured["cells"], list[CellFigures])
+    found = {
+        cell.cell: str(each.median) for cell in figures for each in cell.contenders if each.contender == OURS_LANES
+    }
+    return found, f"; on lanes: {_where('cells_lanes', measured)}, one seed"
 
 
 def _cell(cell: CellFigures) -> list[str]:

@@ -120,10 +120,21 @@ def test_what_was_found_in_each_cell_is_one_table(tmp_path: Path) -> None:
     lines = cells(tmp_path).splitlines()
     assert lines[0] == "**Models on GPUs** (2025-06-01, X, 2 cores, commit 1234567; code changed since), seeds: 1 to 3"
     assert lines[4:6] == [
-        "| 0.1rps/slo1/ix2 | 163 | 101 | > 96 | `qlm` | 1.70 |",
-        "| 0.5rps/slo1/ix2 | 163 |  |  |  |  |",
+        "| 0.1rps/slo1/ix2 | 163 | 101 | > 96 | `qlm` | 1.70 |  |",
+        "| 0.5rps/slo1/ix2 | 163 |  |  |  |  |  |",
     ]
     assert lines[-1] == "least-slack: at least the best rival in 1 of 1, 1.70 times it in the median"
+    lanes = CellFigures(
+        "0.5rps/slo1/ix2", {}, [contender("least-slack lanes", Crossing(at=201.6), seeds=1)], None, None
+    )
+    content = {"measured": HEAD, "title": "Models on GPUs", "cells": msgspec.to_builtins([lanes])}
+    (tmp_path / "cells_lanes.json").write_text(json.dumps(content))
+    lines = cells(tmp_path).splitlines()
+    assert lines[4:6] == [
+        "| 0.1rps/slo1/ix2 | 163 | 101 | > 96 | `qlm` | 1.70 |  |",
+        "| 0.5rps/slo1/ix2 | 163 |  |  |  |  | 202 |",
+    ]
+    assert "; on lanes: 2025-06-01, X, 2 cores, commit 1234567" in lines[0]
 
 
 def test_cells_that_nobody_searched_are_said_to_be_none(tmp_path: Path) -> None:
