@@ -115,10 +115,10 @@ class LeastSlack:
     def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
         for companion in sorted(lanes.companions, key=_companion_by_ns):
             long = companion.prefills and companion.alone_ns > lanes.decoding.gap_ns // 2
-            gain = 0.0 if long else self.lane_gain
-            divisions = [d for d in companion.divisions if d.gain >= gain and _keeps(lanes, companion, d)]
+            divisions = [d for d in companion.divisions if _keeps(lanes, companion, d)]
             if not divisions and companion.prefills and _keeps_more(lanes, companion, companion.divisions[-1]):
                 divisions = [companion.divisions[-1]]
+            divisions = [d for d in divisions if long or d.gain >= self.lane_gain]
             if divisions:
                 best = divisions[0] if companion.prefills else max(divisions, key=_GAIN)
                 within_ns = max(self.piece_steps * lanes.step_ns, companion.batch.gap_ns)
