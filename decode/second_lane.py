@@ -46,7 +46,8 @@ class LaneOffers(Struct, frozen=True):
 
     def suiting(self, policy: RoundPolicy) -> RoundPolicy:
         """The policy, as it is where two batches may go on at a time."""
-        return policy.side_by_side() if self.shares and not self.timed and isinstance(policy, LanePolicy) else policy
+        divided = any([len(shares) > 1 for shares in self.shares]) and not self.timed
+        return policy.side_by_side() if divided and isinstance(policy, LanePolicy) else policy
 
 
 NO_LANES: Final = LaneOffers()

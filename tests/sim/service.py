@@ -19,7 +19,7 @@ class Service:
     def __init__(self, work: WorkList, fits: Callable[[Decoding], bool]) -> None:
         self._work = work
         self._fits = fits
-        self._left_out: set[RequestId] = set()  # streams: of the last run of their batch's turn
+        self._left_out: set[RequestId] = set()  # streams: of the last run of their batch's turn, and no pause since
         self._passed_over: set[int] = set()  # batches whose turn's last run had none of the prompts that could have run
         self._paused: set[int] = set()  # for these batches, since the last run that was no pause
 
@@ -36,6 +36,7 @@ class Service:
             if batch.batch in self._paused:
                 raise LawBroken(f"W6: two pauses for {batch.model}, and no run of the turn between them")
             self._paused.add(batch.batch)
+            self._left_out -= {row.job.request for row in run.rows}
             return
         self._paused.clear()
         self._check_streams(run, batch)

@@ -17,6 +17,7 @@ from aegis.core.messages import Broken, Cancel, DropModel, GaveBack, Prefilled, 
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import Token
 from aegis.core.views import BatchView, RoundPolicy, Turn
+from aegis.sim.compute_shares import WHOLE as WHOLE_DEVICE
 from aegis.sim.faults.fake_models import make_spec
 from decode.core import DecodeCore
 from decode.policies.least_slack import LeastSlack
@@ -307,6 +308,7 @@ def test_turns_are_twice_as_long_where_two_batches_may_go_on_at_a_time() -> None
     policy = LeastSlack()
     assert LaneOffers(LANES).suiting(policy) == LeastSlack(turn_factor=2 * policy.turn_factor)
     assert LaneOffers(LANES, timed=True).suiting(policy) is LaneOffers().suiting(policy) is policy
+    assert LaneOffers(((WHOLE_DEVICE,),)).suiting(policy) is policy, "as where lanes are off"
     assert LaneOffers(LANES).suiting(WHOLE) is WHOLE
 
 
