@@ -152,6 +152,7 @@ def _proxy_template(
         max_group_size=scheduling.max_group_size,
         q_max_ns=scheduling.q_max_ns,
         switching_share=scheduling.switching_share,
+        step_tokens=scheduling.step_tokens,
         hardware=scheduling.hardware,
         explains=scheduling.explains,
         reuses=scheduling.reuses,

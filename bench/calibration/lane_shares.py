@@ -2,7 +2,10 @@
 
 A run on a share takes longer than alone on the whole device, by the share's curve (`aegis.sim.compute_shares`) and by
 what the other lane's run costs it. Both lanes are busy whenever a device is divided, so that the two cannot be told
-apart: the curve has all of it, and nothing is left for the bandwidth that a prefill takes.
+apart: the curve has all of it, and nothing is left for the bandwidth that a prefill takes. What runs of other instances
+cost is told apart: it is in the file as `contention`.
+
+Where lanes share the time of the same cores, the curve says what they did with as many idle cores as there were.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import numpy as np
 from aegis.core.ids import ModelId
 from aegis.sim.compute_shares import WHOLE, ComputeShares
 from aegis.telemetry.spans import Span, SpanKind
-from bench.calibration.steps import StepFit, expected_ns
+from bench.calibration.steps import Beside, StepFit, expected_ns
 
 _FEWEST = 10  # runs of either kind
 _BENDS = [float(10 ** (at / 20)) for at in range(-40, 41)]  # from all of the speed on any share to the share itself
@@ -32,10 +35,11 @@ class LaneShares:
     typical: float
 
 
-def fit_lanes(spans: Sequence[Span], fits: Mapping[ModelId, StepFit]) -> LaneShares | None:
+def fit_lanes(spans: Sequence[Span], fits: Mapping[ModelId, StepFit], contention: float = 0.0) -> LaneShares | None:
     """None where too few runs were on a share of a device. The least share that a decode had is the step in which
     shares are given."""
-    decodes, prefills = (_runs(spans, kind, fits) for kind in (SpanKind.DECODE, SpanKind.PREFILL))
+    beside = Beside(spans, contention)
+    decodes, prefills = (_runs(spans, kind, fits, beside) for kind in (SpanKind.DECODE, SpanKind.PREFILL))
     if min(len(decodes), len(prefills)) < _FEWEST:
         return None
     decode_bend, prefill_bend = _bend(decodes), _bend(prefills)
@@ -48,16 +52,18 @@ def fit_lanes(spans: Sequence[Span], fits: Mapping[ModelId, StepFit]) -> LaneSha
     return LaneShares(shares, len(decodes), len(prefills), float(np.median(errors)))
 
 
-def _runs(spans: Sequence[Span], kind: SpanKind, fits: Mapping[ModelId, StepFit]) -> list[tuple[int, float, float]]:
+def _runs(
+    spans: Sequence[Span], kind: SpanKind, fits: Mapping[ModelId, StepFit], beside: Beside
+) -> list[tuple[int, float, float]]:
     """The share of each run on a part of its device, how much longer it took than on the whole one, and its weight."""
     found = []
     for span in spans:
         fit = fits.get(span.model)
         if span.kind is not kind or span.on_whole_device or span.streams or fit is None:
             continue
-        alone_ns, took_ns = expected_ns(fit, span), span.stop_ns - span.start_ns
+        alone_ns, took_ns = expected_ns(fit, span), (span.stop_ns - span.start_ns) / beside.slower(span)
         if alone_ns > 0 and took_ns > 0:
-            found.append((span.share, max(took_ns / alone_ns, 1.0), float(took_ns)))
+            found.append((span.share, max(took_ns / alone_ns, 1.0), took_ns))
     return found
 
 

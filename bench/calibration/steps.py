@@ -129,7 +129,7 @@ class _Waits:
 
 
 class _Busy:
-    """The number of instances that were running, at any time."""
+    """The number of runs that were under way, at any time."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         changes = Counter[int]()
@@ -149,6 +149,18 @@ class _Busy:
         """Of the run, with no other beside it, with one, with two ..."""
         ends, length = (span.start_ns, span.stop_ns), span.stop_ns - span.start_ns
         return [float(np.diff(np.interp(ends, self._times, level))[0]) / length for level in self._levels]
+
+
+class Beside:
+    """What runs of other instances cost one on a lane, beside which there is one on the other lane."""
+
+    def __init__(self, spans: Iterable[Span], contention: float) -> None:
+        self._busy = _Busy(spans)
+        self._contention = contention
+
+    def slower(self, span: Span) -> float:
+        pace = [1 / (1 + self._contention * max(others - 1, 0)) for others in range(len(self._busy.shares(span)))]
+        return 1 / max(sum(share * each for share, each in zip(self._busy.shares(span), pace, strict=True)), 1e-9)
 
 
 def _runs(spans: Iterable[Span], kind: SpanKind, busy: _Busy) -> Mapping[ModelId, _Runs]:

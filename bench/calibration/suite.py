@@ -201,7 +201,7 @@ def calibrate(seen: Telemetry, out: Path, models: Sequence[ModelSpec] = ()) -> L
     if not fits:
         raise UserError("too few runs of any model to learn from: at least 10 prefills and 10 decode runs are needed")
     rates = measure_rates(seen.spans, seen.records)
-    lanes = fit_lanes(seen.spans, fits)
+    lanes = fit_lanes(seen.spans, fits, contention)
     write(out, written(contention, fits, rates, lanes).encode())
     seen_models = {span.model for span in seen.spans if span.kind in (SpanKind.DECODE, SpanKind.PREFILL)}
     left_out = sorted(seen_models - fits.keys())

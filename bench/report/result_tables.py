@@ -351,8 +351,8 @@ def _contender(panel: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]
     name, ratio, published, at = result["contender"], result["muxwise_over_it"], result["published"], result["at"] or {}
     wanted = "" if published is None else f"{published:g}"
     if name == OURS:
-        live = next((each["rps"] for each in panel["results"] if each["contender"] == MUXWISE_LIVE.name), 0.0)
-        wanted, missed = f"at least {live:g} requests/s", result["rps"] < live
+        live = next((each["rps"] for each in panel["results"] if each["contender"] == MUXWISE_LIVE.name), None)
+        wanted, missed = ("", False) if live is None else (f"at least {live:g} requests/s", result["rps"] < live)
     else:
         missed = bool(ratio and published and abs(ratio / published - 1) > _WITHIN)
     if missed:

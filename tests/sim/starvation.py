@@ -22,7 +22,8 @@ On instances that decode, as `decode.policies.least_slack` states it:
      time, or for a prompt of a lower rank that fits in a piece. A pause is one run, and between two for one batch there
      is a run of the turn;
 (W7) what runs on a second lane is what was there, on a division that the device offers, and by the guard's word no step
-     beside it takes longer than its time between two tokens or its gap target. Nobody waits while it runs there but the
+     beside it takes longer than its time between two tokens or its gap target, but for a tenth beside a prompt that
+     leaves the decode the largest share. Nobody waits while it runs there but the
      prompts of the turn: so nothing that has to begin later than these is chosen, and steps there end when the policy's
      time for them is over;
 (W8) a turn serves who is in its batch. Who decodes and is there is left out of one run at most, of prompts, before it
@@ -72,6 +73,7 @@ _NEVER_NS = 1 << 62
 MISJUDGED_NS = 20 * NS_PER_MS  # estimates of steps, prefills and loads that change between a plan and its turns
 
 Token = tuple[RequestId, int]
+_MARGIN = 1.1  # of the guard's word
 
 
 class Watched:
@@ -106,6 +108,11 @@ class Watched:
                 raise LawBroken(f"W1: {turns[at]} comes before a batch that has to begin earlier")
         return plan
 
+    def side_by_side(self) -> Watched:
+        assert isinstance(self.policy, LeastSlack)
+        self.policy = self.policy.side_by_side()
+        return self
+
     def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
         assert isinstance(self.policy, LeastSlack)
         choice = self.policy.beside(lanes, now_ns)
@@ -129,7 +136,8 @@ class Watched:
             raise LawBroken(f"W7: {choice} comes before the prompt of {own.batch}, which has to begin earlier")
         steps = [(lanes.decoding, division.step_ns)]
         steps += [] if companion.prefills else [(companion.batch, division.beside_ns)]
-        if any(step_ns > min(batch.tbt_ns, batch.gap_ns) for batch, step_ns in steps):
+        margin = _MARGIN if companion.prefills and division is companion.divisions[-1] else 1
+        if any(step_ns > margin * min(batch.tbt_ns, batch.gap_ns) for batch, step_ns in steps):
             raise LawBroken(f"W7: {choice} makes a stream wait for longer than it may")
 
     def _check_pauses(self, pauses: list[Turn], views: dict[int, BatchView], front: BatchView, now_ns: int) -> None:

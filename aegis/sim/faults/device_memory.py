@@ -129,7 +129,8 @@ class DeviceMemory:
 
     def may_read(self, job: Job, prefix: KeptPrefix) -> None:
         """Whatever becomes of its slabs."""
-        self._prefixes[job.request] = self._specs()[job.model].manifest.kv, set(block_ids(prefix.blocks))
+        if spec := self._specs().get(job.model):
+            self._prefixes[job.request] = spec.manifest.kv, set(block_ids(prefix.blocks))
 
     def read_no_more(self, request: RequestId) -> None:
         self._prefixes.pop(request, None)

@@ -30,7 +30,7 @@ from aegis.core.effects import (
 )
 from aegis.core.events import InstanceEvent, StepFailed, Stepped, Tick
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.messages import FromInstance, Submit, ToInstance
+from aegis.core.messages import Cancel, FromInstance, Submit, ToInstance
 from aegis.core.request import Token
 from aegis.sim.compute_shares import WHOLE
 from aegis.sim.effects import InstanceEffects
@@ -159,6 +159,8 @@ class FaultyInstance:
     def _tell_core(self, event: InstanceEvent) -> None:
         if isinstance(event, Submit) and event.job.kept:
             self._memory.may_read(event.job, event.job.kept)
+        elif isinstance(event, Cancel):
+            self._memory.read_no_more(event.request)
         effects: Sequence[Effect] = self.core.on(event, self._state.now_ns)
         first = next((at for at, effect in enumerate(effects) if isinstance(effect, Run)), len(effects))
         assert all(isinstance(effect, Run | EndRun) for effect in effects[first:]), "runs are not the last"
