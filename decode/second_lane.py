@@ -203,7 +203,7 @@ class SecondLane:
             if not (own or self._eviction.fits(sequence)) or not self._eviction.grow(sequence):
                 return None
             beside = _beside_prompt(sequence)  # as it was when the guard was asked
-            prompts, self.prompts = self._pieces(batch, sequence, choice)
+            prompts, self.prompts = self._pieces(batch, sequence, choice, now_ns)
             work.begin_beside(batch, prompts)
             for each, row in zip(prompts, self.prompts, strict=True):
                 each.where, each.lacks = Where.DEVICE, each.cached - row.stop
@@ -218,13 +218,17 @@ class SecondLane:
         return batch
 
     def _pieces(
-        self, batch: Batch, first: Sequence, choice: LaneChoice
+        self, batch: Batch, first: Sequence, choice: LaneChoice, now_ns: int
     ) -> tuple[tuple[Sequence, ...], tuple[Row, ...]]:
-        """The first prompt, or a piece of it, and the prompts that join it if all of it is run."""
+        """The first prompt, or a piece of it, and the prompts that join it if all of it is run: by its deadline, unless
+        it is late whoever joins it."""
         latency, slower = self._step_times.latency[batch.model], self._prefill_factor(choice.shares[1])
         within_ns = None if choice.within_ns is None else round(choice.within_ns / slower)
         rows = [next_row(first, latency, self._work.rules, within_ns)]
         joins_ns = max(within_ns, round(choice.joins_ns / slower)) if within_ns is not None else _FOR_EVER_NS
+        left_ns = round((first.spec.slo.due_ns(first.job.arrival_ns, first.generated) - now_ns) / slower)
+        if left_ns >= latency.prefill_ns(rows[0].stop, rows[0].start):
+            joins_ns = min(joins_ns, left_ns)
         joining = self._prompt_rows.joining(batch, first, rows, (), joins_ns)
         return (first, *joining), tuple(rows)
 

@@ -332,6 +332,17 @@ class Config(Section):
     ray: RayCluster = RayCluster()
 
     @model_validator(mode="after")
+    def _prompts_can_be_cut(self) -> Config:
+        policy = self.scheduling.policy
+        if self.scheduling.step_tokens is None or policy == "least-slack":
+            return self
+        if policy not in ("muxwise", "chunked-prefill"):
+            raise ValueError(f"policy {policy!r} runs prompts as a whole, however long: leave out step_tokens")
+        if self.instances.roles is Roles.FIXED:
+            raise ValueError(f"prefill instances of {policy!r} run prompts as a whole: leave out step_tokens, or roles")
+        return self
+
+    @model_validator(mode="after")
     def _vllm_is_alone(self) -> Config:
         if self.engine == "vllm" and self.instances.tensor_parallel_size > 1:
             raise ValueError("the vllm engine cannot share models out: leave out tensor_parallel_size, or engine")

@@ -75,8 +75,8 @@ class LeastSlack:
     prompt the decode has the least share that does, and two batches divide the device so that they do the most work. A
     prompt is run there for as long as `piece_steps` steps on the whole device at most, so that each piece does more
     than read weights, and a batch for `lane_turn_ns`: then it is asked again who is due next. Prompts that would be
-    next anyhow join one that is not cut for as long as `piece_steps` steps take beside them, since who comes meanwhile
-    is behind them in any case. A pause in a prompt's turn is where the prompt goes on beside the streams.
+    next anyhow join one that is not cut for as long as `piece_steps` steps take beside them, and until the deadline of
+    the first. A pause in a prompt's turn is where the prompt goes on beside the streams.
     """
 
     migrate_share: float = 1.0

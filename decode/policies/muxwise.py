@@ -25,9 +25,9 @@ class MuxWise:
     Layers. MuxWise launches so many layers of a prefill at a time as take one decode step, N_PL = ⌈T_d · N_T / T_P⌉, so
     that the device can be divided anew and a short prompt can come first. An engine of aegis cuts prompts by tokens,
     and each piece reads the weights again; so a piece takes as long as `piece_steps` decode steps. Prompts that wait
-    share a prefill, in the paper too; since one that was cut shares none here, prompts of up to `join_steps` decode
-    steps are not cut, and as many join them as fill that time. Between two pieces
-    the prompt with the lowest rank goes on: one that takes d is preempted by none that comes d later, which is the
+    share a prefill, in the paper too. Here others join a prompt only where it ends; so if no more than `join_steps`
+    decode steps of it are left, it is not cut, and as many join it as fill that time. Between two pieces the prompt
+    with the lowest rank goes on: one that takes d is preempted by none that comes d later, which is the
     paper's "no recursive preemption" for any number of prompts.
 
     Several models take turns as with `WeightedRoundRobin`; the paper has one. The ablations of its §4.4: not `guarded`

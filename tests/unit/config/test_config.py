@@ -238,6 +238,17 @@ def test_vllm_shares_no_model_out() -> None:
     assert "tensor_parallel_size" in refusal({"tensor_parallel_size": "0"}).replace("-", "_")
 
 
+@pytest.mark.parametrize("policy", ["least-slack", "muxwise", "chunked-prefill"])
+def test_who_cuts_prompts_takes_a_bound_for_steps(policy: str) -> None:
+    assert load({"policy": policy, "step_tokens": "64"}, {}).scheduling.step_tokens == 64
+
+
+def test_a_bound_for_steps_is_refused_where_prompts_run_as_a_whole() -> None:
+    assert "leave out step_tokens" in refusal({"policy": "aegaeon", "step_tokens": "64"})
+    apart = {"policy": "muxwise", "roles": "fixed", "prefill": "1", "decode": "1", "step_tokens": "64"}
+    assert "leave out step_tokens, or roles" in refusal(apart)
+
+
 @pytest.mark.parametrize(
     ("said", "lanes"),
     [("off", "off"), (False, "off"), ("1", "off"), (1, "off"), ("2", "2"), (2, "2"), ("auto", "auto")],

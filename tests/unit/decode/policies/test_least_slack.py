@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace as struct_replace
@@ -358,11 +359,26 @@ def test_nothing_that_is_due_later_runs_beside_a_decode_whose_prompt_could_not()
     assert POLICY.beside(LanesView(decoding, 10 * _MS, [prompt, sooner]), 0) == alone
 
 
-def test_where_no_share_keeps_the_target_a_prompt_runs_beside_if_streams_would_wait_longer_for_its_pieces() -> None:
-    """Steps of 60 ms alone and of 105 beside it, with a target of 100: pieces of up to 50 ms would come between."""
-    waiting = struct_replace(batch(1, 900, step_ms=60), prefill_ns=200 * _MS, gap_ns=500 * _MS, tbt_ns=100 * _MS)
-    beside = POLICY.beside(LanesView(waiting, 60 * _MS, [companion(waiting, prefills=True, step_ms=105)]), 0)
-    assert beside is not None and beside.shares == (500, 500)
-    assert POLICY.beside(LanesView(waiting, 60 * _MS, [companion(waiting, prefills=True, step_ms=111)]), 0) is None
-    short = struct_replace(waiting, prefill_ns=40 * _MS)
-    assert POLICY.beside(LanesView(short, 60 * _MS, [companion(short, prefills=True, step_ms=105)]), 0) is None
+def test_the_largest_share_will_do_for_a_prompt_where_only_the_margin_of_the_guard_is_missing() -> None:
+    """With a target of 100 ms for the steps of the decode."""
+    stream = struct_replace(batch(1, 900), gap_ns=500 * _MS, tbt_ns=100 * _MS)
+    for step_ms, chosen in ((109, True), (111, False)):
+        choice = POLICY.beside(LanesView(stream, 60 * _MS, [companion(stream, prefills=True, step_ms=step_ms)]), 0)
+        assert (choice is not None) is chosen
+    steps = companion(struct_replace(batch(2, 900), gap_ns=500 * _MS, tbt_ns=100 * _MS), prefills=False, step_ms=109)
+    assert POLICY.beside(LanesView(stream, 60 * _MS, [steps]), 0) is None, "not for a decode"
+
+
+@pytest.mark.parametrize(
+    ("slower", "due_ms", "runs"),
+    [(4, 1000, True), (4, 700, False), (4, 100, True), (2, 700, True)],
+    ids=["in time", "late by that", "late anyhow", "as soon as in pieces"],
+)
+def test_no_first_token_is_made_late_by_a_small_share(slower: int, due_ms: int, runs: bool) -> None:
+    """Prompts of 200 ms in all, beside steps of 50 ms, between which pieces of 125 ms would take 280 ms for them."""
+    stream = struct_replace(
+        batch(1, 900), gap_ns=250 * _MS, tbt_ns=100 * _MS, prefill_ns=200 * _MS, first_due_ns=due_ms * _MS
+    )
+    division = Division((750, 250), 80 * _MS, 100 * slower * _MS, 1.4)
+    prompt = Companion(stream, True, 100 * _MS, [division])
+    assert (POLICY.beside(LanesView(stream, 50 * _MS, [prompt]), 0) is not None) is runs
