@@ -72,7 +72,7 @@ LOAD_NS = 3 * NS_PER_MS  # nor does a load
 _NEVER_NS = 1 << 62
 MISJUDGED_NS = 20 * NS_PER_MS  # estimates of steps, prefills and loads that change between a plan and its turns
 
-Token = tuple[RequestId, int]
+Token = tuple[RequestId, int, int]  # request, index, attempt: one that is replayed makes it again
 _MARGIN = 1.1  # of the guard's word
 
 
@@ -263,7 +263,7 @@ class WatchedDecodeCore(DecodeCore):
     def _note_plan(self, now_ns: int) -> None:
         for batch in self._work.batches:
             sequence = min(self._counted(batch, now_ns) or batch.sequences, key=self._urgent_ns)
-            token = (sequence.job.request, sequence.generated)
+            token = (sequence.job.request, sequence.generated, sequence.job.attempt)
             self._planned[batch.batch] = _Pressing(sequence, token, self._urgent_ns(sequence))
 
     def _counted(self, batch: Batch, now_ns: int) -> list[Decoding]:
