@@ -232,6 +232,7 @@ MISSED = {
     "mux-sharegpt/llama-3-70b/a100x8/nanoflow": "nano-batches pay a step's 43 ms twice, as in Table 4; not confirmed",
     "mux-sharegpt/llama-3-70b/a100x8/loongserve": "its engine is taken to be as fast as SGLang's; Table 3 says half",
     "mux-sharegpt/llama-3-70b/a100x8/sglang-pd": _ONE_BY_ONE,
+    "conversation/llama-3-70b/a100x8/muxwise: TTFT": _LAYERS,
     "openthoughts/llama-3-70b/a100x8/chunked-prefill": _UNSTEADY,
     "openthoughts/llama-3-70b/a100x8/nanoflow": _UNSTEADY,
     "openthoughts/llama-3-70b/a100x8/muxwise: TTFT": _LAYERS,
