@@ -493,7 +493,8 @@ class DecodeCore:
             return False
         turn.switching.loaded(now_ns)
         step_due = ready and turn.decodes and (self._second.takes(turn.batch, ready, now_ns) or turn.batch.chunked)
-        prefills = turn.prefills_next and not step_due and not self._work.beside
+        free = not step_due and not self._work.beside
+        prefills = turn.prefills_next and (free or self._second.lets_in(turn.batch, ready))
         if prefills and self._begin_prefill(turn, now_ns, ready):
             return False
         if ready and turn.decodes:
@@ -537,7 +538,7 @@ class DecodeCore:
         batch, sequence = turn.batch, turn.batch.next_waiting()
         if sequence.where not in (Where.NOWHERE, Where.DEVICE) or not self._eviction.grow(sequence):
             return False
-        prompts, rows = self._prompt_rows.of(turn, sequence, self._by_request.values(), now_ns)
+        prompts, rows = self._prompt_rows.of(turn, sequence, self._by_request.values(), now_ns, self._work.beside)
         there = with_a_block(ready) if turn.decodes and self._work.rules.chunk_tokens is not None else []
         streams = [] if is_alone(sequence) else there
         self._prompts = tuple(rows)
@@ -578,11 +579,12 @@ class DecodeCore:
         before it, or pages are owed."""
         turn = self._work.turn
         assert turn is not None
-        if (turn.prefills_next and not self._work.beside) or self._work.outdated:
+        there = self._there(turn.batch)
+        if turn.prefills_next and (not self._work.beside or self._second.lets_in(turn.batch, there)):
             return True
-        if self._second.divided and not self._work.beside:
-            return True  # to have the whole device again
-        return tuple(self._there(turn.batch)) != self._work.stepping or self.ledger.balloon.owes
+        if self._work.outdated or (self._second.divided and not self._work.beside):
+            return True  # or to have the whole device again
+        return tuple(there) != self._work.stepping or self.ledger.balloon.owes
 
     # --- models -------------------------------------------------------------------------------------------------------
 

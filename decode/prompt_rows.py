@@ -50,11 +50,19 @@ class PromptRows:
         self._rules = rules
 
     def of(
-        self, turn: RunningTurn, first: Sequence, others: Iterable[Sequence], now_ns: int
+        self,
+        turn: RunningTurn,
+        first: Sequence,
+        others: Iterable[Sequence],
+        now_ns: int,
+        beside: Collection[Sequence] = (),
     ) -> tuple[list[Sequence], list[Row]]:
         """The prompts of the next step and their rows: of the `first`, which has its blocks, or of a chunk of it, and
-        of those that join it. Where KV of the `others` begins like a prompt, that is not run again."""
+        of those that join it. With something `beside` it, it is whole and alone. Where KV of the `others` begins like a
+        prompt, that is not run again."""
         self._kv.look_around(first, others)
+        if beside:
+            return [first], [prompt_row(first, first.cached)]
         chunk_ns = None if turn.free_until_ns is None else turn.free_until_ns - now_ns
         rows = [next_row(first, self._times.latency[turn.batch.model], self._rules, chunk_ns)]
         if self._rules.budget_tokens is not None:

@@ -24,7 +24,7 @@ from aegis.core.views import RoundPolicy
 from decode.batch_view import BatchViews
 from decode.eviction import Eviction
 from decode.prefill_chunks import next_row
-from decode.prompt_rows import PromptRows
+from decode.prompt_rows import PromptRows, is_alone
 from decode.rows import decode_rows
 from decode.sequences import Counters, Sequence, Where
 from decode.worklist import Batch
@@ -253,6 +253,23 @@ class SecondLane:
         own = turn.batch.sequences if turn else ()
         return [s for s in left if not s.dropped and s not in own and s not in self._work.busy]
 
+    def lets_in(self, batch: Batch, ready: list[Sequence]) -> bool:
+        """Whether the next prompt of the batch has its step with those that are `ready` to decode: it comes before the
+        one that runs here, and by the guard's word no stream waits too long for that step."""
+        work, rules = self._work, self._work.rules
+        if not (rules.overtakes_beside and self.prompts and ready and batch.waiting and self._companion):
+            return False
+        first, slo = batch.next_waiting(), batch.sequences[0].spec.slo
+        if first.rank_ns >= min([s.rank_ns for s in work.beside]) or is_alone(first):
+            return False
+        if not self._has_place(first, own=False) or first.lacks > (rules.step_tokens or first.lacks):
+            return False
+        latency, decoding = self._step_times.latency[batch.model], _decoding(ready)
+        alone_ns = latency.prefill_ns(first.cached, first.cached - first.lacks)
+        alone_ns += latency.beside_ns(decoding.context, decoding.rows)
+        factor = self._guard(batch.model).factor(decoding, self._companion[1], self._shares[0])
+        return alone_ns * factor <= min(slo.tbt_ns, slo.gap_ns)
+
     def stale(self) -> bool:
         """Whether the steps under way on the second lane should end: their batch has the turn, or pages are owed."""
         rows, turn = self._work.beside, self._work.turn
@@ -283,6 +300,8 @@ class SecondLane:
         compute."""
         if not self.divided:
             return False
+        if not event.lane:
+            return True  # a prompt that overtook this lane's, in a step with streams on a share: it says nothing
         share, latency = self._shares[event.lane], self._step_times.latency[model]
         (start, stop), *joined = pieces
         alone_ns = latency.prefill_ns(stop, start) + sum([latency.joined_ns(stop, start) for start, stop in joined])

@@ -301,6 +301,7 @@ class TurnRules:
     merges: bool = False  # the batch that is given a turn takes over others of its model that fit
     budget_tokens: int | None = None  # of a step with a prompt, its decode rows included; None: as time allows
     step_tokens: int | None = None  # of prompts, in one step at most
+    overtakes_beside: bool = False  # a short prompt runs with the decode, and needs not wait for one beside it
     join_gain: float = JOIN_GAIN
     later_ttfts: float = 0.0  # so many TTFT later may a deadline count that cannot be met any more
 

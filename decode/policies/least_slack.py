@@ -15,7 +15,14 @@ from aegis.core.wording import duration, when
 from decode.reasons import cost_ns, wants
 from decode.slack import begin_by_ns
 
-_RULES = TurnRules(renewal=Renewal.ARRIVAL, later_ttfts=4.0, chunk_tokens=16, merges=True, defers_refused=True)
+_RULES = TurnRules(
+    renewal=Renewal.ARRIVAL,
+    later_ttfts=4.0,
+    chunk_tokens=16,
+    merges=True,
+    defers_refused=True,
+    overtakes_beside=True,
+)
 _PPM = 1_000_000
 _NEAR = 1.1  # the guard adds 9 % to what it has seen, and 30 % where it has seen nothing
 _IN_ORDER_OF_MAKING = attrgetter("batch")
@@ -69,14 +76,16 @@ class LeastSlack:
     one that has to begin first, if both together do `lane_gain` times the work that one alone would do, or if it is a
     prompt that would otherwise be cut, and if by the guard's word no step of a stream takes longer than its time
     between tokens or its gap target. A prompt of the decode's own batch that may not run beside it comes before what
-    has to begin later, in the steps of the decode: it could not begin while something else ran beside them. If no
-    share does for prompts, the largest one does where only the margin of the guard's word is missing. No first token is
-    made late by a share of the device that would come twice as soon in pieces between the steps. Beside a
-    prompt the decode has the least share that does, and two batches divide the device so that they do the most work. A
-    prompt is run there for as long as `piece_steps` steps on the whole device at most, so that each piece does more
-    than read weights, and a batch for `lane_turn_ns`: then it is asked again who is due next. Prompts that would be
-    next anyhow join one that is not cut for as long as `piece_steps` steps take beside them, and until the deadline of
-    the first. A pause in a prompt's turn is where the prompt goes on beside the streams.
+    has to begin later, in the steps of the decode: it could not begin while something else ran beside them. If no share
+    does for prompts, the largest one does where only the margin of the guard's word is missing. No first token is made
+    late by a share of the device that would come twice as soon in pieces between the steps. Beside a prompt the decode
+    has the least share that does, and two batches divide the device so that they do the most work. A prompt is run
+    there for as long as `piece_steps` steps on the whole device at most, so that each piece does more than read
+    weights, and a batch for `lane_turn_ns`: then it is asked again who is due next. Prompts that would be next anyhow
+    join one that is not cut for as long as `piece_steps` steps take beside them, and until the deadline of the first.
+    One with a lower rank than the prompt on the second lane need not wait for the end of its piece: it has its step
+    with the decode, if by the guard's word no stream waits too long for that either. A pause in a prompt's turn is
+    where the prompt goes on beside the streams.
     """
 
     migrate_share: float = 1.0

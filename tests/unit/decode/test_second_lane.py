@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from aegis.core.clock import NS_PER_MS
 from aegis.core.effects import DivideDevice, EndRun, LoadWeights, Run, UnmapWeights
@@ -331,3 +332,42 @@ def test_a_core_plans_with_the_policy_for_its_lanes() -> None:
     driven = divided(policy=Doubled())
     prompt_comes(driven)
     assert lanes(driven) == [(0, [1]), (1, [2])]
+
+
+SHARED = LeastSlack()
+"""Its guard takes a step beside a prompt for 1.3 times its share, so that there is time for a short prompt in it."""
+
+
+def long_and_short(short: int, prompt_logprobs: int | None = None) -> Driven[DecodeCore]:
+    """A prompt of 3 000 tokens runs beside request 1, and a shorter one has come."""
+    driven = divided(policy=SHARED, lane_shares=((500, 500), (750, 250)), pages=120)
+    prompt_comes(driven, tokens=3000)
+    assert [lane for lane, _ in lanes(driven)] == [0, 1]
+    job = make_job(3, A, prompt=short, arrival_ns=1_000_000)
+    driven.on(Submit(replace(job, sampling=replace(job.sampling, prompt_logprobs=prompt_logprobs))))
+    return driven
+
+
+def test_a_short_prompt_has_its_step_with_the_decode_and_waits_for_none_beside_it() -> None:
+    driven = long_and_short(50)
+    assert driven.asked(EndRun) == [EndRun(0)]
+    driven.stepped(2)
+    assert lanes(driven) == [(0, [3, 1])]
+    (run,) = driven.asked(Run)
+    assert [(row.start, row.stop) for row in run.prompts] == [(0, 50)]
+    before = driven.core._step_times.latency[A.model].prefill_ns(50)
+    driven.stepped(4, 2)
+    assert [message.request for message in driven.said(Prefilled)] == [3]
+    assert lanes(driven) == [(0, [1, 3])], "and the long one goes on meanwhile"
+    assert driven.core._step_times.latency[A.model].prefill_ns(50) == before, "on a share it says nothing of the whole"
+
+
+@pytest.mark.parametrize(
+    ("short", "prompt_logprobs"),
+    [(2500, None), (50, 0), (3500, None)],
+    ids=["streams would wait", "it runs alone", "it is no shorter"],
+)
+def test_other_prompts_wait_for_the_second_lane(short: int, prompt_logprobs: int | None) -> None:
+    scene = long_and_short(short, prompt_logprobs)
+    scene.stepped(2)
+    assert lanes(scene) == [(0, [1])]
