@@ -339,9 +339,9 @@ SHARED = LeastSlack()
 
 
 def long_and_short(short: int, prompt_logprobs: int | None = None) -> Driven[DecodeCore]:
-    """A prompt of 3 000 tokens runs beside request 1, and a shorter one has come."""
-    driven = divided(policy=SHARED, lane_shares=((500, 500), (750, 250)), pages=120)
-    prompt_comes(driven, tokens=3000)
+    """A prompt of 5 000 tokens runs beside request 1, and a shorter one has come."""
+    driven = divided(policy=SHARED, lane_shares=((500, 500), (750, 250)), pages=240)
+    prompt_comes(driven, tokens=5000)
     assert [lane for lane, _ in lanes(driven)] == [0, 1]
     job = make_job(3, A, prompt=short, arrival_ns=1_000_000)
     driven.on(Submit(replace(job, sampling=replace(job.sampling, prompt_logprobs=prompt_logprobs))))
@@ -364,7 +364,7 @@ def test_a_short_prompt_has_its_step_with_the_decode_and_waits_for_none_beside_i
 
 @pytest.mark.parametrize(
     ("short", "prompt_logprobs"),
-    [(2500, None), (50, 0), (3500, None)],
+    [(3200, None), (50, 0), (5100, None)],
     ids=["streams would wait", "it runs alone", "it is no shorter"],
 )
 def test_other_prompts_wait_for_the_second_lane(short: int, prompt_logprobs: int | None) -> None:
