@@ -265,10 +265,12 @@ class SecondLane:
         if not self._has_place(first, own=False) or first.lacks > (rules.step_tokens or first.lacks):
             return False
         latency, decoding = self._step_times.latency[batch.model], _decoding(ready)
-        alone_ns = latency.prefill_ns(first.cached, first.cached - first.lacks)
-        alone_ns += latency.beside_ns(decoding.context, decoding.rows)
-        factor = self._guard(batch.model).factor(decoding, self._companion[1], self._shares[0])
-        return alone_ns * factor <= min(slo.tbt_ns, slo.gap_ns)
+        slower = self._guard(batch.model).factor(decoding, self._companion[1], self._shares[0])
+        # what shares time is slowed alike; a part of the compute slows prefills more than it does decodes
+        prefill_slower = slower if self._timed else max(slower, self._prefill_factor(self._shares[0]))
+        step_ns = prefill_slower * latency.prefill_ns(first.cached, first.cached - first.lacks)
+        step_ns += slower * latency.beside_ns(decoding.context, decoding.rows)
+        return step_ns <= min(slo.tbt_ns, slo.gap_ns)
 
     def stale(self) -> bool:
         """Whether the steps under way on the second lane should end: their batch has the turn, or pages are owed."""
