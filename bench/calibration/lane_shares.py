@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log
+from typing import Any
 
 import numpy as np
 
@@ -72,14 +73,13 @@ def _bend(runs: Sequence[tuple[int, float, float]]) -> float:
     share, slowness, weight = np.array(runs).T
 
     def off(bend: float) -> float:
-        part = share / WHOLE
-        curve = (part + bend) / (part * (1 + bend))
-        return float((weight * np.abs(np.log(slowness / curve))).sum())
+        return float((weight * np.abs(np.log(slowness / _slowness(share, bend)))).sum())
 
     best: float = min(_BENDS, key=off)
     return round(best, 3)
 
 
-def _slowness(share: int, bend: float) -> float:
+def _slowness(share: Any, bend: float) -> Any:
+    """The curve of `aegis.sim.compute_shares`, of one share or of an array of them."""
     part = share / WHOLE
     return (part + bend) / (part * (1 + bend))

@@ -159,8 +159,9 @@ class Beside:
         self._contention = contention
 
     def slower(self, span: Span) -> float:
-        pace = [1 / (1 + self._contention * max(others - 1, 0)) for others in range(len(self._busy.shares(span)))]
-        return 1 / max(sum(share * each for share, each in zip(self._busy.shares(span), pace, strict=True)), 1e-9)
+        shares = enumerate(self._busy.shares(span))
+        pace = sum(share / (1 + self._contention * max(others - 1, 0)) for others, share in shares)
+        return 1 / max(pace, 1e-9)
 
 
 def _runs(spans: Iterable[Span], kind: SpanKind, busy: _Busy) -> Mapping[ModelId, _Runs]:

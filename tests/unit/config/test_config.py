@@ -1,12 +1,15 @@
 """The configuration: what wins, what is refused and in which words."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from aegis.config.config import OPTIONS, Config, leaves, variable
 from aegis.config.sources import load
+from aegis.config.values import PolicyName
 from aegis.core.errors import UserError
+from aegis.policies import Site, recipe
 
 ROOT = Path(__file__).parents[3]
 TEXTS = (
@@ -238,13 +241,16 @@ def test_vllm_shares_no_model_out() -> None:
     assert "tensor_parallel_size" in refusal({"tensor_parallel_size": "0"}).replace("-", "_")
 
 
-@pytest.mark.parametrize("policy", ["least-slack", "muxwise", "chunked-prefill"])
-def test_who_cuts_prompts_takes_a_bound_for_steps(policy: str) -> None:
-    assert load({"policy": policy, "step_tokens": "64"}, {}).scheduling.step_tokens == 64
+@pytest.mark.parametrize("policy", get_args(PolicyName))
+def test_policies_that_cut_prompts_take_a_bound_for_steps_and_others_refuse_it(policy: str) -> None:
+    options = {"policy": policy, "step_tokens": "64"}
+    if recipe(policy).policy(Site(memory_bytes=1 << 30)).rules.chunk_tokens is None:
+        assert "leave out step_tokens" in refusal(options)
+    else:
+        assert load(options, {}).scheduling.step_tokens == 64
 
 
-def test_a_bound_for_steps_is_refused_where_prompts_run_as_a_whole() -> None:
-    assert "leave out step_tokens" in refusal({"policy": "aegaeon", "step_tokens": "64"})
+def test_a_bound_for_steps_is_refused_where_prefill_instances_run_prompts_as_a_whole() -> None:
     apart = {"policy": "muxwise", "roles": "fixed", "prefill": "1", "decode": "1", "step_tokens": "64"}
     assert "leave out step_tokens, or roles" in refusal(apart)
 
