@@ -557,7 +557,7 @@ class DecodeCore:
     def _begin_step(self, turn: RunningTurn, stepping: tuple[Sequence, ...], now_ns: int) -> None:
         if turn.started_ns is None:
             turn.started_ns = now_ns
-        self._work.begins(turn)
+        self._work.begins(turn, now_ns)
         self._begun_ns, self._changes = now_ns, turn.batch.model != self._models.active
         if self._changes:
             self._switched(turn, now_ns)
