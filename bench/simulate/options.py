@@ -27,6 +27,10 @@ from bench.simulate.figures import figures
 from bench.simulate.goodput import SUITES as GOODPUT_SUITES
 from bench.simulate.goodput import of_traces
 from bench.simulate.goodput_run import run as run_goodput
+from bench.simulate.overload.run import Choice as OverloadChoice
+from bench.simulate.overload.run import run as run_overload
+from bench.simulate.overload.suite import NAME as OVERLOAD
+from bench.simulate.overload.suite import overload
 from bench.simulate.setting import Setting, check_asked, tell_uncosted
 from bench.simulate.setting import run as run_setting
 from bench.simulate.study import Curve, Point, Study, curves
@@ -104,7 +108,7 @@ def _suites(given: Mapping[str, Any]) -> None:
     names = list(dict.fromkeys(given["suite"]))
     if len(names) > 1 and (given["json"] or given["plot"]):
         raise UserError("--json and --plot are of one --suite")
-    figured = [suite(name) for name in names if name not in SEARCHES and name not in GOODPUT_SUITES]
+    figured = [suite(name) for name in names if name not in (*SEARCHES, *GOODPUT_SUITES, OVERLOAD)]
     if figured:
         _check_figured(given)
     for name in names:
@@ -112,6 +116,8 @@ def _suites(given: Mapping[str, Any]) -> None:
             _search(name, given, chosen(given))
         elif name in GOODPUT_SUITES:
             _goodput(name, given)
+        elif name == OVERLOAD:
+            _overload(given)
     choice = Choice(
         policies=tuple(dict.fromkeys(given["policy"] or _policies(as_published=given["as_published"]))),
         as_published=given["as_published"],
@@ -142,6 +148,22 @@ def _goodput(name: str, given: Mapping[str, Any]) -> None:
         as_published=given["as_published"],
         only=tuple(given["only"] or ()),
     )
+
+
+def _overload(given: Mapping[str, Any]) -> None:
+    """Raises UserError."""
+    for option in (*_NOT_OF_A_SUITE, "seeds", "as_published"):
+        if _is_given(given[option]):
+            raise UserError(f"{_option(option)} is not of --suite {OVERLOAD}, which sets it itself")
+    choice = OverloadChoice(
+        seed=given["seed"],
+        policies=tuple(recipe(policy).name for policy in given["policy"] or ()),
+        only=tuple(given["only"] or ()),
+        again=given["again"],
+        jobs=given["jobs"] or cores(),
+    )
+    json, plot = given["json"] or Path(f"{OVERLOAD}.json"), given["plot"] or Path(f"{OVERLOAD}.png")
+    run_overload(overload(given["trace_dir"], tiny=given["tiny"]), choice, json=json, plot=plot)
 
 
 def _check_figured(given: Mapping[str, Any]) -> None:
