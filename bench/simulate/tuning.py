@@ -15,7 +15,8 @@ from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.sim.gpu_costs import gpu
 from bench.simulate.setting import Setting
 
-Parameters = Mapping[str, float]
+Value = int | float
+Parameters = Mapping[str, Value]
 """By the names of knobs."""
 
 PROBES_MAX = 24
@@ -27,8 +28,8 @@ class Knob:
     """A parameter: the values that are tried, ascending, among them the one that it has unless tuned."""
 
     name: str
-    values: tuple[float, ...]
-    default: float
+    values: tuple[Value, ...]
+    default: Value
 
     def __post_init__(self) -> None:
         assert self.default in self.values
@@ -37,14 +38,14 @@ class Knob:
 class TuningProbe(Struct, frozen=True):
     """`attainment` is what was compared: the share of tokens on time."""
 
-    parameters: dict[str, float]
+    parameters: dict[str, Value]
     attainment: float
 
 
 class Tuned(Struct, frozen=True):
     """The best parameters, and all that were tried, in order."""
 
-    parameters: dict[str, float]
+    parameters: dict[str, Value]
     probes: tuple[TuningProbe, ...]
 
 
@@ -77,8 +78,8 @@ def climb(knobs: Sequence[Knob], score: Callable[[Parameters], float], *, most: 
     """From the defaults, one knob after the other upwards as long as the score grows, else downwards; again from the
     first one until a round changes nothing, all is on time, or `most` were tried. Of equal scores the first one
     counts."""
-    best: dict[str, float] = {knob.name: knob.default for knob in knobs}
-    scores: dict[tuple[float, ...], float] = {}
+    best: dict[str, Value] = {knob.name: knob.default for knob in knobs}
+    scores: dict[tuple[Value, ...], float] = {}
 
     def tried(parameters: Parameters) -> float:
         at = tuple(parameters.values())
@@ -110,20 +111,20 @@ def fitted(knobs: Sequence[Knob], gpus: int) -> tuple[Knob, ...]:
 
 
 def _splits(knob: Knob, gpus: int) -> Knob:
-    kept: dict[int, float] = {}
+    kept: dict[int, Value] = {}
     for share in (knob.default, *knob.values):
         kept.setdefault(prefill_gpus(share, gpus), share)
     return replace(knob, values=tuple(sorted(kept.values())))
 
 
-def prefill_gpus(share: float, gpus: int) -> int:
+def prefill_gpus(share: Value, gpus: int) -> int:
     """At least one prefills, and one decodes where there is a second."""
     return max(min(round(share * gpus), gpus - 1), 1)
 
 
 def _moved(
-    knob: Knob, parameters: Mapping[str, float], direction: int, tried: Callable[[Parameters], float]
-) -> dict[str, float]:
+    knob: Knob, parameters: Parameters, direction: int, tried: Callable[[Parameters], float]
+) -> dict[str, Value]:
     best, at = dict(parameters), knob.values.index(parameters[knob.name])
     while 0 <= (at := at + direction) < len(knob.values):
         following = {**best, knob.name: knob.values[at]}
@@ -161,7 +162,7 @@ def with_parameters(setting: Setting, parameters: Parameters) -> Setting:
     return replace(setting, **changes)  # type: ignore[arg-type]
 
 
-_WORDS: Mapping[str, Callable[[float], str]] = {
+_WORDS: Mapping[str, Callable[[Value], str]] = {
     "max_batch": lambda value: f"batches of {value:g}",
     "max_group_size": lambda value: f"groups of {value:g}",
     "q_max_s": lambda value: f"Q_MAX {value:g} s",
