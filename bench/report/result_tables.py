@@ -15,7 +15,8 @@ from aegis.config.sizes import format_size
 from bench.common import provenance
 from bench.common.provenance import RESULTS
 from bench.simulate.cells.figures import CellFigures, summary
-from bench.simulate.cells.suites import OURS, OURS_LANES, OURS_SPLIT
+from bench.simulate.cells.suites import OURS_LANES, SPLITS, on_split
+from bench.simulate.contenders import OURS
 from bench.simulate.goodput import MUXWISE, MUXWISE_LIVE
 from bench.simulate.sweep import Crossing
 
@@ -412,7 +413,7 @@ def _on_lanes(directory: Path) -> tuple[dict[str, str], str]:
 def _cell(cell: CellFigures) -> list[str]:
     medians = {each.contender: str(each.median) for each in cell.contenders}
     best, ratio = cell.best_rival or "", "" if cell.ratio is None else f"{cell.ratio:.2f}"
-    ours, split, rival = (medians.get(name, "") for name in (OURS, OURS_SPLIT, best))
+    ours, split, rival = (medians.get(name, "") for name in (OURS, on_split(OURS, next(iter(SPLITS))), best))
     return [cell.cell, ours, split, rival, best and f"`{best}`", ratio]
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from aegis.core.errors import UserError
 from bench.simulate.breakdown import STAGES, Breakdown
-from bench.simulate.cells.figures import CellFigures, value
-from bench.simulate.cells.search import UNITS
+from bench.simulate.cells.figures import CellFigures
+from bench.simulate.cells.search import UNITS, end_of
 from bench.simulate.cells.suites import CellSuite
 from bench.simulate.fragmentation import Fragmentation
 from bench.simulate.overload.figures import OverloadCell
@@ -166,7 +166,7 @@ def _draw_cells(axes: Axes, suite: CellSuite, name: str, cells: Sequence[CellFig
     names = [cell.cell.partition("/")[2] or cell.cell for cell in cells]
     for index, contender in enumerate(each.name for each in suite.contenders):
         medians = {
-            at: value(each.median)
+            at: end_of(each.median)
             for at, cell in enumerate(cells)
             for each in cell.contenders
             if each.contender == contender

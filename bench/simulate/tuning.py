@@ -35,11 +35,13 @@ class Knob:
         assert self.default in self.values
 
 
-class TuningProbe(Struct, frozen=True):
-    """`attainment` is what was compared: the share of tokens on time."""
+class TuningProbe(Struct, frozen=True, omit_defaults=True):
+    """`attainment` is what was compared: the share of tokens on time, or of a goal where `at` says with how many models
+    or GPUs."""
 
     parameters: dict[str, Value]
     attainment: float
+    at: int | None = None
 
 
 class Tuned(Struct, frozen=True):
@@ -74,11 +76,17 @@ ON_A_SPLIT = tuple(knob for knob in GRIDS["aegaeon"] if knob is not _SHARE)
 """Of `aegaeon` where the numbers of instances are given."""
 
 
-def climb(knobs: Sequence[Knob], score: Callable[[Parameters], float], *, most: int = PROBES_MAX) -> Tuned:
-    """From the defaults, one knob after the other upwards as long as the score grows, else downwards; again from the
-    first one until a round changes nothing, all is on time, or `most` were tried. Of equal scores the first one
-    counts."""
-    best: dict[str, Value] = {knob.name: knob.default for knob in knobs}
+def climb(
+    knobs: Sequence[Knob],
+    score: Callable[[Parameters], float],
+    *,
+    start: Parameters | None = None,
+    most: int = PROBES_MAX,
+) -> Tuned:
+    """From `start`, unless said the defaults, one knob after the other upwards as long as the score grows, else
+    downwards; again from the first one until a round changes nothing, all is on time, or `most` were tried. Of equal
+    scores the first one counts."""
+    best = {knob.name: knob.default for knob in knobs} if start is None else dict(start)
     scores: dict[tuple[Value, ...], float] = {}
 
     def tried(parameters: Parameters) -> float:
@@ -125,7 +133,8 @@ def prefill_gpus(share: Value, gpus: int) -> int:
 def _moved(
     knob: Knob, parameters: Parameters, direction: int, tried: Callable[[Parameters], float]
 ) -> dict[str, Value]:
-    best, at = dict(parameters), knob.values.index(parameters[knob.name])
+    value = parameters[knob.name]
+    best, at = dict(parameters), min(range(len(knob.values)), key=lambda index: abs(knob.values[index] - value))
     while 0 <= (at := at + direction) < len(knob.values):
         following = {**best, knob.name: knob.values[at]}
         if tried(following) <= tried(best):
