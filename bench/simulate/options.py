@@ -174,7 +174,8 @@ def _check_figured(given: Mapping[str, Any]) -> None:
 
 def _check_not_searched(given: Mapping[str, Any]) -> None:
     if unused := [name for name in _OF_A_SEARCH if given[name]]:
-        raise UserError(f"{_option(unused[0])} is of --suite {', '.join(SEARCHES[:-1])} and {SEARCHES[-1]}")
+        of = SEARCHES if unused[0] == "seeds" else (*SEARCHES, OVERLOAD)
+        raise UserError(f"{_option(unused[0])} is of --suite {', '.join(of[:-1])} and {of[-1]}")
 
 
 def _policies(*, as_published: bool) -> tuple[str, ...]:

@@ -195,7 +195,10 @@ def test_the_gpus_that_a_trace_needs_are_told_and_written(simulate: Any, tmp_pat
         (["--workload", SMALL, "--roles", "fixed", "--mixed", "2"], "--mixed 2: least-slack keeps the two apart"),
         (["--workload", SMALL, "--roles", "both"], "--roles: should be 'auto' or 'fixed', not 'both'"),
         (["--suite", "fig11a", "--seeds", "2"], "--seeds is of --suite cells, cells-links and gpus"),
-        (["--workload", SMALL, "--again"], "--again is of --suite cells, cells-links and gpus"),
+        (["--workload", SMALL, "--again"], "--again is of --suite cells, cells-links, gpus and overload"),
+        (["--suite", "overload", "--slo", "ttft=5"], "--slo is not of --suite overload, which sets it itself"),
+        (["--suite", "overload", "--seeds", "2"], "--seeds is not of --suite overload, which sets it itself"),
+        (["--suite", "overload", "--trace-dir", "/nowhere"], "--trace-dir /nowhere: has none of servegen_market"),
     ],
 )
 def test_a_mistake_costs_one_line_and_exit_code_2(simulate: Any, arguments: list[str], line: str) -> None:
