@@ -76,6 +76,14 @@ def simulate(
             help="Whether policies may divide GPUs between two runs. [default: those that are made for it]",
         ),
     ] = None,
+    noise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Runs take more or less than their costs, with this standard deviation: 0.05, or measured, which is "
+            "that of --costs. [default: none]",
+        ),
+    ] = None,
     sweep: Annotated[
         str | None, typer.Option(metavar="SWEEP", help="A key of the workload, like models=16:80:8.")
     ] = None,

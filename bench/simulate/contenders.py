@@ -8,7 +8,7 @@ from typing import Any
 from aegis.core.role import Roles
 from aegis.policies import RECIPES
 from bench.simulate.setting import Setting
-from bench.simulate.tuning import GRIDS, Knob
+from bench.simulate.tuning import GRIDS, Knob, Value
 
 OURS = "least-slack"
 MARKETS = tuple(name for name, known in RECIPES.items() if name != OURS and not known.one_model)
@@ -30,6 +30,10 @@ class Contender:
 
     def of(self, setting: Setting) -> Setting:
         return replace(setting, policy=self.policy, **dict(self.changes))
+
+    @property
+    def defaults(self) -> dict[str, Value]:
+        return {knob.name: knob.default for knob in self.knobs}
 
     @property
     def apart(self) -> bool:

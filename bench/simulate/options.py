@@ -17,6 +17,7 @@ from aegis.core.role import Roles
 from aegis.policies import RECIPES, published, recipe
 from aegis.sim.faults.plan import EVERY, Kind, kinds_of
 from aegis.sim.faults.seed_runs import BrokenSeed, broken_seeds
+from aegis.sim.gpu_costs import measured_noise
 from aegis.telemetry import files
 from bench.common import result_files
 from bench.simulate import plot_files, sweep, table
@@ -58,13 +59,15 @@ _NOT_OF_A_SUITE = (
     "link",
     "switch",
     "lanes",
+    "noise",
     "sweep",
     *_OF_ONE,
 )
 _OF_A_SEARCH = ("seeds", "only", "again")
 _NOT_OF_A_SEARCH = ("prefill", "decode", "mixed", "roles", "sweep", "records", "spans", "as_published", "trace_dir")
-_NOT_OF_CELLS = ("workload", "trace", "gpu", "models", "slo", "give_up", "costs", "link", "switch")
+_NOT_OF_CELLS = ("workload", "trace", "gpu", "models", "slo", "give_up", "costs", "link", "switch", "noise")
 _SEARCH_SEEDS = 3
+_MEASURED = "measured"
 _FAULT_SEEDS_AT_A_TIME = 25
 _FAULT_SEEDS = 200
 _OF_FAULTS = ("faults", "fault", "seed", "seeds", "jobs", "last")
@@ -228,12 +231,31 @@ def chosen(given: Mapping[str, Any]) -> dict[str, Any]:
         said["link_bytes_per_s"] = round(given["link"] * 1e9)
     if given.get("switch") is not None:
         said["switch_ns"] = round(given["switch"] * NS_PER_S)
+    if given.get("noise") is not None:
+        said["noise"] = _noise(given["noise"], given.get("costs"))
     if given.get("roles"):
         said["roles"] = _roles(given["roles"])
     if given.get("mixed") is None and {"prefill", "decode"} & set(said):
         said["mixed"] = said.get("prefill", 6) + said.get("decode", 10)
         said["counted"] = True
     return said
+
+
+def _noise(text: str, costs: Path | None) -> float:
+    if text == _MEASURED:
+        measured = measured_noise(costs) if costs else None
+        if measured is None:
+            raise UserError(
+                f"--noise {_MEASURED}: needs --costs of a file that `aegis calibrate` has written `noise` into"
+            )
+        return measured
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UserError(f"--noise {text}: should be a share from 0 to 1, like 0.05, or {_MEASURED}")
+    return share
 
 
 def _roles(text: str) -> Roles:

@@ -41,6 +41,7 @@ _WHERE_SET = (
     "trace_s",
     "trace_speed",
     "named_shapes",
+    "noise",
 )
 """Only written where they are set, so that older results can be told to be of the same setting."""
 
@@ -58,7 +59,8 @@ class Setting:
     its `GroupedFcfs`; `engine` is a rival's (`aegis.sim.rival_engines`). `prompts` is a trace whose prompts replace the
     drawn ones. What is reused of them is what a cache of `cache_tokens` still has; None: a cache without bounds. 0 also
     reuses nothing of drawn prompts. Of a trace that passes `trace_speed` times as fast its first `trace_s` seconds.
-    `named_shapes` are pairs of a text and a shape: of models with the text in their names."""
+    `named_shapes` are pairs of a text and a shape: of models with the text in their names. `noise` is the standard
+    deviation of runs, as a share of what they take; None: none."""
 
     policy: str
     workload: str | None = None
@@ -90,6 +92,7 @@ class Setting:
     trace_s: float | None = None
     trace_speed: float | None = None
     named_shapes: tuple[tuple[str, str], ...] = ()
+    noise: float | None = None
 
     def conditions(self) -> dict[str, Any]:
         """All but the policy, as it is written into results."""
@@ -125,6 +128,8 @@ def pool_of(setting: Setting) -> Pool:
         recipe=known,
         slab_bytes=setting.slab_bytes,
         lanes=known.lanes if setting.lanes is None else setting.lanes,
+        noise=setting.noise or 0.0,
+        noise_seed=setting.seed,
     )
     _check_fits(pool)
     _uncosted(setting, pool.specs)

@@ -25,11 +25,13 @@ PROBES_MAX = 24
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A parameter: the values that are tried, ascending, among them the one that it has unless tuned."""
+    """A parameter: the values that are tried, ascending, among them the one that it has unless tuned. All of them are
+    tried once if it `scans`, because the best of them may lie behind worse ones."""
 
     name: str
     values: tuple[Value, ...]
     default: Value
+    scans: bool = False
 
     def __post_init__(self) -> None:
         assert self.default in self.values
@@ -51,7 +53,7 @@ class Tuned(Struct, frozen=True):
     probes: tuple[TuningProbe, ...]
 
 
-_SHARE = Knob("prefill_share", tuple(part / 16 for part in range(2, 9)), 6 / 16)
+_SHARE = Knob("prefill_share", tuple(part / 16 for part in range(2, 9)), 6 / 16, scans=True)
 _GROUP = Knob("max_group_size", (2, 4, 8, 16, 32), 8)
 _Q_MAX = Knob("q_max_s", (1, 2, 4, 8, 16), 4)
 _SWITCHING = Knob("switching_share", (0.0, 0.02, 0.05, 0.1, 0.2, 0.4), 0.05)
@@ -83,9 +85,9 @@ def climb(
     start: Parameters | None = None,
     most: int = PROBES_MAX,
 ) -> Tuned:
-    """From `start`, unless said the defaults, one knob after the other upwards as long as the score grows, else
-    downwards; again from the first one until a round changes nothing, all is on time, or `most` were tried. Of equal
-    scores the first one counts."""
+    """From `start`, unless said the defaults: the best of what scans, then one knob after the other upwards as long as
+    the score grows, else downwards; again from the first one until a round changes nothing, all is on time, or `most`
+    were tried. Of equal scores the first one counts."""
     best = {knob.name: knob.default for knob in knobs} if start is None else dict(start)
     scores: dict[tuple[Value, ...], float] = {}
 
@@ -96,8 +98,10 @@ def climb(
             scores[at] = float("-inf") if ended else score(parameters)
         return scores[at]
 
-    improved = True
     tried(best)
+    for knob in [knob for knob in knobs if knob.scans]:
+        best = max([best, *({**best, knob.name: value} for value in knob.values)], key=tried)
+    improved = True
     while improved:
         improved = False
         for knob in knobs:

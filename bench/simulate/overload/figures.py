@@ -15,7 +15,7 @@ from bench.simulate import figures
 from bench.simulate.contenders import OURS, Contender
 from bench.simulate.overload.suite import Cell
 from bench.simulate.setting import Setting, pool_of, run
-from bench.simulate.tuning import Tuned, climb, with_parameters
+from bench.simulate.tuning import Parameters, Tuned, climb, with_parameters
 
 LEAST_RATIO, MEDIAN_RATIO = 0.98, 1.15
 """Ours over the best rival: in every cell, and in the median."""
@@ -90,12 +90,21 @@ def measured(task: tuple[Cell, Contender, int]) -> Measured:
     contender, setting = cell.contender(contender, seed)
     if not contender.knobs:
         return Measured(contender.name, contender.rival, _simulated(setting, cell.seconds))
-    tuned = climb(contender.knobs, lambda parameters: _score(cell.shortened(with_parameters(setting, parameters))))
-    defaults = {knob.name: knob.default for knob in contender.knobs}
-    plain = _simulated(with_parameters(setting, defaults), cell.seconds)
+    defaults, known = contender.defaults, dict[Setting, LoadFigures]()
+
+    def simulated(of: Setting) -> LoadFigures:
+        if of not in known:
+            known[of] = _simulated(of, cell.seconds)
+        return known[of]
+
+    def score(parameters: Parameters) -> float:
+        return simulated(cell.shortened(with_parameters(setting, parameters))).on_time
+
+    tuned = climb(contender.knobs, score)
+    plain = simulated(with_parameters(setting, defaults))
     if tuned.parameters == defaults:
         return Measured(contender.name, contender.rival, plain, tuned)
-    better = _simulated(with_parameters(setting, tuned.parameters), cell.seconds)
+    better = simulated(with_parameters(setting, tuned.parameters))
     if better.on_time < plain.on_time:
         return Measured(contender.name, contender.rival, plain, Tuned(defaults, tuned.probes))
     return Measured(contender.name, contender.rival, better, tuned, plain.on_time)
@@ -103,10 +112,6 @@ def measured(task: tuple[Cell, Contender, int]) -> Measured:
 
 def _simulated(setting: Setting, seconds: int) -> LoadFigures:
     return load_figures(run(setting), {spec.model: spec.slo for spec in pool_of(setting).specs}, seconds)
-
-
-def _score(setting: Setting) -> float:
-    return figures.figures(run(setting)).attainment
 
 
 def compared(cell: Cell, found: Sequence[Measured]) -> OverloadCell:

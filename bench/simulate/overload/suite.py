@@ -30,7 +30,6 @@ class _Recorded:
     file: str
     gpus: tuple[int, ...]
     seconds: int = _SECONDS
-    tuning_seconds: int = _SECONDS
     speed: int | None = None
     models: str = "mix"
     named_shapes: tuple[tuple[str, str], ...] = ()
@@ -41,20 +40,18 @@ _RECORDED = (
         "servegen",
         "servegen_market.csv.gz",
         (6, 9, 12, 18, 24, 30, 38),
-        tuning_seconds=_TUNING_SECONDS,
         models="qwen2.5-14b",
         named_shapes=(("small", "qwen2.5-7b"), ("image", "qwen2.5-7b")),
     ),
     _Recorded("arena", "arena27.csv.gz", (1, 2, 3)),
-    # 14 days, of which the first ones have hardly any requests
-    _Recorded("gentd", "gentd26_86models.csv.gz", tuple(range(1, 9)), seconds=4032, tuning_seconds=4032, speed=300),
+    _Recorded("gentd", "gentd26_86models.csv.gz", tuple(range(1, 9)), seconds=4032, speed=300),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Requests of `seconds` on some GPUs. Rivals are tuned on the first `tuning_seconds`. `available`: its trace is
-    there."""
+    """Requests of `seconds` on some GPUs. Rivals are tuned on the first `tuning_seconds`: all of them if it is a trace,
+    no part of which is like the whole. `available`: its trace is there."""
 
     name: str
     setting: Setting
@@ -69,8 +66,8 @@ class Cell:
 
     def shortened(self, setting: Setting) -> Setting:
         """What rivals are tuned on."""
-        if setting.trace is not None:
-            return replace(setting, trace_s=min(self.tuning_seconds, self.seconds))
+        if self.tuning_seconds == self.seconds:
+            return setting
         assert setting.workload
         return replace(setting, workload=spec.override(setting.workload, "duration", str(self.tuning_seconds)))
 
@@ -135,7 +132,7 @@ def _of_trace(trace: _Recorded, file: Path, gpus: int, available: bool) -> Cell:
         name=f"{trace.name}/{gpus}gpus",
         setting=setting,
         seconds=trace.seconds,
-        tuning_seconds=trace.tuning_seconds,
+        tuning_seconds=trace.seconds,
         available=available,
     )
 

@@ -1,6 +1,7 @@
 """The search for a rival's best parameters, and what they are of a simulation."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,14 @@ def test_a_knob_is_moved_again_when_another_one_has_changed_what_is_best() -> No
         return (two if one <= 2 else 0) / 1000 + (one / 10 if two == 30 else 0)
 
     assert climb((ONE, TWO), score).parameters == {"one": 4, "two": 30}
+
+
+def test_of_what_scans_the_best_is_found_behind_worse_ones() -> None:
+    def score(parameters: Parameters) -> float:
+        return {1: 0.5, 2: 0.4, 3: 0.1, 4: 0.8}[int(parameters["one"])] + parameters["two"] / 1000
+
+    assert climb((ONE, TWO), score).parameters == {"one": 1, "two": 30}
+    assert climb((TWO, replace(ONE, scans=True)), score).parameters == {"two": 30, "one": 4}
 
 
 @pytest.mark.parametrize(("most", "tried"), [(1, 1), (3, 3), (24, 9)])

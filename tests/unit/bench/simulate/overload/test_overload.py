@@ -190,6 +190,9 @@ def test_a_rival_counts_with_its_best_parameters_and_never_with_worse_ones() -> 
     one = measured(crowd(Knob("max_batch", (1, 64), 1)))
     assert one.tuned and one.tuned.parameters == {"max_batch": 64}
     assert one.figures == plain.figures and one.untuned is not None and one.untuned < plain.figures.on_time
+    whole, contender, seed = crowd(Knob("max_batch", (1, 64), 1))
+    same = measured((replace(whole, tuning_seconds=60), contender, seed))
+    assert same.figures == one.figures and same.tuned and same.tuned.probes[1].attainment == one.figures.on_time
     good = measured(crowd(Knob("max_batch", (1, 64), 64)))
     assert good.tuned and good.tuned.parameters == {"max_batch": 64} and good.untuned is None
     assert [probe.parameters["max_batch"] for probe in good.tuned.probes] == [64, 1]
