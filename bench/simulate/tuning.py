@@ -59,12 +59,13 @@ _Q_MAX = Knob("q_max_s", (1, 2, 4, 8, 16), 4)
 _SWITCHING = Knob("switching_share", (0.0, 0.02, 0.05, 0.1, 0.2, 0.4), 0.05)
 _BATCH = Knob("max_batch", (8, 16, 32, 64, 128, 256), 64)
 _WEIGHTS = Knob("weights_share", (0.5, 0.625, 0.75, 0.875), 0.75)
+_PREEMPTS = Knob("preempts", (0, 1), 1)
 _SLICE = Knob("slice_ms", (12, 25, 50, 100, 200), 50)
 
 GRIDS: Mapping[str, tuple[Knob, ...]] = {
     "aegaeon": (_SHARE, _SWITCHING, _GROUP, _Q_MAX, _BATCH),
     "serverlessllm": (_BATCH,),
-    "qlm": (_BATCH,),
+    "qlm": (_PREEMPTS, _BATCH),
     "muxserve": (_WEIGHTS, _SLICE, _BATCH),
     "dedicated": (_BATCH,),
     "prefill-first": (_SWITCHING, _Q_MAX, _BATCH),
@@ -166,6 +167,8 @@ def with_parameters(setting: Setting, parameters: Parameters) -> Setting:
                 turns[name] = value
             case "slice_ms":
                 options["slice_ns"] = round(value * NS_PER_MS)
+            case "preempts":
+                options[name] = bool(value)
             case "weights_share":
                 options["weights_bytes_max"] = int(gpu(setting.gpu).memory_bytes * value)
             case _:
@@ -180,6 +183,7 @@ _WORDS: Mapping[str, Callable[[Value], str]] = {
     "max_group_size": lambda value: f"groups of {value:g}",
     "q_max_s": lambda value: f"Q_MAX {value:g} s",
     "switching_share": lambda value: f"switching {value:.0%}",
+    "preempts": lambda value: "not preempting",
     "slice_ms": lambda value: f"slices of {value:g} ms",
     "weights_share": lambda value: f"weights {value:.1%}",
 }
