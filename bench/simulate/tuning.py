@@ -56,9 +56,9 @@ class Tuned(Struct, frozen=True):
 _SHARE = Knob("prefill_share", tuple(part / 16 for part in range(2, 9)), 6 / 16, scans=True)
 _GROUP = Knob("max_group_size", (2, 4, 8, 16, 32), 8)
 _Q_MAX = Knob("q_max_s", (1, 2, 4, 8, 16), 4)
-_SWITCHING = Knob("switching_share", (0.0, 0.02, 0.05, 0.1, 0.2, 0.4), 0.05)
+_SWITCHING = Knob("switching_share", (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6), 0.05)
 _BATCH = Knob("max_batch", (8, 16, 32, 64, 128, 256), 64)
-_WEIGHTS = Knob("weights_share", (0.5, 0.625, 0.75, 0.875), 0.75)
+_WEIGHTS = Knob("weights_share", (0.5, 0.625, 0.75, 0.875, 0.9375), 0.75)
 _PREEMPTS = Knob("preempts", (0, 1), 1)
 _SLICE = Knob("slice_ms", (12, 25, 50, 100, 200), 50)
 

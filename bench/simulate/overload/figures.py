@@ -104,10 +104,14 @@ def measured(task: tuple[Cell, Contender, int]) -> Measured:
     plain = simulated(with_parameters(setting, defaults))
     if tuned.parameters == defaults:
         return Measured(contender.name, contender.rival, plain, tuned)
-    better = simulated(with_parameters(setting, tuned.parameters))
-    if better.on_time < plain.on_time:
-        return Measured(contender.name, contender.rival, plain, Tuned(defaults, tuned.probes))
-    return Measured(contender.name, contender.rival, better, tuned, plain.on_time)
+    return better_of(contender, tuned, plain, simulated(with_parameters(setting, tuned.parameters)))
+
+
+def better_of(contender: Contender, tuned: Tuned, plain: LoadFigures, other: LoadFigures) -> Measured:
+    """`plain` is of the defaults and `other` of what a shorter run found to be better."""
+    if other.on_time < plain.on_time:
+        return Measured(contender.name, contender.rival, plain, Tuned(contender.defaults, tuned.probes))
+    return Measured(contender.name, contender.rival, other, tuned, plain.on_time)
 
 
 def _simulated(setting: Setting, seconds: int) -> LoadFigures:

@@ -21,6 +21,7 @@ from bench.simulate.overload.figures import (
     LoadFigures,
     Measured,
     OverloadCell,
+    better_of,
     compared,
     load_figures,
     measured,
@@ -29,7 +30,7 @@ from bench.simulate.overload.figures import (
 from bench.simulate.overload.run import Choice, run
 from bench.simulate.overload.suite import Cell, OverloadSuite, overload
 from bench.simulate.setting import Setting, models_of, pool_of
-from bench.simulate.tuning import Knob
+from bench.simulate.tuning import Knob, Tuned, TuningProbe
 
 HEAD = "arrival_s,model,input_tokens,output_tokens"
 ONE = Choice(policies=("serverlessllm", OURS), only=("0.5rps/x1.5",))
@@ -200,6 +201,14 @@ def test_a_rival_counts_with_its_best_parameters_and_never_with_worse_ones() -> 
 
 def figures(on_time: float, ttft_ms: float | None = 100.0) -> LoadFigures:
     return LoadFigures(10, 0, on_time, 10.0, 1.0, ttft_ms, ttft_ms, 0, 0.5, 10.0)
+
+
+def test_what_only_looked_better_in_a_shorter_run_does_not_count() -> None:
+    contender = Contender(name="it", policy="qlm", rival=True, knobs=(Knob("max_batch", (1, 64), 64),))
+    tuned = Tuned({"max_batch": 1}, (TuningProbe({"max_batch": 1}, 0.9),))
+    worse = better_of(contender, tuned, figures(0.6), figures(0.5))
+    assert worse == Measured("it", True, figures(0.6), Tuned({"max_batch": 64}, tuned.probes))
+    assert better_of(contender, tuned, figures(0.6), figures(0.7)) == Measured("it", True, figures(0.7), tuned, 0.6)
 
 
 def test_ours_is_compared_with_the_best_rival_and_bars_are_told() -> None:
