@@ -27,6 +27,7 @@ COMPILED = (
     "aegis/sim/market.py",
     "aegis/sim/nano_batches.py",
     "aegis/sim/node_memory.py",
+    "aegis/sim/noise.py",
     "aegis/sim/processor_sharing.py",
     "aegis/sim/times.py",
     "aegis/sim/timeline_semaphores.py",

@@ -295,6 +295,7 @@ class _CostsFile(Section):
     run_ms: _Ms | None = None
     copy_ms: _Ms | None = None
     contention: _Ms | None = None
+    noise: _Ms | None = None
     lanes: _Lanes | None = None
     costs: dict[str, _Fit] = Field(min_length=1)
 
@@ -322,6 +323,11 @@ def with_costs(spec: GpuSpec, file: Path) -> GpuSpec:
 def costed(file: Path) -> frozenset[str]:
     """The models, or shapes, that such a file has costs of. Raises UserError."""
     return frozenset(read(file, _CostsFile).costs)
+
+
+def measured_noise(file: Path) -> float | None:
+    """The standard deviation of runs about their costs, as a share; None if the file does not say. Raises UserError."""
+    return read(file, _CostsFile).noise
 
 
 def _shares(lanes: _Lanes | None) -> ComputeShares | None:

@@ -33,6 +33,7 @@ from aegis.sim.effects import InstanceEffects
 from aegis.sim.event_queue import NEVER_NS, EventQueue
 from aegis.sim.flows import Link
 from aegis.sim.lane_run import DividedCompute, LaneRun
+from aegis.sim.noise import RunNoise
 from aegis.sim.processor_sharing import SharedProcessors
 from aegis.sim.step_costs import StepCosts
 from aegis.sim.timeline_semaphores import TimelineSemaphores
@@ -84,8 +85,9 @@ class SimInstance:
     """`switch_ns` is what a change of model takes besides its copy, `run_ns` what lies between two runs. Where it
     `reports`, as it must on a device that it shares, the market learns whether it is idle, and it that time passes.
     Where prompts run `by_layers`, pieces of one read nothing twice. One that `skips_kept` takes no
-    time for what a workload says is kept of a prompt, which its core does not know of.
-    `divided` is its device where that has lanes: while one of them is free the core hears everything at once."""
+    time for what a workload says is kept of a prompt, which its core does not know of. With `noise` each run takes more
+    or less than it costs. `divided` is its device where that has lanes: while one of them is free the core hears
+    everything at once."""
 
     def __init__(
         self,
@@ -106,6 +108,7 @@ class SimInstance:
         reports: bool = False,
         by_layers: bool = False,
         skips_kept: bool = False,
+        noise: RunNoise | None = None,
     ) -> None:
         self.instance = instance
         self.core = core
@@ -120,6 +123,7 @@ class SimInstance:
         self._divided = divided
         self._by_layers = by_layers
         self._skips_kept = skips_kept
+        self._noise = noise
         self._shares: tuple[int, ...] = (WHOLE,)
         self._runs: dict[int, LaneRun] = {}  # under way, by lane
         self._added: set[ModelId] = set()
@@ -296,9 +300,10 @@ class SimInstance:
         lengths = self._watch.output_tokens
         left = [lengths(row.job.request) - row.index for row in run.rows]
         lane_run = self._runs[run.lane] = LaneRun(run, left, self._slowed)
+        costs = self._costs[run.model]
         lane_run.begin(
             self._agenda.now_ns + late_ns + self._run_ns,
-            self._costs[run.model],
+            costs.scaled(self._noise.factor_ppm()) if self._noise else costs,
             share=self._shares[run.lane],
             divided=self._divided,
             processors=self._processors,

@@ -22,6 +22,7 @@ from aegis.sim.gpu_costs import GpuSpec
 from aegis.sim.instance import SimInstance
 from aegis.sim.lane_run import DividedCompute
 from aegis.sim.market import SimMarket, SimRequest
+from aegis.sim.noise import RunNoise
 from aegis.sim.processor_sharing import SharedProcessors
 from aegis.sim.sampling import HostUse, Sampler
 from aegis.telemetry.decisions import DecisionLog
@@ -61,6 +62,8 @@ class Pool:
     explains: bool = False  # all that its cores decide
     reuses: bool = False  # KV of requests that have ended
     lanes: bool = False  # instances may divide their devices, where policies do
+    noise: float = 0.0  # standard deviation of runs, as a share of what they take
+    noise_seed: int = 0
     sample_ns: int = 0  # look at the host's slabs so often; 0: never
 
     def instances(self) -> dict[InstanceId, Role]:
@@ -246,6 +249,7 @@ def _bring_up(
             reports=reports,
             by_layers=pool.recipe.by_layers,
             skips_kept=role is Role.PREFILL and not pool.reuses,
+            noise=RunNoise(pool.noise, pool.noise_seed, name) if pool.noise else None,
         )
         market.join(instance, device.arbiter)
         if reports or at_once:

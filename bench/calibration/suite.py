@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,9 +129,11 @@ def grid_for(node: NodeReport) -> str:
     return f"grid:models={len(node.models)},prompt={max(min(usual.prompt, shortest - answer), 1)},answer={answer}"
 
 
+_MEDIAN_OF_NORMAL = 0.6745  # of how far draws are from the mean, in standard deviations
 _HEAD = (
     "# Measured by `aegis calibrate`, for `aegis simulate --costs`. Bytes per second; milliseconds, of costs per step\n"
-    "# or prompt, per 1 000 tokens, per row of a batch, per step of more than one row, per 1 000 000 squared tokens.\n"
+    "# or prompt, per 1 000 tokens, per row of a batch, per step of more than one row, per 1 000 000 squared tokens;\n"
+    "# noise as a share of what a run takes.\n"
 )
 
 
@@ -148,6 +150,8 @@ def written(contention: float, fits: Mapping[ModelId, StepFit], rates: Rates, la
     if rates.message_ns is not None:
         content["handover_ms"] = _ms(2 * rates.message_ns)
     content["contention"] = round(contention, 3)
+    if noise := _noise(fits.values()):
+        content["noise"] = noise
     if lanes:
         known = lanes.shares
         content["lanes"] = {
@@ -158,6 +162,15 @@ def written(contention: float, fits: Mapping[ModelId, StepFit], rates: Rates, la
         }
     content["costs"] = {str(model): _costs(fit) for model, fit in fits.items()}
     return _HEAD + yaml.safe_dump(content, sort_keys=False, default_flow_style=None)
+
+
+def _noise(fits: Iterable[StepFit]) -> float | None:
+    """The standard deviation of runs about their costs, as a share; None if too few were seen. It is that of a normal
+    distribution with the median of the errors, so hiccups do not count."""
+    of = [quality for fit in fits for quality in (fit.decode_quality, fit.prefill_quality) if quality.observations]
+    runs = sum(quality.observations for quality in of)
+    typical = sum(quality.observations * quality.typical for quality in of)
+    return round(typical / runs / _MEDIAN_OF_NORMAL, 3) if runs else None
 
 
 def _costs(fit: StepFit) -> dict[str, dict[str, float]]:

@@ -231,10 +231,11 @@ def _lines(
     width = max(len(name) for name, _ in lines)
     yield (
         f"{'model':{width}} {'requests':>8} {'E2E live':>9} {'sim':>9} {'error':>7} {'each':>6} "
-        f"{'TTFT p99':>9} {'sim':>9} {'error':>7}"
+        f"{'TTFT p99':>9} {'sim':>9} {'error':>7} {'on time':>8} {'sim':>8}"
     )
     for name, c in lines:
         e2e = f"{c.live_e2e_mean_ms:9.1f} {c.sim_e2e_mean_ms:9.1f} {c.e2e_mean_error:+7.1%} {c.each_e2e_error:6.1%}"
         ttft = f"{c.live_ttft_p99_ms:9.1f} {c.sim_ttft_p99_ms:9.1f} {c.ttft_p99_error:+7.1%}"
-        yield f"{name:{width}} {c.requests:8} {e2e} {ttft}"
+        on_time = f"{c.live_on_time:8.2%} {c.sim_on_time:8.2%}"
+        yield f"{name:{width}} {c.requests:8} {e2e} {ttft} {on_time}"
     yield f"switches: {result['live_switches']} live, {result['simulated_switches']} simulated; times in ms"

@@ -16,9 +16,8 @@ from bench.common import result_files
 from bench.common.numbers import percent, seconds, size
 from bench.plan.search import Need, Plan, PlanSettings, plan
 from bench.simulate import table
-from bench.simulate.cells.figures import value
-from bench.simulate.cells.search import Probe
-from bench.simulate.cells.suites import OURS
+from bench.simulate.cells.search import Probe, end_of
+from bench.simulate.contenders import OURS
 from bench.simulate.options import chosen
 from bench.simulate.setting import Setting, check_asked, tell_uncosted
 from bench.simulate.workers import cores
@@ -76,7 +75,7 @@ def sentence(answer: Plan) -> str:
     first, *others = answer.needs
     if first.gpus.at is None:
         return (
-            f"{value(first.gpus):g} × {answer.gpu} are not enough for {count(answer.models, 'model')}: "
+            f"{end_of(first.gpus):g} × {answer.gpu} are not enough for {count(answer.models, 'model')}: "
             f"{percent(first.enough.ttft_attainment)} of first tokens and {percent(first.enough.attainment)} of tokens "
             "on time. Allow more (--most), later tokens (--slo), or take a faster GPU (--gpu)."
         )
@@ -90,14 +89,14 @@ def sentence(answer: Plan) -> str:
     if dedicated is None:
         return f"{told}."
     if dedicated.gpus.at is None:
-        return f"{told}; with a GPU for each model {value(dedicated.gpus):g} would not be enough."
+        return f"{told}; with a GPU for each model {end_of(dedicated.gpus):g} would not be enough."
     return f"{told}; with a GPU for each model it takes {dedicated.gpus.at:g}."
 
 
 def memory(answer: Plan) -> str:
     """The memory that is needed, and where."""
     first = answer.needs[0]
-    gpus, host = round(value(first.gpus)), answer.weight_bytes + first.use.kv_bytes
+    gpus, host = round(end_of(first.gpus)), answer.weight_bytes + first.use.kv_bytes
     return (
         f"Weights {size(answer.weight_bytes)}, of the largest model {size(answer.largest_bytes)}; KV up to "
         f"{size(first.use.kv_bytes)} at once; {gpus} × {answer.gpu} hold {size(gpus * answer.gpu_bytes)}.\n"
