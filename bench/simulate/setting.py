@@ -29,7 +29,7 @@ _DEFAULT_SLO = Slo()
 _SPARE_TOKENS = 32
 _KEPT_WORKLOADS = 32  # of some megabytes each
 _NAMES_SHOWN = 3
-_OF_RIVALS = ("options", "engine", "prompts", "cache_tokens")
+_OF_RIVALS = ("options", "engine", "prompts", "cache_tokens", "peer_loads")
 """Only written where they are set, so that older results can be told to be of the same setting."""
 
 
@@ -42,6 +42,7 @@ class Setting:
     after `give_up_ns` fails when the next one arrives; None: as the policy has it, which only as published gives up.
     `link_bytes_per_s`, in and out, and `switch_ns` are the GPU's unless said, `max_batch` sequences in a batch and
     `budget_tokens` of a step the policy's. `lanes`: policies may divide GPUs; None: those that are made for it.
+    `peer_loads`: the GPUs of a node carry parts of each other's loads.
     `options` are fields of the policy by their names, `engine` is a rival's (`aegis.sim.rival_engines`). `prompts` is a
     trace whose prompts replace the drawn ones. What is reused of them is what a cache of `cache_tokens` still has;
     None: a cache without bounds. 0 also reuses nothing of drawn prompts."""
@@ -65,6 +66,7 @@ class Setting:
     slab_bytes: int = 1 << 30
     give_up_ns: int | None = None
     lanes: bool | None = None
+    peer_loads: bool = False
     max_batch: int | None = None
     budget_tokens: int | None = None
     options: tuple[tuple[str, Any], ...] = ()
@@ -102,6 +104,7 @@ def pool_of(setting: Setting) -> Pool:
         recipe=known,
         slab_bytes=setting.slab_bytes,
         lanes=known.lanes if setting.lanes is None else setting.lanes,
+        peer_loads=setting.peer_loads,
     )
     _check_fits(pool)
     _uncosted(setting, pool.specs)

@@ -15,6 +15,7 @@ from aegis.core.events import LoadFailed, Progress
 from aegis.core.ids import ModelId
 from aegis.core.request import EventHandle
 from aegis.sim.copies import Copy, Streams
+from aegis.sim.flows import Link
 from aegis.sim.faults.device_memory import DeviceMemory, pairs_of
 from aegis.sim.faults.fake_models import PAGE
 from aegis.sim.faults.state import Action, FaultWorldState
@@ -89,6 +90,9 @@ class ContentCopies:
 
     def stop(self, stream: StreamName) -> None:
         """It takes its whole time."""
+
+    def help(self, stream: StreamName, link: Link, bytes_per_s_max: int) -> None:
+        """Nothing is shared."""
 
     def _fail(self, content: _Content) -> None:
         if content.unreadable is not None:
