@@ -82,9 +82,7 @@ class PeerLinks:
         for peer in self._idle(target)[: self._most]:
             at = len(messages)
             self._carrying[peer] = (target, asked.load)
-            messages.append(
-                (peer, CarryImage(target, asked.load, at, asked.nbytes, asked.cached, asked.requests[at]))
-            )
+            messages.append((peer, CarryImage(target, asked.load, at, asked.nbytes, asked.cached, asked.requests[at])))
         return messages
 
     def _idle(self, target: InstanceId) -> list[InstanceId]:

@@ -1,4 +1,4 @@
-"""An instance's part in loads over several devices' links: what it asks of peers, and the pages that it lends to theirs.
+"""An instance's part in loads over several devices' links: what it asks of its peers, and the pages that it lends.
 
 `memory.peer_links` brings the two together. A demanded load begins at once over the instance's own link; peers join it
 as they come. An instance carries for one peer at a time, and only with pages that are free and while no demanded load

@@ -422,7 +422,7 @@ class CarryBegan(Struct, frozen=True, tag=True):
 
 
 class CarryOver(Struct, frozen=True, tag=True):
-    """Answers `CarryImage`: nothing is carried any more, or nothing was, because the link is busy or no page is free."""
+    """Answers `CarryImage`: nothing is carried any more, or nothing was: the link is busy, or there are no pages."""
 
     target: InstanceId
     load: EventHandle

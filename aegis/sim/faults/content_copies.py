@@ -15,10 +15,10 @@ from aegis.core.events import LoadFailed, Progress
 from aegis.core.ids import ModelId
 from aegis.core.request import EventHandle
 from aegis.sim.copies import Copy, Streams
-from aegis.sim.flows import Link
 from aegis.sim.faults.device_memory import DeviceMemory, pairs_of
 from aegis.sim.faults.fake_models import PAGE
 from aegis.sim.faults.state import Action, FaultWorldState
+from aegis.sim.flows import Link
 
 
 class Process(Protocol):
