@@ -24,27 +24,28 @@ LinkMessage = tuple[InstanceId, CarryImage | PeerReady]
 class PeerLinks:
     """`most` peers carry for one load: more than the peer link takes would only be in each other's way."""
 
-    __slots__ = ("_addresses", "_carrying", "_devices", "_loading", "_most")
+    __slots__ = ("_carrying", "_devices", "_loading", "_most", "_staged")
 
     def __init__(self, most: int) -> None:
         self._most = min(most, PEERS_MAX)
-        self._devices: dict[InstanceId, int] = {}
-        self._addresses: dict[InstanceId, str] = {}
+        self._devices: dict[InstanceId, str] = {}  # by the addresses of their memory
         self._loading: dict[InstanceId, dict[EventHandle, None]] = {}
         self._carrying: dict[InstanceId, tuple[InstanceId, EventHandle]] = {}
+        self._staged: dict[InstanceId, int] = {}  # words of those that have carried
 
-    def join(self, instance: InstanceId, device: int, address: str = "") -> None:
-        """It is on that device, one of those that reach each other; `address` is that of its memory."""
-        self._devices[instance] = device
-        self._addresses[instance] = address
+    def join(self, instance: InstanceId, address: str) -> None:
+        """It is on the device whose memory is there, one of those that reach each other."""
+        self._devices[instance] = address
         self._loading[instance] = {}
 
-    def lost(self, instance: InstanceId) -> None:
-        """It neither loads nor carries any more. Who carries for it finds that by itself."""
-        if instance in self._devices:
-            for known in (self._devices, self._addresses, self._loading):
-                del known[instance]
-            self._carrying.pop(instance, None)
+    def lost(self, instance: InstanceId) -> int | None:
+        """It neither loads nor carries any more. Who carries for it finds that by itself. Who takes pieces from it has
+        to, before its pages are anybody else's: the word by which it told of them is to be poisoned."""
+        if instance not in self._devices:
+            return None
+        del self._devices[instance], self._loading[instance]
+        self._carrying.pop(instance, None)
+        return self._staged.pop(instance, None)
 
     def on_message(self, instance: InstanceId, message: ForLinks) -> list[LinkMessage]:
         if instance not in self._devices:
@@ -55,8 +56,9 @@ class PeerLinks:
             case LoadOver(load):
                 self._loading[instance].pop(load, None)
             case CarryBegan(target, load, peer, runs, staged):
+                self._staged[instance] = staged
                 if load in self._loading.get(target, ()):
-                    ready = PeerReady(load, peer, instance, self._addresses[instance], runs, staged)
+                    ready = PeerReady(load, peer, instance, self._devices[instance], runs, staged)
                     return [(target, ready)]
             case CarryOver(target, load):
                 if self._carrying.get(instance) == (target, load):
@@ -89,7 +91,7 @@ class PeerLinks:
         """One instance of each device with an idle link, those after the target first."""
         busy = {self._devices[each] for each, loads in self._loading.items() if loads}
         busy |= {self._devices[each] for each in self._carrying}
-        free: dict[int, InstanceId] = {}
+        free: dict[str, InstanceId] = {}
         for instance, device in sorted(self._devices.items()):
             if device not in busy:
                 free.setdefault(device, instance)

@@ -89,10 +89,10 @@ class NodeMemory:
     def join(self, instance: InstanceId, arbiter: PageArbiter, links: PeerLinks | None = None) -> None:
         """The instance is on the arbiter's device. With `links` devices carry for each other's loads."""
         self._arbiters[instance] = arbiter
+        self._devices[arbiter] = None
         if links:
             self._links[instance] = links
-            links.join(instance, list(self._devices).index(arbiter) if arbiter in self._devices else len(self._devices))
-        self._devices[arbiter] = None
+            links.join(instance, f"{list(self._devices).index(arbiter):06}")
         self.host.join(instance)
         arbiter.join(instance)
 
