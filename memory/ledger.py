@@ -87,6 +87,7 @@ class Ledger:
         self._cached: dict[ModelId, tuple[PageRun, ...]] = {}  # images in the node's model cache
         self._peers = PeerLoads(
             self.pool,
+            self.balloon,
             self.transfers,
             self.effects,
             peer_words,

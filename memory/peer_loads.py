@@ -19,6 +19,7 @@ from aegis.core.ids import PageRun
 from aegis.core.messages import CarryBegan, CarryImage, CarryOver, LoadOver, NeedLinks, PeerReady
 from aegis.core.peer_links import LEAST_PIECES, PIECE_BYTES, PLACES, PeerWords
 from aegis.core.request import EventHandle
+from memory.balloon import Balloon
 from memory.copy_events import Transfers
 from memory.pages import NoPages, PagePool, Runs, count_pages
 
@@ -29,11 +30,23 @@ class PeerLoads:
     """Operations append to `effects`. Without `words` peers neither help nor are helped. `in_memory`: images are in
     host memory although no extents of a model cache are told, as in simulations of time."""
 
-    __slots__ = ("_asked", "_carried", "_effects", "_in_memory", "_pages", "_pool", "_runs", "_transfers", "_words")
+    __slots__ = (
+        "_asked",
+        "_balloon",
+        "_carried",
+        "_effects",
+        "_in_memory",
+        "_pages",
+        "_pool",
+        "_runs",
+        "_transfers",
+        "_words",
+    )
 
     def __init__(
         self,
         pool: PagePool,
+        balloon: Balloon,
         transfers: Transfers,
         effects: list[Effect],
         words: PeerWords | None,
@@ -42,6 +55,7 @@ class PeerLoads:
         in_memory: bool = False,
     ) -> None:
         self._pool = pool
+        self._balloon = balloon
         self._transfers = transfers
         self._effects = effects
         self._words = words
@@ -94,8 +108,9 @@ class PeerLoads:
             raise LawBroken(f"L2: {self.lent} pages are lent, carrying {self._carried}")
 
     def _carry(self, asked: CarryImage) -> None:
-        """The link is busy while a demanded load of our own goes over it."""
-        runs = NoPages(self._pages, 0) if self._busy() else self._pool.take(_OWNER, self._pages)
+        """The link is busy while a demanded load of our own goes over it. Where pages are missing, there may be some
+        the next time."""
+        runs = NoPages(self._pages, 0) if self._busy() else self._take()
         if isinstance(runs, NoPages):
             self._effects.append(Send(CarryOver(asked.target, asked.load)))
             return
@@ -104,6 +119,14 @@ class PeerLoads:
         self._carried, self._runs = (asked, event), runs
         self._effects.append(StageImage(asked.load, asked.nbytes, asked.cached, asked.requests, runs, event))
         self._effects.append(Send(CarryBegan(asked.target, asked.load, asked.peer, runs, self._words.staged)))
+
+    def _take(self) -> Runs | NoPages:
+        """Pages that are owed are not free."""
+        free = self._pool.free - self._balloon.short
+        if free < self._pages:
+            self._balloon.want(self._pages - free, urgent=False)
+            return NoPages(self._pages, free)
+        return self._pool.take(_OWNER, self._pages)
 
     def _busy(self) -> bool:
         flying: Mapping[StreamName, int] = self._transfers.by_stream()

@@ -123,6 +123,11 @@ class MemoryExecutor:
     def in_flight(self) -> bool:
         return self._seen != self._submitted
 
+    @property
+    def peer_load_bytes(self) -> int:
+        """What peers have carried of its loads."""
+        return self._peers.loads.carried_bytes if self._peers else 0
+
     def weights_base(self, bind: Bind) -> int:
         return self._weights.base + bind.offset_pages * self._device.page_bytes
 
