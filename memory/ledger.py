@@ -180,6 +180,7 @@ class Ledger:
         match message:
             case GrantPages():
                 self.balloon.granted(message)
+                self._peers.granted()
             case ImageCached(model, extents):
                 self._cached[model] = extents
             case EvictImage(model):

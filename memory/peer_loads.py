@@ -19,7 +19,7 @@ from aegis.core.ids import PageRun
 from aegis.core.messages import CarryBegan, CarryImage, CarryOver, LoadOver, NeedLinks, PeerReady
 from aegis.core.peer_links import LEAST_PIECES, PIECE_BYTES, PLACES, PeerWords
 from aegis.core.request import EventHandle
-from memory.balloon import Balloon
+from memory.balloon import Balloon, PageRequestState
 from memory.copy_events import Transfers
 from memory.pages import NoPages, PagePool, Runs, count_pages
 
@@ -40,6 +40,7 @@ class PeerLoads:
         "_pool",
         "_runs",
         "_transfers",
+        "_waiting",
         "_words",
     )
 
@@ -64,6 +65,7 @@ class PeerLoads:
         self._asked: dict[EventHandle, None] = {}  # loads under way that peers may carry parts of
         self._carried: tuple[CarryImage, EventHandle] | None = None
         self._runs: Runs = ()
+        self._waiting: CarryImage | None = None  # for pages
 
     @property
     def lent(self) -> int:
@@ -107,11 +109,19 @@ class PeerLoads:
         if bool(self._runs) != bool(self._carried):
             raise LawBroken(f"L2: {self.lent} pages are lent, carrying {self._carried}")
 
-    def _carry(self, asked: CarryImage) -> None:
-        """The link is busy while a demanded load of our own goes over it. Where pages are missing, there may be some
-        the next time."""
-        runs = NoPages(self._pages, 0) if self._busy() else self._take()
-        if isinstance(runs, NoPages):
+    def granted(self) -> None:
+        """The device has answered. Whether it did for these pages, or for others, no second request waits for them."""
+        if self._waiting:
+            asked, self._waiting = self._waiting, None
+            self._carry(asked, patient=False)
+
+    def _carry(self, asked: CarryImage, *, patient: bool = True) -> None:
+        """The link is busy while a demanded load of our own goes over it."""
+        runs = None if self._busy() else self._take()
+        if isinstance(runs, NoPages) and patient and self._balloon.request_state is PageRequestState.ASKED:
+            self._waiting = asked
+            return
+        if runs is None or isinstance(runs, NoPages):
             self._effects.append(Send(CarryOver(asked.target, asked.load)))
             return
         assert self._words
@@ -130,4 +140,5 @@ class PeerLoads:
 
     def _busy(self) -> bool:
         flying: Mapping[StreamName, int] = self._transfers.by_stream()
-        return self._carried is not None or flying[StreamName.WEIGHTS] > 0 or self._words is None
+        carries = self._carried is not None or self._waiting is not None
+        return carries or flying[StreamName.WEIGHTS] > 0 or self._words is None

@@ -223,6 +223,7 @@ class Link:
 
     def _leave(self, flow: Flow) -> None:
         self._version += 1
+        flow.left = 0
         self.flows.remove(flow)
         self._choose()
         if flow.helpers:

@@ -18,6 +18,7 @@ from tests.live.streams import Body, Stream, client_of
 
 NAMES = ("one", "two", "three")
 PROMPT = [9, 8, 7, 6, 5]
+INSTANCES = ("mixed-0", "mixed-1")
 SHORT, LONG = 4, 2000
 LARGE = {
     "vocab_size": 24576,
@@ -95,9 +96,10 @@ def test_a_peer_that_is_killed_takes_nothing_along(lending: Server, large: dict[
         streams = [Stream(asked(NAMES[at % 3], SHORT)) for at in range(18)]
         async with client_of(lending.url) as client:
             for at, stream in enumerate(streams):
+                eventually(lambda: lending.metrics().total("instance_up") == len(INSTANCES), "both are up again")
                 running = asyncio.create_task(stream.run(client))
                 if at % 6 == 3:
-                    os.kill(lending.pid_of("mixed-1"), signal.SIGKILL)
+                    os.kill(lending.pid_of(INSTANCES[at % 4 // 2]), signal.SIGKILL)
                 await running
         return streams
 

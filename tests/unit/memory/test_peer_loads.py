@@ -142,15 +142,28 @@ def test_who_carries_already_carries_nothing_else() -> None:
     assert sent(ledger) == [CarryOver(TARGET, EventHandle(77, 2))]
 
 
-def test_without_free_pages_it_asks_for_some_and_carries_the_next_time() -> None:
+def test_without_free_pages_it_asks_for_some_first() -> None:
     ledger = ledger_of(pages=LENT - 1)
     ledger.on_message(carry())
-    assert sent(ledger) == [NeedPages(1, urgent=False), CarryOver(TARGET, EventHandle(77, 1))]
-    ledger.check()
-    ledger.balloon.granted(GrantPages((PageRun(LENT - 1, LENT),)))
-    ledger.drain()
+    assert sent(ledger) == [NeedPages(1, urgent=False)]
     ledger.on_message(carry(load=2))
-    assert isinstance(ledger.drain()[0], StageImage)
+    assert sent(ledger) == [CarryOver(TARGET, EventHandle(77, 2))]
+    ledger.check()
+    ledger.on_message(GrantPages((PageRun(LENT - 1, LENT),)))
+    _, stage, began = ledger.drain()
+    assert isinstance(stage, StageImage) and stage.load == EventHandle(77, 1)
+    assert isinstance(began, Send) and isinstance(began.message, CarryBegan)
+    ledger.check()
+
+
+def test_where_the_device_has_no_pages_nothing_is_carried() -> None:
+    ledger = ledger_of(pages=LENT - 1)
+    ledger.on_message(carry())
+    ledger.drain()
+    ledger.on_message(GrantPages((), refused=True))
+    assert sent(ledger) == [CarryOver(TARGET, EventHandle(77, 1))]
+    ledger.on_message(carry(load=2))
+    assert sent(ledger) == [CarryOver(TARGET, EventHandle(77, 2))]
 
 
 def test_the_laws_see_pages_that_are_lent_twice_or_lost() -> None:
@@ -276,7 +289,7 @@ class Market:
         if not self.to[name]:
             return False
         message = self.to[name].popleft()
-        assert isinstance(message, CarryImage | PeerReady)
+        assert isinstance(message, CarryImage | PeerReady | GrantPages)
         ledger.on_message(message)
         return True
 
@@ -284,7 +297,9 @@ class Market:
         if not self.out[name]:
             return False
         message = self.out[name].popleft()
-        if isinstance(message, ForLinks):
+        if isinstance(message, NeedPages):
+            self.to[name].append(GrantPages((), refused=True))
+        elif isinstance(message, ForLinks):
             for receiver, answer in self.links.on_message(name, message):
                 self.to[receiver].append(answer)
         return True
