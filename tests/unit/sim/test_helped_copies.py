@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -230,3 +231,13 @@ def test_peers_are_as_many_as_the_peer_link_takes() -> None:
         "a10": 0,
         "a100": 12,
     }
+
+
+def test_a_file_of_a_gpu_may_have_a_peer_link(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "memory: 40GiB\nlink_in: 20GB\nhost_bus: 100GB\nmemory_bandwidth: 800GB\ntflops: 300\npeer_link: 70GB\n"
+    )
+    assert (gpu(str(file)).peer_bytes_per_s, gpu(str(file)).peers_max) == (70 * GB, 3)
+    file.write_text(file.read_text().replace("70GB", "5GB"))
+    assert gpu(str(file)).peers_max == 1
