@@ -26,6 +26,7 @@ LONG_NS = 60_000_000_000
 PIECES = 12
 NBYTES = PIECES * PIECE_BYTES - 12345
 PAGES = -(-NBYTES // PAGE_BYTES)
+CUT = 3 * PIECE_BYTES + 4096
 STAGING = (PageRun(0, 5), PageRun(7, 14))
 WORDS = PEER_STREAMS + PEER_WORDS
 assert sum(run.pages for run in STAGING) * PAGE_BYTES == STAGING_BYTES
@@ -55,8 +56,7 @@ class Side:
     @property
     def parts(self) -> list[tuple[int, int, int]]:
         """The image lies in two parts, the second before the first."""
-        cut = 3 * PIECE_BYTES + 4096
-        return [(0, self.host.base + NBYTES - cut, cut), (cut, self.host.base, NBYTES - cut)]
+        return [(0, self.host.base + NBYTES - CUT, CUT), (CUT, self.host.base, NBYTES - CUT)]
 
     def stage(self, number: int, load: int, peer: int, target: Side) -> EventHandle:
         return self.peers.relay.stage(number, load, self.parts, target.peers.words.requests[peer], STAGING)
@@ -80,11 +80,11 @@ class Stand:
     target: Side
     peers: list[Side]
     space: VirtualRange
+    writable: HostRegion
 
     def content_loaded(self) -> bytes:
         read = ctypes.string_at(self.space.base, NBYTES)
-        cut = 3 * PIECE_BYTES + 4096
-        return read[cut:] + read[:cut]
+        return read[CUT:] + read[:CUT]
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def stand() -> Iterator[Stand]:
     peers = [Side(words, (2 + at) * WORDS, 14, image) for at in range(2)]
     space = target.device.reserve(PAGES * PAGE_BYTES)
     space.map(0, [PageRun(0, PAGES)])
-    yield Stand(words, image, content, target, peers, space)
+    yield Stand(words, image, content, target, peers, space, writable)
     for side in (target, *peers):
         side.close()
     image.close()
@@ -145,6 +145,9 @@ def test_peers_carry_what_the_own_link_does_not(stand: Stand) -> None:
         target.join(1, at, side)
     until(lambda: loads.carried_bytes == NBYTES - PIECE_BYTES)  # the own link is about to reach the first piece
     assert not target.device.passed(event)
+    first_at = NBYTES - CUT  # of the image's first piece: what peers brought is not read again
+    ctypes.memset(stand.writable.base, 0xDD, first_at)
+    ctypes.memset(stand.writable.base + first_at + PIECE_BYTES, 0xDD, CUT - PIECE_BYTES)
     release()
     assert target.device.wait(event, timeout_ns=LONG_NS)
     assert stand.content_loaded() == stand.content
