@@ -26,6 +26,7 @@ from aegis.core.effects import (
     LoadWeights,
     MapWeights,
     MoveBlocks,
+    PeerWords,
     Send,
     StreamName,
     Unbind,
@@ -46,14 +47,13 @@ from aegis.core.messages import (
     UnloadModel,
 )
 from aegis.core.model import KvShape, ModelSpec
-from aegis.core.peer_links import PeerWords
 from aegis.core.request import EventHandle
 from memory.balloon import Balloon, PageRequestState
 from memory.budget import Budget
 from memory.bump_buffer import BumpBuffer
 from memory.copy_events import Transfers
 from memory.pages import NoPages, PagePool
-from memory.peer_loads import PeerLoads
+from memory.peers.loads import PeerLoads
 from memory.residency import Residency
 from memory.slab_pool import SlabPool
 from memory.slab_sources import DeviceSlabs, LeasedSlabs

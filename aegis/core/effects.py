@@ -85,6 +85,14 @@ class AbandonLoad(Struct, frozen=True, tag=True):
     event: EventHandle
 
 
+class PeerWords(Struct, frozen=True):
+    """Shared words of an instance: for each peer that carries for it one for each place, which says what piece belongs
+    there, and the one whose progress says how many pieces it has staged for another one."""
+
+    requests: tuple[tuple[int, ...], ...]
+    staged: int
+
+
 class RemoteLoad(Struct, frozen=True, tag=True):
     """From now on a peer carries a part of the `load` under way. It has the number `peer` among those of this load, and
     stages pieces in these pages of the device whose memory is at `address`; its word `staged` says how many."""

@@ -15,9 +15,9 @@ from threading import Thread
 
 from aegis.core.copy_order import FOR_PEERS
 from aegis.core.ids import PageRun
-from aegis.core.peer_links import PIECE_BYTES, PLACES, STAGING_BYTES
+from aegis.core.model import PIECE_BYTES, PLACES, STAGING_BYTES
 from aegis.core.request import EventHandle
-from aegis.device.peer_tickets import over, piece_of, ticket
+from aegis.device.piece_requests import over, piece_of, request_of
 from aegis.device.protocol import Device
 from aegis.device.shared_events import SharedWords
 
@@ -92,7 +92,7 @@ class ImageRelay:
     def _next(self, job: _Carried, count: int) -> int | None:
         """The piece that is asked for next; None: no more."""
         word = job.requests[count % PLACES]
-        if not self._wait(EventHandle(word, ticket(job.load, count))):
+        if not self._wait(EventHandle(word, request_of(job.load, count))):
             return None
         return piece_of(self._words.load(word), job.load)
 

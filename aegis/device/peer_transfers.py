@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aegis.core.peer_links import PEERS_MAX, PLACES, PeerWords
+from aegis.core.effects import PeerWords
+from aegis.core.model import PEERS_MAX, PLACES
 from aegis.device.image_relay import ImageRelay
 from aegis.device.protocol import Device
 from aegis.device.shared_events import SharedWords

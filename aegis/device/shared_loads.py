@@ -19,10 +19,10 @@ from threading import Condition, Thread
 
 from aegis.core.copy_order import WEIGHTS
 from aegis.core.ids import PageRun
-from aegis.core.peer_links import PIECE_BYTES, PLACES
+from aegis.core.model import PIECE_BYTES, PLACES
 from aegis.core.request import EventHandle
 from aegis.device.image_relay import Copy, piece_copies
-from aegis.device.peer_tickets import over, ticket
+from aegis.device.piece_requests import over, request_of
 from aegis.device.protocol import Device, PeerMemory, Stream
 from aegis.device.shared_events import POISON, SharedWords
 
@@ -153,7 +153,7 @@ class SharedLoads:
         while before < POISON:
             while len(asked) < PLACES and (wanted := self._claim(load)) is not None:
                 count = taken + len(asked)
-                self._words.store(requests[count % PLACES], ticket(load.number, count, wanted))
+                self._words.store(requests[count % PLACES], request_of(load.number, count, wanted))
                 asked.append(wanted)
             ready = EventHandle(staged, before + taken + 1)
             if not asked or not self._is_staged(load, ready):

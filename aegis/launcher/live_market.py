@@ -14,8 +14,7 @@ from aegis.control.settings import BusSettings
 from aegis.core.clock import NS_PER_MS, NS_PER_S, Clock
 from aegis.core.ids import InstanceId, ProxyId
 from aegis.core.messages import FromInstance
-from aegis.core.model import Slo
-from aegis.core.peer_links import PEERS_MAX
+from aegis.core.model import PEERS_MAX, Slo
 from aegis.core.request import Job
 from aegis.core.role import Role
 from aegis.device.performance import figures
@@ -45,7 +44,7 @@ from aegis.transport.addresses import Wires
 from aegis.transport.links import Hub, NodeMessage
 from aegis.transport.node_messages import FromProxy, OnPrefixFound
 from memory.budget import Budget
-from memory.peer_links import PeerLinks
+from memory.peers.links import PeerLinks
 from proxy.live.proxy import Proxy
 from proxy.live.serving import running
 from proxy.routing.router import Router

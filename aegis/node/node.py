@@ -78,7 +78,7 @@ from aegis.transport.outbox import Outbox
 from memory.budget import Budget
 from memory.host_kv import ForHost
 from memory.machines_kv import MachinesKv
-from memory.peer_links import ForLinks, PeerLinks
+from memory.peers.links import ForLinks, PeerLinks
 from proxy.routing.events import ModelAway, ModelRemoved, ModelUp, SloSet
 from proxy.routing.permits import Permits
 

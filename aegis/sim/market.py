@@ -44,7 +44,7 @@ from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span
 from memory.page_arbiter import TICK_NS, PageArbiter
-from memory.peer_links import PeerLinks
+from memory.peers.links import PeerLinks
 from proxy.routing.events import ClientLeft, Ended, Event, MessageReceived, RequestArrived
 from proxy.routing.router import Router
 

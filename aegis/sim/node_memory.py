@@ -31,7 +31,7 @@ from aegis.core.messages import (
 from aegis.core.model import ModelSpec
 from memory.host_kv import ForHost, HostKv
 from memory.page_arbiter import ArbiterEffect, PageArbiter, Settled, WipeLost
-from memory.peer_links import ForLinks, PeerLinks
+from memory.peers.links import ForLinks, PeerLinks
 
 FOR_NODE: Final = frozenset(
     {

@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
 from aegis.core.decision import Decision
-from aegis.core.effects import StreamName
+from aegis.core.effects import PeerWords, StreamName
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import SwitchDone
-from aegis.core.model import ModelSpec
-from aegis.core.peer_links import PEERS_MAX, PeerWords
+from aegis.core.model import PEERS_MAX, ModelSpec
 from aegis.core.role import Role
 from aegis.policies import Policy, Recipe, Site
 from aegis.sim.compute_shares import SharedBandwidth
@@ -33,7 +32,7 @@ from decode.second_lane import LaneOffers
 from memory.budget import Budget
 from memory.ledger import Ledger
 from memory.page_arbiter import PATIENCE_NS, PageArbiter
-from memory.peer_links import PeerLinks
+from memory.peers.links import PeerLinks
 from prefill.core import PrefillCore
 from proxy.routing.events import InstanceUp, ModelUp
 from proxy.routing.router import Router

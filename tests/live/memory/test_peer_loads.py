@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aegis.core.peer_links import LEAST_PIECES, PIECE_BYTES
+from aegis.core.model import LEAST_PIECES, PIECE_BYTES
 from tests import checkpoints
 from tests.live.market import Reference
 from tests.live.server import Server, eventually, launched

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from aegis.core.ids import PageRun
-from aegis.core.peer_links import PEERS_MAX, PIECE_BYTES, STAGING_BYTES
+from aegis.core.model import PEERS_MAX, PIECE_BYTES, STAGING_BYTES
 from aegis.core.request import EventHandle
 from aegis.device.cpu.device import CpuDevice
 from aegis.device.cpu.pool import PAGE_BYTES, CpuPool
 from aegis.device.host_memory import SharedMemory
 from aegis.device.image_relay import piece_copies
-from aegis.device.peer_tickets import over, piece_of, ticket
 from aegis.device.peer_transfers import PEER_STREAMS, PEER_WORDS, PeerTransfers
+from aegis.device.piece_requests import over, piece_of, request_of
 from aegis.device.protocol import HostRegion, VirtualRange
 from aegis.device.shared_events import POISON, SharedWords
 
@@ -116,11 +116,12 @@ def until(condition: Callable[[], bool]) -> None:
         threading.Event().wait(0.001)
 
 
-def test_tickets_grow_with_the_load_the_count_and_nothing_else() -> None:
-    values = [ticket(1, 0, 9), ticket(1, 1), ticket(1, 1, 5), ticket(1, 2, 0), over(1), ticket(2, 0), over(2), POISON]
+def test_requests_grow_with_the_load_the_count_and_nothing_else() -> None:
+    first = [request_of(1, 0, 9), request_of(1, 1), request_of(1, 1, 5), request_of(1, 2, 0), over(1)]
+    values = [*first, request_of(2, 0), over(2), POISON]
     assert values == sorted(values)
-    assert piece_of(ticket(7, 3, 1234), 7) == 1234
-    assert [piece_of(value, 1) for value in (over(1), ticket(2, 0, 4), POISON)] == [None] * 3
+    assert piece_of(request_of(7, 3, 1234), 7) == 1234
+    assert [piece_of(value, 1) for value in (over(1), request_of(2, 0, 4), POISON)] == [None] * 3
 
 
 def test_a_piece_is_what_lies_there_of_each_part() -> None:

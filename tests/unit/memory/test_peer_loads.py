@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from aegis.core.effects import AbandonLoad, LoadWeights, RemoteLoad, Send, StageImage, StreamName
+from aegis.core.effects import AbandonLoad, LoadWeights, PeerWords, RemoteLoad, Send, StageImage, StreamName
 from aegis.core.errors import LawBroken
 from aegis.core.ids import InstanceId, PageRun
 from aegis.core.messages import (
@@ -23,13 +23,13 @@ from aegis.core.messages import (
     PeerReady,
     ToInstance,
 )
-from aegis.core.peer_links import LEAST_PIECES, PEERS_MAX, PIECE_BYTES, PLACES, PeerWords
+from aegis.core.model import LEAST_PIECES, PEERS_MAX, PIECE_BYTES, PLACES
 from aegis.core.request import EventHandle
 from aegis.sim.faults.fake_models import PAGE, make_spec
 from memory.budget import Budget
 from memory.ledger import Ledger
 from memory.pages import NoPages
-from memory.peer_links import ForLinks, PeerLinks
+from memory.peers.links import ForLinks, PeerLinks
 
 LENT = PLACES * PIECE_BYTES // PAGE
 IMAGE = LEAST_PIECES * PIECE_BYTES // PAGE + 1

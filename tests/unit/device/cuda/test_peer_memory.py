@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from aegis.core.ids import PageRun
-from aegis.core.peer_links import PIECE_BYTES, STAGING_BYTES
+from aegis.core.model import PIECE_BYTES, STAGING_BYTES
 from aegis.device.cuda.device import CudaDevice
 from aegis.device.cuda.driver import Driver
 from aegis.device.cuda.pool import CudaPool

@@ -13,7 +13,7 @@ _COUNT_BITS: Final = 20
 _REST: Final = (1 << _PIECE_BITS + _COUNT_BITS) - 1
 
 
-def ticket(load: int, count: int, piece: int = 0) -> int:
+def request_of(load: int, count: int, piece: int = 0) -> int:
     """Asks for a piece; without one, it is the least value that asks for any as number `count`."""
     assert piece >> _PIECE_BITS == 0 and count >> _COUNT_BITS == 0
     return load << _PIECE_BITS + _COUNT_BITS | count << _PIECE_BITS | piece

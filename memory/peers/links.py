@@ -14,7 +14,7 @@ from __future__ import annotations
 from aegis.core.errors import LawBroken
 from aegis.core.ids import InstanceId
 from aegis.core.messages import CarryBegan, CarryImage, CarryOver, LoadOver, NeedLinks, PeerReady
-from aegis.core.peer_links import PEERS_MAX
+from aegis.core.model import PEERS_MAX
 from aegis.core.request import EventHandle
 
 ForLinks = NeedLinks | LoadOver | CarryBegan | CarryOver

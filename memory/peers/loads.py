@@ -1,6 +1,6 @@
 """An instance's part in loads over several devices' links: what it asks of its peers, and the pages that it lends.
 
-`memory.peer_links` brings the two together. A demanded load begins at once over the instance's own link; peers join it
+`memory.peers.links` brings the two together. A demanded load begins at once over the instance's own link; peers join it
 as they come. An instance carries for one peer at a time, and only with pages that are free and while no demanded load
 of its own is under way. The pages are in no range. They come back once the load wants no more, which is the event of
 the copy on the relay's stream: as no load waits for its peers, that is soon.
@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from aegis.core.effects import Effect, RemoteLoad, Send, StageImage, StreamName
+from aegis.core.effects import Effect, PeerWords, RemoteLoad, Send, StageImage, StreamName
 from aegis.core.errors import LawBroken
 from aegis.core.ids import PageRun
 from aegis.core.messages import CarryBegan, CarryImage, CarryOver, LoadOver, NeedLinks, PeerReady
-from aegis.core.peer_links import LEAST_PIECES, PIECE_BYTES, PLACES, PeerWords
+from aegis.core.model import LEAST_PIECES, PIECE_BYTES, PLACES
 from aegis.core.request import EventHandle
 from memory.balloon import Balloon, PageRequestState
 from memory.copy_events import Transfers
