@@ -49,6 +49,7 @@ COMPILED = (
     "decode/turn_runs.py",
     "decode/worklist.py",
     "memory/[!_]*.py",
+    "memory/peers/[!_]*.py",
     "prefill/prefix_reuse.py",
     "prefill/core.py",
     "prefill/ordering.py",

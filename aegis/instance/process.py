@@ -170,6 +170,7 @@ class Instance:
             now_ns,
             engine_initialisations=_ENGINE_INITIALISATIONS,
             device_wide_waits=parts.device.device_wide,
+            peer_load_bytes=self._memory_executor.peer_load_bytes,
         )
         if report:
             self._loop_progress.report = report

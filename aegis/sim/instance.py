@@ -18,8 +18,10 @@ from aegis.core.effects import (
     Effect,
     EndRun,
     LoadWeights,
+    RemoteLoad,
     Run,
     Send,
+    StageImage,
     StreamName,
 )
 from aegis.core.events import InstanceEvent, Stepped, Tick
@@ -80,6 +82,10 @@ class Watch(Protocol):
 
     def hear(self, instance: InstanceId, messages: list[FromInstance]) -> None: ...
 
+    def link_of(self, instance: InstanceId) -> Link:
+        """From the host to its device."""
+        ...
+
 
 class SimInstance:
     """`switch_ns` is what a change of model takes besides its copy, `run_ns` what lies between two runs. Where it
@@ -87,7 +93,7 @@ class SimInstance:
     Where prompts run `by_layers`, pieces of one read nothing twice. One that `skips_kept` takes no
     time for what a workload says is kept of a prompt, which its core does not know of. With `noise` each run takes more
     or less than it costs. `divided` is its device where that has lanes: while one of them is free the core hears
-    everything at once."""
+    everything at once. A peer that carries a part of a load brings `peer_bytes_per_s` at most."""
 
     def __init__(
         self,
@@ -109,6 +115,7 @@ class SimInstance:
         by_layers: bool = False,
         skips_kept: bool = False,
         noise: RunNoise | None = None,
+        peer_bytes_per_s: int = 0,
     ) -> None:
         self.instance = instance
         self.core = core
@@ -124,6 +131,8 @@ class SimInstance:
         self._by_layers = by_layers
         self._skips_kept = skips_kept
         self._noise = noise
+        self.to_device = to_device
+        self._peer_bytes_per_s = peer_bytes_per_s
         self._shares: tuple[int, ...] = (WHOLE,)
         self._runs: dict[int, LaneRun] = {}  # under way, by lane
         self._added: set[ModelId] = set()
@@ -141,7 +150,12 @@ class SimInstance:
             abandon=self._abandon,
             copy=self._streams.copy,
             wipe=self._streams.wipe,
-            others={Decision: watch.decided.append, DivideDevice: self._divide},
+            others={
+                Decision: watch.decided.append,
+                DivideDevice: self._divide,
+                RemoteLoad: self._share,
+                StageImage: self._streams.stage,
+            },
         )
 
     # --- what it is told ----------------------------------------------------------------------------------------------
@@ -359,6 +373,9 @@ class SimInstance:
 
     def _load(self, effect: LoadWeights) -> None:
         self._streams.load(effect, self._specs[effect.model].manifest.image_bytes)
+
+    def _share(self, effect: RemoteLoad) -> None:
+        self._streams.help(effect.load, self._watch.link_of(effect.instance), self._peer_bytes_per_s)
 
     def _abandon(self, effect: AbandonLoad) -> None:
         self._streams.abandon(effect.event)

@@ -84,6 +84,10 @@ def simulate(
             "that of --costs. [default: none]",
         ),
     ] = None,
+    peer_loads: Annotated[
+        bool,
+        typer.Option("--peer-loads", help="Demanded weights also come over idle links of the node's other GPUs."),
+    ] = False,
     sweep: Annotated[
         str | None, typer.Option(metavar="SWEEP", help="A key of the workload, like models=16:80:8.")
     ] = None,

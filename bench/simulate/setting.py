@@ -42,6 +42,7 @@ _WHERE_SET = (
     "trace_speed",
     "named_shapes",
     "noise",
+    "peer_loads",
 )
 """Only written where they are set, so that older results can be told to be of the same setting."""
 
@@ -55,6 +56,7 @@ class Setting:
     after `give_up_ns` fails when the next one arrives; None: as the policy has it, which only as published gives up.
     `link_bytes_per_s`, in and out, and `switch_ns` are the GPU's unless said, `max_batch` sequences in a batch and
     `budget_tokens` of a step the policy's. `lanes`: policies may divide GPUs; None: those that are made for it.
+    `peer_loads`: the GPUs of a node carry parts of each other's loads.
     `options` are fields of the policy by their names, `turns` those of its `WeightedRoundRobin` and `groups` those of
     its `GroupedFcfs`; `engine` is a rival's (`aegis.sim.rival_engines`). `prompts` is a trace whose prompts replace the
     drawn ones. What is reused of them is what a cache of `cache_tokens` still has; None: a cache without bounds. 0 also
@@ -81,6 +83,7 @@ class Setting:
     slab_bytes: int = 1 << 30
     give_up_ns: int | None = None
     lanes: bool | None = None
+    peer_loads: bool = False
     max_batch: int | None = None
     budget_tokens: int | None = None
     options: tuple[tuple[str, Any], ...] = ()
@@ -130,6 +133,7 @@ def pool_of(setting: Setting) -> Pool:
         lanes=known.lanes if setting.lanes is None else setting.lanes,
         noise=setting.noise or 0.0,
         noise_seed=setting.seed,
+        peer_loads=setting.peer_loads,
     )
     _check_fits(pool)
     _uncosted(setting, pool.specs)
