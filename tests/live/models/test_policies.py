@@ -1,4 +1,4 @@
-"""Every scheduler that can be launched says what transformers generates, token for token, with streams of several models
+"""Every scheduler that can be launched says what transformers generates, token for token, with streams of many models
 at once; and none of them initialises an engine again."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The main loop of an instance, with a real core, device, engine and wire: when it answers whether it lives, and what it
-reports of its engines."""
+"""The main loop of an instance, with a real core, device, engine and wire: when it answers whether it lives, and
+what it reports of its engines."""
 
 from __future__ import annotations
 
