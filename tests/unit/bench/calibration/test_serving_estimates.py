@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 
 import pytest
 from msgspec import structs
 
+from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.model import Slo
 from aegis.sim.shapes import SHAPES
@@ -53,14 +55,18 @@ def test_a_run_is_predicted_before_it_is_learned_from() -> None:
 
 
 def test_a_switch_is_predicted_before_it_is_learned_from() -> None:
-    """By the time of its copy, of which alone it is learned."""
-    usual_ns = 2 * 10**9
-    spans = switches(MODELS[0], [*[usual_ns] * 29, 2 * usual_ns])
-    found = serving_quality(spans, SPECS).models[MODELS[0]]
+    """By the time of its copy, of which alone it is learned. Each copy takes longer than the one before."""
+    durations_ns = [round(10**9 * 1.05**number) for number in range(20)]
+    latency, before, after = Latency(SPECS[0].manifest, Hardware()), list[float](), list[float]()
+    for took_ns in durations_ns:
+        before.append(abs(latency.switch_ns() / took_ns - 1))
+        latency.saw_switch(took_ns)
+        after.append(abs(latency.switch_ns() / took_ns - 1))
+    found = serving_quality(switches(MODELS[0], durations_ns), SPECS).models[MODELS[0]]
     assert list(found) == [SpanKind.SWITCH]
-    assert found[SpanKind.SWITCH].observations == 20
-    assert found[SpanKind.SWITCH].worst == pytest.approx(0.5, abs=0.02)
-    assert found[SpanKind.SWITCH].typical < 0.02
+    assert found[SpanKind.SWITCH].observations == 10
+    assert found[SpanKind.SWITCH].typical == pytest.approx(median(before[10:]))
+    assert median(before[10:]) > 1.02 * median(after[10:])
 
 
 def test_an_instance_learns_from_its_own_switches_alone() -> None:
