@@ -86,12 +86,13 @@ def run(options: FidelityOptions) -> dict[str, Any]:
         make_directory(options.keep)
     with _directory(options.keep) as directory:
         replayed = _replays(options, directory)
+        serving = serving_quality(replayed.whole.spans, replayed.node.models)
+        print(*serving_lines(serving), initialised(replayed.initialisations), "", sep="\n")
         costs = options.costs or directory / "costs.yaml"
         r2 = _measure(replayed.seen, costs) if replayed.seen else {}
         simulated = replayed.simulated(costs)
         own = _by_its_own_costs(replayed, directory / "own_costs.yaml")
     whole, per_model = compare(replayed.live.records, simulated.records)
-    serving = serving_quality(replayed.whole.spans, replayed.node.models)
     result = _result(options, replayed.live, simulated, whole, per_model)
     result |= {
         "by_its_own_costs": msgspec.to_builtins(own),
@@ -100,8 +101,7 @@ def run(options: FidelityOptions) -> dict[str, Any]:
         "estimators_of_all": _scores(serving.all),
         "engine_initialisations": replayed.initialisations,
     }
-    print(*_lines(result, whole, per_model, own), "", *serving_lines(serving), sep="\n")
-    print(initialised(replayed.initialisations))
+    print(*_lines(result, whole, per_model, own), sep="\n")
     if options.json:
         write_json(options.json, result)
     return result

@@ -24,12 +24,13 @@ from aegis.sim.simulation import Outcome, Pool, simulate
 from bench.common.numbers import size
 from bench.workloads import prefix_traces, spec, traces
 from bench.workloads.arrival import Arrival
+from bench.workloads.load import at_load
 
 _DEFAULT_SLO = Slo()
 _SPARE_TOKENS = 32
 _KEPT_WORKLOADS = 32  # of some megabytes each
 _NAMES_SHOWN = 3
-_OF_RIVALS = ("options", "engine", "prompts", "cache_tokens")
+_SELDOM = ("options", "engine", "prompts", "cache_tokens", "load")
 """Only written where they are set, so that older results can be told to be of the same setting."""
 
 
@@ -44,7 +45,8 @@ class Setting:
     `budget_tokens` of a step the policy's. `lanes`: policies may divide GPUs; None: those that are made for it.
     `options` are fields of the policy by their names, `engine` is a rival's (`aegis.sim.rival_engines`). `prompts` is a
     trace whose prompts replace the drawn ones. What is reused of them is what a cache of `cache_tokens` still has;
-    None: a cache without bounds. 0 also reuses nothing of drawn prompts."""
+    None: a cache without bounds. 0 also reuses nothing of drawn prompts. With a `load`, there are so many times as many
+    requests (`bench.workloads.load`)."""
 
     policy: str
     workload: str | None = None
@@ -71,12 +73,13 @@ class Setting:
     engine: str | None = None
     prompts: str | None = None
     cache_tokens: int | None = None
+    load: float | None = None
 
     def conditions(self) -> dict[str, Any]:
         """All but the policy, as it is written into results."""
         written = msgspec.to_builtins(self)
         del written["policy"]
-        for name in _OF_RIVALS:
+        for name in _SELDOM:
             if not written[name]:
                 del written[name]
         return dict(written)
@@ -89,8 +92,9 @@ def run(setting: Setting, *, keep_times: bool = False, sample_ns: int = 0, expla
 
 
 def pool_of(setting: Setting) -> Pool:
-    """Its instances and models. Raises UserError, also where a GPU cannot hold one of the models."""
-    known, asked = _recipe(setting), _arrivals_of(setting)
+    """Its instances and models, which are the same at any load. Raises UserError, also where a GPU cannot hold one of
+    the models."""
+    known, asked = _recipe(setting), _arrivals_of(replace(setting, load=None))
     mixed = known.roles_of(setting.roles, counted=setting.counted) is Roles.AUTO
     specs = tuple(models(setting.models, asked={arrival.model for arrival in asked}, slo=setting.slo))
     pool = Pool(
@@ -184,6 +188,8 @@ def _ruled(
 
 def _arrivals_of(setting: Setting) -> list[Arrival]:
     arrivals = _arrivals(setting.workload, setting.trace, setting.seed)
+    if setting.load is not None:
+        arrivals = at_load(arrivals, setting.load)
     if setting.prompts is not None:
         return prefix_traces.replayed(arrivals, Path(setting.prompts), setting.cache_tokens)
     if setting.cache_tokens == 0:

@@ -63,6 +63,10 @@ class CellSuite:
     cells: tuple[Cell, ...]
     tiny: bool = False
 
+    def rivals_of(self, policy: str) -> list[Contender]:
+        """All that know no more than it does."""
+        return [each for each in self.contenders if each.policy != policy and (each.rival or each.policy == OURS)]
+
     def search(self, cell: Cell, contender: Contender, seed: int, hint: float | None) -> Search:
         """`hint`: where another seed ended."""
         setting = replace(cell.setting, policy=contender.policy, roles=contender.roles, seed=seed)
