@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.errors import UserError
+from aegis.core.model import Slo
 from aegis.sim.simulation import Outcome
 from bench.plan.load_curve import LOADS, LoadCurve, LoadLine, LoadPoint, load_curve, parse_loads, point_of
 from bench.plan.load_table import draw, load_sentence, load_table
@@ -28,13 +30,13 @@ def asked(**fields: Any) -> PlanSettings:
 
 @pytest.fixture(scope="module")
 def answered() -> tuple[PlanSettings, Plan]:
-    settings = asked()
+    settings = asked(slo=Slo(ttft_ns=NS_PER_S, tbt_ns=30 * NS_PER_MS))
     return settings, plan(settings)
 
 
 @pytest.fixture(scope="module")
 def curve(answered: tuple[PlanSettings, Plan]) -> LoadCurve:
-    return load_curve(*answered, (0.5, 1.0, 40.0))
+    return load_curve(*answered, (0.5, 1.0, 6.0))
 
 
 def line(name: str, *attainments: float, refused: int = 0) -> LoadLine:
@@ -59,12 +61,12 @@ def test_at_each_load_the_plan_has_its_gpus_and_so_many_times_the_requests(
     need = answer.needs[0]
     assert curve.gpus == need.gpus.at
     assert curve.seed == next(found.seed for found in need.found if found.at == need.gpus)
-    assert [point.load for point in curve.ours.points] == [0.5, 1.0, 40.0]
+    assert [point.load for point in curve.ours.points] == [0.5, 1.0, 6.0]
     half, once, most = (point.figures for point in curve.ours.points)
-    assert once.requests * 40 == most.requests
+    assert once.requests * 6 == most.requests
     assert half.requests == once.requests // 2
     assert once.attainment == need.enough.attainment
-    assert most.attainment < once.attainment, "forty times as much is too much"
+    assert most.attainment < once.attainment, "six times as much is too much"
     for point in curve.ours.points:
         assert point.on_time_per_s == pytest.approx(point.asked_per_s * point.figures.attainment)
 
