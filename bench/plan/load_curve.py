@@ -87,8 +87,13 @@ def load_curve(settings: PlanSettings, answer: Plan, loads: Sequence[float]) -> 
     tasks = [replace(setting, load=load) for setting in placed.values() for load in loads]
     points = iter(each(_point, tasks, jobs=settings.jobs, title="more traffic"))
     ours, *rivals = (LoadLine(name, [next(points) for _ in loads]) for name in placed)
-    best = [max(range(len(rivals)), key=lambda at: _rank(rivals[at].points[place])) for place in range(len(loads))]
-    return LoadCurve(count, most.seed, ours, rivals, best)
+    return LoadCurve(count, most.seed, ours, rivals, best_rivals(rivals))
+
+
+def best_rivals(rivals: Sequence[LoadLine]) -> list[int]:
+    """Of each load the place of the best. Of several that are as good it is the one with earlier first tokens."""
+    loads = range(len(rivals[0].points))
+    return [max(range(len(rivals)), key=lambda at: _rank(rivals[at].points[load])) for load in loads]
 
 
 def _placed(settings: PlanSettings, ours: str, policy: str, seed: int, count: int) -> dict[str, Setting]:

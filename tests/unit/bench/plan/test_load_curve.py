@@ -12,7 +12,7 @@ from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.model import Slo
 from aegis.sim.simulation import Outcome
-from bench.plan.load_curve import LOADS, LoadCurve, LoadLine, LoadPoint, load_curve, parse_loads, point_of
+from bench.plan.load_curve import LOADS, LoadCurve, LoadLine, LoadPoint, best_rivals, load_curve, parse_loads, point_of
 from bench.plan.load_table import draw, load_sentence, load_table
 from bench.plan.search import Plan, PlanSettings, plan
 from bench.simulate.setting import Setting, pool_of
@@ -39,11 +39,17 @@ def curve(answered: tuple[PlanSettings, Plan]) -> LoadCurve:
     return load_curve(*answered, (0.5, 1.0, 6.0))
 
 
-def line(name: str, *attainments: float, refused: int = 0) -> LoadLine:
+def on(count: int, answer: Plan) -> Plan:
+    """The answer, as if it were so many GPUs."""
+    need = answer.needs[0]
+    return structs.replace(answer, needs=[structs.replace(need, gpus=structs.replace(need.gpus, at=float(count)))])
+
+
+def line(name: str, *attainments: float, refused: int = 0, ttft_ms: int = 100) -> LoadLine:
     """At 1, 2, ... times 100 tokens a second."""
     points = []
     for load, attainment in enumerate(attainments, start=1):
-        seen = point_of(load, outcome(records=[record(0, at_ms=1000, token_ms=(1100,))]))
+        seen = point_of(load, outcome(records=[record(0, at_ms=1000, token_ms=(1000 + ttft_ms,))]))
         figures = structs.replace(seen.figures, attainment=attainment)
         points.append(LoadPoint(load, 100.0 * load, 100 * load * attainment, refused, figures))
     return LoadLine(name, points)
@@ -79,29 +85,28 @@ def test_the_best_rival_is_the_best_at_each_load(curve: LoadCurve) -> None:
         assert theirs.figures.attainment == max(rival.points[at].figures.attainment for rival in curve.rivals)
 
 
-def test_of_equally_good_rivals_the_one_with_earlier_first_tokens_is_the_best(curve: LoadCurve) -> None:
-    for at, (_, _, theirs) in enumerate(curve.beside()):
-        as_good = [
-            r.points[at].figures for r in curve.rivals if r.points[at].figures.attainment == theirs.figures.attainment
-        ]
-        assert theirs.figures.ttft_p99_ms == min(figures.ttft_p99_ms or 0.0 for figures in as_good)
+def test_of_equally_good_rivals_the_one_with_earlier_first_tokens_is_the_best() -> None:
+    late, soon = line("qlm", 0.5, 0.4, ttft_ms=900), line("muxserve", 0.5, 0.5, ttft_ms=100)
+    assert best_rivals([late, soon]) == [1, 1]
+    assert best_rivals([soon, late]) == [0, 0]
+    assert best_rivals([late, line("muxserve", 0.4, 0.3, ttft_ms=100)]) == [0, 0]
 
 
-def test_a_policy_is_no_rival_of_its_own_and_each_way_to_run_one_counts_once() -> None:
+def test_a_policy_is_no_rival_of_its_own() -> None:
     settings = asked(policies=("aegaeon",))
     answer = plan(settings)
-    found = load_curve(settings, answer, (1.0,))
+    found = load_curve(settings, on(8, answer), (1.0,))
     assert found.ours.contender == answer.needs[0].contender
     names = [rival.contender for rival in found.rivals]
     assert "least-slack" in names and not any(name.startswith("aegaeon") for name in names)
 
 
-def test_one_gpu_does_not_prefill_apart(answered: tuple[PlanSettings, Plan]) -> None:
+@pytest.mark.parametrize(("count", "ways"), [(1, 0), (2, 1), (8, 3)])
+def test_each_way_to_prefill_apart_is_tried_once(answered: tuple[PlanSettings, Plan], count: int, ways: int) -> None:
     settings, answer = answered
-    one = structs.replace(answer.needs[0], gpus=structs.replace(answer.needs[0].gpus, at=1.0))
-    found = load_curve(settings, structs.replace(answer, needs=[one]), (1.0,))
-    assert found.gpus == 1
-    assert not any(rival.contender.startswith("aegaeon") for rival in found.rivals)
+    found = load_curve(settings, on(count, answer), (1.0,))
+    assert found.gpus == count
+    assert sum(rival.contender.startswith("aegaeon") for rival in found.rivals) == ways
 
 
 def test_models_are_the_same_at_any_load() -> None:
