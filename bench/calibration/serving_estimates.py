@@ -63,10 +63,11 @@ def serving_lines(found: ServingQuality) -> Iterator[str]:
     """A line for each model and kind, and for all models."""
     rows = [*found.models.items(), *([(ModelId("all"), found.all)] if found.all else [])]
     width = max([5, *(len(name) for name, _ in rows)])
-    yield f"{'model':{width}} the server's own estimates: {'seen':>6} {'R2':>6} {'typical':>8}"
+    yield f"{'model':{width}} the server's own estimates: {'seen':>6} {'R2':>6} {'typical':>8} {'in all':>7}"
     for name, qualities in rows:
         for kind, each in qualities.items():
-            yield f"{name:{width}} {kind:28} {each.observations:6} {each.r2:6.3f} {each.typical:8.1%}"
+            errors = f"{each.typical:8.1%} {each.bias:+7.1%}"
+            yield f"{name:{width}} {kind:28} {each.observations:6} {each.r2:6.3f} {errors}"
 
 
 def _predictions(

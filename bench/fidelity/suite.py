@@ -133,9 +133,15 @@ def _measure(seen: Telemetry, costs: Path) -> dict[str, Any]:
 
 
 def _scores(qualities: Qualities) -> dict[str, Any]:
-    """Of estimators that serve, by kind: how often they predicted, R², typical and worst error."""
+    """Of estimators that serve, by kind: how often they predicted, R², and errors: typical, worst, of the sum."""
     return {
-        str(kind): {"seen": each.observations, "r2": each.r2, "typical": each.typical, "worst": each.worst}
+        str(kind): {
+            "seen": each.observations,
+            "r2": each.r2,
+            "typical": each.typical,
+            "worst": each.worst,
+            "bias": each.bias,
+        }
         for kind, each in qualities.items()
     }
 

@@ -114,6 +114,8 @@ def test_costs_are_learnt_and_the_same_requests_simulated(server: Server, tmp_pa
     assert set(result["r2"]) <= set(MARKET) and set(result["estimators"]) <= set(MARKET)
     for scores in (*result["estimators"].values(), result["estimators_of_all"]):
         assert scores.keys() <= {"prefill", "decode", "switch"}
-        assert all(set(each) == {"seen", "r2", "typical", "worst"} and each["seen"] > 0 for each in scores.values())
+        assert all(
+            set(each) == {"seen", "r2", "typical", "worst", "bias"} and each["seen"] > 0 for each in scores.values()
+        )
     assert result["estimators_of_all"].keys() >= {"prefill", "decode"}
     assert result["engine_initialisations"] == {"prefill-0": 1, "decode-0": 1}

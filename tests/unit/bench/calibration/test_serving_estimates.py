@@ -58,7 +58,9 @@ def test_a_switch_is_predicted_before_it_is_learned_from() -> None:
     """By the time of its copy, of which alone it is learned. Each copy takes longer than the one before."""
     durations_ns = [round(10**9 * 1.05**number) for number in range(20)]
     latency, before, after = Latency(SPECS[0].manifest, Hardware()), list[float](), list[float]()
+    expected_ns = []
     for took_ns in durations_ns:
+        expected_ns.append(latency.switch_ns())
         before.append(abs(latency.switch_ns() / took_ns - 1))
         latency.saw_switch(took_ns)
         after.append(abs(latency.switch_ns() / took_ns - 1))
@@ -66,6 +68,8 @@ def test_a_switch_is_predicted_before_it_is_learned_from() -> None:
     assert list(found) == [SpanKind.SWITCH]
     assert found[SpanKind.SWITCH].observations == 10
     assert found[SpanKind.SWITCH].typical == pytest.approx(median(before[10:]))
+    bias = sum(expected_ns[10:]) / sum(durations_ns[10:]) - 1
+    assert found[SpanKind.SWITCH].bias == pytest.approx(bias) and bias < -0.1
     assert median(before[10:]) > 1.02 * median(after[10:])
 
 
@@ -98,7 +102,7 @@ def test_a_model_has_scores_of_what_it_did_alone() -> None:
 def test_a_line_tells_each_kind_of_each_model_and_of_all() -> None:
     spans = [*made(STEADY)[0], *switches(MODELS[0], [10**9] * 30)]
     head, *lines = serving_lines(serving_quality(spans, SPECS))
-    assert head.split()[-3:] == ["seen", "R2", "typical"]
+    assert head.split()[-5:] == ["seen", "R2", "typical", "in", "all"]
     assert [line.split()[:2] for line in lines] == [
         [name, kind]
         for name in ("a", "b", "all")
