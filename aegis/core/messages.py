@@ -471,6 +471,10 @@ class SwitchDone(Struct, frozen=True, tag=True):
     kv_ns: int
     nbytes: int
 
+    @property
+    def duration_ns(self) -> int:
+        return self.make_room_ns + self.copy_ns + self.kv_ns
+
 
 class StepsTook(Struct, frozen=True, tag=True):
     """The time of a decode step of a batch of this model, estimated by the instance after its last run: of `rows`

@@ -46,12 +46,13 @@ _TRANSFER_POLL_S = 0.0001
 class InstanceParts:
     """`pause` is called with nothing to do while copies are in flight, until one may have ended, at most to a time.
     `processor` goes on while this thread has one, where that is what runs take. `lane_shares` are what the device can
-    be divided into."""
+    be divided into. `initialisations` says how many engines this process has initialised."""
 
     instance: InstanceId
     role: Role
     core: PrefillCore | DecodeCore
     engine: Engine
+    initialisations: Callable[[], int]
     device: Device
     images: CachedImages | FirstRankImages
     memory_executor: MemoryExecutor | FirstRankMemory
@@ -113,14 +114,15 @@ def open_parts(settings: InstanceSettings) -> Iterator[InstanceParts]:
     """Raises UserError. Nothing is closed after an error: copies that go nowhere would be waited for."""
     link = InstanceLink(settings.address, settings.identity, settings.market_key)
     body = open_rank_memory(settings)
-    device, engine = body.device, body.engines(settings)
+    device, engines = body.device, body.engines(settings)
     shares = lane_shares(settings, device)
     followers = FollowerLinks(settings.rendezvous, settings.ranks) if settings.ranks > 1 else None
     yield InstanceParts(
         instance=settings.instance,
         role=settings.role,
         core=_core(settings, body, LaneOffers(shares, timed=device.lanes_are_timed)),
-        engine=FirstRankEngine(engine, followers) if followers else engine,
+        engine=FirstRankEngine(engines, followers) if followers else engines,
+        initialisations=lambda: engines.initialisations,
         device=device,
         images=FirstRankImages(body.images, followers.send) if followers else body.images,
         memory_executor=FirstRankMemory(body.memory_executor, followers) if followers else body.memory_executor,

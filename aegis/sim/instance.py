@@ -42,7 +42,7 @@ from aegis.sim.timeline_semaphores import TimelineSemaphores
 from aegis.sim.times import Times
 from aegis.telemetry import instance_reports
 from aegis.telemetry.decisions import DecisionLog
-from aegis.telemetry.spans import Span, SpanKind, run_span
+from aegis.telemetry.spans import Span, SpanKind, run_span, switch_span
 from memory.balloon import OWING_NS
 
 END: Final = 1
@@ -304,7 +304,8 @@ class SimInstance:
         self._outbox.append(message)
         if type(message) is SwitchDone:
             self._switched = True
-            self._span(SpanKind.SWITCH, message.model, self._agenda.now_ns - switch_ns(message), nbytes=message.nbytes)
+            if self._watch.spans is not None:
+                self._watch.spans.append(switch_span(self.instance, message, self._agenda.now_ns))
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -383,14 +384,7 @@ class SimInstance:
     def _copied(self, copy: Copy) -> None:
         kind = _COPIES.get(copy.stream)
         if kind and self._watch.spans is not None:
-            self._span(kind, copy.model, copy.started_ns, nbytes=copy.nbytes)
+            now_ns = self._agenda.now_ns
+            span = Span(self.instance, kind, copy.model, copy.started_ns, now_ns, nbytes=copy.nbytes)
+            self._watch.spans.append(span)
         self._look()
-
-    def _span(self, kind: SpanKind, model: ModelId, start_ns: int, *, nbytes: int) -> None:
-        if self._watch.spans is not None:
-            self._watch.spans.append(Span(self.instance, kind, model, start_ns, self._agenda.now_ns, nbytes=nbytes))
-
-
-def switch_ns(done: SwitchDone) -> int:
-    """The duration of the whole change."""
-    return done.make_room_ns + done.copy_ns + done.kv_ns

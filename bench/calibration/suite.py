@@ -20,7 +20,7 @@ from bench.calibration import telemetry
 from bench.calibration.lane_shares import LaneShares, fit_lanes
 from bench.calibration.least_squares import Quality
 from bench.calibration.rates import CopyRate, Rates, measure_rates
-from bench.calibration.serving_estimates import ServingQuality, serving_quality
+from bench.calibration.serving_estimates import ServingQuality, serving_lines, serving_quality
 from bench.calibration.steps import StepFit, fit_steps
 from bench.calibration.telemetry import Telemetry
 from bench.common.result_files import check, write
@@ -47,15 +47,6 @@ def lines(contention: float, fits: Mapping[ModelId, StepFit], rates: Rates) -> I
     yield ""
     yield from _rest(contention, rates)
     yield from _poor(fits)
-
-
-def serving_lines(found: Mapping[ModelId, ServingQuality]) -> Iterator[str]:
-    """The same runs as the server's own estimators predict them. They learn as they go, and from whole durations."""
-    width = max([5, *map(len, found)])
-    yield f"{'model':{width}} the server's own estimates: {'runs':>6} {'R2':>6} {'typical':>8}"
-    for model, each in found.items():
-        for kind, judged in (("decode", each.decode), ("prefill", each.prefill)):
-            yield f"{model:{width}} {kind:28} {judged.observations:6} {judged.r2:6.3f} {judged.typical:8.1%}"
 
 
 def lane_lines(lanes: LaneShares | None) -> Iterator[str]:
@@ -199,11 +190,11 @@ def run(*, url: str, probe: bool, seconds: float | None, spans: Path | None, rec
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """`table` is for people. `serving` is how well the server's own estimators predict the same runs; empty where
-    nobody knows the models' shapes."""
+    """`table` is for people. `serving` is how well the server's own estimators predict the same runs; of no
+    model where nobody knows their shapes."""
 
     fits: Mapping[ModelId, StepFit]
-    serving: Mapping[ModelId, ServingQuality]
+    serving: ServingQuality
     table: list[str]
 
 
@@ -219,7 +210,7 @@ def calibrate(seen: Telemetry, out: Path, models: Sequence[ModelSpec] = ()) -> L
     seen_models = {span.model for span in seen.spans if span.kind in (SpanKind.DECODE, SpanKind.PREFILL)}
     left_out = sorted(seen_models - fits.keys())
     serving = serving_quality(seen.spans, models)
-    own = ["", *serving_lines(serving)] if serving else []
+    own = ["", *serving_lines(serving)] if serving.models else []
     return Learned(fits, serving, [*lines(contention, fits, rates), *lane_lines(lanes), *own, *_left_out(left_out)])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from rich.table import Table
 
 from aegis.core.clock import NS_PER_S
@@ -14,8 +15,10 @@ from aegis.core.wording import count
 from aegis.policies import recipe
 from bench.common import result_files
 from bench.common.numbers import percent, seconds, size
+from bench.plan.load_curve import load_curve, parse_loads
+from bench.plan.load_table import draw, load_sentence, load_table
 from bench.plan.search import Need, Plan, PlanSettings, plan
-from bench.simulate import table
+from bench.simulate import plot_files, table
 from bench.simulate.cells.search import Probe, end_of
 from bench.simulate.contenders import OURS
 from bench.simulate.options import chosen
@@ -30,14 +33,23 @@ def run(given: Mapping[str, Any]) -> None:
     """Raises UserError."""
     if given["json"]:
         result_files.check(given["json"])
-    settings = settings_of(given)
+    if given["plot"]:
+        plot_files.check(given["plot"])
+    settings, loads = settings_of(given), parse_loads(given["loads"])
+    if given["plot"] and not loads:
+        raise UserError("--plot draws what --loads names; leave out --loads none")
     for seed in settings.seeds:
         check_asked(replace(settings.setting, seed=seed))
     tell_uncosted(settings.setting)
     answer = plan(settings)
     show(answer)
+    curve = load_curve(settings, answer, loads) if loads else None
+    if curve:
+        table.plain_console().print("", load_sentence(curve, answer.gpu), "", load_table(curve), sep="\n")
+    if curve and given["plot"]:
+        draw(curve, answer.gpu, given["plot"])
     if given["json"]:
-        result_files.write_json(given["json"], answer)
+        result_files.write_json(given["json"], msgspec.to_builtins(answer) | {"more_traffic": curve})
 
 
 def settings_of(given: Mapping[str, Any]) -> PlanSettings:

@@ -25,13 +25,14 @@ from aegis.sim.simulation import Outcome, Pool, simulate
 from bench.common.numbers import size
 from bench.workloads import prefix_traces, spec, traces
 from bench.workloads.arrival import Arrival
+from bench.workloads.load import at_load
 
 _Made = TypeVar("_Made")
 _DEFAULT_SLO = Slo()
 _SPARE_TOKENS = 32
 _KEPT_WORKLOADS = 32  # of some megabytes each
 _NAMES_SHOWN = 3
-_WHERE_SET = (
+_SELDOM = (
     "options",
     "turns",
     "groups",
@@ -43,6 +44,7 @@ _WHERE_SET = (
     "named_shapes",
     "noise",
     "peer_loads",
+    "load",
 )
 """Only written where they are set, so that older results can be told to be of the same setting."""
 
@@ -62,7 +64,8 @@ class Setting:
     drawn ones. What is reused of them is what a cache of `cache_tokens` still has; None: a cache without bounds. 0 also
     reuses nothing of drawn prompts. Of a trace that passes `trace_speed` times as fast its first `trace_s` seconds.
     `named_shapes` are pairs of a text and a shape: of models with the text in their names. `noise` is the standard
-    deviation of runs, as a share of what they take; None: none."""
+    deviation of runs, as a share of what they take; None: none. With a `load`, there are so many times as many requests
+    (`bench.workloads.load`)."""
 
     policy: str
     workload: str | None = None
@@ -96,12 +99,13 @@ class Setting:
     trace_speed: float | None = None
     named_shapes: tuple[tuple[str, str], ...] = ()
     noise: float | None = None
+    load: float | None = None
 
     def conditions(self) -> dict[str, Any]:
         """All but the policy, as it is written into results."""
         written = msgspec.to_builtins(self)
         del written["policy"]
-        for name in _WHERE_SET:
+        for name in _SELDOM:
             if not written[name]:
                 del written[name]
         return dict(written)
@@ -114,8 +118,9 @@ def run(setting: Setting, *, keep_times: bool = False, sample_ns: int = 0, expla
 
 
 def pool_of(setting: Setting) -> Pool:
-    """Its instances and models. Raises UserError, also where a GPU cannot hold one of the models."""
-    known, asked = _recipe(setting), _arrivals_of(setting)
+    """Its instances and models, which are the same at any load. Raises UserError, also where a GPU cannot hold one of
+    the models."""
+    known, asked = _recipe(setting), _arrivals_of(replace(setting, load=None))
     mixed = known.roles_of(setting.roles, counted=setting.counted) is Roles.AUTO
     specs = tuple(
         models(
@@ -231,6 +236,8 @@ def _arrivals_of(setting: Setting) -> list[Arrival]:
     else:
         assert setting.workload is not None
         arrivals = _drawn(setting.workload, setting.seed)
+    if setting.load is not None:
+        arrivals = at_load(arrivals, setting.load)
     if setting.prompts is not None:
         return prefix_traces.replayed(arrivals, Path(setting.prompts), setting.cache_tokens)
     if setting.cache_tokens == 0:

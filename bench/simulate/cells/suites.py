@@ -57,6 +57,10 @@ class CellSuite:
         """That all cells have, where models are counted."""
         return _GPUS if self.aim is Aim.MODELS else None
 
+    def rivals_of(self, policy: str) -> list[Contender]:
+        """All that know no more than it does."""
+        return [each for each in self.contenders if each.policy != policy and (each.rival or each.policy == OURS)]
+
     def search(
         self, cell: Cell, contender: Contender, seed: int, hint: float | None, parameters: Parameters | None = None
     ) -> Search:

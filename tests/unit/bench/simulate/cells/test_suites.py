@@ -229,3 +229,11 @@ def test_the_median_is_one_of_those_found() -> None:
     }
     [qlm] = cell_figures(suite, name, {}, answers).contenders
     assert (qlm.median, [found.seed for found in qlm.found]) == (Crossing(at=8.0), [0, 1, 2])
+
+
+def test_rivals_are_all_other_policies_that_know_no_more() -> None:
+    suite = gpus(Setting(policy="", workload=WORKLOAD), "a")
+    of_ours, of_aegaeon = ({each.policy for each in suite.rivals_of(policy)} for policy in (OURS, "aegaeon"))
+    assert of_ours == {each.policy for each in suite.contenders if each.rival}
+    assert of_aegaeon == (of_ours | {OURS}) - {"aegaeon"}
+    assert not any("oracle" in policy for policy in of_ours | of_aegaeon)
