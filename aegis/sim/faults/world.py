@@ -49,6 +49,7 @@ from proxy.routing.events import (
     InstanceDown,
     InstanceUp,
     MessageReceived,
+    ModelMoved,
     RequestArrived,
 )
 from proxy.routing.router import Router
@@ -75,6 +76,8 @@ class World:
         self.instances: dict[InstanceId, FaultyInstance] = {}
         self.lost: list[FaultyInstance] = []
         self.settled: dict[int, Settled] = {}
+        self.moves = 0  # of models, begun
+        self.moved: list[ModelMoved] = []
         self.hopeless = False  # no instance of some role is left
         self.state = FaultWorldState(
             seed,
@@ -113,6 +116,7 @@ class World:
             send=lambda instance, message: self._send("proxy", self._known[instance], message),
             ended=self._ended,
             deliver=self._deliver,
+            moved=self.moved.append,
         )
         self._begin()
 
