@@ -91,6 +91,14 @@ class MoveModel(Struct, frozen=True, tag=True):
     source: InstanceId | None = None
 
 
+class HomesSet(Struct, frozen=True, tag=True):
+    """From now on requests of the model go to these instances, to that of them that is up and under least pressure.
+    None, or none that is up: where the policy says."""
+
+    model: ModelId
+    instances: tuple[InstanceId, ...]
+
+
 class ModelLoad(Struct, frozen=True):
     """Requests of one model that are decoded, or are to be, and the tokens of all of them."""
 
@@ -119,6 +127,7 @@ Event = (
     | SloSet
     | ModelRemoved
     | MoveModel
+    | HomesSet
     | ForeignLoad
 )
 

@@ -56,6 +56,7 @@ from proxy.routing.events import (
     Ended,
     Event,
     ForeignLoad,
+    HomesSet,
     InstanceDown,
     InstanceUp,
     MessageReceived,
@@ -149,6 +150,8 @@ class Router:
                 self._set_foreign(event)
             case MoveModel():
                 self._move(event)
+            case HomesSet(model, instances):
+                self._homes.set(model, instances)
         if self._moves:
             self._out += self._moves.ended()
         out, self._out = self._out, []
