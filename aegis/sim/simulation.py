@@ -33,7 +33,7 @@ from memory.budget import Budget
 from memory.ledger import Ledger
 from memory.page_arbiter import PATIENCE_NS, PageArbiter
 from prefill.core import PrefillCore
-from proxy.routing.events import InstanceUp, ModelUp
+from proxy.routing.events import InstanceUp, ModelUp, MoveModel
 from proxy.routing.router import Router
 
 PAGE_BYTES = 2 << 20
@@ -134,8 +134,14 @@ class Outcome:
     decisions: list[Decision]
 
 
-def simulate(pool: Pool, arrivals: Iterable[SimRequest], *, decisions: DecisionLog | None = None) -> Outcome:
-    """Simulates until all requests have ended."""
+def simulate(
+    pool: Pool,
+    arrivals: Iterable[SimRequest],
+    *,
+    decisions: DecisionLog | None = None,
+    orders: Iterable[tuple[int, MoveModel]] = (),
+) -> Outcome:
+    """Simulates until all requests have ended. `orders` of users come at their times."""
     agenda, gpu, budget = EventQueue(), pool.gpu_as_wanted(), pool.budget()
     hardware = pool.hardware or gpu.hardware()
     site = Site(memory_bytes=gpu.memory_bytes, left=lambda request: market.left(request))
@@ -164,6 +170,8 @@ def simulate(pool: Pool, arrivals: Iterable[SimRequest], *, decisions: DecisionL
         market.tell(ModelUp(spec, budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)))
     cores = _cores(pool, policy, hardware)
     _bring_up(pool, market, cores, at_once=decisions is not None)
+    for at_ns, order in orders:
+        agenda.at(at_ns, market.tell, order)
     sampler = Sampler(agenda, pool.sample_ns, [core.ledger for core in cores.values()]) if pool.sample_ns else None
     with _uncollected():
         market.run(arrivals)

@@ -142,6 +142,11 @@ class DecodeLists:
         held = self._lists[instance].held.items()
         return tuple([ModelLoad(model, len(of.requests), of.tokens) for model, of in held if of.requests])
 
+    def placed_tokens(self, instance: InstanceId, request: RequestId) -> int:
+        """The tokens that the request had when it was placed there; those that it made since are not counted."""
+        known = self._lists[instance]
+        return known.held[known.models[request]].requests[request]
+
     def instances(self) -> Iterable[InstanceId]:
         return self._lists
 

@@ -411,7 +411,7 @@ class Router:
             at = session.decode
             if session.job.model != model or at is None or not self._moves.leaves(model, at):
                 continue
-            cheaper = kv_is_cheaper(spec, latency, self._hardware, len(session.job.prompt) + len(session.sent))
+            cheaper = kv_is_cheaper(spec, latency, self._hardware, self._decodes.placed_tokens(at, request))
             self._out.append(To(at, HandOver(request, session.job.attempt, with_kv=cheaper)))
             asked.append(request)
         self._moves.ask(model, asked)

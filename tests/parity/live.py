@@ -37,6 +37,7 @@ from prefill.core import PrefillCore
 from proxy.http.market import Delta, Failed, Finished
 from proxy.live.proxy import Proxy
 from proxy.live.sequence_handle import LiveSequenceHandle
+from proxy.routing.events import MoveModel
 from proxy.routing.router import Router
 from tests.parity.conductor import Actor, Conductor
 from tests.parity.stand_ins import (
@@ -67,11 +68,14 @@ class Answer:
 class LiveRun:
     """The same pool as the simulator's, whose decisions are logged."""
 
-    def __init__(self, pool: Pool, arrivals: Sequence[SimRequest]) -> None:
+    def __init__(
+        self, pool: Pool, arrivals: Sequence[SimRequest], orders: Sequence[tuple[int, MoveModel]] = ()
+    ) -> None:
         self.answers: dict[RequestId, Answer] = {}
         self.log = DecisionLog()
         self._pool = pool
         self._arrivals = arrivals
+        self._orders = orders
         self._names = pool.instances()
         self._conductor = Conductor()
         self._specs = {spec.model: spec for spec in pool.specs}
@@ -93,6 +97,8 @@ class LiveRun:
         self._start_instances()
         for wanted in self._arrivals:
             self._conductor.agenda.at(wanted.at_ns, self._loop.happen, self._arrive, wanted)
+        for at_ns, order in self._orders:
+            self._conductor.agenda.at(at_ns, self._loop.happen, self._order, order)
         self._conductor.agenda.run(until_ns)
         for end in self._wire.ends:
             end.deliver([Shutdown()])
@@ -162,6 +168,9 @@ class LiveRun:
         placement = {name: at % count for at, name in enumerate(self._names)}
         idle_ns = NEVER_NS if self._pool.idle_ns is None else self._pool.idle_ns
         return Devices([device] * count, placement, self._conductor, floor_bytes=0, idle_s=idle_ns / NS_PER_S)
+
+    def _order(self, order: MoveModel) -> None:
+        self._proxy.deliver(order)
 
     # --- clients ------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from aegis.sim.market import SimRequest
 from aegis.sim.simulation import PAGE_BYTES, Pool
 from aegis.sim.step_costs import StepCosts
 from decode.policies.least_slack import LeastSlack
+from proxy.routing.events import MoveModel
 
 _UP_NS = 200 * NS_PER_MS  # live instances have come up
 
@@ -42,6 +43,7 @@ class Scenario:
     chunk_tokens: int | None = None  # the shortest piece of prefills that least slack cuts; None: its own
     whole: bool = False  # it cuts none
     reuses: bool = False  # all prompts are alike, as far as they go
+    moves: int = 0  # of models, by users
 
     @property
     def watched(self) -> bool:
@@ -82,6 +84,15 @@ class Scenario:
             prompt, output = 1 + draw.below(self.prompt_max), 1 + draw.below(200)
             arrivals.append(SimRequest(at_ns, model, prompt, output, leaves_ns))
         return arrivals
+
+    def orders(self, seed: int) -> list[tuple[int, MoveModel]]:
+        draw, names = Stream(seed, "parity", "moves"), list(self.pool().instances())
+        targets = [name for name in names if not name.startswith("prefill")]
+        orders = []
+        for at_ns in sorted(_UP_NS + draw.below(self.over_s * NS_PER_S) for _ in range(self.moves)):
+            model = self._spec(draw.below(self.models)).model
+            orders.append((at_ns, MoveModel(model, targets[draw.below(len(targets))])))
+        return orders
 
     def _spec(self, index: int) -> ModelSpec:
         slo = Slo(ttft_ns=NS_PER_S, tbt_ns=100 * NS_PER_MS)

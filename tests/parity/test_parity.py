@@ -51,9 +51,9 @@ RIVALS = sorted(name for name in RECIPES if name != "aegaeon" and "oracle" not i
 def both(scenario: Scenario, seed: int) -> tuple[list[str], list[str]]:
     """The lines of the simulator and of the live run, where clients saw the same. Time goes on in the live run: what
     idle instances are asked for after the last answer is left out."""
-    log, arrivals = DecisionLog(), scenario.arrivals(seed)
-    outcome = simulate(scenario.pool(), arrivals, decisions=log)
-    run = LiveRun(scenario.pool(), arrivals)
+    log, arrivals, orders = DecisionLog(), scenario.arrivals(seed), scenario.orders(seed)
+    outcome = simulate(scenario.pool(), arrivals, decisions=log, orders=orders)
+    run = LiveRun(scenario.pool(), arrivals, orders)
     run.run(outcome.ended_ns + NS_PER_S)
     assert {record.request: record.ended for record in outcome.records} == {
         request: answer.ended for request, answer in run.answers.items()
@@ -121,3 +121,16 @@ def test_rivals_decide_the_same(policy: str) -> None:
     seed = len(SCENARIOS) * SEEDS + RIVALS.index(policy)
     simulated, live = both(Scenario(requests=25, leaving=20, policy=policy), seed)
     assert simulated and not difference(simulated, live)
+
+
+@pytest.mark.parametrize("roles", Roles)
+@pytest.mark.parametrize("policy", ["least-slack", "aegaeon"])
+def test_moves_go_the_same_way(policy: str, roles: Roles) -> None:
+    """With and without KV, which is passed on where it had not arrived."""
+    scenario = Scenario(policy=policy, roles=roles, decodes=2, pages=60, requests=30, over_s=4, leaving=20, moves=12)
+    missing = {"bring m", " there", "hand ", "hands ", "over after", "adopt"}
+    for seed in range(3000, 3000 + PLAYED):
+        simulated, live = both(scenario, seed)
+        assert simulated and not difference(simulated, live), f"seed {seed}"
+        missing -= {what for what in missing if any(what in line for line in simulated)}
+    assert not missing, "nothing of this kind was decided"

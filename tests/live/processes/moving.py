@@ -44,7 +44,7 @@ class Mover:
 
     async def __call__(self, streams: Sequence[Stream]) -> None:
         moving = streams[:STREAMS]
-        step = MAX_TOKENS // (self._moves + 2)
+        step = MAX_TOKENS // (self._moves + 8)  # some streams are ahead of others
         for number in range(self._moves):
             await until(lambda: min(len(s.tokens) for s in moving) >= (number + 1) * step, "the moment to move")  # noqa: B023
             target = INSTANCES[number % 2]
