@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
+from aegis.core.placement_views import PlacementPolicy
 from aegis.core.role import Roles
 from aegis.core.views import DecodePolicy, PrefillOrder, PrefillPolicy, RoundPolicy
 from decode.policies.chunked_prefill import ChunkedPrefill
@@ -31,6 +32,7 @@ from decode.policies.serverlessllm_oracle_sjf import (
 from decode.policies.weighted_round_robin import WeightedRoundRobin
 from prefill.policies.grouped_fcfs import GroupedFcfs
 from prefill.policies.least_slack import LeastSlackPrefill
+from proxy.policies.pressure import Pressure
 
 _PUBLISHED_BYTES_PER_S = 16_600_000_000
 """The artifact's link: it takes 14, 18 and 26 GB at 16 GB/s, which the real images take at this rate on average."""
@@ -79,6 +81,7 @@ class Recipe:
     switch_ns: int | None = None
     equal_copies: bool = False  # a simulated link is shared by all its copies alike, whatever they are for
     divides_memory: bool = False  # among so many instances: none can join
+    placement: Callable[[Site], PlacementPolicy] | None = None  # of models, where they move; None: they do not
     lanes: bool = False  # it is made for devices that are divided
     one_model: bool = False  # its paper serves one
     profiled: bool = False  # a simulated device was profiled before, for guards
@@ -147,6 +150,7 @@ RECIPES: Mapping[str, Recipe] = {
             roles=None,
             prefill=lambda site: _PREFILLS,
             order=_PREFILLS,
+            placement=lambda site: Pressure(),
         ),
         Recipe(
             name="serverlessllm",

@@ -36,7 +36,7 @@ class ModelMoves:
         if model in self._under_way:
             raise UserError(f"{model} is being moved already; try again when that is done")
         under = self._under_way[model] = _Under(set(self._proxies.addresses()))
-        self._homes[model] = (message.target,)
+        self._homes[model] = message.homes or (message.target,)
         try:
             self._proxies.broadcast(message)
             if under.waiting:
@@ -44,6 +44,13 @@ class ModelMoves:
         finally:
             del self._under_way[model]
         return ModelMoved(model, message.target, under.moved, under.replayed, under.why)
+
+    def set_homes(self, message: HomesSet) -> None:
+        if message.instances:
+            self._homes[message.model] = message.instances
+        else:
+            self._homes.pop(message.model, None)
+        self._proxies.broadcast(message)
 
     def answered(self, proxy: ProxyId, answer: ModelMoved) -> None:
         under = self._under_way.get(answer.model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from aegis.core.decision import Decision
 from aegis.core.effects import StreamName
@@ -33,7 +33,8 @@ from memory.budget import Budget
 from memory.ledger import Ledger
 from memory.page_arbiter import PATIENCE_NS, PageArbiter
 from prefill.core import PrefillCore
-from proxy.routing.events import InstanceUp, ModelUp, MoveModel
+from proxy.routing.events import InstanceUp, ModelMoved, ModelUp, MoveModel
+from proxy.routing.placement import Placement
 from proxy.routing.router import Router
 
 PAGE_BYTES = 2 << 20
@@ -60,6 +61,7 @@ class Pool:
     keep_spans: bool = False
     explains: bool = False  # all that its cores decide
     reuses: bool = False  # KV of requests that have ended
+    migrates: bool = False  # placement moves models with their requests, where the recipe has one
     lanes: bool = False  # instances may divide their devices, where policies do
     sample_ns: int = 0  # look at the host's slabs so often; 0: never
 
@@ -132,6 +134,7 @@ class Outcome:
     ended_ns: int
     samples: list[HostUse]
     decisions: list[Decision]
+    moves: list[ModelMoved] = field(default_factory=list)
 
 
 def simulate(
@@ -165,6 +168,7 @@ def simulate(
         decisions=decisions,
         slab_bytes=pool.slab_bytes,
         reuses=pool.reuses,
+        placement=_placement(pool, site, hardware),
     )
     for spec in pool.specs:
         market.tell(ModelUp(spec, budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)))
@@ -178,7 +182,14 @@ def simulate(
     counters = {name: asdict(core.counters) for name, core in cores.items()}
     samples = sampler.samples if sampler else []
     spans = market.spans or []
-    return Outcome(market.records, market.switches, spans, counters, agenda.now_ns, samples, market.decided)
+    return Outcome(
+        market.records, market.switches, spans, counters, agenda.now_ns, samples, market.decided, market.moves
+    )
+
+
+def _placement(pool: Pool, site: Site, hardware: Hardware) -> Placement | None:
+    made = pool.recipe.placement
+    return Placement(made(site), hardware) if pool.migrates and made else None
 
 
 def _divided(gpu: GpuSpec, specs: Mapping[ModelId, ModelSpec]) -> DividedCompute:
@@ -255,9 +266,10 @@ def _bring_up(
             by_layers=pool.recipe.by_layers,
             skips_kept=role is Role.PREFILL and not pool.reuses,
         )
-        market.join(instance, device.arbiter)
+        market.join(instance, device.arbiter, device=at % len(devices), memory_bytes=pool.gpu.memory_bytes)
         if reports or at_once:
             instance.add_models()
         market.tell(InstanceUp(name, role))
     if reports:
         market.watch()
+    market.place()

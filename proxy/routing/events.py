@@ -83,12 +83,14 @@ class ModelRemoved(Struct, frozen=True, tag=True):
 
 
 class MoveModel(Struct, frozen=True, tag=True):
-    """The model's requests go on at `target`, those that come too. `source` None: from wherever they are. Answered by
-    `ModelMoved`, once; a later move of the model takes the place of one under way."""
+    """The model's requests go on at `target`, those at `source` or, without one, those that are anywhere else. Once the
+    target holds the model, those that come go to `homes`; none: to the target. Answered by `ModelMoved`, once; a later
+    move of the model takes the place of one under way."""
 
     model: ModelId
     target: InstanceId
     source: InstanceId | None = None
+    homes: tuple[InstanceId, ...] = ()
 
 
 class HomesSet(Struct, frozen=True, tag=True):

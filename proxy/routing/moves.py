@@ -46,6 +46,7 @@ class Homes:
 class _Move:
     target: InstanceId
     source: InstanceId | None
+    homes: tuple[InstanceId, ...]
     asked: set[RequestId] | None = None  # who are to be handed over and have not been; None: the target brings it in
     moved: int = 0
     replayed: int = 0
@@ -67,13 +68,13 @@ class Moves:
     def begin(self, event: MoveModel) -> list[ModelMoved]:
         """Ends the one under way, if there is one: who was asked for it goes on where requests of the model go then."""
         before = self._moves.get(event.model)
-        self._moves[event.model] = _Move(event.target, event.source)
+        self._moves[event.model] = _Move(event.target, event.source, event.homes or (event.target,))
         return [before.report(event.model, "another move took its place")] if before else []
 
-    def brought_in(self, model: ModelId, target: InstanceId) -> bool:
-        """Whether requests are to be handed over now."""
+    def brought_in(self, model: ModelId, target: InstanceId) -> tuple[InstanceId, ...]:
+        """Where requests that come are to go, if others are to be handed over now."""
         move = self._moves.get(model)
-        return move is not None and move.target == target and move.asked is None
+        return move.homes if move and move.target == target and move.asked is None else ()
 
     def leaves(self, model: ModelId, instance: InstanceId) -> bool:
         """Whether requests there are to be handed over."""

@@ -42,6 +42,7 @@ from aegis.core.messages import (
     Tokens,
 )
 from aegis.core.model import ModelSpec, Slo
+from aegis.core.placement_views import PlacedLoad
 from aegis.core.request import FinishReason, Token
 from aegis.core.role import Role
 from aegis.core.views import MAX_BATCH, DecodePolicy, PrefillPolicy, Work
@@ -72,6 +73,7 @@ from proxy.routing.events import (
 )
 from proxy.routing.first_tokens import FirstTokens
 from proxy.routing.moves import Homes, Moves, kv_is_cheaper
+from proxy.routing.pool_sample import Arrivals, ModelSample, loads_of, model_samples
 from proxy.routing.prefill_queues import PrefillQueues
 from proxy.routing.reasons import PlaceReasons, refusal
 from proxy.routing.sessions import BEFORE_FIRST_TOKEN, MAX_LOSSES, MAX_REPLAYS, Handle, Session
@@ -112,6 +114,7 @@ class Router:
         self._now_ns = 0  # of the event
         self._tokenless: deque[RequestId] = deque()  # in order of arrival; some have a token by now, or have ended
         self._handles: dict[tuple[RequestId, int], Handle] = {}  # adopted and not released
+        self._arrivals = Arrivals()
         self._homes = Homes()
         self._moves = Moves()
         self._out: list[Effect] = []
@@ -124,6 +127,7 @@ class Router:
                 self._on_message(event.instance, event.message, now_ns)
             case RequestArrived(job, first_choice):
                 assert job.request not in self._sessions
+                self._arrivals.add(job.model, len(job.prompt))
                 self._sessions[job.request] = Session(job, first_choice=first_choice, sent=list(job.sent))
                 self._give_up_late(job.request, now_ns)
                 self._place(job.request)
@@ -174,6 +178,10 @@ class Router:
         ttft_ns = min(self._ttft_ns.values(), default=1)
         queues = {name: 1_000_000 * self._prefills.load_ns(name) // ttft_ns for name in self._prefills.instances()}
         return queues | {name: self._decodes.load_ppm(name) for name in self._decodes.instances()}
+
+    def sample(self) -> tuple[tuple[ModelSample, ...], dict[InstanceId, tuple[PlacedLoad, ...]]]:
+        """Models that serve, as this proxy knows them, and what all requests want of the instances that decode."""
+        return model_samples(self._specs, self._latency, self._arrivals), loads_of(self._decodes)
 
     def waiting_before(self, request: RequestId) -> int | None:
         """The number of this proxy's earlier requests that wait at the same place for their first token; None if the
@@ -403,9 +411,10 @@ class Router:
 
     def _hand_over(self, model: ModelId, target: InstanceId) -> None:
         """The target has the model there, or has to wait for its turn: its requests leave where they are."""
-        if not self._moves.brought_in(model, target):
+        homes = self._moves.brought_in(model, target)
+        if not homes:
             return
-        self._homes.set(model, (target,))
+        self._homes.set(model, homes)
         spec, latency, asked = self._specs[model], self._latency[model], list[RequestId]()
         for request, session in self._sessions.items():
             at = session.decode
@@ -525,6 +534,7 @@ class Router:
             self._end(request, Step.FAIL, message=f"model '{model}' {why}")
         self._moves.forget(model)
         self._homes.set(model, ())
+        self._arrivals.forget(model)
         self._decodes.forget(model)
         self._latency.pop(model, None)
         self._ttft_ns.pop(model, None)
