@@ -109,14 +109,13 @@ class Pressure:
 
 def _placed(view: PlacementView, instance: InstanceView) -> list[_Placed]:
     """Prompts are taken to come where the homes of their model are, the same share to each."""
+    loads = {load.model: load for load in instance.loads if load.model in view.models}
+    at_home = [model.model for model in view.models.values() if instance.instance in model.homes]
     placed = []
-    for load in instance.loads:
-        model = view.models.get(load.model)
-        if model is None:
-            continue
-        homes = model.homes or (instance.instance,)
-        share = model.prefill_ppm // len(homes) if instance.instance in homes else 0
-        placed.append(_Placed(instance.instance, load, share))
+    for name in dict.fromkeys([*loads, *at_home]):
+        homes = view.models[name].homes or (instance.instance,)
+        share = view.models[name].prefill_ppm // len(homes) if instance.instance in homes else 0
+        placed.append(_Placed(instance.instance, loads.get(name) or PlacedLoad(name, 0, 0, 0, 0, 0), share))
     return placed
 
 

@@ -9,7 +9,7 @@ held against time and costs:
     relieved of is more than the copies of weights and KV take.
 (3) One model moves at a time, and then none for `settled_ns`. Where requests only come to other instances, nothing is
     waited for.
-(4) Weights of a model that had no request for `idle_ns` leave the instances that had some, if the policy says so.
+(4) Weights of a model that had no request for `idle_ns` leave all instances, once, if the policy says so.
 
 Laws: (L1) each move is answered before the next one begins; (L2) no change names an instance or a model that the last
 sample has not; (L3) under constant loads changes come to an end, if the policy's do.
@@ -73,7 +73,7 @@ class Placement:
         self._hardware = hardware
         self._window: deque[tuple[int, Mapping[ModelId, _Traffic]]] = deque()
         self._homes: dict[ModelId, tuple[InstanceId, ...]] = {}
-        self._seen_at: dict[ModelId, tuple[InstanceId, ...]] = {}  # where it had requests since its weights left
+        self._evicted: set[ModelId] = set()  # since it was used last
         self._used_ns: dict[ModelId, int] = {}
         self._wanted: tuple[ModelId, tuple[InstanceId, ...]] | None = None  # what comes first
         self._since_ns = 0  # it has
@@ -145,9 +145,10 @@ class Placement:
             return []
         evicted: list[Effect] = []
         for model, used_ns in self._used_ns.items():
-            if now_ns - used_ns < idle_ns or model == self._moving:
+            if now_ns - used_ns < idle_ns or model == self._moving or model in self._evicted:
                 continue
-            evicted += [Evict(model, name) for name in self._seen_at.pop(model, ()) if name in view.instances]
+            self._evicted.add(model)
+            evicted += [Evict(model, name) for name in view.instances]
             if self._homes.pop(model, None):
                 evicted.append(HomesSet(model, ()))
         return evicted
@@ -162,13 +163,12 @@ class Placement:
         self._window.append((now_ns, traffic))
         while len(self._window) > 2 and now_ns - self._window[1][0] >= self._rules.window_ns:
             self._window.popleft()
-        requests, tokens = dict.fromkeys(samples, 0), dict.fromkeys(samples, 0)
+        requests = dict.fromkeys(samples, 0)
         for instance in instances.values():
             for load in instance.loads:
                 if load.model in samples:
                     requests[load.model] += load.requests
-                    tokens[load.model] += load.tokens
-        self._note(samples, instances, requests, now_ns)
+        self._note(samples, requests, now_ns)
         names = sorted(samples)
         return PlacementView(
             {name: instances[name] for name in sorted(instances)},
@@ -205,23 +205,15 @@ class Placement:
         ]
         return tuple([name for _, name in sorted(there)])
 
-    def _note(
-        self,
-        samples: Mapping[ModelId, ModelSample],
-        instances: Mapping[InstanceId, InstanceView],
-        requests: Mapping[ModelId, int],
-        now_ns: int,
-    ) -> None:
-        """Which models are in use, and where; those that were removed are forgotten."""
+    def _note(self, samples: Mapping[ModelId, ModelSample], requests: Mapping[ModelId, int], now_ns: int) -> None:
+        """Which models are in use; those that were removed are forgotten."""
         for model in [model for model in self._used_ns if model not in samples]:
             del self._used_ns[model]
             self._homes.pop(model, None)
-            self._seen_at.pop(model, None)
+            self._evicted.discard(model)
         before = self._window[-2][1] if len(self._window) > 1 else {}
         for model, sample in samples.items():
             asked = model not in before or before[model].requests != sample.requests
             if requests[model] or asked or model not in self._used_ns:
                 self._used_ns[model] = now_ns
-            there = [each.instance for each in instances.values() if any(load.model == model for load in each.loads)]
-            if there:
-                self._seen_at[model] = tuple(sorted({*self._seen_at.get(model, ()), *there}))
+                self._evicted.discard(model)
