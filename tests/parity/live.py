@@ -19,6 +19,7 @@ from aegis.core.role import Role
 from aegis.instance.parts import InstanceParts
 from aegis.instance.process import Instance
 from aegis.launcher.live_market import LocalNode
+from aegis.launcher.placing import Placing
 from aegis.models.sources import Source
 from aegis.node.devices import Devices
 from aegis.node.node import Node
@@ -89,6 +90,7 @@ class LiveRun:
         self._clients: list[asyncio.Task[None]] = []
         self._node: Node
         self._proxy: Proxy
+        self._core: Router
         self._serving: asyncio.Task[None]
 
     def run(self, until_ns: int) -> None:
@@ -127,10 +129,15 @@ class LiveRun:
             self._loop.end()
 
     async def _until_stopped(self, devices: Devices) -> None:
-        await asyncio.gather(self._node.listen(), self._proxy.listen(), devices.watch())
+        made = self._pool.recipe.placement
+        placing = []
+        if made and self._pool.migrates:
+            policy, hardware = made(self._site), self._pool.gpu.hardware()
+            placing = [Placing(self._node, self._core, policy, hardware, self._conductor).run()]
+        await asyncio.gather(self._node.listen(), self._proxy.listen(), devices.watch(), *placing)
 
     def _make_proxy(self, node: Node) -> Proxy:
-        core = Router(
+        core = self._core = Router(
             self._pool.recipe.prefill(self._site),
             self._policy,
             self._pool.gpu.hardware(),

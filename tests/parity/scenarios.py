@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.model import ModelSpec, Slo
+from aegis.core.placement_views import PlacementPolicy
 from aegis.core.rng import Stream
 from aegis.core.role import Roles
 from aegis.core.views import Renewal, TurnRules
-from aegis.policies import Recipe, recipe
+from aegis.policies import Recipe, Site, recipe
 from aegis.sim.faults.fake_models import make_spec
 from aegis.sim.gpu_costs import GpuSpec
 from aegis.sim.market import SimRequest
@@ -44,6 +46,7 @@ class Scenario:
     whole: bool = False  # it cuts none
     reuses: bool = False  # all prompts are alike, as far as they go
     moves: int = 0  # of models, by users
+    placement: Callable[[Site], PlacementPolicy] | None = None  # of models, by load
 
     @property
     def watched(self) -> bool:
@@ -56,6 +59,7 @@ class Scenario:
         if self.chunk_tokens is not None or self.whole:
             rules = TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=self.chunk_tokens)
             chosen = replace(chosen, policy=lambda site: LeastSlack(rules=rules))
+        chosen = replace(chosen, placement=self.placement)
         return Pool(
             gpu=self._gpu(specs),
             specs=specs,
@@ -68,6 +72,7 @@ class Scenario:
             keep_times=True,
             explains=True,
             reuses=self.reuses,
+            migrates=self.placement is not None,
         )
 
     def _instances(self, chosen: Recipe) -> dict[str, int]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from aegis.core.clock import NS_PER_MS, NS_PER_S
+from aegis.core.placement_views import PlacementPolicy, PlacementRules
 from aegis.core.role import Roles
-from aegis.policies import RECIPES
+from aegis.policies import RECIPES, Site
 from aegis.sim.simulation import simulate
 from aegis.telemetry.decisions import DecisionLog
+from proxy.policies.kvpr import KvPressureRatio
+from proxy.policies.pressure import Pressure
 from tests.long_forms import LONG
 from tests.parity.live import LiveRun
 from tests.parity.scenarios import Scenario
@@ -130,6 +134,27 @@ def test_moves_go_the_same_way(policy: str, roles: Roles) -> None:
     scenario = Scenario(policy=policy, roles=roles, decodes=2, pages=60, requests=30, over_s=4, leaving=20, moves=12)
     missing = {"bring m", " there", "hand ", "hands ", "over after", "adopt"}
     for seed in range(3000, 3000 + PLAYED):
+        simulated, live = both(scenario, seed)
+        assert simulated and not difference(simulated, live), f"seed {seed}"
+        missing -= {what for what in missing if any(what in line for line in simulated)}
+    assert not missing, "nothing of this kind was decided"
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        lambda site: Pressure(short_ppm=60_000, spare_ppm=40_000, rules=PlacementRules(settled_ns=NS_PER_S)),
+        lambda site: KvPressureRatio(),
+    ],
+    ids=["pressure", "kvpr"],
+)
+def test_models_are_placed_alike(placement: Callable[[Site], PlacementPolicy]) -> None:
+    """Where models move by load, and home."""
+    scenario = Scenario(
+        policy="least-slack", decodes=2, pages=60, requests=60, over_s=20, leaving=20, placement=placement
+    )
+    missing = {"bring m", "hands ", "its model was placed there"}
+    for seed in range(4000, 4000 + PLAYED):
         simulated, live = both(scenario, seed)
         assert simulated and not difference(simulated, live), f"seed {seed}"
         missing -= {what for what in missing if any(what in line for line in simulated)}
